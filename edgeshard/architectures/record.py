@@ -138,7 +138,8 @@ class BlockStyle:
     "" where there is one for all, None for a block without positions. `unit_offset` norms multiply by 1 + weight in
     float32, those `rounded_last` by the weight in float32, others by the weight in the model's dtype. `softcap` caps
     scores: cap * tanh(scores / cap). What attention and the MLP add to the sum is multiplied by `residual_scale`.
-    `routing` is for mixtures; with a `clamp` their experts have no `activation`.
+    `routing` is for mixtures; with a `clamp` their experts have no `activation`. `values_normed` are a head's values
+    over their root mean square.
     """
 
     eps: float
@@ -151,6 +152,7 @@ class BlockStyle:
     residual_scale: float = 1.0
     routing: Routing | None = None
     clamp: Clamp | None = None
+    values_normed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,6 +218,42 @@ class MixtureMlp(nn.Module):
         return result + shared
 
 
+class MixtureBeside(nn.Module):
+    """A mixture whose experts are added to what the block's MLP gives, each of the two normed by itself.
+
+    Router and experts see the sum before the MLP's norm; the router's own norm has no weight, and its inputs and each
+    expert's share have factors.
+    """
+
+    def __init__(self, shapes: Shapes, options: BlockOptions) -> None:
+        super().__init__()
+        assert options.style.routing is not None
+        self.routing = options.style.routing
+        (count, hidden), inner = shapes["beside.router.weight"], shapes["beside.experts.0.down_proj.weight"][1]
+        self.router = Projection((count,), hidden)
+        self.input_scale = nn.Parameter(torch.empty(hidden, device="meta"), requires_grad=False)
+        self.expert_scale = nn.Parameter(torch.empty(count, device="meta"), requires_grad=False)
+        self.input_norm, self.output_norm, self.mlp_norm = (_norm(hidden, options) for _ in range(3))
+        kinds = options.expert_integers or (options.integers,) * count
+        gating = _gating(options.style)
+        self.experts = Experts(GatedMlp(inner, hidden, gating, integers=kind) for kind in kinds)
+        self._eps, self._root = options.style.eps, hidden**-0.5
+
+    def forward(self, x: torch.Tensor, by_mlp: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] from the sum before the MLP and from what the MLP gives, both [T, hidden]."""
+        logits = self.router(bare_norm(x, self._eps) * self.input_scale * self._root)
+        chosen, shares = routed(logits, self.routing, None, torch.float32)
+        mixed = self.experts(self.input_norm(x), chosen, shares * self.expert_scale[chosen])
+        result: torch.Tensor = self.mlp_norm(by_mlp) + self.output_norm(mixed)
+        return result
+
+
+def bare_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / rms(x) over the last dimension."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rms_norm(rows, rows.new_ones(rows.shape[1]), eps)[0].view(x.shape)
+
+
 def routed(
     logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -254,7 +290,7 @@ class Block(nn.Module):
         super().__init__()
         self.layer_idx = layer_idx
         self.options = options
-        hidden, heads = options.hidden_size, options.heads
+        hidden = options.hidden_size
         self.linear_attn: DeltaMixer | None = None
         self.q_norm: RmsNorm | None = None
         self.k_norm: RmsNorm | None = None
@@ -266,6 +302,11 @@ class Block(nn.Module):
         else:
             self._make_attention(shapes)
         self.mlp = _mlp(shapes, options)
+        self.beside = MixtureBeside(shapes, options) if "beside.router.weight" in shapes else None
+        self.layer_scalar: nn.Parameter | None = None
+        """A factor [1] of the sum behind the block."""
+        if "layer_scalar" in shapes:
+            self.layer_scalar = nn.Parameter(torch.empty(1, device="meta"), requires_grad=False)
         self.input_layernorm = _norm(hidden, options) if "input_layernorm.weight" in shapes else None
         self.post_attention_layernorm = _norm(hidden, options)
         self.pre_feedforward_layernorm: RmsNorm | None = None
@@ -275,16 +316,18 @@ class Block(nn.Module):
         if "post_feedforward_layernorm.weight" in shapes:
             self.post_feedforward_layernorm = _norm(hidden, options)
         self._scoring = Scoring(options.style.scaling, options.window or 0, options.style.softcap or 0.0)
-        self._query_rows = slice(0, heads)
-        self._key_rows = slice(heads, heads + options.kv_heads)
-        self._value_rows = slice(heads + options.kv_heads, heads + 2 * options.kv_heads)
 
     def _make_attention(self, shapes: Shapes) -> None:
         """The parts of attention; gates come behind keys and values where queries have them."""
         options = self.options
         hidden, integers = options.hidden_size, options.integers
         query, key_value = options.heads * options.head_dim, options.kv_heads * options.head_dim
-        parts = [query, key_value, key_value]
+        heads, kv_heads, parts = options.heads, options.kv_heads, [query, key_value]
+        self._query_rows, self._key_rows = slice(0, heads), slice(heads, heads + kv_heads)
+        self._value_rows = self._key_rows
+        if {"self_attn.v_proj.weight", "self_attn.qkv_proj.weight"} & shapes.keys():
+            self._value_rows = slice(heads + kv_heads, heads + 2 * kv_heads)
+            parts.append(key_value)
         if shapes.get("self_attn.q_proj.weight", (query,))[0] == 2 * query:
             self.gate_row = sum(parts)
             parts.append(query)
@@ -299,8 +342,9 @@ class Block(nn.Module):
 
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor | None, rotary: Rotary | None, step: StepAttention
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(this block's last addend, the sum before it), both [T, hidden]: the next block's norm does the addition.
+        Where the sum has a factor, it is the addend and there is no other.
 
         A family has norms before attention and MLP, behind them, or both.
         """
@@ -315,15 +359,22 @@ class Block(nn.Module):
             attended, before_mlp = self.post_attention_layernorm(attended), self.pre_feedforward_layernorm
         normed, residual = _added(before_mlp, self._scaled(attended), residual)
         addend = self.mlp(normed)
+        if self.beside is not None:
+            addend = self.beside(residual, addend)
         if self.post_feedforward_layernorm is not None:
             addend = self.post_feedforward_layernorm(addend)
-        return self._scaled(addend), residual
+        addend = self._scaled(addend)
+        if self.layer_scalar is not None:
+            return (residual + addend) * self.layer_scalar, None
+        return addend, residual
 
     def native(self) -> NativeBlock | None:
         """This block for `run_blocks`, once it is filled; None where it has parts that are not for the native call."""
         options, mlp = self.options, self.mlp
         style = options.style
         if style.unit_offset or style.rounded_last or style.softcap is not None or self.sinks is not None:
+            return None
+        if style.values_normed or self.beside is not None or self.layer_scalar is not None:
             return None
         if not isinstance(mlp, GatedMlp) or not mlp.is_silu:
             return None
@@ -353,9 +404,11 @@ class Block(nn.Module):
         return addend if scale == 1.0 else addend * scale
 
     def _attend(self, normed: torch.Tensor, rotary: Rotary | None, step: StepAttention) -> torch.Tensor:
-        rows = self.qkv(normed)
-        qkv = rows.view(len(normed), -1, self.options.head_dim)
+        options, rows = self.options, self.qkv(normed)
+        qkv = rows.view(len(normed), -1, options.head_dim)
         query, key, value = qkv[:, self._query_rows], qkv[:, self._key_rows], qkv[:, self._value_rows]
+        if options.style.values_normed:
+            value = bare_norm(value, options.style.eps)  # before the norm of keys, which the values may be
         if self.q_norm is not None and self.k_norm is not None:
             # Back into their places: the kernels want keys and values alike in memory.
             query.copy_(_normed(self.q_norm, query))
@@ -420,12 +473,12 @@ def pieces_of(name: str, block: Block) -> list[Piece]:
     if name in attention:
         return [Piece(*attention[name])]
     path, _, part = name.rpartition(".")
-    if not path.startswith("mlp"):  # a norm, or a router's correction
-        return []
     if name == "mlp.gate":
         return [Piece("mlp.router")]
-    if name == "mlp.shared_expert_gate":
+    if name in ("mlp.shared_expert_gate", "beside.router"):
         return [Piece(name)]
+    if not path.startswith(("mlp", "beside.experts")):  # a norm, or a router's correction
+        return []
     mlp: Any = block.get_submodule(path)
     projection, first_row = mlp.place(part)
     return [Piece(f"{path}.{projection}", first_row)]

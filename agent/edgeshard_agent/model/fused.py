@@ -88,9 +88,7 @@ class FusedModules(DecoderModules):
         return Block(self._shapes(index), self._options(index), index)
 
     def _rotary_embedding(self) -> RotaryFrequencies:
-        rope, shape = self.context.architecture.rope, self.context.shape
-        assert rope is not None  # our blocks have no other positions
-        return RotaryFrequencies(rope.rotations(self.context.decoder.fields, shape.head_dim, shape.max_context))
+        return RotaryFrequencies(self.context.decoder.rotations())
 
     def _final_norm(self) -> torch.nn.Module:
         return RmsNorm(self.context.shape.hidden_size, self._ends.eps, self._ends.unit_offset, self._ends.rounded_last)
@@ -104,11 +102,12 @@ class FusedModules(DecoderModules):
     def _options(self, layer: int) -> BlockOptions:
         context, shape = self.context, self.context.shape
         runs: Any = context.architecture.runs
+        own = shape.kv_of(layer)
         return BlockOptions(
             style=runs.style(context.decoder.fields, shape, layer),
             heads=shape.attention_heads,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
+            kv_heads=own.heads,
+            head_dim=own.head_dim,
             hidden_size=shape.hidden_size,
             window=self._windows[layer],
             states=shape.states[layer] if shape.states else (),

@@ -65,6 +65,14 @@ def _linear(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, fl
     return 1.0 / periods / rotation.options["factor"], 1.0
 
 
+def _proportional(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """The first pairs of a head turn as by their share of the whole head, those behind them by nothing."""
+    turning = int(rotation.options["partial_rotary_factor"] * rotation.dims // 2)
+    frequencies = 1.0 / periods / rotation.options.get("factor", 1.0)
+    frequencies[turning:] = 0.0
+    return frequencies, 1.0
+
+
 def _llama3(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, float]:
     """Waves that went round often within the first context stay, the rare ones are stretched, those between blend."""
     options = rotation.options
@@ -112,6 +120,7 @@ _BY_KIND: dict[str, Callable[[Rotation, torch.Tensor], tuple[torch.Tensor, float
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,
+    "proportional": _proportional,
     "yarn": _yarn,
 }
-"""`edgeshard.architectures.rope.STATIC`."""
+"""Those of `edgeshard.architectures.rope`."""

@@ -36,10 +36,8 @@ ROWS = [name for name in VARIANTS if isinstance(decoder_of(name).architecture.ru
 
 def assert_as_in_transformers(config: dict[str, Any]) -> None:
     decoder = read_config(config)
-    rope, shape = decoder.architecture.rope, decoder.shape
-    assert rope is not None
     theirs: Any = getattr(library_of(decoder), decoder.architecture.library.rotary_class)(library_config(decoder))
-    rotations = rope.rotations(decoder.fields, shape.head_dim, shape.max_context)
+    rotations = decoder.rotations()
     ours = RotaryFrequencies(rotations)
     for kind in rotations:
         prefix = f"{kind}_" if kind else ""
@@ -125,6 +123,23 @@ def test_queries_within_the_trained_context_stay_as_they_are() -> None:
 )
 def test_by_layer_type(given: dict[str, Any]) -> None:
     assert_as_in_transformers(BASE | {"model_type": "gemma3_text"} | given)
+
+
+PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 1e5, "partial_rotary_factor": 0.3, "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"rope_parameters": {"full_attention": PROPORTIONAL, "sliding_attention": {"rope_type": "default"}}},
+    ],
+    ids=str,
+)
+def test_of_gemma4(given: dict[str, Any]) -> None:
+    for entry in given.get("rope_parameters", {}).values():
+        entry.setdefault("rope_theta", 5e3)
+    assert_as_in_transformers(BASE | {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0} | given)
 
 
 @pytest.mark.parametrize(
