@@ -109,7 +109,7 @@ class Rope:
         kind = entry.get("rope_type", entry.get("type", "default"))
         theta = entry.get("rope_theta") or fields.number(theta_key, default_theta)
         share = entry.get("partial_rotary_factor") or fields.number("partial_rotary_factor")
-        options = {"original_max_position_embeddings": max_context} if kind in _WITH_CONTEXT else {}
+        options: dict[str, Any] = {"original_max_position_embeddings": max_context} if kind in _WITH_CONTEXT else {}
         dims = int(head_dim * share)
         if kind == _PROPORTIONAL:  # all of a head turns, some of it by nothing
             dims, options = head_dim, {**options, "partial_rotary_factor": share}
