@@ -12,6 +12,7 @@ from edgeshard.architectures.limits import MAX_CONTEXT, MAX_LAYERS, MAX_SIZE, MA
 from edgeshard.architectures.parts import check_experts, even_split, expert_count
 from edgeshard.architectures.record import Architecture
 from edgeshard.architectures.registry import ARCHITECTURES, NESTED, REFUSED, find
+from edgeshard.architectures.rope import Rotation
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.domain.models.dtypes import ExpertWidths, Quantisation
 
@@ -36,6 +37,19 @@ class Decoder:
         """The most positions that a token of each block sees, its own included; 0 for all positions before it."""
         rule, layers = self.architecture.windows, self.shape.layer_count
         return (0,) * layers if rule is None else rule.sizes(self.fields, layers)
+
+    def rotations(self) -> dict[str, Rotation]:
+        """The rotary embedding of each layer type, or of all layers under "", of a family that has any.
+
+        Layers of one type have heads of one width.
+        """
+        rope, windows, shape = self.architecture.rope, self.architecture.windows, self.shape
+        assert rope is not None
+        widths: dict[str, int] = {}
+        if rope.by_layer_type and windows is not None:
+            types = windows.layer_types(self.fields, shape.layer_count)
+            widths = {kind: shape.kv_of(layer).head_dim for layer, kind in enumerate(types)}
+        return rope.rotations(self.fields, shape.head_dim, shape.max_context, widths)
 
 
 def parse_config(config: Mapping[str, Any]) -> ModelShape:

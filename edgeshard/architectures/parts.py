@@ -204,7 +204,7 @@ def scaled_ends(fields: ConfigFields, shape: ModelShape) -> Ends:
     )
 
 
-def gemma_ends(unit_offset: bool = False) -> MakeEnds:
+def gemma_ends(unit_offset: bool = False, rounded_last: bool = False) -> MakeEnds:
     """Embeddings multiplied by the root of their width, and capped logits."""
 
     def ends(fields: ConfigFields, shape: ModelShape) -> Ends:
@@ -213,6 +213,7 @@ def gemma_ends(unit_offset: bool = False) -> MakeEnds:
             embedding_scale=shape.hidden_size**0.5,
             rounded=True,
             unit_offset=unit_offset,
+            rounded_last=rounded_last,
             logit_cap=fields.optional_number("final_logit_softcapping"),
         )
 

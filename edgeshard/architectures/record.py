@@ -120,13 +120,26 @@ class Routing:
 
 
 @dataclass(frozen=True, slots=True)
+class Clamp:
+    """The gating gate * sigmoid(alpha * gate) * (up + 1), with the gate at most `limit` and up within it on both sides.
+
+    Rows of the two come in turn.
+    """
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
 class BlockStyle:
     """The properties of a block that its tensors do not show, for blocks of the agent's own.
 
     `scaling` multiplies the scores of attention. `rotary` is the type of layer whose rotary embedding the block uses,
     "" where there is one for all, None for a block without positions. `unit_offset` norms multiply by 1 + weight in
-    float32, others by the weight in the model's dtype. `softcap` caps scores: cap * tanh(scores / cap). What attention
-    and the MLP add to the sum is multiplied by `residual_scale`. `routing` is for mixtures.
+    float32, those `rounded_last` by the weight in float32, others by the weight in the model's dtype. `softcap` caps
+    scores: cap * tanh(scores / cap). What attention and the MLP add to the sum is multiplied by `residual_scale`.
+    `routing` is for mixtures; with a `clamp` their experts have no `activation`. `values_normed` are a head's values
+    over their root mean square.
     """
 
     eps: float
@@ -134,9 +147,12 @@ class BlockStyle:
     activation: str
     rotary: str | None = ""
     unit_offset: bool = False
+    rounded_last: bool = False
     softcap: float | None = None
     residual_scale: float = 1.0
     routing: Routing | None = None
+    clamp: Clamp | None = None
+    values_normed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +160,15 @@ class Ends:
     """The computing before the first block and behind the last.
 
     Embeddings are multiplied by `embedding_scale`, which is rounded to the model's dtype first where it is `rounded`.
-    The final norm has `eps`. Logits are divided by `logit_divisor`, then capped: cap * tanh(logits / cap).
+    The final norm has `eps` and the form of a block's. Logits are divided by `logit_divisor`, then capped:
+    cap * tanh(logits / cap).
     """
 
     eps: float
     embedding_scale: float = 1.0
     rounded: bool = False
     unit_offset: bool = False
+    rounded_last: bool = False
     logit_divisor: float = 1.0
     logit_cap: float | None = None
 

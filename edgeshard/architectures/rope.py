@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields, shown
@@ -20,6 +21,8 @@ _NEEDED = {
 STATIC = frozenset(_NEEDED)
 
 
+_PROPORTIONAL = "proportional"
+_NO_WIDTHS: Mapping[str, int] = MappingProxyType({})
 _WITH_CONTEXT = frozenset({"yarn", "llama3"})
 """Rotary types whose frequencies depend on the context of the first training."""
 
@@ -30,12 +33,15 @@ class Rotation:
 
     `options` are the other entries of config.json for it, such as the factor. Types that need it find there the
     context of the first training, `original_max_position_embeddings`.
+
+    Queries are multiplied by 1 + growth ln(1 + n) behind the n-th time that positions passed that context.
     """
 
     kind: str
     theta: float
     dims: int
     options: Mapping[str, Any]
+    growth: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,9 @@ class Rope:
     With `partial`, an embedding may turn a part of each head only. With `by_layer_type`, config.json gives one for each
     type of layer. `zeros` are keys whose number may be 0, `unread` keys that do not matter. `theta` and `sliding_theta`
     (by layer type, for layers with a window) are the bases that transformers assumes where config.json leaves them out;
-    only families on the agent's own blocks need them. With a `switch`, a key and its value, there are none without it.
+    `assumed` is the entry that it assumes where there is none, by layer type too. Only families on the agent's own
+    blocks need these. `growth` is the entry's key for how much queries grow (`Rotation`). With a `switch`, a key and
+    its value, there are none without it.
     """
 
     kinds: frozenset[str] = STATIC
@@ -55,20 +63,26 @@ class Rope:
     unread: frozenset[str] = frozenset()
     theta: float = 10_000.0
     sliding_theta: float = 10_000.0
+    assumed: Mapping[str, Any] = field(default_factory=dict)
+    growth: str = ""
     switch: tuple[str, str] | None = None
 
     def turns(self, fields: ConfigFields) -> bool:
         """Whether there is a rotary embedding at all."""
         return self.switch is None or fields.values.get(self.switch[0]) == self.switch[1]
 
-    def rotations(self, fields: ConfigFields, head_dim: int, max_context: int) -> dict[str, Rotation]:
+    def rotations(
+        self, fields: ConfigFields, head_dim: int, max_context: int, widths: Mapping[str, int] = _NO_WIDTHS
+    ) -> dict[str, Rotation]:
         """The rotary embedding of each layer type, or of all layers under "", of a config that `check` lets through.
 
-        Where two entries contradict each other, the one that transformers takes wins.
+        `widths` are those of heads of layer types where they are not `head_dim`. Where two entries contradict each
+        other, the one that transformers takes wins.
         """
         values = fields.values
         scaling = values.get("rope_scaling") or {}
-        given = values.get("rope_parameters") or {}
+        given = values.get("rope_parameters")
+        given = self.assumed if given is None else given
         if not self.by_layer_type:
             entry = dict(scaling or given)
             if (trained := values.get("original_max_position_embeddings")) is not None:
@@ -76,9 +90,11 @@ class Rope:
             return {"": self._rotation(fields, entry, "rope_theta", self.theta, head_dim, max_context)}
         full = {"rope_type": "default"} if not given else given.get(FULL) or {"rope_type": "default"}
         sliding = given.get(SLIDING) or {}
+        of_full, of_sliding = widths.get(FULL, head_dim), widths.get(SLIDING, head_dim)
+        local, theta = "rope_local_base_freq", self.sliding_theta
         return {
-            FULL: self._rotation(fields, {**full, **scaling}, "rope_theta", self.theta, head_dim, max_context),
-            SLIDING: self._rotation(fields, sliding, "rope_local_base_freq", self.sliding_theta, head_dim, max_context),
+            FULL: self._rotation(fields, {**full, **scaling}, "rope_theta", self.theta, of_full, max_context),
+            SLIDING: self._rotation(fields, sliding, local, theta, of_sliding, max_context),
         }
 
     def _rotation(
@@ -93,8 +109,12 @@ class Rope:
         kind = entry.get("rope_type", entry.get("type", "default"))
         theta = entry.get("rope_theta") or fields.number(theta_key, default_theta)
         share = entry.get("partial_rotary_factor") or fields.number("partial_rotary_factor")
-        options = {"original_max_position_embeddings": max_context} if kind in _WITH_CONTEXT else {}
-        return Rotation(kind, float(theta), int(head_dim * share), {**options, **entry})
+        options: dict[str, Any] = {"original_max_position_embeddings": max_context} if kind in _WITH_CONTEXT else {}
+        dims = int(head_dim * share)
+        if kind == _PROPORTIONAL:  # all of a head turns, some of it by nothing
+            dims, options = head_dim, {**options, "partial_rotary_factor": share}
+        growth = float(entry[self.growth]) if self.growth else 0.0
+        return Rotation(kind, float(theta), dims, {**options, **entry}, growth)
 
     def check(self, fields: ConfigFields) -> None:
         """Raise UnsupportedModelError for an embedding that would be computed wrongly."""

@@ -362,7 +362,7 @@ def test_transformers_layers_have_a_place_for_each_tensor(name: str) -> None:
         for tensor, size in blocks[layer].items():
             place = tensor if isinstance(record.runs, Fused) and tensor in left else record.place(tensor).parameter
             if record.expert_index(tensor) is not None:  # transformers has all experts in one parameter
-                place = re.sub(r"experts\.\d+\.(\w+_proj)", r"experts.\1", place)
+                place = re.sub(r"experts\.\d+\.(\w+_proj)", r"experts.\1", place.removeprefix("beside."))
                 place = place.removesuffix(".weight").replace(".bias", "_bias")
                 if place not in left:
                     place = re.sub(r"experts\.(gate|up)_proj$", "experts.gate_up_proj", place)

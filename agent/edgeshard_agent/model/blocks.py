@@ -8,7 +8,7 @@ and experts need no switches; what the tensors do not tell comes in `BlockOption
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,26 +22,30 @@ from edgeshard_agent.model.attention.attention import Rotary, StepAttention
 from edgeshard_agent.model.delta import DeltaMixer
 from edgeshard_agent.model.projection import Integers, Piece, Projection
 from edgeshard_agent.ops.attention import Scoring
-from edgeshard_agent.ops.elementwise import rms_norm, rotary_, sigmoid_gate, swiglu
+from edgeshard_agent.ops.elementwise import clamped_swiglu, geglu, rms_norm, rotary_, sigmoid_gate, swiglu
 from edgeshard_agent.ops.fused_blocks import NativeBlock
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+Gating = Callable[[torch.Tensor], torch.Tensor]
+"""[T, width] from the results [T, 2 * width] of gate and up, or those of up, [T, width], where there is no gate."""
 
 
 def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
-_gelu_tanh = partial(functional.gelu, approximate="tanh")
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": functional.gelu,
-    "gelu_fast": _gelu_tanh,
-    "gelu_new": _gelu_tanh,
-    "gelu_pytorch_tanh": _gelu_tanh,
     "quick_gelu": _quick_gelu,
     "relu": functional.relu,
 }
-"""All that a record lets through but "silu", which the kernels have. Three are one function, written differently."""
+_GATINGS: dict[str, Gating] = {
+    **dict.fromkeys(("silu", "swish"), swiglu),
+    **dict.fromkeys(("gelu_fast", "gelu_new", "gelu_pytorch_tanh"), geglu),
+}
+"""Those that the kernels have. With `_ACTIVATIONS` they are all that a record lets through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,28 +68,31 @@ class BlockOptions:
 
 
 class RmsNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension; with a `unit_offset` by 1 + weight, rounded last (gemma)."""
+    """x / rms(x) * weight over the last dimension, in the forms of `rms_norm`."""
 
-    def __init__(self, width: int, eps: float, unit_offset: bool = False) -> None:
+    def __init__(self, width: int, eps: float, unit_offset: bool = False, rounded_last: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width, device="meta"), requires_grad=False)
-        self.width, self.eps, self._unit_offset = width, eps, unit_offset
+        self.width, self.eps = width, eps
+        self._unit_offset, self._rounded_last = unit_offset, rounded_last
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.add(x, None)[0]
 
     def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """(norm of the sum, the sum) of x [T, width] and the residual, if there is one."""
-        return rms_norm(x, self.weight, self.eps, residual, unit_offset=self._unit_offset)
-
-
-Gating = Callable[[torch.Tensor], torch.Tensor]
-"""[T, width] from the results [T, 2 * width] of gate and up, or those of up, [T, width], where there is no gate."""
+        form = {"unit_offset": self._unit_offset, "rounded_last": self._rounded_last}
+        return rms_norm(x, self.weight, self.eps, residual, **form)
 
 
 def gating_of(activation: str) -> Gating:
     """activation(gate) * up, for a name that a record lets through."""
-    return swiglu if activation in ("silu", "swish") else partial(_gated, _ACTIVATIONS[activation])
+    return _GATINGS.get(activation) or partial(_gated, _ACTIVATIONS[activation])
+
+
+def _gating(style: BlockStyle) -> Gating:
+    clamp = style.clamp
+    return gating_of(style.activation) if clamp is None else partial(clamped_swiglu, **asdict(clamp))
 
 
 def _gated(activation: Gating, gate_up: torch.Tensor) -> torch.Tensor:
@@ -184,13 +191,14 @@ class MixtureMlp(nn.Module):
         assert options.style.routing is not None
         self.routing = options.style.routing
         (count, hidden), inner = shapes["mlp.gate.weight"], shapes["mlp.experts.0.down_proj.weight"][1]
-        gating, integers = gating_of(options.style.activation), options.integers
-        self.router = Projection((count,), hidden)
+        gating, integers = _gating(options.style), options.integers
+        self.router = Projection((count,), hidden, bias="mlp.gate.bias" in shapes)
+        bias = "mlp.experts.0.down_proj.bias" in shapes
         self.e_score_correction_bias: nn.Parameter | None = None
         if "mlp.e_score_correction_bias" in shapes:
             self.e_score_correction_bias = nn.Parameter(torch.empty(count, device="meta"), requires_grad=False)
         kinds = options.expert_integers or (integers,) * count
-        self.experts = Experts(GatedMlp(inner, hidden, gating, integers=kind) for kind in kinds)
+        self.experts = Experts(GatedMlp(inner, hidden, gating, bias=bias, integers=kind) for kind in kinds)
         self.shared_expert: GatedMlp | None = None
         self.shared_expert_gate: Projection | None = None
         if (down := shapes.get("mlp.shared_expert.down_proj.weight")) is not None:
@@ -208,6 +216,42 @@ class MixtureMlp(nn.Module):
         if self.shared_expert_gate is not None:
             shared = _sigmoid(self.shared_expert_gate(x)) * shared
         return result + shared
+
+
+class MixtureBeside(nn.Module):
+    """A mixture whose experts are added to what the block's MLP gives, each of the two normed by itself.
+
+    Router and experts see the sum before the MLP's norm; the router's own norm has no weight, and its inputs and each
+    expert's share have factors.
+    """
+
+    def __init__(self, shapes: Shapes, options: BlockOptions) -> None:
+        super().__init__()
+        assert options.style.routing is not None
+        self.routing = options.style.routing
+        (count, hidden), inner = shapes["beside.router.weight"], shapes["beside.experts.0.down_proj.weight"][1]
+        self.router = Projection((count,), hidden)
+        self.input_scale = nn.Parameter(torch.empty(hidden, device="meta"), requires_grad=False)
+        self.expert_scale = nn.Parameter(torch.empty(count, device="meta"), requires_grad=False)
+        self.input_norm, self.output_norm, self.mlp_norm = (_norm(hidden, options) for _ in range(3))
+        kinds = options.expert_integers or (options.integers,) * count
+        gating = _gating(options.style)
+        self.experts = Experts(GatedMlp(inner, hidden, gating, integers=kind) for kind in kinds)
+        self._eps, self._root = options.style.eps, hidden**-0.5
+
+    def forward(self, x: torch.Tensor, by_mlp: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] from the sum before the MLP and from what the MLP gives, both [T, hidden]."""
+        logits = self.router(bare_norm(x, self._eps) * self.input_scale * self._root)
+        chosen, shares = routed(logits, self.routing, None, torch.float32)
+        mixed = self.experts(self.input_norm(x), chosen, shares * self.expert_scale[chosen])
+        result: torch.Tensor = self.mlp_norm(by_mlp) + self.output_norm(mixed)
+        return result
+
+
+def bare_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / rms(x) over the last dimension."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rms_norm(rows, rows.new_ones(rows.shape[1]), eps)[0].view(x.shape)
 
 
 def routed(
@@ -246,10 +290,11 @@ class Block(nn.Module):
         super().__init__()
         self.layer_idx = layer_idx
         self.options = options
-        hidden, heads = options.hidden_size, options.heads
+        hidden = options.hidden_size
         self.linear_attn: DeltaMixer | None = None
         self.q_norm: RmsNorm | None = None
         self.k_norm: RmsNorm | None = None
+        self.sinks: nn.Parameter | None = None
         self.gate_row = 0
         """The first row of `qkv` that is of gates; 0 without gates."""
         if "linear_attn.A_log" in shapes:
@@ -257,6 +302,11 @@ class Block(nn.Module):
         else:
             self._make_attention(shapes)
         self.mlp = _mlp(shapes, options)
+        self.beside = MixtureBeside(shapes, options) if "beside.router.weight" in shapes else None
+        self.layer_scalar: nn.Parameter | None = None
+        """A factor [1] of the sum behind the block."""
+        if "layer_scalar" in shapes:
+            self.layer_scalar = nn.Parameter(torch.empty(1, device="meta"), requires_grad=False)
         self.input_layernorm = _norm(hidden, options) if "input_layernorm.weight" in shapes else None
         self.post_attention_layernorm = _norm(hidden, options)
         self.pre_feedforward_layernorm: RmsNorm | None = None
@@ -266,21 +316,25 @@ class Block(nn.Module):
         if "post_feedforward_layernorm.weight" in shapes:
             self.post_feedforward_layernorm = _norm(hidden, options)
         self._scoring = Scoring(options.style.scaling, options.window or 0, options.style.softcap or 0.0)
-        self._query_rows = slice(0, heads)
-        self._key_rows = slice(heads, heads + options.kv_heads)
-        self._value_rows = slice(heads + options.kv_heads, heads + 2 * options.kv_heads)
 
     def _make_attention(self, shapes: Shapes) -> None:
         """The parts of attention; gates come behind keys and values where queries have them."""
         options = self.options
         hidden, integers = options.hidden_size, options.integers
         query, key_value = options.heads * options.head_dim, options.kv_heads * options.head_dim
-        parts = [query, key_value, key_value]
+        heads, kv_heads, parts = options.heads, options.kv_heads, [query, key_value]
+        self._query_rows, self._key_rows = slice(0, heads), slice(heads, heads + kv_heads)
+        self._value_rows = self._key_rows
+        if {"self_attn.v_proj.weight", "self_attn.qkv_proj.weight"} & shapes.keys():
+            self._value_rows = slice(heads + kv_heads, heads + 2 * kv_heads)
+            parts.append(key_value)
         if shapes.get("self_attn.q_proj.weight", (query,))[0] == 2 * query:
             self.gate_row = sum(parts)
             parts.append(query)
         self.qkv = Projection(parts, hidden, bias="self_attn.q_proj.bias" in shapes, integers=integers)
         self.output = Projection((hidden,), query, bias="self_attn.o_proj.bias" in shapes, integers=integers)
+        if "self_attn.sinks" in shapes:
+            self.sinks = nn.Parameter(torch.empty(options.heads, device="meta"), requires_grad=False)
         if "self_attn.q_norm.weight" in shapes:
             # Of each head, or of a row's queries and of its keys.
             widths = [shapes[f"self_attn.{name}.weight"][0] for name in ("q_norm", "k_norm")]
@@ -288,8 +342,9 @@ class Block(nn.Module):
 
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor | None, rotary: Rotary | None, step: StepAttention
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(this block's last addend, the sum before it), both [T, hidden]: the next block's norm does the addition.
+        Where the sum has a factor, it is the addend and there is no other.
 
         A family has norms before attention and MLP, behind them, or both.
         """
@@ -304,15 +359,24 @@ class Block(nn.Module):
             attended, before_mlp = self.post_attention_layernorm(attended), self.pre_feedforward_layernorm
         normed, residual = _added(before_mlp, self._scaled(attended), residual)
         addend = self.mlp(normed)
+        if self.beside is not None:
+            addend = self.beside(residual, addend)
         if self.post_feedforward_layernorm is not None:
             addend = self.post_feedforward_layernorm(addend)
-        return self._scaled(addend), residual
+        addend = self._scaled(addend)
+        if self.layer_scalar is not None:
+            return (residual + addend) * self.layer_scalar, None
+        return addend, residual
 
     def native(self) -> NativeBlock | None:
         """This block for `run_blocks`, once it is filled; None where it has parts that are not for the native call."""
         options, mlp = self.options, self.mlp
         style = options.style
-        if style.unit_offset or style.softcap is not None or not isinstance(mlp, GatedMlp) or not mlp.is_silu:
+        if style.unit_offset or style.rounded_last or style.softcap is not None or self.sinks is not None:
+            return None
+        if style.values_normed or self.beside is not None or self.layer_scalar is not None:
+            return None
+        if not isinstance(mlp, GatedMlp) or not mlp.is_silu:
             return None
         if self.linear_attn is not None or self.gate_row or style.residual_scale != 1.0:
             return None
@@ -340,16 +404,21 @@ class Block(nn.Module):
         return addend if scale == 1.0 else addend * scale
 
     def _attend(self, normed: torch.Tensor, rotary: Rotary | None, step: StepAttention) -> torch.Tensor:
-        rows = self.qkv(normed)
-        qkv = rows.view(len(normed), -1, self.options.head_dim)
+        options, rows = self.options, self.qkv(normed)
+        qkv = rows.view(len(normed), -1, options.head_dim)
         query, key, value = qkv[:, self._query_rows], qkv[:, self._key_rows], qkv[:, self._value_rows]
+        if options.style.values_normed:
+            value = bare_norm(value, options.style.eps)  # before the norm of keys, which the values may be
         if self.q_norm is not None and self.k_norm is not None:
             # Back into their places: the kernels want keys and values alike in memory.
             query.copy_(_normed(self.q_norm, query))
             key.copy_(_normed(self.k_norm, key))
         if rotary is not None:
-            rotary_(query, key, *rotary)
-        attended = step.attend(self.layer_idx, query, key, value, self._scoring).view(len(normed), -1)
+            rotary_(query, key, rotary.cos, rotary.sin)
+            if rotary.query_factors is not None:
+                query.mul_(rotary.query_factors)
+        scoring = self._scoring if self.sinks is None else replace(self._scoring, sinks=self.sinks)
+        attended = step.attend(self.layer_idx, query, key, value, scoring).view(len(normed), -1)
         if self.gate_row:
             attended = sigmoid_gate(attended, rows[:, self.gate_row :])
         result: torch.Tensor = self.output(attended)
@@ -357,7 +426,7 @@ class Block(nn.Module):
 
 
 def _norm(width: int, options: BlockOptions) -> RmsNorm:
-    return RmsNorm(width, options.style.eps, options.style.unit_offset)
+    return RmsNorm(width, options.style.eps, options.style.unit_offset, options.style.rounded_last)
 
 
 def _added(norm: RmsNorm | None, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -404,12 +473,12 @@ def pieces_of(name: str, block: Block) -> list[Piece]:
     if name in attention:
         return [Piece(*attention[name])]
     path, _, part = name.rpartition(".")
-    if not path.startswith("mlp"):  # a norm, or a router's correction
-        return []
     if name == "mlp.gate":
         return [Piece("mlp.router")]
-    if name == "mlp.shared_expert_gate":
+    if name in ("mlp.shared_expert_gate", "beside.router"):
         return [Piece(name)]
+    if not path.startswith(("mlp", "beside.experts")):  # a norm, or a router's correction
+        return []
     mlp: Any = block.get_submodule(path)
     projection, first_row = mlp.place(part)
     return [Piece(f"{path}.{projection}", first_row)]

@@ -39,7 +39,7 @@ class _Passing:
     def native(self, arena: NativeArena) -> NativePass | None:
         """The micro-batch as the native call takes it, None where its step goes block by block."""
         shared = self._rotary.get("")
-        if self._native is None and shared is not None and self.step.is_native:
+        if self._native is None and shared is not None and shared.query_factors is None and self.step.is_native:
             self._native = self.step.native_pass(self.result, shared, arena)
         return self._native
 
@@ -88,12 +88,10 @@ class FusedModules(DecoderModules):
         return Block(self._shapes(index), self._options(index), index)
 
     def _rotary_embedding(self) -> RotaryFrequencies:
-        rope, shape = self.context.architecture.rope, self.context.shape
-        assert rope is not None  # our blocks have no other positions
-        return RotaryFrequencies(rope.rotations(self.context.decoder.fields, shape.head_dim, shape.max_context))
+        return RotaryFrequencies(self.context.decoder.rotations())
 
     def _final_norm(self) -> torch.nn.Module:
-        return RmsNorm(self.context.shape.hidden_size, self._ends.eps, self._ends.unit_offset)
+        return RmsNorm(self.context.shape.hidden_size, self._ends.eps, self._ends.unit_offset, self._ends.rounded_last)
 
     def _shapes(self, layer: int) -> Shapes:
         """Shapes of a block's tensors, by their names in blocks of the Llama kind."""
@@ -104,11 +102,12 @@ class FusedModules(DecoderModules):
     def _options(self, layer: int) -> BlockOptions:
         context, shape = self.context, self.context.shape
         runs: Any = context.architecture.runs
+        own = shape.kv_of(layer)
         return BlockOptions(
             style=runs.style(context.decoder.fields, shape, layer),
             heads=shape.attention_heads,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
+            kv_heads=own.heads,
+            head_dim=own.head_dim,
             hidden_size=shape.hidden_size,
             window=self._windows[layer],
             states=shape.states[layer] if shape.states else (),
@@ -118,13 +117,14 @@ class FusedModules(DecoderModules):
 
     def _accept_in_block(self, index: str, name: str, value: torch.Tensor | QuantizedWeight) -> None:
         block: Any = self.layers[index]
-        path, _, kind = self.context.architecture.place(name).parameter.rpartition(".")
+        parameter = self.context.architecture.place(name).parameter
+        path, _, kind = parameter.rpartition(".")
         pieces = pieces_of(path, block)
         dtype = torch.float32 if self.context.architecture.keeps_float32(name) else None
         for piece in pieces:
             self._fill(block.get_submodule(piece.path), kind, piece.first_row, piece.of(value), dtype)
         if not pieces:  # a norm, or what a state decays by
-            self._assign((f"layers.{index}.{path.removeprefix('self_attn.')}.{kind}",), whole(value), dtype)
+            self._assign((f"layers.{index}.{parameter.removeprefix('self_attn.')}",), whole(value), dtype)
 
     def _native_blocks(self, blocks: Sequence[Block]) -> list[NativeBlock]:
         """The blocks for a single native call; none where any of them has no such form."""
@@ -147,4 +147,7 @@ class FusedModules(DecoderModules):
         half = torch.outer(positions.to(torch.float32), frequencies)
         angles = torch.cat((half, half), dim=-1)
         dtype = self.context.torch_dtype
-        return angles.cos().mul_(scaling).to(dtype), angles.sin().mul_(scaling).to(dtype)
+        factors = self.rotary_emb.query_factors(positions, kind)
+        if factors is not None:
+            factors = factors.to(dtype).view(-1, 1, 1)
+        return Rotary(angles.cos().mul_(scaling).to(dtype), angles.sin().mul_(scaling).to(dtype), factors)

@@ -16,11 +16,13 @@ from edgeshard.architectures.rope import Rotation
 
 
 class RotaryFrequencies(nn.Module):
-    """The frequencies [dims / 2] of each layer type in float32, and the factor of its cosines and sines."""
+    """The frequencies [dims / 2] of each layer type in float32, the factor of its cosines and sines, and those of
+    queries."""
 
     def __init__(self, rotations: Mapping[str, Rotation]) -> None:
         super().__init__()
         self._scaling: dict[str, float] = {}
+        self._rotations = dict(rotations)
         for kind, rotation in rotations.items():
             frequencies, self._scaling[kind] = rotary_frequencies(rotation)
             self.register_buffer(_buffer(kind), frequencies, persistent=False)
@@ -28,6 +30,20 @@ class RotaryFrequencies(nn.Module):
     def of(self, kind: str) -> tuple[torch.Tensor, float]:
         """The frequencies and the factor of layers of this type; "" where all layers have the same."""
         return self.get_buffer(_buffer(kind)), self._scaling[kind]
+
+    def query_factors(self, positions: torch.Tensor, kind: str) -> torch.Tensor | None:
+        """What queries at `positions` [T] are multiplied by, [T] in float64; None where that is 1 for all of them.
+
+        In float64, for torch's logarithm gives the last elements of a tensor other bits than those before them.
+        """
+        rotation = self._rotations[kind]
+        if not rotation.growth:
+            return None
+        trained = rotation.options["original_max_position_embeddings"]
+        if positions.is_cpu and int(positions.max()) < trained:  # elsewhere a step reads nothing back
+            return None
+        passed = torch.div(positions, trained, rounding_mode="floor").double()
+        return 1.0 + rotation.growth * torch.log1p(passed)
 
 
 def _buffer(kind: str) -> str:
@@ -47,6 +63,14 @@ def _default(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, f
 def _linear(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, float]:
     """Every position counts for a `factor`-th of one."""
     return 1.0 / periods / rotation.options["factor"], 1.0
+
+
+def _proportional(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """The first pairs of a head turn as by their share of the whole head, those behind them by nothing."""
+    turning = int(rotation.options["partial_rotary_factor"] * rotation.dims // 2)
+    frequencies = 1.0 / periods / rotation.options.get("factor", 1.0)
+    frequencies[turning:] = 0.0
+    return frequencies, 1.0
 
 
 def _llama3(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, float]:
@@ -96,6 +120,7 @@ _BY_KIND: dict[str, Callable[[Rotation, torch.Tensor], tuple[torch.Tensor, float
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,
+    "proportional": _proportional,
     "yarn": _yarn,
 }
-"""`edgeshard.architectures.rope.STATIC`."""
+"""Those of `edgeshard.architectures.rope`."""

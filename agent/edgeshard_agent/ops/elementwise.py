@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 
 import torch
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard_agent.ops import native
@@ -21,11 +21,13 @@ def rms_norm(
     residual: torch.Tensor | None = None,
     *,
     unit_offset: bool = False,
+    rounded_last: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(normalised, sum): s = x + residual (x itself without one), and s / rms(s) * weight, both [rows, width].
 
     As transformers' LlamaRMSNorm: in float32, and rounded to x's dtype before the multiplication by `weight` [width].
-    With a `unit_offset`, as its Gemma2RMSNorm: s / rms(s) * (1 + weight), rounded once.
+    With a `unit_offset`, as its Gemma2RMSNorm: s / rms(s) * (1 + weight), rounded once. `rounded_last`, as its
+    GptOssRMSNorm: rounded once, behind the multiplication.
     """
     if weight.shape != x.shape[1:] or (residual is not None and residual.shape != x.shape):
         raise InvalidArgumentError(
@@ -38,8 +40,8 @@ def rms_norm(
         summed = x if residual is None else x + residual
         wide = summed.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        if unit_offset:
-            return (wide * (1.0 + weight.float())).to(x.dtype), summed
+        if unit_offset or rounded_last:
+            return (wide * (weight.float() + unit_offset)).to(x.dtype), summed
         return weight * wide.to(x.dtype), summed
     normalised = torch.empty_like(x)
     summed = x if residual is None else torch.empty_like(x)
@@ -52,7 +54,7 @@ def rms_norm(
         x.shape[0],
         x.shape[1],
         eps,
-        int(unit_offset),
+        native.NORM_UNIT_OFFSET if unit_offset else native.NORM_ROUNDED_LAST if rounded_last else native.NORM_PLAIN,
         native.ELEMENTS[x.dtype],
     )
     return normalised, summed
@@ -105,19 +107,54 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
 
 def swiglu(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """silu(gate) * up, [rows, inner], from gate|up side by side, [rows, 2 * inner]."""
+    out = _room_for_gated(gate_up, out)
+    rows, inner = out.shape
+    library = _library(gate_up, out)
+    if library is None:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.mul(silu(gate), up, out=out)
+    library.edgeshard_swiglu(gate_up.data_ptr(), out.data_ptr(), rows, inner, native.ELEMENTS[gate_up.dtype])
+    return out
+
+
+def geglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """gelu(gate) * up in gelu's form with tanh, [rows, inner], from gate|up side by side, [rows, 2 * inner]."""
+    out = _room_for_gated(gate_up)
+    rows, inner = out.shape
+    library = _library(gate_up)
+    if library is None:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return gelu(gate, approximate="tanh") * up
+    library.edgeshard_geglu(gate_up.data_ptr(), out.data_ptr(), rows, inner, native.ELEMENTS[gate_up.dtype])
+    return out
+
+
+def clamped_swiglu(gate_up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    """gate * sigmoid(alpha * gate) * (up + 1), [rows, inner], from numbers of gate and up in turn, [rows, 2 * inner].
+
+    The gate is at most `limit`, up within it on both sides. Rounded behind each operation, as in transformers'
+    GptOssExperts.
+    """
+    out = _room_for_gated(gate_up)
+    rows, inner = out.shape
+    library = _library(gate_up)
+    if library is None:
+        gate, up = gate_up[:, ::2].clamp(max=limit), gate_up[:, 1::2].clamp(-limit, limit)
+        return (up + 1) * (gate * torch.sigmoid(gate * alpha))
+    library.edgeshard_clamped_swiglu(
+        gate_up.data_ptr(), out.data_ptr(), rows, inner, alpha, limit, native.ELEMENTS[gate_up.dtype]
+    )
+    return out
+
+
+def _room_for_gated(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """`out` or memory for it, [rows, inner]."""
     rows, width = gate_up.shape
     if width % 2 or (out is not None and out.shape != (rows, width // 2)):
         raise InvalidArgumentError(
             f"gate_up is {tuple(gate_up.shape)}; it must be [rows, 2 * inner], and out [rows, inner]", field="gate_up"
         )
-    if out is None:
-        out = torch.empty((rows, width // 2), dtype=gate_up.dtype, device=gate_up.device)
-    library = _library(gate_up, out)
-    if library is None:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return torch.mul(silu(gate), up, out=out)
-    library.edgeshard_swiglu(gate_up.data_ptr(), out.data_ptr(), rows, width // 2, native.ELEMENTS[gate_up.dtype])
-    return out
+    return torch.empty((rows, width // 2), dtype=gate_up.dtype, device=gate_up.device) if out is None else out
 
 
 def gated_head_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

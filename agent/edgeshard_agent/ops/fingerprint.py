@@ -14,7 +14,15 @@ from torch.nn.functional import gelu, silu
 
 from edgeshard_agent.ops import native
 from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
-from edgeshard_agent.ops.elementwise import gated_head_norm, rms_norm, rotary_, sigmoid_gate, swiglu
+from edgeshard_agent.ops.elementwise import (
+    clamped_swiglu,
+    gated_head_norm,
+    geglu,
+    rms_norm,
+    rotary_,
+    sigmoid_gate,
+    swiglu,
+)
 from edgeshard_agent.ops.kv_arena import NativeArena, PanelArena
 from edgeshard_agent.ops.kv_int4 import PAGE, Int4Arena
 from edgeshard_agent.ops.linear import ROW_DTYPES, PackedLinear
@@ -52,11 +60,14 @@ def _outputs() -> Iterator[torch.Tensor]:
         wide = _made(_ROWS, 1000).to(dtype)
         yield from rms_norm(wide, _made(1000).to(dtype), 1e-5, wide.flip(0))
         yield rms_norm(wide, _made(1000).to(dtype), 1e-5, unit_offset=True)[0]
+        yield rms_norm(wide, _made(1000).to(dtype), 1e-5, rounded_last=True)[0]
         yield swiglu(wide * 4)
+        yield geglu(wide * 4)
+        yield clamped_swiglu(wide * 4, 1.702, 2.0)
         yield sigmoid_gate(wide.flip(0).contiguous(), wide * 4)
         yield from _advanced(dtype)
         # What blocks leave to torch: other activations, norms in float32, a router's shares.
-        yield gelu(wide, approximate="tanh")
+        yield gelu(wide)
         yield silu(wide)
         yield torch.rsqrt(wide.float().square().mean(-1, keepdim=True) + 1e-5)
         yield torch.softmax(wide[:, :60], dim=-1, dtype=torch.float32)

@@ -24,6 +24,8 @@ SWITCH = "EDGESHARD_NATIVE_OPS"
 # The numbers of `Element` in kernels.h.
 ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
 INT4 = 2
+# `NORM_...` of kernels.h.
+NORM_PLAIN, NORM_UNIT_OFFSET, NORM_ROUNDED_LAST = range(3)
 
 _NANOSECONDS = 1_000_000_000
 
@@ -151,6 +153,8 @@ _SIGNATURES = {
     ),
     "edgeshard_sigmoid_gate": (None, (_POINTER, _POINTER, _LONG, _INT, _INT, _INT)),
     "edgeshard_swiglu": (None, (_POINTER, _POINTER, _INT, _INT, _INT)),
+    "edgeshard_geglu": (None, (_POINTER, _POINTER, _INT, _INT, _INT)),
+    "edgeshard_clamped_swiglu": (None, (_POINTER, _POINTER, _INT, _INT, c_float, c_float, _INT)),
     "edgeshard_rotary": (None, (_POINTER, _LONG, _INT, _INT, _INT, _INT, _POINTER, _POINTER, _INT, _INT)),
     "edgeshard_blocks": (c_int64, (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _POINTER, _INT)),
     "edgeshard_attention": (_INT, (_POINTER, _INT)),

@@ -7,6 +7,7 @@ before norm and rotation. A block ends in a factor, and experts run beside the M
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields, shown
@@ -14,6 +15,7 @@ from edgeshard.architectures.limits import MAX_SIZE
 from edgeshard.architectures.parts import (
     SANDWICH_NORMS,
     attention,
+    chosen_experts,
     even_split,
     expert_count,
     expert_mlps,
@@ -24,10 +26,19 @@ from edgeshard.architectures.parts import (
     linear,
     norms,
 )
-from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes
+from edgeshard.architectures.record import (
+    ACTIVATIONS,
+    Architecture,
+    BlockStyle,
+    Experts,
+    Fused,
+    Library,
+    Routing,
+    Shapes,
+)
 from edgeshard.architectures.rope import STATIC, Rope
 from edgeshard.architectures.shape import KvHeads, ModelShape
-from edgeshard.architectures.windows import FULL, Windows
+from edgeshard.architectures.windows import FULL, SLIDING, Windows
 
 _EXPERTS = Experts(
     count=("num_experts",),
@@ -68,6 +79,20 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
     )
 
 
+def _style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
+    style = BlockStyle(
+        eps=fields.number("rms_norm_eps"),
+        scaling=1.0,
+        activation=fields.choice("hidden_activation", ACTIVATIONS),
+        rotary=_WINDOWS.layer_types(fields, shape.layer_count)[layer],
+        rounded_last=True,
+        values_normed=True,
+    )
+    return (
+        replace(style, routing=Routing(chosen_experts(_EXPERTS, fields))) if expert_count(_EXPERTS, fields) else style
+    )
+
+
 def _check(fields: ConfigFields, layer_count: int) -> None:
     fields.optional_number("final_logit_softcapping")
     if fields.values.get("use_bidirectional_attention") not in (None, "vision"):  # that of pictures alone
@@ -89,6 +114,11 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
     types = _WINDOWS.layer_types(fields, layer_count)
     if types[-1] != FULL:
         raise fields.refuse("layer_types", "ends in sliding_attention; the last layer must have full_attention")
+    if "per_layer_config" in fields.values:
+        own, usual = _own_heads(fields), fields.size("head_dim")
+        widths = {(kind, own.get(layer, {}).get("head_dim", usual)) for layer, kind in enumerate(types)}
+        if len(widths) > len(set(types)):  # they have one rotary embedding
+            raise fields.refuse("per_layer_config", "gives layers of one type heads of different head_dim")
     _check_rope(fields, types)
 
 
@@ -159,14 +189,33 @@ ARCHITECTURE = Architecture(
     flags=("attention_bias", "attention_k_eq_v", "enable_moe_block"),
     refused={"rope_scaling": "is given, which gemma4 does not read; give rope_parameters for each layer type"},
     checks=(_check,),
-    rope=Rope(kinds=STATIC | {"proportional"}, partial=True, by_layer_type=True),
+    rope=Rope(
+        kinds=STATIC | {"proportional"},
+        partial=True,
+        by_layer_type=True,
+        assumed={
+            SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+            FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+        },
+    ),
     windows=_WINDOWS,
     experts=_EXPERTS,
     prefixes=("model.", "language_model."),
     block=_block,
     kv=_kv,
     library=Library("gemma4", "Gemma4Text", norm="Gemma4RMSNorm"),
-    runs=Plugged(experts="experts"),
-    ends=gemma_ends(),
+    runs=Fused(
+        _style,
+        renames=(
+            (r"^experts\.", "beside.experts."),
+            (r"^router\.proj\.", "beside.router."),
+            (r"^router\.scale$", "beside.input_scale"),
+            (r"^router\.per_expert_scale$", "beside.expert_scale"),
+            (r"^pre_feedforward_layernorm_2\.", "beside.input_norm."),
+            (r"^post_feedforward_layernorm_2\.", "beside.output_norm."),
+            (r"^post_feedforward_layernorm_1\.", "beside.mlp_norm."),
+        ),
+    ),
+    ends=gemma_ends(rounded_last=True),
     whole=r"router\.proj\.weight$",
 )

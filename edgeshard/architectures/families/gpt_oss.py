@@ -5,6 +5,8 @@ Experts are stored with the matrices transposed, rows of gate and up in turn.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.parts import (
     TRANSPOSED_RENAMES,
@@ -12,10 +14,22 @@ from edgeshard.architectures.parts import (
     expert_count,
     joined_transposed,
     linear,
+    llama_style,
     norms,
     transposed_mlps,
 )
-from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes
+from edgeshard.architectures.record import (
+    Architecture,
+    BlockStyle,
+    Clamp,
+    Ends,
+    Experts,
+    Fused,
+    Library,
+    Routing,
+    Shapes,
+)
+from edgeshard.architectures.rope import Rope
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.windows import Windows, all_but_every
 
@@ -32,6 +46,19 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
         | linear("mlp.router", count, hidden, bias=True)
         | transposed_mlps(shape, count, inner, bias=True)
     )
+
+
+def _style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
+    return replace(
+        llama_style(fields, shape, layer),
+        rounded_last=True,
+        clamp=Clamp(fields.number("swiglu_alpha"), fields.number("swiglu_limit")),
+        routing=Routing(fields.size("num_experts_per_tok")),
+    )
+
+
+def _ends(fields: ConfigFields, shape: ModelShape) -> Ends:
+    return Ends(fields.number("rms_norm_eps"), rounded_last=True)
 
 
 ARCHITECTURE = Architecture(
@@ -51,10 +78,22 @@ ARCHITECTURE = Architecture(
     },
     flags=("attention_bias",),
     numbers=("rms_norm_eps", "swiglu_alpha", "swiglu_limit"),
+    rope=Rope(
+        theta=150_000.0,
+        assumed={
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    ),
     windows=Windows(128, sliding=all_but_every(2)),
     experts=_EXPERTS,
     block=_block,
     library=Library("gpt_oss", "GptOss"),
-    runs=Plugged(renames=TRANSPOSED_RENAMES, experts="mlp.experts"),
+    runs=Fused(_style, renames=((r"^mlp\.router\.", "mlp.gate."), *TRANSPOSED_RENAMES)),
+    ends=_ends,
     whole=r"router\.weight$",
 )

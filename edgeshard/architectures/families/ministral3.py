@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edgeshard.architectures.fields import ConfigFields
-from edgeshard.architectures.parts import llama_block
-from edgeshard.architectures.record import Architecture, Library, Plugged
+from edgeshard.architectures.parts import llama_block, llama_style
+from edgeshard.architectures.record import Architecture, Fused, Library
 from edgeshard.architectures.rope import Rope
 from edgeshard.architectures.windows import Windows
 
@@ -42,10 +42,24 @@ ARCHITECTURE = Architecture(
     flags=(),
     checks=(_check,),
     # Without scaling of queries the published ones have a beta of 0.
-    rope=Rope(zeros=frozenset({_BETA, "mscale", "mscale_all_dim"})),
+    rope=Rope(
+        zeros=frozenset({_BETA, "mscale", "mscale_all_dim"}),
+        growth=_BETA,
+        assumed={
+            "rope_type": "yarn",
+            "rope_theta": 1_000_000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16_384,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            _BETA: 0.1,
+        },
+    ),
     windows=Windows(),
     prefixes=("model.", "language_model."),
     block=llama_block(),
     library=Library("ministral3", "Ministral3"),
-    runs=Plugged(),
+    runs=Fused(llama_style),
 )

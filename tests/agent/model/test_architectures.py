@@ -194,6 +194,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (GEMMA4 | {"per_layer_config": {"3": {"sliding_window": 9}}}, "per_layer_config.3.sliding_window"),
     (GEMMA4 | {"per_layer_config": {"last": {"head_dim": 16}}}, "per_layer_config"),
     (GEMMA4 | {"per_layer_config": None}, "per_layer_config"),
+    (GEMMA4 | {"per_layer_config": {"0": {"head_dim": 16}, "1": {"head_dim": 8}}}, "per_layer_config"),
     (GEMMA4 | {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
     (GEMMA4 | {"layer_types": ["full_attention", "sliding_attention"] * 2}, "layer_types"),
     (GEMMA4 | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling"),

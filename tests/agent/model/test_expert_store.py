@@ -37,13 +37,8 @@ pytestmark = pytest.mark.skipif(not native_available(), reason="packed files are
 PLAIN = CONFIGS["qwen3_moe"]
 EXPERTS = 8
 MIXED = PLAIN | {EXPERT_WIDTHS: ["24824448", "22222222", "88888888", "44444442"]}
-GPT_OSS = CONFIGS["llama"] | {
-    "model_type": "gpt_oss",
-    "num_local_experts": EXPERTS,
-    "num_experts_per_tok": 2,
-    "sliding_window": 30,
-}
-"""In transformers' layers, with biases and a gating of its own."""
+OLMOE = CONFIGS["llama"] | {"model_type": "olmoe", "num_experts": EXPERTS, "num_experts_per_tok": 2}
+"""In transformers' layers."""
 MINIMAX = CONFIGS["llama"] | {
     "model_type": "minimax_m2",
     "num_local_experts": EXPERTS,
@@ -121,8 +116,8 @@ def store_of(stage: StageModel) -> ExpertStore:
         (PLAIN, None),
         (PLAIN, Quantisation.INT8),
         (MIXED, Quantisation.INT4),
-        (GPT_OSS, None),
-        (GPT_OSS, Quantisation.INT4),
+        (OLMOE, None),
+        (CONFIGS["gpt_oss"], Quantisation.INT4),
         (MINIMAX, Quantisation.INT8),
     ],
 )

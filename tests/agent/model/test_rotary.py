@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from edgeshard_agent.model.library import library_config, library_of
 from edgeshard_agent.model.rotary import RotaryFrequencies
+from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
 from edgeshard.architectures import read_config
 from edgeshard.architectures.record import Fused
+from edgeshard.architectures.rope import Rotation
 from tests.agent.model.families import VARIANTS, decoder_of
 
 BASE = {
@@ -24,6 +27,7 @@ BASE = {
     "num_hidden_layers": 6,
     "rms_norm_eps": 1e-6,
     "num_local_experts": 2,
+    "num_experts_per_tok": 2,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0}
 LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
@@ -32,10 +36,8 @@ ROWS = [name for name in VARIANTS if isinstance(decoder_of(name).architecture.ru
 
 def assert_as_in_transformers(config: dict[str, Any]) -> None:
     decoder = read_config(config)
-    rope, shape = decoder.architecture.rope, decoder.shape
-    assert rope is not None
     theirs: Any = getattr(library_of(decoder), decoder.architecture.library.rotary_class)(library_config(decoder))
-    rotations = rope.rotations(decoder.fields, shape.head_dim, shape.max_context)
+    rotations = decoder.rotations()
     ours = RotaryFrequencies(rotations)
     for kind in rotations:
         prefix = f"{kind}_" if kind else ""
@@ -82,6 +84,30 @@ def test_of_yarn(given: dict[str, Any]) -> None:
     assert_as_in_transformers(BASE | {"model_type": "llama"} | given)
 
 
+@pytest.mark.parametrize("family", ["ministral3", "gpt_oss"])
+@pytest.mark.parametrize("given", [{}, {"rope_theta": 5e5}], ids=str)
+def test_of_families_that_assume_an_entry(family: str, given: dict[str, Any]) -> None:
+    assert_as_in_transformers(BASE | {"model_type": family, "head_dim": 64} | given)
+
+
+def test_queries_grow_with_their_position() -> None:
+    rotation = Rotation("default", 10_000.0, 8, {"original_max_position_embeddings": 16}, growth=0.1)
+    positions = torch.arange(200)
+    found = RotaryFrequencies({"": rotation}).query_factors(positions, "")
+    assert found is not None
+    expected = get_llama_4_attn_scale(positions.unsqueeze(0), 0.1, 16).flatten()
+    torch.testing.assert_close(found.float(), expected, rtol=3e-7, atol=0)
+    assert found[15] == 1.0 and found[16] > 1.0
+
+
+def test_queries_within_the_trained_context_stay_as_they_are() -> None:
+    rotation = Rotation("default", 10_000.0, 8, {"original_max_position_embeddings": 16}, growth=0.1)
+    growing = RotaryFrequencies({"": rotation, "never": replace(rotation, growth=0.0)})
+    assert growing.query_factors(torch.arange(16), "") is None
+    assert growing.query_factors(torch.arange(17), "") is not None
+    assert growing.query_factors(torch.arange(200), "never") is None
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -97,6 +123,23 @@ def test_of_yarn(given: dict[str, Any]) -> None:
 )
 def test_by_layer_type(given: dict[str, Any]) -> None:
     assert_as_in_transformers(BASE | {"model_type": "gemma3_text"} | given)
+
+
+PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 1e5, "partial_rotary_factor": 0.3, "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"rope_parameters": {"full_attention": PROPORTIONAL, "sliding_attention": {"rope_type": "default"}}},
+    ],
+    ids=str,
+)
+def test_of_gemma4(given: dict[str, Any]) -> None:
+    for entry in given.get("rope_parameters", {}).values():
+        entry.setdefault("rope_theta", 5e3)
+    assert_as_in_transformers(BASE | {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0} | given)
 
 
 @pytest.mark.parametrize(

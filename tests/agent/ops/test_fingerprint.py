@@ -47,7 +47,9 @@ def _nudged(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.skipif(not native.native_available(), reason="the native kernels are not built")
-@pytest.mark.parametrize("operator", ["rms_norm", "swiglu", "attend", "gelu", "silu", "_angles"])
+@pytest.mark.parametrize(
+    "operator", ["rms_norm", "swiglu", "geglu", "clamped_swiglu", "attend", "gelu", "silu", "_angles"]
+)
 def test_one_other_bit_of_an_operator_shows(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = bits_fingerprint()
     monkeypatch.setattr(fingerprint_module, operator, _nudged(getattr(fingerprint_module, operator)))

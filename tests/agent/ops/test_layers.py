@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
-from edgeshard_agent.ops.elementwise import gated_head_norm, rms_norm, rotary_, sigmoid_gate, swiglu
-from torch.nn.functional import silu
+from edgeshard_agent.ops.elementwise import (
+    clamped_swiglu,
+    gated_head_norm,
+    geglu,
+    rms_norm,
+    rotary_,
+    sigmoid_gate,
+    swiglu,
+)
+from torch.nn.functional import gelu, silu
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
+from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts, GptOssRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNormGated
 
@@ -51,6 +63,17 @@ def test_rms_norm_with_a_unit_offset_is_transformers(width: int, dtype: torch.dt
     normalised, summed = rms_norm(x, module.weight.data, 1e-5, residual, unit_offset=True)
     assert torch.equal(summed, x + residual)
     close(normalised, module(x + residual).detach())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 100, 1024])
+def test_rms_norm_that_is_rounded_last_is_transformers(width: int, dtype: torch.dtype, kernels: str) -> None:
+    x, residual = made(5, width, dtype=dtype) * 3, made(5, width, seed=1, dtype=dtype)
+    for module in (GptOssRMSNorm(width, eps=1e-5), Gemma4RMSNorm(width, eps=1e-5)):
+        module.weight.data = made(width, seed=2, dtype=dtype)
+        normalised, summed = rms_norm(x, module.weight.data, 1e-5, residual, rounded_last=True)
+        assert torch.equal(summed, x + residual)
+        close(normalised, module(x + residual).detach())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -102,6 +125,42 @@ def test_swiglu(inner: int, dtype: torch.dtype, kernels: str) -> None:
     close(swiglu(gate_up), silu(gate_up[:, :inner]) * gate_up[:, inner:])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("inner", [1, 17, 2816])
+def test_geglu(inner: int, dtype: torch.dtype, kernels: str) -> None:
+    gate_up = made(4, 2 * inner, dtype=dtype) * 4
+    close(geglu(gate_up), gelu(gate_up[:, :inner], approximate="tanh") * gate_up[:, inner:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("inner", [1, 17, 2880])
+def test_clamped_swiglu_is_transformers(inner: int, dtype: torch.dtype, kernels: str) -> None:
+    theirs = GptOssExperts(GptOssConfig(num_local_experts=1, hidden_size=2, intermediate_size=2))
+    gate_up = made(4, 2 * inner, dtype=dtype) * 5
+    assert gate_up.abs().max() > theirs.limit or inner == 1
+    close(clamped_swiglu(gate_up, theirs.alpha, theirs.limit), theirs._apply_gate(gate_up))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gates_of_a_row_do_not_depend_on_the_rows_beside_it(dtype: torch.dtype, kernels: str) -> None:
+    if kernels == "torch":
+        return  # with two threads gelu of these rows in float32 has other bits than of each alone
+    gate_up = made(129, 2000, dtype=dtype)
+    clamped = partial(clamped_swiglu, alpha=1.7, limit=2.0)
+    gates: list[Callable[[torch.Tensor], torch.Tensor]] = [swiglu, geglu, clamped]
+    for gate in gates:
+        assert torch.equal(gate(gate_up), torch.cat([gate(row.unsqueeze(0)) for row in gate_up]))
+
+
+def test_gates_at_the_ends_of_their_range(kernels: str) -> None:
+    gate = torch.tensor([[-1e30, -1000.0, -88.0, 0.0, 88.0, 1000.0, 1e30, float("nan")]])
+    gate_up = torch.cat((gate, torch.ones_like(gate)), dim=1)
+    torch.testing.assert_close(geglu(gate_up), gelu(gate, approximate="tanh"), rtol=1e-5, atol=1e-6, equal_nan=True)
+    clamped = gate.clamp(max=7.0)
+    found = clamped_swiglu(torch.stack((gate, torch.ones_like(gate)), dim=2).flatten(1), 1.0, 7.0)
+    torch.testing.assert_close(found, 2 * clamped * torch.sigmoid(clamped), rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
 def test_swiglu_at_the_ends_of_its_range(kernels: str) -> None:
     gate = torch.tensor([[-1000.0, -88.0, 0.0, 88.0, 1000.0, float("nan")]])
     result = swiglu(torch.cat((gate, torch.ones_like(gate)), dim=1))
@@ -117,6 +176,8 @@ def test_shapes_that_do_not_fit_are_refused(kernels: str) -> None:
         ("gate", lambda: sigmoid_gate(made(2, 8), made(2, 4))),
         ("gate_up", lambda: swiglu(made(2, 7))),
         ("gate_up", lambda: swiglu(x, made(2, 8))),
+        ("gate_up", lambda: geglu(made(2, 7))),
+        ("gate_up", lambda: clamped_swiglu(made(2, 7), 1.0, 1.0)),
         ("cos", lambda: rotary_(made(2, 1, 8), made(2, 1, 8), made(2, 10), made(2, 10))),
         ("cos", lambda: rotary_(made(2, 1, 8), made(2, 1, 8), made(3, 8), made(3, 8))),
         ("cos", lambda: rotary_(made(2, 1, 8), made(3, 1, 8), made(2, 8), made(2, 8))),

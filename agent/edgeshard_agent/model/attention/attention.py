@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,8 +27,14 @@ MOST_NATIVE_ROWS = 64
 """Rows of a step up to which blocks run in one native call. Beyond them Python's share of a step is below a hundredth,
 and the buffers between operators would grow."""
 
-Rotary = tuple[torch.Tensor, torch.Tensor]
-"""Cosines and sines of a step's positions, [T, rotary_dim] each."""
+
+class Rotary(NamedTuple):
+    """Cosines and sines of a step's positions, [T, rotary_dim] each; and what queries are multiplied by behind the
+    rotation, [T, 1, 1], None for nothing."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    query_factors: torch.Tensor | None = None
 
 
 class StepAttention:
@@ -98,7 +105,7 @@ class StepAttention:
     def native_pass(self, hidden: torch.Tensor, rotary: Rotary, arena: NativeArena) -> NativePass:
         """The step as `run_blocks` takes it, from hidden states [T, width]."""
         assert self._tables is not None
-        return NativePass(hidden, *rotary, self._tables, arena)
+        return NativePass(hidden, rotary.cos, rotary.sin, self._tables, arena)
 
 
 class SpansInChunks:

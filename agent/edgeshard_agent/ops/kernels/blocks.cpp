@@ -50,13 +50,13 @@ int32_t run(const Block& b, const Step& s, void* keys, void* values, void* adden
     };
 
     edgeshard_rms_norm(addend, first ? nullptr : residual, b.input_norm, normed, residual, s.rows, b.hidden, b.eps,
-                       0, b.element);
+                       NORM_PLAIN, b.element);
     linear(b.qkv, normed, b.hidden, qkv);
     for (int64_t r = 0; b.q_norm && r < rows; r++) {
         char* row = qkv + r * packed * size;
-        edgeshard_rms_norm(row, nullptr, b.q_norm, row, row, b.heads, b.head_dim, b.eps, 0, b.element);
+        edgeshard_rms_norm(row, nullptr, b.q_norm, row, row, b.heads, b.head_dim, b.eps, NORM_PLAIN, b.element);
         row += query * size;
-        edgeshard_rms_norm(row, nullptr, b.k_norm, row, row, b.kv_heads, b.head_dim, b.eps, 0, b.element);
+        edgeshard_rms_norm(row, nullptr, b.k_norm, row, row, b.kv_heads, b.head_dim, b.eps, NORM_PLAIN, b.element);
     }
     edgeshard_rotary(qkv, packed, s.rows, b.heads + b.kv_heads, b.head_dim, b.element, s.cos, s.sin, s.rotary_dim,
                      b.element);
@@ -88,7 +88,8 @@ int32_t run(const Block& b, const Step& s, void* keys, void* values, void* adden
     const int32_t refused = edgeshard_attention(&attention, s.threads);
     if (refused >= 0) return refused;
     linear(b.output, attended, query, addend);
-    edgeshard_rms_norm(addend, residual, b.post_norm, normed, residual, s.rows, b.hidden, b.eps, 0, b.element);
+    edgeshard_rms_norm(addend, residual, b.post_norm, normed, residual, s.rows, b.hidden, b.eps, NORM_PLAIN,
+                       b.element);
     linear(b.gate_up, normed, b.hidden, gate_up);
     edgeshard_swiglu(gate_up, inner, s.rows, b.inner, b.element);
     linear(b.down, inner, b.inner, addend);

@@ -209,15 +209,15 @@ void quantize(const Linear& linear, const void* x, int32_t element, int8_t* row,
 
 template <class T>
 void rms_norm_of(const void* x, const void* residual, const void* weight, void* normalised, void* sum, int32_t width,
-                 float eps, bool unit_offset) {
+                 float eps, int32_t form) {
     rms_norm_row(static_cast<const T*>(x), static_cast<const T*>(residual), static_cast<const T*>(weight),
-                 static_cast<T*>(normalised), static_cast<T*>(sum), width, eps, unit_offset);
+                 static_cast<T*>(normalised), static_cast<T*>(sum), width, eps, form);
 }
 
 void rms_norm(const void* x, const void* residual, const void* weight, void* normalised, void* sum, int32_t width,
-              float eps, bool unit_offset, int32_t element) {
+              float eps, int32_t form, int32_t element) {
     auto run = element == ELEMENT_BF16 ? rms_norm_of<uint16_t> : rms_norm_of<float>;
-    run(x, residual, weight, normalised, sum, width, eps, unit_offset);
+    run(x, residual, weight, normalised, sum, width, eps, form);
 }
 
 template <class T>
@@ -243,6 +243,20 @@ void swiglu(const void* gate_up, void* out, int32_t inner, int32_t element) {
         swiglu_row(static_cast<const uint16_t*>(gate_up), static_cast<uint16_t*>(out), inner);
     else
         swiglu_row(static_cast<const float*>(gate_up), static_cast<float*>(out), inner);
+}
+
+void geglu(const void* gate_up, void* out, int32_t inner, int32_t element) {
+    if (element == ELEMENT_BF16)
+        geglu_row(static_cast<const uint16_t*>(gate_up), static_cast<uint16_t*>(out), inner);
+    else
+        geglu_row(static_cast<const float*>(gate_up), static_cast<float*>(out), inner);
+}
+
+void clamped_swiglu(const void* gate_up, void* out, int32_t inner, float alpha, float limit, int32_t element) {
+    if (element == ELEMENT_BF16)
+        clamped_swiglu_row(static_cast<const uint16_t*>(gate_up), static_cast<uint16_t*>(out), inner, alpha, limit);
+    else
+        clamped_swiglu_row(static_cast<const float*>(gate_up), static_cast<float*>(out), inner, alpha, limit);
 }
 
 template <class T, class Angle>
@@ -331,6 +345,6 @@ void gated_norm(const GatedNorm& n, int32_t first, int32_t end) {
 }  // namespace
 
 extern const Kernels ES_ISA;
-const Kernels ES_ISA = {linear,      quantize,       rms_norm,  gated_head_norm, sigmoid_gate, swiglu,
-                        rotary,      write_kv,       attention, merge_attention, sample,       convolution,
-                        delta_rule,  delta_gates,    selective_scan, gated_norm};
+const Kernels ES_ISA = {linear,   quantize,       rms_norm,  gated_head_norm, sigmoid_gate,    swiglu,
+                        geglu,    clamped_swiglu, rotary,    write_kv,        attention,       merge_attention,
+                        sample,   convolution,    delta_rule, delta_gates,    selective_scan,  gated_norm};

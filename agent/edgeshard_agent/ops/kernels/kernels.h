@@ -158,6 +158,9 @@ struct GatedNorm {
     int32_t rows, width, groups, gate_first, element;
 };
 
+// Where rms_norm rounds: before it multiplies by the weight, or once, behind 1 + weight or the weight.
+enum : int32_t { NORM_PLAIN = 0, NORM_UNIT_OFFSET = 1, NORM_ROUNDED_LAST = 2 };
+
 // How the tokens of one request are chosen, as `Sampling` of generation.py says.
 struct Choice {
     double temperature, top_p, penalty;
@@ -195,11 +198,13 @@ struct Kernels {
     void (*quantize)(const Linear&, const void* x, int32_t element, int8_t* row, float* scales, int32_t* offsets);
     // One row of rms_norm; `residual` may be null. Both outputs are written.
     void (*rms_norm)(const void* x, const void* residual, const void* weight, void* normalised, void* sum,
-                     int32_t width, float eps, bool unit_offset, int32_t element);
+                     int32_t width, float eps, int32_t form, int32_t element);
     void (*gated_head_norm)(const void* x, const void* gate, const void* weight, void* out, int32_t width, float eps,
                        int32_t element);
     void (*sigmoid_gate)(void* values, const void* gate, int32_t width, int32_t element);
     void (*swiglu)(const void* gate_up, void* out, int32_t inner, int32_t element);
+    void (*geglu)(const void* gate_up, void* out, int32_t inner, int32_t element);
+    void (*clamped_swiglu)(const void* gate_up, void* out, int32_t inner, float alpha, float limit, int32_t element);
     // One head, rotated in place.
     void (*rotary)(void* head, const void* cos, const void* sin, int32_t rotary_dim, int32_t element,
                    int32_t angle_element);

@@ -29,10 +29,10 @@ ES_INLINE Float16 rounded_to(const uint16_t*, Float16 values) {
     return load_bf16(halves);
 }
 
-// With a unit offset it multiplies by 1 + weight and rounds once, at the end.
+// `form` is one of NORM_...
 template <class T>
 void rms_norm_row(const T* x, const T* residual, const T* weight, T* normalised, T* sum, int width, float eps,
-                  bool unit_offset) {
+                  int form) {
     Float16 squares = {};
     for (int i = 0; i < width; i += LANES) {
         Float16 values = load_some(x + i, width - i);
@@ -41,9 +41,11 @@ void rms_norm_row(const T* x, const T* residual, const T* weight, T* normalised,
         squares = fma16(values, values, squares);
     }
     const Float16 scale = splat(1.0f / std::sqrt(sum_lanes(squares) / static_cast<float>(width) + eps));
+    const bool rounded_last = form != NORM_PLAIN;
+    const Float16 offset = splat(form == NORM_UNIT_OFFSET ? 1.0f : 0.0f);
     for (int i = 0; i < width; i += LANES) {
         const Float16 values = load_some(sum + i, width - i) * scale, factors = load_some(weight + i, width - i);
-        store_some(normalised + i, unit_offset ? values * (factors + splat(1.0f)) : rounded_to(x, values) * factors,
+        store_some(normalised + i, rounded_last ? values * (factors + offset) : rounded_to(x, values) * factors,
                    width - i);
     }
 }
@@ -51,7 +53,7 @@ void rms_norm_row(const T* x, const T* residual, const T* weight, T* normalised,
 // The norm of a row times silu(gate), which is not rounded.
 template <class T>
 void gated_head_norm_row(const T* x, const T* gate, const T* weight, T* out, int width, float eps) {
-    rms_norm_row(x, static_cast<const T*>(nullptr), weight, out, out, width, eps, false);
+    rms_norm_row(x, static_cast<const T*>(nullptr), weight, out, out, width, eps, NORM_PLAIN);
     for (int i = 0; i < width; i += LANES) {
         const Float16 opened = load_some(gate + i, width - i);
         const Float16 factor = opened / (splat(1.0f) + exp16(-opened));
@@ -75,6 +77,33 @@ void swiglu_row(const T* gate_up, T* out, int inner) {
         Float16 up = load_some(gate_up + inner + i, inner - i);
         Float16 activated = rounded_to(gate_up, gate / (splat(1.0f) + exp16(-gate)));
         store_some(out + i, activated * up, inner - i);
+    }
+}
+
+// gelu(gate) * up in its form with tanh: (1 + tanh(z)) / 2 is 1 / (1 + exp(-2 z)).
+template <class T>
+void geglu_row(const T* gate_up, T* out, int inner) {
+    for (int i = 0; i < inner; i += LANES) {
+        const Float16 gate = load_some(gate_up + i, inner - i), up = load_some(gate_up + inner + i, inner - i);
+        const Float16 slope = fma16(gate * gate, splat(0.0713548162726f), splat(1.5957691216057f));
+        store_some(out + i, rounded_to(gate_up, gate / (splat(1.0f) + exp16(-gate * slope))) * up, inner - i);
+    }
+}
+
+// gate * sigmoid(alpha * gate) * (up + 1), with the gate at most `limit` and up within it; the two come in turn.
+template <class T>
+void clamped_swiglu_row(const T* gate_up, T* out, int inner, float alpha, float limit) {
+    auto rounded = [&](Float16 values) { return rounded_to(gate_up, values); };
+    for (int i = 0; i < inner; i += LANES) {
+        Float16 gate = {}, up = {};
+        for (int j = 0; j < LANES && i + j < inner; j++) {
+            gate[j] = as_float(gate_up[2 * (i + j)]);
+            up[j] = as_float(gate_up[2 * (i + j) + 1]);
+        }
+        gate = min16(splat(limit), gate);
+        up = max16(splat(-limit), min16(splat(limit), up));
+        const Float16 opened = rounded(splat(1.0f) / (splat(1.0f) + exp16(-rounded(gate * splat(alpha)))));
+        store_some(out + i, rounded(up + splat(1.0f)) * rounded(gate * opened), inner - i);
     }
 }
 

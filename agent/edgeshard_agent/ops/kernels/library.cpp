@@ -163,13 +163,13 @@ void edgeshard_linear(const Linear* linear, const void* x, int64_t x_stride, int
 }
 
 void edgeshard_rms_norm(const void* x, const void* residual, const void* weight, void* normalised, void* sum,
-                        int32_t rows, int32_t width, float eps, int32_t unit_offset, int32_t element) {
+                        int32_t rows, int32_t width, float eps, int32_t form, int32_t element) {
     const int64_t row_bytes = width * size_of(element);
     for (int64_t offset = 0; offset < rows * row_bytes; offset += row_bytes)
         chosen.kernels->rms_norm(static_cast<const char*>(x) + offset,
                                  residual ? static_cast<const char*>(residual) + offset : nullptr, weight,
                                  static_cast<char*>(normalised) + offset, static_cast<char*>(sum) + offset, width, eps,
-                                 unit_offset != 0, element);
+                                 form, element);
 }
 
 void edgeshard_gated_head_norm(const void* x, const void* gate, int64_t gate_stride, const void* weight, void* out,
@@ -199,6 +199,21 @@ void edgeshard_swiglu(const void* gate_up, void* out, int32_t rows, int32_t inne
     for (int64_t r = 0; r < rows; r++)
         chosen.kernels->swiglu(static_cast<const char*>(gate_up) + 2 * r * row_bytes,
                                static_cast<char*>(out) + r * row_bytes, inner, element);
+}
+
+void edgeshard_geglu(const void* gate_up, void* out, int32_t rows, int32_t inner, int32_t element) {
+    const int64_t row_bytes = inner * size_of(element);
+    for (int64_t r = 0; r < rows; r++)
+        chosen.kernels->geglu(static_cast<const char*>(gate_up) + 2 * r * row_bytes,
+                              static_cast<char*>(out) + r * row_bytes, inner, element);
+}
+
+void edgeshard_clamped_swiglu(const void* gate_up, void* out, int32_t rows, int32_t inner, float alpha, float limit,
+                              int32_t element) {
+    const int64_t row_bytes = inner * size_of(element);
+    for (int64_t r = 0; r < rows; r++)
+        chosen.kernels->clamped_swiglu(static_cast<const char*>(gate_up) + 2 * r * row_bytes,
+                                       static_cast<char*>(out) + r * row_bytes, inner, alpha, limit, element);
 }
 
 void edgeshard_rotary(void* x, int64_t row_stride, int32_t rows, int32_t heads, int32_t head_dim, int32_t element,

@@ -21,7 +21,7 @@ void edgeshard_linear(const Linear* linear, const void* x, int64_t x_stride, int
                       int64_t out_stride, int32_t element, int32_t thread_count);
 
 void edgeshard_rms_norm(const void* x, const void* residual, const void* weight, void* normalised, void* sum,
-                        int32_t rows, int32_t width, float eps, int32_t unit_offset, int32_t element);
+                        int32_t rows, int32_t width, float eps, int32_t form, int32_t element);
 
 // `out` and x are [rows][heads][width], a row of gates begins every `gate_stride`; `values` are [rows][width].
 void edgeshard_gated_head_norm(const void* x, const void* gate, int64_t gate_stride, const void* weight, void* out,
@@ -29,7 +29,11 @@ void edgeshard_gated_head_norm(const void* x, const void* gate, int64_t gate_str
 void edgeshard_sigmoid_gate(void* values, const void* gate, int64_t gate_stride, int32_t rows, int32_t width,
                             int32_t element);
 
+// From gate | up, [rows][2 * inner], to [rows][inner]; the last takes numbers of gate and up in turn.
 void edgeshard_swiglu(const void* gate_up, void* out, int32_t rows, int32_t inner, int32_t element);
+void edgeshard_geglu(const void* gate_up, void* out, int32_t rows, int32_t inner, int32_t element);
+void edgeshard_clamped_swiglu(const void* gate_up, void* out, int32_t rows, int32_t inner, float alpha, float limit,
+                              int32_t element);
 
 void edgeshard_rotary(void* x, int64_t row_stride, int32_t rows, int32_t heads, int32_t head_dim, int32_t element,
                       const void* cos, const void* sin, int32_t rotary_dim, int32_t angle_element);
