@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,9 @@ def save_hybrid(path: Path, **options: Any) -> Any:
     return save_random(path, "qwen3_5-text", **options)
 
 
-def answer_alone(model: Any, prompt: list[int], new_tokens: int) -> list[int]:
-    """The likeliest tokens, each from one pass over all before it."""
-    ids = list(prompt)
-    for _ in range(new_tokens):
-        with torch.no_grad():
-            ids.append(int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
-    return ids[len(prompt) :]
+def likeliest(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
+    """The likeliest tokens behind the prompt and behind each of the answer's tokens but the last, by one pass over all:
+    they are the answer where each of its tokens is the likeliest."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *answer[:-1]]]), use_cache=False).logits[0]
+    return [int(token) for token in logits[len(prompt) - 1 :].argmax(-1)]
