@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from edgeshard import Client
 from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import ModelName
 from edgeshard.domain.nodes.device import StagePhase
 from edgeshard.domain.requests.generation import Finished, GenerationEvent, Token
 from tests.chaos import matrix
@@ -196,7 +197,7 @@ class Trials:
 
     async def _add(self, shape: Shape) -> dict[str, object]:
         """Have the site know the model of a shape; what of a deployment's spec says that it runs, and how."""
-        if shape not in {model.name for model in await self.site.client.stored_models()}:
+        if ModelName(shape) not in {model.name for model in await self.site.client.stored_models()}:
             directory = self.site.directory / f"model of {shape}"
             save(shape, directory)
             await self.site.client.add_model(directory, shape)
