@@ -111,7 +111,7 @@ soak: $(STAMP) ## a site under load for half an hour: whether its memory stays f
 	@mkdir -p .benchmarks
 	$(BIN)/python -m bench.soak -o .benchmarks/soak.json $(ARGS)
 
-chaos: $(STAMP) ## a node is killed in every step of an answer, and more: no token may change (20 minutes)
+chaos: $(STAMP) ## a node is killed in every step of an answer, and more: no token may change (30 minutes)
 	@$(BIN)/python -m tests.chaos.run --cases full $(ARGS)
 
 chaos-long: $(STAMP) ## the coordinator is killed around each write, nodes restart and stand still, clients leave (15 minutes)

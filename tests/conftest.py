@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -53,6 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell that begins the tests in the background has them ignore it, and whatever they start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     forms.LONG = config.getoption("--long")
+    os.environ.setdefault(forms.DAY, str(int(time.time() // 86_400)))
     hypothesis.settings.load_profile("default" if forms.LONG else "same")
 
 

@@ -10,12 +10,14 @@ from edgeshard.domain.requests.generation import Finished, FinishReason, Generat
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The undisturbed answer to a request: `text` is all of it, also what was held back until the end."""
+    """The undisturbed answer to a request: `text` is all of it, also what was held back until the end. `logprobs` are 0
+    where nobody asked for them."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
     text: str
     reason: FinishReason
+    logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +37,26 @@ def reference_of(events: Sequence[GenerationEvent]) -> Reference:
     if len(started) != 1 or len(ends) != 1:
         raise ValueError(f"the undisturbed stream began {len(started)} times and ended {len(ends)} times")
     text = "".join(token.text for token in tokens) + ends[0].text
-    reference = Reference(started[0].prompt_tokens, tuple(token.token for token in tokens), text, ends[0].reason)
+    ids, logprobs = tuple(token.token for token in tokens), tuple(token.logprob for token in tokens)
+    reference = Reference(started[0].prompt_tokens, ids, text, ends[0].reason, logprobs)
     problems = check(events, reference).problems
     if problems:
         raise ValueError(f"the undisturbed stream is wrong itself: {'; '.join(problems)}")
     return reference
 
 
-def check(events: Sequence[GenerationEvent], reference: Reference, *, whole: bool = True) -> Verdict:
-    """Compare a stream with its reference. Unless it must be `whole`, it may end anywhere, so far without a fault."""
+def check(
+    events: Sequence[GenerationEvent], reference: Reference, *, whole: bool = True, slack: float = 0.0
+) -> Verdict:
+    """Compare a stream with its reference. Unless it must be `whole`, it may end anywhere, so far without a fault.
+
+    Log-probabilities must be the reference's bit for bit, or within `slack` of them.
+    """
     problems = list(_order(events, whole))
     for event in events:
         if isinstance(event, Started) and event.prompt_tokens != reference.prompt:
             problems.append("the prompt's tokens are others")
-    wrong, found = _tokens([event for event in events if isinstance(event, Token)], reference, whole)
+    wrong, found = _tokens([event for event in events if isinstance(event, Token)], reference, whole, slack)
     problems += found
     problems += _end(events, reference)
     if not problems and not reference.text.startswith(streamed := _text(events)):
@@ -69,7 +77,7 @@ def _order(events: Sequence[GenerationEvent], whole: bool) -> list[str]:
     return problems
 
 
-def _tokens(tokens: Sequence[Token], reference: Reference, whole: bool) -> tuple[int, list[str]]:
+def _tokens(tokens: Sequence[Token], reference: Reference, whole: bool, slack: float) -> tuple[int, list[str]]:
     """How many are wrong, and the first of each kind of fault."""
     problems: dict[str, str] = {}
     wrong, expected = 0, len(reference.prompt)
@@ -88,6 +96,8 @@ def _tokens(tokens: Sequence[Token], reference: Reference, whole: bool) -> tuple
         elif token.token != reference.tokens[number]:
             problems.setdefault("changed", f"token {number} is another than the reference's")
             wrong += 1
+        elif not abs(token.logprob - (right := reference.logprobs[number])) <= slack:
+            problems.setdefault("likelier", f"token {number} has log-probability {token.logprob!r}, {right!r} is right")
     came = expected - len(reference.prompt)
     if whole and came < len(reference.tokens):
         problems.setdefault("short", f"{came} of {len(reference.tokens)} tokens came")

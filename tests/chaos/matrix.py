@@ -18,10 +18,9 @@ PROMPT = 96
 NEW_TOKENS = 32
 CHUNK = 32
 """Tokens of a chunk of a prompt that is alone; see STEP_TOKENS of the site."""
+BLOCK_TOKENS = 16
 VOCABULARY = (3, 4096)
 SEEDS = 50
-QUICK = 44
-"""Cases of a quick run, of those that need no proxy."""
 SHORT_PROMPT = 16
 DECODING, PREFILLING, WAITING = 5, 2, 1
 
@@ -39,6 +38,17 @@ class Dtype(StrEnum):
         return {"dtype": "float32" if self is Dtype.FP32 else "bfloat16"}
 
 
+class Shape(StrEnum):
+    """A small model whose layers keep different things; tests/chaos/shapes.py makes it."""
+
+    HYBRID = "hybrid"
+    """Of Qwen3.5: linear attention with states of each request, and full attention."""
+    NEMOTRON = "nemotron"
+    """Layers of Mamba2, of attention, of an MLP alone and of experts alone: the last two keep nothing."""
+    GEMMA4 = "gemma4"
+    """Windowed and full attention, with other heads in each."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """A request. `seed` draws the prompt, and the tokens where it is `sampled`."""
@@ -47,6 +57,7 @@ class Ask:
     prompt_tokens: int = PROMPT
     new_tokens: int = NEW_TOKENS
     sampled: bool = False
+    logprobs: bool = False
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -55,7 +66,7 @@ class Ask:
 
     @property
     def options(self) -> GenerateOptions:
-        options = GenerateOptions(max_new_tokens=self.new_tokens, ignore_eos=True)
+        options = GenerateOptions(max_new_tokens=self.new_tokens, ignore_eos=True, logprobs=self.logprobs)
         if self.sampled:
             # A node that is new to a request has to be told what penalties count. Below 0 they matter most often.
             options |= GenerateOptions(temperature=0.9, top_p=0.95, min_p=0.01, seed=self.seed)
@@ -120,7 +131,8 @@ class LinkFault:
 @dataclass(frozen=True, slots=True)
 class Case:
     """`group` is its row in the table. With `crowd` eight requests run: five decode when two long prompts come, and one
-    more, for which there is no room yet."""
+    more, for which there is no room yet. Without a `shape` the demo model runs; with one, the request begins from what
+    is kept of its prompt, and log-probabilities are compared as well."""
 
     group: str
     dtype: Dtype
@@ -129,6 +141,7 @@ class Case:
     crowd: bool = False
     sampled: bool = False
     seed: int = 1
+    shape: Shape | None = None
 
     @property
     def name(self) -> str:
@@ -150,7 +163,7 @@ def step_name(position: int) -> str:
 def asks(case: Case) -> tuple[tuple[Ask, ...], tuple[Ask, ...]]:
     """The requests of a case: those that come first, and those that come once the first are decoding."""
     if not case.crowd:
-        return (Ask(case.seed, sampled=case.sampled),), ()
+        return (Ask(case.seed, sampled=case.sampled, logprobs=case.shape is not None),), ()
     first = [Ask(100 * case.seed + n, SHORT_PROMPT, sampled=n % 2 == 1) for n in range(DECODING)]
     late = [Ask(100 * case.seed + DECODING + n) for n in range(PREFILLING + WAITING)]
     return tuple(first), tuple(late)
@@ -163,7 +176,8 @@ def steps() -> tuple[int, ...]:
 
 
 def full(seed: int) -> list[Case]:
-    return [*every_step(), *seeded(seed), *sampler(), *crowd(), *twice(), *halted(), *saves(), *links(seed)]
+    nodes = [*every_step(), *seeded(seed), *sampler(), *crowd(), *twice(), *halted(), *saves(), *shaped()]
+    return [*nodes, *links(seed)]
 
 
 def quick(seed: int, share: int = 1) -> list[Case]:
@@ -179,6 +193,7 @@ def quick(seed: int, share: int = 1) -> list[Case]:
         ):
             by_group.setdefault(case.group, []).append(case)
     lots = {"every step": 12, "seeds": 8, "sampler": 3, "crowd": 5, "two failures": 6, "coordinator": 10, "links": 8}
+    lots |= {Shape.HYBRID: 6, Shape.NEMOTRON: 4, Shape.GEMMA4: 4}
     return [case for group, count in lots.items() for case in _some(by_group[group], -(-count // share), chance)]
 
 
@@ -194,6 +209,17 @@ def every_step() -> Iterator[Case]:
         for place in places:
             for position in steps():
                 yield Case("every step", Dtype.FP32, (Fault(stage, place, position),))
+
+
+def shaped() -> Iterator[Case]:
+    """Each stage of each shape, in every step of a request that begins from what is kept of its prompt, by turns before
+    it computes and after it sent."""
+    kept = (PROMPT - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    for shape in Shape:
+        for stage in range(STAGES):
+            for number, position in enumerate((kept, *range(PROMPT, PROMPT + NEW_TOKENS - 1))):
+                place = (Place.BEFORE_COMPUTE, Place.AFTER_SEND)[(stage + number) % 2]
+                yield Case(shape, Dtype.FP32, (Fault(stage, place, position),), shape=shape)
 
 
 def seeded(seed: int) -> Iterator[Case]:

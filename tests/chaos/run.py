@@ -45,10 +45,10 @@ class Options:
 
 
 def chosen(options: Options) -> list[Case]:
-    """The cases to run, those of one site and dtype one after the other."""
+    """The cases to run, those of one site, shape and dtype one after the other."""
     cases = matrix.full(options.seed) if options.cases == "full" else matrix.quick(options.seed, options.share)
     wanted = [case for case in cases if options.only in case.name]
-    return sorted(wanted, key=lambda case: (bool(case.links), list(matrix.Dtype).index(case.dtype)))
+    return sorted(wanted, key=lambda case: (bool(case.links), case.shape or "", list(matrix.Dtype).index(case.dtype)))
 
 
 async def run_cases(cases: Sequence[Case], directory: Path) -> tuple[list[Outcome], list[str]]:
@@ -74,7 +74,8 @@ async def _run_on(
 ) -> list[Case]:
     """Run cases until the site is broken; those that are left."""
     for number, case in enumerate(cases):
-        last = number + 1 == len(cases) or cases[number + 1].dtype is not case.dtype
+        behind = cases[number + 1 :]
+        last = not behind or (behind[0].shape, behind[0].dtype) != (case.shape, case.dtype)
         began = time.monotonic()
         try:
             outcome = await trials.run(case)
@@ -84,7 +85,7 @@ async def _run_on(
             why = f"the site did not serve undisturbed, before or after: {type(error).__name__}: {error}"
             outcomes.append(Outcome(case, (why,), 0, 0, 0.0, time.monotonic() - began))
             say(line(outcomes[-1], len(outcomes), total))
-            return list(cases[number + 1 :])
+            return list(behind)
         outcomes.append(outcome)
         say(line(outcome, len(outcomes), total))
     return []

@@ -69,7 +69,6 @@ class ChaosSite:
         *,
         proxied: bool = False,
         options: Sequence[str] = (),
-        model: Path = DEMO_MODEL,
     ) -> None:
         self.directory = directory
         self.nodes = tuple(nodes)
@@ -77,7 +76,6 @@ class ChaosSite:
         self.proxies: dict[str, Proxy] = {}
         self._proxied = proxied
         self._options = tuple(options)
-        self._model = model
         self._nursery: Nursery | None = None
         self._client: Client | None = None
         self._free = _free_ports(1 + len(nodes))
@@ -119,7 +117,7 @@ class ChaosSite:
             self.daemons[name] = Daemon(name, "tests.chaos.agent", arguments, self.directory, nursery)
         await asyncio.gather(*(self.start_daemon(name) for name in self.nodes))
         self._client = Client(self.address, plaintext=True)
-        await self._client.add_model(self._model, MODEL)
+        await self._client.add_model(DEMO_MODEL, MODEL)
 
     async def stop(self) -> None:
         for daemon in self.daemons.values():

@@ -16,7 +16,7 @@ TOKENS = (40, 41, 42, 43)
 
 
 def stream() -> list[GenerationEvent]:
-    tokens = [Token(len(PROMPT) + n, token, f"w{token} ") for n, token in enumerate(TOKENS)]
+    tokens = [Token(len(PROMPT) + n, token, f"w{token} ", -0.1 * n) for n, token in enumerate(TOKENS)]
     placement = Placement((), 1, 1, 1, 1)
     return [
         Started(RequestId("r"), DeploymentName("tales"), PROMPT, placement),
@@ -48,6 +48,8 @@ def test_the_undisturbed_stream_has_no_fault_and_its_text_is_whole() -> None:
         ([*stream()[:2], stream()[3], stream()[2], *stream()[4:]], "token 1 was repeated or came late", 1),
         ([*stream()[:-2], stream()[-1]], "3 of 4 tokens came", 0),
         ([*stream()[:-1], Token(7, 44, ""), stream()[-1]], "token 4 is beyond", 1),
+        (changed(2, logprob=-0.1000001), "token 1 has log-probability -0.1000001, -0.1 is right", 0),
+        (changed(2, logprob=float("nan")), "token 1 has log-probability nan", 0),
         (changed(2, text="w14 "), "the text differs", 0),
         (changed(5, text="en"), "the text is too short", 0),
         (changed(5, text="end."), "the text differs", 0),
@@ -75,6 +77,11 @@ def test_a_stream_that_broke_off_is_right_as_far_as_it_came(length: int) -> None
 
 def test_a_broken_off_stream_is_wrong_where_it_is() -> None:
     assert check(changed(1, token=99)[:2], REFERENCE, whole=False).wrong_tokens == 1
+
+
+def test_log_probabilities_may_differ_by_the_slack() -> None:
+    assert check(changed(2, logprob=-0.1000001), REFERENCE, slack=1e-5).problems == ()
+    assert check(changed(2, logprob=-0.1001), REFERENCE, slack=1e-5).problems
 
 
 def test_an_unfinished_stream_is_no_reference() -> None:

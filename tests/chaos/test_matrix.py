@@ -33,6 +33,16 @@ def test_every_step_of_every_stage_is_a_case_and_hits_that_step_alone() -> None:
                 assert [point.matches(Moment(place, n, (span,))) for n, span in enumerate(spans)].index(True) == number
 
 
+def test_every_step_of_every_stage_of_each_shape_is_a_case() -> None:
+    spans = [Span(1, 80, 16, True), *spans_of_a_request()[3:]]  # the request begins from what is kept of its prompt
+    for shape in matrix.Shape:
+        faults = [case.faults[0] for case in matrix.shaped() if case.shape is shape]
+        for stage in range(STAGES):
+            points = [Failpoint("f", fault.place, position=fault.position) for fault in faults if fault.at == stage]
+            hit = [[p.matches(Moment(p.place, 0, (span,))) for span in spans].index(True) for p in points]
+            assert hit == list(range(len(spans)))
+
+
 def test_names_say_which_step_it_is() -> None:
     assert [matrix.step_name(position) for position in matrix.steps()][:5] == [
         "chunk0",

@@ -7,17 +7,19 @@ import statistics
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edgeshard import Client
 from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import ModelName
 from edgeshard.domain.nodes.device import StagePhase
 from edgeshard.domain.requests.generation import Finished, GenerationEvent, Token
 from tests.chaos import matrix
 from tests.chaos.checker import Reference, check, reference_of
 from tests.chaos.failpoints import Action, Failpoint
-from tests.chaos.matrix import STAGES, Ask, Case, Dtype, LinkFault, LinkKind
+from tests.chaos.matrix import STAGES, Ask, Case, Dtype, LinkFault, LinkKind, Shape
 from tests.chaos.proxy import Link
+from tests.chaos.shapes import layers_of, save, slack_of
 from tests.chaos.site import BACK_S, COORDINATOR, DEPLOYMENT, ChaosSite
 
 REQUEST_S = 60.0
@@ -99,13 +101,13 @@ class Outcome:
 
 
 class Trials:
-    """Runs cases one after the other; those of one dtype share a deployment, whose spec has `fields`."""
+    """Runs cases one after the other; those of one shape and dtype share a deployment, whose spec has `fields`."""
 
     def __init__(self, site: ChaosSite, **fields: object) -> None:
         self.site = site
         self._fields = fields
-        self._dtype: Dtype | None = None
-        self._undisturbed: dict[tuple[Dtype, Ask], Undisturbed] = {}
+        self._deployed: tuple[Shape | None, Dtype] | None = None
+        self._undisturbed: dict[tuple[Shape | None, Dtype, Ask], Undisturbed] = {}
         self._count = 0
         self._disturbed_at: list[float] = []
         """When the faults of this case's links were set, in seconds of the wall clock."""
@@ -113,8 +115,12 @@ class Trials:
         """Links that are to flip a bit, and how many they had flipped before."""
 
     async def prepare(self, case: Case) -> None:
-        """Have everything as the case wants it: it is deployed, and the spare node is warm where there is a standby."""
-        await self._deploy(case.dtype)
+        """Have everything as the case wants it: it is deployed, the spare node is warm where there is a standby, and a
+        shape's prompt is kept, of which an epoch's end leaves nothing."""
+        await self._deploy(case)
+        if case.shape is not None:
+            (ask,), _ = matrix.asks(case)
+            await self._undisturbed_run(replace(ask, new_tokens=1))
         if self._fields.get("standby"):
             await self.site.until(self._warm, BACK_S)
 
@@ -129,7 +135,7 @@ class Trials:
         """
         await self.prepare(case)
         first, late = matrix.asks(case)
-        undisturbed = [await self._known(case.dtype, ask) for ask in (*first, *late)]
+        undisturbed = [await self._known(case, ask) for ask in (*first, *late)]
         self._count += 1
         self._disturbed_at, self._flips = [], []
         points = await self._arm(case)
@@ -145,7 +151,8 @@ class Trials:
             problems.append("no bit was flipped: the byte never came")
         wrong = 0
         for number, (stream, known) in enumerate(zip(streams, undisturbed, strict=True)):
-            verdict = check(stream.events, known.reference, whole=stream.error is None)
+            slack = 0.0 if case.shape is None else slack_of(case.shape)
+            verdict = check(stream.events, known.reference, whole=stream.error is None, slack=slack)
             wrong += verdict.wrong_tokens
             problems += [f"request {number}: {problem}" for problem in verdict.problems]
             if stream.error is not None:
@@ -178,24 +185,38 @@ class Trials:
 
     def forget_site(self, site: ChaosSite) -> None:
         """Go on with a new site, on which nothing is deployed."""
-        self.site, self._dtype = site, None
+        self.site, self._deployed = site, None
 
-    async def _deploy(self, dtype: Dtype) -> None:
+    async def _deploy(self, case: Case) -> None:
         """Three stages and a spare, as cases want them: with two nodes lost, those that are left share the layers."""
-        if self._dtype is not dtype or len(await self.site.stages()) != STAGES:
-            await self.site.deploy(**dtype.fields, **self._fields)
-            self._dtype = dtype
+        wanted = case.shape, case.dtype
+        if self._deployed != wanted or len(await self.site.stages()) != STAGES:
+            fields = {} if case.shape is None else await self._add(case.shape)
+            await self.site.deploy(**case.dtype.fields, **fields, **self._fields)
+            self._deployed = wanted
 
-    async def _known(self, dtype: Dtype, ask: Ask) -> Undisturbed:
-        if (dtype, ask) not in self._undisturbed:
-            stream = Stream(ask)
-            async with asyncio.timeout(REQUEST_S):
-                await stream.run(self.site.client)
-            if stream.error is not None:
-                raise stream.error
-            gap_s = statistics.median(stream.gaps[1:])
-            self._undisturbed[dtype, ask] = Undisturbed(reference_of(stream.events), gap_s)
-        return self._undisturbed[dtype, ask]
+    async def _add(self, shape: Shape) -> dict[str, object]:
+        """Have the site know the model of a shape; what of a deployment's spec says that it runs, and how."""
+        if ModelName(shape) not in {model.name for model in await self.site.client.stored_models()}:
+            directory = self.site.directory / f"model of {shape}"
+            save(shape, directory)
+            await self.site.client.add_model(directory, shape)
+        return {"model": shape, "layers": layers_of(shape), "prefix_cache": True}
+
+    async def _known(self, case: Case, ask: Ask) -> Undisturbed:
+        key = case.shape, case.dtype, ask
+        if key not in self._undisturbed:
+            stream = await self._undisturbed_run(ask)
+            self._undisturbed[key] = Undisturbed(reference_of(stream.events), statistics.median(stream.gaps[1:]))
+        return self._undisturbed[key]
+
+    async def _undisturbed_run(self, ask: Ask) -> Stream:
+        stream = Stream(ask)
+        async with asyncio.timeout(REQUEST_S):
+            await stream.run(self.site.client)
+        if stream.error is not None:
+            raise stream.error
+        return stream
 
     async def _arm(self, case: Case) -> dict[str, Action]:
         """The failpoints of a case, in the processes that they are of now: their ids and actions."""

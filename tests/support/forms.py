@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 
 import pytest
 from _pytest.mark import ParameterSet
 
+DAY = "EDGESHARD_TEST_DAY"
+"""Names the environment variable that chooses among cases that are too many for a run. tests/conftest.py sets it, so
+that all processes of a run have the same."""
 LONG = False
 """Set by tests/conftest.py before a test module is imported, from pytest's option --long."""
 
@@ -14,6 +18,14 @@ LONG = False
 def in_form(quick: int, long: int) -> int:
     """So many examples, seeds or kills."""
     return long if LONG else quick
+
+
+def in_turn(count: int, cases: Sequence[object]) -> list[ParameterSet]:
+    """Parameters of the long form alone: one in `count` of the cases, others each day, and all of them where
+    EDGESHARD_TEST_DAY is "every". Set to a day's number, it runs that day's."""
+    day = os.environ[DAY]
+    chosen = cases if day == "every" else [case for n, case in enumerate(cases) if n % count == int(day) % count]
+    return [pytest.param(case, marks=pytest.mark.long) for case in chosen]
 
 
 def one_in(count: int, cases: Iterable[object]) -> list[ParameterSet]:

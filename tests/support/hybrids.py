@@ -1,7 +1,9 @@
-"""A small random model whose requests have states: of its four layers three have linear attention."""
+"""Small random models, such as one whose requests have states."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +13,25 @@ import transformers
 from tests.agent.model.families import VARIANTS
 
 
-def save_hybrid(path: Path, **sizes: int) -> Any:
-    """Write a checkpoint in float32; transformers' model of it. `sizes` are keys of its config."""
+def save_random(path: Path, row: str, **options: Any) -> Any:
+    """Write a checkpoint of a row of families.py in float32, with other `options` of its config; transformers' model of
+    it."""
     torch.manual_seed(3)
-    config = VARIANTS["qwen3_5-text"].library_config()
-    for name, size in {"initializer_range": 0.15, **sizes}.items():
-        setattr(config, name, size)
+    variant = VARIANTS[row]
+    config = replace(variant, options=variant.options | {"initializer_range": 0.15} | options).library_config()
     model = transformers.AutoModelForCausalLM.from_config(config).float()
     model.save_pretrained(path)
     return model
 
 
-def answer_alone(model: Any, prompt: list[int], new_tokens: int) -> list[int]:
-    """The likeliest tokens, each from one pass over all before it."""
-    ids = list(prompt)
-    for _ in range(new_tokens):
-        with torch.no_grad():
-            ids.append(int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
-    return ids[len(prompt) :]
+def save_hybrid(path: Path, **options: Any) -> Any:
+    """The same of a model whose requests have states: of its four layers three have linear attention."""
+    return save_random(path, "qwen3_5-text", **options)
+
+
+def likeliest(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
+    """The likeliest tokens behind the prompt and behind each of the answer's tokens but the last, by one pass over all:
+    they are the answer where each of its tokens is the likeliest."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *answer[:-1]]]), use_cache=False).logits[0]
+    return [int(token) for token in logits[len(prompt) - 1 :].argmax(-1)]

@@ -6,23 +6,13 @@ import asyncio
 from pathlib import Path
 
 import pytest
-import torch
-import transformers
 
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.local.cluster import LocalCluster
-from tests.agent.model.families import VARIANTS
+from tests.support.hybrids import likeliest, save_random
 
 PROMPTS = [[5, 7, 9, 11, 13, 2], [3, 3, 8], [40, 1, 2, 3, 4, 5, 6, 7, 8, 9]]
 NEW_TOKENS = 10
-
-
-def _alone(model: torch.nn.Module, prompt: list[int]) -> tuple[int, ...]:
-    ids = list(prompt)
-    for _ in range(NEW_TOKENS):
-        with torch.no_grad():
-            ids.append(int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
-    return tuple(ids[len(prompt) :])
 
 
 @pytest.mark.parametrize(
@@ -35,11 +25,7 @@ def _alone(model: torch.nn.Module, prompt: list[int]) -> tuple[int, ...]:
 )
 @pytest.mark.asyncio
 async def test_a_hybrid_over_real_nodes_gives_the_tokens_of_transformers(row: str, layers: str, tmp_path: Path) -> None:
-    torch.manual_seed(3)
-    config = VARIANTS[row].library_config()
-    config.initializer_range = 0.15
-    model = transformers.AutoModelForCausalLM.from_config(config).float()
-    model.save_pretrained(tmp_path / "model")
+    model = save_random(tmp_path / "model", row)
     cluster = LocalCluster(tmp_path, [part[0] for part in layers.split(",")], threads=1)
     await cluster.start()
     try:
@@ -48,7 +34,8 @@ async def test_a_hybrid_over_real_nodes_gives_the_tokens_of_transformers(row: st
             values = {"model": "hybrid", "source": "a", "layers": layers, "dtype": "float32", "max_context": 48}
             await client.deploy(parse_spec({"name": "h", **values, "concurrency": 4}), timeout_s=60)
             ways = [client.complete("h", prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True) for prompt in PROMPTS]
-            found = [tuple(answer.token_ids) for answer in await asyncio.gather(*ways)]
+            found = [list(answer.token_ids) for answer in await asyncio.gather(*ways)]
     finally:
         await cluster.stop(1.0)
-    assert found == [_alone(model, prompt) for prompt in PROMPTS]
+    assert [len(answer) for answer in found] == [NEW_TOKENS] * len(PROMPTS)
+    assert found == [likeliest(model, prompt, answer) for prompt, answer in zip(PROMPTS, found, strict=True)]

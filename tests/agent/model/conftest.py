@@ -33,13 +33,13 @@ transformers.utils.logging.disable_progress_bar()
 LENGTHS = (21, 17, 13)
 BLOCK_TOKENS = 16
 KV_BLOCKS = 40
-SLOTS = 5
+SLOTS = 8
 DELTA_RULES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A saved model, its manifest, and for each of three sequences the unsplit model's logits [length, vocab]."""
+    """A saved model, its manifest, and for each of its sequences the unsplit model's logits [length, vocab]."""
 
     path: Path
     config: dict[str, Any]
@@ -67,7 +67,8 @@ class Checkpoint:
         )
 
 
-def build(variant: Variant, path: Path) -> Checkpoint:
+def build(variant: Variant, path: Path, lengths: Sequence[int] = LENGTHS) -> Checkpoint:
+    """With sequences of these lengths."""
     torch.manual_seed(7)
     auto = getattr(transformers, variant.auto)
     model = auto.from_config(variant.library_config(), attn_implementation="eager", dtype=torch.float32).eval()
@@ -94,7 +95,7 @@ def build(variant: Variant, path: Path) -> Checkpoint:
     parsed = parse_config(saved)
     manifest = ModelManifest(ModelName("tiny"), parsed.architecture, json.dumps(saved), infos, ())
     generator = np.random.default_rng(3)
-    sequences = tuple(generator.integers(0, parsed.vocab_size, length) for length in LENGTHS)
+    sequences = tuple(generator.integers(0, parsed.vocab_size, length) for length in lengths)
     with torch.no_grad():
         reference = tuple(model(torch.from_numpy(ids)[None]).logits[0] for ids in sequences)
         pairs = zip(sequences, reference, strict=True) if parsed.architecture in DELTA_RULES else ()
