@@ -10,7 +10,7 @@ import pytest
 from textual.widgets import DataTable, Static
 
 from edgeshard.cli.commands.observing import top
-from edgeshard.cli.render.top_rows import DEPLOYMENTS, LINKS, NODES, STAGES, Look, summary, tables
+from edgeshard.cli.render.top_rows import DEPLOYMENTS, LINKS, NODES, STAGES, summary, tables
 from edgeshard.cli.render.top_view import TopView
 from edgeshard.domain.control.site import Site, StoredLink
 from edgeshard.domain.deployments.deployment import DeploymentPhase, SuspectHop

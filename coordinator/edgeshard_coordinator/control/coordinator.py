@@ -23,6 +23,7 @@ from edgeshard.proto.v1 import (
     inference_pb2_grpc,
     store_pb2_grpc,
 )
+from edgeshard.rpc.access import CallFrom
 from edgeshard.rpc.server import Server
 from edgeshard_coordinator.control.persistence.audit_log import AuditLog
 from edgeshard_coordinator.control.persistence.persistence import StateStore
@@ -41,9 +42,10 @@ from edgeshard_coordinator.control.services.admin_service import AdminServicer
 from edgeshard_coordinator.control.services.auditing import CallAudit
 from edgeshard_coordinator.control.services.coordinator_service import DENIALS, CoordinatorServicer
 from edgeshard_coordinator.control.services.head_service import HeadServicer
-from edgeshard_coordinator.control.services.identity_service import IdentityServicer
+from edgeshard_coordinator.control.services.identity_service import IdentityServicer, operator_name
 from edgeshard_coordinator.control.services.inference_service import InferenceServicer, client_name
 from edgeshard_coordinator.control.services.metrics import CoordinatorMetrics
+from edgeshard_coordinator.control.services.own_calls import OwnConnection
 from edgeshard_coordinator.control.services.questions import Questions
 from edgeshard_coordinator.control.services.site_events import SiteEvents
 from edgeshard_coordinator.core.nodes import lost_nodes
@@ -89,15 +91,17 @@ class Coordinator:
         self._membership, self._keys, self.models = membership, keys, models
         self._chores: list[asyncio.Task[None]] = []
         self._audit = audit or AuditLog(None, clock)
-        self._events, self._hub, self._calls = SiteEvents(), ControlHub(), MeasureCalls()
+        self.events, self._hub, self._calls = SiteEvents(), ControlHub(), MeasureCalls()
         self.conditions = Conditions(own_condition)
-        self.loop = StateLoop(State(instance=""), clock, self._events.note)
+        self.loop = StateLoop(State(instance=""), clock, self.events.note)
         quota_of_key = _no_quota if keys is None else keys.quota_of
         self.front = RequestFront(self._state, TrafficBook(), clock.now, backlog_limit, quotas, quota_of_key)
         self.chats = Chats(self.front.served.record_of, models)
         self._planner = Planner(self._state, models, placer, self.front.traffic)
         self._executor = ActionExecutor(self._hub, self.front, self._calls, store, self._planner, self.loop)
         self.questions = Questions.over(self.loop, self._hub, self._calls, models, about)
+        self.on_operator_gone: Callable[[str], None] = _nothing
+        """Hears of an operator whose certificate was revoked."""
         self._open_services(model_service)
         counts = CoordinatorMetrics(
             self._state, self.front, models, self.conditions, self._agents.suspicions, clock.now
@@ -112,7 +116,7 @@ class Coordinator:
         self._inference = InferenceServicer(loop, front, self.models, noted, self.chats)
         self.identities = IdentityServicer(loop, hub, self._store, self._membership, self._keys)
         self._admin = AdminServicer(
-            loop, front, questions, self.models, self._planner, self._store, self._audit, self._events, self.conditions
+            loop, front, questions, self.models, self._planner, self._store, self._audit, self.events, self.conditions
         )
         grpc = self._server.grpc
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._agents, grpc)
@@ -131,9 +135,15 @@ class Coordinator:
             return
         revoked = DeniedError(f"the certificate of {principal} was revoked", field="certificate", reason="REVOKED")
         self.front.end_of_client(client_name(principal), revoked)
+        self.on_operator_gone(operator_name(principal))
 
     def _end_of_key(self, identity: str) -> None:
         self.front.end_of_client(identity, DeniedError("the API key was revoked", field="api_key", reason="REVOKED"))
+
+    def operator_calls(self, source: CallFrom) -> OwnConnection:
+        """A connection for an operator of this process itself, such as one that looks at the dashboard."""
+        services = {"AdminService": self._admin, "IdentityService": self.identities}
+        return OwnConnection(services, CallAudit(self._audit), source)
 
     def _tell_denials(self) -> None:
         self._hub.tell_all(DENIALS, Deny(self._server.denials.list()))
@@ -175,7 +185,7 @@ class Coordinator:
         self.front.close(gone)
         self._inference.end_listeners()
         self._calls.close(gone)
-        self._events.close(gone)
+        self.events.close(gone)
         self._hub.close_all()
         await self.chats.close()
         await self._server.stop()
@@ -213,6 +223,10 @@ class Coordinator:
         for book in (self._membership, self._keys):
             if book is not None:
                 await book.close()
+
+
+def _nothing(operator: str) -> None:
+    pass
 
 
 def _no_quota(identity: str) -> Quota | None:
