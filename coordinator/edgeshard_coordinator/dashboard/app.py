@@ -64,10 +64,11 @@ class Dashboard:
     ) -> None:
         self._door, self._feed, self._operator, self._public, self._now = door, feed, operator, public, now
         self._cookie = f"__Host-{COOKIE}" if public.secure else COOKIE
+        self._assets = {path.relative_to(ASSETS).as_posix() for path in ASSETS.rglob("*") if path.is_file()}
         self.api: ASGIApp | None = None
         routes = [
             Route("/", self._page),
-            Route(f"{ROOT}assets/{{name}}", self._asset),
+            Route(f"{ROOT}assets/{{name:path}}", self._asset),
             Route(f"{ROOT}session", self._enter, methods=["POST"]),
             Route(f"{ROOT}session", self._session, methods=["GET"]),
             Route(f"{ROOT}session", self._leave, methods=["DELETE"]),
@@ -135,7 +136,7 @@ class Dashboard:
 
     async def _asset(self, request: Request) -> Response:
         name = request.path_params["name"]
-        if name not in {path.name for path in ASSETS.iterdir()}:
+        if name not in self._assets:
             raise NotFoundError(f"there is no {name[:80]!r} here", reason="UNKNOWN_URL")
         return FileResponse(ASSETS / name, headers={"cache-control": "no-cache"})
 
