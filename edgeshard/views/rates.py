@@ -38,7 +38,8 @@ class Rates:
         (former, then_s), (_, now_s) = self._before[key], self._now[key]
         if now_s - then_s < LEAST_S:
             return None
-        return round(max(0, getattr(stage, counter) - getattr(former, counter)) / (now_s - then_s), 1)
+        grown: int = getattr(stage, counter) - getattr(former, counter)
+        return round(max(0, grown) / (now_s - then_s), 1)
 
 
 def _heard(look: Look) -> Mapping[tuple[StageKey, int], tuple[StageStatus, float]]:

@@ -23,7 +23,6 @@ from edgeshard.proto.v1 import (
     inference_pb2_grpc,
     store_pb2_grpc,
 )
-from edgeshard.rpc.access import CallFrom
 from edgeshard.rpc.server import Server
 from edgeshard_coordinator.control.persistence.audit_log import AuditLog
 from edgeshard_coordinator.control.persistence.persistence import StateStore
@@ -45,7 +44,6 @@ from edgeshard_coordinator.control.services.head_service import HeadServicer
 from edgeshard_coordinator.control.services.identity_service import IdentityServicer, operator_name
 from edgeshard_coordinator.control.services.inference_service import InferenceServicer, client_name
 from edgeshard_coordinator.control.services.metrics import CoordinatorMetrics
-from edgeshard_coordinator.control.services.own_calls import OwnConnection
 from edgeshard_coordinator.control.services.questions import Questions
 from edgeshard_coordinator.control.services.site_events import SiteEvents
 from edgeshard_coordinator.core.nodes import lost_nodes
@@ -90,7 +88,7 @@ class Coordinator:
         self._server, self._store, self._clock, self._timings = server, store, clock, timings
         self._membership, self._keys, self.models = membership, keys, models
         self._chores: list[asyncio.Task[None]] = []
-        self._audit = audit or AuditLog(None, clock)
+        self.audit = audit or AuditLog(None, clock)
         self.events, self._hub, self._calls = SiteEvents(), ControlHub(), MeasureCalls()
         self.conditions = Conditions(own_condition)
         self.loop = StateLoop(State(instance=""), clock, self.events.note)
@@ -110,20 +108,20 @@ class Coordinator:
 
     def _open_services(self, model_service: store_pb2_grpc.ModelStoreServiceServicer | None) -> None:
         """Make the services, and add them to the server."""
-        loop, front, hub, questions, noted = self.loop, self.front, self._hub, self.questions, CallAudit(self._audit)
+        loop, front, hub, questions, noted = self.loop, self.front, self._hub, self.questions, CallAudit(self.audit)
         self._agents = CoordinatorServicer(loop, hub, questions, self._server.denials, noted, self.conditions)
         self._heads = HeadWatch(loop, front.occupied, self._agents.suspicions)
         self._inference = InferenceServicer(loop, front, self.models, noted, self.chats)
         self.identities = IdentityServicer(loop, hub, self._store, self._membership, self._keys)
-        self._admin = AdminServicer(
-            loop, front, questions, self.models, self._planner, self._store, self._audit, self.events, self.conditions
+        self.admin = AdminServicer(
+            loop, front, questions, self.models, self._planner, self._store, self.audit, self.events, self.conditions
         )
         grpc = self._server.grpc
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._agents, grpc)
         head_pb2_grpc.add_HeadServiceServicer_to_server(HeadServicer(loop, front, self._heads), grpc)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._inference, grpc)
         identity_pb2_grpc.add_IdentityServiceServicer_to_server(self.identities, grpc)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, grpc)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(self.admin, grpc)
         if model_service is not None:
             store_pb2_grpc.add_ModelStoreServiceServicer_to_server(model_service, grpc)
 
@@ -139,11 +137,6 @@ class Coordinator:
 
     def _end_of_key(self, identity: str) -> None:
         self.front.end_of_client(identity, DeniedError("the API key was revoked", field="api_key", reason="REVOKED"))
-
-    def operator_calls(self, source: CallFrom) -> OwnConnection:
-        """A connection for an operator of this process itself, such as one that looks at the dashboard."""
-        services = {"AdminService": self._admin, "IdentityService": self.identities}
-        return OwnConnection(services, CallAudit(self._audit), source)
 
     def _tell_denials(self) -> None:
         self._hub.tell_all(DENIALS, Deny(self._server.denials.list()))
@@ -165,13 +158,13 @@ class Coordinator:
             await self._keys.open(self._end_of_key)
         chores = (self._keep_traffic(), self._expire(), self._heads.run())
         self._chores = [asyncio.create_task(chore) for chore in chores]
-        self._audit.start()
+        self.audit.start()
         self.loop.start(self._executor, self.front.all_active_requests)
         try:
             return await self._server.start()
         except BaseException:
             await self._stop_state()
-            await self._audit.stop()
+            await self.audit.stop()
             raise
 
     async def stop(self) -> None:
@@ -189,7 +182,7 @@ class Coordinator:
         self._hub.close_all()
         await self.chats.close()
         await self._server.stop()
-        await self._audit.stop()
+        await self.audit.stop()
 
     async def _keep_traffic(self) -> None:
         """Write the lengths of requests now and then, since no request waits for that. A coordinator that is killed
@@ -215,7 +208,7 @@ class Coordinator:
     async def _stop_state(self) -> None:
         for chore in self._chores:
             chore.cancel()
-        await self._admin.operations.stop()
+        await self.admin.operations.stop()
         await self.loop.stop()
         await self._executor.drain()
         await self._save_traffic()

@@ -104,9 +104,7 @@ class Dashboard:
     def _check_host(self, headers: Headers) -> None:
         """Raise DeniedError for a page of a name that was made to point here."""
         if not self._public.hosts(_host_of(f"//{headers.get('host', '')}")):
-            raise DeniedError(
-                "Host names another machine than this gateway's", field="host", reason="FOREIGN_HOST"
-            )
+            raise DeniedError("Host names another machine than this gateway's", field="host", reason="FOREIGN_HOST")
 
     def _check_origin(self, headers: Headers) -> None:
         """Raise DeniedError for a request that another page has the browser send; other ports are other pages."""

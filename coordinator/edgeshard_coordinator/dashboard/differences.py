@@ -1,4 +1,4 @@
-"""Differences between two values of JSON, and what they make of the older one: a merge patch (RFC 7396). Pure.
+"""Differences between two values of JSON, as a merge patch (RFC 7396). Pure.
 
 Objects are merged key by key, and null removes a key; so no object of a picture has a null for a value.
 """
@@ -24,17 +24,3 @@ def difference(before: Json, after: Json) -> dict[str, Any]:
         elif key not in before or value != known:
             changed[key] = value
     return changed
-
-
-def patched(before: Json, patch: Json) -> dict[str, Any]:
-    """`before` with a patch: what a page does with it."""
-    after = dict(before)
-    for key, value in patch.items():
-        if value is None:
-            after.pop(key, None)
-        elif isinstance(value, Mapping):
-            known = before.get(key)
-            after[key] = patched(known if isinstance(known, Mapping) else {}, value)
-        else:
-            after[key] = value
-    return after

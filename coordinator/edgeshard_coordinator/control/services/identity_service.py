@@ -41,7 +41,6 @@ def operator_name(principal: Principal | None) -> str:
     return NOBODY_TOLD if principal is None else f"{principal.role}/{principal.id}"
 
 
-
 @dataclass(eq=False)
 class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
     """`membership` is None in plaintext, where nobody has a certificate. `addresses` are set once both listen. `keys`
