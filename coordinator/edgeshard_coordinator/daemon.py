@@ -61,6 +61,7 @@ from edgeshard_coordinator.store import ModelStore, ModelStoreServicer
 
 if TYPE_CHECKING:
     from edgeshard.gateway.connections.server import GatewayServer
+    from edgeshard_coordinator.dashboard.door import Door
 
 log = structlog.get_logger()
 
@@ -103,7 +104,7 @@ async def serve(settings: CoordinatorSettings, descriptors: int) -> None:
     gateway: GatewayServer | None = None
     if listen is not None:
         authenticator = ApiKeyAuthenticator(site.keys, site.audit, asks=not settings.http_no_key)
-        gateway = await _open_gateway(listen, origins, authenticator, coordinator)
+        gateway = await _open_gateway(listen, origins, authenticator, coordinator, site, settings.no_dashboard)
     if settings.ready_file is not None:
         write_ready_file(settings.ready_file, address, gateway.url if gateway is not None else "", joins_at)
     notifier.ready(f"serving on {address}")
@@ -245,22 +246,40 @@ def _origins(settings: CoordinatorSettings) -> Origins:
 
 
 async def _open_gateway(
-    listen: HttpListen, origins: Origins, authenticator: ApiKeyAuthenticator, coordinator: Coordinator
+    listen: HttpListen,
+    origins: Origins,
+    authenticator: ApiKeyAuthenticator,
+    coordinator: Coordinator,
+    site: _Site,
+    no_dashboard: bool,
 ) -> GatewayServer:
     """Raises UnavailableError where the port is taken."""
 
-    def made() -> GatewayServer:
+    def made() -> tuple[GatewayServer, Door | None]:
         # Half a second that a coordinator without a gateway need not wait, and no node waits for with one.
         from edgeshard.gateway.app import make_app
         from edgeshard.gateway.connections.server import GatewayServer
         from edgeshard_coordinator.control.services.gateway import SiteBackend
 
         backend = SiteBackend(coordinator.front, coordinator.models, coordinator.chats)
-        app = make_app(backend, authenticator, coordinator.metrics, local_only=listen.is_local, origins=origins)
-        return GatewayServer(app, listen)
+        pages, door = None, None
+        if not no_dashboard:
+            from edgeshard_coordinator.dashboard.app import Public
+            from edgeshard_coordinator.dashboard.opening import open_dashboard
 
-    server = await asyncio.to_thread(made)
+            named = None if site.tls is None else site.tls.principal().site
+            pages, door = open_dashboard(coordinator, Public(listen.cert is not None, listen.names), named)
+        app = make_app(
+            backend, authenticator, coordinator.metrics, local_only=listen.is_local, origins=origins, pages=pages
+        )
+        return GatewayServer(app, listen), door
+
+    server, door = await asyncio.to_thread(made)
     await server.start()
+    if door is not None:
+        from edgeshard_coordinator.dashboard.opening import link
+
+        coordinator.identities.links = partial(link, door, server.url)
     log.info("gateway_serves", url=server.url)
     return server
 

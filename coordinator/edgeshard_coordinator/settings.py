@@ -32,6 +32,7 @@ class CoordinatorSettings(DaemonSettings):
     http_name: Several = Field(
         default=(), description="host name of the gateway in the certificate that the site's authority makes for it"
     )
+    no_dashboard: bool = Field(default=False, description="show browsers no dashboard at the gateway's /")
     http_no_key: bool = Field(default=False, description="answer programs of this machine without an API key")
     http_allow_origin: Several = Field(
         default=(), description="where web pages come from that may use the gateway, such as http://localhost:3000"

@@ -60,6 +60,12 @@ COMMANDS = (
         bare=True,
     ),
     Lazy("model", ".commands.deployments.model:app", "Put models into the coordinator's store."),
+    Lazy(
+        "dashboard",
+        ".commands.site.dashboard:dashboard",
+        "Print a link that opens the dashboard in a browser.",
+        bare=True,
+    ),
     Lazy("key", ".commands.site.key:app", "Make, list and revoke API keys for the HTTP gateway."),
     Lazy("top", ".commands.observing.top:top", "Watch nodes, stages and links at work.", bare=True),
     Lazy("trace", ".commands.observing.trace:trace", "Record where a deployment's time goes."),

@@ -13,7 +13,7 @@ from edgeshard.domain.audit import AuditCheck, AuditEntry
 from edgeshard.domain.control.site import MeasureRequest, NodeDetails, NodeProgress, Site, StoredModel
 from edgeshard.domain.control.site_event import SiteEvent
 from edgeshard.domain.errors import FailedPreconditionError, NotFoundError
-from edgeshard.domain.identity import ApiKey, JoinToken, Role, TokenRequest
+from edgeshard.domain.identity import ApiKey, DashboardLink, JoinToken, Role, TokenRequest
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.packed import DropCall, PackedUnit
@@ -24,7 +24,13 @@ from edgeshard.rpc.addresses import is_of_this_machine
 from edgeshard.rpc.tls import split_address
 from edgeshard.wire.common import node_from_wire
 from edgeshard.wire.debug import read_dumps
-from edgeshard.wire.identity import api_key_from_wire, api_key_to_wire, token_from_wire, token_request_to_wire
+from edgeshard.wire.identity import (
+    api_key_from_wire,
+    api_key_to_wire,
+    dashboard_link_from_wire,
+    token_from_wire,
+    token_request_to_wire,
+)
 from edgeshard.wire.site import (
     audit_checks_from_wire,
     audit_entry_from_wire,
@@ -93,6 +99,14 @@ class SiteCalls(Calls):
     async def revoke_key(self, name: str) -> None:
         """Refuse an API key from now on, and end what it has running. Raises NotFoundError."""
         await self._identity("RevokeKey", identity_pb2.RevokeKeyRequest(name=name))
+
+    async def dashboard_link(self) -> DashboardLink:
+        """A way into the dashboard for a browser, good once and for a minute.
+
+        Raises FailedPreconditionError where the coordinator serves none.
+        """
+        response = await self._identity("CreateDashboardLink", identity_pb2.CreateDashboardLinkRequest())
+        return dashboard_link_from_wire(response.link)
 
     async def nodes(self) -> tuple[Node, ...]:
         response = await self._admin("ListNodes", admin_pb2.ListNodesRequest())

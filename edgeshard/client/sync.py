@@ -96,6 +96,7 @@ class SyncClient:
     revoke = _call(Client.revoke)
     remove_node = _call(Client.remove_node)
     create_key = _call(Client.create_key)
+    dashboard_link = _call(Client.dashboard_link)
     keys = _call(Client.keys)
     revoke_key = _call(Client.revoke_key)
     nodes = _call(Client.nodes)

@@ -162,6 +162,15 @@ class ApiKey:
                 raise invalid(field_name, "must be 1 to 1000000000")
 
 
+@dataclass(frozen=True, slots=True)
+class DashboardLink:
+    """The way of an operator's browser into the dashboard, good once and for `ttl_s` seconds. The secret is the
+    fragment of `url`, which a browser sends to nobody."""
+
+    url: str = field(repr=False)
+    ttl_s: float
+
+
 def _check_token_id(text: str, _: str) -> str:
     return check_id(text, "token")
 

@@ -18,6 +18,7 @@ from edgeshard.gateway import document as forms
 from edgeshard.gateway.access.auth import Authenticator, caller_of
 from edgeshard.gateway.access.cors import NOBODY, Origins
 from edgeshard.gateway.access.middleware import GatewayMiddleware
+from edgeshard.gateway.access.pages import Pages
 from edgeshard.gateway.answers.response_writer import EVENT_STREAM, LINES
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.document import answers_of, body_of, refusals_of
@@ -38,9 +39,10 @@ def make_app(
     *,
     local_only: bool = False,
     origins: Origins = NOBODY,
+    pages: Pages | None = None,
 ) -> ASGIApp:
     """The application. `/metrics` shows `site_metrics` too. `local_only` refuses requests that pages of other sites
-    have a browser send to this machine, but for pages of `origins`."""
+    have a browser send to this machine, but for pages of `origins`. `pages` are for people, beside it."""
     metrics = HttpMetrics(site_metrics)
     app = FastAPI(title="EdgeShard", version=__version__, docs_url=None, redoc_url=None)
     app.add_exception_handler(EdgeShardError, _refused)
@@ -66,7 +68,9 @@ def make_app(
         app.add_api_route(path, listed, responses=answers_of(forms.OllamaModels, ollama=True))
     _add_posts(app, of_ollama)
     forms.describe(app, [form for _, _, form, _, _ in (*openai, *of_ollama)])
-    return GatewayMiddleware(app, authenticator, metrics, local_only=local_only, origins=origins)
+    if pages is not None:
+        pages.api = app
+    return GatewayMiddleware(app, authenticator, metrics, local_only=local_only, origins=origins, pages=pages)
 
 
 _Posts = tuple[tuple[str, Any, type[BaseModel], type[BaseModel], str], ...]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.identity import ApiKey, Enrolment, JoinToken, Principal, TokenRequest, parse_role
+from edgeshard.domain.identity import ApiKey, DashboardLink, Enrolment, JoinToken, Principal, TokenRequest, parse_role
 from edgeshard.domain.ids import check_name
 from edgeshard.proto.v1 import identity_pb2 as pb
 from edgeshard.wire.codec import pair
@@ -11,6 +11,7 @@ from edgeshard.wire.codec import pair
 token_request_to_wire, token_request_from_wire = pair(TokenRequest, pb.CreateTokenRequest)
 enrolment_to_wire, enrolment_from_wire = pair(Enrolment, pb.EnrolRequest)
 api_key_to_wire, api_key_from_wire = pair(ApiKey, pb.ApiKey)
+dashboard_link_to_wire, dashboard_link_from_wire = pair(DashboardLink, pb.DashboardLink)
 
 
 def token_to_wire(token: JoinToken) -> pb.JoinToken:

@@ -10,7 +10,7 @@ import pytest
 from textual.widgets import DataTable, Static
 
 from edgeshard.cli.commands.observing import top
-from edgeshard.cli.render.top_rows import DEPLOYMENTS, LINKS, NODES, STAGES, Look, summary, tables
+from edgeshard.cli.render.top_rows import DEPLOYMENTS, LINKS, NODES, STAGES, summary, tables
 from edgeshard.cli.render.top_view import TopView
 from edgeshard.domain.control.site import Site, StoredLink
 from edgeshard.domain.deployments.deployment import DeploymentPhase, SuspectHop
@@ -19,6 +19,7 @@ from edgeshard.domain.ids import Epoch
 from edgeshard.domain.nodes.condition import Condition
 from edgeshard.domain.nodes.device import StagePhase
 from edgeshard.domain.nodes.profile import LinkProfile, MeasuredLink
+from edgeshard.views.rates import Look
 
 pytestmark = pytest.mark.timing
 

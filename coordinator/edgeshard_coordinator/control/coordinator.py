@@ -41,7 +41,7 @@ from edgeshard_coordinator.control.services.admin_service import AdminServicer
 from edgeshard_coordinator.control.services.auditing import CallAudit
 from edgeshard_coordinator.control.services.coordinator_service import DENIALS, CoordinatorServicer
 from edgeshard_coordinator.control.services.head_service import HeadServicer
-from edgeshard_coordinator.control.services.identity_service import IdentityServicer
+from edgeshard_coordinator.control.services.identity_service import IdentityServicer, operator_name
 from edgeshard_coordinator.control.services.inference_service import InferenceServicer, client_name
 from edgeshard_coordinator.control.services.metrics import CoordinatorMetrics
 from edgeshard_coordinator.control.services.questions import Questions
@@ -88,16 +88,18 @@ class Coordinator:
         self._server, self._store, self._clock, self._timings = server, store, clock, timings
         self._membership, self._keys, self.models = membership, keys, models
         self._chores: list[asyncio.Task[None]] = []
-        self._audit = audit or AuditLog(None, clock)
-        self._events, self._hub, self._calls = SiteEvents(), ControlHub(), MeasureCalls()
+        self.audit = audit or AuditLog(None, clock)
+        self.events, self._hub, self._calls = SiteEvents(), ControlHub(), MeasureCalls()
         self.conditions = Conditions(own_condition)
-        self.loop = StateLoop(State(instance=""), clock, self._events.note)
+        self.loop = StateLoop(State(instance=""), clock, self.events.note)
         quota_of_key = _no_quota if keys is None else keys.quota_of
         self.front = RequestFront(self._state, TrafficBook(), clock.now, backlog_limit, quotas, quota_of_key)
         self.chats = Chats(self.front.served.record_of, models)
         self._planner = Planner(self._state, models, placer, self.front.traffic)
         self._executor = ActionExecutor(self._hub, self.front, self._calls, store, self._planner, self.loop)
         self.questions = Questions.over(self.loop, self._hub, self._calls, models, about)
+        self.on_operator_gone: Callable[[str], None] = _nothing
+        """Hears of an operator whose certificate was revoked."""
         self._open_services(model_service)
         counts = CoordinatorMetrics(
             self._state, self.front, models, self.conditions, self._agents.suspicions, clock.now
@@ -106,20 +108,20 @@ class Coordinator:
 
     def _open_services(self, model_service: store_pb2_grpc.ModelStoreServiceServicer | None) -> None:
         """Make the services, and add them to the server."""
-        loop, front, hub, questions, noted = self.loop, self.front, self._hub, self.questions, CallAudit(self._audit)
+        loop, front, hub, questions, noted = self.loop, self.front, self._hub, self.questions, CallAudit(self.audit)
         self._agents = CoordinatorServicer(loop, hub, questions, self._server.denials, noted, self.conditions)
         self._heads = HeadWatch(loop, front.occupied, self._agents.suspicions)
         self._inference = InferenceServicer(loop, front, self.models, noted, self.chats)
         self.identities = IdentityServicer(loop, hub, self._store, self._membership, self._keys)
-        self._admin = AdminServicer(
-            loop, front, questions, self.models, self._planner, self._store, self._audit, self._events, self.conditions
+        self.admin = AdminServicer(
+            loop, front, questions, self.models, self._planner, self._store, self.audit, self.events, self.conditions
         )
         grpc = self._server.grpc
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._agents, grpc)
         head_pb2_grpc.add_HeadServiceServicer_to_server(HeadServicer(loop, front, self._heads), grpc)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._inference, grpc)
         identity_pb2_grpc.add_IdentityServiceServicer_to_server(self.identities, grpc)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, grpc)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(self.admin, grpc)
         if model_service is not None:
             store_pb2_grpc.add_ModelStoreServiceServicer_to_server(model_service, grpc)
 
@@ -131,6 +133,7 @@ class Coordinator:
             return
         revoked = DeniedError(f"the certificate of {principal} was revoked", field="certificate", reason="REVOKED")
         self.front.end_of_client(client_name(principal), revoked)
+        self.on_operator_gone(operator_name(principal))
 
     def _end_of_key(self, identity: str) -> None:
         self.front.end_of_client(identity, DeniedError("the API key was revoked", field="api_key", reason="REVOKED"))
@@ -155,13 +158,13 @@ class Coordinator:
             await self._keys.open(self._end_of_key)
         chores = (self._keep_traffic(), self._expire(), self._heads.run())
         self._chores = [asyncio.create_task(chore) for chore in chores]
-        self._audit.start()
+        self.audit.start()
         self.loop.start(self._executor, self.front.all_active_requests)
         try:
             return await self._server.start()
         except BaseException:
             await self._stop_state()
-            await self._audit.stop()
+            await self.audit.stop()
             raise
 
     async def stop(self) -> None:
@@ -175,11 +178,11 @@ class Coordinator:
         self.front.close(gone)
         self._inference.end_listeners()
         self._calls.close(gone)
-        self._events.close(gone)
+        self.events.close(gone)
         self._hub.close_all()
         await self.chats.close()
         await self._server.stop()
-        await self._audit.stop()
+        await self.audit.stop()
 
     async def _keep_traffic(self) -> None:
         """Write the lengths of requests now and then, since no request waits for that. A coordinator that is killed
@@ -205,7 +208,7 @@ class Coordinator:
     async def _stop_state(self) -> None:
         for chore in self._chores:
             chore.cancel()
-        await self._admin.operations.stop()
+        await self.admin.operations.stop()
         await self.loop.stop()
         await self._executor.drain()
         await self._save_traffic()
@@ -213,6 +216,10 @@ class Coordinator:
         for book in (self._membership, self._keys):
             if book is not None:
                 await book.close()
+
+
+def _nothing(operator: str) -> None:
+    pass
 
 
 def _no_quota(identity: str) -> Quota | None:

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 
 from edgeshard.cli.render.output import Column, human_bytes, human_rate, human_seconds
-from edgeshard.cli.render.views import node_status, percent
+from edgeshard.cli.render.views import percent
 from edgeshard.domain.control.site import Site, StoredLink
 from edgeshard.domain.deployments.deployment import Deployment
-from edgeshard.domain.nodes.device import Node, StageKey, StagePhase, StageStatus
+from edgeshard.domain.nodes.device import Node, StagePhase
+from edgeshard.views.rates import Look, Rates
+from edgeshard.views.words import node_status
 
 Row = tuple[str, ...]
 NONE = "-"
 _WORDS = frozenset({"DEPLOYMENT", "FROM", "LAYERS", "NAME", "NODE", "PHASE", "STATE", "STATUS", "TO"})
 """Titles of columns of words; all others hold figures."""
-LEAST_S = 0.2
-"""Between two heartbeats for a rate."""
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """The site as it was `at_s`, in seconds of a steady clock."""
-
-    at_s: float
-    site: Site
-    deployments: tuple[Deployment, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +47,7 @@ SHAPES = (DEPLOYMENTS, STAGES, LINKS, NODES)
 
 def tables(look: Look, before: Look | None) -> tuple[list[Row], ...]:
     """The rows of each of `SHAPES`. Rates are since the look `before`."""
-    rates = _Rates(look, before)
+    rates = Rates(look, before)
     return (
         [_deployment(deployment, rates) for deployment in look.deployments],
         [row for deployment in look.deployments for row in _stages(deployment, rates)],
@@ -75,35 +66,6 @@ def summary(look: Look) -> str:
     return f"{there} of {len(look.site.nodes)} nodes, {running} requests running, {waiting} waiting"
 
 
-class _Rates:
-    """Rates of stages since an earlier look, by their counters, over the time between the heartbeats that said them. A
-    stage that began anew, or was not heard again, has no rate."""
-
-    def __init__(self, look: Look, before: Look | None) -> None:
-        self._now = _heard(look)
-        self._before = _heard(before) if before is not None else {}
-
-    def of(self, stage: StageStatus, attribute: str) -> str:
-        key = stage.key, stage.epoch
-        if key not in self._before or key not in self._now:
-            return NONE
-        (former, then_s), (_, now_s) = self._before[key], self._now[key]
-        if now_s - then_s < LEAST_S:
-            return NONE
-        return f"{max(0, getattr(stage, attribute) - getattr(former, attribute)) / (now_s - then_s):.1f}"
-
-
-def _heard(look: Look) -> Mapping[tuple[StageKey, int], tuple[StageStatus, float]]:
-    """Each stage, and when its node said so."""
-    ages = {node.node_id: node.heartbeat_age_s for node in look.site.nodes}
-    return {
-        (stage.key, stage.epoch): (stage, look.at_s - ages.get(known.placement.stages[stage.stage].node_id, 0.0))
-        for known in look.deployments
-        for stage in known.stages
-        if stage.stage < len(known.placement.stages)
-    }
-
-
 def _node(node: Node) -> Row:
     busy = [stage.busy_share for stage in node.stages if stage.phase is not StagePhase.STANDBY]
     known = node.condition
@@ -119,24 +81,28 @@ def _node(node: Node) -> Row:
     )
 
 
+def _rate(per_s: float | None) -> str:
+    return NONE if per_s is None else f"{per_s:.1f}"
+
+
 def _waiting(deployment: Deployment) -> int:
     return min(deployment.active_requests, sum(stage.requests_waiting for stage in deployment.stages))
 
 
-def _deployment(deployment: Deployment, rates: _Rates) -> Row:
+def _deployment(deployment: Deployment, rates: Rates) -> Row:
     waiting, last = _waiting(deployment), max(deployment.stages, key=lambda stage: stage.stage, default=None)
     return (
         deployment.spec.name,
         deployment.phase.value,
         str(deployment.active_requests - waiting),
         str(waiting),
-        rates.of(last, "tokens_done") if last is not None else NONE,
+        _rate(rates.of(last, "tokens_done")) if last is not None else NONE,
         str(deployment.traffic.requests),
         str(deployment.epoch),
     )
 
 
-def _stages(deployment: Deployment, rates: _Rates) -> Iterator[Row]:
+def _stages(deployment: Deployment, rates: Rates) -> Iterator[Row]:
     names = [placed.node_name for placed in deployment.placement.stages]
     for stage in sorted(deployment.stages, key=lambda status: status.stage):
         full = stage.kv_bytes_in_use / stage.kv_bytes_capacity if stage.kv_bytes_capacity else 0.0
@@ -146,8 +112,8 @@ def _stages(deployment: Deployment, rates: _Rates) -> Iterator[Row]:
             names[stage.stage] if stage.stage < len(names) else NONE,
             str(stage.layers),
             stage.phase.value,
-            rates.of(stage, "tokens_done"),
-            rates.of(stage, "steps_done"),
+            _rate(rates.of(stage, "tokens_done")),
+            _rate(rates.of(stage, "steps_done")),
             percent(1.0 - stage.busy_share),
             str(stage.steps_waiting),
             percent(full),

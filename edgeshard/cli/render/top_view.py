@@ -14,9 +14,10 @@ from textual.containers import VerticalScroll
 from textual.coordinate import Coordinate
 from textual.widgets import DataTable, Footer, Static
 
-from edgeshard.cli.render.top_rows import SHAPES, Look, Row, TableShape, summary, tables
+from edgeshard.cli.render.top_rows import SHAPES, Row, TableShape, summary, tables
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import escaped
+from edgeshard.views.rates import Look
 
 Table = DataTable[Text]
 LOOKS = 4

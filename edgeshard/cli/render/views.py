@@ -17,6 +17,7 @@ from edgeshard.domain.deployments.traffic import Outlook
 from edgeshard.domain.models.packed import PackedUnit
 from edgeshard.domain.nodes.device import Node, StagePhase, StageStatus
 from edgeshard.domain.nodes.labels import labels_text
+from edgeshard.views.words import node_status
 
 if TYPE_CHECKING:
     from edgeshard.client import StoredModel
@@ -193,12 +194,6 @@ def running_stages(deployment: Deployment) -> list[StagePart[StageStatus]]:
 
 def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
-
-
-def node_status(node: Node) -> str:
-    if not node.connected:
-        return "away"
-    return "starting" if node.starting else "connected"
 
 
 def unknown_text(node: Node) -> str:

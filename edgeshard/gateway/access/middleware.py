@@ -18,6 +18,7 @@ from edgeshard.domain.errors import DeniedError, EdgeShardError
 from edgeshard.gateway.access.auth import Authenticator, Caller
 from edgeshard.gateway.access.bodies import Bodies
 from edgeshard.gateway.access.cors import NOBODY, Origins
+from edgeshard.gateway.access.pages import Pages
 from edgeshard.gateway.errors import error_response
 from edgeshard.gateway.metrics import HttpMetrics
 
@@ -40,12 +41,14 @@ class GatewayMiddleware:
         *,
         local_only: bool,
         origins: Origins = NOBODY,
+        pages: Pages | None = None,
     ) -> None:
         self._app = app
         self._authenticator = authenticator
         self._metrics = metrics
         self._local_only = local_only
         self._origins = origins
+        self._pages = pages
         self._bodies = Bodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,12 +64,19 @@ class GatewayMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                own = [(b"x-request-id", request_id.encode()), *self._origins.headers(headers)]
+                allowed = [] if is_page else self._origins.headers(headers)
+                own = [(b"x-request-id", request_id.encode()), *allowed]
                 message["headers"] = [*message.get("headers", ()), *own]
             await send(message)
 
         scope.setdefault("state", {})["bodies"] = self._bodies
+        is_page = self._pages is not None and self._pages.takes(scope, headers)
         try:
+            if is_page:
+                assert self._pages is not None
+                self._check_local(headers)
+                await self._pages(scope, receive, tell)
+                return
             if self._origins.is_preflight(scope["method"], headers):
                 self._check_local(headers)
                 await Response(status_code=204, headers=self._origins.preflight(headers))(scope, receive, tell)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import ssl
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import structlog
+from cryptography import x509
 
 from edgeshard.domain.errors import DeniedError, EdgeShardError, InvalidArgumentError
 from edgeshard.rpc.tls import check_private, is_loopback, split_address
@@ -28,6 +31,13 @@ class HttpListen:
     def is_local(self) -> bool:
         """Whether the address is a loopback's."""
         return is_loopback(split_address(self.address, "http-listen")[0])
+
+    def names(self, host: str) -> bool:
+        """Whether a request that names this host is meant for this gateway: one of loopback's names or, with TLS, one
+        of the certificate's, without which no browser would have connected."""
+        if _is_loopback_name(host):
+            return True
+        return self.cert is not None and host in _names_of(self.cert, self.version())
 
     def check(self) -> None:
         """Raise DeniedError for plaintext beyond loopback and for a key that others can read, InvalidArgumentError for
@@ -70,6 +80,28 @@ class HttpListen:
         except OSError:
             return ()
         return tuple(value for one in found for value in (one.st_ctime_ns, one.st_mtime_ns, one.st_ino, one.st_size))
+
+
+def _is_loopback_name(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@lru_cache(maxsize=4)
+def _names_of(cert: Path, version: tuple[int, ...]) -> frozenset[str]:
+    """Hosts of a PEM file's first certificate. `version` is its state, so that a new one is read."""
+    try:
+        found = x509.load_pem_x509_certificate(cert.read_bytes()).extensions.get_extension_for_class(
+            x509.SubjectAlternativeName
+        )
+    except (OSError, ValueError, x509.ExtensionNotFound):
+        return frozenset()
+    names = found.value.get_values_for_type(x509.DNSName)
+    return frozenset((*names, *map(str, found.value.get_values_for_type(x509.IPAddress))))
 
 
 def _no_password() -> str:

@@ -171,3 +171,21 @@ class RevokeKeyRequest(_message.Message):
 class RevokeKeyResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class CreateDashboardLinkRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CreateDashboardLinkResponse(_message.Message):
+    __slots__ = ("link",)
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    link: DashboardLink
+    def __init__(self, link: _Optional[_Union[DashboardLink, _Mapping]] = ...) -> None: ...
+
+class DashboardLink(_message.Message):
+    __slots__ = ("url", "ttl_s")
+    URL_FIELD_NUMBER: _ClassVar[int]
+    TTL_S_FIELD_NUMBER: _ClassVar[int]
+    url: str
+    ttl_s: float
+    def __init__(self, url: _Optional[str] = ..., ttl_s: _Optional[float] = ...) -> None: ...

@@ -189,6 +189,11 @@ class IdentityServiceStub:
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.RevokeKeyRequest.SerializeToString,
                 response_deserializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.RevokeKeyResponse.FromString,
                 _registered_method=True)
+        self.CreateDashboardLink = channel.unary_unary(
+                '/edgeshard.proto.v1.IdentityService/CreateDashboardLink',
+                request_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.CreateDashboardLinkRequest.SerializeToString,
+                response_deserializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.CreateDashboardLinkResponse.FromString,
+                _registered_method=True)
 
 
 class IdentityServiceServicer:
@@ -241,6 +246,13 @@ class IdentityServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateDashboardLink(self, request, context):
+        """A way into the dashboard for the caller's browser, good once and for a minute.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_IdentityServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -278,6 +290,11 @@ def add_IdentityServiceServicer_to_server(servicer, server):
                     servicer.RevokeKey,
                     request_deserializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.RevokeKeyRequest.FromString,
                     response_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.RevokeKeyResponse.SerializeToString,
+            ),
+            'CreateDashboardLink': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateDashboardLink,
+                    request_deserializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.CreateDashboardLinkRequest.FromString,
+                    response_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.CreateDashboardLinkResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -469,6 +486,33 @@ class IdentityService:
             '/edgeshard.proto.v1.IdentityService/RevokeKey',
             edgeshard_dot_proto_dot_v1_dot_identity__pb2.RevokeKeyRequest.SerializeToString,
             edgeshard_dot_proto_dot_v1_dot_identity__pb2.RevokeKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateDashboardLink(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edgeshard.proto.v1.IdentityService/CreateDashboardLink',
+            edgeshard_dot_proto_dot_v1_dot_identity__pb2.CreateDashboardLinkRequest.SerializeToString,
+            edgeshard_dot_proto_dot_v1_dot_identity__pb2.CreateDashboardLinkResponse.FromString,
             options,
             channel_credentials,
             insecure,

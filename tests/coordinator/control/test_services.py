@@ -507,7 +507,7 @@ async def test_models_in_use_stay(site: Any, failing: Any) -> None:
 async def test_a_model_is_deleted_once_when_its_coordinator_ends_before_the_answer(open_site: Any) -> None:
     """The model is gone, and that the call took effect was not saved: its repeat is no mistake."""
     site = await open_site()
-    store = site.coordinator._admin._store
+    store = site.coordinator.admin._store
     request = admin_pb2.DeleteModelRequest(operation_id="op-1", name="tiny")
     saved = store.save_operation
 
@@ -536,7 +536,7 @@ async def test_an_operators_call_under_way_ends_with_the_coordinator(site: Any) 
         await asyncio.Event().wait()
         return b""
 
-    operations = site.coordinator._admin.operations
+    operations = site.coordinator.admin.operations
     call = asyncio.create_task(operations.once("op-1", admin_pb2.ReplanRequest(), never))
     await asyncio.wait_for(began.wait(), DEADLINE_S)
     await site.coordinator.stop()

@@ -52,6 +52,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     f"{_IDENTITY}/RemoveNode": Mutation("node"),
     f"{_IDENTITY}/CreateKey": Mutation("key.name"),
     f"{_IDENTITY}/RevokeKey": Mutation("name"),
+    f"{_IDENTITY}/CreateDashboardLink": Mutation(),
     f"{_IDENTITY}/Renew": Mutation(),
     ENROLMENT: Mutation("token_id"),
     # Asked twice for each model: before its blobs are sent, and when all are there.

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
 from edgeshard.domain.errors import DeniedError, FailedPreconditionError
-from edgeshard.domain.identity import Role, parse_role
+from edgeshard.domain.identity import DashboardLink, Principal, Role, parse_role
 from edgeshard.domain.ids import check_name
 from edgeshard.proto.v1 import identity_pb2 as pb
 from edgeshard.proto.v1 import identity_pb2_grpc
 from edgeshard.rpc.access import caller
-from edgeshard.wire.identity import api_key_from_wire, api_key_to_wire, token_request_from_wire, token_to_wire
+from edgeshard.wire.identity import (
+    api_key_from_wire,
+    api_key_to_wire,
+    dashboard_link_to_wire,
+    token_request_from_wire,
+    token_to_wire,
+)
 from edgeshard_coordinator.control.persistence.persistence import StateStore
 from edgeshard_coordinator.control.runtime.hub import ControlHub
 from edgeshard_coordinator.control.runtime.loop import StateLoop
@@ -24,6 +31,14 @@ from edgeshard_coordinator.membership.api_keys import KeyBook
 from edgeshard_coordinator.membership.membership import Membership
 
 log = structlog.get_logger()
+
+NOBODY_TOLD = "operator"
+"""An operator in plaintext, where callers cannot be told apart."""
+
+
+def operator_name(principal: Principal | None) -> str:
+    """The name of an operator on the dashboard and in the audit log."""
+    return NOBODY_TOLD if principal is None else f"{principal.role}/{principal.id}"
 
 
 @dataclass(eq=False)
@@ -37,6 +52,8 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
     _membership: Membership | None
     _keys: KeyBook | None = None
     addresses: Addresses | None = None
+    links: Callable[[str], DashboardLink] | None = None
+    """Makes a link to the dashboard for an operator; None where there is no dashboard."""
 
     async def CreateToken(self, request: pb.CreateTokenRequest, context: Any) -> pb.CreateTokenResponse:
         wanted = token_request_from_wire(request)
@@ -82,6 +99,18 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
     async def RevokeKey(self, request: pb.RevokeKeyRequest, context: Any) -> pb.RevokeKeyResponse:
         await self._kept_keys().revoke(check_name(request.name, "name"))
         return pb.RevokeKeyResponse()
+
+    async def CreateDashboardLink(
+        self, request: pb.CreateDashboardLinkRequest, context: Any
+    ) -> pb.CreateDashboardLinkResponse:
+        if self.links is None:
+            raise FailedPreconditionError(
+                "this coordinator serves no dashboard: start it with --http-listen HOST:PORT and without "
+                "--no-dashboard",
+                field="http-listen",
+                reason="NO_DASHBOARD",
+            )
+        return pb.CreateDashboardLinkResponse(link=dashboard_link_to_wire(self.links(operator_name(caller(context)))))
 
     def _kept_keys(self) -> KeyBook:
         if self._keys is None:

@@ -72,7 +72,7 @@ def site_details(state: State, models: Models, model: str, now: float) -> Site:
         profiles = _profiles(state, [node.node_id for node in nodes], models, lambda key: key[0] == shape, now)
     return Site(
         nodes=nodes,
-        links=_links(state, lambda link: True, now),
+        links=all_links(state, now),
         profiles=profiles,
         config=config,
         manifest_digest=digest,
@@ -104,6 +104,11 @@ def _names(models: Models) -> dict[str, list[ModelName]]:
     for manifest, _ in models.list():
         names.setdefault(config_hash(manifest.config), []).append(manifest.name)
     return names
+
+
+def all_links(state: State, now: float) -> tuple[StoredLink, ...]:
+    """Every link that was measured."""
+    return _links(state, lambda link: True, now)
 
 
 def _links(state: State, wanted: Callable[[MeasuredLink], bool], now: float) -> tuple[StoredLink, ...]:

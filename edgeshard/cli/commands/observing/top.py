@@ -14,8 +14,8 @@ from edgeshard.cli.connect import ask
 from edgeshard.domain.errors import FailedPreconditionError, extra_line
 
 if TYPE_CHECKING:
-    from edgeshard.cli.render.top_rows import Look
     from edgeshard.client import Client
+    from edgeshard.views.rates import Look
 
 BETWEEN_S = 2.0
 """The two looks of one that is printed: rates are of the time between."""
@@ -59,8 +59,8 @@ def check_textual() -> None:
 
 async def look(client: Client) -> Look:
     """The site as it is now."""
-    from edgeshard.cli.render.top_rows import Look
     from edgeshard.process.clock import SystemClock
+    from edgeshard.views.rates import Look
 
     site = await client.site()
     deployments = await client.deployments()

@@ -199,15 +199,16 @@ async def _supervised(site: OwnSite, narrator: Narrator, work: Coroutine[Any, An
 
 async def _answer(options: ServeOptions, site: OwnSite, narrator: Narrator) -> None:
     """Load the model, say how to ask it, and watch the site until Ctrl-C."""
-    deployment, key = await _loaded(options, site, narrator)
+    deployment, key, link = await _loaded(options, site, narrator)
     site.proven = True
-    _show(site, options.name, key, deployment, narrator)
+    _show(site, options.name, key, link, deployment, narrator)
     async with site.client() as client:
         await SiteWatch(client, options.name, site.next_name, narrator.say, grow=options.grow).run()
 
 
-async def _loaded(options: ServeOptions, site: OwnSite, narrator: Narrator) -> tuple[Deployment, str]:
-    """The deployment, and the key for it; begins again each time that the coordinator ends in the middle."""
+async def _loaded(options: ServeOptions, site: OwnSite, narrator: Narrator) -> tuple[Deployment, str, str]:
+    """The deployment, the key for it, and a link to the dashboard. Begins again each time that the coordinator ends in
+    the middle."""
     while True:
         starts = site.starts
         try:
@@ -215,7 +216,9 @@ async def _loaded(options: ServeOptions, site: OwnSite, narrator: Narrator) -> t
             async with site.client() as client:
                 await _add(client, options, narrator)
                 await site.joined()
-                return await _deploy(client, options, site.nodes[0], narrator), await site.api_key(client)
+                deployment = await _deploy(client, options, site.nodes[0], narrator)
+                link = await client.dashboard_link()
+                return deployment, await site.api_key(client), link.url
         except UnavailableError:
             if not await site.came_back(starts):
                 raise
@@ -300,7 +303,7 @@ async def _chosen(client: Client, options: ServeOptions, source: str, narrator: 
     raise AssertionError("unreachable")
 
 
-def _show(site: OwnSite, name: str, key: str, deployment: Deployment, narrator: Narrator) -> None:
+def _show(site: OwnSite, name: str, key: str, link: str, deployment: Deployment, narrator: Narrator) -> None:
     stages = " -> ".join(f"{stage.node_name} ({stage.layers})" for stage in deployment.placement.stages)
     narrator.say(f"ready: {stages}")
     trusted = trusting = ""
@@ -308,7 +311,8 @@ def _show(site: OwnSite, name: str, key: str, deployment: Deployment, narrator: 
         trusted = f"trust    {site.authority}, the site's authority: take it to the machines that call it\n"
         trusting = f"--cacert {site.authority} "
     typer.echo(
-        f"\nURL      {site.url}/v1\nAPI key  {key}\nmodel    {name}\n{trusted}\n"
+        f"\nURL      {site.url}/v1\nAPI key  {key}\nmodel    {name}\n{trusted}"
+        f"browser  {link} (once, within a minute; then edgectl dashboard)\n\n"
         f"curl {trusting}{site.url}/v1/chat/completions -H 'Authorization: Bearer {key}' \\\n"
         f"  -H 'Content-Type: application/json' \\\n"
         f'  -d \'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}], "stream": true}}\'\n'

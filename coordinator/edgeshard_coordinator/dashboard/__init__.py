@@ -1,0 +1,1 @@
+"""The dashboard: what an operator's browser sees of the site, and may do there."""

@@ -1,0 +1,120 @@
+"""What an operator asks and does on the dashboard: the SDK's calls, their answers as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from edgeshard.client.deployment_calls import DeploymentCalls
+from edgeshard.client.site_calls import SiteCalls
+from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec
+from edgeshard.domain.deployments.loss import Loss
+from edgeshard.domain.deployments.placement import ExplicitStage, Placement
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.identity import Role
+from edgeshard.wire.invitations import invitation_to_text
+from edgeshard_coordinator.dashboard.picture import known, prediction_picture
+
+
+class Operator(SiteCalls, DeploymentCalls):
+    """An operator's calls."""
+
+
+async def plan(operator: Operator, asked: Mapping[str, Any]) -> Any:
+    return _placement(await operator.plan(_spec(asked)))
+
+
+async def deploy(operator: Operator, asked: Mapping[str, Any]) -> Any:
+    return {"name": (await operator.deploy(_spec(asked), wait=False)).spec.name}
+
+
+async def delete(operator: Operator, asked: Mapping[str, Any]) -> Any:
+    name = _text(asked, "name")
+    if _text(asked, "typed") != name:
+        raise InvalidArgumentError("typed: it is not the deployment's name", field="typed")
+    await operator.delete_deployment(name, wait=False)
+    return {}
+
+
+async def replan(operator: Operator, asked: Mapping[str, Any]) -> Any:
+    """With `look` only asks what a replan would give."""
+    found = await operator.replan(_text(asked, "name"), dry_run=asked.get("look") is True, wait=False)
+    return known(
+        reason=found.reason.value,
+        changed=found.changed,
+        gain=found.gain,
+        found=_placement(found.found),
+        note=found.note or None,
+    )
+
+
+async def outlook(operator: Operator, asked: Mapping[str, Any]) -> Any:
+    """How a deployment does for the traffic it has seen, and what the death of each of its nodes would cost."""
+    found = (await operator.deployment(_text(asked, "name"), outlook=True)).outlook
+    if found is None:
+        return {}
+    return known(
+        expected=None if found.expected is None else prediction_picture(found.expected),
+        better=None if found.better is None else prediction_picture(found.better),
+        gain=found.gain,
+        layers=_layers(found.layers),
+        note=found.note or None,
+        losses=[_loss(loss) for loss in found.losses],
+    )
+
+
+async def join(operator: Operator, asked: Mapping[str, Any]) -> Any:
+    """The line by which one more node joins. It is shown this once."""
+    token = await operator.create_token(Role.AGENT, _text(asked, "name"), ttl_s=3600.0)
+    return {"line": f"edgectl join {invitation_to_text(token.invitation)}"}
+
+
+Ask = Callable[[Operator, Mapping[str, Any]], Awaitable[Any]]
+GET: Mapping[str, Ask] = {"outlook": outlook}
+POST: Mapping[str, Ask] = {"plan": plan, "deploy": deploy, "delete": delete, "replan": replan, "join": join}
+
+
+def _text(asked: Mapping[str, Any], field: str) -> str:
+    value = asked.get(field)
+    if not isinstance(value, str) or not value:
+        raise InvalidArgumentError(f"{field} is missing", field=field)
+    return value
+
+
+def _spec(asked: Mapping[str, Any]) -> DeploymentSpec:
+    spec = asked.get("spec")
+    if not isinstance(spec, dict):
+        raise InvalidArgumentError("spec is missing", field="spec")
+    return parse_spec(spec)
+
+
+def _placement(placement: Placement) -> dict[str, Any]:
+    return known(
+        stages=[
+            {
+                "node": stage.node_name,
+                "first": stage.layers.first,
+                "end": stage.layers.end,
+                "weights": stage.parameter_bytes,
+                "kv": stage.kv_bytes,
+                "streamed": stage.streamed_bytes,
+            }
+            for stage in placement.stages
+        ],
+        predicted=None if placement.predicted is None else prediction_picture(placement.predicted),
+        note=placement.note or None,
+    )
+
+
+def _loss(loss: Loss) -> dict[str, Any]:
+    return known(
+        node=loss.node,
+        pause_s=None if loss.pause is None else round(loss.pause.total_s, 2),
+        taken_by=_layers(loss.taken_by),
+        warm=loss.warm,
+        note=loss.note or None,
+    )
+
+
+def _layers(stages: tuple[ExplicitStage, ...]) -> str:
+    return ",".join(f"{stage.node}={stage.layers}" for stage in stages)

@@ -1,0 +1,126 @@
+// Deployments: loading, predicted beside measured, what losing a box would cost, and what an operator does.
+import { useEffect, useState } from "./vendor/hooks.js";
+import { html } from "./html.js";
+import { act, ask } from "./calls.js";
+import { bytes, count, percent, seconds } from "./format.js";
+import { Bar, Doing, Line, Table } from "./parts.js";
+
+const STAGES = [
+  { title: "Box", cell: ({ stage }) => stage.node },
+  { title: "Layers", cell: ({ stage }) => `${stage.first}:${stage.end}` },
+  { title: "State", cell: ({ stage }) => html`<${Loading} stage=${stage} />` },
+  { title: "Weights", right: true, cell: ({ stage }) => bytes(stage.weights) },
+  { title: "KV used", right: true, cell: ({ stage }) => `${bytes(stage.kv_used)} of ${bytes(stage.kv)}` },
+  { title: "Tokens/s", right: true, cell: ({ stage }) => count(stage.tokens_per_s, 1) },
+  { title: "Waits", right: true, cell: ({ stage }) => (stage.busy === undefined ? "–" : percent(1 - stage.busy)) },
+];
+const FIGURES = [
+  { title: "", cell: ({ key }) => key },
+  { title: "Predicted", right: true, cell: ({ predicted }) => predicted },
+  { title: "Measured", right: true, cell: ({ measured }) => measured },
+];
+const LOSSES = [
+  { title: "Without", cell: ({ loss }) => loss.node },
+  { title: "Pause", right: true, cell: ({ loss }) => seconds(loss.pause_s) },
+  { title: "Taken by", cell: ({ loss }) => loss.taken_by || loss.note || "–" },
+];
+
+function Loading({ stage }) {
+  if (stage.phase !== "loading") return html`<span class=${`phase ${stage.phase ?? ""}`}>${stage.why ?? stage.phase ?? "–"}</span>`;
+  const [done, total, what] = stage.to_fill ? [stage.filled, stage.to_fill, stage.work] : [stage.fetched ?? 0, stage.to_fetch ?? 0, "fetching"];
+  const left = stage.left_s ? `, ${seconds(stage.left_s)} left` : "";
+  const text = `${what} ${bytes(done)} of ${bytes(total)}${left}`;
+  return html`<span class="loading"><${Bar} label=${text} parts=${[["weights", done]]} total=${total} /> ${text}</span>`;
+}
+
+export function Deployments({ picture, rest }) {
+  const names = Object.keys(picture.deployments);
+  if (rest && picture.deployments[rest]) return html`<${Deployment} key=${rest} name=${rest} deployment=${picture.deployments[rest]} />`;
+  const rows = names.map((key) => ({ key, deployment: picture.deployments[key] }));
+  const columns = [
+    { title: "Name", cell: ({ key }) => html`<a href=${`#/deployments/${encodeURIComponent(key)}`}>${key}</a>` },
+    { title: "Model", cell: ({ deployment }) => deployment.model },
+    { title: "State", cell: ({ deployment }) => html`<span class=${`phase ${deployment.phase}`}>${deployment.phase}</span>` },
+    { title: "Boxes", cell: ({ deployment }) => Object.values(deployment.stages).map((stage) => stage.node).join(", ") },
+    { title: "Running", right: true, cell: ({ deployment }) => count(deployment.running) },
+    { title: "Waiting", right: true, cell: ({ deployment }) => count(deployment.waiting) },
+    { title: "Tokens/s", right: true, cell: ({ deployment }) => count(deployment.tokens_per_s, 1) },
+  ];
+  return html`<section><h2>Deployments</h2>
+      <${Table} label="Deployments" columns=${columns} rows=${rows} empty="Nothing is deployed." /><${Line} of="edgectl get deployments" /></section>
+    <${Deploy} models=${picture.models} taken=${picture.deployments} />`;
+}
+
+function Deploy({ models, taken }) {
+  const names = Object.keys(models);
+  const [model, setModel] = useState("");
+  const [quantise, setQuantise] = useState("");
+  const [plan, setPlan] = useState(null);
+  const chosen = models[model] ? model : names[0];
+  if (!names.length) return html`<section><h2>Deploy a model</h2><p class="quiet">The store has no model.</p><${Line} of="edgectl model add OWNER/NAME" /></section>`;
+  const name = [chosen, ...Array.from({ length: 98 }, (_, index) => `${chosen}-${index + 2}`)].find((one) => !taken[one]);
+  const spec = { name, model: chosen, ...(quantise && { quantisation: { "*": quantise } }) };
+  const line = `edgectl deploy ${name} --model ${chosen}${quantise && ` --quantise ${quantise}`}`;
+  return html`<section><h2>Deploy a model</h2>
+    <p><label>Model <select value=${chosen} onChange=${(event) => (setModel(event.target.value), setPlan(null))}>${names.map((one) => html`<option>${one}</option>`)}</select></label>
+      <label>Weights <select value=${quantise} onChange=${(event) => (setQuantise(event.target.value), setPlan(null))}><option value="">as stored</option><option>int8</option><option>int4</option><option value="none">whole</option></select></label>
+      <${Doing} key=${`plan ${name}`} text="Show the plan" does=${async () => setPlan(await act("plan", { spec }))} />
+      ${plan && html`<${Doing} key=${`deploy ${name}`} text=${`Deploy ${name}`} does=${() => act("deploy", { spec })} done=${() => "It is loading."} />`}</p>
+    ${plan && html`<${Plan} plan=${plan} />`}
+    <${Line} of=${line} /></section>`;
+}
+
+function Plan({ plan }) {
+  const columns = [
+    { title: "Box", cell: ({ stage }) => stage.node },
+    { title: "Layers", cell: ({ stage }) => `${stage.first}:${stage.end}` },
+    { title: "Weights", right: true, cell: ({ stage }) => bytes(stage.weights) },
+    { title: "KV", right: true, cell: ({ stage }) => bytes(stage.kv) },
+  ];
+  const rows = plan.stages.map((stage) => ({ key: stage.node, stage }));
+  const predicted = plan.predicted;
+  return html`<${Table} label="The plan" columns=${columns} rows=${rows} />
+    ${predicted && html`<p>Predicted: first token in ${seconds(predicted.first_token_s)}, one every ${seconds(predicted.between_tokens_s)}, ${count(predicted.tokens_per_s, 1)} tokens/s over all. ${predicted.bottleneck}</p>`}
+    ${plan.note && html`<p class="quiet">${plan.note}</p>`}`;
+}
+
+function Deployment({ name, deployment }) {
+  const [typed, setTyped] = useState("");
+  const [outlook, setOutlook] = useState(null);
+  useEffect(() => {
+    ask("outlook", { name }).then(setOutlook, () => setOutlook(null));
+  }, [name, deployment.epoch, deployment.phase]);
+  const { predicted = {}, measured = {} } = deployment;
+  const figures = [
+    { key: "First token", predicted: seconds(predicted.first_token_s), measured: seconds(measured.first_token_s) },
+    { key: "Between tokens", predicted: seconds(predicted.between_tokens_s), measured: seconds(measured.between_tokens_s) },
+    { key: "Tokens/s over all", predicted: count(predicted.tokens_per_s, 1), measured: count(deployment.tokens_per_s, 1) },
+    { key: "Pause when a box is lost", predicted: worst(outlook), measured: seconds(measured.pause_s) },
+  ];
+  const stages = Object.entries(deployment.stages).map(([key, stage]) => ({ key, stage }));
+  const losses = (outlook?.losses ?? []).map((loss) => ({ key: loss.node, loss }));
+  return html`<section><h2>${name} <span class=${`phase ${deployment.phase}`}>${deployment.phase}</span></h2>
+      <p>${deployment.model} in ${deployment.dtype}, epoch ${deployment.epoch}: ${deployment.running} running, ${deployment.waiting} waiting, ${deployment.served} served.</p>
+      ${deployment.failure && html`<p role="alert">${deployment.failure}</p>`}
+      <${Table} label="Stages" columns=${STAGES} rows=${stages} /><${Line} of=${`edgectl describe deployment ${name}`} /></section>
+    <section><h2>Predicted beside measured</h2><${Table} label="Predicted beside measured" columns=${FIGURES} rows=${figures} />
+      ${predicted.bottleneck && html`<p class="quiet">${predicted.bottleneck}</p>`}</section>
+    <section><h2>If a box is lost</h2><${Table} label="If a box is lost" columns=${LOSSES} rows=${losses} empty="Known once it is ready." /></section>
+    <section><h2>Move</h2><p><${Doing} text="Look for a better placement" does=${() => act("replan", { name, look: true })} done=${advice} />
+      <${Doing} text="Move it there" does=${() => act("replan", { name })} done=${advice} /></p><${Line} of=${`edgectl replan ${name}`} /></section>
+    <section><h2>Delete</h2><p><label>Type its name <input value=${typed} onInput=${(event) => setTyped(event.target.value)} autocomplete="off" /></label>
+      <${Doing} text="Delete" danger=${true} disabled=${typed !== name} does=${() => act("delete", { name, typed })} done=${() => "It is being deleted."} /></p>
+      <${Line} of=${`edgectl delete deployment ${name}`} /></section>`;
+}
+
+function worst(outlook) {
+  const pauses = (outlook?.losses ?? []).map((loss) => loss.pause_s).filter((pause) => pause !== undefined);
+  return pauses.length ? `up to ${seconds(Math.max(...pauses))}` : "–";
+}
+
+function advice(found) {
+  const where = found.found.stages.map((stage) => `${stage.node}=${stage.first}:${stage.end}`).join(", ");
+  const gain = found.gain === undefined ? "" : `, ${percent(found.gain)} better`;
+  const words = { MOVED: `It moves to ${where}${gain}.`, WOULD_MOVE: `It would move to ${where}${gain}.`, SAME_LAYERS: "Each box has the layers that it would get.", SMALL_GAIN: "Another placement would gain less than 5 %.", NOTHING_NEW: "Nothing is new since the last look." };
+  return words[found.reason] ?? found.note ?? found.reason;
+}

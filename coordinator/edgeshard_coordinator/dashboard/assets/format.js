@@ -1,0 +1,36 @@
+// Figures as texts, as edgectl writes them.
+const SIZES = ["B", "KiB", "MiB", "GiB", "TiB"];
+
+export function bytes(count) {
+  if (count === undefined) return "–";
+  let unit = 0;
+  while (count >= 1024 && unit < SIZES.length - 1) {
+    count /= 1024;
+    unit += 1;
+  }
+  return `${unit && count < 100 ? count.toFixed(1) : Math.round(count)} ${SIZES[unit]}`;
+}
+
+export function seconds(value) {
+  if (value === undefined) return "–";
+  if (value < 0.001) return `${(value * 1e6).toFixed(0)} µs`;
+  if (value < 1) return `${(value * 1e3).toFixed(value < 0.01 ? 1 : 0)} ms`;
+  return value < 100 ? `${value.toFixed(1)} s` : `${Math.round(value / 60)} min`;
+}
+
+export function rate(bps) {
+  if (bps === undefined) return "–";
+  return bps >= 1e9 ? `${(bps / 1e9).toFixed(1)} Gb/s` : `${(bps / 1e6).toFixed(bps < 1e7 ? 1 : 0)} Mb/s`;
+}
+
+export function count(value, digits = 0) {
+  return value === undefined ? "–" : value.toFixed(digits);
+}
+
+export function percent(share) {
+  return share === undefined ? "–" : `${Math.round(100 * share)} %`;
+}
+
+export function clock(time) {
+  return new Date(time).toLocaleTimeString();
+}

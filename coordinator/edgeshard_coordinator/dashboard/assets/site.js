@@ -1,0 +1,54 @@
+// Boxes and links, with the pipeline of one deployment over them.
+import { useState } from "./vendor/hooks.js";
+import { html } from "./html.js";
+import { bytes, percent, rate, seconds } from "./format.js";
+import { Bar, Line, Table } from "./parts.js";
+import { Map } from "./map.js";
+
+const NODES = [
+  { title: "Box", cell: ({ key }) => key },
+  { title: "State", cell: ({ node }) => `${node.status}${node.silent_s ? `, silent ${node.silent_s} s` : ""}${node.measuring ? ", measuring" : ""}` },
+  { title: "Device", cell: ({ node }) => `${node.model}, ${node.cores} cores` },
+  { title: "Memory", cell: ({ node, key }) => html`<${Memory} node=${node} name=${key} />` },
+  { title: "Weights", right: true, cell: ({ node }) => bytes(node.weights) },
+  { title: "KV used", right: true, cell: ({ node }) => `${bytes(node.kv_used)} of ${bytes(node.kv)}` },
+  { title: "Free to place", right: true, cell: ({ node }) => bytes(node.free) },
+  { title: "Left in the system", right: true, cell: ({ node }) => bytes(node.available) },
+  { title: "Busy", right: true, cell: ({ node }) => percent(node.load) },
+];
+
+const LINKS = [
+  { title: "From", cell: ({ from }) => from },
+  { title: "To", cell: ({ to }) => to },
+  { title: "Rate", right: true, cell: ({ link }) => rate(link.bps) },
+  { title: "Latency", right: true, cell: ({ link }) => seconds(link.latency_s) },
+];
+
+function Memory({ node, name }) {
+  const rest = Math.max(0, node.kv - node.kv_used);
+  const reserved = Math.max(0, node.budget - node.free - node.weights - node.kv);
+  const parts = [["weights", node.weights], ["used", node.kv_used], ["kv", rest], ["reserved", reserved]];
+  const label = `${name}: weights ${bytes(node.weights)}, KV ${bytes(node.kv_used)} used of ${bytes(node.kv)}, reserved ${bytes(reserved)}, free ${bytes(node.free)} of ${bytes(node.budget)}`;
+  return html`<${Bar} label=${label} parts=${parts} total=${node.budget} />`;
+}
+
+export function Site({ picture }) {
+  const names = Object.keys(picture.deployments);
+  const [chosen, choose] = useState("");
+  const name = picture.deployments[chosen] ? chosen : names[0];
+  const nodes = Object.entries(picture.nodes).map(([key, node]) => ({ key, node, class: node.status }));
+  const links = Object.entries(picture.links).map(([key, link]) => ({ key, link, from: key.split(" ")[0], to: key.split(" ")[1] }));
+  const there = nodes.filter(({ node }) => node.status === "connected").length;
+  if (!nodes.length)
+    return html`<section><h2>No box has joined yet</h2><p>Make <a href="#/join">a line that joins one</a>, and run it there.</p>
+      <${Line} of="edgectl token create --node NAME" /></section>`;
+  return html`<section><h2>${there} of ${nodes.length} boxes are here</h2>
+      ${names.length > 1 && html`<p><label>Pipeline of <select value=${name} onChange=${(event) => choose(event.target.value)}>${names.map((one) => html`<option>${one}</option>`)}</select></label></p>`}
+      <${Map} picture=${picture} deployment=${picture.deployments[name]} /></section>
+    <section><h2>Boxes</h2><${Table} label="Boxes" columns=${NODES} rows=${nodes} /><${Legend} /><${Line} of="edgectl get nodes -o wide" /></section>
+    <section><h2>Links</h2><${Table} label="Links" columns=${LINKS} rows=${links} empty="No link was measured yet." /><${Line} of="edgectl top" /></section>`;
+}
+
+function Legend() {
+  return html`<p class="legend"><span class="weights">weights</span><span class="used">KV in use</span><span class="kv">KV set aside</span><span class="reserved">reserved</span><span class="ground">free</span></p>`;
+}

@@ -1,0 +1,92 @@
+"""Who may look at the dashboard: links that are good once, and the sessions of browsers. Pure: times and secrets come
+in as values."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from edgeshard.domain.errors import ResourceExhaustedError, UnauthenticatedError
+from edgeshard_coordinator.membership.tokens import digest_of
+
+LINK_TTL_S = 60.0
+SESSION_TTL_S = 12 * 3600.0
+MOST_LINKS, MOST_SESSIONS = 64, 256
+"""That are good at a time. One operator more than that is an accident, and is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A browser that came in by a link of the operator `who`, such as `operator/anna`. `token` goes with each request
+    that changes something: pages of other ports have the cookie sent, and cannot read this."""
+
+    who: str
+    token: str = field(repr=False)
+    ends_at: float
+
+
+class Door:
+    """`secret` makes a new secret each time. What is kept of links and cookies are digests."""
+
+    def __init__(self, secret: Callable[[], str]) -> None:
+        self._secret = secret
+        self._links: dict[str, tuple[str, float]] = {}
+        self._sessions: dict[str, Session] = {}
+
+    def link(self, who: str, now: float) -> str:
+        """A secret that lets a browser of the operator `who` in, once, within `LINK_TTL_S` seconds."""
+        self._links = {digest: link for digest, link in self._links.items() if link[1] > now}
+        if len(self._links) >= MOST_LINKS:
+            raise ResourceExhaustedError(
+                f"{MOST_LINKS} links to the dashboard were made in the last minute; use one, or wait",
+                reason="TOO_MANY_LINKS",
+                retry_after_s=LINK_TTL_S,
+            )
+        secret = self._secret()
+        self._links[digest_of(secret.encode())] = (who, now + LINK_TTL_S)
+        return secret
+
+    def enter(self, secret: str, now: float) -> tuple[str, Session]:
+        """The cookie and the session of a browser that shows the secret of a link.
+
+        Raises UnauthenticatedError, in the same words for a secret that is made up, too old, or was used.
+        """
+        who, good_until = self._links.pop(digest_of(secret.encode()), ("", now))
+        if good_until <= now:
+            raise UnauthenticatedError(
+                "this link was used already, or is older than a minute: make another with edgectl dashboard",
+                field="secret",
+                reason="DASHBOARD_LINK",
+            )
+        self._sessions = {digest: session for digest, session in self._sessions.items() if session.ends_at > now}
+        if len(self._sessions) >= MOST_SESSIONS:
+            raise ResourceExhaustedError(
+                f"{MOST_SESSIONS} browsers are logged in: log out of some", reason="TOO_MANY_SESSIONS"
+            )
+        cookie, session = self._secret(), Session(who, self._secret(), now + SESSION_TTL_S)
+        self._sessions[digest_of(cookie.encode())] = session
+        return cookie, session
+
+    def session(self, cookie: str | None, now: float) -> Session:
+        """The session of a browser. Raises UnauthenticatedError where it has none, or none any more."""
+        found = None if cookie is None else self._sessions.get(digest_of(cookie.encode()))
+        if found is None or found.ends_at <= now:
+            raise UnauthenticatedError(
+                "this browser is not logged in: open the link that edgectl dashboard prints", reason="NO_SESSION"
+            )
+        return found
+
+    def leave(self, cookie: str) -> None:
+        """End a session."""
+        self._sessions.pop(digest_of(cookie.encode()), None)
+
+    def end_of(self, who: str) -> None:
+        """End all links and sessions of an operator."""
+        self._links = {digest: link for digest, link in self._links.items() if link[0] != who}
+        self._sessions = {digest: session for digest, session in self._sessions.items() if session.who != who}
+
+
+def shows_token(session: Session, token: str) -> bool:
+    """Whether a request that changes something was made by a page of this session."""
+    return hmac.compare_digest(session.token.encode(), token.encode())

@@ -1,0 +1,81 @@
+"""One picture of the site for all who look at it: whole first, then its differences, at most twice a second."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from edgeshard_coordinator.dashboard.differences import difference
+
+EVERY_S = 0.5
+ALIVE_S = 10.0
+"""A viewer who has heard nothing for so long gets a word, so that proxies in between keep the connection."""
+WHOLE, CHANGE = "picture", "change"
+
+
+class Feed:
+    """`make` gives the newest picture; it is asked only while somebody looks.
+
+    A viewer who falls behind by more than one difference gets one new picture: nothing is kept for anybody.
+    """
+
+    def __init__(self, make: Callable[[], dict[str, Any]], every_s: float = EVERY_S) -> None:
+        self._make = make
+        self._every_s = every_s
+        self._picture: dict[str, Any] = {}
+        self._whole = b""
+        self._change = b""
+        self._version = 0
+        self._ticked = asyncio.Event()
+        self._ticking: asyncio.Task[None] | None = None
+        self.viewers = 0
+
+    async def follow(self) -> AsyncGenerator[tuple[str, bytes]]:
+        """WHOLE or CHANGE with its JSON, for a viewer; ("", b"") now and then where nothing changes."""
+        self.viewers += 1
+        try:
+            if self._ticking is None:
+                self._look()
+                self._ticking = asyncio.create_task(self._tick())
+            told, quiet_s = 0, 0.0
+            while True:
+                if told != self._version:
+                    kind = CHANGE if told and told + 1 == self._version else WHOLE
+                    text = self._change if kind == CHANGE else self._encoded()
+                    told, quiet_s = self._version, 0.0
+                    yield kind, text
+                    continue
+                await self._ticked.wait()
+                quiet_s += self._every_s
+                if told == self._version and quiet_s >= ALIVE_S:
+                    quiet_s = 0.0
+                    yield "", b""
+        finally:
+            self.viewers -= 1
+            if not self.viewers and self._ticking is not None:
+                self._ticking.cancel()
+                self._ticking = None
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            self._look()
+            self._ticked.set()
+            self._ticked = asyncio.Event()
+
+    def _look(self) -> None:
+        picture = self._make()
+        if change := difference(self._picture, picture):
+            self._version += 1
+            self._change, self._whole = _encode(change), b""
+        self._picture = picture
+
+    def _encoded(self) -> bytes:
+        self._whole = self._whole or _encode(self._picture)
+        return self._whole
+
+
+def _encode(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()

@@ -1,0 +1,41 @@
+"""The dashboard of a coordinator, put together."""
+
+from __future__ import annotations
+
+import secrets
+from functools import partial
+
+from edgeshard.domain.identity import DashboardLink, Principal, Role
+from edgeshard.process.clock import SystemClock
+from edgeshard.rpc.access import CallFrom
+from edgeshard_coordinator.control.coordinator import Coordinator
+from edgeshard_coordinator.control.services.auditing import CallAudit
+from edgeshard_coordinator.dashboard.actions import Operator
+from edgeshard_coordinator.dashboard.app import Dashboard, Public
+from edgeshard_coordinator.dashboard.camera import Camera
+from edgeshard_coordinator.dashboard.door import LINK_TTL_S, Door
+from edgeshard_coordinator.dashboard.feed import Feed
+from edgeshard_coordinator.dashboard.own_calls import OwnConnection
+
+CALL_TIMEOUT_S = 60.0
+
+
+def open_dashboard(coordinator: Coordinator, public: Public, site: str | None) -> tuple[Dashboard, Door]:
+    """`site` is the name in the operators' certificates, None in plaintext."""
+    clock, door = SystemClock(), Door(partial(secrets.token_urlsafe, 32))
+    coordinator.on_operator_gone = door.end_of
+    audit = CallAudit(coordinator.audit)
+    services = {"AdminService": coordinator.admin, "IdentityService": coordinator.identities}
+
+    def operator(who: str, address: str) -> Operator:
+        role, _, name = who.partition("/")
+        principal = None if site is None else Principal(site, Role(role), name)
+        source = CallFrom(address, principal, is_named=True)
+        return Operator(OwnConnection(services, audit, source), CALL_TIMEOUT_S, clock)
+
+    return Dashboard(door, Feed(Camera(coordinator).take), operator, public, clock.now), door
+
+
+def link(door: Door, url: str, who: str) -> DashboardLink:
+    """The page at `url`, for an operator."""
+    return DashboardLink(f"{url}/#open={door.link(who, SystemClock().now())}", LINK_TTL_S)

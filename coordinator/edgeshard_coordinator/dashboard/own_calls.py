@@ -1,0 +1,62 @@
+"""An operator's calls to this very coordinator, without a connection: the SDK's, as the dashboard makes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from edgeshard.domain.errors import CancelledRequestError, DeadlineError, EdgeShardError
+from edgeshard.rpc.access import CallFrom
+from edgeshard_coordinator.control.services.auditing import CallAudit
+
+_PACKAGE = "edgeshard.proto.v1"
+_LEFT = CancelledRequestError("the caller left before the answer", reason="CALLER_LEFT")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnConnection:
+    """A connection of the SDK's kind to the services of this process, by their names. `audit` hears of each call as of
+    those that come by gRPC; `source` says whose they are."""
+
+    services: Mapping[str, Any]
+    audit: CallAudit
+    source: CallFrom
+    target: str = "this coordinator"
+
+    async def call(self, stub: type[Any], method: str, request: Any, timeout_s: float) -> Any:
+        """The answer of a method. Raises its typed errors, and DeadlineError."""
+        service = stub.__name__.removesuffix("Stub")
+        name, answer = f"/{_PACKAGE}.{service}/{method}", None
+        end: EdgeShardError | None = _LEFT
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await getattr(self.services[service], method)(request, None)
+            end = None
+        except EdgeShardError as error:
+            end = error
+            raise
+        except TimeoutError:
+            end = DeadlineError(f"{method} took more than {timeout_s:g} s")
+            raise end from None
+        finally:
+            self.audit.ended(name, self.source, request, answer, end)
+        return answer
+
+    async def stream(self, method: str, request: Any, timeout_s: float | None = None) -> AsyncIterator[Any]:
+        """The answers of a method of the admin service, one by one."""
+        name = f"/{_PACKAGE}.AdminService/{method}"
+        end: EdgeShardError | None = _LEFT
+        self.audit.began(name, self.source, request)
+        try:
+            async with aclosing(getattr(self.services["AdminService"], method)(request, None)) as answers:
+                async for answer in answers:
+                    yield answer
+            end = None
+        except EdgeShardError as error:
+            end = error
+            raise
+        finally:
+            self.audit.ended(name, self.source, request, None, end)

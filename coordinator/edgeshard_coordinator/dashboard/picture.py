@@ -1,0 +1,189 @@
+"""The picture of a site that pages draw: its nodes, links, deployments and models as values of JSON. Pure.
+
+Sizes are in bytes, times in seconds. A figure that is not known is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from edgeshard.domain.control.site import StoredLink, StoredModel
+from edgeshard.domain.control.site_event import SiteEvent
+from edgeshard.domain.deployments.deployment import Deployment
+from edgeshard.domain.deployments.placement import Prediction
+from edgeshard.domain.nodes.device import Node, StagePhase, StageStatus
+from edgeshard.metrics.histogram import Histogram
+from edgeshard.views.rates import Rates
+from edgeshard.views.words import node_status
+
+SILENT_S = 3.0
+"""A node is shown as silent once it was not heard for so long: it says something every second."""
+
+
+def known(**figures: Any) -> dict[str, Any]:
+    """Those that are known."""
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def nodes_picture(nodes: Iterable[Node]) -> dict[str, Any]:
+    return {node.name: _node(node) for node in nodes}
+
+
+def _node(node: Node) -> dict[str, Any]:
+    facts, running = node.facts, [stage for stage in node.stages if stage.phase is not StagePhase.STANDBY]
+    return known(
+        status=node_status(node),
+        kind=facts.kind,
+        model=facts.model,
+        cores=facts.cores,
+        total=facts.memory_total_bytes,
+        budget=facts.memory_budget_bytes,
+        free=node.free_bytes,
+        weights=sum(stage.parameter_bytes for stage in node.stages),
+        kv=sum(stage.kv_bytes_capacity for stage in node.stages),
+        kv_used=sum(stage.kv_bytes_in_use for stage in node.stages),
+        available=None if node.condition is None else node.condition.memory_available_bytes,
+        load=round(min(1.0, sum(stage.busy_share for stage in running)), 2) if running else None,
+        silent_s=round(node.heartbeat_age_s) if node.heartbeat_age_s > SILENT_S else None,
+        measuring=node.measuring or None,
+        unknown=(node.unknown_profiles + node.unknown_links) or None,
+        labels=dict(node.labels) or None,
+        standby=[f"{stage.deployment} {stage.layers}" for stage in node.stages if stage.phase is StagePhase.STANDBY]
+        or None,
+    )
+
+
+def links_picture(links: Iterable[StoredLink], names: Mapping[str, str]) -> dict[str, Any]:
+    """By "FROM TO", the names of two nodes."""
+    found = {}
+    for stored in links:
+        link = stored.link
+        if link.sender in names and link.receiver in names:
+            found[f"{names[link.sender]} {names[link.receiver]}"] = {
+                "bps": link.profile.bandwidth_bps,
+                "latency_s": link.profile.latency_s,
+            }
+    return found
+
+
+def deployments_picture(
+    deployments: Iterable[Deployment], rates: Rates, measured: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """`measured` has the figures of `measured_picture` by deployment."""
+    return {one.spec.name: _deployment(one, rates, measured.get(one.spec.name, {})) for one in deployments}
+
+
+def _deployment(deployment: Deployment, rates: Rates, measured: Mapping[str, Any]) -> dict[str, Any]:
+    placement, stages = deployment.placement, {stage.stage: stage for stage in deployment.stages}
+    waiting = min(deployment.active_requests, sum(stage.requests_waiting for stage in deployment.stages))
+    last = max(deployment.stages, key=lambda stage: stage.stage, default=None)
+    return known(
+        model=deployment.spec.model,
+        dtype=deployment.spec.dtype.value,
+        phase=deployment.phase.value,
+        epoch=int(deployment.epoch),
+        failure=None if deployment.failure is None else deployment.failure.message,
+        running=deployment.active_requests - waiting,
+        waiting=waiting,
+        served=deployment.traffic.requests,
+        tokens_per_s=rates.of(last, "tokens_done") if last is not None else None,
+        stages={
+            str(placed.index): known(
+                node=placed.node_name,
+                first=placed.layers.first,
+                end=placed.layers.end,
+                planned=placed.parameter_bytes + placed.kv_bytes,
+                **_stage(stages.get(placed.index), rates),
+            )
+            for placed in placement.stages
+        },
+        predicted=None if placement.predicted is None else prediction_picture(placement.predicted),
+        measured=dict(measured) or None,
+        suspects=[f"{hop.from_stage} {hop.to_stage} {hop.why}" for hop in deployment.suspects] or None,
+        note=placement.note or None,
+    )
+
+
+def _stage(stage: StageStatus | None, rates: Rates) -> dict[str, Any]:
+    if stage is None:
+        return {}
+    filling = stage.filling
+    return known(
+        phase=stage.phase.value,
+        weights=stage.parameter_bytes,
+        kv=stage.kv_bytes_capacity,
+        kv_used=stage.kv_bytes_in_use,
+        busy=round(stage.busy_share, 2),
+        queue=stage.steps_waiting,
+        tokens_per_s=rates.of(stage, "tokens_done"),
+        steps_per_s=rates.of(stage, "steps_done"),
+        fetched=stage.fetched_bytes if stage.phase is StagePhase.LOADING else None,
+        to_fetch=stage.total_bytes if stage.phase is StagePhase.LOADING else None,
+        filled=None if filling is None else filling.done_bytes,
+        to_fill=None if filling is None else filling.total_bytes,
+        work=None if filling is None else filling.work.value,
+        left_s=None if filling is None or not filling.left_s else round(filling.left_s, 1),
+        why=stage.failure_reason or None,
+    )
+
+
+def prediction_picture(plan: Prediction) -> dict[str, Any]:
+    return known(
+        first_token_s=plan.time_to_first_token_s,
+        between_tokens_s=plan.time_per_token_s,
+        tokens_per_s=plan.throughput_tps,
+        requests=plan.requests,
+        prompt_tokens=plan.prompt_tokens,
+        new_tokens=plan.new_tokens,
+        bottleneck=plan.bottleneck,
+        gap=plan.gap,
+        joules_per_token=plan.joules_per_token,
+    )
+
+
+def measured_picture(
+    first_token: Histogram, between_tokens: Histogram, pauses: Histogram, begun: int, failed: int
+) -> dict[str, Any]:
+    """What the requests of a deployment saw since the coordinator began."""
+    return known(
+        begun=begun,
+        failed=failed,
+        first_token_s=_mean(first_token),
+        between_tokens_s=_mean(between_tokens),
+        pauses=pauses.count or None,
+        pause_s=_mean(pauses),
+    )
+
+
+def _mean(histogram: Histogram) -> float | None:
+    return round(histogram.sum / histogram.count, 4) if histogram.count else None
+
+
+def models_picture(models: Iterable[StoredModel]) -> dict[str, Any]:
+    return {
+        model.name: {
+            "architecture": model.architecture,
+            "layers": model.layer_count,
+            "parameters": model.parameter_count,
+            "size": model.stored_bytes,
+            "dtype": model.dtype.value,
+            "context": model.max_context,
+        }
+        for model in models
+    }
+
+
+def events_picture(events: Sequence[SiteEvent]) -> dict[str, Any]:
+    """By number."""
+    return {
+        str(event.number): known(
+            time=event.time,
+            subject=event.subject.value,
+            name=event.name,
+            what=event.what,
+            detail=event.detail or None,
+            warning=event.warning or None,
+        )
+        for event in events
+    }

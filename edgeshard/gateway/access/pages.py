@@ -1,0 +1,20 @@
+"""Pages for people beside the routes for programs, with rights of their own."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+class Pages(Protocol):
+    """An app of its own on the gateway's port. It sees no API keys, and no other origin may read its answers."""
+
+    api: ASGIApp | None
+    """The gateway's routes behind the check of keys, once they are made."""
+
+    def takes(self, scope: Scope, headers: Headers) -> bool:
+        """Whether a request is for it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...

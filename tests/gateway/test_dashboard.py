@@ -1,0 +1,237 @@
+"""The dashboard of a real site over HTTP: the operator's door, the stream, what an operator does, and who may not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from edgeshard.cli.render.views import layers_text
+from edgeshard.domain.identity import Role
+from tests.support.http import Answer, Http
+from tests.support.patches import patched
+from tests.support.site import Site
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timing]
+
+HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+class Browser:
+    """A browser that is logged in: its cookie, its page's token and its page's origin."""
+
+    def __init__(self, http: Http, cookie: str, token: str) -> None:
+        self.http, self.cookie, self.token = http, cookie, token
+
+    @classmethod
+    async def of(cls, site: Site, http: Http) -> Browser:
+        answer = await enter(site, http)
+        assert answer.status == 200, answer.body
+        return cls(http, answer.headers["set-cookie"].partition(";")[0], answer.json["token"])
+
+    def headers(self, **changes: str | None) -> dict[str, str]:
+        sent = {
+            "cookie": self.cookie,
+            "origin": self.http.url,
+            "x-edgeshard-token": self.token,
+            "content-type": "application/json",
+            **{name.replace("_", "-"): value for name, value in changes.items()},
+        }
+        return {name: value for name, value in sent.items() if value is not None}
+
+    async def post(self, path: str, body: Any, **changes: str | None) -> Answer:
+        return await self.http.post(path, body, self.headers(**changes))
+
+    async def get(self, path: str, **changes: str | None) -> Answer:
+        return await self.http.get(path, self.headers(**changes))
+
+
+def nobody(http: Http) -> Http:
+    return Http(http.url)
+
+
+async def secret_of(site: Site) -> str:
+    return (await site.client.dashboard_link()).url.partition("#open=")[2]
+
+
+async def enter(site: Site, http: Http, secret: str = "", headers: Mapping[str, str] | None = None) -> Answer:
+    sent = {"origin": http.url, "content-type": "application/json", **(headers or {})}
+    return await nobody(http).post("/dashboard/session", {"secret": secret or await secret_of(site)}, sent)
+
+
+async def test_who_reads_html_gets_the_page_and_all_others_what_they_always_got(http: Http) -> None:
+    page = await nobody(http).get("/", HTML)
+    assert page.status == 200 and page.headers["content-type"].startswith("text/html")
+    assert page.headers["vary"] == "Accept"
+    policy = page.headers["content-security-policy"]
+    assert "script-src 'self'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+    assert b"<script>" not in page.body and b"style=" not in page.body
+    for method, headers in (("GET", {}), ("HEAD", HTML), ("GET", {"accept": "*/*"})):
+        plain = await nobody(http).send(method, "/", None, headers)
+        assert plain.headers["content-type"].startswith("text/plain")
+        assert plain.body == (b"" if method == "HEAD" else b"EdgeShard is running")
+
+
+async def test_each_file_of_the_page_is_there_and_nothing_else_is(http: Http) -> None:
+    page = (await nobody(http).get("/", HTML)).body.decode()
+    for name in ("style.css", "main.js", "vendor/preact.js", "store.js"):
+        answer = await nobody(http).get(f"/dashboard/assets/{name}")
+        assert answer.status == 200 and name in page
+        assert b"http://" not in answer.body.replace(b"http://www.w3.org/", b"") or name.startswith("vendor/")
+    for name in ("../app.py", "%2e%2e/app.py", "vendor", "", "missing.js", "..%2fapp.py"):
+        assert (await nobody(http).get(f"/dashboard/assets/{name}")).status == 404, name
+
+
+async def test_a_link_becomes_a_cookie_once(site: Site, http: Http) -> None:
+    secret = await secret_of(site)
+    answer = await enter(site, http, secret)
+    cookie = answer.headers["set-cookie"].lower()
+    assert all(word in cookie for word in ("httponly", "samesite=strict", "path=/", "max-age=43200"))
+    assert (answer.json["who"], secret in answer.body.decode()) == ("operator", False)
+    for used in (secret, "guess"):
+        again = await enter(site, http, used)
+        assert (again.status, again.error["code"]) == (401, "dashboard_link")
+        assert "set-cookie" not in again.headers
+
+
+async def test_the_stream_is_the_site(site: Site, http: Http) -> None:
+    browser = await Browser.of(site, http)
+    picture: dict[str, Any] = {}
+    async with browser.http.opened("GET", "/dashboard/stream", None, browser.headers()) as stream:
+        assert (stream.status, stream.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        seen, text = 0, b""
+        async for part in stream.parts():
+            text += part
+            *events, text = text.split(b"\n\n")
+            for event in events:
+                kind, _, data = event.partition(b"\ndata: ")
+                if data:
+                    value = json.loads(data)
+                    picture = value if kind == b"event: picture" else patched(picture, value)
+                    seen += 1
+            if seen >= 3:
+                break
+    assert set(picture["nodes"]) == {"a", "b", "c"}
+    deployment = await site.client.deployment("tales")
+    found = picture["deployments"]["tales"]
+    stages = [found["stages"][str(index)] for index in range(3)]
+    assert ",".join(f"{s['node']}={s['first']}:{s['end']}" for s in stages) == layers_text(deployment.placement)
+    assert (found["phase"], found["epoch"]) == ("ready", deployment.epoch)
+    node = await site.client.node("a")
+    assert picture["nodes"]["a"]["budget"] == node.facts.memory_budget_bytes
+    assert set(picture["models"]) == {"fairy-tales", "handy"}
+
+
+async def test_an_operator_plans_deploys_and_deletes(site: Site, http: Http) -> None:
+    browser = await Browser.of(site, http)
+    spec = {"name": "seen", "model": "fairy-tales", "source": "a", "layers": "a=0:12", "concurrency": 1}
+    spec |= {"max_context": 64}
+    plan = await browser.post("/dashboard/do/plan", {"spec": spec})
+    assert [stage["node"] for stage in plan.json["stages"]] == ["a"]
+    assert (await browser.post("/dashboard/do/deploy", {"spec": spec})).json == {"name": "seen"}
+    await site.client.wait_ready("seen", 60)
+    outlook = await browser.get("/dashboard/do/outlook?name=seen")
+    assert [loss["node"] for loss in outlook.json["losses"]] == ["a"]
+    look = await browser.post("/dashboard/do/replan", {"name": "seen", "look": True})
+    assert look.status == 400 and "by hand" in look.error["message"], look.body
+    typed = await browser.post("/dashboard/do/delete", {"name": "seen", "typed": "sean"})
+    assert (typed.status, typed.error["param"]) == (400, "typed")
+    assert (await browser.post("/dashboard/do/delete", {"name": "seen", "typed": "seen"})).json == {}
+    audit = [(entry.who, entry.what, entry.target) for entry in await site.client.audit(20)]
+    said = [(what, target) for _, what, target in audit]
+    assert ("Deploy", "seen") in said and ("DeleteDeployment", "seen") in said
+
+
+async def test_mistakes_name_their_field(site: Site, http: Http) -> None:
+    browser = await Browser.of(site, http)
+    for what, body, field in (
+        ("deploy", {}, "spec"),
+        ("deploy", {"spec": {"name": "x", "model": "missing"}}, "model"),
+        ("delete", {"typed": "x"}, "name"),
+        ("plan", {"spec": {"name": "x", "model": "handy", "depth": 1}}, "depth"),
+    ):
+        answer = await browser.post(f"/dashboard/do/{what}", body)
+        assert (answer.status // 100, answer.error["param"]) == (4, field), answer.body
+    for sent in ("[]", "{", "null"):
+        answer = await http.send("POST", "/dashboard/do/plan", sent, browser.headers())
+        assert answer.status == 400
+    assert (await browser.post("/dashboard/do/reboot", {})).status == 404
+
+
+async def test_a_conversation_is_the_gateways(site: Site, http: Http) -> None:
+    browser = await Browser.of(site, http)
+    body = {"model": "tales", "messages": [{"role": "user", "content": "Once"}], "max_tokens": 8, "temperature": 0}
+    told = await browser.post("/dashboard/chat", body)
+    asked = await http.post("/v1/chat/completions", body)
+    assert told.json["choices"] == asked.json["choices"]
+    refused = await browser.post("/dashboard/chat", {**body, "model": "missing"})
+    assert refused.status == 404
+
+
+UNSAFE = ("do/plan", "do/deploy", "do/delete", "do/replan", "do/join", "chat")
+
+
+@pytest.mark.parametrize("path", UNSAFE)
+async def test_another_page_cannot_act_through_a_browser(site: Site, http: Http, path: str) -> None:
+    """It has the cookie sent, as a page of another port of this host has, and knows all but the token."""
+    browser = await Browser.of(site, http)
+    elsewhere: tuple[dict[str, str | None], ...] = (
+        {"origin": "https://evil.example"},
+        {"origin": "http://127.0.0.1:1"},
+        {"origin": "null"},
+        {"origin": None},
+        {"x_edgeshard_token": None},
+        {"x_edgeshard_token": "guess"},
+        {"x_edgeshard_token": (await Browser.of(site, http)).token},
+        {"cookie": None},
+        {"host": "evil.example"},
+    )
+    for changes in elsewhere:
+        answer = await browser.post(f"/dashboard/{path}", {}, **changes)
+        assert answer.status in (401, 403), (changes, answer.body)
+    formed = await browser.post(f"/dashboard/{path}", {}, content_type="text/plain", x_edgeshard_token=None)
+    assert formed.status == 403, "as a form sends it, which a browser asks nobody about"
+
+
+async def test_a_session_is_of_one_browser_until_it_leaves(site: Site, http: Http) -> None:
+    browser = await Browser.of(site, http)
+    assert (await browser.get("/dashboard/session")).json["who"] == "operator"
+    assert (await http.send("DELETE", "/dashboard/session", {}, browser.headers())).status == 200
+    for path in ("/dashboard/session", "/dashboard/stream", "/dashboard/do/outlook?name=tales"):
+        assert (await browser.get(path)).status == 401
+    assert (await browser.post("/dashboard/do/plan", {})).status == 401
+
+
+async def test_keys_and_cookies_open_their_own_doors_alone(site: Site, http: Http) -> None:
+    browser = await Browser.of(site, http)
+    for path in ("/dashboard/stream", "/dashboard/session", "/dashboard/do/outlook?name=tales"):
+        assert (await http.get(path)).status == 401, "with a key for everything"
+    assert (await http.post("/dashboard/do/plan", {}, {"origin": http.url})).status == 401
+    for path in ("/v1/models", "/metrics", "/api/tags"):
+        assert (await nobody(http).get(path, browser.headers())).status == 401
+
+
+async def test_no_other_origin_reads_anything(site: Site, http: Http) -> None:
+    browser = await Browser.of(site, http)
+    for path in ("/dashboard/session", "/dashboard/assets/main.js"):
+        answer = await browser.get(path, origin="https://evil.example")
+        assert "access-control-allow-origin" not in answer.headers
+    preflight = {"origin": "https://evil.example", "access-control-request-method": "POST"}
+    asked = await nobody(http).send("OPTIONS", "/dashboard/do/deploy", None, preflight)
+    assert asked.status // 100 == 4 and "access-control-allow-origin" not in asked.headers
+
+
+async def test_names_are_data(site: Site, http: Http) -> None:
+    browser = await Browser.of(site, http)
+    name = "<img src=x onerror=alert(1)>"
+    answer = await browser.post("/dashboard/do/deploy", {"spec": {"name": name, "model": name}})
+    assert answer.status == 400 and answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_who_joins_needs_certificates(site: Site, http: Http) -> None:
+    answer = await (await Browser.of(site, http)).post("/dashboard/do/join", {"name": "box-1"})
+    assert (answer.status, answer.error["code"]) == (400, "no_tls"), "this site is in plaintext"
+    assert Role.AGENT.value not in answer.error["message"]
