@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import secrets
 from functools import partial
+from typing import cast
 
+from edgeshard.client.connection import Connection
 from edgeshard.domain.identity import DashboardLink, Principal, Role
 from edgeshard.process.clock import SystemClock
 from edgeshard.rpc.access import CallFrom
@@ -31,7 +33,8 @@ def open_dashboard(coordinator: Coordinator, public: Public, site: str | None) -
         role, _, name = who.partition("/")
         principal = None if site is None else Principal(site, Role(role), name)
         source = CallFrom(address, principal, is_named=True)
-        return Operator(OwnConnection(services, audit, source), CALL_TIMEOUT_S, clock)
+        # Of a connection it needs `call` and `stream` alone.
+        return Operator(cast(Connection, OwnConnection(services, audit, source)), CALL_TIMEOUT_S, clock)
 
     return Dashboard(door, Feed(Camera(coordinator).take), operator, public, clock.now), door
 

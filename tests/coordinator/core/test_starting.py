@@ -27,7 +27,7 @@ from edgeshard_coordinator.core.values.events import (
 )
 from edgeshard_coordinator.core.values.state import DeploymentRecord, ServedOperation, State, node_view, validate_state
 
-from edgeshard.cli.render.views import node_fields, node_status
+from edgeshard.cli.render.views import node_fields
 from edgeshard.domain.control.commands import Heartbeat, ProfileReport
 from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec
@@ -36,6 +36,7 @@ from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, Operatio
 from edgeshard.domain.models.model import ModelManifest
 from edgeshard.domain.nodes.device import Node
 from edgeshard.domain.nodes.profile import LinkProfile, MeasuredLink
+from edgeshard.views.words import node_status
 
 TALE = DeploymentName("tale")
 LINK = LinkProfile(1e-3, 1e9, 0.0, 9, 1 << 20)
