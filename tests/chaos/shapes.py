@@ -20,7 +20,7 @@ _ROWS = {
         "nemotron_h-groups",
         {"layers_block_type": ["linear_attention", "mlp", "moe", "full_attention", "moe", "linear_attention"]},
     ),
-    Shape.GEMMA4: ("gemma4-dense", {}),
+    Shape.GEMMA4: ("gemma4-dense", {"head_dim": 16, "global_head_dim": 32}),  # as the kernels take them
 }
 """A row of tests/agent/model/families.py, and what is changed in it."""
 _LAYERS = {

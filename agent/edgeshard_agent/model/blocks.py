@@ -250,7 +250,7 @@ class MixtureBeside(nn.Module):
 
 def bare_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
     """x / rms(x) over the last dimension."""
-    rows = x.reshape(-1, x.shape[-1])
+    rows = _rows(x, x.shape[-1])
     return rms_norm(rows, rows.new_ones(rows.shape[1]), eps)[0].view(x.shape)
 
 
@@ -439,8 +439,15 @@ def _added(norm: RmsNorm | None, x: torch.Tensor, residual: torch.Tensor | None)
 
 def _normed(norm: RmsNorm, heads: torch.Tensor) -> torch.Tensor:
     """Heads [T, heads, head_dim], each normed by itself or those of a row together, as the norm is wide."""
-    normed: torch.Tensor = norm(heads.reshape(-1, norm.width))
+    normed: torch.Tensor = norm(_rows(heads, norm.width))
     return normed.view(heads.shape)
+
+
+def _rows(heads: torch.Tensor, width: int) -> torch.Tensor:
+    """[T, heads, head_dim] as rows that lie one behind the other. Of one head of each token they would be a view of the
+    packed rows, which kernels do not take: torch would norm prompts, with other last bits than the kernels' of steps of
+    one token."""
+    return heads.reshape(-1, width).contiguous()
 
 
 def _mlp(shapes: Shapes, options: BlockOptions) -> nn.Module:

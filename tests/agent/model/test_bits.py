@@ -115,7 +115,7 @@ CONFIGS = {
         }
     },
     "mistral": _LLAMA | {"sliding_window": 70, "head_dim": 32},
-    "qwen3": _LLAMA | {"tie_word_embeddings": True, "head_dim": 80},
+    "qwen3": _LLAMA | {"tie_word_embeddings": True, "head_dim": 80, "num_key_value_heads": 1},
     "gemma2": _GEMMA2,
     "gemma3": _GEMMA2
     | _BY_TYPE
@@ -351,9 +351,13 @@ def test_any_schedule_gives_the_bits_of_one_prefill(scheme: str, threads: Callab
     check()
 
 
+OTHERS = sorted(set(CONFIGS) - {"llama"})
+
+
 @pytest.mark.parametrize(
     ("name", "scheme"),
-    one_in(6, product(sorted(set(CONFIGS) - {"llama"}), ("bfloat16", "int8", "int4", "int4, KV int4"))),
+    # In float32 nothing is rounded away, so it sees the most.
+    [*product(OTHERS, ["float32"]), *one_in(6, product(OTHERS, ("bfloat16", "int8", "int4", "int4, KV int4")))],
 )
 def test_any_schedule_of_other_families_does(name: str, scheme: str, threads: Callable[[int], None]) -> None:
     for seed in range(2):
