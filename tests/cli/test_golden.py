@@ -92,6 +92,7 @@ ELSEWHERE = {
     "bench": "its figures are of the machine: test_bench.py",
     "chat": "it is a conversation: test_chat.py",
     "doctor": "what it finds is of the machine: test_doctor.py",
+    "dashboard": "it prints a secret: tests/gateway",
     "key create": "it prints a secret: tests/gateway",
     "key list": "it lists what key create made: tests/gateway",
     "key revoke": "it prints nothing: tests/gateway",

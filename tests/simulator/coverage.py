@@ -129,6 +129,8 @@ ABSENT = {
     "EnrolResponse": _PLAINTEXT,
     "GetAuthoritiesRequest": _PLAINTEXT,
     "GetAuthoritiesResponse": _PLAINTEXT,
+    "CreateDashboardLinkRequest": _HTTP,
+    "CreateDashboardLinkResponse": _HTTP,
     **{
         f"{call}Key{'s' * (call == 'List')}{kind}": _HTTP
         for call in ("Create", "List", "Revoke")
