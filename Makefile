@@ -14,8 +14,8 @@ RUNS := .venv/.runtime-stamp
 STAMP := .venv/.setup-stamp
 CLIENTS := .venv-clients/.stamp
 BASELINE := proto/baseline.binpb
-# Processes the tests run in. One file's tests stay in one of them.
-JOBS ?= 3
+# Processes the tests run in, two for each core: many of them wait. One file's tests stay in one of them.
+JOBS ?= 4
 # The first Python of 3.11 or newer on PATH; `make setup PYTHON=...` chooses another.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && exit; done; echo python3)
