@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from edgeshard.architectures.record import Fused
 from tests.agent.model.families import decoder_of
@@ -14,7 +15,7 @@ LOGPROB_SLACK = 1e-5
 several rows in another order than one of a single row: by up to 1e-6 over all cases. Slots that nobody
 zeroes make it 1.5e-2."""
 
-_ROWS = {
+_ROWS: dict[Shape, tuple[str, dict[str, Any]]] = {
     Shape.HYBRID: ("qwen3_5-text", {}),
     Shape.NEMOTRON: (
         "nemotron_h-groups",
