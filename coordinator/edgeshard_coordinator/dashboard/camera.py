@@ -19,6 +19,8 @@ from edgeshard_coordinator.dashboard import picture
 
 RATES_OVER_S = 2.0
 """Nodes say what they counted once a second."""
+OUTDATED_S = 10.0
+"""A look from before nobody looked for so long says nothing of now."""
 EVENTS = 100
 
 
@@ -36,7 +38,10 @@ class Camera:
         nodes = tuple(self._conditions.with_condition(node) for node in node_views(state, now))
         deployments = tuple(self._deployment(state, name) for name in sorted(state.deployments))
         look = Look(now, Site(nodes, (), (), {}), deployments)
-        while len(self._looks) > 1 and self._looks[1].at_s <= now - RATES_OVER_S:
+        while self._looks and (
+            self._looks[0].at_s < now - OUTDATED_S
+            or (len(self._looks) > 1 and self._looks[1].at_s <= now - RATES_OVER_S)
+        ):
             self._looks.popleft()
         rates = Rates(look, self._looks[0] if self._looks else None)
         self._looks.append(look)

@@ -48,6 +48,8 @@ class Feed:
                     yield kind, text
                     continue
                 await self._ticked.wait()
+                if self._ticking.done():
+                    self._ticking.result()  # raises what the newest picture failed at
                 quiet_s += self._every_s
                 if told == self._version and quiet_s >= ALIVE_S:
                     quiet_s = 0.0
@@ -59,11 +61,17 @@ class Feed:
                 self._ticking = None
 
     async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(self._every_s)
-            self._look()
-            self._ticked.set()
-            self._ticked = asyncio.Event()
+        try:
+            while True:
+                await asyncio.sleep(self._every_s)
+                self._look()
+                self._wake()
+        finally:
+            self._wake()
+
+    def _wake(self) -> None:
+        self._ticked.set()
+        self._ticked = asyncio.Event()
 
     def _look(self) -> None:
         picture = self._make()

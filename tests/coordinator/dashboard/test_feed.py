@@ -7,6 +7,7 @@ import json
 from contextlib import aclosing
 from typing import Any
 
+import pytest
 from edgeshard_coordinator.dashboard.differences import difference
 from edgeshard_coordinator.dashboard.feed import CHANGE, WHOLE, Feed
 from hypothesis import given
@@ -47,13 +48,24 @@ async def test_viewers_follow_and_one_who_falls_behind_gets_a_new_picture() -> N
     assert quick[1:] == [(CHANGE, {"number": quick[0][1]["number"] + later}) for later in (1, 2, 3)]
 
 
+async def test_a_picture_that_fails_ends_the_streams() -> None:
+    pictures: list[dict[str, Any]] = [{"a": 1}]
+    feed = Feed(pictures.pop, EVERY_S)
+    async with aclosing(feed.follow()) as told:
+        await anext(told)
+        with pytest.raises(IndexError):
+            await asyncio.wait_for(anext(told), 10)
+    pictures.append({"a": 2})
+    async with aclosing(feed.follow()) as told:
+        assert await anext(told) == (WHOLE, b'{"a":2}')
+
+
 async def test_without_viewers_nothing_is_made() -> None:
     made = []
     feed = Feed(lambda: {"number": len(made.append(1) or made)}, EVERY_S)  # type: ignore[func-returns-value]
     for _ in range(2):
         async with aclosing(feed.follow()) as told:
-            await anext(told)
-            await anext(told)
+            assert [(await anext(told))[0] for _ in range(2)] == [WHOLE, CHANGE]
         count = len(made)
         await asyncio.sleep(3 * EVERY_S)
         assert (len(made), feed.viewers) == (count, 0)
