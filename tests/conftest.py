@@ -32,6 +32,8 @@ from tests.support.nursery import forking_daemons
 for section in ("CLIENT", "AGENT", "COORDINATOR"):
     os.environ[f"EDGESHARD__{section}__PLAINTEXT"] = "true"
 os.environ["XDG_CONFIG_HOME"] = os.environ["XDG_STATE_HOME"] = os.devnull  # where no directory can be
+# The processes of tests outnumber the cores: threads that wait for the other part of an operator take them from all.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest_plugins = ("tests.support.stores",)
 
