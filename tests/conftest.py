@@ -38,7 +38,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 pytest_plugins = ("tests.support.stores",)
 
 ROOT = Path(__file__).parent
-LONG_ROOMS = ("simulator", "chaos", "system", "house")
+LONG_ROOMS = ("simulator", "chaos", "system", "house", "planning")
 """Their files take up to minutes each."""
 TIMING_ROOMS = ("chaos", "system")
 """All their tests use processes and clocks."""
