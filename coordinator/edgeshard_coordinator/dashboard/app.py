@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeshard.domain.errors import DeniedError, EdgeShardError, InvalidArgumentError, NotFoundError
 from edgeshard.gateway.access.auth import Caller
+from edgeshard.gateway.connections.listen import host_of
 from edgeshard.gateway.errors import error_response, json_response
 from edgeshard_coordinator.dashboard.actions import GET, POST, Operator
 from edgeshard_coordinator.dashboard.door import SESSION_TTL_S, Door, Session, shows_token
@@ -63,7 +64,6 @@ class Dashboard:
         self, door: Door, feed: Feed, operator: Callable[[str, str], Operator], public: Public, now: Callable[[], float]
     ) -> None:
         self._door, self._feed, self._operator, self._public, self._now = door, feed, operator, public, now
-        self._cookie = f"__Host-{COOKIE}" if public.secure else COOKIE
         self._assets = {path.relative_to(ASSETS).as_posix() for path in ASSETS.rglob("*") if path.is_file()}
         self.api: ASGIApp | None = None
         routes = [
@@ -103,7 +103,7 @@ class Dashboard:
 
     def _check_host(self, headers: Headers) -> None:
         """Raise DeniedError for a page of a name that was made to point here."""
-        if not self._public.hosts(_host_of(f"//{headers.get('host', '')}")):
+        if not self._public.hosts(host_of(f"//{headers.get('host', '')}")):
             raise DeniedError("Host names another machine than this gateway's", field="host", reason="FOREIGN_HOST")
 
     def _check_origin(self, headers: Headers) -> None:
@@ -112,8 +112,12 @@ class Dashboard:
         if origin is None or urlsplit(origin).netloc != host:
             raise DeniedError("Origin names another page than the dashboard", field="origin", reason="FOREIGN_ORIGIN")
 
+    def _cookie_of(self, request: Request) -> str:
+        """Its name. Browsers send the cookies of all ports of a host, where another site may have its dashboard."""
+        return f"{'__Host-' if self._public.secure else ''}{COOKIE}-{request.url.port or 0}"
+
     def _session_of(self, request: Request) -> Session:
-        return self._door.session(request.cookies.get(self._cookie), self._now())
+        return self._door.session(request.cookies.get(self._cookie_of(request)), self._now())
 
     def _checked(self, request: Request) -> Session:
         """The session of a request that changes something: its page must show that it can read the token."""
@@ -147,7 +151,7 @@ class Dashboard:
         cookie, session = self._door.enter(secret, self._now())
         answer = json_response(_told(session))
         answer.set_cookie(
-            self._cookie,
+            self._cookie_of(request),
             cookie,
             max_age=int(SESSION_TTL_S),
             httponly=True,
@@ -162,9 +166,9 @@ class Dashboard:
 
     async def _leave(self, request: Request) -> Response:
         self._checked(request)
-        self._door.leave(request.cookies[self._cookie])
+        self._door.leave(request.cookies[self._cookie_of(request)])
         answer = json_response({})
-        answer.delete_cookie(self._cookie, httponly=True, samesite="strict", secure=self._public.secure)
+        answer.delete_cookie(self._cookie_of(request), httponly=True, samesite="strict", secure=self._public.secure)
         return answer
 
     async def _stream(self, request: Request) -> Response:
@@ -238,13 +242,6 @@ async def _body(request: Request) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise InvalidArgumentError("the body is not an object in JSON", field="body")
     return body
-
-
-def _host_of(url: str) -> str:
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
 
 
 async def _refused(request: Request, error: Exception) -> Response:

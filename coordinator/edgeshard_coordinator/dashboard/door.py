@@ -13,7 +13,7 @@ from edgeshard_coordinator.membership.tokens import digest_of
 LINK_TTL_S = 60.0
 SESSION_TTL_S = 12 * 3600.0
 MOST_LINKS, MOST_SESSIONS = 64, 256
-"""That are good at a time. One operator more than that is an accident, and is told."""
+"""The most that are good at a time."""
 
 
 @dataclass(frozen=True, slots=True)

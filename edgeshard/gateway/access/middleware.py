@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import time
 import traceback
 import uuid
-from urllib.parse import urlsplit
 
 import structlog
 from starlette.datastructures import Headers
@@ -19,6 +17,7 @@ from edgeshard.gateway.access.auth import Authenticator, Caller
 from edgeshard.gateway.access.bodies import Bodies
 from edgeshard.gateway.access.cors import NOBODY, Origins
 from edgeshard.gateway.access.pages import Pages
+from edgeshard.gateway.connections.listen import host_of, is_loopback_name
 from edgeshard.gateway.errors import error_response
 from edgeshard.gateway.metrics import HttpMetrics
 
@@ -107,8 +106,8 @@ class GatewayMiddleware:
         if not self._local_only:
             return
         origin = None if self._origins.allows(headers) else headers.get("origin")
-        for name, host in (("Host", _host(f"//{headers.get('host', '')}")), ("Origin", origin and _host(origin))):
-            if host is not None and not _is_local(host):
+        for name, host in (("Host", host_of(f"//{headers.get('host', '')}")), ("Origin", origin and host_of(origin))):
+            if host is not None and not is_loopback_name(host):
                 raise DeniedError(
                     f"{name} names another machine, and this address is for programs of this one: call it by 127.0.0.1",
                     field=name.lower(),
@@ -119,22 +118,6 @@ class GatewayMiddleware:
 def _shown_key(headers: Headers) -> str | None:
     kind, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if kind.lower() == "bearer" and key.strip() else None
-
-
-def _host(url: str) -> str:
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
-
-
-def _is_local(host: str) -> bool:
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _address(scope: Scope) -> str:

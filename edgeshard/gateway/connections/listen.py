@@ -7,6 +7,7 @@ import ssl
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import structlog
 from cryptography import x509
@@ -35,7 +36,7 @@ class HttpListen:
     def names(self, host: str) -> bool:
         """Whether a request that names this host is meant for this gateway: one of loopback's names or, with TLS, one
         of the certificate's, without which no browser would have connected."""
-        if _is_loopback_name(host):
+        if is_loopback_name(host):
             return True
         return self.cert is not None and host in _names_of(self.cert, self.version())
 
@@ -82,13 +83,22 @@ class HttpListen:
         return tuple(value for one in found for value in (one.st_ctime_ns, one.st_mtime_ns, one.st_ino, one.st_size))
 
 
-def _is_loopback_name(host: str) -> bool:
+def is_loopback_name(host: str) -> bool:
+    """Whether a URL's host is this machine's own loopback."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def host_of(url: str) -> str:
+    """The host of a URL, "" where it names none."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
 @lru_cache(maxsize=4)

@@ -24,6 +24,7 @@ from edgeshard.wire.identity import (
 from edgeshard_coordinator.control.persistence.persistence import StateStore
 from edgeshard_coordinator.control.runtime.hub import ControlHub
 from edgeshard_coordinator.control.runtime.loop import StateLoop
+from edgeshard_coordinator.control.services.inference_service import client_name
 from edgeshard_coordinator.core.values.events import NodeRemoved
 from edgeshard_coordinator.core.values.state import KnownNode
 from edgeshard_coordinator.membership.addresses import Addresses
@@ -38,7 +39,7 @@ NOBODY_TOLD = "operator"
 
 def operator_name(principal: Principal | None) -> str:
     """The name of an operator on the dashboard and in the audit log."""
-    return NOBODY_TOLD if principal is None else f"{principal.role}/{principal.id}"
+    return NOBODY_TOLD if principal is None else client_name(principal)
 
 
 @dataclass(eq=False)
