@@ -20,7 +20,7 @@ JOBS ?= 4
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && exit; done; echo python3)
 
-.PHONY: help setup clients demo serve test test-all retest check format drawings proto proto-baseline bench bench-plan figures soak chaos chaos-quick chaos-long sim fuzz attack lock sbom licences
+.PHONY: help setup clients demo serve test test-all retest check types rules collect format drawings proto proto-baseline bench bench-plan figures soak chaos chaos-quick chaos-long sim fuzz attack lock sbom licences
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,12 @@ retest: $(STAMP) ## what failed in the last run once more, alone: up to 3 tests 
 	@$(BIN)/python tools/retest.py
 
 check: $(STAMP) ## lint, format, types, import rules, unused code, protocol, generated code and pictures
+	@$(MAKE) -j 2 --output-sync=target types rules
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+rules: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/lint_forbidden.py
@@ -68,7 +74,10 @@ check: $(STAMP) ## lint, format, types, import rules, unused code, protocol, gen
 	$(BIN)/python -m tools.lock --check
 	$(BIN)/python -m tools.inventory check
 	$(BIN)/lint-imports
-	$(BIN)/mypy
+
+# Tests are compiled when they are first imported, by each of the JOBS processes, which takes a minute of the processor.
+collect: $(STAMP) ## import all tests, as the first run of them would
+	@$(BIN)/python -m pytest --long --collect-only -q -q -p no:xdist >/dev/null
 
 format: $(STAMP) ## fix what ruff can fix, and format
 	$(BIN)/ruff check --fix .
