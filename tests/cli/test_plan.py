@@ -525,6 +525,7 @@ def test_rules_that_cannot_hold_together_are_named_and_the_exit_code_is_1(halls:
 
 
 @pytest.mark.parametrize("option", [("--compare",), ("--sweep", "bandwidth=100:1000"), ("--what-if", "+1 orin-nx")])
+@pytest.mark.one_in(3)
 def test_other_questions_keep_the_rules(halls: Path, option: tuple[str, ...]) -> None:
     result = run("--rule", "avoid c", *option, "-o", "json", cluster=halls, model="llama2-13b")
     assert result.exit_code == 0, result.output

@@ -49,6 +49,7 @@ from edgeshard.identity.authority import Authority, now
 from edgeshard.rpc.tls_files import issue_files
 from tests.support.clients import CLIENTS, needs_clients, run
 from tests.support.clockwork import SERVED, Clockwork
+from tests.support.forms import in_form
 from tests.support.http import Answer, Http, Stream
 
 pytestmark = pytest.mark.timing
@@ -569,7 +570,8 @@ async def test_answers_are_what_the_document_says(said: Said, http: Http, tmp_pa
     )  # fmt: skip
     await run(
         CLIENTS / "bin" / "schemathesis", "run", f"{http.url}/openapi.json", "--header", f"Authorization: Bearer {KEY}",
-        "--phases", "examples,coverage,fuzzing", "--max-examples", "20", "--checks", ",".join(checks), "--seed", "1",
+        "--phases", "examples,coverage,fuzzing", "--max-examples", str(in_form(4, 20)), "--checks", ",".join(checks),
+        "--seed", "1",
         "--generation-database", "none", "--suppress-health-check", "all", "--request-timeout", "60",
         timeout_s=600, directory=tmp_path,
     )  # fmt: skip

@@ -15,12 +15,13 @@ PROMPTS = [[5, 7, 9, 11, 13, 2], [3, 3, 8], [40, 1, 2, 3, 4, 5, 6, 7, 8, 9]]
 NEW_TOKENS = 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("row", "layers"),
     [
         ("nemotron_h-latent", "a=0:1,b=1:3,c=3:4"),  # b has an MLP and experts, of which nothing is kept
-        pytest.param("falcon_h1-bare", "a=0:1,b=1:4", marks=pytest.mark.long),
-        pytest.param("mamba2-tied", "a=0:1,b=1:4", marks=pytest.mark.long),  # without attention
+        ("falcon_h1-bare", "a=0:1,b=1:4"),
+        ("mamba2-tied", "a=0:1,b=1:4"),  # without attention
     ],
 )
 @pytest.mark.asyncio

@@ -111,6 +111,7 @@ async def test_where_only_a_rule_could_be_broken_it_waits_names_the_rule_and_ser
     await site.client.delete_deployment("tales")
 
 
+@pytest.mark.long
 async def test_measured_nodes_are_planned_by_cpsat_and_a_killed_one_is_replaced_within_the_rules(site: Site) -> None:
     client, rules = site.client, ["use role=helper", "at-most 1 of role=helper", "together by zone"]
     for name in "bcd":

@@ -77,6 +77,7 @@ OPT = {
 }
 
 
+@pytest.mark.one_in(3)
 def test_the_shape_of_every_architecture(checkpoint: Any) -> None:
     shape = parse_config(checkpoint.config)
     assert shape.architecture in ARCHITECTURES
@@ -332,6 +333,7 @@ def test_the_planner_counts_what_a_checkpoint_holds(checkpoint: Any) -> None:
             )
 
 
+@pytest.mark.one_in(3)
 def test_each_missing_tensor_is_named(checkpoint: Any) -> None:
     manifest = checkpoint.manifest
     units = {t.name: unit_of(manifest.architecture, t.name, checkpoint.config) for t in manifest.tensors}
@@ -343,6 +345,7 @@ def test_each_missing_tensor_is_named(checkpoint: Any) -> None:
         assert caught.value.field == (name if name.endswith(canonical) else f"model.{canonical}")
 
 
+@pytest.mark.one_in(3)
 def test_a_wrong_shape_is_named(checkpoint: Any) -> None:
     manifest = checkpoint.manifest
     for tensor in manifest.tensors:

@@ -110,7 +110,7 @@ def cut_rows() -> list[Any]:
 
 
 @pytest.mark.parametrize(("variant", "cut"), cut_rows())
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_every_cut_gives_the_unsplit_models_logits(checkpoint: Any, cut: Any, tiny_head: Any) -> None:
     assert run_packed(checkpoint, [checkpoint.stage(layers) for layers in cut], tiny_head) == ""
     assert run_whole(checkpoint, [checkpoint.stage(layers) for layers in cut], tiny_head) == ""
@@ -135,7 +135,7 @@ def as_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("as_an_accelerator")
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 def test_what_accelerators_run_gives_the_unsplit_models_logits(
     checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +172,7 @@ def test_there_are_eight_cuts() -> None:
     assert len(CUTS) == 8
 
 
+@pytest.mark.one_in(3)
 def test_a_restarted_request_truncates_and_continues_the_same(checkpoint: Any, tiny_head: Any) -> None:
     if parse_config(checkpoint.config).states:
         return  # they cannot be cut to fewer positions
@@ -197,7 +198,7 @@ def assert_caught(checkpoint: Any, stages: Sequence[Any], tiny_head: Any) -> Non
 
 @pytest.mark.usefixtures("as_an_accelerator")
 @pytest.mark.parametrize("variant", ATTENDING)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 def test_no_mask_is_caught(checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     real: Any = scaled_dot_product_attention
     real_explicit: Any = explicit_attention
@@ -214,7 +215,7 @@ def test_no_mask_is_caught(checkpoint: Any, tiny_head: Any, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("variant", ATTENDING)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 def test_a_chunk_whose_tokens_see_none_before_it_is_caught(
     checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,6 +310,7 @@ def test_scores_without_their_cap_or_sinks_are_caught(
 
 
 @pytest.mark.parametrize("variant", rotary())
+@pytest.mark.one_in(4)
 def test_a_wrong_rotary_base_on_one_stage_is_caught(checkpoint: Any, tiny_head: Any) -> None:
     stages = [checkpoint.stage(HALVES[0]), checkpoint.load(HALVES[1])]
     for name, buffer in stages[1]._modules.rotary_emb.named_buffers():
@@ -319,6 +321,7 @@ def test_a_wrong_rotary_base_on_one_stage_is_caught(checkpoint: Any, tiny_head: 
 
 
 @pytest.mark.parametrize("variant", sorted({*rotary(), *first_rows()}))
+@pytest.mark.one_in(4)
 def test_a_skipped_final_norm_is_caught(checkpoint: Any, tiny_head: Any) -> None:
     stages = [checkpoint.stage(HALVES[0]), checkpoint.load(HALVES[1])]
     modules = stages[1]._modules

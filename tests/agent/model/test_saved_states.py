@@ -29,6 +29,7 @@ def logits(stages: list[StageModel], plan: StepPlan, ids: np.ndarray) -> torch.T
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16], ids=str)
 @pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.one_in(3)
 def test_a_restored_request_has_the_bits_of_the_one_that_was_saved(
     name: str, dtype: DType, checkpoint_of: Callable[[str], Any]
 ) -> None:

@@ -298,6 +298,7 @@ def test_channels_that_decay_alike_are_a_head_that_does(kernels: str) -> None:
 @pytest.mark.parametrize("activated", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("channels", "taps"), [(12, 4), (300, 4), (64, 2), (17, 3), (20, 9)])
+@pytest.mark.one_in(3)
 def test_the_convolution_is_transformers(
     channels: int, taps: int, bias: bool, activated: bool, dtype: torch.dtype, kernels: str
 ) -> None:
@@ -389,6 +390,7 @@ LENGTHS = (17, 6, 9)
 # The kernels in use are the same for all examples. In torch one takes a tenth of a second, and more beside others.
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=schedules(LENGTHS), dtype=st.sampled_from([torch.float32, torch.bfloat16]), threads=st.integers(1, 4))
+@pytest.mark.one_in(2)
 def test_bits_do_not_depend_on_cuts_company_or_threads(
     kernels: str, steps: list[list[tuple[int, int, int]]], dtype: torch.dtype, threads: int
 ) -> None:
