@@ -2,63 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from edgeshard.cli.render.views import layers_text
 from edgeshard.domain.identity import Role
-from tests.support.http import Answer, Http
+from tests.support.browser import HTML, Browser, enter, nobody, secret_of
+from tests.support.http import Http
 from tests.support.patches import patched
 from tests.support.site import Site
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timing]
-
-HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
-
-
-class Browser:
-    """A browser that is logged in: its cookie, its page's token and its page's origin."""
-
-    def __init__(self, http: Http, cookie: str, token: str) -> None:
-        self.http, self.cookie, self.token = http, cookie, token
-
-    @classmethod
-    async def of(cls, site: Site, http: Http) -> Browser:
-        answer = await enter(site, http)
-        assert answer.status == 200, answer.body
-        return cls(http, answer.headers["set-cookie"].partition(";")[0], answer.json["token"])
-
-    def headers(self, **changes: str | None) -> dict[str, str]:
-        sent = {
-            "cookie": self.cookie,
-            "origin": self.http.url,
-            "x-edgeshard-token": self.token,
-            "content-type": "application/json",
-            **{name.replace("_", "-"): value for name, value in changes.items()},
-        }
-        return {name: value for name, value in sent.items() if value is not None}
-
-    async def post(self, path: str, body: Any, **changes: str | None) -> Answer:
-        return await self.http.post(path, body, self.headers(**changes))
-
-    async def get(self, path: str, **changes: str | None) -> Answer:
-        return await self.http.get(path, self.headers(**changes))
-
-
-def nobody(http: Http) -> Http:
-    return Http(http.url)
-
-
-async def secret_of(site: Site) -> str:
-    return (await site.client.dashboard_link()).url.partition("#open=")[2]
-
-
-async def enter(site: Site, http: Http, secret: str = "", headers: Mapping[str, str] | None = None) -> Answer:
-    sent = {"origin": http.url, "content-type": "application/json", **(headers or {})}
-    return await nobody(http).post("/dashboard/session", {"secret": secret or await secret_of(site)}, sent)
 
 
 async def test_who_reads_html_gets_the_page_and_all_others_what_they_always_got(http: Http) -> None:
@@ -85,34 +41,24 @@ async def test_each_file_of_the_page_is_there_and_nothing_else_is(http: Http) ->
 
 
 async def test_a_link_becomes_a_cookie_once(site: Site, http: Http) -> None:
-    secret = await secret_of(site)
-    answer = await enter(site, http, secret)
+    secret = await secret_of(site.client)
+    answer = await enter(site.client, http, secret)
     cookie = answer.headers["set-cookie"].lower()
     assert all(word in cookie for word in ("httponly", "samesite=strict", "path=/", "max-age=43200"))
     assert (answer.json["who"], secret in answer.body.decode()) == ("operator", False)
     for used in (secret, "guess"):
-        again = await enter(site, http, used)
+        again = await enter(site.client, http, used)
         assert (again.status, again.error["code"]) == (401, "dashboard_link")
         assert "set-cookie" not in again.headers
 
 
 async def test_the_stream_is_the_site(site: Site, http: Http) -> None:
-    browser = await Browser.of(site, http)
+    browser = await Browser.of(site.client, http)
     picture: dict[str, Any] = {}
-    async with browser.http.opened("GET", "/dashboard/stream", None, browser.headers()) as stream:
-        assert (stream.status, stream.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
-        seen, text = 0, b""
-        async for part in stream.parts():
-            text += part
-            *events, text = text.split(b"\n\n")
-            for event in events:
-                kind, _, data = event.partition(b"\ndata: ")
-                if data:
-                    value = json.loads(data)
-                    picture = value if kind == b"event: picture" else patched(picture, value)
-                    seen += 1
-            if seen >= 3:
-                break
+    async with aclosing(browser.events()) as events:
+        for _ in range(3):
+            kind, value = await anext(events)
+            picture = value if kind == "picture" else patched(picture, value)
     assert set(picture["nodes"]) == {"a", "b", "c"}
     deployment = await site.client.deployment("tales")
     found = picture["deployments"]["tales"]
@@ -125,7 +71,7 @@ async def test_the_stream_is_the_site(site: Site, http: Http) -> None:
 
 
 async def test_an_operator_plans_deploys_and_deletes(site: Site, http: Http) -> None:
-    browser = await Browser.of(site, http)
+    browser = await Browser.of(site.client, http)
     spec = {"name": "seen", "model": "fairy-tales", "source": "a", "layers": "a=0:12", "concurrency": 1}
     spec |= {"max_context": 64}
     plan = await browser.post("/dashboard/do/plan", {"spec": spec})
@@ -145,7 +91,7 @@ async def test_an_operator_plans_deploys_and_deletes(site: Site, http: Http) -> 
 
 
 async def test_mistakes_name_their_field(site: Site, http: Http) -> None:
-    browser = await Browser.of(site, http)
+    browser = await Browser.of(site.client, http)
     for what, body, field in (
         ("deploy", {}, "spec"),
         ("deploy", {"spec": {"name": "x", "model": "missing"}}, "model"),
@@ -161,7 +107,7 @@ async def test_mistakes_name_their_field(site: Site, http: Http) -> None:
 
 
 async def test_a_conversation_is_the_gateways(site: Site, http: Http) -> None:
-    browser = await Browser.of(site, http)
+    browser = await Browser.of(site.client, http)
     body = {"model": "tales", "messages": [{"role": "user", "content": "Once"}], "max_tokens": 8, "temperature": 0}
     told = await browser.post("/dashboard/chat", body)
     asked = await http.post("/v1/chat/completions", body)
@@ -176,7 +122,7 @@ UNSAFE = ("do/plan", "do/deploy", "do/delete", "do/replan", "do/join", "chat")
 @pytest.mark.parametrize("path", UNSAFE)
 async def test_another_page_cannot_act_through_a_browser(site: Site, http: Http, path: str) -> None:
     """It has the cookie sent, as a page of another port of this host has, and knows all but the token."""
-    browser = await Browser.of(site, http)
+    browser = await Browser.of(site.client, http)
     elsewhere: tuple[dict[str, str | None], ...] = (
         {"origin": "https://evil.example"},
         {"origin": "http://127.0.0.1:1"},
@@ -184,7 +130,7 @@ async def test_another_page_cannot_act_through_a_browser(site: Site, http: Http,
         {"origin": None},
         {"x_edgeshard_token": None},
         {"x_edgeshard_token": "guess"},
-        {"x_edgeshard_token": (await Browser.of(site, http)).token},
+        {"x_edgeshard_token": (await Browser.of(site.client, http)).token},
         {"cookie": None},
         {"host": "evil.example"},
     )
@@ -196,7 +142,7 @@ async def test_another_page_cannot_act_through_a_browser(site: Site, http: Http,
 
 
 async def test_a_session_is_of_one_browser_until_it_leaves(site: Site, http: Http) -> None:
-    browser = await Browser.of(site, http)
+    browser = await Browser.of(site.client, http)
     assert (await browser.get("/dashboard/session")).json["who"] == "operator"
     assert (await http.send("DELETE", "/dashboard/session", {}, browser.headers())).status == 200
     for path in ("/dashboard/session", "/dashboard/stream", "/dashboard/do/outlook?name=tales"):
@@ -205,7 +151,7 @@ async def test_a_session_is_of_one_browser_until_it_leaves(site: Site, http: Htt
 
 
 async def test_keys_and_cookies_open_their_own_doors_alone(site: Site, http: Http) -> None:
-    browser = await Browser.of(site, http)
+    browser = await Browser.of(site.client, http)
     for path in ("/dashboard/stream", "/dashboard/session", "/dashboard/do/outlook?name=tales"):
         assert (await http.get(path)).status == 401, "with a key for everything"
     assert (await http.post("/dashboard/do/plan", {}, {"origin": http.url})).status == 401
@@ -214,7 +160,7 @@ async def test_keys_and_cookies_open_their_own_doors_alone(site: Site, http: Htt
 
 
 async def test_no_other_origin_reads_anything(site: Site, http: Http) -> None:
-    browser = await Browser.of(site, http)
+    browser = await Browser.of(site.client, http)
     for path in ("/dashboard/session", "/dashboard/assets/main.js"):
         answer = await browser.get(path, origin="https://evil.example")
         assert "access-control-allow-origin" not in answer.headers
@@ -224,7 +170,7 @@ async def test_no_other_origin_reads_anything(site: Site, http: Http) -> None:
 
 
 async def test_names_are_data(site: Site, http: Http) -> None:
-    browser = await Browser.of(site, http)
+    browser = await Browser.of(site.client, http)
     name = "<img src=x onerror=alert(1)>"
     answer = await browser.post("/dashboard/do/deploy", {"spec": {"name": name, "model": name}})
     assert answer.status == 400 and answer.headers["content-type"] == "application/json"
@@ -232,6 +178,6 @@ async def test_names_are_data(site: Site, http: Http) -> None:
 
 
 async def test_who_joins_needs_certificates(site: Site, http: Http) -> None:
-    answer = await (await Browser.of(site, http)).post("/dashboard/do/join", {"name": "box-1"})
+    answer = await (await Browser.of(site.client, http)).post("/dashboard/do/join", {"name": "box-1"})
     assert (answer.status, answer.error["code"]) == (400, "no_tls"), "this site is in plaintext"
     assert Role.AGENT.value not in answer.error["message"]
