@@ -9,8 +9,8 @@ import pytest
 
 from edgeshard.cli.render.views import layers_text
 from edgeshard.domain.identity import Role
-from tests.support.browser import HTML, Browser, enter, nobody, secret_of
 from tests.support.http import Http
+from tests.support.http_browser import HTML, Browser, enter, nobody, secret_of
 from tests.support.patches import patched
 from tests.support.site import Site
 
@@ -41,19 +41,19 @@ async def test_each_file_of_the_page_is_there_and_nothing_else_is(http: Http) ->
 
 
 async def test_a_link_becomes_a_cookie_once(site: Site, http: Http) -> None:
-    secret = await secret_of(site.client)
-    answer = await enter(site.client, http, secret)
+    secret = await secret_of(site)
+    answer = await enter(site, http, secret)
     cookie = answer.headers["set-cookie"].lower()
     assert all(word in cookie for word in ("httponly", "samesite=strict", "path=/", "max-age=43200"))
     assert (answer.json["who"], secret in answer.body.decode()) == ("operator", False)
     for used in (secret, "guess"):
-        again = await enter(site.client, http, used)
+        again = await enter(site, http, used)
         assert (again.status, again.error["code"]) == (401, "dashboard_link")
         assert "set-cookie" not in again.headers
 
 
 async def test_the_stream_is_the_site(site: Site, http: Http) -> None:
-    browser = await Browser.of(site.client, http)
+    browser = await Browser.of(site, http)
     picture: dict[str, Any] = {}
     async with aclosing(browser.events()) as events:
         for _ in range(3):
@@ -71,7 +71,7 @@ async def test_the_stream_is_the_site(site: Site, http: Http) -> None:
 
 
 async def test_an_operator_plans_deploys_and_deletes(site: Site, http: Http) -> None:
-    browser = await Browser.of(site.client, http)
+    browser = await Browser.of(site, http)
     spec = {"name": "seen", "model": "fairy-tales", "source": "a", "layers": "a=0:12", "concurrency": 1}
     spec |= {"max_context": 64}
     plan = await browser.post("/dashboard/do/plan", {"spec": spec})
@@ -91,7 +91,7 @@ async def test_an_operator_plans_deploys_and_deletes(site: Site, http: Http) -> 
 
 
 async def test_mistakes_name_their_field(site: Site, http: Http) -> None:
-    browser = await Browser.of(site.client, http)
+    browser = await Browser.of(site, http)
     for what, body, field in (
         ("deploy", {}, "spec"),
         ("deploy", {"spec": {"name": "x", "model": "missing"}}, "model"),
@@ -107,7 +107,7 @@ async def test_mistakes_name_their_field(site: Site, http: Http) -> None:
 
 
 async def test_a_conversation_is_the_gateways(site: Site, http: Http) -> None:
-    browser = await Browser.of(site.client, http)
+    browser = await Browser.of(site, http)
     body = {"model": "tales", "messages": [{"role": "user", "content": "Once"}], "max_tokens": 8, "temperature": 0}
     told = await browser.post("/dashboard/chat", body)
     asked = await http.post("/v1/chat/completions", body)
@@ -122,7 +122,7 @@ UNSAFE = ("do/plan", "do/deploy", "do/delete", "do/replan", "do/join", "chat")
 @pytest.mark.parametrize("path", UNSAFE)
 async def test_another_page_cannot_act_through_a_browser(site: Site, http: Http, path: str) -> None:
     """It has the cookie sent, as a page of another port of this host has, and knows all but the token."""
-    browser = await Browser.of(site.client, http)
+    browser = await Browser.of(site, http)
     elsewhere: tuple[dict[str, str | None], ...] = (
         {"origin": "https://evil.example"},
         {"origin": "http://127.0.0.1:1"},
@@ -130,7 +130,7 @@ async def test_another_page_cannot_act_through_a_browser(site: Site, http: Http,
         {"origin": None},
         {"x_edgeshard_token": None},
         {"x_edgeshard_token": "guess"},
-        {"x_edgeshard_token": (await Browser.of(site.client, http)).token},
+        {"x_edgeshard_token": (await Browser.of(site, http)).token},
         {"cookie": None},
         {"host": "evil.example"},
     )
@@ -142,7 +142,7 @@ async def test_another_page_cannot_act_through_a_browser(site: Site, http: Http,
 
 
 async def test_a_session_is_of_one_browser_until_it_leaves(site: Site, http: Http) -> None:
-    browser = await Browser.of(site.client, http)
+    browser = await Browser.of(site, http)
     assert (await browser.get("/dashboard/session")).json["who"] == "operator"
     assert (await http.send("DELETE", "/dashboard/session", {}, browser.headers())).status == 200
     for path in ("/dashboard/session", "/dashboard/stream", "/dashboard/do/outlook?name=tales"):
@@ -151,7 +151,7 @@ async def test_a_session_is_of_one_browser_until_it_leaves(site: Site, http: Htt
 
 
 async def test_keys_and_cookies_open_their_own_doors_alone(site: Site, http: Http) -> None:
-    browser = await Browser.of(site.client, http)
+    browser = await Browser.of(site, http)
     for path in ("/dashboard/stream", "/dashboard/session", "/dashboard/do/outlook?name=tales"):
         assert (await http.get(path)).status == 401, "with a key for everything"
     assert (await http.post("/dashboard/do/plan", {}, {"origin": http.url})).status == 401
@@ -160,7 +160,7 @@ async def test_keys_and_cookies_open_their_own_doors_alone(site: Site, http: Htt
 
 
 async def test_no_other_origin_reads_anything(site: Site, http: Http) -> None:
-    browser = await Browser.of(site.client, http)
+    browser = await Browser.of(site, http)
     for path in ("/dashboard/session", "/dashboard/assets/main.js"):
         answer = await browser.get(path, origin="https://evil.example")
         assert "access-control-allow-origin" not in answer.headers
@@ -170,7 +170,7 @@ async def test_no_other_origin_reads_anything(site: Site, http: Http) -> None:
 
 
 async def test_names_are_data(site: Site, http: Http) -> None:
-    browser = await Browser.of(site.client, http)
+    browser = await Browser.of(site, http)
     name = "<img src=x onerror=alert(1)>"
     answer = await browser.post("/dashboard/do/deploy", {"spec": {"name": name, "model": name}})
     assert answer.status == 400 and answer.headers["content-type"] == "application/json"
@@ -178,6 +178,6 @@ async def test_names_are_data(site: Site, http: Http) -> None:
 
 
 async def test_who_joins_needs_certificates(site: Site, http: Http) -> None:
-    answer = await (await Browser.of(site.client, http)).post("/dashboard/do/join", {"name": "box-1"})
+    answer = await (await Browser.of(site, http)).post("/dashboard/do/join", {"name": "box-1"})
     assert (answer.status, answer.error["code"]) == (400, "no_tls"), "this site is in plaintext"
     assert Role.AGENT.value not in answer.error["message"]

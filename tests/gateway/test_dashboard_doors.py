@@ -21,9 +21,9 @@ from edgeshard.identity.authority import Authority, new_key, now, private_pem, r
 from edgeshard.local.cluster import LocalCluster
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard.rpc.tls_files import write_files
-from tests.support.browser import HTML, Browser, Jar, nobody, secret_of
 from tests.support.chat_models import DEMO_MODEL
 from tests.support.http import Http
+from tests.support.http_browser import HTML, Browser, Jar, nobody, secret_of
 from tests.support.identities import Identities
 from tests.support.membership import Mill
 from tests.support.reverse_proxy import ReverseProxy
@@ -49,6 +49,14 @@ def trusting(files: TlsFiles) -> ssl.SSLContext:
 
 
 @dataclass
+class Plain:
+    """A site, and the way to its gateway."""
+
+    client: Client
+    http: Http
+
+
+@dataclass
 class Secured:
     mill: Mill
     http: Http
@@ -58,7 +66,7 @@ class Secured:
 
     async def browser_of(self, name: str) -> Browser:
         async with self.client(name) as client:
-            return await Browser.of(client, self.http)
+            return await Browser.of(Plain(client, self.http), self.http)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -95,7 +103,7 @@ async def test_over_tls_the_cookie_is_bound_to_its_host(secured: Secured) -> Non
 async def test_what_a_revoked_operator_has_open_ends_and_what_another_has_goes_on(secured: Secured) -> None:
     carl, bert = await secured.browser_of("carl"), await secured.browser_of("bert")
     async with secured.client("carl") as client:
-        secret = await secret_of(client)
+        secret = await secret_of(Plain(client, secured.http))
     async with aclosing(carl.events()) as of_carl, aclosing(bert.events()) as of_bert, secured.client("admin") as admin:
         assert (await anext(of_carl))[0] == (await anext(of_bert))[0] == "picture"
         await admin.revoke(Role.OPERATOR, "carl")
@@ -116,9 +124,7 @@ async def test_what_a_revoked_operator_has_open_ends_and_what_another_has_goes_o
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def sites(
-    tmp_path_factory: pytest.TempPathFactory, forked_daemons: None
-) -> AsyncIterator[list[tuple[Client, Http]]]:
+async def sites(tmp_path_factory: pytest.TempPathFactory, forked_daemons: None) -> AsyncIterator[list[Plain]]:
     """Two sites on two ports of this host."""
     async with contextlib.AsyncExitStack() as stack:
         found = []
@@ -128,15 +134,15 @@ async def sites(
             )
             await stack.enter_async_context(cluster)
             client = await stack.enter_async_context(Client(cluster.address))
-            found.append((client, Http(cluster.coordinator.gateway)))
+            found.append(Plain(client, Http(cluster.coordinator.gateway)))
         yield found
 
 
-async def test_two_sites_of_a_host_keep_their_sessions_apart(sites: list[tuple[Client, Http]]) -> None:
+async def test_two_sites_of_a_host_keep_their_sessions_apart(sites: list[Plain]) -> None:
     jar = Jar()
-    one, other = (Browser(http, jar) for _, http in sites)
-    for browser, (client, _) in zip((one, other), sites, strict=True):
-        assert (await browser.enter({"secret": await secret_of(client)})).status == 200
+    one, other = (Browser(site.http, jar) for site in sites)
+    for browser, site in zip((one, other), sites, strict=True):
+        assert (await browser.enter({"secret": await secret_of(site)})).status == 200
     assert len(jar.cookies) == 2 and one.cookie == other.cookie, "a browser sends both to both"
     for browser in (one, other):
         assert (await browser.get("/dashboard/session")).json["token"] == browser.token
@@ -145,11 +151,11 @@ async def test_two_sites_of_a_host_keep_their_sessions_apart(sites: list[tuple[C
     assert (await other.get("/dashboard/session")).status == 401
 
 
-async def test_a_page_of_one_site_cannot_act_on_another(sites: list[tuple[Client, Http]]) -> None:
+async def test_a_page_of_one_site_cannot_act_on_another(sites: list[Plain]) -> None:
     jar = Jar()
-    one, other = (Browser(http, jar) for _, http in sites)
-    for browser, (client, _) in zip((one, other), sites, strict=True):
-        await browser.enter({"secret": await secret_of(client)})
+    one, other = (Browser(site.http, jar) for site in sites)
+    for browser, site in zip((one, other), sites, strict=True):
+        await browser.enter({"secret": await secret_of(site)})
     for path in ("do/plan", "do/deploy", "do/delete", "do/replan", "do/join", "chat"):
         for token in (one.token, other.token, None):
             answer = await one.post(f"/dashboard/{path}", {}, origin=other.origin, x_edgeshard_token=token)
@@ -160,8 +166,8 @@ async def test_a_page_of_one_site_cannot_act_on_another(sites: list[tuple[Client
     assert left.status == 403 and (await one.get("/dashboard/session")).status == 200
     # Its answers say to nobody that a page of another port may read them.
     assert "access-control-allow-origin" not in (await one.get("/dashboard/session", origin=other.origin)).headers
-    secret = await secret_of(sites[0][0])
-    assert (await Browser(sites[1][1]).enter({"secret": secret})).status == 401, "its links are its own"
+    secret = await secret_of(sites[0])
+    assert (await Browser(sites[1].http).enter({"secret": secret})).status == 401, "its links are its own"
 
 
 # Behind a reverse proxy
@@ -234,7 +240,7 @@ async def test_the_page_finds_its_files_under_the_path(fronted: Fronted, keeps: 
 
 
 async def test_other_pages_cannot_act_through_the_proxy(fronted: Fronted, behind: Browser) -> None:
-    await behind.enter({"secret": await secret_of(fronted.client)})
+    await behind.enter({"secret": await secret_of(fronted)})
     foreign: tuple[dict[str, str | None], ...] = (
         {"origin": "https://evil.example"},
         {"origin": f"http://{HOST}"},
@@ -249,7 +255,7 @@ async def test_other_pages_cannot_act_through_the_proxy(fronted: Fronted, behind
         for changes in foreign:
             assert (await behind.post(f"/dashboard/{path}", {}, **changes)).status == 403, changes
         assert (await behind.post(f"/dashboard/{path}", {}, cookie=None)).status == 401
-    secret = await secret_of(fronted.client)
+    secret = await secret_of(fronted)
     for changes in foreign[:6]:
         assert (
             await Browser(behind.http, origin=ORIGIN, prefix=PREFIX).enter({"secret": secret}, **changes)
@@ -260,7 +266,7 @@ async def test_other_pages_cannot_act_through_the_proxy(fronted: Fronted, behind
 @pytest.mark.parametrize("host", ["evil.example", "edge.example.evil.example", "evil.example:443", "127.0.0.1:x", ""])
 async def test_names_that_point_here_are_refused_through_a_proxy_that_keeps_them(fronted: Fronted, host: str) -> None:
     behind = Browser(fronted.proxies[True], origin=ORIGIN, prefix=PREFIX)
-    await behind.enter({"secret": await secret_of(fronted.client)})
+    await behind.enter({"secret": await secret_of(fronted)})
     for answer in (
         await behind.get("/dashboard/session", host=host),
         await behind.post("/dashboard/chat", {}, host=host),
@@ -269,7 +275,7 @@ async def test_names_that_point_here_are_refused_through_a_proxy_that_keeps_them
 
 
 async def test_the_gateways_own_address_goes_on_beside_the_proxys(fronted: Fronted) -> None:
-    browser = await Browser.of(fronted.client, fronted.direct)
+    browser = await Browser.of(fronted, fronted.direct)
     assert browser.cookie.startswith(f"edgeshard-dashboard-{urlsplit(fronted.direct.url).port}=")
     assert (await browser.get("/dashboard/session")).status == 200
     assert (await browser.post("/dashboard/do/plan", {})).status == 400

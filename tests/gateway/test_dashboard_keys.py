@@ -12,8 +12,8 @@ from edgeshard_coordinator.dashboard.actions import GET, POST
 from edgeshard_coordinator.dashboard.app import Dashboard
 from edgeshard_coordinator.dashboard.door import MOST_OF_KEY
 
-from tests.support.browser import Browser, nobody
 from tests.support.http import Http
+from tests.support.http_browser import Browser, nobody
 from tests.support.site import Site
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timing]
@@ -87,7 +87,7 @@ async def test_the_playground_is_for_its_models_alone(site: Site, http: Http) ->
 async def test_all_routes_of_operators_refuse_a_key(site: Site, http: Http) -> None:
     """Each route is in one of the lists; a new one has to be put there."""
     browser, _, _ = await came_in(site, http)
-    operator = await Browser.of(site.client, http)
+    operator = await Browser.of(site, http)
     nothing = cast(Any, None)
     paths = set(Dashboard(nothing, nothing, nothing, nothing, nothing, nothing, nothing).paths)
     everybodys = {"/", "/dashboard/assets/{name:path}", "/dashboard/session"}
@@ -140,7 +140,7 @@ async def test_wrong_keys_are_refused_as_the_api_refuses_them(site: Site, http: 
 
 async def test_the_oldest_session_of_a_key_ends_when_there_are_too_many(site: Site, http: Http) -> None:
     first, _, key = await came_in(site, http)
-    operator = await Browser.of(site.client, http)
+    operator = await Browser.of(site, http)
     for _ in range(MOST_OF_KEY):
         newest = Browser(http)
         assert (await newest.enter({"key": key})).status == 200

@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Mapping
 from http.cookies import SimpleCookie
-from typing import Any
+from typing import Any, Protocol
 
 from edgeshard import Client
 from tests.support.http import Answer, Http, Stream
 
 HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+class Entered(Protocol):
+    """A site at which an operator asks for links."""
+
+    client: Client
 
 
 class Jar:
@@ -40,10 +46,10 @@ class Browser:
         self.token = ""
 
     @classmethod
-    async def of(cls, client: Client, http: Http) -> Browser:
+    async def of(cls, site: Entered, http: Http) -> Browser:
         """One that an operator's link let in."""
         browser = cls(http)
-        answer = await browser.enter({"secret": await secret_of(client)})
+        answer = await browser.enter({"secret": await secret_of(site)})
         assert answer.status == 200, answer.body
         return browser
 
@@ -111,9 +117,9 @@ def nobody(http: Http) -> Http:
     return Http(http.url, None, http.tls)
 
 
-async def secret_of(client: Client) -> str:
-    return (await client.dashboard_link()).url.partition("#open=")[2]
+async def secret_of(site: Entered) -> str:
+    return (await site.client.dashboard_link()).url.partition("#open=")[2]
 
 
-async def enter(client: Client, http: Http, secret: str = "") -> Answer:
-    return await Browser(http).enter({"secret": secret or await secret_of(client)})
+async def enter(site: Entered, http: Http, secret: str = "") -> Answer:
+    return await Browser(http).enter({"secret": secret or await secret_of(site)})
