@@ -175,12 +175,17 @@ class Dashboard:
 
     async def _stream(self, request: Request) -> Response:
         self._session_of(request).check_is(Kind.OPERATOR)
-        return StreamingResponse(self._events(request, self._feed), media_type="text/event-stream")
+        return self._streamed(request, self._feed)
 
     async def _usage_stream(self, request: Request) -> Response:
         session = self._session_of(request)
         session.check_is(Kind.APPLICATION)
-        return StreamingResponse(self._events(request, self._usage(session)), media_type="text/event-stream")
+        return self._streamed(request, self._usage(session))
+
+    def _streamed(self, request: Request, feed: Feed) -> Response:
+        """The header has nginx pass each event on at once."""
+        events = self._events(request, feed)
+        return StreamingResponse(events, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
     async def _events(self, request: Request, feed: Feed) -> AsyncGenerator[bytes]:
         """Pictures and changes, until the session ends."""
