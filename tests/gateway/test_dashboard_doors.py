@@ -9,6 +9,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from urllib.parse import urljoin, urlsplit
 
@@ -32,6 +33,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timing]
 
 HOST = "edge.example"
 ORIGIN, PREFIX = f"https://{HOST}", "/edge"
+NUMBERS = count()
 
 
 def certified(authority: Authority, directory: Path) -> TlsFiles:
@@ -101,18 +103,19 @@ async def test_over_tls_the_cookie_is_bound_to_its_host(secured: Secured) -> Non
 
 
 async def test_what_a_revoked_operator_has_open_ends_and_what_another_has_goes_on(secured: Secured) -> None:
-    carl, bert = await secured.browser_of("carl"), await secured.browser_of("bert")
-    async with secured.client("carl") as client:
+    name = f"carl-{next(NUMBERS)}"
+    carl, bert = await secured.browser_of(name), await secured.browser_of("bert")
+    async with secured.client(name) as client:
         secret = await secret_of(Plain(client, secured.http))
     async with aclosing(carl.events()) as of_carl, aclosing(bert.events()) as of_bert, secured.client("admin") as admin:
         assert (await anext(of_carl))[0] == (await anext(of_bert))[0] == "picture"
-        await admin.revoke(Role.OPERATOR, "carl")
+        await admin.revoke(Role.OPERATOR, name)
         async with asyncio.timeout(60):
             kinds = [kind async for kind, _ in of_carl]
         assert kinds[-1] == "ended"
-        await admin.add_model(DEMO_MODEL, "tales")
+        await admin.add_model(DEMO_MODEL, name)
         async with asyncio.timeout(60):
-            while "tales" not in (await anext(of_bert))[1].get("models", ()):
+            while name not in (await anext(of_bert))[1].get("models", ()):
                 pass
     assert (await carl.get("/dashboard/session")).status == 401
     assert (await carl.post("/dashboard/do/plan", {})).status == 401
