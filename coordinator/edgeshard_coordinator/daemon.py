@@ -49,6 +49,7 @@ from edgeshard_coordinator.control.services.auditing import CallAudit
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.values.quotas import Quotas, parse_quotas
 from edgeshard_coordinator.core.values.seals import SealKey
+from edgeshard_coordinator.dashboard.places import Places, parse_place
 from edgeshard_coordinator.membership.addresses import Addresses
 from edgeshard_coordinator.membership.api_key_store import ApiKeyStore
 from edgeshard_coordinator.membership.api_keys import KeyBook
@@ -92,7 +93,7 @@ async def serve(settings: CoordinatorSettings, descriptors: int) -> None:
         loop.add_signal_handler(number, stopping.set)
     site = _site(settings)
     listen, certificate = _http_listen(settings, site)
-    origins = _origins(settings)
+    origins, places = _origins(settings), _places(settings, listen)
     machine = Machine(__version__, settings.state_dir, site.tls)
     coordinator = await _assemble(settings, site, connection_cap(descriptors, 1 / 2, MOST_MEMBERS), machine)
     metrics = MetricsListener(settings.metrics_listen, site.tls, coordinator.metrics, site.denials)
@@ -104,7 +105,7 @@ async def serve(settings: CoordinatorSettings, descriptors: int) -> None:
     gateway: GatewayServer | None = None
     if listen is not None:
         authenticator = ApiKeyAuthenticator(site.keys, site.audit, asks=not settings.http_no_key)
-        gateway = await _open_gateway(listen, origins, authenticator, coordinator, site, settings.no_dashboard)
+        gateway = await _open_gateway(listen, origins, authenticator, coordinator, site, places)
     if settings.ready_file is not None:
         write_ready_file(settings.ready_file, address, gateway.url if gateway is not None else "", joins_at)
     notifier.ready(f"serving on {address}")
@@ -245,15 +246,28 @@ def _origins(settings: CoordinatorSettings) -> Origins:
     return origins
 
 
+def _places(settings: CoordinatorSettings, listen: HttpListen | None) -> Places | None:
+    """Where browsers find the dashboard, None for nowhere. Raises as `parse_place`, and InvalidArgumentError for a
+    URL at which there would be none."""
+    if listen is not None and not settings.no_dashboard:
+        front = None if settings.dashboard_url is None else parse_place(settings.dashboard_url)
+        return Places(listen.cert is not None, listen.names, front)
+    if settings.dashboard_url is not None:
+        raise InvalidArgumentError(
+            "--dashboard-url needs --http-listen, and goes without --no-dashboard", field="dashboard-url"
+        )
+    return None
+
+
 async def _open_gateway(
     listen: HttpListen,
     origins: Origins,
     authenticator: ApiKeyAuthenticator,
     coordinator: Coordinator,
     site: _Site,
-    no_dashboard: bool,
+    places: Places | None,
 ) -> GatewayServer:
-    """Raises UnavailableError where the port is taken."""
+    """`places` is None for no dashboard. Raises UnavailableError where the port is taken."""
 
     def made() -> tuple[GatewayServer, Door | None]:
         # Half a second that a coordinator without a gateway need not wait, and no node waits for with one.
@@ -263,12 +277,11 @@ async def _open_gateway(
 
         backend = SiteBackend(coordinator.front, coordinator.models, coordinator.chats)
         pages, door = None, None
-        if not no_dashboard:
-            from edgeshard_coordinator.dashboard.app import Public
+        if places is not None:
             from edgeshard_coordinator.dashboard.opening import open_dashboard
 
             named = None if site.tls is None else site.tls.principal().site
-            pages, door = open_dashboard(coordinator, Public(listen.cert is not None, listen.names), named)
+            pages, door = open_dashboard(coordinator, places, ApiKeyAuthenticator(site.keys, site.audit), named)
         app = make_app(
             backend, authenticator, coordinator.metrics, local_only=listen.is_local, origins=origins, pages=pages
         )
@@ -276,10 +289,10 @@ async def _open_gateway(
 
     server, door = await asyncio.to_thread(made)
     await server.start()
-    if door is not None:
+    if door is not None and places is not None:
         from edgeshard_coordinator.dashboard.opening import link
 
-        coordinator.identities.links = partial(link, door, server.url)
+        coordinator.identities.links = partial(link, door, places.url(server.url))
     log.info("gateway_serves", url=server.url)
     return server
 

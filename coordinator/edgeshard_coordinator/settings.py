@@ -33,6 +33,9 @@ class CoordinatorSettings(DaemonSettings):
         default=(), description="host name of the gateway in the certificate that the site's authority makes for it"
     )
     no_dashboard: bool = Field(default=False, description="show browsers no dashboard at the gateway's /")
+    dashboard_url: str | None = Field(
+        default=None, description="where browsers find the dashboard behind a proxy, such as https://edge.example/edge"
+    )
     http_no_key: bool = Field(default=False, description="answer programs of this machine without an API key")
     http_allow_origin: Several = Field(
         default=(), description="where web pages come from that may use the gateway, such as http://localhost:3000"

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from edgeshard import Client
+from edgeshard.cli.commands.site.serve import HttpOptions
 from edgeshard.domain.deployments.placement import parse_layers
 from edgeshard.domain.deployments.replan import ReplanReason
 from edgeshard.local import own_site
@@ -229,6 +230,13 @@ def test_a_taken_port_of_the_url_is_an_error(start: Callable[..., Running], tmp_
         assert site.process.wait(READY_S) == 5
     assert f"cannot listen on 127.0.0.1:{port}" in site.log.read_text()
     assert not processes_of(tmp_path / "site")
+
+
+def test_what_is_said_of_the_endpoint_goes_to_the_coordinator() -> None:
+    options = HttpOptions("127.0.0.1:1", ["mybox.local"], ["http://a"], "https://edge.example/edge")
+    words = ["--http-listen", "127.0.0.1:1", "--dashboard-url", "https://edge.example/edge", "--http-name"]
+    assert options.of_coordinator() == [*words, "mybox.local", "--http-allow-origin", "http://a"]
+    assert HttpOptions().of_coordinator() == []
 
 
 def test_the_demos_site_leaves_nothing_behind(start: Callable[..., Running], tmp_path: Path) -> None:

@@ -2,63 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from edgeshard.cli.render.views import layers_text
 from edgeshard.domain.identity import Role
-from tests.support.http import Answer, Http
+from tests.support.http import Http
+from tests.support.http_browser import HTML, Browser, enter, nobody, secret_of
 from tests.support.patches import patched
 from tests.support.site import Site
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timing]
-
-HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
-
-
-class Browser:
-    """A browser that is logged in: its cookie, its page's token and its page's origin."""
-
-    def __init__(self, http: Http, cookie: str, token: str) -> None:
-        self.http, self.cookie, self.token = http, cookie, token
-
-    @classmethod
-    async def of(cls, site: Site, http: Http) -> Browser:
-        answer = await enter(site, http)
-        assert answer.status == 200, answer.body
-        return cls(http, answer.headers["set-cookie"].partition(";")[0], answer.json["token"])
-
-    def headers(self, **changes: str | None) -> dict[str, str]:
-        sent = {
-            "cookie": self.cookie,
-            "origin": self.http.url,
-            "x-edgeshard-token": self.token,
-            "content-type": "application/json",
-            **{name.replace("_", "-"): value for name, value in changes.items()},
-        }
-        return {name: value for name, value in sent.items() if value is not None}
-
-    async def post(self, path: str, body: Any, **changes: str | None) -> Answer:
-        return await self.http.post(path, body, self.headers(**changes))
-
-    async def get(self, path: str, **changes: str | None) -> Answer:
-        return await self.http.get(path, self.headers(**changes))
-
-
-def nobody(http: Http) -> Http:
-    return Http(http.url)
-
-
-async def secret_of(site: Site) -> str:
-    return (await site.client.dashboard_link()).url.partition("#open=")[2]
-
-
-async def enter(site: Site, http: Http, secret: str = "", headers: Mapping[str, str] | None = None) -> Answer:
-    sent = {"origin": http.url, "content-type": "application/json", **(headers or {})}
-    return await nobody(http).post("/dashboard/session", {"secret": secret or await secret_of(site)}, sent)
 
 
 async def test_who_reads_html_gets_the_page_and_all_others_what_they_always_got(http: Http) -> None:
@@ -99,20 +55,10 @@ async def test_a_link_becomes_a_cookie_once(site: Site, http: Http) -> None:
 async def test_the_stream_is_the_site(site: Site, http: Http) -> None:
     browser = await Browser.of(site, http)
     picture: dict[str, Any] = {}
-    async with browser.http.opened("GET", "/dashboard/stream", None, browser.headers()) as stream:
-        assert (stream.status, stream.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
-        seen, text = 0, b""
-        async for part in stream.parts():
-            text += part
-            *events, text = text.split(b"\n\n")
-            for event in events:
-                kind, _, data = event.partition(b"\ndata: ")
-                if data:
-                    value = json.loads(data)
-                    picture = value if kind == b"event: picture" else patched(picture, value)
-                    seen += 1
-            if seen >= 3:
-                break
+    async with aclosing(browser.events()) as events:
+        for _ in range(3):
+            kind, value = await anext(events)
+            picture = value if kind == "picture" else patched(picture, value)
     assert set(picture["nodes"]) == {"a", "b", "c"}
     deployment = await site.client.deployment("tales")
     found = picture["deployments"]["tales"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -34,11 +35,12 @@ class Answer:
 
 
 class Http:
-    """Sends requests to the gateway at `url`, with `key` if there is one."""
+    """Sends requests to the gateway at `url`, with `key` if there is one; over TLS those who trust as `tls` says."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
+    def __init__(self, url: str, key: str | None = None, tls: ssl.SSLContext | None = None) -> None:
         self.url = url
         self.key = key
+        self.tls = tls
 
     async def get(self, path: str, headers: Mapping[str, str] | None = None) -> Answer:
         return await self.send("GET", path, None, headers)
@@ -70,7 +72,8 @@ class Http:
         dialled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, holds)
         dialled.setblocking(False)
         await asyncio.get_running_loop().sock_connect(dialled, (where.hostname, where.port))
-        reader, writer = await asyncio.open_connection(sock=dialled, limit=holds)
+        name = None if self.tls is None else where.hostname
+        reader, writer = await asyncio.open_connection(sock=dialled, limit=holds, ssl=self.tls, server_hostname=name)
         try:
             stream = Stream(reader, writer)
             await stream.ask(method, path, self._headers(headers), body)

@@ -98,8 +98,8 @@ class Coordinator:
         self._planner = Planner(self._state, models, placer, self.front.traffic)
         self._executor = ActionExecutor(self._hub, self.front, self._calls, store, self._planner, self.loop)
         self.questions = Questions.over(self.loop, self._hub, self._calls, models, about)
-        self.on_operator_gone: Callable[[str], None] = _nothing
-        """Hears of an operator whose certificate was revoked."""
+        self.on_gone: Callable[[str], None] = _nothing
+        """Hears of an operator whose certificate was revoked, or of an API key that was."""
         self._open_services(model_service)
         counts = CoordinatorMetrics(
             self._state, self.front, models, self.conditions, self._agents.suspicions, clock.now
@@ -133,10 +133,12 @@ class Coordinator:
             return
         revoked = DeniedError(f"the certificate of {principal} was revoked", field="certificate", reason="REVOKED")
         self.front.end_of_client(client_name(principal), revoked)
-        self.on_operator_gone(operator_name(principal))
+        self.on_gone(operator_name(principal))
 
     def _end_of_key(self, identity: str) -> None:
         self.front.end_of_client(identity, DeniedError("the API key was revoked", field="api_key", reason="REVOKED"))
+        self.front.meter.forget_key(identity)
+        self.on_gone(identity)
 
     def _tell_denials(self) -> None:
         self._hub.tell_all(DENIALS, Deny(self._server.denials.list()))
@@ -218,7 +220,7 @@ class Coordinator:
                 await book.close()
 
 
-def _nothing(operator: str) -> None:
+def _nothing(who: str) -> None:
     pass
 
 

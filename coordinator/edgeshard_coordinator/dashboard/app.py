@@ -1,6 +1,7 @@
-"""The dashboard's routes: the page, its files, the operator's door, and the stream of the site.
+"""The dashboard's routes: the page, its files, the door, and the streams of the site and of an API key.
 
-Rights are a session's, which a link opened (`door.py`); API keys have none here, and the cookie has none elsewhere.
+Rights are a session's, which a link of an operator opened, or an API key for its own models (`door.py`). The cookie has
+none elsewhere.
 """
 
 from __future__ import annotations
@@ -8,31 +9,30 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeshard.domain.errors import DeniedError, EdgeShardError, InvalidArgumentError, NotFoundError
-from edgeshard.gateway.access.auth import Caller
-from edgeshard.gateway.connections.listen import host_of
+from edgeshard.gateway.access.auth import Authenticator, Caller
 from edgeshard.gateway.errors import error_response, json_response
 from edgeshard_coordinator.dashboard.actions import GET, POST, Operator
-from edgeshard_coordinator.dashboard.door import SESSION_TTL_S, Door, Session, shows_token
+from edgeshard_coordinator.dashboard.door import SESSION_TTL_S, Door, Kind, Session, shows_token
 from edgeshard_coordinator.dashboard.feed import Feed
+from edgeshard_coordinator.dashboard.places import Place, Places
 
 ROOT = "/dashboard/"
 """The beginning of all paths but that of the page itself, which is at /."""
-COOKIE = "edgeshard-dashboard"
 TOKEN = "x-edgeshard-token"
 MOST_BODY_BYTES = 1 << 20
+ALIVE_S = 10.0
+"""A viewer who has heard nothing for so long gets a word, so that proxies in between keep the connection."""
 ASSETS = Path(__file__).parent / "assets"
 ALWAYS = {
     "content-security-policy": (
@@ -48,22 +48,23 @@ ALWAYS = {
 """Headers of every answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Public:
-    """Where browsers find the gateway: `secure` where it speaks TLS, and the `hosts` that a request may name."""
-
-    secure: bool
-    hosts: Callable[[str], bool]
-
-
 class Dashboard:
-    """The part of the gateway that browsers see. `operator` gives what an operator may do, by name and address; `now`
-    seconds of a steady clock. `api` is the gateway behind the check of keys, which playgrounds use."""
+    """The part of the gateway that browsers see. `operator` gives what an operator may do, by name and address; `keys`
+    checks API keys, and `usage` gives what a session with one sees; `now` seconds of a steady clock. `api` is the
+    gateway behind the check of keys, which playgrounds use."""
 
     def __init__(
-        self, door: Door, feed: Feed, operator: Callable[[str, str], Operator], public: Public, now: Callable[[], float]
+        self,
+        door: Door,
+        places: Places,
+        feed: Feed,
+        operator: Callable[[str, str], Operator],
+        keys: Authenticator,
+        usage: Callable[[Session], Feed],
+        now: Callable[[], float],
     ) -> None:
-        self._door, self._feed, self._operator, self._public, self._now = door, feed, operator, public, now
+        self._door, self._places, self._now = door, places, now
+        self._feed, self._operator, self._keys, self._usage = feed, operator, keys, usage
         self._assets = {path.relative_to(ASSETS).as_posix() for path in ASSETS.rglob("*") if path.is_file()}
         self.api: ASGIApp | None = None
         routes = [
@@ -73,10 +74,12 @@ class Dashboard:
             Route(f"{ROOT}session", self._session, methods=["GET"]),
             Route(f"{ROOT}session", self._leave, methods=["DELETE"]),
             Route(f"{ROOT}stream", self._stream),
+            Route(f"{ROOT}usage", self._usage_stream),
             Route(f"{ROOT}chat", self._chat, methods=["POST"]),
             Route(f"{ROOT}do/{{what}}", self._ask, methods=["GET"]),
             Route(f"{ROOT}do/{{what}}", self._act, methods=["POST"]),
         ]
+        self.paths = [route.path for route in routes]
         self._app = Starlette(routes=routes, exception_handlers={EdgeShardError: _refused})
 
     def takes(self, scope: Scope, headers: Headers) -> bool:
@@ -95,46 +98,47 @@ class Dashboard:
             await send(message)
 
         try:
-            self._check_host(Headers(scope=scope))
+            self._places.of_host(Headers(scope=scope).get("host", ""))
         except EdgeShardError as error:
             await error_response(error)(scope, receive, tell)
             return
         await self._app(scope, receive, tell)
 
-    def _check_host(self, headers: Headers) -> None:
-        """Raise DeniedError for a page of a name that was made to point here."""
-        if not self._public.hosts(host_of(f"//{headers.get('host', '')}")):
-            raise DeniedError("Host names another machine than this gateway's", field="host", reason="FOREIGN_HOST")
+    def _place_of(self, request: Request) -> Place:
+        """Where the page is that sent a request. Raises DeniedError for any other page than the dashboard's."""
+        return self._places.of_origin(request.headers.get("host", ""), request.headers.get("origin"))
 
-    def _check_origin(self, headers: Headers) -> None:
-        """Raise DeniedError for a request that another page has the browser send; other ports are other pages."""
-        origin, host = headers.get("origin"), headers.get("host", "")
-        if origin is None or urlsplit(origin).netloc != host:
-            raise DeniedError("Origin names another page than the dashboard", field="origin", reason="FOREIGN_ORIGIN")
-
-    def _cookie_of(self, request: Request) -> str:
-        """Its name. Browsers send the cookies of all ports of a host, where another site may have its dashboard."""
-        return f"{'__Host-' if self._public.secure else ''}{COOKIE}-{request.url.port or 0}"
+    def _cookie_of(self, request: Request) -> str | None:
+        """A browser says no origin where it only reads, so it may be at either place that its Host stands for."""
+        places = self._places.of_host(request.headers.get("host", ""))
+        shown = (request.cookies.get(place.cookie) for place in places)
+        return next((cookie for cookie in shown if cookie is not None), None)
 
     def _session_of(self, request: Request) -> Session:
-        return self._door.session(request.cookies.get(self._cookie_of(request)), self._now())
+        return self._door.session(self._cookie_of(request), self._now())
 
     def _checked(self, request: Request) -> Session:
         """The session of a request that changes something: its page must show that it can read the token."""
-        self._check_origin(request.headers)
-        session = self._session_of(request)
+        cookie = request.cookies.get(self._place_of(request).cookie)
+        session = self._door.session(cookie, self._now())
         if not shows_token(session, request.headers.get(TOKEN, "")):
             raise DeniedError("the page did not show its token: load it again", field=TOKEN, reason="NO_TOKEN")
         return session
 
     def _operator_of(self, session: Session, request: Request) -> Operator:
-        client = request.client
-        return self._operator(session.who, "" if client is None else f"{client.host}:{client.port}")
+        """What the operator may do. Raises DeniedError for the session of an API key."""
+        session.check_is(Kind.OPERATOR)
+        return self._operator(session.who, _address(request))
 
     # Routes
 
     async def _page(self, request: Request) -> Response:
-        return FileResponse(ASSETS / "index.html", headers={"vary": "Accept"})
+        """Its files are named as beside it; behind a path in whole, since a browser may be there without the slash."""
+        place, *others = self._places.of_host(request.headers.get("host", ""))
+        if others or not place.path:
+            return FileResponse(ASSETS / "index.html", headers={"vary": "Accept"})
+        text = (ASSETS / "index.html").read_text().replace('"dashboard/', f'"{place.path}{ROOT}')
+        return HTMLResponse(text, headers={"vary": "Accept"})
 
     async def _asset(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -143,21 +147,18 @@ class Dashboard:
         return FileResponse(ASSETS / name, headers={"cache-control": "no-cache"})
 
     async def _enter(self, request: Request) -> Response:
-        """A link's secret becomes a cookie."""
-        self._check_origin(request.headers)
-        secret = (await _body(request)).get("secret")
-        if not isinstance(secret, str):
-            raise InvalidArgumentError("secret is missing", field="secret")
-        cookie, session = self._door.enter(secret, self._now())
+        """A link's secret becomes a cookie, and so does an API key."""
+        place, body = self._place_of(request), await _body(request)
+        secret, key = body.get("secret"), body.get("key")
+        if isinstance(key, str):
+            caller = self._keys.enter(key, f"POST {ROOT}session", _address(request))
+            cookie, session = self._door.enter_by_key(caller.identity, caller.models, self._now())
+        elif isinstance(secret, str):
+            cookie, session = self._door.enter(secret, self._now())
+        else:
+            raise InvalidArgumentError("secret is missing, and so is key", field="secret")
         answer = json_response(_told(session))
-        answer.set_cookie(
-            self._cookie_of(request),
-            cookie,
-            max_age=int(SESSION_TTL_S),
-            httponly=True,
-            samesite="strict",
-            secure=self._public.secure,
-        )
+        answer.set_cookie(place.cookie, cookie, max_age=int(SESSION_TTL_S), httponly=True, **_scope_of(place))
         return answer
 
     async def _session(self, request: Request) -> Response:
@@ -166,25 +167,39 @@ class Dashboard:
 
     async def _leave(self, request: Request) -> Response:
         self._checked(request)
-        self._door.leave(request.cookies[self._cookie_of(request)])
+        place = self._place_of(request)
+        self._door.leave(request.cookies[place.cookie])
         answer = json_response({})
-        answer.delete_cookie(self._cookie_of(request), httponly=True, samesite="strict", secure=self._public.secure)
+        answer.delete_cookie(place.cookie, httponly=True, **_scope_of(place))
         return answer
 
     async def _stream(self, request: Request) -> Response:
-        self._session_of(request)
-        return StreamingResponse(self._events(request), media_type="text/event-stream")
+        self._session_of(request).check_is(Kind.OPERATOR)
+        return self._streamed(request, self._feed)
 
-    async def _events(self, request: Request) -> AsyncGenerator[bytes]:
+    async def _usage_stream(self, request: Request) -> Response:
+        session = self._session_of(request)
+        session.check_is(Kind.APPLICATION)
+        return self._streamed(request, self._usage(session))
+
+    def _streamed(self, request: Request, feed: Feed) -> Response:
+        """The header has nginx pass each event on at once."""
+        events = self._events(request, feed)
+        return StreamingResponse(events, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+
+    async def _events(self, request: Request, feed: Feed) -> AsyncGenerator[bytes]:
         """Pictures and changes, until the session ends."""
-        async with aclosing(self._feed.follow()) as told:
+        said_at = self._now()
+        async with aclosing(feed.follow()) as told:
             async for kind, text in told:
                 try:
                     self._session_of(request)
                 except EdgeShardError:
                     yield b"event: ended\ndata: {}\n\n"
                     return
-                yield b"event: %s\ndata: %s\n\n" % (kind.encode(), text) if kind else b":\n\n"
+                if kind or self._now() - said_at >= ALIVE_S:
+                    said_at = self._now()
+                    yield b"event: %s\ndata: %s\n\n" % (kind.encode(), text) if kind else b":\n\n"
 
     async def _ask(self, request: Request) -> Response:
         operator = self._operator_of(self._session_of(request), request)
@@ -201,10 +216,10 @@ class Dashboard:
         return json_response(await act(operator, await _body(request)))
 
     async def _chat(self, request: Request) -> Response:
-        """A conversation of the playground: the gateway's own answer, for the operator."""
+        """A conversation of the playground: the gateway's own answer, for the operator or the key."""
         session = self._checked(request)
         assert self.api is not None
-        return _Inner(self.api, {**request.scope, "path": "/v1/chat/completions"}, Caller(session.who))
+        return _Inner(self.api, {**request.scope, "path": "/v1/chat/completions"}, Caller(session.who, session.models))
 
 
 class _Inner(Response):
@@ -223,7 +238,17 @@ class _Inner(Response):
 
 
 def _told(session: Session) -> dict[str, Any]:
-    return {"who": session.who, "token": session.token}
+    return {"who": session.who, "kind": session.kind, "token": session.token}
+
+
+def _scope_of(place: Place) -> Any:
+    """Where browsers send its cookie."""
+    return {"path": place.path or "/", "samesite": "strict", "secure": place.is_secure}
+
+
+def _address(request: Request) -> str:
+    client = request.client
+    return "" if client is None else f"{client.host}:{client.port}"
 
 
 async def _body(request: Request) -> dict[str, Any]:

@@ -1,29 +1,52 @@
-"""Who may look at the dashboard: links that are good once, and the sessions of browsers. Pure: times and secrets come
-in as values."""
+"""Who may look at the dashboard: links that are good once, keys of applications, and the sessions of browsers. Pure:
+times and secrets come in as values."""
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from edgeshard.domain.errors import ResourceExhaustedError, UnauthenticatedError
+from edgeshard.domain.errors import DeniedError, ResourceExhaustedError, UnauthenticatedError
 from edgeshard_coordinator.membership.tokens import digest_of
 
 LINK_TTL_S = 60.0
 SESSION_TTL_S = 12 * 3600.0
 MOST_LINKS, MOST_SESSIONS = 64, 256
-"""The most that are good at a time."""
+"""The most of operators that are good at a time."""
+MOST_OF_KEY = 8
+"""The most sessions of one API key; another one ends the oldest."""
+
+
+class Kind(StrEnum):
+    """What a session shows, and may do."""
+
+    OPERATOR = "operator"
+    APPLICATION = "application"
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A browser that came in by a link of the operator `who`, such as `operator/anna`. `token` goes with each request
-    that changes something: pages of other ports have the cookie sent, and cannot read this."""
+    """A browser that came in by a link of the operator `who`, such as `operator/anna`, or by an API key, such as
+    `key/notebook`, for some `models` alone (None: all). `token` goes with each request that changes something: pages of
+    other ports have the cookie sent, and cannot read this."""
 
     who: str
     token: str = field(repr=False)
     ends_at: float
+    kind: Kind = Kind.OPERATOR
+    models: frozenset[str] | None = None
+
+    def check_is(self, kind: Kind) -> None:
+        """Raise DeniedError for a session of another kind."""
+        if self.kind is not kind:
+            raise DeniedError(
+                "an API key opens its models and its usage alone: operators come by the link of edgectl dashboard"
+                if kind is Kind.OPERATOR
+                else "this is for who came in by an API key",
+                reason="SESSION_KIND",
+            )
 
 
 class Door:
@@ -59,21 +82,36 @@ class Door:
                 field="secret",
                 reason="DASHBOARD_LINK",
             )
-        self._sessions = {digest: session for digest, session in self._sessions.items() if session.ends_at > now}
-        if len(self._sessions) >= MOST_SESSIONS:
+        self._forget_old(now)
+        if sum(session.kind is Kind.OPERATOR for session in self._sessions.values()) >= MOST_SESSIONS:
             raise ResourceExhaustedError(
                 f"{MOST_SESSIONS} browsers are logged in: log out of some", reason="TOO_MANY_SESSIONS"
             )
-        cookie, session = self._secret(), Session(who, self._secret(), now + SESSION_TTL_S)
+        return self._opened(Session(who, self._secret(), now + SESSION_TTL_S))
+
+    def enter_by_key(self, who: str, models: frozenset[str] | None, now: float) -> tuple[str, Session]:
+        """The cookie and the session of a browser that showed an API key, whose identity is `who`."""
+        self._forget_old(now)
+        own = [digest for digest, session in self._sessions.items() if session.who == who]
+        for digest in own[: max(0, len(own) + 1 - MOST_OF_KEY)]:
+            del self._sessions[digest]
+        return self._opened(Session(who, self._secret(), now + SESSION_TTL_S, Kind.APPLICATION, models))
+
+    def _opened(self, session: Session) -> tuple[str, Session]:
+        cookie = self._secret()
         self._sessions[digest_of(cookie.encode())] = session
         return cookie, session
+
+    def _forget_old(self, now: float) -> None:
+        self._sessions = {digest: session for digest, session in self._sessions.items() if session.ends_at > now}
 
     def session(self, cookie: str | None, now: float) -> Session:
         """The session of a browser. Raises UnauthenticatedError where it has none, or none any more."""
         found = None if cookie is None else self._sessions.get(digest_of(cookie.encode()))
         if found is None or found.ends_at <= now:
             raise UnauthenticatedError(
-                "this browser is not logged in: open the link that edgectl dashboard prints", reason="NO_SESSION"
+                "this browser is not logged in: open the link that edgectl dashboard prints, or show an API key",
+                reason="NO_SESSION",
             )
         return found
 
@@ -82,7 +120,7 @@ class Door:
         self._sessions.pop(digest_of(cookie.encode()), None)
 
     def end_of(self, who: str) -> None:
-        """End all links and sessions of an operator."""
+        """End all links and sessions of an operator, or of an API key."""
         self._links = {digest: link for digest, link in self._links.items() if link[0] != who}
         self._sessions = {digest: session for digest, session in self._sessions.items() if session.who != who}
 

@@ -10,8 +10,6 @@ from typing import Any
 from edgeshard_coordinator.dashboard.differences import difference
 
 EVERY_S = 0.5
-ALIVE_S = 10.0
-"""A viewer who has heard nothing for so long gets a word, so that proxies in between keep the connection."""
 WHOLE, CHANGE = "picture", "change"
 
 
@@ -33,26 +31,24 @@ class Feed:
         self.viewers = 0
 
     async def follow(self) -> AsyncGenerator[tuple[str, bytes]]:
-        """WHOLE or CHANGE with its JSON, for a viewer; ("", b"") now and then where nothing changes."""
+        """WHOLE or CHANGE with its JSON, for a viewer; ("", b"") at each look that found nothing new."""
         self.viewers += 1
         try:
             if self._ticking is None:
                 self._look()
                 self._ticking = asyncio.create_task(self._tick())
-            told, quiet_s = 0, 0.0
+            told = 0
             while True:
                 if told != self._version:
                     kind = CHANGE if told and told + 1 == self._version else WHOLE
                     text = self._change if kind == CHANGE else self._encoded()
-                    told, quiet_s = self._version, 0.0
+                    told = self._version
                     yield kind, text
                     continue
                 await self._ticked.wait()
                 if self._ticking.done():
                     self._ticking.result()  # raises what the newest picture failed at
-                quiet_s += self._every_s
-                if told == self._version and quiet_s >= ALIVE_S:
-                    quiet_s = 0.0
+                if told == self._version:
                     yield "", b""
         finally:
             self.viewers -= 1

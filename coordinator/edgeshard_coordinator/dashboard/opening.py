@@ -8,24 +8,29 @@ from typing import cast
 
 from edgeshard.client.connection import Connection
 from edgeshard.domain.identity import DashboardLink, Principal, Role
+from edgeshard.gateway.access.auth import Authenticator
 from edgeshard.process.clock import SystemClock
 from edgeshard.rpc.access import CallFrom
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.services.auditing import CallAudit
 from edgeshard_coordinator.dashboard.actions import Operator
-from edgeshard_coordinator.dashboard.app import Dashboard, Public
+from edgeshard_coordinator.dashboard.app import Dashboard
+from edgeshard_coordinator.dashboard.applications import Applications
 from edgeshard_coordinator.dashboard.camera import Camera
 from edgeshard_coordinator.dashboard.door import LINK_TTL_S, Door
 from edgeshard_coordinator.dashboard.feed import Feed
 from edgeshard_coordinator.dashboard.own_calls import OwnConnection
+from edgeshard_coordinator.dashboard.places import Places
 
 CALL_TIMEOUT_S = 60.0
 
 
-def open_dashboard(coordinator: Coordinator, public: Public, site: str | None) -> tuple[Dashboard, Door]:
-    """`site` is the name in the operators' certificates, None in plaintext."""
+def open_dashboard(
+    coordinator: Coordinator, places: Places, keys: Authenticator, site: str | None
+) -> tuple[Dashboard, Door]:
+    """`keys` checks API keys; `site` is the name in the operators' certificates, None in plaintext."""
     clock, door = SystemClock(), Door(partial(secrets.token_urlsafe, 32))
-    coordinator.on_operator_gone = door.end_of
+    coordinator.on_gone = door.end_of
     audit = CallAudit(coordinator.audit)
     services = {"AdminService": coordinator.admin, "IdentityService": coordinator.identities}
 
@@ -36,7 +41,8 @@ def open_dashboard(coordinator: Coordinator, public: Public, site: str | None) -
         # Of a connection it needs `call` and `stream` alone.
         return Operator(cast(Connection, OwnConnection(services, audit, source)), CALL_TIMEOUT_S, clock)
 
-    return Dashboard(door, Feed(Camera(coordinator).take), operator, public, clock.now), door
+    feed, usage = Feed(Camera(coordinator).take), Applications(coordinator).feed
+    return Dashboard(door, places, feed, operator, keys, usage, clock.now), door
 
 
 def link(door: Door, url: str, who: str) -> DashboardLink:

@@ -73,7 +73,6 @@ class GatewayMiddleware:
         try:
             if is_page:
                 assert self._pages is not None
-                self._check_local(headers)
                 await self._pages(scope, receive, tell)
                 return
             if self._origins.is_preflight(scope["method"], headers):

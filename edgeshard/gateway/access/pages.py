@@ -9,7 +9,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class Pages(Protocol):
-    """An app of its own on the gateway's port. It sees no API keys, and no other origin may read its answers."""
+    """An app of its own on the gateway's port. It checks Host and Origin by itself, and no other origin may read its
+    answers."""
 
     api: ASGIApp | None
     """The gateway's routes behind the check of keys, once they are made."""

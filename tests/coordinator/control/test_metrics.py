@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
-from edgeshard_coordinator.control.requests.request_meter import RequestMeter
+from edgeshard_coordinator.control.requests.request_meter import KeyCounts, RequestMeter
 from edgeshard_coordinator.control.runtime.conditions import Conditions
 
 from edgeshard.domain.errors import NotFoundError, UnavailableError
@@ -127,6 +127,19 @@ def test_only_the_role_of_a_client_is_kept() -> None:
     for client in ("client/secret-app", "operator/alice", ""):
         meter.began(TALE, client, 0.0, resumed=False)
     assert dict(meter.of(TALE).begun) == {"client": 1, "operator": 1, "none": 1}
+
+
+def test_what_a_key_used_is_counted_until_it_is_gone() -> None:
+    meter = RequestMeter()
+    old = meter.began(TALE, "key/app", 0.0, resumed=False)
+    old.accepted(7)
+    meter.began(TALE, "key/app", 0.0, resumed=True).token(1.0)
+    meter.began(TALE, "client/app", 0.0, resumed=False).accepted(5)
+    assert meter.of_key("key/app") == KeyCounts(requests=1, prompt_tokens=7, new_tokens=1)
+    assert meter.of_key("client/app") == meter.of_key("key/b") == KeyCounts()
+    meter.forget_key("key/app")
+    old.token(2.0)
+    assert meter.of_key("key/app") == KeyCounts(), "another key of this name has none of it"
 
 
 def test_the_parts_of_a_request_make_up_the_whole() -> None:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 
 import pytest
 from edgeshard_coordinator.dashboard.door import (
     LINK_TTL_S,
     MOST_LINKS,
+    MOST_OF_KEY,
     MOST_SESSIONS,
     SESSION_TTL_S,
     Door,
+    Kind,
     shows_token,
 )
 
-from edgeshard.domain.errors import ResourceExhaustedError, UnauthenticatedError
+from edgeshard.domain.errors import DeniedError, ResourceExhaustedError, UnauthenticatedError
 
-ANNA, BERT = "operator/anna", "operator/bert"
+ANNA, BERT, KEY = "operator/anna", "operator/bert", "key/notebook"
 
 
 def secrets() -> Callable[[], str]:
@@ -83,6 +86,34 @@ def test_links_and_sessions_are_bounded_until_some_end(door: Door) -> None:
     with pytest.raises(ResourceExhaustedError):
         door.enter(door.link(ANNA, 500.0), 500.0)
     door.enter(door.link(ANNA, 99.0 + SESSION_TTL_S + MOST_SESSIONS), 99.0 + SESSION_TTL_S + MOST_SESSIONS)
+
+
+def test_the_session_of_a_key_is_of_another_kind_and_ends_with_the_key(door: Door) -> None:
+    cookie, session = door.enter_by_key(KEY, frozenset({"tales"}), 0.0)
+    operator, theirs = door.enter(door.link(ANNA, 0.0), 0.0)
+    assert door.session(cookie, 1.0) is session and session.models == frozenset({"tales"})
+    session.check_is(Kind.APPLICATION)
+    theirs.check_is(Kind.OPERATOR)
+    for one, kind in ((session, Kind.OPERATOR), (theirs, Kind.APPLICATION)):
+        with pytest.raises(DeniedError):
+            one.check_is(kind)
+    door.end_of(KEY)
+    with pytest.raises(UnauthenticatedError):
+        door.session(cookie, 1.0)
+    assert door.session(operator, 1.0) is theirs
+
+
+def test_keys_take_no_place_of_operators_nor_of_each_other(door: Door) -> None:
+    other, _ = door.enter_by_key("key/other", None, 0.0)
+    cookies = [door.enter_by_key(KEY, None, float(number))[0] for number in range(2 * MOST_SESSIONS)]
+    alive = []
+    for cookie in cookies:
+        with suppress(UnauthenticatedError):
+            door.session(cookie, 600.0)
+            alive.append(cookie)
+    assert alive == cookies[-MOST_OF_KEY:], "the oldest ended"
+    assert door.session(other, 600.0).who == "key/other"
+    assert door.enter(door.link(ANNA, 600.0), 600.0)[1].who == ANNA
 
 
 def test_secrets_are_not_shown(door: Door) -> None:

@@ -35,7 +35,7 @@ class QuotaBook:
 
         Raises DeniedError naming `priority`, and ResourceExhaustedError naming `requests`, with reason QUOTA.
         """
-        quota, who = self._of(identity), identity or "everyone together"
+        quota, who = self.of(identity), identity or "everyone together"
         highest = self._quotas.max_priority_of(identity)
         if priority > highest:
             raise DeniedError(
@@ -61,7 +61,7 @@ class QuotaBook:
         many."""
         debt_s = self._debt_s(identity)
         if debt_s > 0:
-            quota, who = self._of(identity), identity or "everyone together"
+            quota, who = self.of(identity), identity or "everyone together"
             raise ResourceExhaustedError(
                 f"{who} has used more than its quota of {quota.tokens_per_minute} tokens_per_minute; try again in "
                 f"{debt_s:g} s, or have the operator raise tokens_per_minute in the coordinator's quotas",
@@ -72,7 +72,7 @@ class QuotaBook:
 
     def charge(self, identity: str, tokens: int) -> None:
         """Count tokens that an identity used. It goes on, and may be refused the next time."""
-        per_minute = self._of(identity).tokens_per_minute
+        per_minute = self.of(identity).tokens_per_minute
         if per_minute is None:
             return
         now, bucket = self._now(), self._buckets.get(identity)
@@ -82,12 +82,12 @@ class QuotaBook:
         self._buckets[identity] = bucket.charged(tokens, now)
 
     def _check_count(self, identity: str, count: int) -> None:
-        most = self._of(identity).requests
+        most = self.of(identity).requests
         if most is not None and count >= most:
             who = identity or "everyone together"
             raise _too_many(f"{who} has {count} requests running or waiting, as many as its quota of requests")
 
-    def _of(self, identity: str) -> Quota:
+    def of(self, identity: str) -> Quota:
         """The limits of the quotas' file, overruled by those that an API key has of its own."""
         quota, own = self._quotas.of(identity), self._of_key(identity)
         if own is None:

@@ -210,7 +210,7 @@ class RequestFront:
     def check_place(self, client: str, reading: int) -> None:
         """Raise ResourceExhaustedError where `client` may have no request beside those that run or wait and `reading`
         ones whose bodies are on their way."""
-        self.quotas.check_place(client, len(self._requests.of_client(client)) + reading)
+        self.quotas.check_place(client, self.running_of(client) + reading)
 
     def abandon(self, request: RunningRequest) -> None:
         """The client's call is over, however it ended: stop the request if it still runs.
@@ -244,6 +244,10 @@ class RequestFront:
 
     def active_requests(self, deployment: DeploymentName) -> int:
         return len(self._requests.of(deployment))
+
+    def running_of(self, client: str) -> int:
+        """The requests of a client that run or wait."""
+        return len(self._requests.of_client(client))
 
     def all_active_requests(self) -> int:
         return len(self._requests)

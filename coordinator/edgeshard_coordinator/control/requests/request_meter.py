@@ -1,7 +1,7 @@
 """Counts of requests for the metrics: their number, the times of their parts, and the losses of their service.
 
 A token costs a reading of the clock and an addition to a histogram. Labels are bounded: they hold no request's id, no
-text, and of a client only its role.
+text, and of a client only its role. What each API key used is counted beside, for whoever has the key.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from edgeshard.domain.errors import Code, EdgeShardError
 from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard.domain.requests.generation import FinishReason
 from edgeshard.metrics.histogram import LATENCY_S, STEP_S, Histogram
+from edgeshard_coordinator.core.values.quotas import KEY_ROLE
 
 EPOCH, STREAM = "epoch", "stream"
 NO_ROLE = "none"
@@ -56,14 +57,24 @@ class DeploymentCounts:
     pauses: Histogram = field(default_factory=_latency)
 
 
+@dataclass(slots=True)
+class KeyCounts:
+    """What one API key used, since the coordinator began."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+
+
 class RequestTimes:
     """The times of one request's parts, in seconds of a steady clock. Of a request that its client `resumed`, only the
     times between its tokens are taken."""
 
-    __slots__ = ("_admitted_at", "_began_at", "_counts", "_first_at", "_newest_at", "_resumed")
+    __slots__ = ("_admitted_at", "_began_at", "_counts", "_first_at", "_key", "_newest_at", "_resumed")
 
-    def __init__(self, counts: DeploymentCounts, now: float, *, resumed: bool) -> None:
+    def __init__(self, counts: DeploymentCounts, now: float, *, resumed: bool, key: KeyCounts | None = None) -> None:
         self._counts = counts
+        self._key = KeyCounts() if key is None else key
         self._began_at = now
         self._resumed = resumed
         self._admitted_at: float | None = None
@@ -79,6 +90,7 @@ class RequestTimes:
         """The head has tokenised it, for the first time."""
         if not self._resumed:
             self._counts.prompt_tokens += prompt_tokens
+            self._key.prompt_tokens += prompt_tokens
 
     def admitted(self, now: float) -> None:
         """The head computes it from now on; only the first time counts."""
@@ -89,6 +101,7 @@ class RequestTimes:
     def token(self, now: float) -> None:
         counts = self._counts
         counts.new_tokens += 1
+        self._key.new_tokens += 1
         if self._first_at is not None:
             counts.between_tokens.add(now - self._newest_at)
         else:
@@ -117,6 +130,7 @@ class RequestMeter:
     def __init__(self) -> None:
         self.refused = _zeros(CODES)
         self._counts: dict[DeploymentName, DeploymentCounts] = {}
+        self._of_keys: dict[str, KeyCounts] = {}
         self._lost: dict[DeploymentName, tuple[Epoch, float]] = {}
 
     @contextmanager
@@ -135,11 +149,22 @@ class RequestMeter:
         return counts
 
     def began(self, deployment: DeploymentName, client: str, now: float, *, resumed: bool) -> RequestTimes:
-        """`client` is ROLE/ID, or '' in plaintext; the role alone is kept."""
-        counts = self.of(deployment)
+        """`client` is ROLE/ID, or '' in plaintext; the role alone is kept, but for API keys."""
+        counts, role = self.of(deployment), client.partition("/")[0] or NO_ROLE
+        key = self._of_keys.setdefault(client, KeyCounts()) if role == KEY_ROLE else None
         if not resumed:
-            counts.begun[client.partition("/")[0] or NO_ROLE] += 1
-        return RequestTimes(counts, now, resumed=resumed)
+            counts.begun[role] += 1
+            if key is not None:
+                key.requests += 1
+        return RequestTimes(counts, now, resumed=resumed, key=key)
+
+    def of_key(self, identity: str) -> KeyCounts:
+        """What an API key used."""
+        return self._of_keys.get(identity, KeyCounts())
+
+    def forget_key(self, identity: str) -> None:
+        """Drop the counts of a key that is gone; another one of its name begins anew."""
+        self._of_keys.pop(identity, None)
 
     def head_lost(self, deployment: DeploymentName, epoch: Epoch, now: float) -> None:
         self._lost.setdefault(deployment, (epoch, now))

@@ -1,5 +1,11 @@
 // Calls to the coordinator. Each that changes something shows the page's token.
 let session = null;
+const DASHBOARD = new URL("../", import.meta.url);
+
+// An address of the dashboard's, whatever path a proxy puts before it and wherever the page itself lies.
+export function at(path) {
+  return new URL(path, DASHBOARD);
+}
 
 export class Refused extends Error {
   constructor(status, body) {
@@ -18,7 +24,7 @@ async function answered(answer) {
 function send(path, method, body) {
   const headers = { "content-type": "application/json" };
   if (session) headers["x-edgeshard-token"] = session.token;
-  return fetch(`dashboard/${path}`, { method, headers, body: JSON.stringify(body) });
+  return fetch(at(path), { method, headers, body: JSON.stringify(body) });
 }
 
 // The session of this browser: by the secret of a link in the address, which leaves it at once, or by its cookie.
@@ -27,8 +33,13 @@ export async function enter() {
   if (opened) {
     history.replaceState(null, "", "#/site");
     session = await answered(await send("session", "POST", { secret: opened[1] }));
-  } else session = await answered(await fetch("dashboard/session"));
+  } else session = await answered(await fetch(at("session")));
   return session;
+}
+
+// The key stays here no longer than this call: what is kept is a cookie.
+export async function enterByKey(key) {
+  session = await answered(await send("session", "POST", { key }));
 }
 
 export async function logOut() {
@@ -41,13 +52,13 @@ export async function act(what, body) {
 }
 
 export async function ask(what, query) {
-  return answered(await fetch(`dashboard/do/${what}?${new URLSearchParams(query)}`));
+  return answered(await fetch(at(`do/${what}?${new URLSearchParams(query)}`)));
 }
 
 // The parts of a streamed chat completion, with the milliseconds at which each came.
 export async function* chat(body, signal) {
   const headers = { "content-type": "application/json", "x-edgeshard-token": session.token };
-  const answer = await fetch("dashboard/chat", { method: "POST", headers, body: JSON.stringify(body), signal });
+  const answer = await fetch(at("chat"), { method: "POST", headers, body: JSON.stringify(body), signal });
   if (!answer.ok) throw new Refused(answer.status, await answer.json().catch(() => null));
   let rest = "";
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();

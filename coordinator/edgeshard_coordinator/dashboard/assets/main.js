@@ -2,21 +2,26 @@
 import { render } from "./vendor/preact.js";
 import { useEffect, useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
-import { enter, logOut } from "./calls.js";
+import { enter, enterByKey, logOut } from "./calls.js";
 import { follow, leave, now, watch } from "./store.js";
 import { Site } from "./site.js";
 import { Deployments } from "./deployments.js";
 import { Events } from "./events.js";
 import { Join } from "./join.js";
 import { Playground } from "./playground.js";
+import { Usage } from "./usage.js";
 
-const SCREENS = { site: Site, deployments: Deployments, playground: Playground, join: Join, events: Events };
-const TITLES = { site: "Site", deployments: "Deployments", playground: "Playground", join: "Join", events: "Events" };
+// The screens of an operator, and those of an application's key; the first is shown first.
+const SCREENS = {
+  operator: { site: Site, deployments: Deployments, playground: Playground, join: Join, events: Events },
+  application: { usage: Usage, playground: Playground },
+};
+const TITLES = { site: "Site", deployments: "Deployments", playground: "Playground", join: "Join", events: "Events", usage: "Usage" };
 const SAYINGS = { connecting: "connecting", live: "live", lost: "the coordinator is away: the last picture is shown" };
 
-function screenOf(hash) {
+function screenOf(hash, screens) {
   const [name, ...rest] = hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
-  return SCREENS[name] ? [name, rest.join("/")] : ["site", ""];
+  return screens[name] ? [name, rest.join("/")] : [Object.keys(screens)[0], ""];
 }
 
 function Frame({ session }) {
@@ -26,21 +31,22 @@ function Frame({ session }) {
     const forget = watch(() => setSeen(now()));
     const changed = () => setHash(location.hash);
     addEventListener("hashchange", changed);
-    follow();
+    follow(session);
     return () => {
       forget();
       removeEventListener("hashchange", changed);
       leave();
     };
   }, []);
-  const [name, rest] = screenOf(hash);
+  const screens = SCREENS[session.kind];
+  const [name, rest] = screenOf(hash, screens);
   useEffect(() => {
     document.title = `${TITLES[name]} · EdgeShard`;
   }, [name]);
   if (seen.state === "ended") return html`<${Outside} why="You were logged out." />`;
-  const Screen = SCREENS[name];
+  const Screen = screens[name];
   return html`<header><h1>EdgeShard</h1>
-      <nav aria-label="Screens">${Object.keys(SCREENS).map((other) => html`<a href=${`#/${other}`} aria-current=${other === name ? "page" : null}>${TITLES[other]}</a>`)}</nav>
+      <nav aria-label="Screens">${Object.keys(screens).map((other) => html`<a href=${`#/${other}`} aria-current=${other === name ? "page" : null}>${TITLES[other]}</a>`)}</nav>
       <span class=${`state ${seen.state}`} role="status">${SAYINGS[seen.state]}</span>
       <span class="who">${session.who} <button type="button" onClick=${() => logOut().finally(() => location.reload())}>Log out</button></span>
     </header>
@@ -48,9 +54,18 @@ function Frame({ session }) {
 }
 
 function Outside({ why }) {
+  const [key, setKey] = useState("");
+  const [problem, setProblem] = useState("");
+  const show = (event) => {
+    event.preventDefault();
+    enterByKey(key).then(() => location.reload(), (error) => setProblem(error.message));
+  };
   return html`<main class="outside"><h1>EdgeShard</h1><p role="alert">${why}</p>
     <p>To look at the site, run this where edgectl is set up, and open the link that it prints:</p>
     <pre>edgectl dashboard</pre>
+    <form onSubmit=${show}><label>Or see what an API key may use, and has used: <input type="password" autocomplete="off" value=${key} onInput=${(event) => setKey(event.target.value)} /></label>
+      <button disabled=${!key}>Show</button></form>
+    ${problem && html`<p role="alert">${problem}</p>`}
     <p class="quiet">Programs find the API at <code>/v1</code>.</p></main>`;
 }
 

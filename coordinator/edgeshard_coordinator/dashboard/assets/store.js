@@ -1,9 +1,13 @@
 // The picture of the site in this page: whole first, then its differences, while the page is seen.
+import { at } from "./calls.js";
+
+const STREAMS = { operator: "stream", application: "usage" };
 let picture = {};
 let state = "connecting"; // connecting, live, lost, ended
 const listeners = new Set();
 let source = null;
 let again = 0;
+let stream = "";
 
 export function watch(listener) {
   listeners.add(listener);
@@ -44,7 +48,7 @@ function close() {
 
 function open() {
   close();
-  source = new EventSource("dashboard/stream");
+  source = new EventSource(at(stream));
   source.addEventListener("picture", (event) => {
     picture = JSON.parse(event.data);
     become("live");
@@ -61,7 +65,7 @@ function open() {
     // A browser tries again by itself but where the answer was a refusal; then somebody has to log in.
     close();
     become("lost");
-    const answer = await fetch("dashboard/session").catch(() => null);
+    const answer = await fetch(at("session")).catch(() => null);
     if (answer?.status === 401) become("ended");
     else again = setTimeout(open, 1000);
   };
@@ -72,7 +76,9 @@ function seen() {
   else if (source === null && state !== "ended") open();
 }
 
-export function follow() {
+// `session` is whose picture it is.
+export function follow(session) {
+  stream = STREAMS[session.kind];
   state = "connecting";
   document.addEventListener("visibilitychange", seen);
   open();

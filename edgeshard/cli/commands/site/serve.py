@@ -90,10 +90,14 @@ class HttpOptions:
             "ORIGIN", "Web pages that may use it, such as http://localhost:3000; repeatable.", "--http-allow-origin"
         ),
     ] = None
+    dashboard_url: Annotated[
+        str | None, option("URL", "Where browsers find the dashboard behind a proxy, such as https://edge.example.")
+    ] = None
 
     def of_coordinator(self) -> list[str]:
         """The same options of the coordinator."""
         words = [] if self.http_listen is None else ["--http-listen", self.http_listen]
+        words += [] if self.dashboard_url is None else ["--dashboard-url", self.dashboard_url]
         words += [word for name in self.http_names or () for word in ("--http-name", name)]
         return words + [word for origin in self.http_origins or () for word in ("--http-allow-origin", origin)]
 
