@@ -9,10 +9,10 @@ from edgeshard_agent.settings import AgentSettings
 from edgeshard_coordinator.settings import CoordinatorSettings
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.process.config import given
+from edgeshard.process.config import DaemonSettings, given
 from edgeshard.process.config_files import problems, settings_of
 
-KINDS = {"agent": AgentSettings, "coordinator": CoordinatorSettings}
+KINDS: dict[str, type[DaemonSettings]] = {"agent": AgentSettings, "coordinator": CoordinatorSettings}
 
 
 def wrong(tmp_path: Path, text: str) -> list[str]:
