@@ -2,8 +2,8 @@
 
 `make drawings` writes all; `--check`, which `make check` runs, writes nothing and fails when one is not as the code
 says. Phases are the coordinator's transitions table, import rules the layers in `.importlinter`, keys the fields of
-`DeploymentSpec`, options those of `edgectl plan`, models the cards of `tests/architectures/cards.toml` with what the
-registry says of each.
+`DeploymentSpec`, settings those of the daemons, options those of `edgectl plan`, models the cards of
+`tests/architectures/cards.toml` with what the registry says of each.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from edgeshard_agent.settings import AgentSettings
 from edgeshard_coordinator.core.deployments.transitions import TRANSITIONS, Trigger
+from edgeshard_coordinator.settings import CoordinatorSettings
 
 from edgeshard.architectures.config import decoder_fields
 from edgeshard.cli.commands.deployments.plan import plan
@@ -30,6 +32,8 @@ from edgeshard.domain.options import option_fields
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.outlook import config_of
 from edgeshard.importing.sources import Source
+from edgeshard.process.config import DaemonSettings, Given
+from edgeshard.process.config_files import settings_of
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "tests" / "architectures"
@@ -37,6 +41,8 @@ DOCUMENTS = {
     "phases": "ARCHITECTURE.md",
     "imports": "ARCHITECTURE.md",
     "keys": "docs/configure.md",
+    "agent": "docs/configure.md",
+    "coordinator": "docs/configure.md",
     "options": "docs/planning-reference.md",
     "cards": "docs/models.md",
 }
@@ -73,6 +79,22 @@ def key_table(owner: type) -> str:
         for item in option_fields(owner)
     ]
     return _table(("key", "option", "default", "meaning"), *rows)
+
+
+def settings_table(kind: type[DaemonSettings]) -> str:
+    """A row for each setting of a daemon, but those that a program passes to the daemon that it starts."""
+    settings = settings_of(kind, Given({}, {}, {}, None, kind.section))
+    rows = [
+        (
+            f"`{one.key}`",
+            "required" if one.required else _default_text(one.default),
+            "yes" if one.reloaded else "",
+            one.meaning,
+        )
+        for one in settings
+        if one.key not in ("parent", "ready_file")
+    ]
+    return _table(("key", "default", "reloaded", "meaning"), *rows)
 
 
 def option_table(command: Callable[..., None]) -> str:
@@ -149,6 +171,8 @@ def drawings() -> dict[str, str]:
         "phases": phase_graph(TRANSITIONS),
         "imports": import_layers(rules),
         "keys": key_table(DeploymentSpec),
+        "agent": settings_table(AgentSettings),
+        "coordinator": settings_table(CoordinatorSettings),
         "options": option_table(plan),
         "cards": card_table(read_cards()),
     }

@@ -36,6 +36,7 @@ from edgeshard.process.logs import tell_ready
 from edgeshard.process.machine import Machine, cpu_quota
 from edgeshard.process.notify import Notifier
 from edgeshard.process.private import private_directory
+from edgeshard.process.reloading import Reloading
 from edgeshard.process.watchdog import feed_watchdog
 from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
 from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S, CONTROL_PING_TIMEOUT_S, open_channel
@@ -76,19 +77,19 @@ JOIN_FIRST_S = 1.0
 """How long a node tries to join before it imports what computes, which slows joining down."""
 
 
-async def run(settings: AgentSettings) -> NoReturn:
-    """Serve, then end the process with exit code 0. Raises what `serve` raises.
+async def run(settings: AgentSettings, read: Callable[[], AgentSettings]) -> NoReturn:
+    """Serve, then end the process with exit code 0. `read` reads the settings again. Raises what `serve` raises.
 
     It exits at once instead of returning: Python would wait for threads that load or hash gigabytes, and tearing down
     torch's modules takes a second. The files on disk are complete at any moment.
     """
-    await serve(settings)
+    await serve(settings, read)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
-async def serve(settings: AgentSettings) -> None:
+async def serve(settings: AgentSettings, read: Callable[[], AgentSettings]) -> None:
     """Run until SIGTERM or SIGINT. Raises typed errors for what an operator must mend."""
     notifier = Notifier.from_environment()
     node_id, tls = _identity(settings)
@@ -107,7 +108,8 @@ async def serve(settings: AgentSettings) -> None:
         renewing = asyncio.create_task(keep_renewed(tls, renew_over(ends.control, settings.coordinator)))
     log.info("listening", address=address, node=settings.name)
     try:
-        await _until_stopped(node.client, partial(node.compute, notifier), settings, address)
+        reloading = Reloading(settings, read, node.prepared)
+        await _until_stopped(node.client, partial(node.compute, notifier), reloading, address)
     finally:
         notifier.stopping()
         await node.metrics.stop()
@@ -183,11 +185,20 @@ class _Node:
             text_memory_bytes(own.facts.memory_budget_bytes or available_bytes()),
         )
         self._hosting = Hosting(around, self.client.send_results, self.client.started)
-        process = Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES)
+        self._process = process = Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES)
         self._dumps = Dumps(self._hosting, process.about, self.client.send_dump, self.client.send_results)
         self._packed = PackedRequests(cache.packed, self.client.send_results)
         told = Metrics(AgentMetrics(self._hosting, cache).collect, OwnCondition(self._machine.condition).collect)
         self.metrics = MetricsListener(settings.metrics_listen, own.tls, told, ends.server.denials)
+
+    def prepared(self, settings: AgentSettings) -> Callable[[], None]:
+        """What takes up settings that were read again."""
+
+        def take_up() -> None:
+            self._cache.limit_bytes = settings.cache_limit  # what is too much goes when room is needed next
+            self._process.settings = settings
+
+        return take_up
 
     def _make_client(self) -> ControlClient:
         own, settings = self._own, self._settings
@@ -277,10 +288,14 @@ async def _import_tools(client: ControlClient) -> tuple[MakeTools, ReadFacts]:
 
 
 async def _until_stopped(
-    client: ControlClient, start: Callable[[], Coroutine[Any, Any, None]], settings: AgentSettings, address: str
+    client: ControlClient,
+    start: Callable[[], Coroutine[Any, Any, None]],
+    reloading: Reloading[AgentSettings],
+    address: str,
 ) -> None:
     """Join, start, and serve until a signal. Raises why the node cannot join or cannot start."""
-    stopped = asyncio.Event()
+    settings, stopped = reloading.settings, asyncio.Event()
+    reloading.on_hangup(stopped.set)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import partial
 
 from edgeshard.domain.errors import EdgeShardError, extra_line
 from edgeshard.process.extras import missing
@@ -24,13 +25,14 @@ def main() -> None:
 
     keep_private()
     try:
-        settings = load_settings(AgentSettings, "edgeshard-agent")
+        read = partial(load_settings, AgentSettings, "edgeshard-agent")
+        settings = read()
         end_with(settings.parent)
         configure_logging(settings.log_level)
         with lasting_imports():
             from edgeshard_agent.daemon import run
 
-        asyncio.run(run(settings))
+        asyncio.run(run(settings, read))
     except EdgeShardError as error:
         report_failure(error)
         sys.exit(error.exit_code)

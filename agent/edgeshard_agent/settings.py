@@ -27,6 +27,7 @@ Labels = Annotated[
 
 class AgentSettings(DaemonSettings):
     section: ClassVar[str] = "agent"
+    reloaded: ClassVar[tuple[str, ...]] = ("log_level", "cache_limit")
 
     listen: str = Field(default="127.0.0.1:0", description="HOST:PORT where neighbours reach this node's stages")
     coordinator: str = Field(default="127.0.0.1:7600", description="HOST:PORT of the coordinator")

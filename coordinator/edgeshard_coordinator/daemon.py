@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -32,6 +31,7 @@ from edgeshard.process.machine import Machine
 from edgeshard.process.notify import Notifier
 from edgeshard.process.parent import end_with
 from edgeshard.process.private import private_directory
+from edgeshard.process.reloading import Reloading
 from edgeshard.process.watchdog import feed_watchdog
 from edgeshard.proto.v1.identity_pb2_grpc import add_EnrolmentServiceServicer_to_server
 from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S
@@ -40,14 +40,12 @@ from edgeshard.rpc.renewal import adopted, keep_renewed
 from edgeshard.rpc.server import EnrolmentServer, Server
 from edgeshard.rpc.tls import TlsFiles, check_private, read_pem
 from edgeshard.rpc.tls_files import tls_files
-from edgeshard.storage.inputs import read_toml
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.persistence.audit_log import AuditLog
 from edgeshard_coordinator.control.persistence.persistence import StateStore
 from edgeshard_coordinator.control.services.api_key_auth import ApiKeyAuthenticator
 from edgeshard_coordinator.control.services.auditing import CallAudit
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
-from edgeshard_coordinator.core.values.quotas import Quotas, parse_quotas
 from edgeshard_coordinator.core.values.seals import SealKey
 from edgeshard_coordinator.dashboard.places import Places, parse_place
 from edgeshard_coordinator.membership.addresses import Addresses
@@ -79,14 +77,15 @@ STOP_LIMIT_S = 1.8
 
 def run(arguments: Sequence[str] | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises EdgeShardError when it cannot start."""
-    settings = load_settings(CoordinatorSettings, "edgeshard-coordinator", arguments)
+    read = partial(load_settings, CoordinatorSettings, "edgeshard-coordinator", arguments)
+    settings = read()
     end_with(settings.parent)
     configure_logging(settings.log_level)
-    asyncio.run(serve(settings, raise_descriptor_limit()))
+    asyncio.run(serve(settings, read, raise_descriptor_limit()))
 
 
-async def serve(settings: CoordinatorSettings, descriptors: int) -> None:
-    """`descriptors` is how many this process may have."""
+async def serve(settings: CoordinatorSettings, read: Callable[[], CoordinatorSettings], descriptors: int) -> None:
+    """`read` reads the settings again; `descriptors` is how many this process may have."""
     notifier, stopping = Notifier.from_environment(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -95,7 +94,10 @@ async def serve(settings: CoordinatorSettings, descriptors: int) -> None:
     listen, certificate = _http_listen(settings, site)
     origins, places = _origins(settings), _places(settings, listen)
     machine = Machine(__version__, settings.state_dir, site.tls)
-    coordinator = await _assemble(settings, site, connection_cap(descriptors, 1 / 2, MOST_MEMBERS), machine)
+    process = Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES)
+    most_members = connection_cap(descriptors, 1 / 2, MOST_MEMBERS)
+    coordinator = await _assemble(settings, site, most_members, machine, process)
+    Reloading(settings, read, partial(_prepared, coordinator, process)).on_hangup(stopping.set)
     metrics = MetricsListener(settings.metrics_listen, site.tls, coordinator.metrics, site.denials)
     address = await coordinator.start()
     await metrics.start()
@@ -297,7 +299,20 @@ async def _open_gateway(
     return server
 
 
-async def _assemble(settings: CoordinatorSettings, site: _Site, most_connections: int, machine: Machine) -> Coordinator:
+def _prepared(coordinator: Coordinator, process: Process, settings: CoordinatorSettings) -> Callable[[], None]:
+    """What takes up settings that were read again. Raises InvalidArgumentError for a file of quotas that is wrong."""
+    quotas = settings.read_quotas()
+
+    def take_up() -> None:
+        coordinator.front.quotas.change(quotas)
+        process.settings = settings
+
+    return take_up
+
+
+async def _assemble(
+    settings: CoordinatorSettings, site: _Site, most_connections: int, machine: Machine, process: Process
+) -> Coordinator:
     models = ModelStore(settings.state_dir / "models")
     try:
         private_directory(settings.state_dir, "state-dir")
@@ -315,14 +330,9 @@ async def _assemble(settings: CoordinatorSettings, site: _Site, most_connections
         PlanningPlacer(CpSat),
         SystemClock(),
         membership=site.membership,
-        quotas=_quotas(settings.quotas),
+        quotas=settings.read_quotas(),
         audit=site.audit,
         keys=site.keys,
         own_condition=machine.condition,
-        about=Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES).about,
+        about=process.about,
     )
-
-
-def _quotas(path: Path | None) -> Quotas:
-    what = f"--quotas {path}"
-    return Quotas() if path is None else parse_quotas(read_toml(path, what, "quotas", "QUOTAS_FILE"), what)

@@ -8,12 +8,15 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from edgeshard.process.config import DaemonSettings, Duration, Several
+from edgeshard.storage.inputs import read_toml
+from edgeshard_coordinator.core.values.quotas import Quotas, parse_quotas
 
 
 class CoordinatorSettings(DaemonSettings):
     """The `[coordinator]` section, `EDGESHARD__COORDINATOR__*`, and the command line's options."""
 
     section: ClassVar[str] = "coordinator"
+    reloaded: ClassVar[tuple[str, ...]] = ("log_level", "quotas")
 
     advertise: str = Field(default="", description="host that others dial, when not the listener's own")
     ca_key: Path | None = Field(default=None, description="PEM file of the authority's key: makes certificates")
@@ -40,3 +43,15 @@ class CoordinatorSettings(DaemonSettings):
     http_allow_origin: Several = Field(
         default=(), description="where web pages come from that may use the gateway, such as http://localhost:3000"
     )
+
+    def check(self) -> None:
+        self.read_quotas()
+
+    def read_quotas(self) -> Quotas:
+        """What the file of quotas says now. Raises InvalidArgumentError naming the key at fault."""
+        what = f"--quotas {self.quotas}"
+        return (
+            Quotas()
+            if self.quotas is None
+            else parse_quotas(read_toml(self.quotas, what, "quotas", "QUOTAS_FILE"), what)
+        )

@@ -79,6 +79,7 @@ COMMANDS = (
     Lazy("join", ".commands.site.join:join", "Become part of a site, by a token."),
     Lazy("node", ".commands.site.node:app", "Take a node's certificate away."),
     Lazy("label", ".commands.site.label:app", "Set and remove labels of a node."),
+    Lazy("config", ".commands.site.config:app", "Check and show settings of daemons, and list what there are."),
     Lazy("install", ".commands.site.install:app", "Lay out a daemon as a service of systemd."),
     Lazy("uninstall", ".commands.site.install:uninstall_app", "Remove what edgectl install laid out."),
     Lazy("lab", ".commands.site.lab:app", "Emulate nodes and links on this machine."),

@@ -23,7 +23,7 @@ class Process:
     """This process, from the call on. `own` are EdgeShard's versions, `libraries` the distributions to report, too."""
 
     def __init__(self, settings: DaemonSettings, own: Mapping[str, str], libraries: Sequence[str]) -> None:
-        self._settings = settings
+        self.settings = settings
         self._own = dict(own)
         self._libraries = tuple(libraries)
         self._began_s = time.monotonic()
@@ -32,7 +32,7 @@ class Process:
         """Describe the process in JSON types. Call it from the event loop's thread, whose tasks it counts."""
         return {
             "versions": self._own | versions(self._libraries),
-            "settings": public_settings(self._settings),
+            "settings": public_settings(self.settings),
             "process": {
                 "pid": os.getpid(),
                 "uptime_s": round(time.monotonic() - self._began_s, 3),

@@ -7,7 +7,9 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_origin
 
@@ -85,6 +87,8 @@ class DaemonSettings(BaseSettings):
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid")
     section: ClassVar[str]
+    reloaded: ClassVar[tuple[str, ...]] = ("log_level",)
+    """Settings that a running daemon takes up on SIGHUP; all others wait for a restart."""
 
     listen: str = Field(description="HOST:PORT to listen on; port 0 picks a free one")
     state_dir: Path = Field(description="directory for what must survive a restart")
@@ -106,6 +110,9 @@ class DaemonSettings(BaseSettings):
         # `load_settings` merges the sources, so that constructing settings in a test reads nothing but its arguments.
         return (init_settings,)
 
+    def check(self) -> None:
+        """Raise InvalidArgumentError for a file named here that a running daemon reads again, where it is wrong."""
+
     def tls(self) -> TlsFiles | None:
         """The three TLS files, or None in plaintext.
 
@@ -115,6 +122,28 @@ class DaemonSettings(BaseSettings):
 
 
 SettingsT = TypeVar("SettingsT", bound=DaemonSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What each place says of a daemon's settings, by field: its command line, its environment and its `file`."""
+
+    line: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    file_values: Mapping[str, Any]
+    file: Path | None
+    section: str
+
+    def merged(self) -> dict[str, Any]:
+        return {**self.file_values, **self.environment, **self.line}
+
+    def source_of(self, name: str) -> str:
+        """Where the value of a field comes from."""
+        if name in self.line:
+            return option(name)
+        if name in self.environment:
+            return variable(self.section, name)
+        return str(self.file) if name in self.file_values else "default"
 
 
 def load_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] | None = None) -> SettingsT:
@@ -133,12 +162,32 @@ def load_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] 
             form = {"action": "append"}
             shown = "may be repeated"
         parser.add_argument(
-            _option(name), metavar="VALUE", **form, help=f"{info.description or name} ({shown})".replace("%", "%%")
+            option(name), metavar="VALUE", **form, help=f"{info.description or name} ({shown})".replace("%", "%%")
         )
-    command_line = vars(parser.parse_args(arguments))
-    config = command_line.pop("config", None)
-    file_values = _read_section(Path(config), kind) if config is not None else {}
-    return build_settings(kind, {**file_values, **_read_environment(kind), **command_line})
+    known, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        raise _unknown_option(unknown[0].partition("=")[0], kind)
+    line = vars(known)
+    config = line.pop("config", None)
+    return build_settings(kind, given(kind, None if config is None else Path(config), line).merged())
+
+
+def _unknown_option(text: str, kind: type[DaemonSettings]) -> InvalidArgumentError:
+    near = nearest(text, ["--config", *map(option, kind.model_fields)])
+    return InvalidArgumentError(f"unknown option {text[:80]}{near}", field=text[:80], reason="UNKNOWN_OPTION")
+
+
+def given(kind: type[DaemonSettings], file: Path | None, line: Mapping[str, Any]) -> Given:
+    """What is said of a daemon's settings by its file, by this process's environment and by `line`, the values of its
+    command line. Raises InvalidArgumentError naming a key or a variable that does not exist."""
+    values = {} if file is None else read_section(file, kind)
+    return Given(line, _read_environment(kind), values, file, kind.section)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a message on an unknown name: which known one is nearest, '' where none is near."""
+    found = get_close_matches(name[:80], list(known), n=1)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def build_settings(kind: type[SettingsT], values: Mapping[str, Any]) -> SettingsT:
@@ -149,43 +198,56 @@ def build_settings(kind: type[SettingsT], values: Mapping[str, Any]) -> Settings
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "config"
         why = " is required" if first["type"] == "missing" else f": {first['msg'].lower()}"
-        raise InvalidArgumentError(
-            _option(name) + why, field=name.replace("_", "-"), reason="INVALID_SETTING"
-        ) from None
+        raise InvalidArgumentError(option(name) + why, field=name.replace("_", "-"), reason="INVALID_SETTING") from None
 
 
-def _option(name: str) -> str:
+def option(name: str) -> str:
+    """The option of a setting."""
     return "--" + name.replace("_", "-")
 
 
+def variable(section: str, name: str) -> str:
+    """The environment variable of a setting."""
+    return f"EDGESHARD__{section.upper()}__{name.upper()}"
+
+
 def _read_environment(kind: type[DaemonSettings]) -> dict[str, Any]:
-    prefix = f"EDGESHARD__{kind.section.upper()}__"
+    prefix = variable(kind.section, "")
     for name in os.environ:
         key = name.removeprefix(prefix).lower()
         if name.startswith(prefix) and key not in kind.model_fields:
-            raise InvalidArgumentError(f"unknown environment variable {name}", field=name, reason="UNKNOWN_KEY")
+            near = nearest(name, (variable(kind.section, field) for field in kind.model_fields))
+            raise InvalidArgumentError(f"unknown environment variable {name}{near}", field=name, reason="UNKNOWN_KEY")
     return EnvSettingsSource(kind, env_prefix=prefix)()
 
 
-def _read_section(path: Path, kind: type[DaemonSettings]) -> dict[str, Any]:
+def read_sections(path: Path) -> dict[str, dict[str, Any]]:
+    """The sections of a file of settings. Raises InvalidArgumentError where it has others than SECTIONS."""
     document = read_toml(path, f"--config {path}", "config", "CONFIG_FILE")
-    for name in document:
+    for name, section in document.items():
         if name not in SECTIONS:
-            choices = ", ".join(SECTIONS)
             raise InvalidArgumentError(
-                f"--config {path}: unknown key {name!r}; sections are {choices}", field=name, reason="UNKNOWN_KEY"
+                f"--config {path}: unknown key {name[:80]!r}; sections are {', '.join(SECTIONS)}",
+                field=name,
+                reason="UNKNOWN_KEY",
             )
-    section = document.get(kind.section, {})
-    if not isinstance(section, dict):
-        raise InvalidArgumentError(
-            f"--config {path}: {kind.section} must be a section, [{kind.section}]", field=kind.section
-        )
+        if not isinstance(section, dict):
+            raise InvalidArgumentError(f"--config {path}: {name} must be a section, [{name}]", field=name)
+    return document
+
+
+def read_section(path: Path, kind: type[DaemonSettings]) -> dict[str, Any]:
+    """A daemon's section of a file, {} where it has none. Raises as `read_sections`, and for an unknown key."""
+    section = read_sections(path).get(kind.section, {})
     for key in section:
         if key not in kind.model_fields:
-            raise InvalidArgumentError(
-                f"--config {path}: unknown key {key!r} in [{kind.section}]", field=key, reason="UNKNOWN_KEY"
-            )
+            raise InvalidArgumentError(unknown_key(path, key, kind), field=key, reason="UNKNOWN_KEY")
     return section
+
+
+def unknown_key(path: Path, key: str, kind: type[DaemonSettings]) -> str:
+    """The message on a key that a daemon's section does not have."""
+    return f"--config {path}: unknown key {key[:80]!r} in [{kind.section}]{nearest(key, kind.model_fields)}"
 
 
 def write_ready_file(path: Path, address: str, gateway: str = "", enrolment: str = "") -> None:

@@ -117,11 +117,8 @@ def configure_logging(level: str) -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *finish, renderer],
         )
     )
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel("INFO" if level == "debug" else level.upper())
-    for name in _OURS:
-        logging.getLogger(name).setLevel(level.upper())
+    logging.getLogger().handlers[:] = [handler]
+    set_level(level)
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
@@ -132,3 +129,10 @@ def configure_logging(level: str) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
+
+
+def set_level(level: str) -> None:
+    """The least level of lines that are written from now on."""
+    logging.getLogger().setLevel("INFO" if level == "debug" else level.upper())
+    for name in _OURS:
+        logging.getLogger(name).setLevel(level.upper())

@@ -32,6 +32,8 @@ NotifyAccess=main
 WatchdogSec=30
 Environment=PYTHONFAULTHANDLER=1
 TimeoutStartSec=300
+# systemctl reload: settings that need no restart are read again.
+ExecReload=kill -HUP $MAINPID
 Restart=on-failure
 RestartSec=5
 # Denied, as after edgectl delete node: another try would get the same answer.

@@ -84,6 +84,9 @@ CASES = [
     Case("delete deployment tales", TEXT_ONLY),
     Case("delete packed a --unused"),
     Case("delete model cellar", TEXT_ONLY),
+    Case("config check {dir}/site.toml", TEXT_ONLY),
+    Case("config show coordinator --config {dir}/site.toml"),
+    Case("config docs agent", TEXT_ONLY),
     Case("label node a zone=hall1 rack-", TEXT_ONLY),
     Case("node revoke app --role client", TEXT_ONLY),
     Case("delete node b", TEXT_ONLY),
@@ -171,6 +174,7 @@ def live(tmp_path_factory: pytest.TempPathFactory, forked_daemons: None) -> Iter
         directory = tmp_path_factory.mktemp("golden")
         environment.setenv("XDG_CONFIG_HOME", str(directory / "config"))
         environment.setenv("XDG_STATE_HOME", str(directory / "state"))
+        (directory / "site.toml").write_text('[coordinator]\nlog_level = "debug"\n')
         (directory / "tales.toml").write_text("".join(f"{key} = {value!r}\n" for key, value in SPEC.items()))
         site = Site(directory)
         try:

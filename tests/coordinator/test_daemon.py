@@ -20,6 +20,7 @@ from edgeshard_coordinator.settings import CoordinatorSettings
 
 from edgeshard.domain.identity import coordinator_of
 from edgeshard.identity.authority import Authority, now
+from edgeshard.process.about import Process
 from edgeshard.process.machine import Machine
 from edgeshard.proto.v1 import admin_pb2, admin_pb2_grpc, store_pb2, store_pb2_grpc
 from edgeshard.rpc.channel import open_channel
@@ -179,7 +180,8 @@ async def test_the_file_of_quotas_is_what_requests_are_held_to(tmp_path: Path) -
     settings = CoordinatorSettings(
         listen="127.0.0.1:0", state_dir=tmp_path / "state", quotas=tmp_path / "quotas.toml", plaintext=True
     )
-    coordinator = await _assemble(settings, _site(settings), 64, Machine("1", settings.state_dir, None))
+    machine, process = Machine("1", settings.state_dir, None), Process(settings, {}, ())
+    coordinator = await _assemble(settings, _site(settings), 64, machine, process)
     assert coordinator.front.quotas._quotas.of("client/app") == Quota(requests=7)
 
 

@@ -100,6 +100,21 @@ def test_an_unknown_environment_variable_is_named(monkeypatch: pytest.MonkeyPatc
     assert info.value.field == "EDGESHARD__COORDINATOR__LISEN"
 
 
+def test_the_nearest_name_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "site.toml").write_text('[coordinator]\nlisen = "a:1"\n')
+    with pytest.raises(InvalidArgumentError, match=r"did you mean listen\?"):
+        load("--config", str(tmp_path / "site.toml"))
+    with pytest.raises(InvalidArgumentError, match=r"did you mean --state-dir\?") as info:
+        load("--listen", "a:1", "--state-dri=/x")
+    assert info.value.field == "--state-dri"
+    with pytest.raises(InvalidArgumentError) as info:
+        load("--quux")
+    assert "did you mean" not in info.value.message, "nothing is near"
+    monkeypatch.setenv("EDGESHARD__COORDINATOR__LISEN", "a:1")
+    with pytest.raises(InvalidArgumentError, match=r"did you mean EDGESHARD__COORDINATOR__LISTEN\?"):
+        load()
+
+
 def test_a_missing_file_and_half_of_tls(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError) as info:
         load("--config", str(tmp_path / "none.toml"))

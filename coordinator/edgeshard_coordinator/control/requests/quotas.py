@@ -29,6 +29,16 @@ class QuotaBook:
     _of_key: Callable[[str], Quota | None] = lambda identity: None
     _buckets: dict[str, TokenBucket] = field(default_factory=dict)
 
+    def change(self, quotas: Quotas) -> None:
+        """Take up the quotas of another file. The tokens that an identity used still count, against its new limit."""
+        self._quotas, now, buckets = quotas, self._now(), {}
+        for identity, bucket in self._buckets.items():
+            per_minute = self._of(identity).tokens_per_minute
+            if per_minute is not None and not bucket.is_full(now):
+                used = (bucket.full_at - now) * bucket.rate
+                buckets[identity] = TokenBucket(per_minute / 60, BURST_S).charged(used, now)
+        self._buckets = buckets
+
     def check(self, identity: str, priority: int, record: DeploymentRecord, held: Sequence[DeploymentName]) -> None:
         """Raise for a request beyond the share of its identity, which has one running or waiting at each deployment of
         `held`. A request that its client comes back for counts, too.

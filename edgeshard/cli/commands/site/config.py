@@ -1,0 +1,112 @@
+"""edgectl config: what a file of settings says, what a daemon would make of it, and what there is to set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgeshard.cli.commands.options import argument, option, switch
+from edgeshard.cli.render.output import Column, Output, OutputOption, show_list
+from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
+from edgeshard.process.systemd_units import Daemon
+
+if TYPE_CHECKING:
+    from edgeshard.process.config import DaemonSettings
+    from edgeshard.process.config_files import Setting
+
+app = typer.Typer(help="Check files of settings, show what a daemon makes of them.", no_args_is_help=True)
+
+DIRECTORY = Path("/etc/edgeshard")
+"""Where edgectl install keeps the daemons' files."""
+DaemonName = Annotated[Daemon, argument("DAEMON", "agent or coordinator.")]
+
+
+@app.command("check")
+def check(files: Annotated[list[Path] | None, argument("FILE", "By default those of edgectl install.")] = None) -> None:
+    """Say all that is wrong with files of settings, before a daemon is started or reloaded with them."""
+    from edgeshard.process.config_files import problems
+
+    found = []
+    for file in files or _installed():
+        wrong = problems(file, {daemon.value: _kind(daemon) for daemon in Daemon})
+        typer.echo(f"{file}: {len(wrong) or 'nothing'} wrong")
+        found += wrong
+    if found:
+        raise InvalidArgumentError("\n       ".join(found), field="config", reason="CONFIG_FILE")
+
+
+@app.command("show")
+def show(
+    daemon: DaemonName,
+    config: Annotated[Path | None, option("FILE", "The daemon's --config.", "--config")] = None,
+    resolved: Annotated[bool, switch("--resolved", "Defaults, too.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show the settings that a daemon would have, and where each comes from: a file, the environment or a default."""
+    from edgeshard.process.config import given
+    from edgeshard.process.config_files import settings_of
+
+    kind = _kind(daemon)
+    settings = settings_of(kind, given(kind, config, {}))
+    shown = [one for one in settings if resolved or one.source != "default"]
+    columns: list[Column[Setting]] = [
+        Column("KEY", lambda one: one.key),
+        Column("VALUE", lambda one: _text(one.value)),
+        Column("FROM", lambda one: one.source),
+    ]
+    data = {one.key: {"value": one.value, "from": one.source} for one in shown}
+    show_list(shown, output, columns, lambda one: one.key, data)
+
+
+@app.command("docs")
+def docs(daemon: DaemonName, output: OutputOption = Output.TABLE) -> None:
+    """List what can be set: the key in a file, its default, and whether a running daemon takes it up (edgectl config
+    check, then systemctl reload)."""
+    from edgeshard.process.config import Given
+    from edgeshard.process.config_files import settings_of
+
+    kind = _kind(daemon)
+    settings = settings_of(kind, Given({}, {}, {}, None, kind.section))
+    columns: list[Column[Setting]] = [
+        Column("KEY", lambda one: one.key),
+        Column("DEFAULT", lambda one: "required" if one.required else _text(one.default)),
+        Column("RELOADED", lambda one: "yes" if one.reloaded else "-"),
+        Column("OPTION", lambda one: one.option, wide=True),
+        Column("VARIABLE", lambda one: one.variable, wide=True),
+        Column("MEANING", lambda one: one.meaning),
+    ]
+    data = [_documented(one) for one in settings]
+    show_list(settings, output, columns, lambda one: one.key, data)
+
+
+def _documented(setting: Setting) -> dict[str, Any]:
+    names = ("key", "option", "variable", "required", "reloaded", "meaning")
+    return {name: getattr(setting, name) for name in names} | {"default": _text(setting.default)}
+
+
+def _text(value: Any) -> str:
+    if value is None or value in ((), [], {}, ""):
+        return "-"
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}={item}" for key, item in value.items())
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _kind(daemon: Daemon) -> type[DaemonSettings]:
+    """A daemon's settings; the library does not know the daemons."""
+    settings = import_module(f"edgeshard_{daemon}.settings")
+    kind: type[DaemonSettings] = getattr(settings, f"{daemon.title()}Settings")
+    return kind
+
+
+def _installed() -> list[Path]:
+    found = [path for daemon in Daemon if (path := DIRECTORY / f"{daemon}.toml").is_file()]
+    if not found:
+        raise NotFoundError(f"there is no file of settings in {DIRECTORY}: name one", field="file")
+    return found

@@ -1,0 +1,86 @@
+"""What a file of settings says, looked at before a daemon is started with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import PydanticUndefined
+
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.process.config import DaemonSettings, Given, build_settings, option, read_sections, unknown_key, variable
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting of a daemon. `value` is None where it has none, and `source` is the place that gives it. A `reloaded`
+    one is taken up by SIGHUP."""
+
+    key: str
+    option: str
+    variable: str
+    value: Any
+    source: str
+    default: Any
+    required: bool
+    reloaded: bool
+    meaning: str
+
+
+def problems(path: Path, kinds: Mapping[str, type[DaemonSettings]]) -> list[str]:
+    """All that is wrong with the daemons' sections of a file, in words that name the key. What it lacks may come
+    from a command line, and is not wrong. Raises InvalidArgumentError for a file that is no file of settings."""
+    found = []
+    for section, values in read_sections(path).items():
+        if section in kinds:
+            found += _wrong(path, kinds[section], values)
+    return found
+
+
+def _wrong(path: Path, kind: type[DaemonSettings], values: Mapping[str, Any]) -> list[str]:
+    found = [unknown_key(path, key, kind) for key in values if key not in kind.model_fields]
+    known = _completed(kind, {key: value for key, value in values.items() if key in kind.model_fields})
+    where = f"--config {path}: [{kind.section}]"
+    while True:
+        try:
+            kind(**known).check()
+            return found
+        except ValidationError as error:
+            wrong = {key: f"{key}: {one['msg'].lower()}" for one in error.errors() if (key := str(one["loc"][0]))}
+        except EdgeShardError as error:
+            wrong = {error.field.replace("-", "_"): error.message}
+        found += [f"{where} {why}" for why in wrong.values()]
+        if not wrong.keys() & known.keys():
+            return found
+        # The next look is at what is behind it.
+        known = _completed(kind, {key: value for key, value in known.items() if key not in wrong})
+
+
+def _completed(kind: type[DaemonSettings], values: Mapping[str, Any]) -> dict[str, Any]:
+    """With something for each required setting that is missing."""
+    return {name: "-" for name, field in kind.model_fields.items() if field.is_required()} | dict(values)
+
+
+def settings_of(kind: type[DaemonSettings], given: Given) -> list[Setting]:
+    """Each setting of a daemon with the value that it would have. Raises InvalidArgumentError as `build_settings`, but
+    for a required one that nothing gives."""
+    values = given.merged()
+    absent = [name for name, field in kind.model_fields.items() if field.is_required() and name not in values]
+    built = build_settings(kind, _completed(kind, values)).model_dump(mode="json")
+    return [
+        Setting(
+            name,
+            option(name),
+            variable(kind.section, name),
+            None if name in absent else built[name],
+            "missing" if name in absent else given.source_of(name),
+            None if (default := field.get_default(call_default_factory=True)) is PydanticUndefined else default,
+            field.is_required(),
+            name in kind.reloaded,
+            field.description or "",
+        )
+        for name, field in kind.model_fields.items()
+    ]

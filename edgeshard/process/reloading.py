@@ -1,0 +1,64 @@
+"""SIGHUP: a running daemon reads its settings again, and takes up those that need no restart."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Generic
+
+import structlog
+
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.process.config import SettingsT
+from edgeshard.process.logs import set_level
+
+log = structlog.get_logger()
+
+
+def changes(old: SettingsT, new: SettingsT) -> tuple[SettingsT, tuple[str, ...], tuple[str, ...]]:
+    """`old` with what of `new` can be taken up now; the names of these settings, and of those that a restart needs."""
+    changed = [name for name in type(old).model_fields if getattr(old, name) != getattr(new, name)]
+    taken = {name: getattr(new, name) for name in changed if name in old.reloaded}
+    return old.model_copy(update=taken), tuple(taken), tuple(name for name in changed if name not in taken)
+
+
+class Reloading(Generic[SettingsT]):
+    """Reads settings again at each `reload`.
+
+    `read` gives the newest settings. `prepare` checks all that they name, such as a file of quotas, and returns what
+    takes them up, which cannot fail: either all that is new is taken up, or nothing is.
+    """
+
+    def __init__(
+        self, settings: SettingsT, read: Callable[[], SettingsT], prepare: Callable[[SettingsT], Callable[[], None]]
+    ) -> None:
+        self.settings, self._read, self._prepare = settings, read, prepare
+
+    def reload(self) -> None:
+        """Log what was taken up and what needs a restart, or why nothing was taken up."""
+        try:
+            settings, taken, waiting = changes(self.settings, self._read())
+            take_up = self._prepare(settings)
+        except EdgeShardError as error:
+            log.error("settings_kept", error=error.message, field=error.field)
+            return
+        set_level(settings.log_level)
+        take_up()
+        self.settings = settings
+        log.warning("settings_taken_up", changed=list(taken), need_a_restart=list(waiting))
+
+    def on_hangup(self, stop: Callable[[], object]) -> None:
+        """From now on SIGHUP reloads. Where it says that the terminal is gone that this process was started at, it
+        stops the process, as it does with any other."""
+        had_terminal = sys.stderr.isatty()
+
+        def hung_up() -> None:
+            if had_terminal and not os.isatty(sys.stderr.fileno()):
+                stop()
+            else:
+                self.reload()
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up)

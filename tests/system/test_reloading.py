@@ -1,0 +1,67 @@
+"""SIGHUP to daemons of a site: what is right is taken up without a restart, and what is wrong changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+
+from edgeshard.client import Client
+from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.domain.errors import ResourceExhaustedError
+from edgeshard.local.child_daemons import Daemon
+from edgeshard.local.cluster import LocalCluster
+from tests.system.conftest import DEMO_MODEL
+
+WAIT_S = 30.0
+
+
+async def hung_up(daemon: Daemon, says: str, times: int) -> str:
+    """The newest line of its log that says what came of it."""
+    daemon.send_signal(signal.SIGHUP)
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            lines = [line for line in daemon.log_path.read_text().splitlines() if says in line]
+            if len(lines) == times:
+                return lines[-1]
+            await asyncio.sleep(0.05)
+
+
+async def words(client: Client) -> int:
+    return len((await client.complete("tales", "Once", max_new_tokens=4, ignore_eos=True)).token_ids)
+
+
+@pytest.mark.asyncio
+async def test_a_site_takes_up_what_needs_no_restart(tmp_path: Path) -> None:
+    quotas, agent = tmp_path / "quotas.toml", tmp_path / "agent.toml"
+    quotas.write_text("")
+    agent.write_text("[agent]\nthreads = 1\n")
+    cluster = LocalCluster(
+        tmp_path,
+        ["a"],
+        agent_arguments=["--config", str(agent)],
+        coordinator_arguments=["--quotas", str(quotas)],
+    )
+    async with cluster, cluster.client() as client:
+        await client.add_model(DEMO_MODEL, "fairy-tales")
+        await client.deploy(parse_spec({"name": "tales", "model": "fairy-tales", "layers": "a=0:12"}), timeout_s=60)
+        assert await words(client) == 4
+        quotas.write_text('["*"]\ntokens_per_minute = 1\n')
+        await hung_up(cluster.coordinator, "settings_taken_up", 1)
+        assert await words(client) == 4, "a request is refused once its identity is in debt"
+        with pytest.raises(ResourceExhaustedError):
+            await words(client)
+        quotas.write_text('["*"]\ntokens_a_minute = 1\n')
+        assert "tokens_a_minute" in await hung_up(cluster.coordinator, "settings_kept", 1)
+        with pytest.raises(ResourceExhaustedError):
+            await words(client)
+        quotas.write_text("")
+        await hung_up(cluster.coordinator, "settings_taken_up", 2)
+        assert await words(client) == 4
+        agent.write_text('[agent]\nidle_spin_s = 0.5\ncache_limit = "1GiB"\n')
+        said = await hung_up(cluster.agents["a"], "settings_taken_up", 1)
+        assert "cache_limit" in said.partition("need_a_restart")[0]
+        assert "idle_spin_s" in said.partition("need_a_restart")[2]
+        assert await words(client) == 4
