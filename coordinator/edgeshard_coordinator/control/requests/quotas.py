@@ -33,7 +33,7 @@ class QuotaBook:
         """Take up the quotas of another file. The tokens that an identity used still count, against its new limit."""
         self._quotas, now, buckets = quotas, self._now(), {}
         for identity, bucket in self._buckets.items():
-            per_minute = self._of(identity).tokens_per_minute
+            per_minute = self.of(identity).tokens_per_minute
             if per_minute is not None and not bucket.is_full(now):
                 used = (bucket.full_at - now) * bucket.rate
                 buckets[identity] = TokenBucket(per_minute / 60, BURST_S).charged(used, now)
