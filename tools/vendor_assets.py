@@ -20,6 +20,7 @@ PACKAGES = {
     "d3-quadtree@3.0.2": {"dist/d3-quadtree.min.mjs": "d3-quadtree.js"},
     "d3-dispatch@3.0.2": {"dist/d3-dispatch.min.mjs": "d3-dispatch.js"},
     "d3-timer@3.0.2": {"dist/d3-timer.min.mjs": "d3-timer.js"},
+    "uplot@1.6.32": {"dist/uPlot.esm.js": "uplot.js", "dist/uPlot.min.css": "uplot.css"},
 }
 NAMES = ("preact", "d3-quadtree", "d3-dispatch", "d3-timer")
 

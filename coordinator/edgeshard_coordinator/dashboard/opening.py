@@ -18,6 +18,7 @@ from edgeshard_coordinator.dashboard.camera import Camera
 from edgeshard_coordinator.dashboard.door import LINK_TTL_S, Door
 from edgeshard_coordinator.dashboard.feed import Feed
 from edgeshard_coordinator.dashboard.own_calls import OwnConnection
+from edgeshard_coordinator.dashboard.timeline import Timeline
 
 CALL_TIMEOUT_S = 60.0
 
@@ -27,6 +28,7 @@ def open_dashboard(coordinator: Coordinator, public: Public, site: str | None) -
     clock, door = SystemClock(), Door(partial(secrets.token_urlsafe, 32))
     coordinator.on_operator_gone = door.end_of
     audit = CallAudit(coordinator.audit)
+    timeline = Timeline(coordinator.questions.traces, audit, clock.now)
     services = {"AdminService": coordinator.admin, "IdentityService": coordinator.identities}
 
     def operator(who: str, address: str) -> Operator:
@@ -34,7 +36,8 @@ def open_dashboard(coordinator: Coordinator, public: Public, site: str | None) -
         principal = None if site is None else Principal(site, Role(role), name)
         source = CallFrom(address, principal, is_named=True)
         # Of a connection it needs `call` and `stream` alone.
-        return Operator(cast(Connection, OwnConnection(services, audit, source)), CALL_TIMEOUT_S, clock)
+        connection = cast(Connection, OwnConnection(services, audit, source))
+        return Operator(connection, CALL_TIMEOUT_S, clock, partial(timeline.look, source))
 
     return Dashboard(door, Feed(Camera(coordinator).take), operator, public, clock.now), door
 

@@ -8,10 +8,11 @@ import { Site } from "./site.js";
 import { Deployments } from "./deployments.js";
 import { Events } from "./events.js";
 import { Join } from "./join.js";
+import { Now } from "./now.js";
 import { Playground } from "./playground.js";
 
-const SCREENS = { site: Site, deployments: Deployments, playground: Playground, join: Join, events: Events };
-const TITLES = { site: "Site", deployments: "Deployments", playground: "Playground", join: "Join", events: "Events" };
+const SCREENS = { site: Site, now: Now, deployments: Deployments, playground: Playground, join: Join, events: Events };
+const TITLES = { site: "Site", now: "Now", deployments: "Deployments", playground: "Playground", join: "Join", events: "Events" };
 const SAYINGS = { connecting: "connecting", live: "live", lost: "the coordinator is away: the last picture is shown" };
 
 function screenOf(hash) {
