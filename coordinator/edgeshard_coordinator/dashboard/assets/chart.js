@@ -28,14 +28,19 @@ export function Chart({ title, times, lines, show, most }) {
   }, [key]);
   useEffect(() => plot.current.setData([times, ...lines.map(({ values }) => values)]));
   const columns = [
-    { title: "Time", cell: ({ key: at }) => new Date(1000 * at).toLocaleTimeString() },
+    { title: "Time", cell: ({ key: at }) => clock(at) },
     ...lines.map(({ name, values }) => ({ title: name, right: true, cell: ({ index }) => text(values[index], show) })),
   ];
-  const rows = times.map((at, index) => ({ key: at, index })).filter(({ key: at, index }) => at % EVERY_S === 0 || index === times.length - 1).reverse();
+  const tens = (at) => Math.floor(at / EVERY_S);
+  const rows = times.map((at, index) => ({ key: at, index })).filter(({ key: at, index }) => tens(at) !== tens(times[index + 1])).reverse();
   return html`<figure class="chart"><figcaption>${title}</figcaption>
     <p class="lines">${lines.map(({ name, values }, index) => html`<span class=${`line-${index % COLOURS}`}>${name} <b>${text(values.at(-1), show)}</b></span>`)}</p>
     <div class="plot" aria-hidden="true" ref=${place}></div>
     <details><summary>${title} as a table</summary><${Table} label=${title} columns=${columns} rows=${rows} empty="Nothing yet." /></details></figure>`;
+}
+
+function clock(at) {
+  return new Date(1000 * at).toLocaleTimeString();
 }
 
 function text(value, show) {
@@ -52,7 +57,7 @@ function drawn(place, lines, show, most) {
     legend: { show: false },
     cursor: { show: false },
     scales: { y: { range: (_, low, high) => [0, most ?? (high > 0 ? 1.1 * high : 1)] } },
-    axes: [axis, { ...axis, size: 64, values: (_, ticks) => ticks.map(show) }],
+    axes: [{ ...axis, size: 30, space: 70, values: (_, ticks) => ticks.map(clock) }, { ...axis, size: 64, values: (_, ticks) => ticks.map(show) }],
     series: [{}, ...lines.map((_, index) => ({ stroke: colour(index), width: 1.5, dash: index < COLOURS ? undefined : [6, 4], points: { show: false } }))],
   };
   return new uPlot(options, [[], ...lines.map(() => [])], place);

@@ -14,7 +14,7 @@ const REQUESTS = [
   { title: "State", cell: ({ request }) => STATES[request.state] },
   { title: "Prompt", right: true, cell: ({ request }) => prompt(request) },
   { title: "New tokens", cell: ({ request }) => html`<${Written} request=${request} />` },
-  { title: "Age", right: true, cell: ({ request }) => seconds(request.age_s) },
+  { title: "Age", right: true, cell: ({ request }) => (request.age_s < 100 ? `${request.age_s} s` : seconds(request.age_s)) },
 ];
 const SHARES = ["p50", "p95", "p99"];
 const PERCENTILES = [
@@ -67,10 +67,10 @@ function Figures({ name, names, deployment }) {
   return html`<section><h2>The last ten minutes${names.length > 1 ? ` of ${name}` : ""}</h2><div class="charts">
       <${Chart} title="Tokens/s" times=${at} lines=${rates} show=${(value) => count(value, value < 10 ? 1 : 0)} />
       <${Chart} title="Requests" times=${at} lines=${[of("running", (sample) => sample.running), of("waiting", (sample) => sample.waiting)]} show=${(value) => count(value)} />
-      <${Chart} title="Time to the first token" times=${at} lines=${shares("first")} show=${seconds} />
-      <${Chart} title="Time between tokens" times=${at} lines=${shares("between")} show=${seconds} />
+      <${Chart} title="Time to the first token" times=${at} lines=${shares("first")} show=${(value) => (value ? seconds(value) : "0")} />
+      <${Chart} title="Time between tokens" times=${at} lines=${shares("between")} show=${(value) => (value ? seconds(value) : "0")} />
       <${Chart} title="Waits of each box" times=${at} lines=${waits} show=${percent} most=${1} /></div></section>
     <section><h2>How long tokens take</h2><${Table} label="How long tokens take" columns=${PERCENTILES} rows=${rows} />
-      <p class="quiet">Percentiles are of counts by size: each is right to within a bucket of two and a half times its lower bound.</p>
+      <p class="quiet">Each percentile is in the same bucket as the true one, and a bucket ends at no more than two and a half times its beginning.</p>
       <${Line} of=${`edgectl describe deployment ${name}`} /></section>`;
 }
