@@ -76,9 +76,9 @@ class Timeline:
     def _note(self, source: CallFrom, name: DeploymentName, now: float) -> None:
         """Enter in the audit log that somebody began to look."""
         looker = str(source.principal), name
+        self._lookers = {key: at for key, at in self._lookers.items() if now - at < LOOKS_ON_S}
         if looker not in self._lookers:
             self._audit.note(source, "Trace", name)
-        self._lookers = {key: at for key, at in self._lookers.items() if now - at < LOOKS_ON_S}
         self._lookers[looker] = now
 
 
