@@ -214,6 +214,7 @@ def requests_picture(requests: Iterable[RunningRequest], now: float) -> dict[str
             deployment=request.deployment,
             state=_state_of(request),
             prompt=None if request.prompt_tokens is None else len(request.prompt_tokens),
+            read=_read_of(request),
             new=len(request.emitted),
             limit=request.generation.max_new_tokens,
             age_s=int(now - request.times.began_at),
@@ -228,6 +229,14 @@ def _state_of(request: RunningRequest) -> str:
     if not request.times.is_admitted:
         return "queued"
     return "writing" if request.emitted else "reading"
+
+
+def _read_of(request: RunningRequest) -> int | None:
+    """Tokens of its prompt that are read."""
+    if request.prompt_tokens is None:
+        return None
+    prompt = len(request.prompt_tokens)
+    return prompt if request.emitted else min(request.read, prompt)
 
 
 def timeline_picture(traces: Sequence[StageTrace]) -> dict[str, Any]:

@@ -49,11 +49,12 @@ def test_a_request_is_who_asks_and_how_far_it_is() -> None:
 
     assert seen(10.4) == {"state": "parked", "new": 0, "limit": 64, "age_s": 0}
     request.attachment, request.prompt_tokens = HEAD, (901, 902, 903)
-    assert seen(12.0) == {"state": "queued", "prompt": 3, "new": 0, "limit": 64, "age_s": 2}
+    assert seen(12.0) == {"state": "queued", "prompt": 3, "read": 0, "new": 0, "limit": 64, "age_s": 2}
     request.times.admitted(12.0)
-    assert seen(12.0)["state"] == "reading"
+    request.read = 2
+    assert (seen(12.0)["state"], seen(12.0)["read"]) == ("reading", 2)
     request.emitted += [904, 905]
-    assert seen(13.0) == {"state": "writing", "prompt": 3, "new": 2, "limit": 64, "age_s": 3}
+    assert seen(13.0) == {"state": "writing", "prompt": 3, "read": 3, "new": 2, "limit": 64, "age_s": 3}
     assert not any(str(token) in json.dumps(requests_picture([request], 13.0)) for token in range(901, 906))
 
 

@@ -12,8 +12,8 @@ const REQUESTS = [
   { title: "From", cell: ({ request }) => request.who ?? "–" },
   { title: "Deployment", cell: ({ request }) => request.deployment },
   { title: "State", cell: ({ request }) => STATES[request.state] },
-  { title: "Prompt", right: true, cell: ({ request }) => prompt(request) },
-  { title: "New tokens", cell: ({ request }) => html`<${Written} request=${request} />` },
+  { title: "Prompt read", cell: ({ request: { read, prompt } }) => html`<${Progress} done=${read} of=${prompt} part="weights" />` },
+  { title: "New tokens", cell: ({ request }) => html`<${Progress} done=${request.new} of=${request.limit} part="used" />` },
   { title: "Age", right: true, cell: ({ request }) => (request.age_s < 100 ? `${request.age_s} s` : seconds(request.age_s)) },
 ];
 const SHARES = ["p50", "p95", "p99"];
@@ -23,14 +23,10 @@ const PERCENTILES = [
   { title: "Mean since the start", right: true, cell: ({ mean }) => seconds(mean) },
 ];
 
-function prompt({ prompt, state }) {
-  if (prompt === undefined) return "–";
-  return state === "writing" ? `${prompt} of ${prompt}` : `${prompt}`;
-}
-
-function Written({ request: { new: done, limit } }) {
-  const text = `${done} of ${limit}`;
-  return html`<span class="loading"><${Bar} label=${text} parts=${[["used", done]]} total=${limit} /> ${text}</span>`;
+function Progress({ done, of, part }) {
+  if (of === undefined) return "–";
+  const text = `${done} of ${of}`;
+  return html`<span class="loading"><${Bar} label=${text} parts=${[[part, done]]} total=${of} /> ${text}</span>`;
 }
 
 export function Now({ picture }) {
