@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from edgeshard_coordinator.dashboard.camera import Camera
 from edgeshard_coordinator.dashboard.differences import difference
+
+from tests.support.scripted_agent import DEADLINE_S
 
 pytestmark = pytest.mark.timing
 
@@ -35,4 +38,17 @@ async def test_a_request_is_in_the_picture_while_it_runs(site: Any) -> None:
     await head.next_start()
     found = camera.take()["requests"]["r1"]
     assert (found["deployment"], found["state"], found["new"], found["limit"]) == ("tale", "queued", 0, 5)
+    await head.accept("r1", prompt_tokens=range(9))
+    await head.admit("r1")
+    for read in (4, 8):
+        await head.admit("r1", read)
+        async with asyncio.timeout(DEADLINE_S):
+            while camera.take()["requests"]["r1"].get("read") != read:  # noqa: ASYNC110 (no event)
+                await asyncio.sleep(0.005)
+    assert camera.take()["requests"]["r1"]["state"] == "reading"
+    await head.token("r1", 9)
+    await site.read(call)
+    await site.read(call)
+    found = camera.take()["requests"]["r1"]
+    assert (found["state"], found["read"], found["prompt"], found["new"]) == ("writing", 9, 9, 1)
     call.cancel()
