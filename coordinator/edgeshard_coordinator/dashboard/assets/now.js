@@ -62,7 +62,7 @@ function Figures({ name, names, deployment }) {
   ];
   return html`<section><h2>The last ten minutes${names.length > 1 ? ` of ${name}` : ""}</h2><div class="charts">
       <${Chart} title="Tokens/s" times=${at} lines=${rates} show=${(value) => count(value, value < 10 ? 1 : 0)} />
-      <${Chart} title="Requests" times=${at} lines=${[of("running", (sample) => sample.running), of("waiting", (sample) => sample.waiting)]} show=${(value) => count(value)} />
+      <${Chart} title="Requests" times=${at} lines=${[of("running", (sample) => sample.running), of("waiting", (sample) => sample.waiting)]} show=${(value) => (value % 1 ? "" : count(value))} />
       <${Chart} title="Time to the first token" times=${at} lines=${shares("first")} show=${(value) => (value ? seconds(value) : "0")} />
       <${Chart} title="Time between tokens" times=${at} lines=${shares("between")} show=${(value) => (value ? seconds(value) : "0")} />
       <${Chart} title="Waits of each box" times=${at} lines=${waits} show=${percent} most=${1} /></div></section>

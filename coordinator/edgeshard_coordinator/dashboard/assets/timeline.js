@@ -57,8 +57,8 @@ function Rows({ slice: { span_us, stages } }) {
   return html`<div class="timeline" role="img" aria-label="The newest steps on each box; the table below has their figures">
     ${stages.map(({ node, layers, bars }) => html`<span class="name">${node} <span class="quiet">${layers}</span></span>
       <svg viewBox=${`0 0 ${span_us} 10`} preserveAspectRatio="none"><rect class="ground" width=${span_us} height="10" />
-        ${bars.map(([step, begins, lasts, tokens, prompt]) => html`<rect key=${step} class=${`turn-${step % COLOURS}${prompt ? " prompt" : ""}`} x=${begins} y=${prompt ? 0 : 2} width=${lasts} height=${prompt ? 10 : 6}>
+        ${bars.map(([step, begins, lasts, tokens, prompt]) => html`<rect key=${step} class=${`turn-${step % COLOURS}`} x=${begins} y=${prompt ? 0 : 2} width=${lasts} height=${prompt ? 10 : 6}>
           <title>step ${step}: ${tokens} tokens${prompt ? `, ${prompt} of prompts` : ""}, ${seconds(lasts / 1e6)}</title></rect>`)}</svg>`)}
     <span></span><span class="span"><span>0</span><span>${seconds(span_us / 1e6)}</span></span></div>
-    <p class="quiet">Each bar is a step, a taller one reads prompts; a gap in a row is a wait.</p>`;
+    <p class="quiet">Each bar is a step, of one colour on all boxes; a taller one reads prompts, and a gap in a row is a wait.</p>`;
 }
