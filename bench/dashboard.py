@@ -16,6 +16,7 @@ import gzip
 import importlib.util
 import json
 import logging
+import os
 import shutil
 import statistics
 import sys
@@ -25,11 +26,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import structlog
 from edgeshard_coordinator.dashboard.app import ASSETS
 from edgeshard_coordinator.dashboard.timeline import EVERY_S
 
+from bench.engine_site import process_s
 from bench.many_boxes import CALM_S, DEPLOYMENTS, STAGES, Node, Served, deploy, join
 from bench.pages import with_trees
 from bench.sites import arrivals, demo_site, write_rows
@@ -81,9 +82,7 @@ Turn = Sequence[Callable[[], Awaitable[None]]]
 """What viewers do at once."""
 
 
-async def shares(
-    process: psutil.Process, turns: dict[str, Turn], rounds: int, seconds: float
-) -> dict[str, list[float]]:
+async def shares(pid: int, turns: dict[str, Turn], rounds: int, seconds: float) -> dict[str, list[float]]:
     """The process's share of a core in each turn, round after round."""
     found: dict[str, list[float]] = {name: [] for name in turns}
     for _ in range(rounds):
@@ -91,9 +90,9 @@ async def shares(
             tasks = [asyncio.ensure_future(does()) for does in turn]
             await asyncio.sleep(FIRST_S)
             clock = asyncio.get_running_loop().time
-            began_s, used_s = clock(), _used_s(process)
+            began_s, used_s = clock(), process_s(pid)
             await asyncio.sleep(seconds)
-            found[name].append((_used_s(process) - used_s) / (clock() - began_s))
+            found[name].append((process_s(pid) - used_s) / (clock() - began_s))
             for task in tasks:
                 if task.done():
                     task.result()
@@ -102,24 +101,20 @@ async def shares(
     return found
 
 
-def _used_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
 def row(nodes: int, found: dict[str, list[float]], seconds: float, viewers: Sequence[Viewer]) -> dict[str, Any]:
     """The cost of each turn beside the first, round by round."""
     plain, *others = found
     cost = {
-        name: [round(with_them - without, 4) for with_them, without in zip(found[name], found[plain], strict=True)]
+        name: [round(with_them - without, 5) for with_them, without in zip(found[name], found[plain], strict=True)]
         for name in others
     }
     return {
         "benchmark": "dashboard",
         "nodes": nodes,
         "viewers": VIEWERS,
-        "share_without": round(statistics.median(found[plain]), 4),
-        "cost": {name: {"median": statistics.median(each), "rounds": each} for name, each in cost.items()},
+        "share_without": round(statistics.median(found[plain]), 5),
+        "cost": {name: {"median": round(statistics.median(each), 5), "rounds": each} for name, each in cost.items()},
+        "load_1_minute": os.getloadavg()[0],
         "viewer_bytes_per_s": round(
             statistics.mean(viewer.received_bytes for viewer in viewers)
             / ((seconds + FIRST_S) * len(found[plain]) * len(others))
@@ -161,7 +156,7 @@ async def near(rounds: int, seconds: float) -> list[dict[str, Any]]:
                 "viewers": follow,
                 "viewers with the timeline": [*follow, *(viewer.look for viewer in viewers)],
             }
-            found = await shares(psutil.Process(cluster.coordinator.pid), turns, rounds, seconds)
+            found = await shares(cluster.coordinator.pid, turns, rounds, seconds)
         return [row(len(NODES), found, seconds, viewers), await seen(client)]
 
 
@@ -183,7 +178,7 @@ async def far(rounds: int, seconds: float) -> dict[str, Any]:
         viewers = [await Viewer.of(client, served.gateway) for _ in range(VIEWERS)]
         assert served.process is not None
         turns: dict[str, Turn] = {"nobody": (), "viewers": [viewer.follow for viewer in viewers]}
-        found = await shares(psutil.Process(served.process.pid), turns, rounds, seconds)
+        found = await shares(served.process.pid, turns, rounds, seconds)
         return row(FAR, found, seconds, viewers)
 
 

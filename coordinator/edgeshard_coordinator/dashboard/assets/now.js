@@ -45,7 +45,7 @@ function Requests({ picture }) {
   const sum = (figure) => Object.values(picture.deployments).reduce((all, one) => all + one[figure], 0);
   const more = sum("running") + sum("waiting") - rows.length;
   return html`<section><h2>${sum("running")} running, ${sum("waiting")} waiting</h2>
-    <${Table} label="Requests" columns=${REQUESTS} rows=${rows} empty="No request runs." />
+    <${Table} label="Requests that run and wait" columns=${REQUESTS} rows=${rows} empty="No request runs." />
     ${more > 0 && html`<p class="quiet">And ${more} that came later.</p>`}<${Line} of="edgectl top" /></section>`;
 }
 
@@ -61,7 +61,7 @@ function Figures({ name, names, deployment }) {
     { key: "Between tokens", recent: recent.between_tokens, mean: measured.between_tokens_s },
   ];
   return html`<section><h2>The last ten minutes${names.length > 1 ? ` of ${name}` : ""}</h2><div class="charts">
-      <${Chart} title="Tokens/s" times=${at} lines=${rates} show=${(value) => count(value, value < 10 ? 1 : 0)} />
+      <${Chart} title="Tokens/s" times=${at} lines=${rates} show=${(value) => count(value, value % 1 && value < 10 ? 1 : 0)} />
       <${Chart} title="Requests" times=${at} lines=${[of("running", (sample) => sample.running), of("waiting", (sample) => sample.waiting)]} show=${(value) => (value % 1 ? "" : count(value))} />
       <${Chart} title="Time to the first token" times=${at} lines=${shares("first")} show=${(value) => (value ? seconds(value) : "0")} />
       <${Chart} title="Time between tokens" times=${at} lines=${shares("between")} show=${(value) => (value ? seconds(value) : "0")} />
