@@ -140,7 +140,7 @@ class Site:
 
 
 def process_s(pid: int) -> float:
-    """Processor time of a process's threads, to the nanosecond: the kernel's other counters tick a hundred times a second,
+    """Processor time of all threads, to the nanosecond: other counters of the kernel tick a hundred times a second, and
     some tokens have less."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((thread / "schedstat").read_text(encoding="ascii").split()[0]) for thread in threads) / 1e9
