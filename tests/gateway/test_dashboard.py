@@ -184,14 +184,22 @@ def _recent(picture: dict[str, Any]) -> dict[str, float]:
 
 async def test_steps_are_recorded_for_all_who_look_at_the_timeline(site: Site, http: Http) -> None:
     browsers = [await Browser.of(site, http) for _ in range(2)]
-    async with writing(site):
-        slices = await asyncio.gather(*(one.post("/dashboard/do/timeline", {"name": "tales"}) for one in browsers))
-    assert slices[0].json == slices[1].json
-    found = slices[0].json
+
+    async def looks() -> list[Any]:
+        answers = await asyncio.gather(*(one.post("/dashboard/do/timeline", {"name": "tales"}) for one in browsers))
+        return [answer.json for answer in answers]
+
+    async with writing(site), asyncio.timeout(60):
+        # On a machine that is busy with other things, two seconds may have no step.
+        while not all(len(stage["bars"]) > 1 for stage in (slices := await looks())[0]["stages"]):
+            await asyncio.sleep(0.1)
+    found = slices[0]
+    assert found == slices[1]
     assert [stage["node"] for stage in found["stages"]] == ["a", "b", "c"] and found["span_us"] > 0
     for stage in found["stages"]:
-        assert stage["steps"] > 1 and stage["bars"] and 0 < stage["computing"] <= 1
-        assert all(0 <= begins <= begins + lasts <= found["span_us"] for _, begins, lasts, *_ in stage["bars"])
+        assert stage["steps"] > 1 and 0 < stage["computing"] <= 1
+        ends = [begins + lasts for _, begins, lasts, *_ in stage["bars"]]
+        assert min(bar[1] for bar in stage["bars"]) >= 0 and max(ends) <= found["span_us"] + 1, "but for rounding"
     assert [entry.target for entry in await site.client.audit(50) if entry.what == "Trace"] == ["tales"]
     missing = await browsers[0].post("/dashboard/do/timeline", {"name": "missing"})
     assert (missing.status, missing.error["param"]) == (404, "deployment")
