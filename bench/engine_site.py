@@ -135,12 +135,13 @@ class Site:
     def processor_s(self) -> dict[str, float]:
         """Processor time of every process so far, by name."""
         daemons = {**self.cluster.agents, "coordinator": self.cluster.coordinator}
-        used = {name: _process_s(daemon.pid) for name, daemon in daemons.items() if daemon.pid is not None}
+        used = {name: process_s(daemon.pid) for name, daemon in daemons.items() if daemon.pid is not None}
         return {**used, "client": time.process_time()}
 
 
-def _process_s(pid: int) -> float:
-    """To the nanosecond: the kernel's other counters tick a hundred times a second, some tokens have less."""
+def process_s(pid: int) -> float:
+    """Processor time of all threads, to the nanosecond: other counters of the kernel tick a hundred times a second, and
+    some tokens have less."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((thread / "schedstat").read_text(encoding="ascii").split()[0]) for thread in threads) / 1e9
 

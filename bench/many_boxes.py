@@ -191,10 +191,12 @@ def _working(status: StageStatus, steps: int) -> StageStatus:
 
 
 class Served:
-    """The coordinator's process and what it noted."""
+    """The coordinator's process and what it noted; `arguments` are more of its own. `gateway` is its HTTP endpoint."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, arguments: Sequence[str] = ()) -> None:
         self._directory = directory
+        self._arguments = tuple(arguments)
+        self.gateway = ""
         self._notes = directory / "notes.json"
         self.address = ""
         self.process: asyncio.subprocess.Process | None = None
@@ -206,7 +208,7 @@ class Served:
             self.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "bench.many_boxes", "--serve", str(self._notes), "--"),
                 *("--listen", listen, "--state-dir", str(self._directory / "state"), "--ready-file", str(ready)),
-                "--plaintext",
+                *("--plaintext", *self._arguments),
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,
@@ -214,7 +216,8 @@ class Served:
         async with asyncio.timeout(60):
             while not ready.exists():  # noqa: ASYNC110 (another process makes it)
                 await asyncio.sleep(0.01)
-        self.address = json.loads(ready.read_text())["address"]
+        said = json.loads(ready.read_text())
+        self.address, self.gateway = said["address"], said.get("gateway", "")
 
     async def stop(self, number: signal.Signals = signal.SIGTERM) -> dict[str, Any]:
         assert self.process is not None

@@ -20,7 +20,10 @@ PACKAGES = {
     "d3-quadtree@3.0.2": {"dist/d3-quadtree.min.mjs": "d3-quadtree.js"},
     "d3-dispatch@3.0.2": {"dist/d3-dispatch.min.mjs": "d3-dispatch.js"},
     "d3-timer@3.0.2": {"dist/d3-timer.min.mjs": "d3-timer.js"},
+    "uplot@1.6.32": {"dist/uPlot.iife.min.js": "uplot.js", "dist/uPlot.min.css": "uplot.css"},
 }
+SCRIPTS = {"uplot.js": "uPlot"}
+"""Files that name what they have, and export nothing: their small form is a script."""
 NAMES = ("preact", "d3-quadtree", "d3-dispatch", "d3-timer")
 
 
@@ -40,7 +43,8 @@ def main() -> None:
                 archive.extractall(folder, filter="data")
             unpacked = Path(folder) / "package"
             for inside, name in files.items():
-                (VENDOR / name).write_text(_with_paths((unpacked / inside).read_text()))
+                export = f"export default {SCRIPTS[name]};\n" if name in SCRIPTS else ""
+                (VENDOR / name).write_text(_with_paths((unpacked / inside).read_text()) + export)
             licences.append(f"{package}\n\n{(unpacked / 'LICENSE').read_text().strip()}\n")
     (VENDOR / "LICENSES").write_text("\n\n".join(licences))
 

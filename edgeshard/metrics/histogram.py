@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import zip_longest
 
 LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 """Bounds for a request or a part of it, in seconds."""
@@ -32,6 +33,27 @@ class Histogram:
     @property
     def sum(self) -> float:
         return self._sum
+
+    def counts(self) -> tuple[int, ...]:
+        """How many figures each bucket has, the last one those beyond all bounds."""
+        return tuple(self._counts)
+
+    def quantile(self, share: float, before: Sequence[int] = ()) -> float | None:
+        """The figure that `share` (0 to 1) of all figures do not exceed; None without figures. With `before`, which are
+        former `counts`, it is that of the figures added since.
+
+        A bucket's figures are taken as spread evenly over it, the first one's from 0 on, so that the error is less than
+        the bucket's width. For a figure beyond the last bound that bound is returned, which is too little.
+        """
+        counts = [now - then for now, then in zip_longest(self._counts, before, fillvalue=0)]
+        wanted, reached, low = share * sum(counts), 0, 0.0
+        if not any(counts):
+            return None
+        for bound, count in zip(self._bounds, counts, strict=False):
+            if count and reached + count >= wanted:
+                return low + (bound - low) * (wanted - reached) / count
+            reached, low = reached + count, bound
+        return low
 
     def buckets(self) -> list[tuple[str, float]]:
         """Each bound as Prometheus writes it, with the count of figures up to it; the last one counts all."""

@@ -99,7 +99,7 @@ def _event_fields(event: RequestEvent) -> tuple[str, dict[str, Any]]:
         case RequestAccepted():
             return "accepted", {"prompt_tokens": event.prompt_tokens}
         case RequestAdmitted():
-            return "admitted", {}
+            return "admitted", {"read": event.read}
         case RequestEnd():
             return "finished", {"reason": reason_to_wire(event.reason), "text": event.text}
         case EdgeShardError():
@@ -159,7 +159,7 @@ _READ: dict[str, Callable[[Any], RequestEvent]] = {
     "token": _token_from_wire,
     "prompt_logprobs": lambda said: prompt_logprobs_from_wire(said.prompt_logprobs),
     "accepted": lambda said: RequestAccepted(tuple(said.prompt_tokens)),
-    "admitted": lambda said: RequestAdmitted(),
+    "admitted": lambda said: RequestAdmitted(said.read),
     "finished": lambda said: RequestEnd(reason_from_wire(said.reason), said.text),
     "failed": lambda said: from_failure(said.failure),
 }

@@ -138,6 +138,8 @@ def test_a_summary_is_over_the_time_of_all_stages() -> None:
     assert first.tokens_per_s == second.tokens_per_s == pytest.approx((5 + 9) / (end - begin))
     assert first.share == shares(traces[0], begin, end) and first.compute_s == pytest.approx(COMPUTE_S)
     assert first.wait_s == 0.0
+    silent = summarised((traces[0], replace(traces[1], records=())))[1]
+    assert (silent.steps, silent.share.idle) == (0, 1.0), "its answer may hold none where steps are long"
 
 
 def test_steps_in_flight_are_counted_at_the_head() -> None:

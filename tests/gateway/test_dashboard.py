@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -52,13 +55,44 @@ async def test_a_link_becomes_a_cookie_once(site: Site, http: Http) -> None:
         assert "set-cookie" not in again.headers
 
 
-async def test_the_stream_is_the_site(site: Site, http: Http) -> None:
-    browser = await Browser.of(site, http)
+async def pictures(browser: Browser) -> AsyncGenerator[dict[str, Any]]:
+    """The site as a page has it, after each thing that the stream says."""
     picture: dict[str, Any] = {}
     async with aclosing(browser.events()) as events:
-        for _ in range(3):
-            kind, value = await anext(events)
+        async for kind, value in events:
             picture = value if kind == "picture" else patched(picture, value)
+            yield picture
+
+
+async def picture_with(browser: Browser, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """The first picture that it holds for."""
+    async with asyncio.timeout(60), aclosing(pictures(browser)) as seen:
+        return await anext(picture async for picture in seen if condition(picture))
+
+
+@asynccontextmanager
+async def writing(site: Site) -> AsyncIterator[None]:
+    """Requests run, one after the other."""
+
+    async def ask() -> None:
+        while True:
+            async with aclosing(site.client.generate("tales", "Once", max_new_tokens=200, ignore_eos=True)) as events:
+                async for _ in events:
+                    pass
+
+    asking = asyncio.create_task(ask())
+    try:
+        yield
+    finally:
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_the_stream_is_the_site(site: Site, http: Http) -> None:
+    browser = await Browser.of(site, http)
+    async with asyncio.timeout(60), aclosing(pictures(browser)) as seen:
+        for _ in range(3):
+            picture = await anext(seen)
     assert set(picture["nodes"]) == {"a", "b", "c"}
     deployment = await site.client.deployment("tales")
     found = picture["deployments"]["tales"]
@@ -68,6 +102,70 @@ async def test_the_stream_is_the_site(site: Site, http: Http) -> None:
     node = await site.client.node("a")
     assert picture["nodes"]["a"]["budget"] == node.facts.memory_budget_bytes
     assert set(picture["models"]) == {"fairy-tales", "handy"}
+
+
+async def test_a_request_is_seen_while_it_runs_and_nothing_of_its_text(site: Site, http: Http) -> None:
+    browser = await Browser.of(site, http)
+    body = {"model": "tales", "prompt": "A sentence that nobody else sees", "max_tokens": 240, "ignore_eos": True}
+
+    async def ask() -> None:
+        while True:
+            await http.post("/v1/completions", body)
+
+    asking = asyncio.create_task(ask())
+    picture = await picture_with(
+        browser, lambda picture: any(one["new"] for one in picture["requests"].values()) and _recent(picture)
+    )
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    request = next(iter(picture["requests"].values()))
+    assert (request["who"], request["deployment"], request["limit"]) == ("key/tests", "tales", 240)
+    assert request["prompt"] > 0 and request["state"] == "writing"
+    assert "sentence" not in json.dumps(picture)
+    shares = _recent(picture)
+    assert 0 < shares["p50"] <= shares["p95"] <= shares["p99"]
+    await picture_with(browser, lambda picture: not picture["requests"])
+
+
+def _recent(picture: dict[str, Any]) -> dict[str, float]:
+    found: dict[str, float] = picture["deployments"]["tales"].get("recent", {}).get("between_tokens", {})
+    return found
+
+
+async def test_steps_are_recorded_for_all_who_look_at_the_timeline(site: Site, http: Http) -> None:
+    browsers = [await Browser.of(site, http) for _ in range(2)]
+
+    async def looks() -> list[Any]:
+        answers = await asyncio.gather(*(one.post("/dashboard/do/timeline", {"name": "tales"}) for one in browsers))
+        return [answer.json for answer in answers]
+
+    async with writing(site), asyncio.timeout(60):
+        # On a machine that is busy with other things, two seconds may have no step.
+        slices = await looks()
+        while not all(len(stage["bars"]) > 1 for stage in slices[0]["stages"]):
+            await asyncio.sleep(0.1)
+            slices = await looks()
+    found = slices[0]
+    assert found == slices[1]
+    assert [stage["node"] for stage in found["stages"]] == ["a", "b", "c"] and found["span_us"] > 0
+    for stage in found["stages"]:
+        assert stage["steps"] > 1 and 0 < stage["computing"] <= 1
+        ends = [begins + lasts for _, begins, lasts, *_ in stage["bars"]]
+        assert min(bar[1] for bar in stage["bars"]) >= 0 and max(ends) <= found["span_us"] + 1, "but for rounding"
+    assert [entry.target for entry in await site.client.audit(50) if entry.what == "Trace"] == ["tales"]
+    missing = await browsers[0].post("/dashboard/do/timeline", {"name": "missing"})
+    assert (missing.status, missing.error["param"]) == (404, "deployment")
+
+
+async def test_an_operators_trace_goes_on_while_a_timeline_is_open(site: Site, http: Http) -> None:
+    browser = await Browser.of(site, http)
+    async with writing(site):
+        trace = asyncio.create_task(site.client.trace("tales", 5.0))
+        async with asyncio.timeout(60):
+            while (await browser.post("/dashboard/do/timeline", {"name": "tales"})).json != {"taken": True}:
+                assert not trace.done(), "it said so at no time"
+                await asyncio.sleep(0.05)
+        assert all(stage.records for stage in await trace)
 
 
 async def test_an_operator_plans_deploys_and_deletes(site: Site, http: Http) -> None:
@@ -116,7 +214,7 @@ async def test_a_conversation_is_the_gateways(site: Site, http: Http) -> None:
     assert refused.status == 404
 
 
-UNSAFE = ("do/plan", "do/deploy", "do/delete", "do/replan", "do/join", "chat")
+UNSAFE = ("do/plan", "do/deploy", "do/delete", "do/replan", "do/join", "do/timeline", "chat")
 
 
 @pytest.mark.parametrize("path", UNSAFE)

@@ -24,6 +24,7 @@ TEXT = "tests/data/fairy-tales.valid.txt"
 ENGINE_CASE = "no-bubbles-bf16-s1-m1-c512 x1"
 
 RUNS = [
+    ["dashboard --rounds 1 --seconds 1 -o {tmp}/dashboard.json"],
     ["edgeshard_paper --output {tmp}"],
     [
         "engine --quick -o {tmp}/engine.json",

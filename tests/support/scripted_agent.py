@@ -280,8 +280,8 @@ class FakeHead:
         finished = head_pb2.HeadFinished(request_id=request_id, epoch=self.epoch, reason=reason)
         await self._call.write(head_pb2.AttachRequest(finished=finished))
 
-    async def admit(self, request_id: str) -> None:
-        admitted = head_pb2.HeadAdmitted(request_id=request_id, epoch=self.epoch)
+    async def admit(self, request_id: str, read: int = 0) -> None:
+        admitted = head_pb2.HeadAdmitted(request_id=request_id, epoch=self.epoch, read=read)
         await self._call.write(head_pb2.AttachRequest(admitted=admitted))
 
     async def fail(self, request_id: str, error: EdgeShardError) -> None:

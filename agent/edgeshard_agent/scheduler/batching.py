@@ -68,17 +68,20 @@ class Owed:
     """The parts that a step's result must bring: the position of each request's token, and the prompts' tokens to
     score.
 
-    After it the last stage has forgotten the requests of `frees`.
+    After it the requests of `read` are read up to these positions, and bring no token yet; the last stage has forgotten
+    those of `frees`.
     """
 
     tokens: Mapping[int, int]
     targets: Mapping[int, Targets]
+    read: Mapping[int, int]
     frees: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, spans: Sequence[Span], frees: tuple[int, ...] = ()) -> Owed:
         tokens = {span.request: span.end_position for span in spans if span.sample}
-        return cls(tokens, targets_by_request(spans), frees)
+        read = {span.request: span.end_position for span in spans if not span.sample}
+        return cls(tokens, targets_by_request(spans), read, frees)
 
 
 class Flight:

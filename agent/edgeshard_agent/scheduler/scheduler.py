@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from edgeshard.domain import errors
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import FinishReason, Generation, StageTiming, Token
-from edgeshard.domain.requests.head import HeadEvent, RequestEnd
+from edgeshard.domain.requests.head import HeadEvent, RequestAdmitted, RequestEnd
 from edgeshard.domain.requests.step import KvGrant, SampledToken, StateCopy, StepPlan, StepResult
 from edgeshard_agent.scheduler.batching import Batching, Flight, Owed, check_owed
 from edgeshard_agent.scheduler.chunking import Chunking, Chunks
@@ -377,7 +377,7 @@ class Scheduler:
         self._note_late(owed, result)
         self._chunks.returned(sum(timing.compute_s for timing in result.timings))
         self._tuner.returned(result.timings, now_s)
-        taken: list[TakenItem] = [*self._take_scores(result), *self._take_failures(result)]
+        taken: list[TakenItem] = [*self._take_scores(result), *self._take_failures(result), *self._take_read(owed)]
         for sampled in result.tokens:
             sequence = self._known.get(sampled.request)
             if sequence is not None:  # otherwise cancelled or preempted while the step was under way
@@ -428,6 +428,12 @@ class Scheduler:
             if sequence.generation.max_new_tokens == 0 and not is_unscored(sequence):
                 self._end(sequence)
                 yield HeadEvent(sequence.request_id, RequestEnd(FinishReason.LENGTH, ""))
+
+    def _take_read(self, owed: Owed) -> Iterator[TakenItem]:
+        for number, position in owed.read.items():
+            sequence = self._known.get(number)
+            if sequence is not None:
+                yield HeadEvent(sequence.request_id, RequestAdmitted(position))
 
     def _take_failures(self, result: StepResult) -> Iterator[TakenItem]:
         for failed in result.guide_failures:

@@ -5,19 +5,32 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from edgeshard.client.connection import Connection
 from edgeshard.client.deployment_calls import DeploymentCalls
 from edgeshard.client.site_calls import SiteCalls
+from edgeshard.domain.clock import Clock
 from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec
 from edgeshard.domain.deployments.loss import Loss
 from edgeshard.domain.deployments.placement import ExplicitStage, Placement
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.identity import Role
+from edgeshard.domain.ids import DeploymentName
 from edgeshard.wire.invitations import invitation_to_text
 from edgeshard_coordinator.dashboard.picture import known, prediction_picture
 
 
 class Operator(SiteCalls, DeploymentCalls):
-    """An operator's calls."""
+    """An operator's calls. `slice_of` gives the newest slice of a deployment's timeline."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        timeout_s: float,
+        clock: Clock,
+        slice_of: Callable[[DeploymentName], Awaitable[Any]],
+    ) -> None:
+        super().__init__(connection, timeout_s, clock)
+        self.slice_of = slice_of
 
 
 async def plan(operator: Operator, asked: Mapping[str, Any]) -> Any:
@@ -69,9 +82,20 @@ async def join(operator: Operator, asked: Mapping[str, Any]) -> Any:
     return {"line": f"edgectl join {invitation_to_text(token.invitation)}"}
 
 
+async def timeline(operator: Operator, asked: Mapping[str, Any]) -> Any:
+    return await operator.slice_of(DeploymentName(_text(asked, "name")))
+
+
 Ask = Callable[[Operator, Mapping[str, Any]], Awaitable[Any]]
 GET: Mapping[str, Ask] = {"outlook": outlook}
-POST: Mapping[str, Ask] = {"plan": plan, "deploy": deploy, "delete": delete, "replan": replan, "join": join}
+POST: Mapping[str, Ask] = {
+    "plan": plan,
+    "deploy": deploy,
+    "delete": delete,
+    "replan": replan,
+    "join": join,
+    "timeline": timeline,
+}
 
 
 def _text(asked: Mapping[str, Any], field: str) -> str:

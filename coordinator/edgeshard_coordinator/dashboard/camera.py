@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from edgeshard_coordinator.control.requests.models import stored_model
 from edgeshard_coordinator.control.services.site_views import all_links, node_views
 from edgeshard_coordinator.core.values.state import State, deployment_view
 from edgeshard_coordinator.dashboard import picture
+from edgeshard_coordinator.dashboard.recent import Recent
 
 RATES_OVER_S = 2.0
 """Nodes say what they counted once a second."""
@@ -31,7 +32,8 @@ class Camera:
         self._loop, self._front, self._models = site.loop, site.front, site.models
         self._events, self._conditions = site.events, site.conditions
         self._looks: deque[Look] = deque()
-        self._links: tuple[object, dict[str, Any]] = (None, {})
+        self._recent = Recent()
+        self._kept: dict[str, tuple[object, dict[str, Any]]] = {}
 
     def take(self) -> dict[str, Any]:
         state, now = self._loop.state, self._loop.now()
@@ -45,14 +47,36 @@ class Camera:
             self._looks.popleft()
         rates = Rates(look, self._looks[0] if self._looks else None)
         self._looks.append(look)
+        counts = {str(name): self._front.meter.of(name) for name in state.deployments}
+        measured = {name: picture.measured_picture(one) for name, one in counts.items()}
+        recent = self._recent.of(now, counts)
         return {
-            "site": {"version": __version__, "instance": state.instance},
+            "site": self._unless_known("site", state.instance, lambda: _site(state)),
             "nodes": picture.nodes_picture(nodes),
             "links": self._links_of(state, {node.node_id: node.name for node in nodes}),
-            "deployments": picture.deployments_picture(deployments, rates, self._measured(state)),
-            "models": picture.models_picture(stored_model(*found) for found in self._models.list()),
-            "events": picture.events_picture(self._events.newest(EVENTS)),
+            "deployments": picture.deployments_picture(deployments, rates, measured, recent),
+            "requests": picture.requests_picture(self._front.running(), now),
+            "models": self._models_now(),
+            "events": self._events_now(),
         }
+
+    def _unless_known(self, part: str, key: object, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """A part of the picture that is what it was while its key is."""
+        known, made = self._kept.get(part, (None, {}))
+        if known != key:
+            made = make()
+            self._kept[part] = key, made
+        return made
+
+    def _models_now(self) -> dict[str, Any]:
+        found = self._models.list()
+        key = tuple((manifest.name, digest) for manifest, digest in found)
+        return self._unless_known("models", key, lambda: picture.models_picture(stored_model(*one) for one in found))
+
+    def _events_now(self) -> dict[str, Any]:
+        newest = self._events.newest(EVENTS)
+        key = newest[-1].number if newest else 0
+        return self._unless_known("events", key, lambda: picture.events_picture(newest))
 
     def _deployment(self, state: State, name: Any) -> Deployment:
         record = state.deployments[name]
@@ -60,23 +84,13 @@ class Camera:
         return replace(view, traffic=self._front.traffic.of(name, record.model))
 
     def _links_of(self, state: State, names: Mapping[Any, str]) -> dict[str, Any]:
-        """Made anew only where a measurement or a node is new: a site of n nodes has n(n-1) links."""
-        key = (state.measured, tuple(names.items()))
-        known, links = self._links
-        if known != key:
-            links = picture.links_picture(all_links(state, self._loop.now()), names)
-            self._links = (key, links)
-        return links
+        """A site of n nodes has n(n-1) links."""
+        return self._unless_known(
+            "links",
+            (state.measured, tuple(names.items())),
+            lambda: picture.links_picture(all_links(state, self._loop.now()), names),
+        )
 
-    def _measured(self, state: State) -> dict[str, dict[str, Any]]:
-        found = {}
-        for name in state.deployments:
-            counts = self._front.meter.of(name)
-            found[str(name)] = picture.measured_picture(
-                counts.first_token,
-                counts.between_tokens,
-                counts.pauses,
-                sum(counts.begun.values()),
-                sum(counts.failed.values()),
-            )
-        return found
+
+def _site(state: State) -> dict[str, Any]:
+    return {"version": __version__, "instance": state.instance}

@@ -21,6 +21,7 @@ from edgeshard_coordinator.dashboard.door import LINK_TTL_S, Door
 from edgeshard_coordinator.dashboard.feed import Feed
 from edgeshard_coordinator.dashboard.own_calls import OwnConnection
 from edgeshard_coordinator.dashboard.places import Places
+from edgeshard_coordinator.dashboard.timeline import Timeline
 
 CALL_TIMEOUT_S = 60.0
 
@@ -32,6 +33,7 @@ def open_dashboard(
     clock, door = SystemClock(), Door(partial(secrets.token_urlsafe, 32))
     coordinator.on_gone = door.end_of
     audit = CallAudit(coordinator.audit)
+    timeline = Timeline(coordinator.questions.traces, audit, clock.now)
     services = {"AdminService": coordinator.admin, "IdentityService": coordinator.identities}
 
     def operator(who: str, address: str) -> Operator:
@@ -39,7 +41,8 @@ def open_dashboard(
         principal = None if site is None else Principal(site, Role(role), name)
         source = CallFrom(address, principal, is_named=True)
         # Of a connection it needs `call` and `stream` alone.
-        return Operator(cast(Connection, OwnConnection(services, audit, source)), CALL_TIMEOUT_S, clock)
+        connection = cast(Connection, OwnConnection(services, audit, source))
+        return Operator(connection, CALL_TIMEOUT_S, clock, partial(timeline.look, source))
 
     feed, usage = Feed(Camera(coordinator).take), Applications(coordinator).feed
     return Dashboard(door, places, feed, operator, keys, usage, clock.now), door

@@ -6,6 +6,8 @@ Sizes are in bytes, times in seconds. A figure that is not known is left out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from edgeshard.domain.control.site import StoredLink, StoredModel
@@ -13,12 +15,18 @@ from edgeshard.domain.control.site_event import SiteEvent
 from edgeshard.domain.deployments.deployment import Deployment
 from edgeshard.domain.deployments.placement import Prediction
 from edgeshard.domain.nodes.device import Node, StagePhase, StageStatus
+from edgeshard.domain.requests.trace import StageTrace, aligned, summarised
 from edgeshard.metrics.histogram import Histogram
 from edgeshard.views.rates import Rates
 from edgeshard.views.words import node_status
+from edgeshard_coordinator.control.requests.request_meter import DeploymentCounts
+from edgeshard_coordinator.control.requests.running_request import RunningRequest
 
 SILENT_S = 3.0
 """A node is shown as silent once it was not heard for so long: it says something every second."""
+MOST_REQUESTS = 50
+TRACED_STEPS, DRAWN_STEPS = 300, 48
+"""The newest of a trace: those that its figures are of, and those that can be told apart."""
 
 
 def known(**figures: Any) -> dict[str, Any]:
@@ -68,13 +76,22 @@ def links_picture(links: Iterable[StoredLink], names: Mapping[str, str]) -> dict
 
 
 def deployments_picture(
-    deployments: Iterable[Deployment], rates: Rates, measured: Mapping[str, Mapping[str, Any]]
+    deployments: Iterable[Deployment],
+    rates: Rates,
+    measured: Mapping[str, Mapping[str, Any]],
+    recent: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """`measured` has the figures of `measured_picture` by deployment."""
-    return {one.spec.name: _deployment(one, rates, measured.get(one.spec.name, {})) for one in deployments}
+    """`measured` has the figures of `measured_picture` by deployment, `recent` those of `Recent.of`."""
+    return {
+        name: _deployment(one, rates, measured.get(name, {}), recent.get(name, {}))
+        for one in deployments
+        for name in (one.spec.name,)
+    }
 
 
-def _deployment(deployment: Deployment, rates: Rates, measured: Mapping[str, Any]) -> dict[str, Any]:
+def _deployment(
+    deployment: Deployment, rates: Rates, measured: Mapping[str, Any], recent: Mapping[str, Any]
+) -> dict[str, Any]:
     placement, stages = deployment.placement, {stage.stage: stage for stage in deployment.stages}
     waiting = min(deployment.active_requests, sum(stage.requests_waiting for stage in deployment.stages))
     last = max(deployment.stages, key=lambda stage: stage.stage, default=None)
@@ -100,6 +117,7 @@ def _deployment(deployment: Deployment, rates: Rates, measured: Mapping[str, Any
         },
         predicted=None if placement.predicted is None else prediction_picture(placement.predicted),
         measured=dict(measured) or None,
+        recent=dict(recent) or None,
         suspects=[f"{hop.from_stage} {hop.to_stage} {hop.why}" for hop in deployment.suspects] or None,
         note=placement.note or None,
     )
@@ -142,17 +160,16 @@ def prediction_picture(plan: Prediction) -> dict[str, Any]:
     )
 
 
-def measured_picture(
-    first_token: Histogram, between_tokens: Histogram, pauses: Histogram, begun: int, failed: int
-) -> dict[str, Any]:
+def measured_picture(counts: DeploymentCounts) -> dict[str, Any]:
     """What the requests of a deployment saw since the coordinator began."""
     return known(
-        begun=begun,
-        failed=failed,
-        first_token_s=_mean(first_token),
-        between_tokens_s=_mean(between_tokens),
-        pauses=pauses.count or None,
-        pause_s=_mean(pauses),
+        begun=sum(counts.begun.values()),
+        failed=sum(counts.failed.values()),
+        first_token_s=_mean(counts.first_token),
+        between_tokens_s=_mean(counts.between_tokens),
+        pauses=counts.pauses.count or None,
+        pause_s=_mean(counts.pauses),
+        last_pause_s=None if counts.last_pause_s is None else round(counts.last_pause_s, 3),
     )
 
 
@@ -186,4 +203,77 @@ def events_picture(events: Sequence[SiteEvent]) -> dict[str, Any]:
             warning=event.warning or None,
         )
         for event in events
+    }
+
+
+def requests_picture(requests: Iterable[RunningRequest], now: float) -> dict[str, Any]:
+    """The `MOST_REQUESTS` that came first, by id: who asks, and how far each is. No text of them, and no tokens."""
+    return {
+        request.request_id: known(
+            who=request.client or None,
+            deployment=request.deployment,
+            state=_state_of(request),
+            prompt=None if request.prompt_tokens is None else len(request.prompt_tokens),
+            read=_read_of(request),
+            new=len(request.emitted),
+            limit=request.generation.max_new_tokens,
+            age_s=int(now - request.times.began_at),
+        )
+        for request in islice(requests, MOST_REQUESTS)
+    }
+
+
+def _state_of(request: RunningRequest) -> str:
+    if request.attachment is None:
+        return "parked"
+    if not request.times.is_admitted:
+        return "queued"
+    return "writing" if request.emitted else "reading"
+
+
+def _read_of(request: RunningRequest) -> int | None:
+    """Tokens of its prompt that are read."""
+    if request.prompt_tokens is None:
+        return None
+    prompt = len(request.prompt_tokens)
+    return prompt if request.emitted else min(request.read, prompt)
+
+
+def timeline_picture(traces: Sequence[StageTrace]) -> dict[str, Any]:
+    """The newest steps of a trace, by stage: their figures, and bars of when each computed.
+
+    A bar is [step, begins, lasts, tokens, tokens of prompts], in microseconds since the first bar; `span_us` is up to
+    the end of the last one.
+    """
+    traces = aligned([replace(trace, records=trace.records[-TRACED_STEPS:], reads=()) for trace in traces])
+    newest = max((trace.records[-1].step for trace in traces if trace.records), default=0)
+    drawn = [[record for record in trace.records if record.step > newest - DRAWN_STEPS] for trace in traces]
+    from_s = min((record.began_s for records in drawn for record in records), default=0.0)
+    until_s = max((record.ended_s for records in drawn for record in records), default=0.0)
+    return {
+        "span_us": round(1e6 * (until_s - from_s)),
+        "stages": [
+            {
+                "node": one.node,
+                "layers": str(one.layers),
+                "steps": one.steps,
+                "tokens_per_s": round(one.tokens_per_s, 1),
+                "computing": round(one.share.computing, 3),
+                "sending": round(one.share.sending, 3),
+                "idle": round(one.share.idle, 3),
+                "step_s": round(one.compute_s, 6),
+                "wait_s": round(one.wait_s, 6),
+                "bars": [
+                    [
+                        record.step,
+                        round(1e6 * (record.began_s - from_s)),
+                        round(1e6 * (record.ended_s - record.began_s)),
+                        record.tokens,
+                        record.prompt_tokens,
+                    ]
+                    for record in records
+                ],
+            }
+            for one, records in zip(summarised(traces), drawn, strict=True)
+        ],
     }

@@ -101,7 +101,10 @@ class RequestAccepted:
 
 @dataclass(frozen=True, slots=True)
 class RequestAdmitted:
-    """The request waits no more: it has a place and KV memory. Nothing but metrics is made of it."""
+    """The request waits no more: it has a place and KV memory, and so many positions of it were `read`. Said again with
+    each part of a long prompt, but the last, which brings a token. Metrics and pictures alone are made of it."""
+
+    read: int = 0
 
 
 @dataclass(frozen=True, slots=True)

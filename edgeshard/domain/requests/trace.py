@@ -167,7 +167,7 @@ def shares(trace: StageTrace, from_s: float, until_s: float) -> StageShare:
     computing = sum(_within(record.began_s, record.ended_s, from_s, until_s) for record in trace.records)
     sending, free_from = 0.0, from_s
     following = [record.began_s for record in trace.records[1:]] + [until_s]
-    for record, next_begins in zip(trace.records, following, strict=True):
+    for record, next_begins in zip(trace.records, following, strict=False):  # without records, nothing follows
         sending += _within(max(record.ended_s, free_from), min(record.sent_s, next_begins), from_s, until_s)
         free_from = max(free_from, record.sent_s)
     return StageShare(computing / span, sending / span, max(0.0, 1.0 - (computing + sending) / span))

@@ -132,12 +132,14 @@ class HeadTokens(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[_Union[HeadToken, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ..., at_s: _Optional[float] = ...) -> None: ...
 
 class HeadAdmitted(_message.Message):
-    __slots__ = ("request_id", "epoch")
+    __slots__ = ("request_id", "epoch", "read")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    READ_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    read: int
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., read: _Optional[int] = ...) -> None: ...
 
 class HeadFinished(_message.Message):
     __slots__ = ("request_id", "epoch", "reason", "text")

@@ -14,7 +14,9 @@ from edgeshard_agent.scheduler.swapping import Swapping
 
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.errors import InternalError
+from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import Sampling
+from edgeshard.domain.requests.head import HeadEvent, RequestAdmitted
 from edgeshard.domain.requests.step import SampledToken, StepResult
 from tests.support.rig import Rig, expected
 
@@ -158,14 +160,16 @@ def test_a_token_of_a_request_that_ended_meanwhile_may_come_or_not(comes: bool) 
     rig.check_empty()
 
 
-def test_a_step_within_a_prompt_owes_nothing() -> None:
+def test_a_step_within_a_prompt_owes_nothing_and_says_how_far_it_is_read() -> None:
     rig = Rig(chunking=Chunking(5, least_tokens=2))
     rig.submit("long", list(range(12)), 2)
     steps = [rig.formed_step(), rig.formed_step()]
     results = [rig.stages[0].run(step) for step in steps]
     assert [result.tokens for result in results] == [(), ()]
-    for step, result in zip(steps, results, strict=True):
-        assert not rig.scheduler.on_result(step.number, result, 0.0)
+    for read, step, result in zip((5, 10), steps, results, strict=True):
+        assert rig.scheduler.on_result(step.number, result, 0.0) == [
+            HeadEvent(RequestId("long"), RequestAdmitted(read))
+        ]
     with pytest.raises(InternalError):
         step = rig.formed_step()
         assert rig.stages[0].run(step).tokens

@@ -67,6 +67,7 @@ class HeadReports:
                 self._on_accepted(attachment, request, event.prompt_tokens)
             case RequestAdmitted():
                 request.times.admitted(self._now())
+                request.read = event.read
             case RequestEnd():
                 self._on_end(attachment, request, event)
             case EdgeShardError():

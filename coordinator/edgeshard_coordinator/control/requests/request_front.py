@@ -6,7 +6,7 @@ until the deployment has a head again, which goes on from the request's journal 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, UnavailableError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
@@ -251,6 +251,10 @@ class RequestFront:
 
     def all_active_requests(self) -> int:
         return len(self._requests)
+
+    def running(self) -> Collection[RunningRequest]:
+        """All requests that run or wait, in the order in which they came."""
+        return self._requests.values()
 
     def _hand_over(self, request: RunningRequest, attachment: Attachment) -> None:
         start = request.start(self._state().instance)

@@ -55,6 +55,7 @@ class DeploymentCounts:
     decode: Histogram = field(default_factory=_latency)
     recovered: Counter[str] = field(default_factory=lambda: _zeros((EPOCH, STREAM)))
     pauses: Histogram = field(default_factory=_latency)
+    last_pause_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -70,12 +71,12 @@ class RequestTimes:
     """The times of one request's parts, in seconds of a steady clock. Of a request that its client `resumed`, only the
     times between its tokens are taken."""
 
-    __slots__ = ("_admitted_at", "_began_at", "_counts", "_first_at", "_key", "_newest_at", "_resumed")
+    __slots__ = ("_admitted_at", "_counts", "_first_at", "_key", "_newest_at", "_resumed", "began_at")
 
     def __init__(self, counts: DeploymentCounts, now: float, *, resumed: bool, key: KeyCounts | None = None) -> None:
         self._counts = counts
         self._key = KeyCounts() if key is None else key
-        self._began_at = now
+        self.began_at = now
         self._resumed = resumed
         self._admitted_at: float | None = None
         self._first_at: float | None = None
@@ -85,6 +86,11 @@ class RequestTimes:
     def untold(cls) -> RequestTimes:
         """The times of a request that is not measured."""
         return cls(DeploymentCounts(), 0.0, resumed=True)
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether the head computes it; of one that came back, whether a token did."""
+        return (self._first_at if self._resumed else self._admitted_at) is not None
 
     def accepted(self, prompt_tokens: int) -> None:
         """The head has tokenised it, for the first time."""
@@ -96,7 +102,7 @@ class RequestTimes:
         """The head computes it from now on; only the first time counts."""
         if self._admitted_at is None and not self._resumed:
             self._admitted_at = now
-            self._counts.queue.add(now - self._began_at)
+            self._counts.queue.add(now - self.began_at)
 
     def token(self, now: float) -> None:
         counts = self._counts
@@ -107,7 +113,7 @@ class RequestTimes:
         else:
             self._first_at = now
             if not self._resumed:
-                counts.first_token.add(now - self._began_at)
+                counts.first_token.add(now - self.began_at)
                 if self._admitted_at is not None:
                     counts.prefill.add(now - self._admitted_at)
         self._newest_at = now
@@ -116,7 +122,7 @@ class RequestTimes:
         counts = self._counts
         counts.finished[reason] += 1
         if not self._resumed:
-            counts.whole.add(now - self._began_at)
+            counts.whole.add(now - self.began_at)
             if self._first_at is not None:
                 counts.decode.add(self._newest_at - self._first_at)
 
@@ -175,7 +181,8 @@ class RequestMeter:
         if lost is not None:
             counts = self.of(deployment)
             counts.recovered[EPOCH if epoch > lost[0] else STREAM] += 1
-            counts.pauses.add(now - lost[1])
+            counts.last_pause_s = now - lost[1]
+            counts.pauses.add(counts.last_pause_s)
 
     def kept(self, deployments: Collection[DeploymentName]) -> dict[DeploymentName, DeploymentCounts]:
         """The counts of these deployments. Those of others are dropped from now on: names come and go, and memory must

@@ -62,6 +62,8 @@ class RunningRequest:
     """The position behind the last one whose prompt log-probability the client has or will have."""
     attachment: Attachment | None = None
     prompt_tokens: tuple[int, ...] | None = None
+    read: int = 0
+    """Positions that its head says are read, before the first token."""
     emitted: list[int] = field(init=False)
     """No client gets other tokens than these, whatever node computes them."""
     resumed: bool = field(init=False)

@@ -10,8 +10,6 @@ import asyncio
 import uuid
 from typing import Any, NamedTuple
 
-import structlog
-
 from edgeshard.domain.control.commands import CommandKey, CommandKind, CommandResult, TraceSteps
 from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.deployments.placement import PlacedStage
@@ -23,13 +21,12 @@ from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.core.deployments.deployments import at_node
 from edgeshard_coordinator.core.values.state import DeploymentRecord, State
 
-log = structlog.get_logger()
-
 ANSWER_LIMIT_S = 15.0
 """Seconds after the traced time by which every node must have answered."""
 
 
 class _Asked(NamedTuple):
+    deployment: DeploymentName
     stage: PlacedStage
     answer: asyncio.Future[StageTrace]
 
@@ -48,6 +45,10 @@ class Traces:
         """Answers that a call waits for."""
         return len(self._asked)
 
+    def under_way(self, name: DeploymentName) -> bool:
+        """Whether somebody waits for a trace of this deployment, which another would displace."""
+        return any(asked.deployment == name for asked in self._asked.values())
+
     async def take(self, name: DeploymentName, seconds: float) -> tuple[StageTrace, ...]:
         """The trace of every stage over the next `seconds`, in the order of the stages.
 
@@ -57,7 +58,6 @@ class Traces:
         """
         check_seconds(seconds)
         record = _ready(self._loop.state, name)
-        log.info("trace_began", deployment=name, seconds=seconds)
         asked = self._ask(record, seconds)
         answers = asyncio.gather(*(item.answer for item in asked.values()))
         ended = asyncio.create_task(self._loop.until(lambda state: not still_runs(state, record)))
@@ -84,7 +84,7 @@ class Traces:
         asked = self._asked.get(result.operation_id)
         if asked is None or asked.stage.node_id != node_id:
             return False
-        stage, answer = asked
+        stage, answer = asked.stage, asked.answer
         if answer.done():
             return True
         if result.failure is not None:
@@ -100,12 +100,14 @@ class Traces:
         uid, future = uuid.uuid4().hex, asyncio.get_running_loop().create_future
         stages = record.placement.stages
         keys = [CommandKey(uid, record.epoch, CommandKind.TRACE, stage.index) for stage in stages]
-        asked = {key.operation_id: _Asked(stage, future()) for key, stage in zip(keys, stages, strict=True)}
+        asked = {
+            key.operation_id: _Asked(record.name, stage, future()) for key, stage in zip(keys, stages, strict=True)
+        }
         self._asked |= asked
         command = TraceSteps(record.name, record.epoch, seconds)
-        for operation_id, (stage, _) in asked.items():
-            connection = self._loop.state.nodes[stage.node_id].connection
-            self._hub.send(stage.node_id, connection, operation_id, command)
+        for operation_id, item in asked.items():
+            connection = self._loop.state.nodes[item.stage.node_id].connection
+            self._hub.send(item.stage.node_id, connection, operation_id, command)
         return asked
 
 

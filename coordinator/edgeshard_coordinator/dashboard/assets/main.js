@@ -8,15 +8,16 @@ import { Site } from "./site.js";
 import { Deployments } from "./deployments.js";
 import { Events } from "./events.js";
 import { Join } from "./join.js";
+import { Now } from "./now.js";
 import { Playground } from "./playground.js";
 import { Usage } from "./usage.js";
 
 // The screens of an operator, and those of an application's key; the first is shown first.
 const SCREENS = {
-  operator: { site: Site, deployments: Deployments, playground: Playground, join: Join, events: Events },
+  operator: { site: Site, now: Now, deployments: Deployments, playground: Playground, join: Join, events: Events },
   application: { usage: Usage, playground: Playground },
 };
-const TITLES = { site: "Site", deployments: "Deployments", playground: "Playground", join: "Join", events: "Events", usage: "Usage" };
+const TITLES = { site: "Site", now: "Now", deployments: "Deployments", playground: "Playground", join: "Join", events: "Events", usage: "Usage" };
 const SAYINGS = { connecting: "connecting", live: "live", lost: "the coordinator is away: the last picture is shown" };
 
 function screenOf(hash, screens) {

@@ -1,0 +1,72 @@
+// The site at this moment: the requests that run and wait, and the last ten minutes in charts.
+import { useEffect, useState } from "./vendor/hooks.js";
+import { html } from "./html.js";
+import { count, percent, seconds } from "./format.js";
+import { heard, times, values } from "./history.js";
+import { Bar, Line, Table } from "./parts.js";
+import { Chart } from "./chart.js";
+import { Timeline } from "./timeline.js";
+
+const STATES = { parked: "waits for a box to lead", queued: "waits", reading: "reads its prompt", writing: "writes" };
+const REQUESTS = [
+  { title: "From", cell: ({ request }) => request.who ?? "–" },
+  { title: "Deployment", cell: ({ request }) => request.deployment },
+  { title: "State", cell: ({ request }) => STATES[request.state] },
+  { title: "Prompt read", cell: ({ request: { read, prompt } }) => html`<${Progress} done=${read} of=${prompt} part="weights" />` },
+  { title: "New tokens", cell: ({ request }) => html`<${Progress} done=${request.new} of=${request.limit} part="used" />` },
+  { title: "Age", right: true, cell: ({ request }) => (request.age_s < 100 ? `${request.age_s} s` : seconds(request.age_s)) },
+];
+const SHARES = ["p50", "p95", "p99"];
+const PERCENTILES = [
+  { title: "In the last minute", cell: ({ key }) => key },
+  ...SHARES.map((share) => ({ title: share, right: true, cell: ({ recent }) => seconds(recent?.[share]) })),
+  { title: "Mean since the start", right: true, cell: ({ mean }) => seconds(mean) },
+];
+
+function Progress({ done, of, part }) {
+  if (of === undefined) return "–";
+  const text = `${done} of ${of}`;
+  return html`<span class="loading"><${Bar} label=${text} parts=${[[part, done]]} total=${of} /> ${text}</span>`;
+}
+
+export function Now({ picture }) {
+  const [chosen, choose] = useState("");
+  const [, redraw] = useState(0);
+  useEffect(() => heard(() => redraw((turn) => turn + 1)), []);
+  const names = Object.keys(picture.deployments);
+  const name = picture.deployments[chosen] ? chosen : names[0];
+  return html`<${Requests} picture=${picture} />
+    ${names.length > 1 && html`<p><label>Figures of <select value=${name} onChange=${(event) => choose(event.target.value)}>${names.map((one) => html`<option>${one}</option>`)}</select></label></p>`}
+    ${name && html`<${Figures} key=${name} name=${name} names=${names} deployment=${picture.deployments[name]} /><${Timeline} key=${`steps ${name}`} name=${name} />`}`;
+}
+
+function Requests({ picture }) {
+  const rows = Object.entries(picture.requests).map(([key, request]) => ({ key, request }));
+  const sum = (figure) => Object.values(picture.deployments).reduce((all, one) => all + one[figure], 0);
+  const more = sum("running") + sum("waiting") - rows.length;
+  return html`<section><h2>${sum("running")} running, ${sum("waiting")} waiting</h2>
+    <${Table} label="Requests that run and wait" columns=${REQUESTS} rows=${rows} empty="No request runs." />
+    ${more > 0 && html`<p class="quiet">And ${more} that came later.</p>`}<${Line} of="edgectl top" /></section>`;
+}
+
+function Figures({ name, names, deployment }) {
+  const at = times();
+  const of = (label, figure) => ({ name: label, values: values(name, figure) });
+  const shares = (kind) => SHARES.map((share) => of(share, (sample) => sample[kind][share]));
+  const waits = Object.entries(deployment.stages).map(([index, stage]) => of(`${stage.node} ${stage.first}:${stage.end}`, (sample) => sample.waits[index]));
+  const rates = names.map((one) => ({ name: one, values: values(one, (sample) => sample.rate) }));
+  const { measured = {}, recent = {} } = deployment;
+  const rows = [
+    { key: "First token", recent: recent.first_token, mean: measured.first_token_s },
+    { key: "Between tokens", recent: recent.between_tokens, mean: measured.between_tokens_s },
+  ];
+  return html`<section><h2>The last ten minutes${names.length > 1 ? ` of ${name}` : ""}</h2><div class="charts">
+      <${Chart} title="Tokens/s" times=${at} lines=${rates} show=${(value) => count(value, value % 1 && value < 10 ? 1 : 0)} />
+      <${Chart} title="Requests" times=${at} lines=${[of("running", (sample) => sample.running), of("waiting", (sample) => sample.waiting)]} show=${(value) => (value % 1 ? "" : count(value))} />
+      <${Chart} title="Time to the first token" times=${at} lines=${shares("first")} show=${(value) => (value ? seconds(value) : "0")} />
+      <${Chart} title="Time between tokens" times=${at} lines=${shares("between")} show=${(value) => (value ? seconds(value) : "0")} />
+      <${Chart} title="Waits of each box" times=${at} lines=${waits} show=${percent} most=${1} /></div></section>
+    <section><h2>How long tokens take</h2><${Table} label="How long tokens take" columns=${PERCENTILES} rows=${rows} />
+      <p class="quiet">Each percentile is in the same bucket as the true one, and a bucket ends at no more than two and a half times its beginning.</p>
+      <${Line} of=${`edgectl describe deployment ${name}`} /></section>`;
+}

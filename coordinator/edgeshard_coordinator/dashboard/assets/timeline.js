@@ -1,0 +1,64 @@
+// When each box computed, step by step. Boxes record only while somebody has this open.
+import { useEffect, useState } from "./vendor/hooks.js";
+import { html } from "./html.js";
+import { act } from "./calls.js";
+import { count, percent, seconds } from "./format.js";
+import { Line, Table } from "./parts.js";
+
+const PAUSE_MS = 3000;
+const COLOURS = 6;
+const COLUMNS = [
+  { title: "Box", cell: ({ stage }) => stage.node },
+  { title: "Layers", cell: ({ stage }) => stage.layers },
+  { title: "Steps", right: true, cell: ({ stage }) => stage.steps },
+  { title: "Tokens/s", right: true, cell: ({ stage }) => count(stage.tokens_per_s, 1) },
+  { title: "Computes", right: true, cell: ({ stage }) => percent(stage.computing) },
+  { title: "Sends", right: true, cell: ({ stage }) => percent(stage.sending) },
+  { title: "Waits", right: true, cell: ({ stage }) => percent(stage.idle) },
+  { title: "A step computes", right: true, cell: ({ stage }) => seconds(stage.step_s) },
+  { title: "A step waits", right: true, cell: ({ stage }) => seconds(stage.wait_s) },
+];
+
+export function Timeline({ name }) {
+  const [open, setOpen] = useState(false);
+  return html`<section><h2>Steps</h2>
+    <p><button type="button" aria-expanded=${String(open)} onClick=${() => setOpen(!open)}>${open ? "Stop recording" : "Record steps"}</button></p>
+    ${open ? html`<${Slices} key=${name} name=${name} />` : html`<p class="quiet">The boxes record two seconds of every five while somebody has this open.</p>`}
+    <${Line} of=${`edgectl trace ${name}`} /></section>`;
+}
+
+function Slices({ name }) {
+  const [found, setFound] = useState({});
+  useEffect(() => {
+    let open = true;
+    const follow = async () => {
+      while (open) {
+        // Also what goes wrong is shown, and asked for again.
+        const next = document.hidden ? null : await act("timeline", { name }).then((slice) => ({ slice }), (error) => ({ problem: error.message }));
+        if (open && next) setFound((before) => ({ ...before, problem: "", ...next }));
+        await new Promise((done) => setTimeout(done, PAUSE_MS));
+      }
+    };
+    follow();
+    return () => {
+      open = false;
+    };
+  }, []);
+  const { slice, problem } = found;
+  if (problem) return html`<p role="alert">${problem}</p>`;
+  if (!slice) return html`<p class="quiet" role="status">The boxes record.</p>`;
+  if (slice.taken) return html`<p role="status">An operator traces ${name} now. This goes on when that trace is over.</p>`;
+  if (!slice.span_us) return html`<p role="status">No step ran in these two seconds: it shows something while requests run.</p>`;
+  return html`<${Rows} slice=${slice} />
+    <${Table} label="Steps of each box" columns=${COLUMNS} rows=${slice.stages.map((stage, key) => ({ key, stage }))} />`;
+}
+
+function Rows({ slice: { span_us, stages } }) {
+  return html`<div class="timeline" role="img" aria-label="The newest steps on each box; the table below has their figures">
+    ${stages.map(({ node, layers, bars }) => html`<span class="name">${node} <span class="quiet">${layers}</span></span>
+      <svg viewBox=${`0 0 ${span_us} 10`} preserveAspectRatio="none"><rect class="ground" width=${span_us} height="10" />
+        ${bars.map(([step, begins, lasts, tokens, prompt]) => html`<rect key=${step} class=${`turn-${step % COLOURS}`} x=${begins} y=${prompt ? 0 : 2} width=${lasts} height=${prompt ? 10 : 6}>
+          <title>step ${step}: ${tokens} tokens${prompt ? `, ${prompt} of prompts` : ""}, ${seconds(lasts / 1e6)}</title></rect>`)}</svg>`)}
+    <span></span><span class="span"><span>0</span><span>${seconds(span_us / 1e6)}</span></span></div>
+    <p class="quiet">Each bar is a step, of one colour on all boxes; a taller one reads prompts, and a gap in a row is a wait.</p>`;
+}

@@ -1,0 +1,88 @@
+"""Short recordings of a deployment's steps, made while browsers look at them: one for all who look."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import DeploymentName
+from edgeshard.domain.requests.trace import StageTrace
+from edgeshard.rpc.access import CallFrom
+from edgeshard_coordinator.control.services.auditing import CallAudit
+from edgeshard_coordinator.control.services.tracing import Traces
+from edgeshard_coordinator.dashboard.picture import timeline_picture
+
+SLICE_S, EVERY_S = 2.0, 5.0
+LOOKS_ON_S = 60.0
+"""Who asks again within so long still looks: the audit log has one entry of it."""
+TAKEN = {"taken": True}
+"""The answer while an operator's own trace of the deployment runs."""
+
+
+@dataclass(eq=False)
+class _Slice:
+    began_s: float
+    recording: asyncio.Task[tuple[StageTrace, ...] | None]
+    picture: dict[str, Any] | None = None
+
+
+class Timeline:
+    """`look` gives the newest slice. Nothing is recorded but for a browser that waits for it, and no operator's trace
+    is displaced: a trace that begins later ends ours. `now` gives seconds of a steady clock."""
+
+    def __init__(self, traces: Traces, audit: CallAudit, now: Callable[[], float]) -> None:
+        self._traces, self._audit, self._now = traces, audit, now
+        self._slices: dict[DeploymentName, _Slice] = {}
+        self._lookers: dict[tuple[str, DeploymentName], float] = {}
+
+    async def look(self, source: CallFrom, name: DeploymentName) -> dict[str, Any]:
+        """A slice of at most `EVERY_S` seconds ago, as `timeline_picture` gives it, or TAKEN. Raises as `Traces.take`
+        does."""
+        now = self._now()
+        self._slices = {
+            key: kept for key, kept in self._slices.items() if now - kept.began_s < EVERY_S or not kept.recording.done()
+        }
+        kept = self._slices.get(name)
+        if kept is None:
+            recording = asyncio.create_task(self._record(name))
+            recording.add_done_callback(_heard)
+            kept = self._slices[name] = _Slice(now, recording)
+        self._note(source, name, now)
+        try:
+            # The others who wait for it have it also where one leaves.
+            traces = await asyncio.shield(kept.recording)
+        except EdgeShardError as error:
+            self._forget(name, kept)
+            if error.reason == "TRACE_REPLACED":
+                return TAKEN
+            raise
+        if traces is None:
+            self._forget(name, kept)
+            return TAKEN
+        kept.picture = kept.picture or timeline_picture(traces)
+        return kept.picture
+
+    def _forget(self, name: DeploymentName, kept: _Slice) -> None:
+        if self._slices.get(name) is kept:
+            del self._slices[name]
+
+    async def _record(self, name: DeploymentName) -> tuple[StageTrace, ...] | None:
+        """None where a trace runs already; nothing comes between this look and the beginning of ours."""
+        return None if self._traces.under_way(name) else await self._traces.take(name, SLICE_S)
+
+    def _note(self, source: CallFrom, name: DeploymentName, now: float) -> None:
+        """Enter in the audit log that somebody began to look."""
+        looker = str(source.principal), name
+        self._lookers = {key: at for key, at in self._lookers.items() if now - at < LOOKS_ON_S}
+        if looker not in self._lookers:
+            self._audit.note(source, "Trace", name)
+        self._lookers[looker] = now
+
+
+def _heard(recording: asyncio.Task[tuple[StageTrace, ...] | None]) -> None:
+    """Take note of a failure also where nobody waits for it any more."""
+    if not recording.cancelled():
+        recording.exception()
