@@ -26,7 +26,7 @@ function Frame({ session }) {
     const forget = watch(() => setSeen(now()));
     const changed = () => setHash(location.hash);
     addEventListener("hashchange", changed);
-    follow();
+    follow(session);
     return () => {
       forget();
       removeEventListener("hashchange", changed);
@@ -37,7 +37,7 @@ function Frame({ session }) {
   useEffect(() => {
     document.title = `${TITLES[name]} · EdgeShard`;
   }, [name]);
-  if (seen.state === "ended") return html`<${Outside} why="You were logged out." />`;
+  if (seen.state === "ended") return html`<${Outside} why="This browser is logged out: somebody logged out here, or the coordinator was started again." />`;
   const Screen = SCREENS[name];
   return html`<header><h1>EdgeShard</h1>
       <nav aria-label="Screens">${Object.keys(SCREENS).map((other) => html`<a href=${`#/${other}`} aria-current=${other === name ? "page" : null}>${TITLES[other]}</a>`)}</nav>

@@ -1,9 +1,19 @@
 // The picture of the site in this page: whole first, then its differences, while the page is seen.
+//
+// A browser allows six connections to a host over HTTP/1.1. So of all pages of one session that are seen, the one that
+// holds a lock has the stream, and tells the others; where a browser has no locks, each page has a stream of its own.
+const ALIVE_MS = 5000;
+const SILENT_MS = 15000;
+
 let picture = {};
 let state = "connecting"; // connecting, live, lost, ended
 const listeners = new Set();
 let source = null;
 let again = 0;
+let others = null; // the channel to the other pages
+let lock = "";
+let letGo = null; // while this page has the stream, or waits for it
+let heardAt = 0;
 
 export function watch(listener) {
   listeners.add(listener);
@@ -12,10 +22,6 @@ export function watch(listener) {
 
 export function now() {
   return { picture, state };
-}
-
-function tell() {
-  for (const listener of listeners) listener();
 }
 
 // A merge patch: null removes, objects are merged, all else replaces. What did not change stays the same object.
@@ -31,51 +37,99 @@ export function patched(before, patch) {
   return after;
 }
 
+export function tellAll() {
+  for (const listener of listeners) listener();
+}
+
 function become(next) {
   state = next;
-  tell();
+  tellAll();
+}
+
+// What the stream said, or another page of it.
+function take(kind, value) {
+  if (kind === "picture") picture = value;
+  else if (kind === "change" && picture.site) picture = patched(picture, value);
+  if (kind === "ended") {
+    close();
+    become("ended");
+  } else if (kind === "lost") become("lost");
+  else if (picture.site) become("live");
+}
+
+function tell(kind, value) {
+  take(kind, value);
+  others?.postMessage([kind, value]);
 }
 
 function close() {
   clearTimeout(again);
   source?.close();
   source = null;
+  letGo?.();
+  letGo = null;
 }
 
 function open() {
-  close();
+  clearTimeout(again);
+  source?.close();
   source = new EventSource("dashboard/stream");
-  source.addEventListener("picture", (event) => {
-    picture = JSON.parse(event.data);
-    become("live");
-  });
-  source.addEventListener("change", (event) => {
-    picture = patched(picture, JSON.parse(event.data));
-    become("live");
-  });
-  source.addEventListener("ended", () => {
-    close();
-    become("ended");
-  });
+  for (const kind of ["picture", "change", "ended"]) source.addEventListener(kind, (event) => tell(kind, JSON.parse(event.data)));
   source.onerror = async () => {
     // A browser tries again by itself but where the answer was a refusal; then somebody has to log in.
-    close();
-    become("lost");
+    const failed = source;
+    failed.close();
+    tell("lost");
     const answer = await fetch("dashboard/session").catch(() => null);
-    if (answer?.status === 401) become("ended");
+    if (source !== failed) return;
+    if (answer?.status === 401) tell("ended");
     else again = setTimeout(open, 1000);
   };
 }
 
-function seen() {
-  if (document.hidden) close();
-  else if (source === null && state !== "ended") open();
+// Have the stream, or wait until the page that has it is hidden, closed or (`steal`) silent.
+function queue(steal = false) {
+  if (!others) return open();
+  close();
+  const left = new AbortController();
+  const until = new Promise((done) => (letGo = () => (left.abort(), done())));
+  const granted = () => {
+    open();
+    const alive = setInterval(() => others.postMessage(["alive"]), ALIVE_MS);
+    return until.finally(() => clearInterval(alive));
+  };
+  // Ends in an error where this page waits no longer, or where another one took the stream: then it waits again.
+  navigator.locks.request(lock, steal ? { steal } : { signal: left.signal }, granted).catch(() => !left.signal.aborted && seen());
+  others.postMessage(["ask"]);
+  heardAt = performance.now();
 }
 
-export function follow() {
+function heard({ data: [kind, value] }) {
+  heardAt = performance.now();
+  if (kind === "entered" && state === "ended") location.reload();
+  else if (kind === "ask") source && picture.site && others.postMessage(["picture", picture]);
+  else if (!source && letGo) take(kind, value);
+}
+
+function seen() {
+  if (document.hidden) close();
+  else if (state !== "ended") queue();
+}
+
+// `session` is whose pages have one stream in common.
+export function follow(session) {
   state = "connecting";
   document.addEventListener("visibilitychange", seen);
-  open();
+  const entered = new BroadcastChannel("edgeshard-dashboard");
+  entered.onmessage = heard;
+  entered.postMessage(["entered"]);
+  if (navigator.locks) {
+    lock = `edgeshard-dashboard ${session.token}`;
+    others = new BroadcastChannel(lock);
+    others.onmessage = heard;
+    setInterval(() => letGo && !source && performance.now() - heardAt > SILENT_MS && queue(true), ALIVE_MS);
+  }
+  seen();
 }
 
 export function leave() {
