@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Error, Page, Request, async_playwright
+from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, Request, async_playwright, expect
 
 from edgeshard import Client
 
@@ -20,6 +20,7 @@ DESKTOP, PHONE = (1280, 800), (390, 844)
 SCREENS = ("site", "deployments", "playground", "join", "events")
 PATIENCE_MS = 30_000
 STREAM = "/dashboard/stream"
+expect.set_options(timeout=PATIENCE_MS)
 
 
 @asynccontextmanager
@@ -82,7 +83,9 @@ class Visitor:
 
 
 @asynccontextmanager
-async def visiting(browser: Browser, url: str, size: tuple[int, int] = DESKTOP, **options: Any) -> AsyncIterator[Visitor]:
+async def visiting(
+    browser: Browser, url: str, size: tuple[int, int] = DESKTOP, **options: Any
+) -> AsyncIterator[Visitor]:
     context = await browser.new_context(viewport={"width": size[0], "height": size[1]}, **options)
     try:
         yield Visitor(context, url)
@@ -103,11 +106,8 @@ async def go(page: Page, screen: str) -> None:
 
 async def hide(page: Page, hidden: bool) -> None:
     """As the page hears of it when another tab is in front: browsers without a window show all their pages."""
-    try:
-        await page.evaluate(
-            "hidden => { Object.defineProperty(document, 'hidden', { configurable: true, get: () => hidden });"
-            " document.dispatchEvent(new Event('visibilitychange')); }",
-            hidden,
-        )
-    except Error as error:
-        raise AssertionError(f"the page is gone: {error}") from error
+    await page.evaluate(
+        "hidden => { Object.defineProperty(document, 'hidden', { configurable: true, get: () => hidden });"
+        " document.dispatchEvent(new Event('visibilitychange')); }",
+        hidden,
+    )

@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,9 +112,7 @@ async def test_a_keyboard_is_enough(site: Site, browser: Browser) -> None:
         for screen in SCREENS:
             await go(page, screen)
             await page.evaluate("document.activeElement.blur()")
-            wanted = await page.locator(
-                "a, button:enabled, input, select, textarea, .wide"
-            ).count()
+            wanted = await page.locator("a, button:enabled, input, select, textarea, .wide").count()
             reached = set()
             for _ in range(wanted):
                 await page.keyboard.press("Tab")
@@ -303,8 +302,8 @@ def parsed(line: str) -> list[str]:
     """The words of a line after `edgectl`, which its own parser takes. Raises its UsageError otherwise."""
     name, *words = shlex.split(line)
     assert name == "edgectl"
-    command = typer.main.get_group(app)
-    context, rest = command.make_context(name, list(words)), list(words)
+    command: Any = typer.main.get_group(app)
+    context = command.make_context(name, list(words))
     while hasattr(command, "resolve_command"):
         name, found, rest = command.resolve_command(context, [*context._protected_args, *context.args])
         command = found.load() if isinstance(found, Lazy) else found

@@ -1,7 +1,7 @@
 // Boxes and links, with the pipeline of one deployment over them.
 import { useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
-import { bytes, percent, rate, seconds } from "./format.js";
+import { bytes, count, percent, rate, seconds } from "./format.js";
 import { Bar, Line, Table } from "./parts.js";
 import { Map } from "./map.js";
 import { Recoveries, recoveryOf } from "./recovery.js";
@@ -53,10 +53,16 @@ export function Site({ picture }) {
       <${Line} of="edgectl token create --node NAME" /></section>`;
   return html`<section><h2>${there} of ${nodes.length} boxes are here</h2>
       ${names.length > 1 && html`<p><label>Pipeline of <select value=${name} onChange=${(event) => choose(event.target.value)}>${names.map((one) => html`<option>${one}</option>`)}</select></label></p>`}
+      ${name && html`<${Serving} name=${name} deployment=${picture.deployments[name]} />`}
       <${Map} picture=${picture} deployment=${picture.deployments[name]} recovery=${recoveryOf(name)} /></section>
     <${Recoveries} picture=${picture} />
     <section><h2>Boxes</h2><${Table} label="Boxes" columns=${NODES} rows=${nodes} /><${Legend} /><${Line} of="edgectl get nodes -o wide" /></section>
     <section><h2>Links</h2><${Table} label="Links" columns=${LINKS} rows=${links} empty="No link was measured yet." /><${Line} of="edgectl top" /></section>`;
+}
+
+function Serving({ name, deployment }) {
+  const rate = deployment.tokens_per_s === undefined ? "" : `, ${count(deployment.tokens_per_s, 1)} tokens/s`;
+  return html`<p><a href=${`#/deployments/${encodeURIComponent(name)}`}>${name}</a> <span class=${`phase ${deployment.phase}`}>${deployment.phase}</span>: ${deployment.running} running, ${deployment.waiting} waiting${rate}</p>`;
 }
 
 function Legend() {
