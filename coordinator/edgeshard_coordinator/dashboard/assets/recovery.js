@@ -7,6 +7,7 @@ import { Loading, Table } from "./parts.js";
 import { now, tellAll, watch } from "./store.js";
 
 const MOST = 5;
+const ASK_MS = 5000;
 const SHOWN_MS = 20000; // arrows stay for so long after it is over: small models move within one picture
 const known = {}; // by deployment: its stages, pauses and outlook when all its boxes were last there
 let recoveries = []; // the newest first
@@ -38,11 +39,12 @@ function lookAt({ nodes, links, deployments }) {
   for (const name of Object.keys(known)) if (!deployments[name]) delete known[name];
 }
 
-// `version` is what an outlook depends on.
+// `version` is what an outlook depends on. It is planned for, so this page asks for it only now and then.
 function remember(name, { stages }, pauses, version) {
-  const before = known[name];
-  known[name] = { stages, pauses, version, outlook: before?.outlook };
-  if (before?.version === version) return;
+  const { askedAt = -ASK_MS, ...before } = known[name] ?? {};
+  const asks = before.version !== version && performance.now() - askedAt >= ASK_MS;
+  known[name] = { ...before, stages, pauses, askedAt: asks ? performance.now() : askedAt, version: asks ? version : before.version };
+  if (!asks) return;
   const keep = (found) => {
     if (known[name]?.version !== version) return;
     known[name].outlook = found;
@@ -62,7 +64,7 @@ function predicted(outlook, nodes) {
   return pauses.length && !pauses.includes(undefined) ? Math.max(...pauses) : undefined;
 }
 
-watch(() => now().picture.site && lookAt(now().picture));
+watch(() => now().picture.nodes && lookAt(now().picture));
 
 // The newest recovery of a deployment, while it goes on and shortly after.
 export function recoveryOf(name) {

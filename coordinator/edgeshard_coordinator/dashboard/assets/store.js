@@ -14,6 +14,8 @@ let others = null; // the channel to the other pages
 let lock = "";
 let letGo = null; // while this page has the stream, or waits for it
 let heardAt = 0;
+let stream = "";
+let isWhole = false; // whether a picture came
 
 export function watch(listener) {
   listeners.add(listener);
@@ -48,13 +50,13 @@ function become(next) {
 
 // What the stream said, or another page of it.
 function take(kind, value) {
-  if (kind === "picture") picture = value;
-  else if (kind === "change" && picture.site) picture = patched(picture, value);
+  if (kind === "picture") [picture, isWhole] = [value, true];
+  else if (kind === "change" && isWhole) picture = patched(picture, value);
   if (kind === "ended") {
     close();
     become("ended");
   } else if (kind === "lost") become("lost");
-  else if (picture.site) become("live");
+  else if (isWhole) become("live");
 }
 
 function tell(kind, value) {
@@ -73,7 +75,7 @@ function close() {
 function open() {
   clearTimeout(again);
   source?.close();
-  source = new EventSource("dashboard/stream");
+  source = new EventSource(`dashboard/${stream}`);
   for (const kind of ["picture", "change", "ended"]) source.addEventListener(kind, (event) => tell(kind, JSON.parse(event.data)));
   source.onerror = async () => {
     // A browser tries again by itself but where the answer was a refusal; then somebody has to log in.
@@ -94,6 +96,7 @@ function queue(steal = false) {
   const left = new AbortController();
   const until = new Promise((done) => (letGo = () => (left.abort(), done())));
   const granted = () => {
+    if (left.signal.aborted) return undefined;
     open();
     const alive = setInterval(() => others.postMessage(["alive"]), ALIVE_MS);
     return until.finally(() => clearInterval(alive));
@@ -106,9 +109,10 @@ function queue(steal = false) {
 
 function heard({ data: [kind, value] }) {
   heardAt = performance.now();
-  if (kind === "entered" && state === "ended") location.reload();
-  else if (kind === "ask") source && picture.site && others.postMessage(["picture", picture]);
-  else if (!source && letGo) take(kind, value);
+  if (kind === "ask") {
+    if (source && isWhole) others.postMessage(["picture", picture]);
+    if (source && state === "lost") others.postMessage(["lost"]);
+  } else if (kind !== "alive" && !source && letGo) take(kind, value);
 }
 
 function seen() {
@@ -116,13 +120,15 @@ function seen() {
   else if (state !== "ended") queue();
 }
 
-// `session` is whose pages have one stream in common.
-export function follow(session) {
+// The stream of that name, which all pages of the session have in common.
+export function follow(session, name = "stream") {
+  stream = name;
   state = "connecting";
   document.addEventListener("visibilitychange", seen);
+  // Whoever came in has let in all pages of this browser.
   const entered = new BroadcastChannel("edgeshard-dashboard");
-  entered.onmessage = heard;
-  entered.postMessage(["entered"]);
+  entered.onmessage = () => state === "ended" && location.reload();
+  entered.postMessage(null);
   if (navigator.locks) {
     lock = `edgeshard-dashboard ${session.token}`;
     others = new BroadcastChannel(lock);
