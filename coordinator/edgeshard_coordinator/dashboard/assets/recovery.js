@@ -79,12 +79,12 @@ export function outlookOf(name) {
 
 const layers = ({ first, end }) => `${first}:${end}`;
 const COLUMNS = [
-  { title: "When", cell: ({ one }) => clock(one.began) },
   { title: "Lost", cell: ({ one }) => one.nodes.join(", ") },
-  { title: "Layers", cell: ({ one }) => `${one.name} ${one.lost.map(layers).join(" ")}` },
-  { title: "Taken by", cell: ({ one }) => takers(one) || "nobody yet" },
   { title: "Stood still", right: true, cell: ({ one }) => seconds(one.measured) },
   { title: "Predicted", right: true, cell: ({ one }) => seconds(one.predicted) },
+  { title: "Layers", cell: ({ one }) => `${one.name} ${one.lost.map(layers).join(" ")}` },
+  { title: "Taken by", cell: ({ one }) => takers(one) || "nobody yet" },
+  { title: "When", cell: ({ one }) => clock(one.began) },
 ];
 const REBUILT = [
   { title: "Box", cell: ({ stage }) => stage.node },
