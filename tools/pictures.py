@@ -49,12 +49,11 @@ async def main(pictures: Path = PICTURES) -> int:
     if chromium is None:
         print("pictures: chromium is not installed: Debian's package of that name", file=sys.stderr)
         return 1
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     with tempfile.TemporaryDirectory() as directory:
         gateway = ("--http-listen", "127.0.0.1:0")
         cluster = LocalCluster(Path(directory), BOXES, coordinator_arguments=gateway, secure=True)
         async with cluster, cluster.client() as client, async_playwright() as playwright:
-            browser = await playwright.chromium.launch(executable_path=chromium, args=arguments)
+            browser = await playwright.chromium.launch(executable_path=chromium, chromium_sandbox=os.geteuid() != 0)
             await deploy(client)
             await picture_of_site(browser, client, pictures / "site.png")
             write(await recording_of_kill(browser, client, cluster), pictures / "kill.webp")

@@ -17,7 +17,6 @@ from edgeshard import Client
 CHROMIUM = shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: Debian's package of that name")
 DESKTOP, PHONE = (1280, 800), (390, 844)
-SCREENS = ("site", "deployments", "playground", "join", "events")
 PATIENCE_MS = 30_000
 STREAM = "/dashboard/stream"
 expect.set_options(timeout=PATIENCE_MS)
@@ -25,10 +24,9 @@ expect.set_options(timeout=PATIENCE_MS)
 
 @asynccontextmanager
 async def chromium() -> AsyncIterator[Browser]:
-    """Started, without a sandbox only as root, where it has none."""
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    """In its sandbox, but as root, who has none."""
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, chromium_sandbox=os.geteuid() != 0)
         try:
             yield browser
         finally:
@@ -95,6 +93,12 @@ async def visiting(
 
 async def live(page: Page) -> None:
     await page.locator(".state.live").wait_for()
+
+
+async def screens(page: Page) -> list[str]:
+    """Those that the navigation leads to."""
+    links = await page.locator("nav a").all()
+    return [str(await link.get_attribute("href")).removeprefix("#/") for link in links]
 
 
 async def go(page: Page, screen: str) -> None:
