@@ -9,6 +9,7 @@ box that is killed in the middle of an answer: the playground beside the map, in
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import os
 import shutil
@@ -18,6 +19,7 @@ import time
 from contextlib import aclosing
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright
@@ -34,8 +36,8 @@ BOXES = ("office", "attic", "garage")
 LAYERS = "office=0:4,attic=4:9,garage=9:12"
 VICTIM = "attic"
 PROMPT = "Once upon a time there was a king who had three sons"
-Frame = tuple[float, Image.Image]
-"""When it was taken, in seconds, and both pages side by side."""
+Frame = tuple[float, bytes]
+"""When a page was drawn so, in seconds, and a JPEG."""
 MOST_BYTES = 1_000_000
 SIZE = (1280, 760)
 HALF = (560, 720)
@@ -109,7 +111,7 @@ async def picture_of_site(browser: Browser, client: Client, path: Path) -> None:
     await context.close()
 
 
-async def recording_of_kill(browser: Browser, client: Client, cluster: LocalCluster) -> list[Frame]:
+async def recording_of_kill(browser: Browser, client: Client, cluster: LocalCluster) -> list[tuple[float, Image.Image]]:
     context = await browser.new_context(viewport={"width": HALF[0], "height": HALF[1]}, color_scheme="light")
     site = await entered(context, client)
     await site.goto(site.url.partition("#")[0] + "#/deployments/tales")
@@ -119,36 +121,51 @@ async def recording_of_kill(browser: Browser, client: Client, cluster: LocalClus
     await talk.goto(site.url.partition("#")[0] + "#/playground")
     await talk.get_by_label("New tokens").fill("320")
     await talk.get_by_label("Message").fill(PROMPT)
-    frames: list[Frame] = []
-    await frame(talk, site, frames)
+    shots = [await shots_of(page) for page in (talk, site)]
+    await asyncio.sleep(1.0)
     await talk.get_by_role("button", name="Send").click()
-    ended, killed = 0.0, False
-    while not ended or time.monotonic() - ended < ENDING_S:
-        await frame(talk, site, frames)
-        parts = await talk.locator(".turn.assistant span").count()
-        if parts > 80 and not killed:
+    stop, killed = talk.get_by_role("button", name="Stop"), False
+    while not killed or await stop.is_enabled():
+        # The newest text of the answer stays in view.
+        await talk.evaluate("document.querySelector('form').scrollIntoView({ block: 'end' })")
+        if not killed and await talk.locator(".turn.assistant span").count() > 80:
             await cluster.agents[VICTIM].kill()
             killed = True
-        if killed and not ended and await talk.get_by_role("button", name="Stop").is_disabled():
-            ended = time.monotonic()
+        await asyncio.sleep(FRAME_S / 2)
+    await asyncio.sleep(ENDING_S)
     await context.close()
-    return frames
+    return side_by_side(*shots)
 
 
-async def frame(talk: Page, site: Page, frames: list[Frame]) -> None:
-    """Both pages as they are now, the newest text of the answer in view."""
-    began = time.monotonic()
-    await talk.evaluate("document.querySelector('form').scrollIntoView({ block: 'end' })")
-    taken = await asyncio.gather(talk.screenshot(), site.screenshot())
-    shots = [Image.open(io.BytesIO(data)).convert("RGB") for data in taken]
-    both = Image.new("RGB", (2 * HALF[0] + 2, HALF[1]), "#888888")
-    both.paste(shots[0], (0, 0))
-    both.paste(shots[1], (HALF[0] + 2, 0))
-    frames.append((began, both))
-    await asyncio.sleep(max(0.0, FRAME_S - (time.monotonic() - began)))
+async def shots_of(page: Page) -> list[Frame]:
+    """The page as it is drawn from now on, whenever it changes, as the browser's debugger sends it."""
+    found = list[Frame]()
+    debugger = await page.context.new_cdp_session(page)
+
+    async def shown(event: dict[str, Any]) -> None:
+        found.append((time.monotonic(), base64.b64decode(event["data"])))
+        await debugger.send("Page.screencastFrameAck", {"sessionId": event["sessionId"]})
+
+    debugger.on("Page.screencastFrame", lambda event: asyncio.ensure_future(shown(event)))
+    await debugger.send("Page.startScreencast", {"format": "jpeg", "quality": 95})
+    return found
 
 
-def write(frames: list[Frame], path: Path) -> None:
+def side_by_side(left: list[Frame], right: list[Frame]) -> list[tuple[float, Image.Image]]:
+    """Both pages by time, each as it was last drawn."""
+    began, ended = max(left[0][0], right[0][0]), max(left[-1][0], right[-1][0])
+    found = list[tuple[float, Image.Image]]()
+    for number in range(int((ended - began) / FRAME_S) + 1):
+        at = began + number * FRAME_S
+        both = Image.new("RGB", (2 * HALF[0] + 2, HALF[1]), "#888888")
+        for x, frames in ((0, left), (HALF[0] + 2, right)):
+            data = max((frame for frame in frames if frame[0] <= at), key=lambda frame: frame[0])[1]
+            both.paste(Image.open(io.BytesIO(data)), (x, 0))
+        found.append((at, both))
+    return found
+
+
+def write(frames: list[tuple[float, Image.Image]], path: Path) -> None:
     """Each frame for as long as it took until the next."""
     times = [began for began, _ in frames]
     spans = [round(1000 * (after - before)) for before, after in pairwise(times)]

@@ -98,9 +98,14 @@ async def asked(page: Page) -> asyncio.Task[str]:
     await page.get_by_role("button", name="Send").click()
     parts = page.locator(".turn.assistant span")
     await expect(parts.nth(5)).to_be_visible()
+    await page.evaluate(
+        "gone = false; new MutationObserver(() => { gone ||= !document.querySelector('.turn.assistant') })"
+        ".observe(document.body, { subtree: true, childList: true })"
+    )
 
     async def whole() -> str:
         await expect(page.get_by_role("button", name="Stop")).to_be_disabled()
+        assert not await page.evaluate("gone"), "the conversation left the screen meanwhile"
         return "".join(await parts.all_inner_texts())
 
     return asyncio.create_task(whole())

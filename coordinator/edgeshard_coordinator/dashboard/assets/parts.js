@@ -34,7 +34,7 @@ export function Loading({ stage }) {
   if (stage.phase !== "loading") return html`<span class=${`phase ${stage.phase ?? ""}`}>${stage.why ?? stage.phase ?? "–"}</span>`;
   const [done, total, what] = progress(stage);
   const left = stage.left_s ? `, ${seconds(stage.left_s)} left` : "";
-  const text = `${what} ${bytes(done)} of ${bytes(total)}${left}`;
+  const text = total ? `${what} ${bytes(done)} of ${bytes(total)}${left}` : what;
   return html`<span class="loading"><${Bar} label=${text} parts=${[["weights", done]]} total=${total} /> ${text}</span>`;
 }
 
