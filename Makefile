@@ -20,7 +20,7 @@ JOBS ?= 4
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && exit; done; echo python3)
 
-.PHONY: help setup clients demo serve test test-all retest check types rules collect format drawings proto proto-baseline bench bench-plan figures soak chaos chaos-quick chaos-long sim fuzz attack lock sbom licences
+.PHONY: help setup clients demo serve test test-all retest check types rules collect format drawings proto proto-baseline bench bench-plan figures soak chaos chaos-quick chaos-long sim fuzz attack lock sbom licences pictures
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -112,6 +112,9 @@ bench-plan: $(STAMP) ## how true plans are: the lab, the paper's row by the lab,
 	$(BIN)/python -m bench.lab
 	$(BIN)/python -m bench.edgeshard_paper --lab
 	$(BIN)/python -m bench.promises
+
+pictures: $(STAMP) ## the pictures of README.md, of a real run in Chromium: docs/pictures (1 minute)
+	@$(BIN)/python -m tools.pictures
 
 figures: $(STAMP) ## figures of the documents, and which were measured on code that has changed since; ARGS="--stamp FILE:LINE" after measuring again
 	@$(BIN)/python -m tools.figures $(ARGS)

@@ -160,7 +160,7 @@ def installable(marker: str) -> bool:
 
 def resolve(newest: str) -> dict[str, Locked]:
     """What pyproject.toml comes to, by files that were uploaded before `newest`."""
-    options = ("--extra", "all", "--group", "checkout", "--group", "dev", "--exclude-newer", newest)
+    options = ("--all-extras", "--group", "checkout", "--group", "dev", "--exclude-newer", newest)
     text = _compile(
         "pyproject.toml", "--universal", "--python-version", PYTHONS[0], "--fork-strategy", "fewest", *options
     )

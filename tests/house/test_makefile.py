@@ -46,6 +46,7 @@ TARGETS = (
     "lock",
     "sbom",
     "licences",
+    "pictures",
 )
 
 

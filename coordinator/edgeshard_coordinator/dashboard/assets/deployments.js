@@ -1,9 +1,10 @@
 // Deployments: loading, predicted beside measured, what losing a box would cost, and what an operator does.
-import { useEffect, useState } from "./vendor/hooks.js";
+import { useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
-import { act, ask } from "./calls.js";
+import { act } from "./calls.js";
 import { bytes, count, percent, seconds } from "./format.js";
-import { Bar, Doing, Line, Table } from "./parts.js";
+import { Doing, Line, Loading, Table } from "./parts.js";
+import { Recoveries, outlookOf } from "./recovery.js";
 
 const STAGES = [
   { title: "Box", cell: ({ stage }) => stage.node },
@@ -15,7 +16,7 @@ const STAGES = [
   { title: "Waits", right: true, cell: ({ stage }) => (stage.busy === undefined ? "–" : percent(1 - stage.busy)) },
 ];
 const FIGURES = [
-  { title: "", cell: ({ key }) => key },
+  { title: "Figure", cell: ({ key }) => key },
   { title: "Predicted", right: true, cell: ({ predicted }) => predicted },
   { title: "Measured", right: true, cell: ({ measured }) => measured },
 ];
@@ -25,17 +26,9 @@ const LOSSES = [
   { title: "Taken by", cell: ({ loss }) => loss.taken_by || loss.note || "–" },
 ];
 
-function Loading({ stage }) {
-  if (stage.phase !== "loading") return html`<span class=${`phase ${stage.phase ?? ""}`}>${stage.why ?? stage.phase ?? "–"}</span>`;
-  const [done, total, what] = stage.to_fill ? [stage.filled, stage.to_fill, stage.work] : [stage.fetched ?? 0, stage.to_fetch ?? 0, "fetching"];
-  const left = stage.left_s ? `, ${seconds(stage.left_s)} left` : "";
-  const text = `${what} ${bytes(done)} of ${bytes(total)}${left}`;
-  return html`<span class="loading"><${Bar} label=${text} parts=${[["weights", done]]} total=${total} /> ${text}</span>`;
-}
-
 export function Deployments({ picture, rest }) {
   const names = Object.keys(picture.deployments);
-  if (rest && picture.deployments[rest]) return html`<${Deployment} key=${rest} name=${rest} deployment=${picture.deployments[rest]} />`;
+  if (rest && picture.deployments[rest]) return html`<${Deployment} key=${rest} name=${rest} deployment=${picture.deployments[rest]} picture=${picture} />`;
   const rows = names.map((key) => ({ key, deployment: picture.deployments[key] }));
   const columns = [
     { title: "Name", cell: ({ key }) => html`<a href=${`#/deployments/${encodeURIComponent(key)}`}>${key}</a>` },
@@ -84,18 +77,15 @@ function Plan({ plan }) {
     ${plan.note && html`<p class="quiet">${plan.note}</p>`}`;
 }
 
-function Deployment({ name, deployment }) {
+function Deployment({ name, deployment, picture }) {
   const [typed, setTyped] = useState("");
-  const [outlook, setOutlook] = useState(null);
-  useEffect(() => {
-    ask("outlook", { name }).then(setOutlook, () => setOutlook(null));
-  }, [name, deployment.epoch, deployment.phase]);
+  const outlook = outlookOf(name);
   const { predicted = {}, measured = {} } = deployment;
   const figures = [
     { key: "First token", predicted: seconds(predicted.first_token_s), measured: seconds(measured.first_token_s) },
     { key: "Between tokens", predicted: seconds(predicted.between_tokens_s), measured: seconds(measured.between_tokens_s) },
     { key: "Tokens/s over all", predicted: count(predicted.tokens_per_s, 1), measured: count(deployment.tokens_per_s, 1) },
-    { key: "Pause when a box is lost", predicted: worst(outlook), measured: seconds(measured.pause_s) },
+    { key: "Pause when a box is lost", predicted: worst(outlook), measured: seconds(measured.last_pause_s ?? measured.pause_s) },
   ];
   const stages = Object.entries(deployment.stages).map(([key, stage]) => ({ key, stage }));
   const losses = (outlook?.losses ?? []).map((loss) => ({ key: loss.node, loss }));
@@ -103,6 +93,7 @@ function Deployment({ name, deployment }) {
       <p>${deployment.model} in ${deployment.dtype}, epoch ${deployment.epoch}: ${deployment.running} running, ${deployment.waiting} waiting, ${deployment.served} served.</p>
       ${deployment.failure && html`<p role="alert">${deployment.failure}</p>`}
       <${Table} label="Stages" columns=${STAGES} rows=${stages} /><${Line} of=${`edgectl describe deployment ${name}`} /></section>
+    <${Recoveries} picture=${picture} of=${name} />
     <section><h2>Predicted beside measured</h2><${Table} label="Predicted beside measured" columns=${FIGURES} rows=${figures} />
       ${predicted.bottleneck && html`<p class="quiet">${predicted.bottleneck}</p>`}</section>
     <section><h2>If a box is lost</h2><${Table} label="If a box is lost" columns=${LOSSES} rows=${losses} empty="Known once it is ready." /></section>

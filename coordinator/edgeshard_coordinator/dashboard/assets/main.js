@@ -44,7 +44,7 @@ function Frame({ session }) {
   useEffect(() => {
     document.title = `${TITLES[name]} · EdgeShard`;
   }, [name]);
-  if (seen.state === "ended") return html`<${Outside} why="You were logged out." />`;
+  if (seen.state === "ended") return html`<${Outside} why="This browser is logged out: somebody logged out here, or the coordinator was started again." />`;
   const Screen = screens[name];
   return html`<header><h1>EdgeShard</h1>
       <nav aria-label="Screens">${Object.keys(screens).map((other) => html`<a href=${`#/${other}`} aria-current=${other === name ? "page" : null}>${TITLES[other]}</a>`)}</nav>

@@ -1,6 +1,7 @@
 // Pieces that several screens are made of.
 import { useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
+import { bytes, seconds } from "./format.js";
 
 export function Table({ label, columns, rows, empty }) {
   if (!rows.length) return html`<p class="quiet">${empty}</p>`;
@@ -22,6 +23,19 @@ export function Bar({ label, parts, total }) {
       return html`<rect class=${name} x=${x} width=${Math.min(width, 100 - x)} height="6" />`;
     })}
   </svg>`;
+}
+
+// How far a stage is with its weights: what is done, of how much, and what it does.
+export function progress(stage) {
+  return stage.to_fill ? [stage.filled, stage.to_fill, stage.work] : [stage.fetched ?? 0, stage.to_fetch ?? 0, "fetching"];
+}
+
+export function Loading({ stage }) {
+  if (stage.phase !== "loading") return html`<span class=${`phase ${stage.phase ?? ""}`}>${stage.why ?? stage.phase ?? "–"}</span>`;
+  const [done, total, what] = progress(stage);
+  const left = stage.left_s ? `, ${seconds(stage.left_s)} left` : "";
+  const text = total ? `${what} ${bytes(done)} of ${bytes(total)}${left}` : what;
+  return html`<span class="loading"><${Bar} label=${text} parts=${[["weights", done]]} total=${total} /> ${text}</span>`;
 }
 
 export function Line({ of }) {

@@ -30,14 +30,16 @@ async function* told(parts) {
 }
 
 export function Playground({ picture }) {
-  const ready = Object.entries(picture.deployments).filter(([, deployment]) => deployment.phase === "ready").map(([name]) => name);
   const [model, setModel] = useState("");
+  // The one of the conversation stays while it is built anew.
+  const ready = Object.entries(picture.deployments).filter(([name, deployment]) => deployment.phase === "ready" || name === model).map(([name]) => name);
   const [turns, setTurns] = useState([]);
   const [said, setSaid] = useState("");
   const [options, setOptions] = useState(DEFAULTS);
   const [problem, setProblem] = useState("");
   const [running, setRunning] = useState(null); // the request's AbortController
   const chosen = ready.includes(model) ? model : ready[0];
+  if (chosen && chosen !== model) setModel(chosen);
 
   const send = async (event) => {
     event.preventDefault();

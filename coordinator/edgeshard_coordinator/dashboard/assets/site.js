@@ -1,13 +1,15 @@
 // Boxes and links, with the pipeline of one deployment over them.
 import { useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
-import { bytes, percent, rate, seconds } from "./format.js";
+import { bytes, count, percent, rate, seconds } from "./format.js";
 import { Bar, Line, Table } from "./parts.js";
 import { Map } from "./map.js";
+import { Recoveries, recoveryOf } from "./recovery.js";
 
 const NODES = [
   { title: "Box", cell: ({ key }) => key },
   { title: "State", cell: ({ node }) => `${node.status}${node.silent_s ? `, silent ${node.silent_s} s` : ""}${node.measuring ? ", measuring" : ""}` },
+  { title: "Layers", cell: ({ layers }) => layers || "–" },
   { title: "Device", cell: ({ node }) => `${node.model}, ${node.cores} cores` },
   { title: "Memory", cell: ({ node, key }) => html`<${Memory} node=${node} name=${key} />` },
   { title: "Weights", right: true, cell: ({ node }) => bytes(node.weights) },
@@ -32,11 +34,18 @@ function Memory({ node, name }) {
   return html`<${Bar} label=${label} parts=${parts} total=${node.budget} />`;
 }
 
+function layersOn(picture, node) {
+  const found = Object.entries(picture.deployments).flatMap(([name, { stages }]) =>
+    Object.values(stages).filter((stage) => stage.node === node).map((stage) => `${name} ${stage.first}:${stage.end}`),
+  );
+  return found.join(", ");
+}
+
 export function Site({ picture }) {
   const names = Object.keys(picture.deployments);
   const [chosen, choose] = useState("");
   const name = picture.deployments[chosen] ? chosen : names[0];
-  const nodes = Object.entries(picture.nodes).map(([key, node]) => ({ key, node, class: node.status }));
+  const nodes = Object.entries(picture.nodes).map(([key, node]) => ({ key, node, class: node.status, layers: layersOn(picture, key) }));
   const links = Object.entries(picture.links).map(([key, link]) => ({ key, link, from: key.split(" ")[0], to: key.split(" ")[1] }));
   const there = nodes.filter(({ node }) => node.status === "connected").length;
   if (!nodes.length)
@@ -44,9 +53,16 @@ export function Site({ picture }) {
       <${Line} of="edgectl token create --node NAME" /></section>`;
   return html`<section><h2>${there} of ${nodes.length} boxes are here</h2>
       ${names.length > 1 && html`<p><label>Pipeline of <select value=${name} onChange=${(event) => choose(event.target.value)}>${names.map((one) => html`<option>${one}</option>`)}</select></label></p>`}
-      <${Map} picture=${picture} deployment=${picture.deployments[name]} /></section>
+      ${name && html`<${Serving} name=${name} deployment=${picture.deployments[name]} />`}
+      <${Map} picture=${picture} deployment=${picture.deployments[name]} recovery=${recoveryOf(name)} /></section>
+    <${Recoveries} picture=${picture} />
     <section><h2>Boxes</h2><${Table} label="Boxes" columns=${NODES} rows=${nodes} /><${Legend} /><${Line} of="edgectl get nodes -o wide" /></section>
     <section><h2>Links</h2><${Table} label="Links" columns=${LINKS} rows=${links} empty="No link was measured yet." /><${Line} of="edgectl top" /></section>`;
+}
+
+function Serving({ name, deployment }) {
+  const rate = deployment.tokens_per_s === undefined ? "" : `, ${count(deployment.tokens_per_s, 1)} tokens/s`;
+  return html`<p><a href=${`#/deployments/${encodeURIComponent(name)}`}>${name}</a> <span class=${`phase ${deployment.phase}`}>${deployment.phase}</span>: ${deployment.running} running, ${deployment.waiting} waiting${rate}</p>`;
 }
 
 function Legend() {

@@ -1,13 +1,24 @@
 // The picture of the site in this page: whole first, then its differences, while the page is seen.
+//
+// A browser allows six connections to a host over HTTP/1.1. So of all pages of one session that are seen, the one that
+// holds a lock has the stream, and tells the others; where a browser has no locks, each page has a stream of its own.
 import { at } from "./calls.js";
 
 const STREAMS = { operator: "stream", application: "usage" };
+const ALIVE_MS = 5000;
+const SILENT_MS = 15000;
+
 let picture = {};
 let state = "connecting"; // connecting, live, lost, ended
 const listeners = new Set();
 let source = null;
 let again = 0;
+let others = null; // the channel to the other pages
+let lock = "";
+let letGo = null; // while this page has the stream, or waits for it
+let heardAt = 0;
 let stream = "";
+let isWhole = false; // whether a picture came
 
 export function watch(listener) {
   listeners.add(listener);
@@ -16,10 +27,6 @@ export function watch(listener) {
 
 export function now() {
   return { picture, state };
-}
-
-function tell() {
-  for (const listener of listeners) listener();
 }
 
 // A merge patch: null removes, objects are merged, all else replaces. What did not change stays the same object.
@@ -35,53 +42,103 @@ export function patched(before, patch) {
   return after;
 }
 
+export function tellAll() {
+  for (const listener of listeners) listener();
+}
+
 function become(next) {
   state = next;
-  tell();
+  tellAll();
+}
+
+// What the stream said, or another page of it.
+function take(kind, value) {
+  if (kind === "picture") [picture, isWhole] = [value, true];
+  else if (kind === "change" && isWhole) picture = patched(picture, value);
+  if (kind === "ended") {
+    close();
+    become("ended");
+  } else if (kind === "lost") become("lost");
+  else if (isWhole) become("live");
+}
+
+function tell(kind, value) {
+  take(kind, value);
+  others?.postMessage([kind, value]);
 }
 
 function close() {
   clearTimeout(again);
   source?.close();
   source = null;
+  letGo?.();
+  letGo = null;
 }
 
 function open() {
-  close();
+  clearTimeout(again);
+  source?.close();
   source = new EventSource(at(stream));
-  source.addEventListener("picture", (event) => {
-    picture = JSON.parse(event.data);
-    become("live");
-  });
-  source.addEventListener("change", (event) => {
-    picture = patched(picture, JSON.parse(event.data));
-    become("live");
-  });
-  source.addEventListener("ended", () => {
-    close();
-    become("ended");
-  });
+  for (const kind of ["picture", "change", "ended"]) source.addEventListener(kind, (event) => tell(kind, JSON.parse(event.data)));
   source.onerror = async () => {
     // A browser tries again by itself but where the answer was a refusal; then somebody has to log in.
-    close();
-    become("lost");
+    const failed = source;
+    failed.close();
+    tell("lost");
     const answer = await fetch(at("session")).catch(() => null);
-    if (answer?.status === 401) become("ended");
+    if (source !== failed) return;
+    if (answer?.status === 401) tell("ended");
     else again = setTimeout(open, 1000);
   };
 }
 
-function seen() {
-  if (document.hidden) close();
-  else if (source === null && state !== "ended") open();
+// Have the stream, or wait until the page that has it is hidden, closed or (`steal`) silent.
+function queue(steal = false) {
+  if (!others) return open();
+  close();
+  const left = new AbortController();
+  const until = new Promise((done) => (letGo = () => (left.abort(), done())));
+  const granted = () => {
+    if (left.signal.aborted) return undefined;
+    open();
+    const alive = setInterval(() => others.postMessage(["alive"]), ALIVE_MS);
+    return until.finally(() => clearInterval(alive));
+  };
+  // Ends in an error where this page waits no longer, or where another one took the stream: then it waits again.
+  navigator.locks.request(lock, steal ? { steal } : { signal: left.signal }, granted).catch(() => !left.signal.aborted && seen());
+  others.postMessage(["ask"]);
+  heardAt = performance.now();
 }
 
-// `session` is whose picture it is.
+function heard({ data: [kind, value] }) {
+  heardAt = performance.now();
+  if (kind === "ask") {
+    if (source && isWhole) others.postMessage(["picture", picture]);
+    if (source && state === "lost") others.postMessage(["lost"]);
+  } else if (kind !== "alive" && !source && letGo) take(kind, value);
+}
+
+function seen() {
+  if (document.hidden) close();
+  else if (state !== "ended") queue();
+}
+
+// The stream of the session's kind, which all pages of the session have in common.
 export function follow(session) {
   stream = STREAMS[session.kind];
   state = "connecting";
   document.addEventListener("visibilitychange", seen);
-  open();
+  // Whoever came in has let in all pages of this browser.
+  const entered = new BroadcastChannel("edgeshard-dashboard");
+  entered.onmessage = () => state === "ended" && location.reload();
+  entered.postMessage(null);
+  if (navigator.locks) {
+    lock = `edgeshard-dashboard ${session.token}`;
+    others = new BroadcastChannel(lock);
+    others.onmessage = heard;
+    setInterval(() => letGo && !source && performance.now() - heardAt > SILENT_MS && queue(true), ALIVE_MS);
+  }
+  seen();
 }
 
 export function leave() {

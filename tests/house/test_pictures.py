@@ -1,0 +1,22 @@
+"""The pictures of README.md are made of a real run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.support.browser import needs_chromium
+from tools.pictures import MOST_BYTES, main
+
+
+@needs_chromium
+@pytest.mark.long
+@pytest.mark.timing
+async def test_a_screenshot_and_a_recording_are_made_and_small(tmp_path: Path) -> None:
+    assert await main(tmp_path) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"site.png", "kill.webp"}
+    assert all(path.stat().st_size <= MOST_BYTES for path in tmp_path.iterdir())
+    with Image.open(tmp_path / "kill.webp") as recording:
+        assert getattr(recording, "n_frames", 1) > 5

@@ -1,0 +1,327 @@
+"""The dashboard in a real browser: each screen at two widths and in two colours, what an operator does there, tabs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shlex
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import typer.main
+from playwright.async_api import Browser, Page, expect
+from safetensors.numpy import save_file
+
+from edgeshard import Client
+from edgeshard.architectures import expected_tensors
+from edgeshard.cli.main import Lazy, app
+from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.local.cluster import LocalCluster
+from tests.support.browser import DESKTOP, PHONE, chromium, go, hide, live, needs_chromium, screens, visiting
+from tests.support.chat_models import DEMO_MODEL
+from tests.support.clients import CLIENTS, run
+from tests.support.running import EDGECTL
+from tests.support.site import Site
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_chromium]
+
+AXE = CLIENTS / "node" / "node_modules" / "axe-core" / "axe.min.js"
+SPEC = {"name": "tales", "model": "fairy-tales", "source": "a", "dtype": "float32", "concurrency": 4}
+GATEWAY = ("--http-listen", "127.0.0.1:0")
+READS = ("get nodes", "get deployments", "describe", "generate")
+"""What lines begin with that are run here; the others change something, or go on until they are stopped."""
+EMPTY = {
+    "site": "No box has joined yet",
+    "deployments": "The store has no model",
+    "playground": "No deployment is ready",
+    "join": "Make the line",
+    "events": "Nothing has happened yet",
+}
+"""What screens of an empty site say."""
+TABS = 8
+"""More than the six connections that a browser allows to a host."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with chromium() as started:
+        yield started
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    """Three boxes with the demo model."""
+    directory = tmp_path_factory.mktemp("site")
+    async with LocalCluster(directory, coordinator_arguments=GATEWAY) as cluster, Client(cluster.address) as client:
+        await client.add_model(DEMO_MODEL, "fairy-tales")
+        await client.deploy(parse_spec({**SPEC, "layers": "a=0:4,b=4:9,c=9:12"}))
+        yield Site(cluster, client)
+
+
+def write_large_model(directory: Path) -> None:
+    """A Llama of 240 MB of weights that say nothing, each tensor another."""
+    config = json.loads((DEMO_MODEL / "config.json").read_text())
+    config |= {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 14}
+    config |= {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128}
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))
+    shapes = [(tensor.name, tensor.shape) for tensor in expected_tensors(config).values()]
+    tensors = {name: np.full(shape, index / 1000, np.float16) for index, (name, shape) in enumerate(shapes, 1)}
+    save_file(tensors, directory / "model.safetensors")
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+async def test_each_screen_opens_from_the_printed_link_and_every_reader_can_use_it(
+    site: Site, browser: Browser, size: tuple[int, int], scheme: str, tmp_path: Path
+) -> None:
+    async with visiting(browser, site.cluster.coordinator.gateway, size, color_scheme=scheme) as visitor:
+        page = await visitor.enter(site.client)
+        assert page.url == f"{visitor.url}/#/site", "the secret left the address"
+        found = list[str]()
+        for screen in (*await screens(page), "deployments/tales"):
+            await (page.goto(f"{visitor.url}/#/{screen}") if "/" in screen else go(page, screen))
+            await expect(page.locator("main section h2").first).to_be_visible()
+            await page.screenshot(path=tmp_path / f"{screen.replace('/', '-')}.png", full_page=True)
+            assert not await beyond_the_edge(page), f"{screen} is wider than the window"
+            found += [f"{screen}: {breach}" for breach in await breaches(page)]
+        assert not found and not visitor.problems
+
+
+async def beyond_the_edge(page: Page) -> bool:
+    return bool(await page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
+
+
+async def breaches(page: Page) -> list[str]:
+    """Rules of accessibility that axe-core finds broken on a page as it is, and where; none without axe-core."""
+    if not AXE.exists():
+        return []
+    if not await page.evaluate("'axe' in window"):
+        await page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = await page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+    return [
+        f"{broken['id']}: {broken['help']}: {[node['html'] for node in broken['nodes'][:3]]}"
+        for broken in found["violations"]
+    ]
+
+
+async def test_the_pages_policy_holds_and_what_breaks_it_is_heard(site: Site, browser: Browser) -> None:
+    async with visiting(browser, site.cluster.coordinator.gateway) as visitor:
+        page = await visitor.enter(site.client)
+        injected = "<img src='https://other.example/x.png' onerror='window.ran = true'>"
+        await page.evaluate("text => document.body.insertAdjacentHTML('beforeend', text)", injected)
+        await site.until(lambda: {"img-src", "script-src"} <= set(re.findall(r"\w+-src", str(visitor.problems))))
+        assert not await page.evaluate("'ran' in window")
+
+
+@pytest.mark.long
+async def test_a_keyboard_is_enough(site: Site, browser: Browser) -> None:
+    """Each link, field and button is reached by Tab alone, and tables that are wider than the window, too."""
+    async with visiting(browser, site.cluster.coordinator.gateway, PHONE) as visitor:
+        page = await visitor.enter(site.client)
+        for screen in await screens(page):
+            await go(page, screen)
+            await page.evaluate("document.activeElement.blur()")
+            wanted = await page.locator("a, button:enabled, input, select, textarea, .wide").count()
+            reached = set()
+            for _ in range(wanted):
+                await page.keyboard.press("Tab")
+                reached.add(await page.evaluate("[...document.querySelectorAll('*')].indexOf(document.activeElement)"))
+            assert len(reached) == wanted, screen
+
+
+@pytest.mark.long
+async def test_a_model_is_planned_loads_and_goes_by_buttons(site: Site, browser: Browser, tmp_path: Path) -> None:
+    """One of so many bytes that its loading is seen."""
+    await asyncio.to_thread(write_large_model, tmp_path / "large")
+    await site.client.add_model(tmp_path / "large", "large")
+    async with visiting(browser, site.cluster.coordinator.gateway) as visitor:
+        page = await visitor.enter(site.client)
+        await go(page, "deployments")
+        await page.get_by_label("Model").select_option("large")
+        assert await page.get_by_role("button", name="Deploy large").count() == 0, "before its plan was shown"
+        await page.get_by_role("button", name="Show the plan").click()
+        await expect(page.get_by_role("region", name="The plan").locator("tbody tr").first).to_be_visible()
+        # What the page shows of the load, as it comes: it may be gone when a test looks.
+        await page.evaluate(
+            "seen = []; new MutationObserver(() => document.querySelectorAll('.loading').forEach("
+            "one => seen.push(one.textContent.trim()))).observe(document.body,"
+            " { subtree: true, childList: true, characterData: true })"
+        )
+        await page.get_by_role("button", name="Deploy large").click()
+        await page.locator("tbody a", has_text="large").click()
+        await expect(page.locator("h2 .phase")).to_have_text("ready", timeout=120_000)
+        seen = await page.evaluate("seen")
+        assert any(re.search(r"[\d.]+ MiB of [\d.]+ MiB", text) for text in seen), seen
+        delete = page.get_by_role("button", name="Delete")
+        await expect(delete).to_be_disabled()
+        await page.get_by_label("Type its name").fill("large")
+        await delete.click()
+        await expect(page.get_by_role("region", name="Deployments")).not_to_contain_text("large")
+        assert not visitor.problems
+
+
+async def test_an_answer_streams_into_the_playground_until_it_is_stopped(site: Site, browser: Browser) -> None:
+    async with visiting(browser, site.cluster.coordinator.gateway) as visitor:
+        page = await visitor.enter(site.client)
+        await go(page, "playground")
+        await page.get_by_label("New tokens").fill("400")
+        await page.get_by_label("Message").fill("Once upon a time")
+        await page.get_by_role("button", name="Send").click()
+        parts, stop = page.locator(".turn.assistant span"), page.get_by_role("button", name="Stop")
+        await expect(parts.nth(3)).to_be_visible()
+        await expect(stop).to_be_enabled()
+        before = await parts.count()
+        await expect(parts.nth(before + 3)).to_be_visible()
+        await stop.click()
+        await expect(stop).to_be_disabled()
+        assert await parts.count() < 400
+        assert not await breaches(page)
+
+        async def free() -> bool:
+            return not (await site.client.deployment("tales")).active_requests
+
+        await site.until(free)
+        assert not visitor.problems
+
+
+@pytest.mark.long
+async def test_back_and_forward_are_the_browsers(site: Site, browser: Browser) -> None:
+    async with visiting(browser, site.cluster.coordinator.gateway) as visitor:
+        page = await visitor.enter(site.client)
+        await go(page, "deployments")
+        await page.locator("tbody a", has_text="tales").click()
+        await expect(page.locator("h2").first).to_contain_text("tales")
+        await page.go_back()
+        await expect(page.locator("h2").first).to_have_text("Deployments")
+        await page.go_back()
+        await expect(page.locator(".map")).to_be_visible()
+        await page.go_forward()
+        await page.go_forward()
+        await expect(page.locator("h2").first).to_contain_text("tales")
+        await page.reload()
+        await expect(page.locator("h2").first).to_contain_text("tales")
+        assert not visitor.problems
+
+
+async def test_a_hidden_tab_ends_its_stream_and_has_the_newest_picture_when_it_is_seen(
+    site: Site, browser: Browser
+) -> None:
+    async with visiting(browser, site.cluster.coordinator.gateway) as visitor:
+        page = await visitor.enter(site.client)
+        await page.goto(f"{visitor.url}/#/deployments/tales")
+        before = await served(page)
+        await site.until(lambda: visitor.streams == 1)
+        await hide(page, True)
+        await site.until(lambda: visitor.streams == 0)
+        await one_answer(site.client)
+        assert await served(page) == before
+        await hide(page, False)
+        await expect(page.locator("main")).to_contain_text(f"{before + 1} served")
+        assert visitor.streams == 1 and not visitor.problems
+
+
+async def served(page: Page) -> int:
+    """The requests that a deployment's screen says were served."""
+    text = await page.locator("p", has_text=" served.").inner_text()
+    return int(text.split()[-2])
+
+
+async def one_answer(client: Client) -> None:
+    async for _ in client.generate("tales", "Once", max_new_tokens=2, ignore_eos=True):
+        pass
+
+
+async def test_eight_tabs_share_one_stream_and_each_can_act(site: Site, browser: Browser) -> None:
+    async with visiting(browser, site.cluster.coordinator.gateway) as visitor:
+        first = await visitor.enter(site.client)
+        await first.goto(f"{visitor.url}/#/deployments/tales")
+        tabs = [first, *[await visitor.another("deployments/tales") for _ in range(TABS - 1)]]
+        for tab in tabs:
+            await live(tab)
+        before = await served(first)
+        await one_answer(site.client)
+        for tab in tabs:
+            await expect(tab.locator("main")).to_contain_text(f"{before + 1} served")
+            await tab.get_by_role("button", name="Look for a better placement").click()
+            await expect(tab.locator("section", has_text="Move").get_by_role("status").first).to_contain_text("by hand")
+        assert visitor.streams == 1
+        # Who has the stream hides, or leaves; another one of them takes it up.
+        await hide(first, True)
+        await tabs[1].close()
+        await one_answer(site.client)
+        for tab in tabs[2:]:
+            await expect(tab.locator("main")).to_contain_text(f"{before + 2} served")
+        await site.until(lambda: visitor.streams == 1)
+
+
+@pytest.mark.long
+async def test_a_tab_that_stands_still_keeps_the_stream_from_no_other(site: Site, browser: Browser) -> None:
+    """As one does that waits in a debugger: it holds the lock and says nothing more."""
+    async with visiting(browser, site.cluster.coordinator.gateway) as visitor:
+        first = await visitor.enter(site.client)
+        second = await visitor.another("deployments/tales")
+        await live(second)
+        before = await served(second)
+        debugger = await visitor.context.new_cdp_session(first)
+        await debugger.send("Debugger.enable")
+        await debugger.send("Debugger.pause")
+        await one_answer(site.client)
+        await expect(second.locator("main")).to_contain_text(f"{before + 1} served", timeout=60_000)
+
+
+async def test_an_empty_site_says_what_to_do(browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    async with (
+        LocalCluster(tmp_path / "site", (), coordinator_arguments=GATEWAY) as cluster,
+        Client(cluster.address) as client,
+        visiting(browser, cluster.coordinator.gateway, PHONE) as visitor,
+    ):
+        page = await visitor.enter(client)
+        for screen in await screens(page):
+            await go(page, screen)
+            await expect(page.locator("main")).to_contain_text(EMPTY.get(screen, ""))
+            await page.screenshot(path=tmp_path / f"empty-{screen}.png")
+            assert not await breaches(page), screen
+            for line in await lines(page):
+                parsed(line)
+        assert not visitor.problems
+
+
+@pytest.mark.long
+async def test_each_line_of_edgectl_does_what_its_screen_does(site: Site, browser: Browser) -> None:
+    async with visiting(browser, site.cluster.coordinator.gateway) as visitor:
+        page = await visitor.enter(site.client)
+        found = set()
+        for screen in (*await screens(page), "deployments/tales"):
+            await page.goto(f"{visitor.url}/#/{screen}")
+            await expect(page.locator("p.line").first).to_be_visible()
+            found |= set(await lines(page))
+    assert {"edgectl get nodes -o wide", "edgectl delete deployment tales"} <= found
+    for line in found:
+        words = parsed(line)
+        if line.startswith(tuple(f"edgectl {read}" for read in READS)) and "-w" not in words:
+            await run(EDGECTL, "--coordinator", site.cluster.address, *words)
+
+
+async def lines(page: Page) -> list[str]:
+    return await page.locator("p.line code").all_inner_texts()
+
+
+def parsed(line: str) -> list[str]:
+    """The words of a line after `edgectl`, which its own parser takes. Raises its UsageError otherwise."""
+    name, *words = shlex.split(line)
+    assert name == "edgectl"
+    command: Any = typer.main.get_group(app)
+    context = command.make_context(name, list(words))
+    while hasattr(command, "resolve_command"):
+        name, found, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        command = found.load() if isinstance(found, Lazy) else found
+        context = command.make_context(name, rest, parent=context)
+    return words

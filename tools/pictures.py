@@ -1,0 +1,190 @@
+"""The pictures of README.md, of a real run: three boxes on this machine with the demo model, in Chromium.
+
+    python -m tools.pictures      `make pictures`
+
+docs/pictures/site.png is the dashboard while three answers stream; docs/pictures/kill.webp what a browser shows of a
+box that is killed in the middle of an answer: the playground beside the map, in the time that it took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import os
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import aclosing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+
+from edgeshard.client import Client
+from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.local.cluster import LocalCluster
+
+ROOT = Path(__file__).resolve().parent.parent
+PICTURES = ROOT / "docs" / "pictures"
+MODEL = ROOT / "edgeshard" / "demo_model"
+BOXES = ("office", "attic", "garage")
+LAYERS = "office=0:4,attic=4:9,garage=9:12"
+VICTIM = "attic"
+PROMPT = "Once upon a time there was a king who had three sons"
+Frame = tuple[float, bytes]
+"""When a page was drawn so, in seconds, and a JPEG."""
+MOST_BYTES = 1_000_000
+SIZE = (1280, 760)
+HALF = (560, 720)
+FRAME_S = 0.1
+ENDING_S = 2.5
+"""How long the recording goes on once the answer is there."""
+
+
+async def main(pictures: Path = PICTURES) -> int:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        print("pictures: chromium is not installed: Debian's package of that name", file=sys.stderr)
+        return 1
+    with tempfile.TemporaryDirectory() as directory:
+        gateway = ("--http-listen", "127.0.0.1:0")
+        cluster = LocalCluster(Path(directory), BOXES, coordinator_arguments=gateway, secure=True)
+        async with cluster, cluster.client() as client, async_playwright() as playwright:
+            browser = await playwright.chromium.launch(executable_path=chromium, chromium_sandbox=os.geteuid() != 0)
+            await deploy(client)
+            await picture_of_site(browser, client, pictures / "site.png")
+            write(await recording_of_kill(browser, client, cluster), pictures / "kill.webp")
+            await browser.close()
+    return checked(pictures)
+
+
+def checked(pictures: Path) -> int:
+    """Print the sizes of all pictures; 1 where one is too large."""
+    sizes = {path.name: path.stat().st_size for path in sorted(pictures.iterdir())}
+    for name, size in sizes.items():
+        print(f"{name}: {size / 1000:.0f} kB" + (f", over {MOST_BYTES / 1000:.0f}" if size > MOST_BYTES else ""))
+    return int(max(sizes.values()) > MOST_BYTES)
+
+
+async def deploy(client: Client) -> None:
+    """The demo model, and links that were measured, so that a pause can be predicted."""
+    await client.add_model(MODEL, "fairy-tales")
+    spec = {"name": "tales", "model": "fairy-tales", "source": BOXES[0], "dtype": "float32", "layers": LAYERS}
+    await client.deploy(parse_spec(spec))
+    while True:
+        found = (await client.deployment("tales", outlook=True)).outlook
+        if found is not None and found.losses and all(loss.pause for loss in found.losses):
+            return
+        await asyncio.sleep(0.5)
+
+
+async def entered(context: BrowserContext, client: Client) -> Page:
+    page = await context.new_page()
+    await page.goto((await client.dashboard_link()).url)
+    await page.locator(".state.live").wait_for()
+    return page
+
+
+async def answers(client: Client) -> None:
+    """One after another, until it is cancelled."""
+    while True:
+        async with aclosing(client.generate("tales", PROMPT, max_new_tokens=300, ignore_eos=True)) as events:
+            async for _ in events:
+                pass
+
+
+async def picture_of_site(browser: Browser, client: Client, path: Path) -> None:
+    context = await browser.new_context(viewport={"width": SIZE[0], "height": SIZE[1]}, color_scheme="light")
+    page = await entered(context, client)
+    traffic = [asyncio.create_task(answers(client)) for _ in range(3)]
+    await page.locator(".hop.moving").first.wait_for()
+    await asyncio.sleep(3.0)  # rates are over two seconds
+    await page.screenshot(path=path)
+    for task in traffic:
+        task.cancel()
+    await asyncio.gather(*traffic, return_exceptions=True)
+    await context.close()
+
+
+async def recording_of_kill(browser: Browser, client: Client, cluster: LocalCluster) -> list[tuple[float, Image.Image]]:
+    context = await browser.new_context(viewport={"width": HALF[0], "height": HALF[1]}, color_scheme="light")
+    site = await entered(context, client)
+    await site.goto(site.url.partition("#")[0] + "#/deployments/tales")
+    await site.get_by_role("region", name="If a box is lost").wait_for()  # it knows what it would cost
+    await site.locator('nav a[href="#/site"]').click()
+    talk = await context.new_page()
+    await talk.goto(site.url.partition("#")[0] + "#/playground")
+    await talk.get_by_label("New tokens").fill("320")
+    await talk.get_by_label("Message").fill(PROMPT)
+    shots = [await shots_of(page) for page in (talk, site)]
+    await asyncio.sleep(1.0)
+    await talk.get_by_role("button", name="Send").click()
+    stop, killed = talk.get_by_role("button", name="Stop"), False
+    while not killed or await stop.is_enabled():
+        # The newest text of the answer stays in view.
+        await talk.evaluate("document.querySelector('form').scrollIntoView({ block: 'end' })")
+        if not killed and await talk.locator(".turn.assistant span").count() > 80:
+            await cluster.agents[VICTIM].kill()
+            killed = True
+        await asyncio.sleep(FRAME_S / 2)
+    await asyncio.sleep(ENDING_S)
+    await context.close()
+    return side_by_side(*shots)
+
+
+async def shots_of(page: Page) -> list[Frame]:
+    """The page as it is drawn from now on, whenever it changes, as the browser's debugger sends it."""
+    found = list[Frame]()
+    debugger = await page.context.new_cdp_session(page)
+
+    async def shown(event: dict[str, Any]) -> None:
+        found.append((time.monotonic(), base64.b64decode(event["data"])))
+        await debugger.send("Page.screencastFrameAck", {"sessionId": event["sessionId"]})
+
+    debugger.on("Page.screencastFrame", lambda event: asyncio.ensure_future(shown(event)))
+    await debugger.send("Page.startScreencast", {"format": "jpeg", "quality": 95})
+    return found
+
+
+def side_by_side(left: list[Frame], right: list[Frame]) -> list[tuple[float, Image.Image]]:
+    """Both pages by time, each as it was last drawn."""
+    began, ended = max(left[0][0], right[0][0]), max(left[-1][0], right[-1][0])
+    found = list[tuple[float, Image.Image]]()
+    for number in range(int((ended - began) / FRAME_S) + 1):
+        at = began + number * FRAME_S
+        both = Image.new("RGB", (2 * HALF[0] + 2, HALF[1]), "#888888")
+        for x, frames in ((0, left), (HALF[0] + 2, right)):
+            data = max((frame for frame in frames if frame[0] <= at), key=lambda frame: frame[0])[1]
+            both.paste(Image.open(io.BytesIO(data)), (x, 0))
+        found.append((at, both))
+    return found
+
+
+def write(frames: list[tuple[float, Image.Image]], path: Path) -> None:
+    """Each frame for as long as it took until the next."""
+    times = [began for began, _ in frames]
+    spans = [round(1000 * (after - before)) for before, after in pairwise(times)]
+    first, *rest = [image for _, image in frames]
+    first.save(
+        path,
+        save_all=True,
+        append_images=rest,
+        duration=[*spans, 2000],
+        loop=0,
+        quality=70,
+        method=4,
+        minimize_size=True,
+    )
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(asyncio.run(main()))
+    except EdgeShardError as error:
+        print(f"pictures: {error.message}", file=sys.stderr)
+        sys.exit(1)
