@@ -14,16 +14,18 @@ export function Chart({ title, times, lines, show, most }) {
   const plot = useRef(null);
   const key = lines.map(({ name }) => name).join("\n");
   useEffect(() => {
-    plot.current = drawn(place.current, lines, show, most);
-    const resized = new ResizeObserver(() => plot.current.setSize({ width: place.current.clientWidth, height: HEIGHT }));
-    const repainted = () => plot.current.redraw();
+    // Both are gone from their references before the last of their events comes.
+    const box = place.current;
+    const made = (plot.current = drawn(box, lines, show, most));
+    const resized = new ResizeObserver(() => made.setSize({ width: box.clientWidth, height: HEIGHT }));
+    const repainted = () => made.redraw();
     const scheme = matchMedia("(prefers-color-scheme: dark)");
-    resized.observe(place.current);
+    resized.observe(box);
     scheme.addEventListener("change", repainted);
     return () => {
       resized.disconnect();
       scheme.removeEventListener("change", repainted);
-      plot.current.destroy();
+      made.destroy();
     };
   }, [key]);
   useEffect(() => plot.current.setData([times, ...lines.map(({ values }) => values)]));
