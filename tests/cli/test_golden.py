@@ -75,7 +75,7 @@ CASES = [
     Case("trace tales --seconds 0.1", TEXT_ONLY, exit_code=1),
     Case("apply -f {dir}/tales.toml"),
     Case("deploy cellar --model cellar --source b --dry-run"),
-    Case("deploy cellar --model cellar --layers b=0:12 --max-context 64 --concurrency 1 --measure 60", twice=False),
+    Case("deploy cellar --model cellar --layers b=0:12 --max-context 64 --concurrency 1 --measure 200", twice=False),
     Case("logs coordinator --lines 1 --directory {dir}", TEXT_ONLY),
     Case("debug dump -o {dir}/site.json --force", TEXT_ONLY),
     Case("debug replay {dir}/site.json", TEXT_ONLY),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -166,6 +166,19 @@ async def test_an_operators_trace_goes_on_while_a_timeline_is_open(site: Site, h
                 assert not trace.done(), "it said so at no time"
                 await asyncio.sleep(0.05)
         assert all(stage.records for stage in await trace)
+
+
+async def test_viewers_who_never_read_hold_up_nobody(site: Site, http: Http) -> None:
+    browser = await Browser.of(site, http)
+    async with AsyncExitStack() as stalled:
+        for _ in range(20):
+            await stalled.enter_async_context(
+                http.opened("GET", "/dashboard/stream", None, browser.headers(), holds=4096)
+            )
+        async with writing(site), asyncio.timeout(60), aclosing(pictures(browser)) as seen:
+            served = {(await anext(seen))["deployments"]["tales"]["served"]}
+            while len(served) < 3:
+                served.add((await anext(seen))["deployments"]["tales"]["served"])
 
 
 async def test_an_operator_plans_deploys_and_deletes(site: Site, http: Http) -> None:

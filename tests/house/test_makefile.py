@@ -31,6 +31,7 @@ TARGETS = (
     "test-all",
     "retest",
     "check",
+    "collect",
     "proto",
     "proto-baseline",
     "drawings",
@@ -276,7 +277,14 @@ def test_continuous_integration_runs_set_up_check_and_test_in_order() -> None:
     assert lines[0].endswith("bash")
     assert "set -euo pipefail" in lines
     steps = [line.partition("#")[0].strip() for line in lines if line.startswith("make ")]
-    assert steps == ["make demo", "make setup", "make clients", "make check", "make test-all || make retest"]
+    assert steps == [
+        "make demo",
+        "make setup",
+        "make clients",
+        "make collect &",
+        "make check",
+        "make test-all || make retest",
+    ]
 
 
 def test_every_hook_before_a_commit_is_a_part_of_make_check() -> None:

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,15 @@ from edgeshard import Client
 from edgeshard.architectures import expected_tensors
 from edgeshard.cli.main import Lazy, app
 from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.domain.errors import FailedPreconditionError
 from edgeshard.local.cluster import LocalCluster
+from edgeshard.rpc.channel import open_channel
+from tests.coordinator.conftest import build_registration
 from tests.support.browser import DESKTOP, PHONE, chromium, go, hide, live, needs_chromium, screens, visiting
 from tests.support.chat_models import DEMO_MODEL
 from tests.support.clients import CLIENTS, run
 from tests.support.running import EDGECTL
+from tests.support.scripted_agent import FakeAgent
 from tests.support.site import Site
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_chromium]
@@ -118,6 +123,33 @@ async def test_the_pages_policy_holds_and_what_breaks_it_is_heard(site: Site, br
         await page.evaluate("text => document.body.insertAdjacentHTML('beforeend', text)", injected)
         await site.until(lambda: {"img-src", "script-src"} <= set(re.findall(r"\w+-src", str(visitor.problems))))
         assert not await page.evaluate("'ran' in window")
+
+
+async def test_what_a_node_says_is_text(browser: Browser, tmp_path: Path) -> None:
+    """A node that joined and means harm: what it calls its device, and why it says that it cannot load."""
+    told = '<img src=x onerror="window.ran = true"><script>window.ran = true</script>'
+    registration = build_registration("evil")
+    registration = replace(registration, facts=replace(registration.facts, model=told))
+    async with (
+        LocalCluster(tmp_path, (), coordinator_arguments=GATEWAY) as cluster,
+        Client(cluster.address) as client,
+        open_channel(cluster.address, None) as channel,
+        visiting(browser, cluster.coordinator.gateway) as visitor,
+    ):
+        node = FakeAgent(channel, registration)
+        node.answer = lambda command: FailedPreconditionError(told)
+        await node.connect()
+        await client.add_model(DEMO_MODEL, "fairy-tales")
+        with pytest.raises(FailedPreconditionError):
+            await client.deploy(parse_spec({**SPEC, "source": "evil", "layers": "evil=0:12"}))
+        page = await visitor.enter(client)
+        await expect(page.locator("main")).to_contain_text(told)
+        await page.goto(f"{visitor.url}/#/deployments/tales")
+        await expect(page.locator("[role=alert]")).to_contain_text(told)
+        await go(page, "events")
+        await expect(page.locator("main")).to_contain_text(told)
+        assert not await page.evaluate("'ran' in window") and not visitor.problems
+        await node.vanish()
 
 
 @pytest.mark.long

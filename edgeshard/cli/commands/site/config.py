@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edgeshard.process.config import DaemonSettings
     from edgeshard.process.config_files import Setting
 
-app = typer.Typer(help="Check files of settings, show what a daemon makes of them.", no_args_is_help=True)
+app = typer.Typer(help="Check and show settings of daemons, and list what there are.", no_args_is_help=True)
 
 DIRECTORY = Path("/etc/edgeshard")
 """Where edgectl install keeps the daemons' files."""
