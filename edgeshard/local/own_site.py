@@ -57,8 +57,10 @@ class OwnSite:
         written, AlreadyExistsError for a site that is served already.
         """
         from edgeshard.process.machine import usable_cores
+        from edgeshard.rpc.addresses import free_port
         from edgeshard.rpc.tls import is_loopback, join_address, split_address
 
+        port = free_port("127.0.0.1", _URL_PORT, _URL_PORTS) if port is None else port
         self._directory = folder = (directory or state_home() / "serve").absolute()
         try:
             self._held = _hold(folder)
@@ -89,7 +91,7 @@ class OwnSite:
             agent_arguments=_memory(nodes, folder),
             coordinator_arguments=[
                 *("--ca-key", str(folder / "site" / "ca.key")),
-                *("--http-listen", join_address("127.0.0.1", _free_port() if port is None else port), *http),
+                *("--http-listen", join_address("127.0.0.1", port), *http),
             ],
         )
         self._joining: asyncio.Future[None] | None = None
@@ -281,19 +283,6 @@ def _served(folder: Path) -> str:
         f"       one more model for it: {edgectl} deploy NAME --model MODEL\n"
         "       a site beside it: give another --state-dir"
     )
-
-
-def _free_port() -> int:
-    """A port for the URL. If another process takes it in the meantime, the start fails as with a given port."""
-    for port in range(_URL_PORT, _URL_PORT + _URL_PORTS):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return port
-    return _URL_PORT
 
 
 def _authority(directory: Path) -> Authority:

@@ -6,8 +6,8 @@ import json
 import os
 from pathlib import Path
 
-AGENT_PORT = 7610
-"""The port at which a node listens for its neighbours."""
+AGENT_PORT, AGENT_PORTS = 7610, 32
+"""The port at which a node listens for its neighbours, and how many from there on are tried where it is taken."""
 
 
 def state_home() -> Path:

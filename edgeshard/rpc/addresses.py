@@ -38,6 +38,21 @@ def is_of_this_machine(host: str) -> bool:
         return False
 
 
+def free_port(host: str, first: int, count: int) -> int:
+    """The first of `count` ports from `first` on that nobody listens on at this machine's address `host`; `first` where
+    all are taken. If another process takes it in the meantime, the start of whoever listens there fails."""
+    family = socket.AF_INET6 if _is_v6(host) else socket.AF_INET
+    for port in range(first, first + count):
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+        return port
+    return first
+
+
 def _any_address() -> str:
     """The address of the first interface that has one, apart from loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:

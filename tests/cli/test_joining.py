@@ -6,9 +6,11 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 import tomllib
 from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest_asyncio
 
 from edgeshard.client.joining import invitation_to_text
 from edgeshard.domain.identity import Principal, Role
+from edgeshard.local.user_files import AGENT_PORT, AGENT_PORTS
 from edgeshard.rpc.tls_files import tls_files
 from tests.support.identities import tls_options
 from tests.support.membership import READY_S, Mill, edgectl, opened
@@ -115,8 +118,13 @@ async def test_a_node_joins_by_one_line_and_leaves_by_one(mill: Mill, admin: Run
     (node,) = json.loads((await admin("get", "nodes", "-o", "json"))[1])
     assert (node["name"], node["connected"], node["facts"]["memory_budget_bytes"]) == ("b", True, 1 << 30)
     assert await ended(first) == 0
-    # The same line again, although the token was used: the node has its certificate.
-    second, _ = await serving(home, line, "--listen", "127.0.0.1:0")
+    # The same line again, although the token was used: the node has its certificate. Another one has its port.
+    with ExitStack() as held:
+        with suppress(OSError):  # a process of this machine has it
+            held.enter_context(socket.create_server(("127.0.0.1", AGENT_PORT)))
+        second, _ = await serving(home, line)
+    (node,) = json.loads((await admin("get", "nodes", "-o", "json"))[1])
+    assert AGENT_PORT < int(node["address"].rpartition(":")[2]) < AGENT_PORT + AGENT_PORTS
     assert (await admin("delete", "node", "b"))[:2] == (0, "node b deleted\n")
     assert await asyncio.wait_for(second.wait(), READY_S) == 4
     assert json.loads((await admin("get", "nodes", "-o", "json"))[1]) == []

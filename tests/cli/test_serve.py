@@ -19,8 +19,8 @@ from edgeshard import Client
 from edgeshard.cli.commands.site.serve import HttpOptions
 from edgeshard.domain.deployments.placement import parse_layers
 from edgeshard.domain.deployments.replan import ReplanReason
-from edgeshard.local import own_site
 from edgeshard.local.own_site import _node_name
+from edgeshard.rpc.addresses import free_port
 from edgeshard.rpc.tls_files import tls_files
 from tests.house import documents
 from tests.support.clients import CLIENTS, needs_clients
@@ -213,14 +213,11 @@ def test_a_port_that_is_taken_is_replaced_by_another(start: Callable[..., Runnin
         site.until(r"^API key ")  # so its node has found it
 
 
-def test_a_taken_port_of_the_url_that_nobody_asked_for_is_replaced_by_the_next(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_taken_port_that_nobody_asked_for_is_replaced_by_the_next() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         first = taken.getsockname()[1]
-        monkeypatch.setattr(own_site, "_URL_PORT", first)
-        free = own_site._free_port()
-        assert first < free < first + own_site._URL_PORTS
+        assert first < free_port("127.0.0.1", first, 32) < first + 32
+        assert free_port("127.0.0.1", first, 1) == first, "who listens there says what is wrong"
 
 
 def test_a_taken_port_of_the_url_is_an_error(start: Callable[..., Running], tmp_path: Path) -> None:

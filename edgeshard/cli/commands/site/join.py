@@ -21,7 +21,7 @@ from edgeshard.cli.connect import run
 from edgeshard.domain.errors import AlreadyExistsError, DeniedError, EdgeShardError, FailedPreconditionError
 from edgeshard.domain.identity import Invitation, Role, authority_digest
 from edgeshard.local.child_daemons import Daemon, keep_running
-from edgeshard.local.user_files import AGENT_PORT, state_home, to_toml, write_client_settings
+from edgeshard.local.user_files import AGENT_PORT, AGENT_PORTS, state_home, to_toml, write_client_settings
 from edgeshard.process.extras import check_extras
 from edgeshard.process.systemd_units import Daemon as Unit
 
@@ -60,7 +60,8 @@ class AgentOptions:
 def join(
     token: Annotated[str, argument("TOKEN", "Of edgectl token create; - reads it from stdin.")],
     listen: Annotated[
-        str | None, option("HOST:PORT", f"Where other nodes reach this one; by default port {AGENT_PORT}.")
+        str | None,
+        option("HOST:PORT", f"Where other nodes reach this one; by default port {AGENT_PORT}, or the next free one."),
     ] = None,
     state_dir: Annotated[Path | None, option("DIR", "Where the node keeps its identity and its weights.")] = None,
     *,
@@ -104,7 +105,7 @@ def _join_service(token: Invitation, listen: str | None, extra: dict[str, str]) 
     given: dict[str, str | None] = {
         "name": name,
         "coordinator": token.coordinator,
-        "listen": listen or _own_address(token),
+        "listen": listen or _own_address(token, ports=1),
         "credentials": str(_SERVICE_FILES),
         **extra,
     }
@@ -213,13 +214,14 @@ def _enrol(token: Invitation, directory: Path) -> TlsFiles:
     return tls_files(directory)
 
 
-def _own_address(token: Invitation) -> str:
-    """Where this machine is reached from the site: the address by which it reaches the coordinator."""
-    from edgeshard.rpc.addresses import outgoing_address
+def _own_address(token: Invitation, ports: int = AGENT_PORTS) -> str:
+    """Where this machine is reached from the site: the address by which it reaches the coordinator, and the first free
+    one of `ports`. Another node of this machine may have the first; a service is the machine's only one."""
+    from edgeshard.rpc.addresses import free_port, outgoing_address
     from edgeshard.rpc.tls import join_address, split_address
 
-    host, _ = split_address(token.coordinator)
-    return join_address(outgoing_address(host), AGENT_PORT)
+    host = outgoing_address(split_address(token.coordinator)[0])
+    return join_address(host, free_port(host, AGENT_PORT, ports))
 
 
 def _can_install() -> bool:
