@@ -42,11 +42,12 @@ def ruled(seed: int, most: int = 3) -> PlanProblem:
 
 
 def steady(seed: int) -> PlanProblem:
-    """One whose cuts the oracle counts out in a second: of five nodes few layers, and a limit of requests."""
+    """One whose cuts the oracle counts out in a second: of five nodes few layers, of four a limit of
+    requests."""
     problem = replace(random_problem(seed, Objective.THROUGHPUT), rate=Rate.STEADY)
     if len(problem.cluster.nodes) > 4 and problem.model.layer_count > 6:
         return steady(seed + INSTANCES)
-    if len(problem.cluster.nodes) > 4 and problem.concurrency is None:
+    if len(problem.cluster.nodes) > 3 and problem.concurrency is None:
         problem = replace(problem, concurrency=12)
     return with_rules(problem, seed)
 

@@ -97,7 +97,7 @@ async def asked(page: Page) -> asyncio.Task[str]:
     await page.get_by_label("Message").fill("Once upon a time")
     await page.get_by_role("button", name="Send").click()
     parts = page.locator(".turn.assistant span")
-    await expect(parts.nth(5)).to_be_visible()
+    await expect(parts.nth(5)).to_be_attached()
     await page.evaluate(
         "gone = false; new MutationObserver(() => { gone ||= !document.querySelector('.turn.assistant') })"
         ".observe(document.body, { subtree: true, childList: true })"

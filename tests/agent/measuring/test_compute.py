@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -367,12 +368,15 @@ def test_a_first_measurement_makes_few_copies_and_a_short_embedding(tiny_config:
 def test_the_overhead_of_a_step_is_small_and_leaves_the_layer_out(config: dict[str, Any]) -> None:
     big = config | {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16}
     form = LayerForm(big, DType.FLOAT32, "cpu")
-    # The least of each: what comes between is of the machine.
-    overhead = min((measure_overhead(form, 0, 1) for _ in range(3)), key=lambda found: found.seconds)
     rotation = BlockRotation(form, 0, 1, 600)
-    with torch.inference_mode():
-        step = rotation.step(1, 1, 0)
-        layer = min(Stopwatch("cpu").once(lambda: rotation.run(step)) for _ in range(9))
+    # Other work of the machine may double either of them, but not each time.
+    for _ in range(8):
+        overhead = measure_overhead(form, 0, 1)
+        with torch.inference_mode():
+            step = rotation.step(1, 1, 0)
+            layer = min(Stopwatch("cpu").once(partial(rotation.run, step)) for _ in range(3))
+        if overhead.seconds < layer:
+            break
     assert 0 < overhead.seconds < layer
     assert overhead.seconds_per_byte >= 0
 
