@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from edgeshard import __version__
+from edgeshard.gateway.access.auth import opens
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.requests.request_meter import KeyCounts
 from edgeshard_coordinator.core.values.quotas import Quota
@@ -44,7 +45,7 @@ def application_picture(
 ) -> dict[str, Any]:
     """`models` are those that the key may use, by the name of a deployment or a model; None for all. Tokens and
     requests are counted since the coordinator began."""
-    own = [one for one in deployments if models is None or not models.isdisjoint((one.name, one.model))]
+    own = [one for one in deployments if opens(models, one.name, one.model)]
     return {
         "site": {"version": __version__},
         "deployments": {str(one.name): {"model": str(one.model), "phase": one.phase.value} for one in own},

@@ -12,6 +12,11 @@ from edgeshard.domain.errors import DeniedError, NotFoundError
 from edgeshard.gateway.backend import Backend
 
 
+def opens(models: frozenset[str] | None, deployment: str, model: str) -> bool:
+    """Whether a key for these models, by the name of a deployment or a model (None: all), is one for a deployment."""
+    return models is None or not models.isdisjoint((deployment, model))
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The sender of a request: the identity that quotas and logs know, and the models it may use (None: all)."""
@@ -21,7 +26,7 @@ class Caller:
 
     def may_use(self, served: ServedModel) -> bool:
         """Whether the caller may use this model."""
-        return self.models is None or not self.models.isdisjoint((served.deployment, served.model))
+        return opens(self.models, served.deployment, served.model)
 
     def find(self, site: Backend, model: str) -> ServedModel:
         """The model that answers under this name.

@@ -12,6 +12,7 @@ import typer
 from edgeshard.cli.commands.options import argument, option, switch
 from edgeshard.cli.render.output import Column, Output, OutputOption, show_list
 from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
+from edgeshard.process.installation import CONFIGURATION, config_path
 from edgeshard.process.systemd_units import Daemon
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Check and show settings of daemons, and list what there are.", no_args_is_help=True)
 
-DIRECTORY = Path("/etc/edgeshard")
-"""Where edgectl install keeps the daemons' files."""
 DaemonName = Annotated[Daemon, argument("DAEMON", "agent or coordinator.")]
 
 
@@ -106,7 +105,8 @@ def _kind(daemon: Daemon) -> type[DaemonSettings]:
 
 
 def _installed() -> list[Path]:
-    found = [path for daemon in Daemon if (path := DIRECTORY / f"{daemon}.toml").is_file()]
+    """The files that edgectl install lays out."""
+    found = [path for daemon in Daemon if (path := Path(config_path(daemon))).is_file()]
     if not found:
-        raise NotFoundError(f"there is no file of settings in {DIRECTORY}: name one", field="file")
+        raise NotFoundError(f"there is no file of settings in {CONFIGURATION}: name one", field="file")
     return found
