@@ -33,7 +33,7 @@ from tools.lock import LOCK, ROOT, Locked, read_lock, requirements
 
 TABLE = ROOT / "docs" / "licences.md"
 SBOM = ROOT / "dist" / "sbom.cdx.json"
-RUN_TIME, AGENT, DEVELOPMENT = "run time", "agent", "development"
+RUN_TIME, AGENT, DISCOVERY, DEVELOPMENT = "run time", "agent", "discovery", "development"
 NVIDIA = "LicenseRef-NVIDIA-Proprietary"
 UNKNOWN = "unknown"
 
@@ -65,8 +65,8 @@ _INTRODUCTION = f"""\
 
 What each package of the lock (`constraints.lock`) declares in its metadata, written by `make licences`. What a wheel
 bundles beyond that is in the wheel's own licence files. *{RUN_TIME}* is what every installation gets (with the
-coordinator's extra), *{AGENT}* what a node gets besides, *{DEVELOPMENT}* the rest: it builds and tests EdgeShard and is
-not delivered with it.
+coordinator's extra), *{AGENT}* what a node gets besides, *{DISCOVERY}* what comes with that extra alone, which no other
+includes, *{DEVELOPMENT}* the rest: it builds and tests EdgeShard. The last two are not delivered with it.
 
 `make check` refuses a licence that `tools/inventory.py` does not allow for {RUN_TIME} and {AGENT}.
 `{NVIDIA}` stands for NVIDIA's own terms: not open source, and there only beside a build of torch
@@ -141,6 +141,7 @@ def uses(project: dict[str, Any], entries: Mapping[str, Locked]) -> dict[str, st
             required.setdefault(parent, set()).add(entry.name)
     found = dict.fromkeys(entries, DEVELOPMENT)
     for use, sections in (
+        (DISCOVERY, ("discovery",)),
         (AGENT, ("agent",)),
         (RUN_TIME, ("dependencies", "coordinator", "drawings", "gateway", "models", "rules", "top")),
     ):
@@ -220,7 +221,7 @@ def problems(
             found.append(
                 f"docs/licences.md: {row.name} declares {package.licence}, not {row.licence}; run `make licences`"
             )
-        if row.use != DEVELOPMENT and not allowed(row.licence, row.name):
+        if row.use not in (DISCOVERY, DEVELOPMENT) and not allowed(row.licence, row.name):
             found.append(
                 f"{row.name} ({row.use}) is under {row.licence!r}, which tools/inventory.py does not allow: "
                 "do without the package, or allow the licence there and say why in docs/decisions/0001-libraries.md"
@@ -285,7 +286,7 @@ def _component(package: Installed, reference: str, entry: Locked, use: str) -> d
         "bom-ref": reference,
         "name": package.name,
         "version": package.version,
-        "scope": {RUN_TIME: "required", AGENT: "optional", DEVELOPMENT: "excluded"}[use],
+        "scope": {RUN_TIME: "required", AGENT: "optional", DISCOVERY: "excluded", DEVELOPMENT: "excluded"}[use],
         "purl": reference,
         # Of the files that the lock allows; which of them was installed, nothing in an environment says.
         "externalReferences": [

@@ -1,6 +1,6 @@
 """Build `.venv`: what `make setup` runs. Needs only the standard library and Python 3.11 or newer.
 
-    python3 tools/setup_environment.py runtime    what runs EdgeShard: the package with its extras but `rules`
+    python3 tools/setup_environment.py runtime    what runs EdgeShard: the package with its extras but those `APART`
     python3 tools/setup_environment.py            and what a developer needs besides: linters, tests, benchmarks
 
 Needs no network, and at most compiles the kernels, when `.venv` already holds what pyproject.toml and constraints.lock
@@ -28,8 +28,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 RUNTIME, DEVELOPER = "runtime", "developer"
-LARGE = "rules"
-"""The extra that `make serve` and `make demo` do without."""
+APART = ("rules", "discovery")
+"""The extras that `make serve` and `make demo` do without."""
 STAMPS = {RUNTIME: VENV / ".runtime-stamp", DEVELOPER: VENV / ".setup-stamp"}
 _PACKAGES = {RUNTIME: "the packages that run", DEVELOPER: "the packages for developers"}
 LEVELS = (RUNTIME, DEVELOPER)
@@ -191,9 +191,9 @@ def requirements(project: dict[str, Any], *levels: str) -> list[str]:
     if RUNTIME in levels:
         sections += [project["build-system"]["requires"], named["dependencies"]]
         extras = named["optional-dependencies"]
-        sections += [*(extras[name] for name in extras if name != LARGE), groups["checkout"]]
+        sections += [*(extras[name] for name in extras if name not in APART), groups["checkout"]]
     if DEVELOPER in levels:
-        sections += [named["optional-dependencies"][LARGE], groups["dev"]]
+        sections += [*(named["optional-dependencies"][name] for name in APART), groups["dev"]]
     texts = {text: None for section in sections for text in section}  # in order, each once
     return [text for text in texts if not text.startswith(f"{named['name']}[")]
 

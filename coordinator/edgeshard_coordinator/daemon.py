@@ -16,7 +16,7 @@ import structlog
 from edgeshard import WIRE_VERSION, __version__
 from edgeshard.cpsat.process import CpSat
 from edgeshard.domain.errors import DeniedError, FailedPreconditionError, InvalidArgumentError, extra_line
-from edgeshard.domain.identity import Role
+from edgeshard.domain.identity import Role, authority_digest
 from edgeshard.gateway.access.cors import Origins, parse_origins
 from edgeshard.gateway.connections.listen import HttpListen
 from edgeshard.identity.authority import Authority, now
@@ -25,7 +25,7 @@ from edgeshard.process.about import Process
 from edgeshard.process.clock import SystemClock
 from edgeshard.process.config import load_settings, write_ready_file
 from edgeshard.process.descriptors import connection_cap, raise_descriptor_limit
-from edgeshard.process.extras import missing
+from edgeshard.process.extras import check_extras, missing
 from edgeshard.process.logs import configure_logging, tell_ready
 from edgeshard.process.machine import Machine
 from edgeshard.process.notify import Notifier
@@ -36,6 +36,7 @@ from edgeshard.process.watchdog import feed_watchdog
 from edgeshard.proto.v1.identity_pb2_grpc import add_EnrolmentServiceServicer_to_server
 from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S
 from edgeshard.rpc.denials import Denials
+from edgeshard.rpc.discovery import Announced, keep_announced
 from edgeshard.rpc.renewal import adopted, keep_renewed
 from edgeshard.rpc.server import EnrolmentServer, Server
 from edgeshard.rpc.tls import TlsFiles, check_private, read_pem
@@ -113,11 +114,13 @@ async def serve(settings: CoordinatorSettings, read: Callable[[], CoordinatorSet
     notifier.ready(f"serving on {address}")
     tell_ready(_next_step(site, address))
     beats = feed_watchdog(notifier, lambda: {"state loop": coordinator.loop.turns})
-    chores = asyncio.gather(beats, machine.measure(), *_renewing(certificate), *_renewing_own(site))
+    renewing = (*_renewing(certificate), *_renewing_own(site))
+    chores = asyncio.gather(beats, machine.measure(), *renewing, *_announcing(settings, site, address, joins_at))
     await stopping.wait()
     notifier.stopping()
     log.info("coordinator_stops")
     chores.cancel()
+    await asyncio.wait({chores}, timeout=1.0)  # an announcement is taken back
     await metrics.stop()
     if enrolment is not None:
         await enrolment.stop()
@@ -150,6 +153,10 @@ class _Site:
 
 
 def _site(settings: CoordinatorSettings) -> _Site:
+    if settings.announce:
+        if settings.enrol_listen is None:
+            raise InvalidArgumentError("--announce needs --enrol-listen, where others join", field="announce")
+        check_extras("--announce", "discovery")
     given, denials = settings.tls(), Denials()
     keys = KeyBook(ApiKeyStore(settings.state_dir / "keys.sqlite"), lambda: now().timestamp())
     if given is None:
@@ -185,6 +192,15 @@ async def _open_enrolment(
     coordinator.identities.addresses = Addresses(address, enrolment, settings.advertise)
     log.info("enrolment_open", address=enrolment)
     return server, enrolment
+
+
+def _announcing(
+    settings: CoordinatorSettings, site: _Site, address: str, joins_at: str
+) -> list[Coroutine[None, None, None]]:
+    if not settings.announce or site.membership is None:
+        return []
+    authority = authority_digest(site.membership.authorities()[0])
+    return [keep_announced(Announced(site.membership.site, authority, address, joins_at))]
 
 
 def _http_listen(settings: CoordinatorSettings, site: _Site) -> tuple[HttpListen | None, GatewayCertificate | None]:

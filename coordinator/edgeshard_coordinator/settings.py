@@ -21,6 +21,9 @@ class CoordinatorSettings(DaemonSettings):
     advertise: str = Field(default="", description="host that others dial, when not the listener's own")
     ca_key: Path | None = Field(default=None, description="PEM file of the authority's key: makes certificates")
     enrol_listen: str | None = Field(default=None, description="HOST:PORT where processes join with a token")
+    announce: bool = Field(
+        default=False, description="let who has a token find this site by multicast DNS (the discovery extra)"
+    )
     certificate_life: Annotated[Duration, Field(ge=10, le=10 * 365 * 86400)] = Field(
         default=30 * 86400.0, description="how long certificates are good, such as 30d; they renew themselves before"
     )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
 
 import grpc
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -12,16 +15,20 @@ from edgeshard.domain.errors import DeniedError, UnavailableError
 from edgeshard.domain.identity import Enrolment, Invitation, authority_digest, coordinator_of
 from edgeshard.identity.authority import now, request_for
 from edgeshard.identity.certificates import bundle_of, check_clock
+from edgeshard.process.extras import check_extras
 from edgeshard.proto.v1 import identity_pb2 as pb
 from edgeshard.proto.v1.identity_pb2_grpc import EnrolmentServiceStub
+from edgeshard.rpc.discovery import found
 from edgeshard.rpc.tls import split_address
 from edgeshard.wire.identity import enrolment_to_wire
 from edgeshard.wire.invitations import invitation_from_text, invitation_to_text
 from edgeshard.wire.status import from_rpc_error
 
-__all__ = ["enrol", "invitation_from_text", "invitation_to_text"]
+__all__ = ["enrol", "invitation_from_text", "invitation_to_text", "located"]
 
 TIMEOUT_S = 20.0
+DISCOVERY_S = 10.0
+"""How long a site's announcement is waited for: it is repeated when somebody asks, which takes a second."""
 
 
 async def enrol(invitation: Invitation, key: EllipticCurvePrivateKey) -> tuple[bytes, bytes]:
@@ -40,6 +47,56 @@ async def enrol(invitation: Invitation, key: EllipticCurvePrivateKey) -> tuple[b
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, f"the site at {invitation.enrolment}") from None
     return answer.certificate, answer.authorities
+
+
+async def located(invitation: Invitation, timeout_s: float = DISCOVERY_S) -> Invitation:
+    """The invitation with its site's addresses. One that has none is looked for on this machine's networks.
+
+    Whoever announces the site there is believed only after proving to have a certificate of the authority that the
+    invitation names; all who announce it are asked at the same time. Raises FailedPreconditionError without the
+    discovery extra, UnavailableError where nobody has proved it in `timeout_s` seconds.
+    """
+    if invitation.has_address:
+        return invitation
+    check_extras("a token without an address", "discovery")
+    asked: set[asyncio.Task[Invitation]] = set()
+    proven: asyncio.Future[Invitation] = asyncio.get_running_loop().create_future()
+
+    def heard(task: asyncio.Task[Invitation]) -> None:
+        if not task.cancelled() and task.exception() is None and not proven.done():
+            proven.set_result(task.result())
+
+    async def look() -> None:
+        async with aclosing(found(invitation.authority)) as places:
+            async for coordinator, enrolment in places:
+                asked.add(task := asyncio.ensure_future(_proven(invitation, coordinator, enrolment)))
+                task.add_done_callback(heard)
+
+    looking = asyncio.ensure_future(look())
+    try:
+        first: set[asyncio.Future[Any]] = {looking, proven}
+        await asyncio.wait(first, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not proven.done() and looking.done() and looking.exception() is None:
+            await asyncio.wait({proven}, timeout=timeout_s)  # as many places as are looked at
+        if proven.done():
+            return proven.result()
+    finally:
+        for task in (looking, *asked):
+            task.cancel()
+        await asyncio.gather(looking, *asked, return_exceptions=True)
+    others = f"; {len(asked)} that claim to be it are not" if asked else ""
+    raise UnavailableError(
+        f"site {invitation.principal.site} does not answer on this machine's networks{others}: its coordinator needs "
+        "--announce, and the same network; or take a token that has an address",
+        field="token",
+    )
+
+
+async def _proven(invitation: Invitation, coordinator: str, enrolment: str) -> Invitation:
+    """The invitation with these addresses. Raises EdgeShardError unless the site of its authority is there."""
+    there = replace(invitation, coordinator=coordinator, enrolment=enrolment)
+    await _authority(there)
+    return there
 
 
 async def _authority(invitation: Invitation) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import sha256
 from typing import Annotated
@@ -80,6 +80,15 @@ class Invitation:
     @property
     def token_id(self) -> str:
         return token_id_of(self.secret)
+
+    @property
+    def has_address(self) -> bool:
+        """Whether it says where the site is. One that does not has the ports alone, and the site is discovered."""
+        return not self.enrolment.startswith(":")
+
+    def without_address(self) -> Invitation:
+        coordinator, enrolment = (f":{text.rpartition(':')[2]}" for text in (self.coordinator, self.enrolment))
+        return replace(self, coordinator=coordinator, enrolment=enrolment)
 
 
 def authority_digest(certificate: bytes) -> bytes:

@@ -56,6 +56,7 @@ class OwnSite:
         loopback, without a `port` at the first free one of some. Raises DeniedError for a folder that cannot be
         written, AlreadyExistsError for a site that is served already.
         """
+        from edgeshard.process.extras import missing
         from edgeshard.process.machine import usable_cores
         from edgeshard.rpc.addresses import free_port
         from edgeshard.rpc.tls import is_loopback, join_address, split_address
@@ -92,6 +93,7 @@ class OwnSite:
             coordinator_arguments=[
                 *("--ca-key", str(folder / "site" / "ca.key")),
                 *("--http-listen", join_address("127.0.0.1", port), *http),
+                *(() if is_loopback(host) or missing("discovery") else ("--announce",)),
             ],
         )
         self._joining: asyncio.Future[None] | None = None

@@ -11,6 +11,7 @@ _NEEDED = {
     "coordinator": ("psutil",),
     "gateway": ("fastapi", "uvicorn"),
     "rules": ("ortools",),
+    "discovery": ("zeroconf",),
 }
 """Modules that come with an extra and not with the bare package."""
 

@@ -16,6 +16,7 @@ from tools import inventory
 from tools.inventory import (
     AGENT,
     DEVELOPMENT,
+    DISCOVERY,
     NVIDIA,
     RUN_TIME,
     UNKNOWN,
@@ -138,10 +139,19 @@ def test_use_follows_what_leads_to_a_package(project: dict[str, Any], entries: d
     assert use["grpcio"] == use["cffi"] == use["psutil"] == RUN_TIME
     assert use["torch"] == use["nvidia-cublas"] == use["sympy"] == AGENT
     assert use["hatchling"] == use["pytest"] == use["mypy"] == DEVELOPMENT
+    assert use["zeroconf"] == use["ifaddr"] == DISCOVERY
     extras = project["project"]["optional-dependencies"]
-    assert set(extras) == {"agent", "coordinator", "drawings", "gateway", "models", "rules", "top", "all"}, (
-        "a new extra needs a use in tools/inventory.py"
-    )
+    assert set(extras) == {
+        "agent",
+        "coordinator",
+        "discovery",
+        "drawings",
+        "gateway",
+        "models",
+        "rules",
+        "top",
+        "all",
+    }, "a new extra needs a use in tools/inventory.py"
 
 
 def test_rows_of_packages_that_are_not_installed_are_kept_and_the_others_asked_for(

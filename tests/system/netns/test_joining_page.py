@@ -26,9 +26,9 @@ COMMAND_S = 120.0
 NO_TOKEN = "edgeshard2-AMCoAQ..."
 
 
-def lines() -> list[tuple[str, str]]:
-    """The first block's lines, each with its machine."""
-    block = next(block for block in blocks(PAGE) if block.language == "console")
+def lines(with_text: str = "") -> list[tuple[str, str]]:
+    """The lines of the first block that has this text, each with its machine."""
+    block = next(block for block in blocks(PAGE) if block.language == "console" and with_text in block.text)
     found = [LINE.fullmatch(line) for line in block.text.splitlines()]
     assert all(found), block.text
     return [(match["machine"], match["command"]) for match in found if match is not None]
@@ -103,17 +103,37 @@ def test_the_page_takes_two_machines_from_nothing_to_an_answer(machines: dict[st
             assert process.returncode == 0, f"{command}\n{said}"
         assert len(said.split()) > 20, said
     finally:
-        for process in reversed(running):
-            if process.poll() is None:
-                process.terminate()
-        for process in running:
-            process.communicate(timeout=30)
+        ends(running)
+
+
+def test_the_page_leads_a_second_machine_to_a_site_whose_address_it_does_not_know(machines: dict[str, Machine]) -> None:
+    announced, created, _ = (command for _, command in lines("--discover"))
+    first, second = machines["first"], machines["second"]
+    said, _ = first.run("edgectl init mill").communicate(timeout=COMMAND_S)
+    running = [first.run(announced)]
+    try:
+        settle(first, announced)
+        said, _ = first.run(created).communicate(timeout=COMMAND_S)
+        joining = re.search(r"edgectl join edgeshard2-\S+", said)
+        assert joining is not None and "looks for the site" in said, said
+        running.append(second.run(joining[0]))
+        settle(first, "")
+    finally:
+        ends(running)
+
+
+def ends(running: list[subprocess.Popen[str]]) -> None:
+    for process in reversed(running):
+        if process.poll() is None:
+            process.terminate()
+    for process in running:
+        process.communicate(timeout=30)
 
 
 def settle(first: Machine, command: str) -> None:
     """Until what was started shows: a reader waits for its line, too."""
     deadline = time.monotonic() + COMMAND_S
-    wanted = 0 if "coordinator" in command else 1 if "--quiet" in command else 2
+    wanted = 0 if "coordinator" in command else 1 if "--quiet" in command or not command else 2
     while True:
         process = first.run("edgectl get nodes")
         out, _ = process.communicate(timeout=COMMAND_S)

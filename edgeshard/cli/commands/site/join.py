@@ -74,10 +74,13 @@ def join(
     A node: as root on a machine with systemd its agent is installed as a service and started; else it runs until
     Ctrl-C. An application or an operator: this user's credentials are kept, and edgectl and the SDK find them.
     """
-    from edgeshard.client.joining import invitation_from_text
+    from edgeshard.client.joining import invitation_from_text, located
 
     decoded = invitation_from_text(sys.stdin.readline() if token == "-" else token)
     extra = agent.given()
+    if not decoded.has_address:
+        decoded = run(located(decoded))
+        typer.echo(f"site {decoded.principal.site} is at {decoded.coordinator}", err=True)
     if decoded.principal.role is not Role.AGENT:
         _join_user(decoded, force)
     elif not foreground and state_dir is None and _can_install():

@@ -20,6 +20,10 @@ def create(
     role: Annotated[Role, option("ROLE", "agent, client or operator.")] = Role.AGENT,
     ttl: Annotated[str, option("TIME", "How long it is good, such as 15m.")] = "15m",
     host: Annotated[str, option("HOST", "What it dials; by default what the coordinator says of itself.")] = "",
+    discover: Annotated[
+        bool,
+        typer.Option("--discover", help="Without an address: who joins looks for the site on its network."),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the token.")] = False,
 ) -> None:
     """Print the whole command that lets one process in, once. Whoever has the token can take its place until then."""
@@ -29,8 +33,9 @@ def create(
 
     ttl_s = parse_duration(ttl, "ttl")
     token = ask(context, lambda client: client.create_token(role, name, ttl_s, host))
-    text = invitation_to_text(token.invitation)
+    text = invitation_to_text(token.invitation.without_address() if discover else token.invitation)
     typer.echo(text if quiet else f"edgectl join {text}")
     where, _ = split_address(token.coordinator)
     warning = "; only from this machine: --host HOST names another address" if is_loopback(where) else ""
-    typer.echo(f"lets {token.principal} in once, within {ttl}; it dials {token.enrolment}{warning}", err=True)
+    dials = "looks for the site on its network" if discover else f"dials {token.enrolment}{warning}"
+    typer.echo(f"lets {token.principal} in once, within {ttl}; it {dials}", err=True)
