@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import sys
@@ -194,3 +195,29 @@ async def test_an_address_in_use_by_something_else(start: Any, tmp_path: Path) -
         _, stderr = await asyncio.wait_for(process.communicate(), DEADLINE_S)
     assert process.returncode == 5
     assert "in use" in stderr.decode() and "--listen" in stderr.decode()
+
+
+async def test_a_coordinator_ends_in_order_when_its_terminal_is_gone(tmp_path: Path) -> None:
+    terminal, its_end = os.openpty()
+    ready = tmp_path / "ready"
+    arguments = ("--plaintext", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "state"))
+    # The leader of a session of its own, at this terminal, as a shell starts it.
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "edgeshard_coordinator", *arguments, "--ready-file", str(ready)),
+        preexec_fn=lambda: os.login_tty(its_end),
+    )
+    try:
+        os.close(its_end)
+        await wait_for_file(ready, process)
+        process.send_signal(signal.SIGHUP)  # the terminal is there: settings are read again
+        said = b""
+        async with asyncio.timeout(DEADLINE_S):
+            while b"settings_taken_up" not in said:
+                said += await asyncio.to_thread(os.read, terminal, 1 << 16)
+        assert process.returncode is None
+        os.close(terminal)
+        assert await asyncio.wait_for(process.wait(), DEADLINE_S) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
