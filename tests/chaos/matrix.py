@@ -193,7 +193,15 @@ def quick(seed: int, share: int = 1) -> list[Case]:
             link.kind in SLOW_TO_NOTICE for link in case.links
         ):
             by_group.setdefault(case.group, []).append(case)
-    lots: dict[str, int] = {"every step": 12, "seeds": 8, "sampler": 3, "crowd": 5, "two failures": 6, "coordinator": 10, "links": 8}
+    lots: dict[str, int] = {
+        "every step": 12,
+        "seeds": 8,
+        "sampler": 3,
+        "crowd": 5,
+        "two failures": 6,
+        "coordinator": 10,
+        "links": 8,
+    }
     shapes: dict[str, int] = {Shape.HYBRID: 6, Shape.NEMOTRON: 4, Shape.GEMMA4: 4}
     lots |= shapes if share == 1 else dict([list(shapes.items())[seed % len(shapes)]])
     return [case for group, count in lots.items() for case in _some(by_group[group], -(-count // share), chance)]

@@ -17,7 +17,7 @@ from edgeshard.planning.solvers.instance import with_tokens
 from tests.planning.oracles.brute_plans import best_rate, best_value, least_seconds
 from tests.planning.oracles.instances import grown, random_instance, random_problem
 from tests.planning.oracles.random_search import RandomSearch
-from tests.support.forms import in_form, one_in
+from tests.support.forms import of_the_day, one_in
 
 SAME = 1e-9
 SINGLE = (Objective.REQUEST, Objective.TTFT, Objective.LATENCY)
@@ -39,7 +39,7 @@ def test_no_placement_is_better(seed: int) -> None:
         assert found.gap in (0, None), objective
 
 
-@pytest.mark.parametrize("seed", range(in_form(4, 20)))
+@pytest.mark.parametrize("seed", of_the_day(4, 2, range(20)))
 def test_no_placement_is_better_for_layers_of_two_kinds(seed: int) -> None:
     truth = least_seconds(random_problem(seed, Objective.REQUEST, hybrid=True), SINGLE)
     for objective, least_s in truth.items():

@@ -27,13 +27,13 @@ from edgeshard.planning.solvers.scoring import violations
 from edgeshard.planning.solvers.walks import single_kinds
 from tests.planning.oracles import brute_steady
 from tests.planning.oracles.instances import random_problem, served_site
-from tests.support.forms import in_form
+from tests.support.forms import of_the_day
 
 COSTLY = {10, 13, 28, 55}
 """Sites with so many plans that counting them out takes up to a minute each."""
-SEEDS = [seed for seed in range(in_form(4, 64)) if seed not in COSTLY]
-BOUNDED = range(in_form(40, 400))
-SERVED, LARGER = range(in_form(6, 50)), range(in_form(2, 12))
+SEEDS = [seed for seed in of_the_day(4, 2, range(64)) if seed not in COSTLY]
+BOUNDED = of_the_day(40, 2, range(400))
+SERVED, LARGER = of_the_day(6, 2, range(50)), of_the_day(2, 2, range(12))
 SAME = 1e-9
 PLAYED = 0.10
 BETTER = 0.035

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from typing import TypeVar, cast
 
 import pytest
 from _pytest.mark import ParameterSet
+
+Case = TypeVar("Case")
 
 DAY = "EDGESHARD_TEST_DAY"
 """Names the environment variable that chooses among cases that are too many for a run. tests/conftest.py sets it, so
@@ -31,6 +34,12 @@ def in_turn(count: int, cases: Sequence[object]) -> list[ParameterSet]:
     every = os.environ[DAY] == "every"
     chosen = [case for n, case in enumerate(cases) if every or n % count == day() % count]
     return [pytest.param(case, marks=pytest.mark.long) for case in chosen]
+
+
+def of_the_day(quick: int, count: int, cases: Sequence[Case]) -> list[Case]:
+    """The first `quick` cases; in the long form, of the others those that `in_turn` takes, too."""
+    others = [param.values[0] for param in in_turn(count, cases[quick:])] if LONG else []
+    return [*cases[:quick], *cast("list[Case]", others)]
 
 
 def one_in(count: int, cases: Iterable[object]) -> list[ParameterSet]:
