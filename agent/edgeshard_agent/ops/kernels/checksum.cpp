@@ -60,7 +60,11 @@ uint64_t word_at(const unsigned char* data, size_t index) {
 }
 
 #if defined(__x86_64__)
+#if defined(__clang__)
+#define ES_TARGET __attribute__((target("crc32")))
+#else
 #define ES_TARGET __attribute__((target("sse4.2")))
+#endif
 bool has_instruction() { return __builtin_cpu_supports("sse4.2"); }
 ES_TARGET inline uint32_t one_word(uint32_t crc, uint64_t word) {
     return static_cast<uint32_t>(_mm_crc32_u64(crc, word));

@@ -12,6 +12,14 @@
 
 extern const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_avx512bf16;
 
+#define ES_TEXT_OF(number) #number
+#define ES_TEXT(number) ES_TEXT_OF(number)
+#if defined(__clang__)
+#define ES_COMPILER "clang " ES_TEXT(__clang_major__) "." ES_TEXT(__clang_minor__) "." ES_TEXT(__clang_patchlevel__)
+#else
+#define ES_COMPILER "gcc " ES_TEXT(__GNUC__) "." ES_TEXT(__GNUC_MINOR__) "." ES_TEXT(__GNUC_PATCHLEVEL__)
+#endif
+
 namespace {
 
 // Up to so many new tokens, sharing out the smaller parts of the work costs more than it gains.
@@ -144,6 +152,8 @@ int64_t size_of(int32_t element) { return element == ELEMENT_BF16 ? 2 : 4; }
 extern "C" {
 
 const char* edgeshard_sources() { return ES_SOURCES; }
+
+const char* edgeshard_kernel_set() { return ES_COMPILER " " ES_FLAGS; }
 
 const char* edgeshard_kernels(int32_t index) {
     return index >= 0 && index < static_cast<int32_t>(choices.size()) ? choices[index].name : nullptr;
