@@ -30,8 +30,13 @@ SOURCES = OPS / "kernels"
 LIBRARY = OPS / "libedgeshard_ops.so"
 IN_THE_WHEEL = "edgeshard_agent/ops/libedgeshard_ops.so"
 
-# Nothing is fused but what the sources fuse (fma16 in vectors.h), so that compilers agree on every bit.
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi")
+# What decides about bits, and the rest.
+DECIDING = ("-O3", "-fno-math-errno")
+FLAGS = (*DECIDING, "-std=c++17", "-fPIC", "-Wno-psabi")
+# Nothing is fused but what the sources fuse (fma16 in vectors.h), so that compilers agree on every bit; GCC cannot be
+# told that for these instruction sets.
+EXACT, FUSED = "-ffp-contract=off", "-ffp-contract=fast"
+FUSED_BY_GCC = {"x86_64": ("avx2",)}
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")))
 # Instruction sets by the kernels' name, for each family of machines; PORTABLE for those that are not named.
@@ -130,30 +135,37 @@ def compile_library(command: Sequence[str], machine: str, linked: Path) -> tuple
     says, where there is none, and OSError where the compiler does not run.
     """
     sets = INSTRUCTION_SETS.get(machine, PORTABLE)
+    fused = FUSED_BY_GCC.get(machine, tuple(PORTABLE)) if _is_gcc(command) else ()
     with tempfile.TemporaryDirectory() as directory:
         running: dict[str, tuple[str, subprocess.Popen[bytes]]] = {}
         for name, flags in sets.items():
             made = str(Path(directory) / f"{name}.o")
-            one = (*command, *FLAGS, *flags, f"-DES_ISA=kernels_{name}", "-c", str(SOURCES / "kernels.cpp"), "-o", made)
+            how = (*FLAGS, FUSED if name in fused else EXACT, *flags, f"-DES_ISA=kernels_{name}")
+            one = (*command, *how, "-c", str(SOURCES / "kernels.cpp"), "-o", made)
             running[name] = made, subprocess.Popen(one, stderr=subprocess.PIPE)
         errors = {name: process.communicate()[1].decode(errors="replace") for name, (_, process) in running.items()}
         built = tuple(name for name, (_, process) in running.items() if process.returncode == 0)
         if "portable" not in built:
-            raise CompileError(
-                f"the kernels do not compile, and the agent will be several times slower:\n{errors['portable']}"
-            )
+            said = errors["portable"]
+            raise CompileError(f"the kernels do not compile, and the agent will be several times slower:\n{said}")
         # The portable one first: of functions that several have, the linker takes the first, which runs on any CPU.
         objects = [running[name][0] for name in built]
         shared = [str(SOURCES / name) for name in ("library.cpp", "blocks.cpp", "checksum.cpp")]
-        deciding = " ".join(flag for flag in FLAGS if flag.startswith(("-O", "-f")) and flag != "-fPIC")
+        deciding = " ".join((*DECIDING, EXACT, *(f"({name}: {FUSED})" for name in fused)))
         told = (f'-DES_SOURCES="{_digest()}"', f'-DES_FLAGS="{deciding}"')
         with_sets = [f"-DES_WITH_{name.upper()}" for name in built]
-        link = (*command, *FLAGS, *with_sets, *told, "-shared", *shared, *objects, "-pthread", "-o", str(linked))
+        how = (*FLAGS, EXACT, *with_sets, *told)
+        link = (*command, *how, "-shared", *shared, *objects, "-pthread", "-o", str(linked))
         result = subprocess.run(link, capture_output=True, check=False)
     if result.returncode != 0:
         said = result.stderr.decode(errors="replace")
         raise CompileError(f"the kernels do not link, and the agent will be several times slower:\n{said}")
     return built
+
+
+def _is_gcc(command: Sequence[str]) -> bool:
+    told = subprocess.run((*command, "--version"), capture_output=True, check=False)
+    return b"clang" not in told.stdout
 
 
 if __name__ == "__main__":

@@ -3,9 +3,8 @@
     python -m tools.build_wheels      `make wheels`
 
 A compiler that makes both from one machine (clang, as ziglang packs it) stands in .venv-wheels, by the lock
-tools/wheels.txt. All released wheels are of it, so that boxes compute the same bits whatever compiler they have;
-a checkout goes on with its own. What is compiled is kept in .venv-wheels/kernels until sources, flags or compiler change.
-Two builds of one commit are the same bytes.
+tools/wheels.txt. All released wheels are of it, and a checkout goes on with its own. What is compiled is kept in
+.venv-wheels/kernels until sources, flags or compiler change. Two builds of one commit are the same bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The native library and what it was made of: one of other sources is not called. `hatch_build.py` runs this file too."""
+"""The native library and what it was made of: one of other sources is not called. `hatch_build.py` runs this, too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def digest() -> str:
 
 
 def kernel_set() -> str:
-    """The compiler, its version and the options that decide about bits, of the library beside this file; "" without one."""
+    """By what the library beside this file was made: compiler, version, options that decide about bits; "" without."""
     try:
         told = ctypes.CDLL(str(LIBRARY)).edgeshard_kernel_set
     except (OSError, AttributeError):  # not built, of another machine, or older than the function

@@ -111,8 +111,8 @@ ES_INLINE Doubles fma_doubles(Doubles a, Doubles b, Doubles c) {
     return (Doubles)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
 #elif defined(__FMA__)
     return (Doubles)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
-#elif defined(__aarch64__)
-    return (Doubles)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
+#elif defined(__clang__) && defined(__aarch64__)
+    return __builtin_elementwise_fma(a, b, c);
 #else
     return a * b + c;
 #endif

@@ -7,8 +7,6 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
 #endif
 
 #define ES_INLINE inline __attribute__((always_inline))
@@ -103,29 +101,14 @@ ES_INLINE float as_float(uint16_t value) { return from_bf16(value); }
 ES_INLINE void put_float(float* address, float value) { *address = value; }
 ES_INLINE void put_float(uint16_t* address, float value) { *address = to_bf16(value); }
 
-#if defined(__FMA__) && !defined(__AVX512F__)
-typedef __m256 FusedPart;
-ES_INLINE FusedPart fused(FusedPart a, FusedPart b, FusedPart c) { return _mm256_fmadd_ps(a, b, c); }
-#elif defined(__aarch64__)
-typedef float32x4_t FusedPart;
-ES_INLINE FusedPart fused(FusedPart a, FusedPart b, FusedPart c) { return vfmaq_f32(c, a, b); }
-#endif
-
 // a * b + c, rounded once where the CPU has an instruction for that. It is said here because a compiler fuses nothing by
-// itself (-ffp-contract=off): each would fuse something else, and give other bits.
+// itself (-ffp-contract=off): each would fuse something else, and give other bits. GCC has no such operation for vectors
+// wider than the CPU's, and goes through memory for parts of them: there it fuses what it likes (hatch_build.py).
 ES_INLINE Float16 fma16(Float16 a, Float16 b, Float16 c) {
 #if defined(__AVX512F__)
     return (Float16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__) || defined(__aarch64__)
-    constexpr int PARTS = sizeof(Float16) / sizeof(FusedPart);
-    FusedPart first[PARTS], second[PARTS], third[PARTS];
-    std::memcpy(first, &a, 64);
-    std::memcpy(second, &b, 64);
-    std::memcpy(third, &c, 64);
-#pragma GCC unroll 4
-    for (int i = 0; i < PARTS; i++) third[i] = fused(first[i], second[i], third[i]);
-    std::memcpy(&c, third, 64);
-    return c;
+#elif defined(__clang__) && (defined(__FMA__) || defined(__aarch64__))
+    return __builtin_elementwise_fma(a, b, c);
 #else
     return a * b + c;
 #endif
