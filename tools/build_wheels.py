@@ -115,6 +115,15 @@ def build_wheel(machine: str, library: Path, folder: Path) -> Path:
     return wheels[0]
 
 
+def wheel_here(digest: str) -> Path | None:
+    """The wheel for this machine whose kernels are of the sources of this digest, if it was made."""
+    for wheel in DIST.glob(f"edgeshard-*_{os.uname().machine}.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            if digest.encode() in archive.read(hatch_build.IN_THE_WHEEL):
+                return wheel
+    return None
+
+
 def platform_of(machine: str) -> str:
     return f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{machine}"
 

@@ -97,16 +97,6 @@ def test_the_portable_kernels_are_compiled_for_aarch64(tmp_path: Path, monkeypat
     assert str(ROOT).encode() not in text, "a path of this machine would make other bytes elsewhere"
 
 
-def built_wheel() -> Path:
-    """The wheel of `make wheels` for this machine, of the kernels' present sources; skips without one."""
-    machine = os.uname().machine
-    for wheel in build_wheels.DIST.glob(f"edgeshard-*_{machine}.whl"):
-        with zipfile.ZipFile(wheel) as archive:
-            if sources.digest().encode() in archive.read(hatch_build.IN_THE_WHEEL):
-                return wheel
-    pytest.skip("there is no wheel of these sources for this machine: make wheels")
-
-
 PROGRAM = """
 import torch
 from edgeshard_agent.ops import native, sources
@@ -132,7 +122,10 @@ def _bits(path: str, folder: Path) -> tuple[Path, str, dict[str, str]]:
 
 @pytest.mark.skipif(not native.native_available(), reason="the native kernels are not built")
 def test_a_box_of_a_wheel_and_one_of_a_checkout_compute_the_same_bits(tmp_path: Path) -> None:
-    with zipfile.ZipFile(built_wheel()) as archive:
+    wheel = build_wheels.wheel_here(sources.digest())
+    if wheel is None:
+        pytest.skip("there is no wheel of these sources for this machine: make wheels")
+    with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     library, kernel_set, theirs = _bits(str(tmp_path), tmp_path)
     assert library.is_relative_to(tmp_path) and kernel_set.startswith("clang ")

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cpu.h"
 #include "idle_spin.h"
 #include "threads.h"
 
@@ -35,20 +36,16 @@ std::vector<Choice> runnable() {
     std::vector<Choice> choices;
     // hatch_build.py says which ones the compiler could make.
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    [[maybe_unused]] const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    [[maybe_unused]] const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
-                                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+    [[maybe_unused]] const Cpu cpu = this_cpu();
 #endif
 #if defined(ES_WITH_AVX512BF16)
-    if (avx512 && __builtin_cpu_supports("avx512bf16")) choices.push_back({"avx512bf16", &kernels_avx512bf16});
+    if (cpu.avx512bf16) choices.push_back({"avx512bf16", &kernels_avx512bf16});
 #endif
 #if defined(ES_WITH_AVX512)
-    if (avx512) choices.push_back({"avx512", &kernels_avx512});
+    if (cpu.avx512) choices.push_back({"avx512", &kernels_avx512});
 #endif
 #if defined(ES_WITH_AVX2)
-    if (avx2) choices.push_back({"avx2", &kernels_avx2});
+    if (cpu.avx2) choices.push_back({"avx2", &kernels_avx2});
 #endif
     choices.push_back({"portable", &kernels_portable});
     return choices;
