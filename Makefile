@@ -20,7 +20,7 @@ JOBS ?= 4
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && exit; done; echo python3)
 
-.PHONY: help setup clients demo serve test test-all retest check types rules collect format drawings proto proto-baseline bench bench-plan figures soak chaos chaos-quick chaos-long sim fuzz attack lock sbom licences pictures
+.PHONY: help setup clients demo serve wheels test test-all retest check types rules collect format drawings proto proto-baseline bench bench-plan figures soak chaos chaos-quick chaos-long sim fuzz attack lock sbom licences pictures
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ demo: $(RUNS) ## a coordinator and three agents tell a story
 
 serve: $(RUNS) ## the demo's model over HTTP; ARGS="./my-model" serves another
 	@$(BIN)/edgectl serve $(or $(ARGS),demo)
+
+wheels: $(STAMP) ## what operators install, kernels compiled, for x86-64 and aarch64: dist/wheels (some minutes, once)
+	@$(BIN)/python -m tools.build_wheels
 
 test: $(STAMP) ## the tests but for long forms (10 minutes on two cores); ARGS="tests/storage -x" narrows it
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=10 $(ARGS)

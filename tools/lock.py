@@ -3,9 +3,10 @@
     python -m tools.lock              as of the date in the lock: the same lock again, with what pyproject.toml changed
     python -m tools.lock --upgrade    the newest versions that pyproject.toml allows
     python -m tools.lock --clients    only tests/clients/requirements.txt: what `make clients` installs
+    python -m tools.lock --wheels     only tools/wheels.txt: what `make wheels` builds with
     python -m tools.lock --check      exits 1 when lock and pyproject.toml disagree; needs no network
 
-`make lock` runs the first and, with ARGS, the next two; `make check` runs the last.
+`make lock` runs the first and, with ARGS, the next three; `make check` runs the last.
 
 uv resolves once for all Pythons and platforms, then looks at each of `TARGETS` whether all wheels are there: `make
 setup` builds nothing that it has downloaded. The index is uv's (UV_DEFAULT_INDEX), else the one that pip is
@@ -35,6 +36,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "constraints.lock"
 CLIENTS = ROOT / "tests" / "clients" / "requirements.in"
+WHEELS = ROOT / "tools" / "wheels.in"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 # The wheels of llguidance ask for this C library, that of Ubuntu 20.04 and JetPack 5; those of torch for 2.28.
 TARGETS = tuple((python, f"{machine}-manylinux_2_31") for python in PYTHONS for machine in ("x86_64", "aarch64"))
@@ -208,11 +210,11 @@ def find_uv() -> tuple[Path, dict[str, str]]:
     return uv, environment
 
 
-def lock_clients() -> str:
-    """What the clients of others need, of which some come as source alone. As new as the lock of EdgeShard itself."""
+def lock_others(wanted: Path) -> str:
+    """What an environment beside .venv holds; some comes as source alone. As new as the lock of EdgeShard itself."""
     newest = _NEWEST.search(LOCK.read_text())
     limits = ("--exclude-newer", newest[1]) if newest else ()
-    path = str(CLIENTS.relative_to(ROOT))
+    path = str(wanted.relative_to(ROOT))
     return _compile(path, "--universal", "--python-version", PYTHONS[0], *limits, wheels=())
 
 
@@ -238,12 +240,14 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="lock", description="Write constraints.lock.")
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions that pyproject.toml allows")
     parser.add_argument("--clients", action="store_true", help="only lock the clients that tests use")
+    parser.add_argument("--wheels", action="store_true", help="only lock what wheels are built with")
     parser.add_argument("--check", action="store_true", help="only say whether the lock fits pyproject.toml")
     options = parser.parse_args(arguments)
     try:
-        if options.clients:
-            CLIENTS.with_suffix(".txt").write_text(lock_clients())
-            return 0
+        for asked, wanted in ((options.clients, CLIENTS), (options.wheels, WHEELS)):
+            if asked:
+                wanted.with_suffix(".txt").write_text(lock_others(wanted))
+                return 0
         if not options.check:
             text = make_lock(upgrade=options.upgrade)
             with tempfile.TemporaryDirectory() as folder:

@@ -27,6 +27,7 @@ TARGETS = (
     "clients",
     "demo",
     "serve",
+    "wheels",
     "test",
     "test-all",
     "retest",

@@ -14,6 +14,7 @@ from edgeshard import __version__
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.process.machine import usable_cores
+from edgeshard_agent.ops.sources import kernel_set
 
 # Left to the operating system and to this daemon itself (an idle agent is about 280 MB).
 RESERVE_BYTES = 512 << 20
@@ -26,7 +27,8 @@ def machine_facts(device: str, memory_limit_bytes: int | None) -> DeviceFacts:
     """
     kind = device.partition(":")[0]
     cores = usable_cores()
-    software = f"edgeshard {__version__}, torch {version('torch')}, Python {platform.python_version()}"
+    versions = f"edgeshard {__version__}, torch {version('torch')}, Python {platform.python_version()}"
+    software = f"{versions}, kernels {kernel_set() or 'none'}"
     if kind == "cuda":
         return DeviceFacts(kind, "", cores, 0, 0, False, software)
     if device != "cpu":

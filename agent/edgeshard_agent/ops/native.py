@@ -12,14 +12,13 @@ import logging
 import os
 from ctypes import c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from edgeshard_agent.ops import sources
 
-LIBRARY = Path(__file__).with_name("libedgeshard_ops.so")
+LIBRARY = sources.LIBRARY
 SWITCH = "EDGESHARD_NATIVE_OPS"
 # The numbers of `Element` in kernels.h.
 ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}

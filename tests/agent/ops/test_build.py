@@ -51,7 +51,8 @@ def test_a_compiler_that_fails_leaves_no_library(
 def test_instruction_sets_that_the_compiler_does_not_know_are_left_out(
     hatch_build: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hatch_build, "_X86", {"avx512bf16": ("-mno-such-instructions",)})
+    sets = {**hatch_build.PORTABLE, "avx512bf16": ("-mno-such-instructions",)}
+    monkeypatch.setattr(hatch_build, "INSTRUCTION_SETS", {hatch_build._machine(): sets})
     assert hatch_build.build() == ""
     library = ctypes.CDLL(str(hatch_build.LIBRARY))
     library.edgeshard_kernels.restype = ctypes.c_char_p

@@ -422,9 +422,10 @@ class AttentionItem {
         for (; t < first_vector && t < to; t += LANES) store_weights(weights + t, Float16{});
         Seen result = {-INFINITY, 0};
         if (first < end) {
-            if (a_.softcap > 0)
-                for (int i = first; i < end; i++) scores[i] = std::tanh(scores[i] / a_.softcap) * a_.softcap;
             const int end_vector = static_cast<int>(round_up(end, LANES));
+            if (a_.softcap > 0)
+                for (int i = first_vector; i < end_vector; i += LANES)
+                    store(scores + i, tanh16(load<Float16>(scores + i) / a_.softcap) * a_.softcap);
             for (int i = first_vector; i < first; i++) scores[i] = -INFINITY;
             for (int i = end; i < end_vector; i++) scores[i] = -INFINITY;
             Float16 peak = splat(-INFINITY);

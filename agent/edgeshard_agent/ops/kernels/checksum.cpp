@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "cpu.h"
 #include "library.h"
 
 #if defined(__x86_64__)
@@ -60,8 +61,15 @@ uint64_t word_at(const unsigned char* data, size_t index) {
 }
 
 #if defined(__x86_64__)
+#if defined(__clang__)
+#define ES_TARGET __attribute__((target("crc32")))
+#else
 #define ES_TARGET __attribute__((target("sse4.2")))
-bool has_instruction() { return __builtin_cpu_supports("sse4.2"); }
+#endif
+bool has_instruction() {
+    static const bool has = this_cpu().crc32;
+    return has;
+}
 ES_TARGET inline uint32_t one_word(uint32_t crc, uint64_t word) {
     return static_cast<uint32_t>(_mm_crc32_u64(crc, word));
 }

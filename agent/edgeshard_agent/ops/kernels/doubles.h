@@ -106,27 +106,33 @@ ES_INLINE double sum_lanes(Doubles value) {
     return sum;
 }
 
+ES_INLINE Doubles fma_doubles(Doubles a, Doubles b, Doubles c) {
+#if defined(__AVX512F__)
+    return (Doubles)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#elif defined(__FMA__)
+    return (Doubles)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#elif defined(__clang__) && defined(__aarch64__)
+    return __builtin_elementwise_fma(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
 // e^x for x up to 709 within 2 units in the last place, e^-708 below that: 2^n times Taylor's polynomial on
 // [-ln 2 / 2, ln 2 / 2], whose first term left out is below 2e-16.
 ES_INLINE Doubles exp_doubles(Doubles x) {
     x = x > -708.0 ? x : splat_double(-708.0);
     const Doubles magic = splat_double(6755399441055744.0);  // 1.5 * 2^52: adding it rounds to an integer in the low bits
-    const Doubles shifted = x * 1.4426950408889634 + magic;
+    const Doubles shifted = fma_doubles(x, splat_double(1.4426950408889634), magic);
     const Doubles whole = shifted - magic;
-    Doubles rest = x - whole * 0.693147180369123816490;  // of few bits, so that the product is exact
-    rest = rest - whole * 1.90821492927058770002e-10;
+    // The first part has few bits, so that the product is exact.
+    Doubles rest = fma_doubles(whole, splat_double(-0.693147180369123816490), x);
+    rest = fma_doubles(whole, splat_double(-1.90821492927058770002e-10), rest);
     Doubles y = splat_double(1.0 / 479001600);
-    y = y * rest + 1.0 / 39916800;
-    y = y * rest + 1.0 / 3628800;
-    y = y * rest + 1.0 / 362880;
-    y = y * rest + 1.0 / 40320;
-    y = y * rest + 1.0 / 5040;
-    y = y * rest + 1.0 / 720;
-    y = y * rest + 1.0 / 120;
-    y = y * rest + 1.0 / 24;
-    y = y * rest + 1.0 / 6;
-    y = y * rest + 0.5;
-    y = y * (rest * rest) + (rest + 1.0);
+    for (const double term : {1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120,
+                              1.0 / 24, 1.0 / 6, 0.5})
+        y = fma_doubles(y, rest, splat_double(term));
+    y = fma_doubles(y, rest * rest, rest + 1.0);
     return y * (Doubles)(((Longs)shifted - (Longs)magic + 1023) << 52);
 }
 

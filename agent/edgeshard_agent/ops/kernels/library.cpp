@@ -7,10 +7,19 @@
 #include <cstdint>
 #include <vector>
 
+#include "cpu.h"
 #include "idle_spin.h"
 #include "threads.h"
 
 extern const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_avx512bf16;
+
+#define ES_TEXT_OF(number) #number
+#define ES_TEXT(number) ES_TEXT_OF(number)
+#if defined(__clang__)
+#define ES_COMPILER "clang " ES_TEXT(__clang_major__) "." ES_TEXT(__clang_minor__) "." ES_TEXT(__clang_patchlevel__)
+#else
+#define ES_COMPILER "gcc " ES_TEXT(__GNUC__) "." ES_TEXT(__GNUC_MINOR__) "." ES_TEXT(__GNUC_PATCHLEVEL__)
+#endif
 
 namespace {
 
@@ -27,20 +36,16 @@ std::vector<Choice> runnable() {
     std::vector<Choice> choices;
     // hatch_build.py says which ones the compiler could make.
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    [[maybe_unused]] const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    [[maybe_unused]] const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
-                                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+    [[maybe_unused]] const Cpu cpu = this_cpu();
 #endif
 #if defined(ES_WITH_AVX512BF16)
-    if (avx512 && __builtin_cpu_supports("avx512bf16")) choices.push_back({"avx512bf16", &kernels_avx512bf16});
+    if (cpu.avx512bf16) choices.push_back({"avx512bf16", &kernels_avx512bf16});
 #endif
 #if defined(ES_WITH_AVX512)
-    if (avx512) choices.push_back({"avx512", &kernels_avx512});
+    if (cpu.avx512) choices.push_back({"avx512", &kernels_avx512});
 #endif
 #if defined(ES_WITH_AVX2)
-    if (avx2) choices.push_back({"avx2", &kernels_avx2});
+    if (cpu.avx2) choices.push_back({"avx2", &kernels_avx2});
 #endif
     choices.push_back({"portable", &kernels_portable});
     return choices;
@@ -144,6 +149,8 @@ int64_t size_of(int32_t element) { return element == ELEMENT_BF16 ? 2 : 4; }
 extern "C" {
 
 const char* edgeshard_sources() { return ES_SOURCES; }
+
+const char* edgeshard_kernel_set() { return ES_COMPILER " " ES_FLAGS; }
 
 const char* edgeshard_kernels(int32_t index) {
     return index >= 0 && index < static_cast<int32_t>(choices.size()) ? choices[index].name : nullptr;

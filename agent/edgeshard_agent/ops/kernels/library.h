@@ -8,6 +8,9 @@ extern "C" {
 // What the library was made of: `digest` of sources.py.
 const char* edgeshard_sources();
 
+// By what it was made: a compiler, its version and the options that decide about bits.
+const char* edgeshard_kernel_set();
+
 // The name of the i-th kernels this CPU can run, the best first, or null.
 const char* edgeshard_kernels(int32_t index);
 

@@ -8,7 +8,7 @@
 
 namespace {
 
-typedef uint64_t Word8 __attribute__((vector_size(64), aligned(8), may_alias));
+typedef uint64_t Word8 __attribute__((vector_size(64)));
 
 // The 128-bit products of a constant and each lane: their high and their low words.
 template <uint64_t FACTOR>

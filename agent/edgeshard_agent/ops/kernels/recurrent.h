@@ -60,10 +60,8 @@ void delta_gates_row(const T* beta, const T* step, const float* a_log, const flo
     for (int h = 0; h < heads; h += LANES) {
         const Float16 raw = load_some(beta + h, heads - h);
         store_some(opened + h, rounded_to(beta, splat(1.0f) / (splat(1.0f) + exp16(-raw))), heads - h);
-    }
-    for (int h = 0; h < heads; h++) {
-        const float x = as_float(step[h]) + dt_bias[h];
-        log_decay[h] = -std::exp(a_log[h]) * (x > 20.0f ? x : std::log1p(std::exp(x)));
+        const Float16 x = load_some(step + h, heads - h) + load_some(dt_bias + h, heads - h);
+        store_some(log_decay + h, -exp16(load_some(a_log + h, heads - h)) * softplus16(x), heads - h);
     }
 }
 
@@ -140,24 +138,22 @@ void advance_heads(const DeltaRule& d, int32_t first, int32_t end) {
     }
 }
 
-// log(1 + e^x), which is x in float32 from 20 on.
-ES_INLINE float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
-
 // As `advance_columns`, by the scan's rule.
 template <class T, int VECTORS>
 void scan_columns(const SelectiveScan& s, int32_t span, int head, int column, int width) {
     alignas(64) float b[MOST_STATE_DIM], c[MOST_STATE_DIM];
     const int64_t group_at = int64_t{head / (s.heads / s.groups)} * s.state_dim;
     float* state = s.states + (int64_t{s.slots[span]} * s.heads + head) * s.state_dim * s.head_dim + column;
-    const float rate = std::exp(s.log_rate[head]);
+    const float rate = exp16(splat(s.log_rate[head]))[0];
     for (int64_t row = s.first_rows[span]; row < s.first_rows[span + 1]; row++) {
         for (int i = 0; i < s.state_dim; i++) {
             b[i] = as_float(static_cast<const T*>(s.b)[row * s.b_stride + group_at + i]);
             c[i] = as_float(static_cast<const T*>(s.c)[row * s.c_stride + group_at + i]);
         }
-        float step = softplus(as_float(static_cast<const T*>(s.step)[row * s.step_stride + head]) + s.step_bias[head]);
+        const float raw = as_float(static_cast<const T*>(s.step)[row * s.step_stride + head]) + s.step_bias[head];
+        float step = softplus16(splat(raw))[0];
         step = step < s.least_step ? s.least_step : step > s.most_step ? s.most_step : step;
-        const Float16 decay = splat(std::exp(-step * rate));
+        const Float16 decay = exp16(splat(-step * rate));
         const T* x = static_cast<const T*>(s.x) + row * s.x_stride + int64_t{head} * s.head_dim + column;
         float* out = s.out + (row * s.heads + head) * s.head_dim + column;
         Float16 taken[VECTORS], found[VECTORS];

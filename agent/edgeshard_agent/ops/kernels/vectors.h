@@ -101,9 +101,14 @@ ES_INLINE float as_float(uint16_t value) { return from_bf16(value); }
 ES_INLINE void put_float(float* address, float value) { *address = value; }
 ES_INLINE void put_float(uint16_t* address, float value) { *address = to_bf16(value); }
 
+// a * b + c, rounded once where the CPU has an instruction for that. It is said here because a compiler fuses nothing by
+// itself (-ffp-contract=off): each would fuse something else, and give other bits. GCC has no such operation for vectors
+// wider than the CPU's, and goes through memory for parts of them: there it fuses what it likes (hatch_build.py).
 ES_INLINE Float16 fma16(Float16 a, Float16 b, Float16 c) {
 #if defined(__AVX512F__)
     return (Float16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__clang__) && (defined(__FMA__) || defined(__aarch64__))
+    return __builtin_elementwise_fma(a, b, c);
 #else
     return a * b + c;
 #endif
@@ -176,7 +181,10 @@ ES_INLINE Float16 min16(Float16 a, Float16 b) {
 // The lanes added as a tree, always in the same order.
 ES_INLINE float sum_lanes(Float16 value) {
 #if defined(__AVX512F__)
-    return _mm512_reduce_add_ps((__m512)value);
+    __m256 eight = _mm256_add_ps(_mm512_castps512_ps256((__m512)value), _mm512_extractf32x8_ps((__m512)value, 1));
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
 #else
     float lanes[LANES];
     store(lanes, value);
@@ -238,6 +246,34 @@ ES_INLINE Float16 exp16(Float16 x) {
     y = fma16(y, rest, splat(5.0000001201e-1f));
     y = fma16(y, rest * rest, rest + splat(1.0f));
     return y * (Float16)((exponent + 127) << 23);
+}
+
+ES_INLINE Float16 magnitude16(Float16 x) { return (Float16)((Word16)x & 0x7fffffffu); }
+
+// Functions of our own, not the C library's, whose last bits differ between its versions and processors.
+
+// tanh(x) within 3 units in the last place: by e^2x, and near 0 by a polynomial (Cephes' coefficients).
+ES_INLINE Float16 tanh16(Float16 x) {
+    const Float16 size = magnitude16(x), z = x * x;
+    const Float16 far = splat(1.0f) - splat(2.0f) / (exp16(size + size) + splat(1.0f));
+    Float16 near = splat(-5.70498872745e-3f);
+    near = fma16(near, z, splat(2.06390887954e-2f));
+    near = fma16(near, z, splat(-5.37397155531e-2f));
+    near = fma16(near, z, splat(1.33314422036e-1f));
+    near = fma16(near, z, splat(-3.33332819422e-1f));
+    near = fma16(near * z, x, x);
+    const Word16 is_near = (Word16)(size < splat(0.625f)), sign = (Word16)x & 0x80000000u;
+    return (Float16)((is_near & (Word16)near) | (~is_near & ((Word16)far | sign)));
+}
+
+// log(1 + e^x) within 4 units in the last place: x where it is positive, and log(1 + v), v = e^-|x|, which is
+// 2 artanh(v / (2 + v)). Its series is one in at most 1/9.
+ES_INLINE Float16 softplus16(Float16 x) {
+    const Float16 v = exp16(-magnitude16(x)), s = v / (v + splat(2.0f)), z = s * s;
+    Float16 y = splat(1.0f / 15);
+#pragma GCC unroll 7
+    for (int odd = 13; odd > 0; odd -= 2) y = fma16(y, z, splat(1.0f / static_cast<float>(odd)));
+    return fma16(s + s, y, max16(splat(0.0f), x));
 }
 
 }  // namespace
