@@ -33,7 +33,7 @@ from packaging.tags import compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from tools.lock import LOCK, ROOT, Locked, read_lock
-from tools.release.archives import ReleaseError, sha256_of, size_text
+from tools.release.archives import ReleaseError, sha256_of, size_text, version
 
 WHEELS = ROOT / "dist" / "wheels"
 FOLDERS = ROOT / "dist" / "folders"
@@ -113,12 +113,13 @@ def own_wheel(target: Target, given: Path | None = None) -> Path:
     tags = {*cpython_tags((3, int(target.python[2:])), platforms=target.platforms)}
     tags |= {*compatible_tags((3, int(target.python[2:])), platforms=target.platforms)}
     candidates = [given] if given else sorted(WHEELS.glob("edgeshard-*.whl"))
-    fitting = [path for path in candidates if parse_wheel_filename(path.name)[3] & tags]
+    names = {path: parse_wheel_filename(path.name) for path in candidates}
+    fitting = [path for path, (_, number, _, own) in names.items() if own & tags and str(number) == version()]
     if len(fitting) != 1:
         where = str(given) if given else "dist/wheels"
         raise ReleaseError(
-            f"{where} has {len(fitting)} wheels of EdgeShard for {target.machine}, not one: empty it and run "
-            "`make wheels`, or name the wheel with --wheel"
+            f"{where} has {len(fitting)} wheels of EdgeShard {version()} for {target.machine}, not one: empty it and "
+            "run `make wheels`, or name the wheel with --wheel"
         )
     return fitting[0]
 
@@ -222,8 +223,7 @@ def metadata_requires(wheel: Path) -> list[str]:
 
 def requirements_text(wheel: Path, chosen: Iterable[Chosen]) -> str:
     """requirements.txt: exact versions and the hash of the one file of each, by name."""
-    _, version, _, _ = parse_wheel_filename(wheel.name)
-    rows = [("edgeshard[all]", str(version), sha256_of(wheel))]
+    rows = [("edgeshard[all]", version(), sha256_of(wheel))]
     rows += [(file.name, file.version, file.sha256) for file in chosen]
     return "".join(f"{name}=={version} \\\n    --hash=sha256:{digest}\n" for name, version, digest in sorted(rows))
 
