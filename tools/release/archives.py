@@ -25,12 +25,13 @@ class ReleaseError(Exception):
 
 @dataclass(frozen=True)
 class Entry:
-    """A file or a link of an archive. Its content is `data`, a file of this machine, or the target of a `link`."""
+    """A file with its content (or where that is), a link, or a directory where it is neither."""
 
     path: str  # relative to the archive's root
     content: bytes | Path | None = None
     mode: int = 0o644
     link: str = ""
+    owner: int = 0  # number of the user and of the group
 
 
 def source_epoch() -> int:
@@ -48,11 +49,12 @@ def version() -> str:
 
 
 def write_tar(file: IO[bytes] | gzip.GzipFile, entries: Iterable[Entry], epoch: int, prefix: str = "") -> None:
-    """Write the entries with the directories they lie in, owned by root. `prefix` stands before every path."""
+    """Write the entries with the directories they lie in, which are root's. `prefix` stands before every path."""
     with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for entry in _with_directories(entries):
             info = tarfile.TarInfo(prefix + entry.path)
             info.mtime, info.mode = epoch, entry.mode
+            info.uid = info.gid = entry.owner
             if entry.link:
                 info.type, info.linkname, info.mode = tarfile.SYMTYPE, entry.link, 0o777
                 archive.addfile(info)

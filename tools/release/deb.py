@@ -30,7 +30,6 @@ from tools.release.wheel_folder import Target, add_options, make_folders
 HOME = "/opt/edgeshard/deb"
 SCRIPTS = ROOT / "deploy" / "deb"
 MAINTAINER = "EdgeShard <edgeshard@localhost>"
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _TLS = f"{installation.CONFIGURATION}/tls"
 _PROGRAMS = ("edgectl", *(daemon.unit for daemon in Daemon))
 
@@ -53,7 +52,7 @@ def control(target: Target, installed_kib: int) -> str:
     return f"""\
 Package: {name}
 Version: {package_version(target)}
-Architecture: {_ARCHITECTURES[target.machine]}
+Architecture: {target.architecture}
 Maintainer: {MAINTAINER}
 Installed-Size: {installed_kib}
 Depends: libc6 (>= 2.31), libstdc++6, passwd, python3 (>= {target.python}), python3 (<< {major}.{int(minor) + 1})
@@ -120,7 +119,7 @@ def installed_kib(entries: Sequence[Entry]) -> int:
 def make_deb(folder: Path, target: Target, into: Path) -> Path:
     """The package of a wheel folder, in the directory `into`."""
     epoch = source_epoch()
-    name = f"{package_name(target)}_{package_version(target)}_{_ARCHITECTURES[target.machine]}.deb"
+    name = f"{package_name(target)}_{package_version(target)}_{target.architecture}.deb"
     with tempfile.TemporaryDirectory(dir=into) as scratch:
         entries = [*lay_out(folder, target, HOME, Path(scratch) / "wheels"), *system_entries(target, epoch)]
         members = [

@@ -20,18 +20,16 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Sequence
-from email.parser import HeaderParser
 from pathlib import Path
-from zipfile import ZipFile
 
 from packaging.utils import canonicalize_name
 
-from tools.inventory import Installed, licence_of, make_sbom
+from tools.inventory import Installed, InventoryError, licence_of, make_sbom
 from tools.lock import LOCK, ROOT, read_lock
 from tools.release.archives import CHECKSUMS, ReleaseError, checksums, size_text, source_epoch, version
 from tools.release.bundle import make_bundle
 from tools.release.deb import make_deb
-from tools.release.wheel_folder import Target, add_options, make_folders
+from tools.release.wheel_folder import Target, add_options, headers_of, make_folders
 
 NOTES = "NOTES.md"
 
@@ -59,9 +57,7 @@ def packages_of(folder: Path) -> dict[str, Installed]:
     """What a wheel folder holds beside EdgeShard, as its wheels say."""
     found = {}
     for wheel in folder.glob("*.whl"):
-        with ZipFile(wheel) as archive:
-            (path,) = (name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
-            headers = HeaderParser().parsestr(archive.read(path).decode())
+        headers = headers_of(wheel)
         name = str(canonicalize_name(str(headers["Name"])))
         metadata = {
             "license_expression": headers.get("License-Expression", ""),
@@ -106,7 +102,7 @@ def main(arguments: list[str]) -> int:
         text = notes((ROOT / "CHANGELOG.md").read_text(), version(), draft=options.draft)
         os.environ["SOURCE_DATE_EPOCH"] = str(source_epoch())
         make_release(make_folders(options), text, into)
-    except ReleaseError as error:
+    except (ReleaseError, InventoryError) as error:
         print(f"release: {error}", file=sys.stderr)
         return 1
     for path in sorted(into.iterdir()):

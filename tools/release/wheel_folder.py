@@ -25,6 +25,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from email.message import Message
 from email.parser import HeaderParser
 from pathlib import Path
 
@@ -57,6 +58,11 @@ class Target:
     @property
     def name(self) -> str:
         return f"{self.machine}-py{self.python.replace('.', '')}-{self.accelerator}"
+
+    @property
+    def architecture(self) -> str:
+        """The platform as Debian and containers call it."""
+        return {"x86_64": "amd64", "aarch64": "arm64"}[self.machine]
 
     @property
     def platforms(self) -> tuple[str, ...]:
@@ -214,11 +220,11 @@ def _pip(*arguments: str) -> str:
     return done.stdout
 
 
-def metadata_requires(wheel: Path) -> list[str]:
-    """What a wheel requires, by its own metadata."""
+def headers_of(wheel: Path) -> Message:
+    """A wheel's own metadata."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
-        return HeaderParser().parsestr(archive.read(name).decode()).get_all("Requires-Dist", [])
+        return HeaderParser().parsestr(archive.read(name).decode())
 
 
 def requirements_text(wheel: Path, chosen: Iterable[Chosen]) -> str:
@@ -230,7 +236,7 @@ def requirements_text(wheel: Path, chosen: Iterable[Chosen]) -> str:
 
 def make_folder(target: Target, wheel: Path, into: Path) -> None:
     """Fill `into` with the target's folder, in place of what was there. Raises ReleaseError."""
-    chosen = choose(metadata_requires(wheel), read_lock(LOCK.read_text()), target)
+    chosen = choose(headers_of(wheel).get_all("Requires-Dist", []), read_lock(LOCK.read_text()), target)
     staged = into.with_name(f".{into.name}.new")
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
