@@ -48,6 +48,11 @@ TARGETS = (
     "sbom",
     "licences",
     "pictures",
+    "folders",
+    "bundle",
+    "deb",
+    "image",
+    "release",
 )
 
 

@@ -6,15 +6,18 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
+import sys
 import tarfile
 import time
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tools.lock import LOCK, read_lock
 from tools.release import release
@@ -204,7 +207,8 @@ def test_an_image_names_all_of_its_blobs(folder: Path, tmp_path: Path) -> None:
     config = json.loads(blob(manifest["config"]))
     with tarfile.open(fileobj=io.BytesIO(blob(manifest["layers"][1])), mode="r:gz") as layer:
         state = layer.getmember("var/lib/edgeshard")
-        assert state.isdir() and (state.uid, state.mode) == (10001, 0o700)
+        assert state.isdir() and state.uid == 10001
+        assert state.mode == 0o700
     assert blob(manifest["layers"][0]) == base.read_bytes()
     assert config["rootfs"]["diff_ids"][0] == manifest["layers"][0]["digest"]
     assert config["architecture"] == "amd64" and config["config"]["User"] == "10001:10001"
@@ -250,3 +254,19 @@ def test_ar_members_begin_at_even_places(tmp_path: Path) -> None:
     data = (tmp_path / "ar").read_bytes()
     assert data.startswith(b"!<arch>\nodd             1800000000  0     0     100644  3         `\nabc\neven ")
     assert len(data) == 8 + 2 * 60 + 4 + 4
+
+
+def test_files_for_containers_give_options_that_daemons_have() -> None:
+    commands: list[list[str]] = []
+    compose = yaml.safe_load((ROOT / "deploy/containers/compose.yaml").read_text())
+    commands += [service["command"] for service in compose["services"].values()]
+    for name in ("coordinator", "agent"):
+        for document in yaml.safe_load_all((ROOT / f"deploy/k3s/{name}.yaml").read_text()):
+            pod = document["spec"].get("template")
+            commands += [container["command"] for container in pod["spec"]["containers"]] if pod else []
+    assert len(commands) == 5
+    for program in ("edgeshard-agent", "edgeshard-coordinator"):
+        given = {word.partition("=")[0] for command in commands if command[0] == program for word in command[1:]}
+        path = Path(sys.executable).with_name(program)
+        said = subprocess.run([path, "--help"], capture_output=True, text=True, check=True, timeout=120).stdout
+        assert given and given <= set(re.findall(r"--[a-z-]+", said))

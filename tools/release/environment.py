@@ -59,7 +59,8 @@ def _unpack(wheel: Path, into: Path) -> Iterator[tuple[str, int]]:
         for info in archive.infolist():
             if not info.is_dir():
                 archive.extract(info, into)
-                yield info.filename, 0o755 if (info.external_attr >> 16) & 0o111 else 0o644
+                runs = (info.external_attr >> 16) & 0o111 and ".so" not in info.filename
+                yield info.filename, 0o755 if runs else 0o644
 
 
 def _scripts(wheel: Path) -> dict[str, str]:
