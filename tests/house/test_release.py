@@ -15,6 +15,7 @@ import tarfile
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -198,7 +199,7 @@ def test_an_image_names_all_of_its_blobs(folder: Path, tmp_path: Path) -> None:
     blobs = {name.rpartition("/")[2]: data for name, data in contents.items() if name.startswith("blobs/")}
     assert all(hashlib.sha256(data).hexdigest() == name for name, data in blobs.items())
 
-    def blob(descriptor: dict[str, str]) -> bytes:
+    def blob(descriptor: dict[str, Any]) -> bytes:
         data = blobs[descriptor["digest"].removeprefix("sha256:")]
         assert len(data) == descriptor["size"]
         return data
