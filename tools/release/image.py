@@ -49,7 +49,12 @@ def image_config(target: Target, diff_ids: list[str], epoch: int) -> dict[str, A
         "created": f"{datetime.datetime.fromtimestamp(epoch, datetime.UTC):%Y-%m-%dT%H:%M:%SZ}",
         "config": {
             "User": f"{USER}:{USER}",
-            "Env": [f"PATH={HOME}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", f"HOME={STATE}"],
+            "Env": [
+                f"PATH={HOME}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+                f"HOME={STATE}",
+                # Programs may not be written to: what Python compiles at the first start is kept with the state.
+                f"PYTHONPYCACHEPREFIX={STATE}/compiled",
+            ],
             "Cmd": ["edgectl", "--help"],
             "WorkingDir": STATE,
             "Labels": {"org.opencontainers.image.title": "edgeshard", "org.opencontainers.image.version": version()},
