@@ -8,15 +8,20 @@ if TYPE_CHECKING:
     from edgeshard.client import Client, SyncClient
     from edgeshard.domain import errors
 
+    __version__: str
+
 __all__ = ["WIRE_VERSION", "Client", "SyncClient", "__version__", "errors"]
 
-__version__ = "0.1.0"
 # The version of the frames and commands between processes. Two processes work together when theirs are equal.
 WIRE_VERSION = 3
 
 
 def __getattr__(name: str) -> Any:
-    """The clients and their errors, imported at first use: `import edgeshard` alone stays quick and loads no gRPC."""
+    """What is imported at first use, so that `import edgeshard` alone stays quick and loads no gRPC."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("edgeshard")
     if name == "errors":
         import edgeshard.domain.errors
 

@@ -258,11 +258,13 @@ def make_sbom(
             above = own if parent == "pyproject.toml" else references.get(parent)
             if above:
                 dependencies[above].append(reference)
+    content = json.dumps([own, sorted(references.values()), now.isoformat()])
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
-        "serialNumber": f"urn:uuid:{uuid.uuid4()}",
+        # Of what it lists, so that two documents of one environment and time are the same.
+        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, content)}",
         "version": 1,
         "metadata": {
             "timestamp": now.isoformat(timespec="seconds"),

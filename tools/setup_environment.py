@@ -97,7 +97,7 @@ def is_finished(level: str, wanted: str) -> bool:
 
 def fingerprint(project: dict[str, Any], lock: str, *levels: str) -> str:
     """Changes when what is to be installed changes; a new lint rule in pyproject.toml does not count."""
-    names = ("requires-python", "dependencies", "optional-dependencies", "scripts")
+    names = ("version", "requires-python", "dependencies", "optional-dependencies", "scripts")
     parts = [requirements(project, *levels), {name: project["project"].get(name) for name in names}]
     parts += [project["tool"].get("hatch", {}), lock]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -49,6 +49,11 @@ TARGETS = (
     "sbom",
     "licences",
     "pictures",
+    "folders",
+    "bundle",
+    "deb",
+    "image",
+    "release",
 )
 
 
