@@ -203,7 +203,7 @@ make_environment() {
     "$python" -m venv --without-pip "$prefix/$new" || fail "$python made no environment (see above)"
     find_pip
     say "installing EdgeShard $version by pip, which checks each file by its hash in $requirements"
-    set -- --disable-pip-version-check --require-hashes --only-binary :all: --no-cache-dir --no-compile --no-input --quiet
+    set -- --require-hashes --only-binary :all: --no-cache-dir --no-compile --no-input --disable-pip-version-check -q
     if [ -n "$wheels" ]; then
         PIP_CONFIG_FILE=/dev/null "$prefix/$new/bin/python" $pip install --isolated "$@" --no-index \
             --find-links "$wheels" -r "$requirements" || fail "pip failed (see above); nothing was changed"

@@ -16,10 +16,10 @@ from edgeshard.proto.v1 import identity_pb2 as pb
 from edgeshard.proto.v1.identity_pb2_grpc import EnrolmentServiceStub
 from edgeshard.rpc.tls import split_address
 from edgeshard.wire.identity import enrolment_to_wire
-from edgeshard.wire.invitations import invitation_from_text, invitation_to_text
+from edgeshard.wire.invitations import invitation_from_text, invitation_to_text, line_without_edgeshard
 from edgeshard.wire.status import from_rpc_error
 
-__all__ = ["enrol", "invitation_from_text", "invitation_to_text"]
+__all__ = ["enrol", "invitation_from_text", "invitation_to_text", "line_without_edgeshard"]
 
 TIMEOUT_S = 20.0
 

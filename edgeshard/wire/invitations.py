@@ -10,10 +10,11 @@ from __future__ import annotations
 import base64
 import binascii
 import ipaddress
+import re
 from itertools import pairwise
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.identity import AUTHORITY_DIGEST_BYTES, SECRET_BYTES, Invitation, Principal, Role
+from edgeshard.domain.identity import AUTHORITY_DIGEST_BYTES, SECRET_BYTES, Invitation, JoinToken, Principal, Role
 from edgeshard.domain.ids import check_name
 
 TOKEN_PREFIX = "edgeshard2-"
@@ -44,6 +45,30 @@ def invitation_to_text(invitation: Invitation) -> str:
         )
     )
     return TOKEN_PREFIX + base64.urlsafe_b64encode(content).decode().rstrip("=")
+
+
+_BOOTSTRAP = (
+    "import hashlib,http.client as h,ssl,sys;c=h.HTTPSConnection(sys.argv[1],timeout=30,"
+    'context=ssl._create_unverified_context());c.request("GET","/join.py");s=c.getresponse().read(1<<20);'
+    'hashlib.sha256(s).hexdigest()==sys.argv[2] or sys.exit("not what the site offered: take another line");exec(s)'
+)
+"""Fetches a program from whoever answers, and runs it only where its sha256 is the one of the line."""
+
+
+def line_without_edgeshard(token: JoinToken) -> str:
+    """The line that joins a machine which has Python and nothing of EdgeShard; "" where the site has no wheels.
+
+    A token on that line is found and shown to the site as `edgectl join` does it, by the program that the line fetches.
+    Raises as `invitation_to_text`, and InvalidArgumentError for an answer of a coordinator that is no address or hash.
+    """
+    if not token.packages:
+        return ""
+    if not re.fullmatch(r"[A-Za-z0-9.:\[\]%_-]+", token.packages) or not re.fullmatch(
+        r"[0-9a-f]{64}", token.bootstrap_sha256
+    ):
+        raise InvalidArgumentError("packages: the coordinator names no HOST:PORT and sha256", field="packages")
+    words = (token.packages, token.bootstrap_sha256, invitation_to_text(token.invitation))
+    return f"python3 -c '{_BOOTSTRAP}' {' '.join(words)}"
 
 
 def invitation_from_text(text: str) -> Invitation:
