@@ -320,8 +320,19 @@ purge() {
         [ -n "$path" ] || continue
         say "removing $path"
         rm -rf "$path"
+        remove_empty_above "$path"
     done
+    remove_empty_above "$prefix"
+    remove_empty_above "$bin/edgectl"
     ! is_root || remove_leftovers
+}
+
+# As far as this user's home.
+remove_empty_above() {
+    above=$(dirname "$1")
+    while case $above in "$HOME"/?*) rmdir "$above" 2>/dev/null ;; *) false ;; esac do
+        above=$(dirname "$above")
+    done
 }
 
 # A service that was changed by hand, or whose programs went first, left these.
