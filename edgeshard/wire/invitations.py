@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import ipaddress
-import re
+import shlex
 from itertools import pairwise
 
 from edgeshard.domain.errors import InvalidArgumentError
@@ -58,17 +58,12 @@ _BOOTSTRAP = (
 def line_without_edgeshard(token: JoinToken) -> str:
     """The line that joins a machine which has Python and nothing of EdgeShard; "" where the site has no wheels.
 
-    A token on that line is found and shown to the site as `edgectl join` does it, by the program that the line fetches.
-    Raises as `invitation_to_text`, and InvalidArgumentError for an answer of a coordinator that is no address or hash.
+    Options of `edgectl join` may follow it. Raises as `invitation_to_text`.
     """
     if not token.packages:
         return ""
-    if not re.fullmatch(r"[A-Za-z0-9.:\[\]%_-]+", token.packages) or not re.fullmatch(
-        r"[0-9a-f]{64}", token.bootstrap_sha256
-    ):
-        raise InvalidArgumentError("packages: the coordinator names no HOST:PORT and sha256", field="packages")
-    words = (token.packages, token.bootstrap_sha256, invitation_to_text(token.invitation))
-    return f"python3 -c '{_BOOTSTRAP}' {' '.join(words)}"
+    words = (_BOOTSTRAP, token.packages, token.bootstrap_sha256, invitation_to_text(token.invitation))
+    return shlex.join(("python3", "-c", *words))
 
 
 def invitation_from_text(text: str) -> Invitation:

@@ -15,9 +15,9 @@ import pytest
 
 from tests.installing.boxes import INSTALLER, Box, make_folder, tree
 
-pytestmark = [pytest.mark.timing, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timing, pytest.mark.timeout(900)]
 
-CHANGING = ("mkdir", "rm", "mv", "ln", "sync", "python3")
+CHANGING = ("mkdir", "rm", "mv", "ln", "sync")
 """Programs after each call of which the script is killed: those that change the disk."""
 
 
@@ -84,7 +84,7 @@ def test_killed_after_each_step_leaves_what_works(box: Box, old: Path, new: Path
         assert not (box.prefix / "current.new").is_symlink()
         if not killed:
             break
-    assert kill_at > 8
+    assert kill_at > 6
     assert ends == {"0.1.0", "0.2.0"}
 
 
