@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+PYTHON = "python3.13"
+"""The name that the script looks for first; the one of these tests has it."""
 INSTALLER = Path(__file__).resolve().parents[2] / "deploy" / "install.sh"
 _PROGRAM = """\
 import os, sys
@@ -72,7 +74,8 @@ class Box:
         self.path, self.home = self.directory / "path", self.directory / "home"
         for folder in (self.path, self.home):
             folder.mkdir()
-        (self.path / "python3").symlink_to(Path(sys.executable).resolve())
+        for name in ("python3", PYTHON):
+            (self.path / name).symlink_to(Path(sys.executable).resolve())
 
     @property
     def prefix(self) -> Path:
@@ -120,7 +123,7 @@ class Box:
 
     def wrap(self, program: str, script: str) -> None:
         """Have another program in the place of one; REAL in its script is the one that it stands for."""
-        real = Path(sys.executable).resolve() if program == "python3" else shutil.which(program)
+        real = Path(sys.executable).resolve() if program == PYTHON else shutil.which(program)
         (self.path / program).unlink(missing_ok=True)
         (self.path / program).write_text(f"#!/bin/sh\n{script}\n".replace("REAL", str(real)))
         (self.path / program).chmod(0o755)

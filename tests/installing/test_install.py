@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.installing.boxes import INSTALLER, Box, make_folder, tree
+from tests.installing.boxes import INSTALLER, PYTHON, Box, make_folder, tree
 
 pytestmark = [pytest.mark.timing, pytest.mark.timeout(900)]
 
@@ -107,7 +107,7 @@ def test_killed_within_pip_leaves_what_works(box: Box, old: Path, new: Path) -> 
 def test_a_terminated_run_removes_what_it_began(box: Box, old: Path, new: Path) -> None:
     box.install(old)
     before = tree(box.home)
-    box.wrap("python3", 'REAL "$@"; code=$?; case "$*" in *venv*) kill $PPID ;; esac; exit $code')
+    box.wrap(PYTHON, 'REAL "$@"; code=$?; case "$*" in *venv*) kill $PPID ;; esac; exit $code')
     assert box.run(new, "--wheels", new).returncode == 130
     assert tree(box.home) == before
 
@@ -124,15 +124,15 @@ def small_disk(directory: Path, size: str) -> Iterator[None]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
 def test_a_full_disk_leaves_what_was_there(box: Box, old: Path) -> None:
-    large = make_folder(box.directory / "large", "0.2.0", padding=6 << 20)
-    with small_disk(box.prefix, "8m"):
+    large = make_folder(box.directory / "large", "0.2.0", padding=16 << 20)
+    with small_disk(box.prefix, "40m"):
         box.install(old)
         before = tree(box.home)
         said = box.run(large, "--wheels", large)
         assert said.returncode == 1
         assert "too full" in said.stderr
         # Somebody else fills it, once the script has looked.
-        box.wrap("df", f'REAL "$@"; dd if=/dev/zero of={box.prefix}/versions/filler bs=1M count=5 2>/dev/null')
+        box.wrap("df", f'REAL "$@"; dd if=/dev/zero of={box.prefix}/versions/filler bs=1M count=20 2>/dev/null')
         middling = make_folder(box.directory / "middling", "0.3.0", padding=4 << 20)
         said = box.run(middling, "--wheels", middling)
         assert said.returncode == 1
