@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import re
 import socket
@@ -14,7 +15,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from importlib import resources
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -40,6 +40,7 @@ from edgeshard.rpc.tls import TlsFiles, join_address, split_address
 from edgeshard_coordinator.control.persistence.audit_log import AuditLog
 from edgeshard_coordinator.membership.membership import Membership
 from edgeshard_coordinator.membership.tokens import Failures, subscriber_of
+from edgeshard_coordinator.packages import bootstrap
 from edgeshard_coordinator.packages.shelf import Machine, Shelf
 
 log = structlog.get_logger()
@@ -67,9 +68,9 @@ _BACKLOG = 64
 _RANGE = re.compile(r"bytes=(\d{1,15})-")
 
 
-def bootstrap() -> bytes:
+def script() -> bytes:
     """The program that a new machine runs first; it needs Python alone."""
-    return (resources.files("edgeshard_coordinator.packages") / "bootstrap.py").read_bytes()
+    return inspect.getsource(bootstrap).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class PackagesListener:
         self._membership = membership
         self._shelf = shelf
         self._audit = audit
-        self._script = bootstrap()
+        self._script = script()
         self.script_sha256 = sha256(self._script).hexdigest()
         self._open: Counter[str] = Counter()
         self._transfers: Counter[str] = Counter()
