@@ -16,7 +16,7 @@ SECRET = bytes(range(SECRET_BYTES))
 HOSTS = ("10.0.0.2", "[2001:db8::1]", "site.example.org", "h", "h" * 253, "müllerei.example")
 
 
-@pytest.mark.parametrize(("first", "second"), product(HOSTS, HOSTS))
+@pytest.mark.parametrize(("first", "second"), [*product(HOSTS, HOSTS)])
 def test_a_token_is_read_as_by_the_library(first: str, second: str) -> None:
     for site, id, role in (("mill", "b", Role.AGENT), ("m" * 63, "b" * 63, Role.OPERATOR), ("m", "b", Role.CLIENT)):
         authority = bytes(AUTHORITY_DIGEST_BYTES - 1) + b"x"
