@@ -61,9 +61,10 @@ class Shelf:
         self._digests: dict[tuple[str, int, int, int], str] = {}
 
     def folder_for(self, machine: Machine) -> Folder:
-        """The folder with the machine's accelerator, else the one without any. Raises FailedPreconditionError naming
-        what there is, and what the machine is."""
-        for accelerated in (machine.accelerator != PROCESSOR, False):
+        """The folder for machines with an accelerator, or for those without one, whichever the machine is; else the
+        other, which works as well. Raises FailedPreconditionError naming what there is, and what the machine is."""
+        wanted = machine.accelerator != PROCESSOR
+        for accelerated in (wanted, not wanted):
             for python in machine.pythons:
                 for folder in self.folders:
                     fits = (folder.platform, folder.python) == (machine.platform, python)

@@ -18,13 +18,21 @@ def lay_out(folder: Path, *wheels: str) -> Path:
 
 
 def test_the_accelerator_then_the_newest_python_chooses(tmp_path: Path) -> None:
-    for name in ("x86_64-py311-cpu", "x86_64-py312-cpu", "x86_64-py311-cu130", "aarch64-py312-cpu", "other"):
+    for name in (
+        "x86_64-py311-cpu",
+        "x86_64-py312-cpu",
+        "x86_64-py311-cu130",
+        "x86_64-py313-cu130",
+        "aarch64-py312-cpu",
+        "other",
+    ):
         lay_out(tmp_path / name)
     shelf = Shelf(tmp_path)
     cases = [
         (Machine("x86_64", ["3.12", "3.11"]), "x86_64-py312-cpu"),
         (Machine("x86_64", ["3.12", "3.11"], "cuda"), "x86_64-py311-cu130"),
         (Machine("x86_64", ["3.12"], "cuda"), "x86_64-py312-cpu"),
+        (Machine("x86_64", ["3.13"]), "x86_64-py313-cu130"),
         (Machine("aarch64", ["3.13", "3.12"], "cuda"), "aarch64-py312-cpu"),
     ]
     assert [shelf.folder_for(machine).name for machine, _ in cases] == [name for _, name in cases]
@@ -32,7 +40,8 @@ def test_the_accelerator_then_the_newest_python_chooses(tmp_path: Path) -> None:
         shelf.folder_for(Machine("aarch64", ["3.13"]))
     said = refusal.value.message
     assert (
-        "aarch64 with Python 3.12, x86_64 with Python 3.11 and 3.12; this machine is aarch64 with Python 3.13" in said
+        "aarch64 with Python 3.12, x86_64 with Python 3.11 and 3.12 and 3.13; this machine is aarch64 with Python 3.13"
+        in said
     )
 
 
