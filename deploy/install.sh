@@ -308,6 +308,10 @@ state_of_user() {
 }
 
 purge() {
+    for record in /etc/edgeshard/*.installed.json; do
+        ! is_root || [ ! -e "$record" ] || grep -q "\"$prefix/" "$record" ||
+            fail "$record is of another installation: remove it there, by edgectl uninstall"
+    done
     state=$(state_of_user | while read -r path; do [ ! -e "$path" ] || echo "$path"; done)
     if [ -z "$yes" ]; then
         say "this removes EdgeShard and all of its state:" "$prefix" $state
