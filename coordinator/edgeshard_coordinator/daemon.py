@@ -39,7 +39,7 @@ from edgeshard.rpc.denials import Denials
 from edgeshard.rpc.discovery import Announced, keep_announced
 from edgeshard.rpc.renewal import adopted, keep_renewed
 from edgeshard.rpc.server import EnrolmentServer, Server
-from edgeshard.rpc.tls import TlsFiles, check_private, read_pem
+from edgeshard.rpc.tls import TlsFiles, check_private, join_address, read_pem, split_address
 from edgeshard.rpc.tls_files import tls_files
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.persistence.audit_log import AuditLog
@@ -56,6 +56,8 @@ from edgeshard_coordinator.membership.enrolment import EnrolmentServicer
 from edgeshard_coordinator.membership.gateway_certificate import GatewayCertificate
 from edgeshard_coordinator.membership.membership import Issuing, Membership
 from edgeshard_coordinator.membership.store import MembershipStore
+from edgeshard_coordinator.packages.listener import PackagesListener
+from edgeshard_coordinator.packages.shelf import Shelf
 from edgeshard_coordinator.settings import CoordinatorSettings
 from edgeshard_coordinator.store import ModelStore, ModelStoreServicer
 
@@ -105,6 +107,7 @@ async def serve(settings: CoordinatorSettings, read: Callable[[], CoordinatorSet
     log.info("coordinator_serves", address=address)
     joiners = connection_cap(descriptors, 1 / 8, MOST_JOINERS)
     enrolment, joins_at = await _open_enrolment(settings, site, coordinator, address, joiners)
+    packages = await _open_packages(settings, site, coordinator)
     gateway: GatewayServer | None = None
     if listen is not None:
         authenticator = ApiKeyAuthenticator(site.keys, site.audit, asks=not settings.http_no_key)
@@ -124,6 +127,8 @@ async def serve(settings: CoordinatorSettings, read: Callable[[], CoordinatorSet
     await metrics.stop()
     if enrolment is not None:
         await enrolment.stop()
+    if packages is not None:
+        await packages.stop()
     with suppress(TimeoutError):
         await asyncio.wait_for(coordinator.stop(), STOP_LIMIT_S)
     if gateway is not None:
@@ -201,6 +206,32 @@ def _announcing(
         return []
     authority = authority_digest(site.membership.authorities()[0])
     return [keep_announced(Announced(site.membership.site, authority, address, joins_at))]
+
+
+async def _open_packages(
+    settings: CoordinatorSettings, site: _Site, coordinator: Coordinator
+) -> PackagesListener | None:
+    """Where machines without EdgeShard get it; None for nowhere. Raises InvalidArgumentError for a folder that is none
+    of wheels and for a site that lets nobody join, UnavailableError where the port is taken."""
+    if settings.wheels is None:
+        if settings.wheels_listen is not None:
+            raise InvalidArgumentError("--wheels-listen needs --wheels, a folder of wheels", field="wheels-listen")
+        return None
+    addresses = coordinator.identities.addresses
+    if site.tls is None or site.membership is None or settings.enrol_listen is None or addresses is None:
+        raise InvalidArgumentError(
+            "--wheels is for boxes that join: it needs --enrol-listen and --ca-key",
+            field="wheels",
+            reason="NO_ENROLMENT",
+        )
+    shelf = await asyncio.to_thread(Shelf, settings.wheels)
+    host, port = split_address(settings.enrol_listen)
+    listen = settings.wheels_listen or join_address(host, min(port + 1, 65535) if port else 0)
+    packages = PackagesListener(listen, site.tls, site.membership, shelf, site.audit)
+    at = await packages.start()
+    coordinator.identities.addresses = replace(addresses, packages=at, bootstrap_sha256=packages.script_sha256)
+    log.info("packages_open", address=at, folders=[folder.name for folder in shelf.folders])
+    return packages
 
 
 def _http_listen(settings: CoordinatorSettings, site: _Site) -> tuple[HttpListen | None, GatewayCertificate | None]:

@@ -24,6 +24,12 @@ class CoordinatorSettings(DaemonSettings):
     announce: bool = Field(
         default=False, description="let who has a token find this site by multicast DNS (the discovery extra)"
     )
+    wheels: Path | None = Field(
+        default=None, description="folder of wheels, or of such folders, that boxes without EdgeShard join by"
+    )
+    wheels_listen: str | None = Field(
+        default=None, description="HOST:PORT where they fetch them; by default the next port after --enrol-listen"
+    )
     certificate_life: Annotated[Duration, Field(ge=10, le=10 * 365 * 86400)] = Field(
         default=30 * 86400.0, description="how long certificates are good, such as 30d; they renew themselves before"
     )

@@ -21,10 +21,10 @@ from edgeshard.proto.v1.identity_pb2_grpc import EnrolmentServiceStub
 from edgeshard.rpc.discovery import found
 from edgeshard.rpc.tls import split_address
 from edgeshard.wire.identity import enrolment_to_wire
-from edgeshard.wire.invitations import invitation_from_text, invitation_to_text
+from edgeshard.wire.invitations import invitation_from_text, invitation_to_text, line_without_edgeshard
 from edgeshard.wire.status import from_rpc_error
 
-__all__ = ["enrol", "invitation_from_text", "invitation_to_text", "located"]
+__all__ = ["enrol", "invitation_from_text", "invitation_to_text", "line_without_edgeshard", "located"]
 
 TIMEOUT_S = 20.0
 DISCOVERY_S = 10.0

@@ -105,8 +105,9 @@ def token_id_of(secret: bytes) -> str:
 class JoinToken:
     """A token as the coordinator makes it.
 
-    `authorities` are certificates in DER, first that of who signed the coordinator's. The other fields are those of the
-    `invitation` that it stands for.
+    `authorities` are certificates in DER, first that of who signed the coordinator's. `packages` is host:port where the
+    site hands out EdgeShard itself, `bootstrap_sha256` that of the program to begin with, in hexadecimal; both are ""
+    for nowhere. The other fields are those of the `invitation` that it stands for.
     """
 
     authorities: tuple[bytes, ...]
@@ -114,6 +115,8 @@ class JoinToken:
     coordinator: str
     enrolment: str
     secret: bytes = field(repr=False)
+    packages: str = ""
+    bootstrap_sha256: str = ""
 
     @property
     def token_id(self) -> str:

@@ -49,10 +49,12 @@ class OwnSite:
         *,
         lasts: bool = True,
         http: Sequence[str] = (),
+        wheels: Path | None = None,
     ) -> None:
         """The site of a folder, by default of this user's state directory.
 
-        `http` are options of its coordinator for the HTTP endpoint. Unless they say otherwise, it is at `port` of
+        `wheels` is the folder by which machines without EdgeShard join. `http` are options of its coordinator for the
+        HTTP endpoint. Unless they say otherwise, it is at `port` of
         loopback, without a `port` at the first free one of some. Raises DeniedError for a folder that cannot be
         written, AlreadyExistsError for a site that is served already.
         """
@@ -81,7 +83,10 @@ class OwnSite:
             folder,
             self.nodes,
             listen=listen,
-            coordinator_listen={"--enrol-listen": join_address(host, min(first + 1, 65535) if first else 0)},
+            coordinator_listen={
+                option: join_address(host, min(first + offset, 65535) if first else 0)
+                for offset, option in enumerate(("--enrol-listen", "--wheels-listen")[: 1 if wheels is None else 2], 1)
+            },
             listen_by_agent={} if is_loopback(host) else _reachable(self.nodes),
             elsewhere=True,
             configured=lasts,
@@ -94,6 +99,7 @@ class OwnSite:
                 *("--ca-key", str(folder / "site" / "ca.key")),
                 *("--http-listen", join_address("127.0.0.1", port), *http),
                 *(() if is_loopback(host) or missing("discovery") else ("--announce",)),
+                *([] if wheels is None else ["--wheels", str(wheels.absolute())]),
             ],
         )
         self._joining: asyncio.Future[None] | None = None

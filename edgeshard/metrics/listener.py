@@ -13,6 +13,7 @@ from edgeshard.domain.identity import Role
 from edgeshard.identity.certificates import principal_of
 from edgeshard.metrics.exposition import Metrics
 from edgeshard.rpc.denials import Denials
+from edgeshard.rpc.following import FollowingContext
 from edgeshard.rpc.tls import TlsFiles, check_secure, join_address, split_address
 
 log = structlog.get_logger()
@@ -47,7 +48,7 @@ class MetricsListener:
         if self._address is None:
             return ""
         host, port = split_address(self._address, "metrics-listen")
-        context = None if self._tls is None else _Following(self._tls).context
+        context = None if self._tls is None else FollowingContext(self._tls).context
         try:
             self._server = await asyncio.start_server(
                 self._serve,
@@ -127,30 +128,3 @@ class MetricsListener:
 
 def _refusal(status: str, why: str) -> tuple[str, str, bytes]:
     return status, "text/plain; charset=utf-8", f"{why}\n".encode()
-
-
-class _Following:
-    """A server's side of mutual TLS that takes up files that were renewed, at the next handshake."""
-
-    def __init__(self, files: TlsFiles) -> None:
-        files.check()
-        self._files = files
-        self._version = files.version()
-        self.context = self._newest = self._made()
-        self.context.sni_callback = self._on_handshake
-
-    def _made(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_ciphers("ECDHE+AESGCM")
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(self._files.ca)
-        context.load_cert_chain(self._files.cert, self._files.key)
-        return context
-
-    def _on_handshake(self, stream: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        with suppress(OSError, EdgeShardError):  # they are being written: the next handshake sees them whole
-            version = self._files.version()
-            if version != self._version:
-                self._newest, self._version = self._made(), version
-        stream.context = self._newest

@@ -22,7 +22,7 @@ JOINED = f"{CONFIGURATION}/agent-pki"
 """The directory in which `edgectl join` keeps a node's certificate for its service."""
 _CONFIGURED = {
     Daemon.AGENT: ("name", "coordinator", "listen", "memory", "device", "advertise", "labels"),
-    Daemon.COORDINATOR: ("listen", "enrol_listen"),
+    Daemon.COORDINATOR: ("listen", "enrol_listen", "wheels"),
 }
 """Options that stand in a daemon's configuration, in this order."""
 _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
@@ -35,7 +35,7 @@ class Options:
 
     `programs` is the directory of the daemons, `credentials` that of the TLS files. `name`, `coordinator`, `memory`,
     `device`, `advertise` and `labels` are of an agent; `ca_key` and `enrol_listen`, with which a site makes
-    certificates, of a coordinator.
+    certificates, and `wheels`, by which boxes without EdgeShard join, of a coordinator.
     """
 
     listen: str
@@ -49,6 +49,7 @@ class Options:
     labels: str = ""
     ca_key: str = ""
     enrol_listen: str = ""
+    wheels: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,8 @@ def drop_ins(daemon: Daemon) -> str:
 def files(daemon: Daemon, options: Options) -> dict[str, str]:
     """The files of an installation, by path. Raises InvalidArgumentError for programs that no unit can run."""
     check_visible(options.programs)
-    paths = {"bin": options.programs, "credentials": options.credentials or "/", "ca-key": options.ca_key or "/"}
+    given = {"credentials": options.credentials, "ca-key": options.ca_key, "wheels": options.wheels}
+    paths = {"bin": options.programs, **{name: path or "/" for name, path in given.items()}}
     for name, text in paths.items():
         # Characters that mean something to systemd in a command or a path.
         if not text.startswith("/") or set(text) & set("\"'\\%$:; \t\n"):

@@ -24,6 +24,8 @@ def token_to_wire(token: JoinToken) -> pb.JoinToken:
         enrolment=token.enrolment,
         token_id=token.token_id,
         secret=token.secret,
+        packages=token.packages,
+        bootstrap_sha256=token.bootstrap_sha256,
     )
 
 
@@ -38,4 +40,6 @@ def token_from_wire(message: pb.JoinToken) -> JoinToken:
         message.coordinator,
         message.enrolment,
         message.secret,
+        message.packages,
+        message.bootstrap_sha256,
     )

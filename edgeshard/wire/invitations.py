@@ -10,10 +10,11 @@ from __future__ import annotations
 import base64
 import binascii
 import ipaddress
+import shlex
 from itertools import pairwise
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.identity import AUTHORITY_DIGEST_BYTES, SECRET_BYTES, Invitation, Principal, Role
+from edgeshard.domain.identity import AUTHORITY_DIGEST_BYTES, SECRET_BYTES, Invitation, JoinToken, Principal, Role
 from edgeshard.domain.ids import check_name
 
 TOKEN_PREFIX = "edgeshard2-"
@@ -44,6 +45,25 @@ def invitation_to_text(invitation: Invitation) -> str:
         )
     )
     return TOKEN_PREFIX + base64.urlsafe_b64encode(content).decode().rstrip("=")
+
+
+_BOOTSTRAP = (
+    "import hashlib,http.client as h,ssl,sys;c=h.HTTPSConnection(sys.argv[1],timeout=30,"
+    'context=ssl._create_unverified_context());c.request("GET","/join.py");s=c.getresponse().read(1<<20);'
+    'hashlib.sha256(s).hexdigest()==sys.argv[2] or sys.exit("not what the site offered: take another line");exec(s)'
+)
+"""Fetches a program from whoever answers, and runs it only where its sha256 is the one of the line."""
+
+
+def line_without_edgeshard(token: JoinToken) -> str:
+    """The line that joins a machine which has Python and nothing of EdgeShard; "" where the site has no wheels.
+
+    Options of `edgectl join` may follow it. Raises as `invitation_to_text`.
+    """
+    if not token.packages:
+        return ""
+    words = (_BOOTSTRAP, token.packages, token.bootstrap_sha256, invitation_to_text(token.invitation))
+    return shlex.join(("python3", "-c", *words))
 
 
 def invitation_from_text(text: str) -> Invitation:

@@ -133,3 +133,22 @@ def test_only_root_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     result = edgectl("uninstall", "coordinator")
     assert result.exit_code == 4 and "sudo" in result.stderr
+
+
+def test_a_unit_names_the_programs_of_install_sh_by_the_link_that_stays(tmp_path: Path) -> None:
+    programs = tmp_path / "versions" / "0.1.0-abc" / "bin"
+    programs.mkdir(parents=True)
+    assert install._lasting(programs) == programs
+    (tmp_path / "current").symlink_to("versions/0.1.0-abc")
+    assert install._lasting(programs) == tmp_path / "current" / "bin"
+    (tmp_path / "current").unlink()
+    (tmp_path / "current").symlink_to("versions/0.2.0-def")
+    assert install._lasting(programs) == programs
+
+
+def test_a_coordinator_is_given_wheels(tmp_path: Path) -> None:
+    tls = ("--credentials", "/etc/edgeshard/tls")
+    result = edgectl("install", "coordinator", "--wheels", "/srv/wheels", "--root", str(tmp_path), *tls, *BIN)
+    assert result.exit_code == 0, result.output
+    values = tomllib.loads((tmp_path / "etc/edgeshard/coordinator.toml").read_text())["coordinator"]
+    assert values["wheels"] == "/srv/wheels"

@@ -15,7 +15,7 @@ from edgeshard.domain.deployments.placement import ExplicitStage, Placement
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import DeploymentName
-from edgeshard.wire.invitations import invitation_to_text
+from edgeshard.wire.invitations import invitation_to_text, line_without_edgeshard
 from edgeshard_coordinator.dashboard.picture import known, prediction_picture
 
 
@@ -77,9 +77,11 @@ async def outlook(operator: Operator, asked: Mapping[str, Any]) -> Any:
 
 
 async def join(operator: Operator, asked: Mapping[str, Any]) -> Any:
-    """The line by which one more node joins. It is shown this once."""
+    """The lines by which one more node joins, with EdgeShard and without. They are shown this once."""
     token = await operator.create_token(Role.AGENT, _text(asked, "name"), ttl_s=3600.0)
-    return {"line": f"edgectl join {invitation_to_text(token.invitation)}"}
+    return known(
+        line=f"edgectl join {invitation_to_text(token.invitation)}", bare=line_without_edgeshard(token) or None
+    )
 
 
 async def timeline(operator: Operator, asked: Mapping[str, Any]) -> Any:

@@ -11,18 +11,25 @@ from edgeshard.rpc.tls import join_address, split_address
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """The host:port of the coordinator and of its enrolment; `advertise` is the host that others dial, "" for the
-    listener's or the machine's own."""
+    """The host:port of the coordinator, of its enrolment, and of `packages`, where it hands out EdgeShard ("" for
+    nowhere); `advertise` is the host that others dial, "" for the listener's or the machine's own. `bootstrap_sha256`
+    is of the program that a machine without EdgeShard runs first."""
 
     coordinator: str
     enrolment: str
     advertise: str = ""
+    packages: str = ""
+    bootstrap_sha256: str = ""
 
     def for_joiner(self, host: str = "") -> tuple[str, str]:
-        """Both addresses with the host that a joiner is to dial. Raises InvalidArgumentError for a text that is no
-        host."""
+        """The first two addresses with the host that a joiner is to dial. Raises InvalidArgumentError for a text that
+        is no host."""
         chosen = host or self.advertise
         return self._with_host(self.coordinator, chosen), self._with_host(self.enrolment, chosen)
+
+    def packages_for(self, host: str = "") -> str:
+        """`packages` with that host. Raises as `for_joiner`."""
+        return self._with_host(self.packages, host or self.advertise) if self.packages else ""
 
     def _with_host(self, address: str, chosen: str) -> str:
         own, port = split_address(address)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -111,26 +112,40 @@ class Membership:
         Raises DeniedError for a token that is not good, InvalidArgumentError for bytes that are no request,
         ResourceExhaustedError where too many from this address have failed.
         """
+        issuing = self._check_issues()
+        async with self._attempt(enrolment.token_id, address) as now:
+            asked = key_digest(enrolment.request)
+            token = await self._store.find(enrolment.token_id)
+            used = tokens.redeemed(token, enrolment.secret, asked, now)
+            # First: a token that is not on disk as used would be good for another.
+            await self._store.save(used)
+            certificate = issuing.authority.issue(used.principal, enrolment.request, self._now(), issuing.life)
+            await self._accept(used.principal, certificate)
+        log.info("enrolled", principal=str(used.principal), token_id=used.token_id)
+        return certificate, issuing.files.ca.read_bytes()
+
+    async def invited(self, secret: bytes, address: str = "") -> Principal:
+        """Who may join by the token of a secret, which stays as good as it was. Raises as `enrol`, also for a token
+        that was used."""
+        token_id = token_id_of(secret)
+        async with self._attempt(token_id, address) as now:
+            return tokens.redeemed(await self._store.find(token_id), secret, "", now).principal
+
+    @asynccontextmanager
+    async def _attempt(self, token_id: str, address: str) -> AsyncIterator[float]:
+        """One after the other, with the time in seconds since 1970. Counts what fails. Raises ResourceExhaustedError
+        where too many from this address have."""
         subscriber = tokens.subscriber_of(address)
         self._failures.check(subscriber, self._steady())
-        issuing = self._check_issues()
         try:
-            asked = key_digest(enrolment.request)
             async with self._lock:
                 # Again: of those that came at the same time, so many may have failed meanwhile.
                 self._failures.check(subscriber, self._steady())
-                token = await self._store.find(enrolment.token_id)
-                used = tokens.redeemed(token, enrolment.secret, asked, self._now().timestamp())
-                # First: a token that is not on disk as used would be good for another.
-                await self._store.save(used)
-                certificate = issuing.authority.issue(used.principal, enrolment.request, self._now(), issuing.life)
-                await self._accept(used.principal, certificate)
+                yield self._now().timestamp()
         except (DeniedError, InvalidArgumentError) as error:
             self._failures.count(subscriber, self._steady())
-            log.warning("enrolment_refused", token_id=enrolment.token_id[:32], address=subscriber, reason=error.reason)
+            log.warning("enrolment_refused", token_id=token_id[:32], address=subscriber, reason=error.reason)
             raise
-        log.info("enrolled", principal=str(used.principal), token_id=used.token_id)
-        return certificate, issuing.files.ca.read_bytes()
 
     async def renew(
         self, principal: Principal, request: bytes, check: Callable[[], None] = lambda: None

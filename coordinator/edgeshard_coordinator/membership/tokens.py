@@ -81,11 +81,18 @@ def subscriber_of(address: str) -> str:
 
 
 class Failures:
-    """The failures of each subscriber's joiners within the last minute. Times are in monotonic seconds."""
+    """The failures of each subscriber's joiners within the last minute, or whatever else `said` names. Times are in
+    monotonic seconds."""
 
-    def __init__(self, most: int = FAILURES_PER_MINUTE, most_addresses: int = MOST_ADDRESSES) -> None:
+    def __init__(
+        self,
+        most: int = FAILURES_PER_MINUTE,
+        most_addresses: int = MOST_ADDRESSES,
+        said: str = "attempts to join from your address failed",
+    ) -> None:
         self._most = most
         self._most_addresses = most_addresses
+        self._said = said
         self._times: dict[str, deque[float]] = {}
         """The times by subscriber, the one that failed last at the end."""
 
@@ -99,7 +106,7 @@ class Failures:
             times.popleft()
         if len(times) >= self._most:
             raise ResourceExhaustedError(
-                f"{self._most} attempts to join from your address failed within a minute; try again",
+                f"{self._most} {self._said} within a minute; try again",
                 reason="RATE",
                 retry_after_s=max(0.1, _WINDOW_S - (now - times[0])),
             )

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JoinToken(_message.Message):
-    __slots__ = ("authorities", "site", "role", "id", "coordinator", "enrolment", "token_id", "secret")
+    __slots__ = ("authorities", "site", "role", "id", "coordinator", "enrolment", "token_id", "secret", "packages", "bootstrap_sha256")
     AUTHORITIES_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,8 @@ class JoinToken(_message.Message):
     ENROLMENT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
+    PACKAGES_FIELD_NUMBER: _ClassVar[int]
+    BOOTSTRAP_SHA256_FIELD_NUMBER: _ClassVar[int]
     authorities: _containers.RepeatedScalarFieldContainer[bytes]
     site: str
     role: str
@@ -24,7 +26,9 @@ class JoinToken(_message.Message):
     enrolment: str
     token_id: str
     secret: bytes
-    def __init__(self, authorities: _Optional[_Iterable[bytes]] = ..., site: _Optional[str] = ..., role: _Optional[str] = ..., id: _Optional[str] = ..., coordinator: _Optional[str] = ..., enrolment: _Optional[str] = ..., token_id: _Optional[str] = ..., secret: _Optional[bytes] = ...) -> None: ...
+    packages: str
+    bootstrap_sha256: str
+    def __init__(self, authorities: _Optional[_Iterable[bytes]] = ..., site: _Optional[str] = ..., role: _Optional[str] = ..., id: _Optional[str] = ..., coordinator: _Optional[str] = ..., enrolment: _Optional[str] = ..., token_id: _Optional[str] = ..., secret: _Optional[bytes] = ..., packages: _Optional[str] = ..., bootstrap_sha256: _Optional[str] = ...) -> None: ...
 
 class EnrolRequest(_message.Message):
     __slots__ = ("token_id", "secret", "request")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -67,6 +67,11 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
             )
         coordinator, enrolment = self.addresses.for_joiner(wanted.host)
         token = await membership.create_token(wanted, coordinator, enrolment)
+        token = replace(
+            token,
+            packages=self.addresses.packages_for(wanted.host),
+            bootstrap_sha256=self.addresses.bootstrap_sha256,
+        )
         return pb.CreateTokenResponse(token=token_to_wire(token))
 
     async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewResponse:

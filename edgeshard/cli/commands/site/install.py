@@ -76,12 +76,16 @@ def install_coordinator(
             "--site",
         ),
     ] = None,
+    wheels: Annotated[
+        Path | None, option("DIR", "Folder of wheels, by which boxes without EdgeShard join, on port 7602.", "--wheels")
+    ] = None,
     programs: Programs = None,
     root: Root = MACHINE,
     dry_run: DryRun = False,
 ) -> None:
     """Lay out the site's coordinator. What is not given stays as at the last time."""
     given: dict[str, str | None] = {"listen": listen} | _directories(credentials, programs)
+    given["wheels"] = None if wheels is None else str(wheels.absolute())
     if site is not None:
         given |= {
             "listen": listen or "0.0.0.0:7600",
@@ -166,10 +170,18 @@ def _uninstall(daemon: Daemon, root: Path, purge: bool, dry_run: bool) -> None:
 def _options(daemon: Daemon, record: Record | None, given: Mapping[str, str | None]) -> Options:
     """The given options, else those of the last time, else those for a site on one machine."""
     # Without following links: the interpreter of a virtual environment is one.
-    beside = Path(sys.executable).absolute().parent
+    beside = _lasting(Path(sys.executable).absolute().parent)
     coordinator = "" if daemon == "coordinator" else _LOOPBACK["coordinator"]
     before = record.options if record is not None else Options(_LOOPBACK[daemon], str(beside), "", coordinator)
     return replace(before, **{name: value for name, value in given.items() if value is not None})
+
+
+def _lasting(programs: Path) -> Path:
+    """The directory of programs by the name that stays when deploy/install.sh puts another version in their place."""
+    environment = programs.parent
+    current = environment.parent.parent / "current"
+    named_so = environment.parent.name == "versions" and current.is_symlink() and current.resolve() == environment
+    return current / programs.name if named_so else programs
 
 
 def _check(daemon: Daemon, options: Options, root: Path) -> None:

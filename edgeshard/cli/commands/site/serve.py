@@ -126,6 +126,9 @@ def serve(  # noqa: PLR0913 - one parameter for each option
             envvar="EDGESHARD__SERVE__LISTEN",
         ),
     ] = _LISTEN,
+    wheels: Annotated[
+        Path | None, option("DIR", "Folder of wheels, by which boxes without EdgeShard join, at the port behind.")
+    ] = None,
     grow: Annotated[
         bool, switch("--grow", "Move the model to more nodes by itself when they join and it gains by it.")
     ] = False,
@@ -142,7 +145,7 @@ def serve(  # noqa: PLR0913 - one parameter for each option
     with _found(model) as (source, stored):
         check_name(name or stored, "name")
         options = ServeOptions(model, source, stored, name or stored, quantise, concurrency, max_context, grow)
-        _run(options, OwnSite(state_dir, nodes, listen, port, http=http.of_coordinator()), narrator)
+        _run(options, OwnSite(state_dir, nodes, listen, port, http=http.of_coordinator(), wheels=wheels), narrator)
 
 
 def serve_demo(port: int | None, nodes: int) -> None:

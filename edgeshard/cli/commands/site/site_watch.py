@@ -111,13 +111,15 @@ class SiteWatch:
 
     async def _offer(self, taken: set[str]) -> None:
         """The line that joins one more node."""
-        from edgeshard.client.joining import invitation_to_text
+        from edgeshard.client.joining import invitation_to_text, line_without_edgeshard
 
         name = self._next_name(taken)
         token = await self._client.create_token(Role.AGENT, name, _TOKEN_TTL_S)
         self._offered = name
         text = invitation_to_text(token.invitation)
-        self._say(f"another node joins with this line, once, within a day:\n  edgectl join {text}")
+        bare = line_without_edgeshard(token)
+        more = f"\n  or, on a box without EdgeShard:\n  {bare}" if bare else ""
+        self._say(f"another node joins with this line, once, within a day:\n  edgectl join {text}{more}")
 
 
 class _Growth:

@@ -27,7 +27,7 @@ def create(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the token.")] = False,
 ) -> None:
     """Print the whole command that lets one process in, once. Whoever has the token can take its place until then."""
-    from edgeshard.client.joining import invitation_to_text
+    from edgeshard.client.joining import invitation_to_text, line_without_edgeshard
     from edgeshard.process.config import parse_duration
     from edgeshard.rpc.tls import is_loopback, split_address
 
@@ -35,6 +35,9 @@ def create(
     token = ask(context, lambda client: client.create_token(role, name, ttl_s, host))
     text = invitation_to_text(token.invitation.without_address() if discover else token.invitation)
     typer.echo(text if quiet else f"edgectl join {text}")
+    bare = line_without_edgeshard(token)
+    if bare and not quiet:
+        typer.echo(f"on a box without EdgeShard (sudo in front has it installed as a service):\n{bare}", err=True)
     where, _ = split_address(token.coordinator)
     warning = "; only from this machine: --host HOST names another address" if is_loopback(where) else ""
     dials = "looks for the site on its network" if discover else f"dials {token.enrolment}{warning}"

@@ -1,0 +1,84 @@
+"""install.sh as root, in a mount namespace where what it writes to the system is a layer that goes away."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.installing.boxes import Box, make_folder
+
+DIRECTORIES = ("/etc", "/opt", "/usr/local", "/var", "/root")
+LAYERED = """\
+set -e
+mount -t tmpfs tmpfs {layers}
+for directory in {directories}; do
+    upper={layers}/$directory/upper work={layers}/$directory/work
+    mkdir -p $upper $work
+    mount -t overlay overlay -o lowerdir=$directory,upperdir=$upper,workdir=$work $directory
+done
+echo layered
+"""
+_SHOWN = (
+    "find /opt/edgeshard /usr/local/bin/edgectl /etc/edgeshard /var/lib/edgeshard-agent 2>/dev/null | sort | head -n 9"
+)
+
+
+def in_layers(box: Box, script: str) -> str:
+    """The output of a script of the shell, as root, without what it changes."""
+    layers = box.directory / "layers"
+    layers.mkdir(exist_ok=True)
+    whole = LAYERED.format(layers=layers, directories=" ".join(DIRECTORIES)) + script
+    environment = {"HOME": str(box.home), "PATH": f"{box.path}:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", whole]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, cwd=box.directory)
+    if "layered" not in done.stdout:
+        pytest.skip(f"this system mounts no layers: {done.stderr.strip()[:200]}")
+    return done.stdout + done.stderr
+
+
+pytestmark = [
+    pytest.mark.timing,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root installs as root"),
+]
+
+
+def test_root_installs_for_all_removes_and_purges(tmp_path: Path) -> None:
+    box, folder = Box(tmp_path), make_folder(tmp_path / "wheels", "0.1.0")
+    script = shlex.quote(str(folder / "install.sh"))
+    said = in_layers(
+        box,
+        f"""
+sh {script} --wheels {folder} >/dev/null
+edgectl --version
+readlink /usr/local/bin/edgectl
+mkdir -p /etc/edgeshard /var/lib/edgeshard-agent
+echo '{{"programs": "/opt/edgeshard/current/bin"}}' > /etc/edgeshard/agent.installed.json
+sh {script} remove >/dev/null
+echo removed; {_SHOWN}
+sh {script} purge --yes >/dev/null
+echo purged; {_SHOWN}
+""",
+    )
+    _, version, link, *rest = said.splitlines()
+    assert (version, link) == ("edgectl 0.1.0", "/opt/edgeshard/current/bin/edgectl")
+    kept = ["/etc/edgeshard", "/etc/edgeshard/agent.installed.json", "/var/lib/edgeshard-agent"]
+    assert rest == ["removed", *kept, "purged"]
+
+
+def test_purge_leaves_what_another_installation_runs(tmp_path: Path) -> None:
+    box, folder = Box(tmp_path), make_folder(tmp_path / "wheels", "0.1.0")
+    said = in_layers(
+        box,
+        f"""
+mkdir -p /etc/edgeshard
+echo '{{"programs": "/srv/env/bin"}}' > /etc/edgeshard/agent.installed.json
+sh {shlex.quote(str(folder / "install.sh"))} purge --yes || {_SHOWN}
+""",
+    )
+    assert "is of another installation" in said
+    assert "/etc/edgeshard/agent.installed.json\n" in said
