@@ -104,19 +104,19 @@ sbom: $(STAMP) ## what .venv holds, as a CycloneDX document: dist/sbom.cdx.json
 licences: $(STAMP) ## write docs/licences.md for the lock
 	@$(BIN)/python -m tools.inventory licences
 
-folders: $(STAMP) ## wheels of one kind of machine, in dist/folders; ARGS="--target aarch64-py313-cuda" names another kind
+folders: wheels ## wheels of one kind of machine, in dist/folders; ARGS="--target aarch64-py313-cuda" names another kind
 	@$(BIN)/python -m tools.release.wheel_folder $(ARGS)
 
-bundle: $(STAMP) ## such a folder as an archive in dist, which installs without a network
+bundle: wheels ## such a folder as an archive in dist, which installs without a network
 	@$(BIN)/python -m tools.release.bundle $(ARGS)
 
-deb: $(STAMP) ## such a folder as a package of Debian or Ubuntu in dist; py311 is Debian 12, py312 Ubuntu 24.04, py313 Debian 13
+deb: wheels ## such a folder as a package of Debian or Ubuntu in dist; py311 is Debian 12, py312 Ubuntu 24.04, py313 Debian 13
 	@$(BIN)/python -m tools.release.deb $(ARGS)
 
-image: $(STAMP) ## such a folder on a root of Debian as an image of containers; ARGS="--base root.tar"
+image: wheels ## such a folder on a root of Debian as an image of containers; ARGS="--base root.tar"
 	@$(BIN)/python -m tools.release.image $(ARGS)
 
-release: $(STAMP) ## all that is handed out of a version: wheels, bundles, packages, bills of materials, checksums, notes
+release: wheels ## all that is handed out of a version: wheels, bundles, packages, bills of materials, checksums, notes
 	@$(BIN)/python -m tools.release.release $(ARGS)
 
 bench: $(STAMP) ## the engine, what a hop costs, how right and quick the planner is: JSON in .benchmarks (more than 20 minutes)
