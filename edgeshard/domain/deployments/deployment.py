@@ -71,7 +71,7 @@ class DeploymentSpec:
     kv_swap_on_disk: bool = option(False, "Keep it in files instead of in memory.")
     prefix_cache: bool = option(False, "Keep what requests of one client have in common at the beginning.")
     speculation: Literal["auto", "off"] = option(
-        "off", "Guess tokens that came before, where no answer changes: auto, or off (default).", metavar="WHAT"
+        "auto", "Guess tokens where that changes no answer: auto (default) or off.", metavar="WHAT"
     )
     mode: Literal["sequential", "bubbles", "no-bubbles"] = option(
         "no-bubbles", "no-bubbles (default), bubbles or sequential.", metavar="MODE"

@@ -301,8 +301,8 @@ async def test_mishaps_on_the_hops_never_change_a_token(
 async def test_mishaps_between_guesses_never_change_a_token(
     tiny_llama: Path, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Links break and come back; each request runs alone, so that tokens are guessed for it. What is drawn repeats enough
-    for guesses to be right, and not always."""
+    """Links break and come back; each request runs alone, so that tokens are guessed for it. What is drawn repeats
+    enough for guesses to be right, and not always."""
 
     async def one_by_one(ring: Ring) -> dict[str, list[int]]:
         for number, prompt in enumerate(PROMPTS):
