@@ -18,8 +18,9 @@ LONGEST_MATCH, SHORTEST_MATCH = 4, 2
 MOST_LOOKED_AT = 16
 """Earlier places with the same two newest tokens, the latest first, that a longer match is looked for among."""
 MOST_ROWS = 8
-"""Rows that decodes may have in a step with guesses: a dense model's step of eight takes half as long again as that of
-one, and beyond that each row costs more than a guess saves."""
+"""Rows that decodes may have in a step with guesses. So few cost little beside the weights that the step reads."""
+MOST_INDEXED = 4096
+"""Tokens that one call puts into the index, since a step waits for it: behind longer prompts guesses begin later."""
 MOST_REST = 64
 """Tokens that a request goes without guesses at most, after many that were wrong."""
 
@@ -45,13 +46,13 @@ class Repeats:
         """By position, that of the occurrence before of the two tokens in front of it."""
 
     def propose(self, tokens: Sequence[int], limit: int) -> list[int]:
-        end = len(tokens)
+        end, first = len(tokens), len(self._before)
         # What stands in front of the last position has a successor; the newest tokens have none yet.
-        for position in range(len(self._before), end):
+        for position in range(first, min(end, first + MOST_INDEXED)):
             pair = tokens[position - 2] << 32 | tokens[position - 1]
             self._before.append(self._latest.get(pair, -1))
             self._latest[pair] = position
-        if limit < 1 or end < SHORTEST_MATCH:
+        if limit < 1 or end < SHORTEST_MATCH or len(self._before) < end:
             return []
         place = self._latest.get(tokens[-2] << 32 | tokens[-1], -1)
         best, longest = -1, 0

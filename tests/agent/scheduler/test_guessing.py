@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
-from edgeshard_agent.scheduler.guessing import MOST_REST, MOST_ROWS, Guessing, Pace, Repeats
+from edgeshard_agent.scheduler.guessing import MOST_INDEXED, MOST_REST, MOST_ROWS, Guessing, Pace, Repeats
 from edgeshard_agent.scheduler.scheduler import Limits
 from edgeshard_agent.scheduler.swapping import Swapping
 
@@ -64,6 +64,11 @@ def test_what_followed_the_longest_match_is_guessed(tokens: list[int], guesses: 
     for end in range(len(tokens)):
         grown.propose(tokens[:end], end % 3)
     assert grown.propose(tokens, 4) == guesses and grown.propose(tokens, 0) == []
+
+
+def test_a_long_prompt_goes_into_the_index_piece_by_piece() -> None:
+    tokens, repeats = [1, 2, 3] * MOST_INDEXED, Repeats()
+    assert [repeats.propose(tokens, 2) for _ in range(4)] == [[], [], [1, 2], [1, 2]]
 
 
 def test_a_proposal_is_what_a_search_through_the_whole_text_finds() -> None:
