@@ -68,6 +68,7 @@ class Setup:
             "max_context": self.max_context,
             "max_new_tokens": self.max_context,
             "layers": whole if self.stages == 1 else halves,
+            "speculation": "off",  # a step is a token
         }
         if self.dtype != "bf16":
             values["quantisation"] = {"*": self.dtype}

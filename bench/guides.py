@@ -31,6 +31,7 @@ NEW_TOKENS = sized(400, 40)
 STREAMS = 4
 WORDS = ("name", "age", "colour", "house", "wife", "gold", "horse", "wish", "three", "end")
 SPEC = {"name": NAME, "model": NAME, "source": "a", "dtype": "float32", "layers": "a=0:4,b=4:9,c=9:12"}
+SPEC["speculation"] = "off"  # a step is a token
 
 
 @dataclass(frozen=True, slots=True)

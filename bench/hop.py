@@ -70,6 +70,7 @@ async def deploy(client: Client) -> None:
     for name, stage_count in STAGES.items():
         layers = even_layers(layer_count, NODES[:stage_count])
         spec = {"name": name, "model": "demo", "source": NODES[0], "dtype": "float32", "concurrency": 1}
+        spec["speculation"] = "off"  # a step is a token
         await client.deploy(parse_spec({**spec, "layers": layers}), timeout_s=120)
 
 

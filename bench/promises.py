@@ -113,7 +113,7 @@ class Promises:
 
     async def deploy(self, **spec: Any) -> Deployment:
         values = {"name": self._name, "model": MODEL, "source": NODES[0], "dtype": self._dtype, "concurrency": 1}
-        values |= {"max_context": MAX_CONTEXT, "objective": "request", **spec}
+        values |= {"max_context": MAX_CONTEXT, "objective": "request", "speculation": "off", **spec}
         deployment = await self._client.deploy(parse_spec(values), timeout_s=_DEPLOY_S)
         await self.request(16, 4)  # Weights that nobody has read for a while are slow at first.
         return deployment

@@ -59,6 +59,7 @@ async def measure_real(rounds: int) -> dict[str, Any]:
     spec = {
         "name": "saturated",
         "model": MODEL,
+        "speculation": "off",  # nothing predicts guesses
         "source": NODES[0],
         "dtype": "bfloat16",
         "objective": "throughput",

@@ -315,7 +315,7 @@ def _check_plan(step: pb.Step, max_tokens: int) -> int:
         if count == 0:
             raise FrameRefusedError("span holds no token", field="token_count")
         if span.HasField("guesses"):
-            raise FrameRefusedError("span has guessed tokens, which no stage takes yet", field="guesses")
+            _check_guesses(span)
         if span.HasField("sampling") and len(span.sampling.seen_tokens) > MAX_SEEN_TOKENS:
             raise FrameRefusedError("span names too many seen tokens", field="seen_tokens")
         if span.HasField("targets"):
@@ -327,6 +327,15 @@ def _check_plan(step: pb.Step, max_tokens: int) -> int:
     if tokens > max_tokens:
         raise FrameRefusedError(f"step has {tokens} tokens, this stage takes {max_tokens}", field="token_count")
     return tokens
+
+
+def _check_guesses(span: pb.Span) -> None:
+    guesses, count = span.guesses, len(span.guesses.assumed)
+    certain = span.first_position + span.token_count - count
+    if not (0 < count < span.token_count and span.sample and guesses.assumed_count == count):
+        raise FrameRefusedError("span's guesses are not behind a certain token", field="guesses")
+    if guesses.confirmed != certain:
+        raise FrameRefusedError(f"span confirms {guesses.confirmed} positions of {certain}", field="guesses")
 
 
 def _decode(header: pb.FrameHeader, data: bytes) -> WireStep:
@@ -384,6 +393,10 @@ def _span_to_wire(span: Span) -> pb.Span:
     if span.targets is not None:
         message.targets.position = span.targets.position
         message.targets.tokens.extend(span.targets.tokens)
+    if span.assumed:
+        message.guesses.assumed_count = len(span.assumed)
+        message.guesses.assumed.extend(span.assumed)
+        message.guesses.confirmed = span.certain_position
     return message
 
 
@@ -410,8 +423,9 @@ def _grant_from_wire(grant: pb.KvGrant) -> KvGrant:
 
 def _span_from_wire(span: pb.Span) -> Span:
     targets = Targets(span.targets.position, tuple(span.targets.tokens)) if span.HasField("targets") else None
+    assumed = tuple(span.guesses.assumed)
     if not span.HasField("sampling"):
-        return Span(span.request, span.first_position, span.token_count, span.sample, targets=targets)
+        return Span(span.request, span.first_position, span.token_count, span.sample, targets=targets, assumed=assumed)
     first = span.sampling
     return Span(
         request=span.request,
@@ -424,6 +438,7 @@ def _span_from_wire(span: pb.Span) -> Span:
         answer_tokens=tuple(first.guided_tokens),
         party=first.party,
         targets=targets,
+        assumed=assumed,
     )
 
 

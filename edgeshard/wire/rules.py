@@ -10,7 +10,7 @@ from typing import Any
 from edgeshard.domain.control.commands import MeasureCompute, Term
 from edgeshard.domain.control.site import BlobHeader, BlobRange, MissingBlob, NodeProgress, Site
 from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec
-from edgeshard.domain.deployments.placement import LengthsFrom
+from edgeshard.domain.deployments.placement import LengthsFrom, Speculation
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.identity import Principal, principal_from_uri
 from edgeshard.domain.models.packed import PackedOn
@@ -40,6 +40,7 @@ NAMES: Mapping[tuple[type, str], str] = {
 UNKNOWN: Mapping[type[Enum], Enum] = {
     FinishReason: FinishReason.CANCELLED,
     LengthsFrom: LengthsFrom.DEFAULT,
+    Speculation: Speculation.OFF,
     StagePhase: StagePhase.FAILED,
     Support: Support.UNKNOWN,
     ToolFormat: ToolFormat.NONE,

@@ -91,7 +91,8 @@ class Failpoint:
 
     `step` is a step's number in its epoch. `position` asks for a step that runs this position of a request: of the step
     that makes token n, the prompt's length + n - 1; of a chunk of the prompt, a position in it. Steps without spans
-    do not count. `what` is a change of a deployment, another write, or a call's method. `id` is its name in the marks.
+    do not count; with `guesses` only those do that have guessed tokens. `what` is a change of a deployment, another
+    write, or a call's method. `id` is its name in the marks.
     """
 
     id: str
@@ -102,10 +103,13 @@ class Failpoint:
     time: int = 1
     action: Action = Action.KILL
     seconds: float = 0.0
+    guesses: bool = False
 
     def matches(self, moment: Moment) -> bool:
         """Whether this is one of the times that it counts."""
         if moment.place is not self.place or (self.place in OF_STEPS and not moment.spans):
+            return False
+        if self.guesses and not any(span.assumed for span in moment.spans):
             return False
         if self.step is not None and moment.step != self.step:
             return False

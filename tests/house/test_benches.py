@@ -48,6 +48,7 @@ RUNS = [
     ["quantisation --bytes 200"],
     ["real_models --check"],
     ["saturation"],
+    ["speculation --quick"],
     ["soak --minutes 0.01 --gap 0.1 --every 1"],
     ["streaming {tmp} --budgets 50 --sweeps 1 --steps 1"],
     ["test_planner_exact"],

@@ -203,17 +203,20 @@ LATE = ("token", "late", "chosen")
 """A token that came with a later step than its own, as a guide may have it."""
 SAVED = ("states", "saved", "taken up")
 """A request that began from states of another, or of its own before it gave way."""
+GUESSES = (("drawn", "right"), ("drawn", "wrong"))
+"""What became of tokens that the head guessed."""
 SEEDS, TIMES = 10_000, 100
 """In so many seeds everything is to be met so often; in fewer seeds half as often, for luck has a share in it."""
 
 
 def wanted() -> list[tuple[str, str, str]]:
-    """What is to be met: of transitions, of events, of messages, of swaps, of tokens and of states."""
+    """What is to be met: of transitions, of events, of messages, of swaps, tokens, states and guesses."""
     known = NEVER.keys() | RARE.keys()
     transitions = [("transition", str(phase), str(trigger)) for phase, trigger in TRANSITIONS]
     events = [("event", str(phase), event) for phase in Phase for event in EVENTS if (str(phase), event) not in known]
     messages = [("message", kind, way) for kind, no in MESSAGES.items() for way in WAYS if way not in no]
-    return [*transitions, *events, *messages, *(("swap", *way) for way in SWAPS), LATE, SAVED]
+    further = [*(("swap", *way) for way in SWAPS), LATE, SAVED, *(("guess", *way) for way in GUESSES)]
+    return [*transitions, *events, *messages, *further]
 
 
 def missed(met: Counter[tuple[str, str, str]], seeds: int) -> list[str]:
@@ -235,7 +238,7 @@ def missed(met: Counter[tuple[str, str, str]], seeds: int) -> list[str]:
 def minima(met: Counter[tuple[str, str, str]]) -> list[str]:
     """The least met of each table."""
     lines = []
-    for table in ("transition", "event", "message", "swap", "token", "states"):
+    for table in ("transition", "event", "message", "swap", "token", "states", "guess"):
         count, key = min((met[key], key) for key in wanted() if key[0] == table)
         lines.append(f"least met {table}: {' / '.join(key[1:])}, in {count} seeds")
     return lines

@@ -82,7 +82,7 @@ class Node:
         self._watch = watch
         address = f"{name}:7000"
         clock = SimClock(loop, process)
-        self.facts = DeviceFacts("cpu", "sim", 2, MEMORY_BYTES, MEMORY_BYTES, False, "sim")
+        self.facts = DeviceFacts("cpu", "sim", 2, MEMORY_BYTES, MEMORY_BYTES, False, "sim", takes_guesses=True)
         registration = Registration(
             self.node_id, NodeName(name), address, WIRE_VERSION, self.facts, f"{name}-{run}", starting=True
         )

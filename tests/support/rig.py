@@ -14,6 +14,7 @@ from edgeshard_agent.model.attention.states import States
 from edgeshard_agent.model.attention.swap import SwapSpace
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
+from edgeshard_agent.scheduler.guessing import Guessing
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
 from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, Scheduler
 from edgeshard_agent.scheduler.swapping import Swapping
@@ -80,7 +81,7 @@ class Stage:
         self.known -= set(step.plan.frees)
         draft = self.pool.check(step.plan)
         for request, table in draft.swap_outs.items():
-            self.kept[request] = [self.slots[slot] for slot in self._slots(request, table.length)]
+            self.kept[request] = [self.slots[slot] for slot in self._slots(request, table.certain)]
         self.pool.commit(draft)
         for request in draft.swap_ins:
             for slot, token in zip(self._slots(request, 1 << 30), self.kept.pop(request), strict=False):
@@ -96,6 +97,9 @@ class Stage:
             for slot in slots[span.first_position :]:
                 self.slots[slot] = given.popleft()
             scored += self._scores(span)
+            if span.assumed:
+                sampled += self._behind_guesses(span, [self.slots[slot] for slot in slots])
+                continue
             token = next_token(self.slots[slot] for slot in slots)
             if self.pool.states.slots:
                 token = self._by_states(span, [self.slots[slot] for slot in slots[span.first_position :]])
@@ -105,6 +109,13 @@ class Stage:
                 pending += [span.request] if is_late else []
         assert not given
         return StepResult(tuple(sampled), prompt_logprobs=tuple(scored), pending=tuple(pending))
+
+    def _behind_guesses(self, span: Span, history: list[int]) -> Iterator[SampledToken]:
+        for position in range(span.certain_position, span.end_position + 1):
+            token = next_token(history[:position])
+            yield SampledToken(span.request, position, token)
+            if history[position : position + 1] != [token]:
+                return
 
     def _by_states(self, span: Span, tokens: list[int]) -> int:
         """The next token by the states of the span's request, which it changes."""
@@ -142,12 +153,13 @@ class Rig:
         eos: frozenset[int] = frozenset(),
         swapping: Swapping | None = None,
         states: int = 0,
+        guessing: Guessing | None = None,
     ) -> None:
         self.batching = batching or Batching(Mode.NO_BUBBLES, 3, 8, 2)
         self.chunking = chunking or Chunking(5, least_tokens=2)
         self.allocator = BlockAllocator(blocks, block_tokens, states)
         self.scheduler = Scheduler(
-            self.allocator, limits or Limits(48, 100), self.batching, self.chunking, eos, swapping
+            self.allocator, limits or Limits(48, 100), self.batching, self.chunking, eos, swapping, guessing
         )  # fmt: skip
         self.now_s = 0.0
         swap_blocks = swapping.blocks if swapping is not None else 0
@@ -156,7 +168,7 @@ class Rig:
         self.events: list[HeadEvent] = []
 
     def submit(self, name: str, prompt: list[int], new: int, client: str = "", **options: Any) -> None:
-        text = TextStream(lambda ids: "".join(f"<{i}>" for i in ids), prompt)
+        text = TextStream(lambda ids: "".join(f"<{i}>" for i in ids), prompt, options.get("stop_strings", ()))
         generation = Generation(tuple(prompt), new, **options)
         self.scheduler.submit(RequestId(name), generation, prompt, text, client=client)
 

@@ -34,7 +34,7 @@ from edgeshard.domain.control.commands import (
 )
 from edgeshard.domain.control.site import BlobHeader, BlobRange, DeployCall, LocalFile, MeasureRequest
 from edgeshard.domain.deployments.deployment import DeploymentSpec
-from edgeshard.domain.deployments.placement import LengthsFrom, Placement
+from edgeshard.domain.deployments.placement import LengthsFrom, Placement, Speculation
 from edgeshard.domain.deployments.rules import Rule
 from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.errors import InvalidArgumentError
@@ -139,7 +139,11 @@ def vars_of(value: Any) -> list[Any]:
     return [getattr(value, item.name) for item in fields(value)]
 
 
-UNKNOWN_TEXTS: dict[type[Enum], Enum] = {LengthsFrom: LengthsFrom.DEFAULT, Support: Support.UNKNOWN}
+UNKNOWN_TEXTS: dict[type[Enum], Enum] = {
+    LengthsFrom: LengthsFrom.DEFAULT,
+    Speculation: Speculation.OFF,
+    Support: Support.UNKNOWN,
+}
 """What a text that this version does not know is taken for; that of other enumerations is refused."""
 TEXT = "of the future"
 

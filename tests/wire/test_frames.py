@@ -127,6 +127,13 @@ def _targets(header: pb.FrameHeader, position: int, count: int) -> None:
     header.forward.spans[0].targets.CopyFrom(pb.SpanTargets(position=position, tokens=range(count)))
 
 
+def _guesses(header: pb.FrameHeader, count: int, sample: bool = True, confirmed: int = 0) -> None:
+    span = header.forward.spans[0]
+    certain = span.first_position + span.token_count - count
+    span.guesses.CopyFrom(pb.SpanGuesses(assumed_count=count, assumed=range(count), confirmed=certain + confirmed))
+    span.sample = sample
+
+
 FORGERIES: dict[str, tuple[str, Callable[[pb.FrameHeader], None]]] = {
     "pipeline": ("epoch", lambda h: setattr(h, "pipeline", "other")),
     "lower epoch": ("epoch", lambda h: setattr(h, "epoch", 2)),
@@ -147,6 +154,9 @@ FORGERIES: dict[str, tuple[str, Callable[[pb.FrameHeader], None]]] = {
     "a guide of another version": ("guide", lambda h: setattr(h.forward.spans[0].sampling.guide, "kind", 77)),
     "guessed tokens": ("guesses", lambda h: setattr(h.forward.spans[0].guesses, "assumed_count", 1)),
     "a confirmed position": ("guesses", lambda h: setattr(h.forward.spans[0].guesses, "confirmed", 5)),
+    "only guesses": ("guesses", lambda h: _guesses(h, h.forward.spans[0].token_count)),
+    "guesses that are not sampled behind": ("guesses", lambda h: _guesses(h, 1, sample=False)),
+    "guesses that are confirmed": ("guesses", lambda h: _guesses(h, 1, confirmed=1)),
     "too many saves": ("spans", lambda h: h.forward.saves.extend([pb.StateCopy()] * 4097)),
     "empty span": ("token_count", lambda h: setattr(h.forward.spans[0], "token_count", 0)),
     "no spans": ("tensor", lambda h: h.forward.ClearField("spans")),

@@ -7,8 +7,9 @@ from dataclasses import InitVar, dataclass, replace
 from functools import partial
 
 from edgeshard.domain.control.commands import PrepareStage
+from edgeshard.domain.deployments.placement import Speculation
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError
-from edgeshard.domain.nodes.device import StagePhase, StageStatus
+from edgeshard.domain.nodes.device import StageGuesses, StagePhase, StageStatus
 from edgeshard.domain.requests.step import MAX_STEP_TOKENS, ForwardStep, WireStep
 from edgeshard.domain.requests.trace import StageTrace
 from edgeshard.wire.frames import Frame, FrameContract
@@ -96,9 +97,13 @@ class HostedStage:
         status = replace(status, load_s=self.loaded.load_s)
         if self.head is None:
             return status
-        stats = self.head.stats
+        stats, guesses = self.head.stats, self.prepare.placement.speculation is Speculation.GUESSES
         return replace(
-            status, requests_running=stats.running, requests_waiting=stats.waiting, micro_batches=stats.micro_batches
+            status,
+            requests_running=stats.running,
+            requests_waiting=stats.waiting,
+            micro_batches=stats.micro_batches,
+            guesses=StageGuesses(stats.guesses, stats.right_guesses) if guesses else None,
         )
 
     @property

@@ -72,13 +72,14 @@ class Emulation:
         return int(self.device.usable_bytes)
 
     def facts(self, real: DeviceFacts) -> DeviceFacts:
-        """The node's facts: the emulated device's memory, marked as emulated."""
+        """The node's facts: the emulated memory, marked as such. Steps with guesses have no times in the emulation."""
         return replace(
             real,
             model=f"{self.device.kind} (emulated)",
             memory_total_bytes=int(self.device.memory_bytes),
             memory_budget_bytes=self.memory_bytes,
             unified_memory=self.device.unified,
+            takes_guesses=False,
         )
 
     def step_s(self, layers: LayerRange, plan: StepPlan) -> float:

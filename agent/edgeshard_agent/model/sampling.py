@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -85,20 +86,60 @@ class Sampler:
         """Whether a request's logits wait here for what its guide bans."""
         return bool(self._late)
 
-    def draw(self, logits: torch.Tensor | None, wanted: Sequence[Wanted]) -> StepResult:
+    def draw_behind_guesses(
+        self, logits: torch.Tensor | None, wanted: Sequence[Wanted], assumed: Sequence[int | None]
+    ) -> StepResult:
+        """As `draw`, where a row's own token may be `assumed`: a guess of what the row in front of it gives.
+
+        A row behind guesses counts only if they all are what was drawn: then it is what it would be without guessing,
+        and so is all that penalties and guides have counted by then. The first row of a request has no guess, and the
+        others follow it. One whose guide does not know yet, or leads nowhere, is left for the next step.
+        """
+        first = [row for row, token in enumerate(assumed) if token is None]
+        if logits is None or len(first) == len(assumed):
+            return self.draw(logits, wanted)
+        result = self.draw(logits[first], [wanted[row] for row in first])
+        drawn, tokens = {(token.request, token.position): token.token for token in result.tokens}, [*result.tokens]
+        until_s = time.monotonic() + PATIENCE_S
+        while rows := [row for row in self._confirmed(wanted, assumed, drawn) if self._knows(wanted[row], until_s)]:
+            more = self.draw(logits[rows], [wanted[row] for row in rows], with_late=False)
+            drawn = {(token.request, token.position): token.token for token in more.tokens}
+            tokens += more.tokens
+        return replace(result, tokens=tuple(tokens))
+
+    @staticmethod
+    def _confirmed(
+        wanted: Sequence[Wanted], assumed: Sequence[int | None], drawn: Mapping[Wanted, int]
+    ) -> Iterator[int]:
+        """The rows whose own token is what was just drawn."""
+        for row, ((request, position), token) in enumerate(zip(wanted, assumed, strict=True)):
+            if token is not None and drawn.get((request, position - 1)) == token:
+                yield row
+
+    def _knows(self, place: Wanted, until_s: float) -> bool:
+        """Whether nothing keeps a request from having another token in this step."""
+        guided = self._guided.get(place[0])
+        return guided is None or guided.is_due(until_s - time.monotonic())
+
+    def draw(self, logits: torch.Tensor | None, wanted: Sequence[Wanted], with_late: bool = True) -> StepResult:
         """A token for each (request, position), from its row of `logits` [R, vocab], and for late ones.
 
-        Tokens that guides ban are taken from the rows first. A row whose guide does not know yet waits here.
+        Tokens that guides ban are taken from the rows first. A row whose guide does not know yet waits here; those that
+        do are left out unless `with_late`.
         Raises InternalError when a row has no finite largest value: the model's arithmetic broke.
         """
-        if logits is not None and not self._late and not any(request in self._guided for request, _ in wanted):
+        if (
+            logits is not None
+            and not (self._late and with_late)
+            and not any(request in self._guided for request, _ in wanted)
+        ):
             return StepResult(self._choose(logits, wanted))
         rows: list[torch.Tensor] = []
         places: list[Wanted] = []
         if logits is not None:
             require_finite(logits)  # before tokens are taken away: a row without any is then the guide's fault
             rows, places = list(logits), list(wanted)
-        pending = self._wait_for_guides(rows, places)
+        pending = self._wait_for_guides(rows, places) if with_late else ()
         failures = tuple(self._take_banned(rows, places))
         if not rows:
             return StepResult(guide_failures=failures, pending=pending)

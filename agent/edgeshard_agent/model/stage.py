@@ -200,7 +200,7 @@ class StageModel:
             return StageOutput(hidden=hidden)
         if hidden is None and not self._sampler.has_late:
             return StageOutput()
-        rows, wanted = _sampled_rows(plan.spans)
+        rows, wanted, assumed = _sampled_rows(plan.spans)
         try:
             prompt_logprobs = () if hidden is None else tuple(self._score(plan.spans, hidden))
             if not rows and not self._sampler.has_late:
@@ -210,7 +210,7 @@ class StageModel:
             logits = None
             if hidden is not None and rows:
                 logits = self._modules.head(hidden if len(rows) == len(hidden) else hidden[rows])
-            drawn = self._sampler.draw(logits, wanted)
+            drawn = self._sampler.draw_behind_guesses(logits, wanted, assumed)
         except InternalError as error:
             raise self._blamed(error, inputs) from None
         return StageOutput(result=replace(drawn, prompt_logprobs=prompt_logprobs))
@@ -310,6 +310,8 @@ class StageModel:
                 )
             if not self.is_last:
                 continue
+            if span.assumed and not (span.sample and len(span.assumed) < span.token_count):
+                raise InvalidArgumentError("guesses are not behind a certain token", field="spans.assumed")
             if span.targets is not None:
                 self._check_targets(span, span.targets)
             if span.sampling is not None:
@@ -348,14 +350,20 @@ def _positions(spans: tuple[Span, ...], device: torch.device) -> torch.Tensor:
     return torch.from_numpy(packed).to(device).unsqueeze(0)
 
 
-def _sampled_rows(spans: tuple[Span, ...]) -> tuple[list[int], Sequence[Wanted]]:
-    """The packed row of each span that samples (its last token), and the (request, position) it samples for."""
+def _sampled_rows(spans: tuple[Span, ...]) -> tuple[list[int], Sequence[Wanted], Sequence[int | None]]:
+    """The packed rows of each span that samples: of its last certain token, and of each guess behind it.
+
+    With the (request, position) that each samples for, and its own token where that is a guess.
+    """
     rows: list[int] = []
     wanted: list[Wanted] = []
+    assumed: list[int | None] = []
     end = 0
     for span in spans:
         end += span.token_count
         if span.sample:
-            rows.append(end - 1)
-            wanted.append((span.request, span.end_position))
-    return rows, wanted
+            count = len(span.assumed)
+            rows += range(end - 1 - count, end)
+            wanted += [(span.request, position) for position in range(span.certain_position, span.end_position + 1)]
+            assumed += [None, *span.assumed]
+    return rows, wanted, assumed

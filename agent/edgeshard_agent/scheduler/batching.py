@@ -8,13 +8,13 @@ to the next one, and a request that joins goes to whichever has room first.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.deployments.step_cost import Piece
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
-from edgeshard.domain.requests.step import STEP_TOKENS, Span, StepResult, Targets
+from edgeshard.domain.requests.step import STEP_TOKENS, SampledToken, Span, StepResult, Targets
 from edgeshard_agent.scheduler.scoring import check_scores, targets_by_request
 
 MAX_MICRO_BATCH = STEP_TOKENS // 2
@@ -66,7 +66,7 @@ class Batching:
 @dataclass(frozen=True, slots=True)
 class Owed:
     """The parts that a step's result must bring: the position of each request's token, and the prompts' tokens to
-    score.
+    score. Behind that token come others, as far as the `guesses` of them were right.
 
     After it the requests of `read` are read up to these positions, and bring no token yet; the last stage has forgotten
     those of `frees`.
@@ -76,12 +76,27 @@ class Owed:
     targets: Mapping[int, Targets]
     read: Mapping[int, int]
     frees: tuple[int, ...] = ()
+    guesses: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, spans: Sequence[Span], frees: tuple[int, ...] = ()) -> Owed:
-        tokens = {span.request: span.end_position for span in spans if span.sample}
+        tokens = {span.request: span.certain_position for span in spans if span.sample}
         read = {span.request: span.end_position for span in spans if not span.sample}
-        return cls(tokens, targets_by_request(spans), read, frees)
+        guesses = {span.request: span.assumed for span in spans if span.assumed}
+        return cls(tokens, targets_by_request(spans), read, frees, guesses)
+
+    def first_tokens(self, tokens: Iterable[SampledToken]) -> list[SampledToken]:
+        """All but those that follow a token of their request that was guessed."""
+        firsts: list[SampledToken] = []
+        newest: dict[int, SampledToken] = {}
+        for sampled in tokens:
+            before, guesses = newest.get(sampled.request), self.guesses.get(sampled.request, ())
+            place = sampled.position - self.tokens.get(sampled.request, 0) - 1
+            follows = before is not None and before.position == sampled.position - 1 and 0 <= place < len(guesses)
+            if not (follows and before is not None and guesses[place] == before.token):
+                firsts.append(sampled)
+            newest[sampled.request] = sampled
+        return firsts
 
 
 class Flight:
@@ -142,9 +157,9 @@ def check_owed(step: int, owed: Owed, result: StepResult, running: Container[int
 
     Nothing may be missing but of a request that runs no more, or begins again: it would be waited for forever. Where a
     guide failed, that is in place of its request's token, and so is that it is pending. Tokens of `late`, requests and
-    positions, may come with any step.
+    positions, may come with any step. A token more than due must stand behind a guess that is the token before.
     """
-    tokens, failures = result.tokens, result.guide_failures
+    tokens, failures = owed.first_tokens(result.tokens), result.guide_failures
     due = {**late, **owed.tokens}
     came = {sampled.request: sampled.position for sampled in tokens}
     came |= {failed.request: due.get(failed.request, -1) for failed in failures}

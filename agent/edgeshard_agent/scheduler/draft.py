@@ -43,9 +43,16 @@ class Draft:
         more = _most_told(sequence)
         return not (self.seen_count and more) or self.seen_count + more <= MOST_SEEN_TOKENS
 
-    def add(self, sequence: Sequence, end: int, grant: KvGrant | None, restore: StateCopy | None = None) -> None:
-        """Schedule a request's positions up to `end`; `grant` is the blocks it lacked for them, and `restore` the saved
-        states it begins from."""
+    def add(
+        self,
+        sequence: Sequence,
+        end: int,
+        grant: KvGrant | None,
+        restore: StateCopy | None = None,
+        guesses: tuple[int, ...] = (),
+    ) -> None:
+        """Schedule a request's positions up to `end`, and guesses behind; `grant` is the blocks it lacked for them, and
+        `restore` the saved states it begins from."""
         first = sequence.scheduled
         is_new, generation = not sequence.introduced, sequence.generation
         seen = _seen_tokens(sequence) if is_new else ()
@@ -61,7 +68,7 @@ class Draft:
             Span(
                 request=sequence.number,
                 first_position=first,
-                token_count=end - first,
+                token_count=end - first + len(guesses),
                 sample=end == len(sequence.tokens) and generation.max_new_tokens > 0,
                 sampling=generation.sampling if is_new else None,
                 seen_tokens=seen,
@@ -69,11 +76,12 @@ class Draft:
                 answer_tokens=_answer_tokens(sequence) if is_new else (),
                 party=_party(sequence.client) if is_new and generation.guide is not None else 0,
                 targets=targets_of(sequence, first, end),
+                assumed=guesses,
             )
         )
-        self.tokens += sequence.tokens[first:end]
+        self.tokens += (*sequence.tokens[first:end], *guesses)
         sequence.introduced = True
-        sequence.scheduled = end
+        sequence.certain, sequence.scheduled = end, end + len(guesses)
 
     def plan(
         self, frees: tuple[int, ...], swap_outs: tuple[int, ...] = (), swap_ins: tuple[KvGrant, ...] = ()

@@ -7,8 +7,10 @@ whose tokens came back (`batching`), then chunks of prompts as far as the budget
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import takewhile
 
 from edgeshard.domain import errors
 from edgeshard.domain.ids import RequestId
@@ -19,6 +21,7 @@ from edgeshard_agent.scheduler.batching import Batching, Flight, Owed, check_owe
 from edgeshard_agent.scheduler.chunking import Chunking, Chunks
 from edgeshard_agent.scheduler.draft import Draft
 from edgeshard_agent.scheduler.fairness import FairQueue, ServedTokens
+from edgeshard_agent.scheduler.guessing import MOST_ROWS, Guessed, Guessing
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
 from edgeshard_agent.scheduler.micro_batch_tuner import MicroBatchTuner
 from edgeshard_agent.scheduler.prefix import extend_keys, next_save
@@ -85,6 +88,10 @@ class Counts:
     preemptions: int = 0
     swaps: int = 0
     """Preemptions after which the stages kept the request's KV."""
+    guesses: int = 0
+    """Tokens that were guessed, each a row of a step."""
+    right_guesses: int = 0
+    """Those that were what was drawn: each saved a step."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,6 +129,8 @@ class Scheduler:
     eos_tokens: frozenset[int]
     """Tokens that end a request unless it ignores them."""
     swapping: Swapping | None = None
+    guessing: Guessing | None = None
+    """None where no token is guessed: its stages could not take guesses back, or give other bits for more rows."""
 
     def __post_init__(self) -> None:
         self._places = self.batching.places
@@ -311,11 +320,30 @@ class Scheduler:
         size = -(-len(decoding) // parts)
         chosen = list(self._ready.values())[:size]
         # The best standing first: a request that has to give way for it is then not in the step yet.
+        most = self._most_guesses(len(decoding), len(chosen))
         for sequence in sorted(chosen, key=lambda s: s.standing):
             if sequence.number in self._ready and self._make_room(sequence):
-                self._add_span(draft, sequence, len(sequence.tokens))
+                self._add_span(draft, sequence, len(sequence.tokens), self._guesses(sequence, most))
                 del self._ready[sequence.number]
         return len(draft.spans)
+
+    def _most_guesses(self, decoding: int, chosen: int) -> int:
+        """For each of the `chosen` requests of a step, while so many decode: none where others need its rows."""
+        if self.guessing is None or self._prefilling or self._waiting:
+            return 0
+        return max(0, min(MOST_ROWS // decoding, self.chunking.step_tokens // chosen) - 1)
+
+    def _guesses(self, sequence: Sequence, most: int) -> tuple[int, ...]:
+        """What is guessed of a request's next tokens; never beyond its last one, nor in blocks that others may need."""
+        if self.guessing is None:
+            return ()
+        known, size = len(sequence.tokens), self.allocator.block_tokens
+        most = min(most, sequence.longest - 1 - known)
+        if self.limits.overcommit:
+            most = min(most, self.allocator.blocks_for(known) * size - known)
+        sequence.guessed = sequence.guessed or Guessed(self.guessing.proposer())
+        guesses = self.guessing.guesses(sequence.guessed, sequence.tokens, most)
+        return tuple(takewhile(lambda token: token not in sequence.generation.stop_tokens, guesses))
 
     def _add_chunks(self, draft: Draft, decodes: int) -> None:
         """Chunks of prompts behind the step's decodes, as many as fit."""
@@ -334,15 +362,15 @@ class Scheduler:
                 sequence.decoding = True
                 del self._prefilling[sequence.number]
 
-    def _add_span(self, draft: Draft, sequence: Sequence, end: int) -> None:
-        """Schedule a request's positions up to `end`."""
-        first, number = sequence.scheduled, sequence.number
+    def _add_span(self, draft: Draft, sequence: Sequence, end: int, guesses: tuple[int, ...] = ()) -> None:
+        """Schedule a request's positions up to `end`, and guesses behind."""
+        first, known, number = sequence.scheduled, sequence.certain, sequence.number
         is_saved = end == self._next_save(sequence)
         restore = self.allocator.restore(number)
-        draft.add(sequence, end, self.allocator.extend(number, end), restore)
-        self._served_tokens.charge(sequence.client, end - first)
+        draft.add(sequence, end, self.allocator.extend(number, end + len(guesses)), restore, guesses)
+        self._served_tokens.charge(sequence.client, end - first + len(guesses))
         if self.limits.prefix_cache:
-            self._publish(sequence, first, end)
+            self._publish(sequence, known, end)
         if is_saved:
             save = self.allocator.save(number, end, sequence.keys[end // self.allocator.block_tokens - 1])
             self._saves += [] if save is None else [save]
@@ -375,6 +403,7 @@ class Scheduler:
         owed = self._flight.end()
         check_owed(step, owed, result, self._known, {number: late.position for number, late in self._late.items()})
         self._note_late(owed, result)
+        self._note_guesses(owed, result)
         self._chunks.returned(sum(timing.compute_s for timing in result.timings))
         self._tuner.returned(result.timings, now_s)
         taken: list[TakenItem] = [*self._take_scores(result), *self._take_failures(result), *self._take_read(owed)]
@@ -389,6 +418,21 @@ class Scheduler:
         for number in (*came, *owed.frees):
             self._late.pop(number, None)
         self._late.update((number, _Late(owed.tokens[number], self._now_s)) for number in result.pending)
+
+    def _note_guesses(self, owed: Owed, result: StepResult) -> None:
+        """Go on behind the guesses that were right. The stages hear of it with the next span, which cuts the others."""
+        drawn = Counter(token.request for token in result.tokens)
+        for number in owed.tokens.keys() & drawn.keys():
+            proposed, accepted = len(owed.guesses.get(number, ())), drawn[number] - 1
+            self._counts.guesses += proposed
+            self._counts.right_guesses += accepted
+            if (sequence := self._known.get(number)) is not None:
+                if sequence.guessed is not None:
+                    sequence.guessed.pace = sequence.guessed.pace.after(proposed, accepted)
+                sequence.scheduled = min(sequence.scheduled, sequence.certain + accepted)
+        for number in owed.guesses.keys() - drawn.keys():
+            if (sequence := self._known.get(number)) is not None:
+                sequence.scheduled = sequence.certain
 
     @property
     def must_ask(self) -> bool:
@@ -521,7 +565,7 @@ class Scheduler:
         self._running[number] = self._known[number] = self._prefilling[number] = sequence
         self._admitted.append(sequence.request_id)
         if shared.blocks:
-            sequence.shared, sequence.scheduled = shared, shared.filled
+            sequence.shared, sequence.scheduled, sequence.certain = shared, shared.filled, shared.filled
             self._counts.prefix_hit_tokens += shared.filled
         return True
 
@@ -560,8 +604,10 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Take a request's KV. It waits at its old place.
 
-        Then it goes on where it was, if the stages keep its KV, or runs again what it had, which gives the same.
+        Then it goes on where it was, if the stages keep its KV, or runs again what it had, which gives the same. They
+        keep no guesses, nor what they do not know yet to have been guessed right.
         """
+        sequence.scheduled = sequence.certain
         number, blocks = sequence.number, self.allocator.blocks_for(sequence.scheduled)
         if self._swap_ins.pop(number, None) is not None:  # the stages have it aside still
             self._stop(sequence)

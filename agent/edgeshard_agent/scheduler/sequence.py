@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import Generation
 from edgeshard.domain.requests.step import KvGrant
+from edgeshard_agent.scheduler.guessing import Guessed
 from edgeshard_agent.scheduler.text import TextStream
 
 
@@ -27,6 +28,8 @@ class Sequence:
     prompt_count: int
     text: TextStream
     scheduled: int = 0
+    certain: int = 0
+    """The scheduled positions that the stages know to be no guesses."""
     introduced: bool = False
     """Whether a step has told the stages of it, so that they hold something of it."""
     decoding: bool = False
@@ -35,6 +38,7 @@ class Sequence:
     """Prefix keys of its full blocks, as far as they were needed."""
     scored: int = 1
     """The position behind the last one whose prompt log-probability has come, where they are wanted."""
+    guessed: Guessed | None = None
     shared: KvGrant | None = None
     """Cached blocks it starts from; the stages hear of them with its first span."""
 
@@ -59,6 +63,6 @@ class Sequence:
     def restart(self, number: int) -> None:
         """Begin again from the first position, with what was emitted as part of the prompt."""
         self.number = number
-        self.scheduled = 0
+        self.scheduled = self.certain = 0
         self.introduced = self.decoding = False
         self.shared = None

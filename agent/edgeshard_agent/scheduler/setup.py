@@ -7,12 +7,13 @@ from functools import partial
 from edgeshard.architectures import ModelShape
 from edgeshard.domain.control.commands import PrepareStage
 from edgeshard.domain.deployments.mode import Mode
-from edgeshard.domain.deployments.placement import PlacedStage
+from edgeshard.domain.deployments.placement import PlacedStage, Speculation
 from edgeshard.domain.deployments.step_cost import compute_s, inter_token_s
 from edgeshard.domain.requests.step import MAX_STEP_TOKENS
 from edgeshard.planning.costs.step_budget import step_tokens
 from edgeshard_agent.scheduler.batching import MAX_MICRO_BATCH, Batching
 from edgeshard_agent.scheduler.chunking import Chunking
+from edgeshard_agent.scheduler.guessing import Guessing
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
 from edgeshard_agent.scheduler.scheduler import Limits, Scheduler
 from edgeshard_agent.scheduler.slices import PromptSlices
@@ -47,7 +48,11 @@ def make_scheduler(
     )
     slots = placement.slots_of(longest) if shape.states else 0
     allocator = BlockAllocator(placement.kv_blocks, placement.kv_block_tokens, slots)
-    return Scheduler(allocator, limits, batching(prepare), chunking, eos_tokens, swapping(prepare))
+    guessing = Guessing(eos_tokens, chunking.inter_token_s)
+    guesses = placement.speculation is Speculation.GUESSES
+    return Scheduler(
+        allocator, limits, batching(prepare), chunking, eos_tokens, swapping(prepare), guessing if guesses else None
+    )
 
 
 def swapping(prepare: PrepareStage) -> Swapping:

@@ -1,4 +1,4 @@
-"""The columns of stages that do not hold all weights, experts or KV in memory."""
+"""The columns of stages that do not hold all weights, experts or KV in memory, and of a head that guesses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from edgeshard.cli.render.output import Column, human_bytes, human_seconds
 from edgeshard.cli.render.views import Part, StagePart, percent, running_stages
 from edgeshard.domain.deployments.deployment import Deployment
-from edgeshard.domain.nodes.device import StageExperts, StageStatus, StageStreaming, StageSwap
+from edgeshard.domain.nodes.device import StageExperts, StageGuesses, StageStatus, StageStreaming, StageSwap
 
 STREAMING_COLUMNS: list[Column[StagePart[StageStreaming]]] = [
     Column("NODE", lambda stage: stage.node),
@@ -41,6 +41,14 @@ SWAP_COLUMNS: list[Column[StagePart[StageSwap]]] = [
 ]
 """Of requests that were set back: the KV kept of them, and how many had theirs put aside, and got it back."""
 
+GUESS_COLUMNS: list[Column[StagePart[StageGuesses]]] = [
+    Column("NODE", lambda stage: stage.node),
+    Column("GUESSED", lambda stage: str(stage.part.guessed), right=True),
+    Column("RIGHT", lambda stage: str(stage.part.right), right=True),
+    Column("ROWS IN VAIN", lambda stage: str(stage.part.guessed - stage.part.right), right=True),
+]
+"""Of the head's guesses: how many tokens were guessed, and drawn."""
+
 
 def tier_tables(deployment: Deployment) -> list[tuple[Sequence[Any], Sequence[Column[Any]]]]:
     """Rows and columns of each table; without rows where no stage has that part."""
@@ -48,6 +56,7 @@ def tier_tables(deployment: Deployment) -> list[tuple[Sequence[Any], Sequence[Co
         (_parts(deployment, lambda status: status.streaming), STREAMING_COLUMNS),
         (_parts(deployment, lambda status: status.experts), EXPERT_COLUMNS),
         (_parts(deployment, lambda status: status.swap), SWAP_COLUMNS),
+        (_parts(deployment, lambda status: status.guesses), GUESS_COLUMNS),
     ]
 
 

@@ -12,7 +12,7 @@ from edgeshard.domain.audit import AuditCheck, AuditEntry
 from edgeshard.domain.control.site_event import SiteEvent
 from edgeshard.domain.deployments.deployment import Deployment
 from edgeshard.domain.deployments.loss import Loss
-from edgeshard.domain.deployments.placement import LengthsFrom, PlacedStage, Placement, Prediction
+from edgeshard.domain.deployments.placement import LengthsFrom, PlacedStage, Placement, Prediction, Speculation
 from edgeshard.domain.deployments.traffic import Outlook
 from edgeshard.domain.models.packed import PackedUnit
 from edgeshard.domain.nodes.device import Node, StagePhase, StageStatus
@@ -280,10 +280,21 @@ def deployment_fields(deployment: Deployment) -> dict[str, str]:
         "Concurrency": f"{spec.concurrency} requests, {_requests_text(deployment)}",
         "KV pool": f"{placement.kv_blocks} blocks of {placement.kv_block_tokens} tokens"
         + (f", {placement.saved_states} saved states" if placement.saved_states else ""),
+        "Speculation": _SPECULATION[placement.speculation],
         "Epoch": str(deployment.epoch),
         **prediction_fields(placement),
         **traffic_fields(deployment),
     }
+
+
+_SPECULATION = {
+    Speculation.GUESSES: "auto: tokens are guessed, and no answer changes",
+    Speculation.OFF: "off",
+    Speculation.STATES: "auto, but nothing is guessed: what the model keeps of a request cannot be cut (states)",
+    Speculation.EXPERTS: "auto, but nothing is guessed: each guess may need experts of its own (experts)",
+    Speculation.PROMISE: "auto, but nothing is guessed: a time between tokens was promised (promise)",
+    Speculation.BITS: "auto, but nothing is guessed: a node or the model promises no equal bits (bits)",
+}
 
 
 def traffic_fields(deployment: Deployment) -> dict[str, str]:

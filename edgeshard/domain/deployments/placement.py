@@ -116,6 +116,22 @@ def rank_among(predictions: Iterable[Prediction | None]) -> Callable[[Prediction
     return rank
 
 
+class Speculation(StrEnum):
+    """Whether the head guesses tokens, or why it does not."""
+
+    GUESSES = "guesses"
+    OFF = "off"
+    """The spec says so, or it was placed by a version that did not guess."""
+    STATES = "states"
+    """Requests have states, which cannot be cut to fewer positions."""
+    EXPERTS = "experts"
+    """Each guess of a mixture may need experts of its own."""
+    PROMISE = "promise"
+    """A time between tokens was promised, which holds for steps without guesses."""
+    BITS = "bits"
+    """A node, or the family, may give other bits where it computes several rows at once, or the node is older."""
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Stages in pipeline order, the KV pool every stage opens, and the (b, m) the head's scheduler runs.
@@ -136,6 +152,7 @@ class Placement:
     costs: tuple[StageCost, ...] = ()
     sweep: Annotated[int, one_or_more] = 1
     saved_states: int = 0
+    speculation: Speculation = Speculation.OFF
 
     def requests_of(self, positions: int) -> int:
         """How many requests of so many positions the KV pool holds at once, at least one."""

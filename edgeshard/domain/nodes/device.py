@@ -16,7 +16,8 @@ class DeviceFacts:
     """The device of a node. Memory in bytes.
 
     `memory_budget_bytes` is what stages may use: the operator's limit, or available memory less a reserve. Nodes of one
-    `bits_fingerprint` compute the same bits (docs/kernels.md, Numbers); "" where bits are not promised.
+    `bits_fingerprint` compute the same bits (docs/kernels.md, Numbers); "" where bits are not promised. A node that
+    `takes_guesses` gives a row the same bits beside others, and its stages know guessed tokens.
     """
 
     kind: str
@@ -27,6 +28,7 @@ class DeviceFacts:
     unified_memory: bool
     software: str
     bits_fingerprint: str = ""
+    takes_guesses: bool = False
 
     def check_told(self) -> None:
         """Raise InvalidArgumentError naming the text that is not plain, where a node says so of itself.
@@ -131,6 +133,17 @@ class StageSwap:
 
 
 @dataclass(frozen=True, slots=True)
+class StageGuesses:
+    """Tokens that a head guessed since its epoch began, and those of them that were drawn.
+
+    Each other one was a row that a step computed in vain.
+    """
+
+    guessed: int
+    right: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StageStatus:
     """A node's report of one stage that it holds. Sizes in bytes.
 
@@ -142,7 +155,8 @@ class StageStatus:
     it (waiting in place of an emulated device counts); both are 0 while none computes. `failure_reason` is that of the
     error that failed the stage; its weights took `load_s` to fetch and load. `streaming` is None for a stage
     through which no layers pass, `filling` while none come into memory, `experts` for a stage that has its experts in
-    memory or passes them with their layers, and `swap` for one that keeps no KV aside.
+    memory or passes them with their layers, `swap` for one that keeps no KV aside, and `guesses` for one without a head
+    that guesses.
     """
 
     deployment: DeploymentName
@@ -170,6 +184,7 @@ class StageStatus:
     filling: StageFilling | None = None
     experts: StageExperts | None = None
     swap: StageSwap | None = None
+    guesses: StageGuesses | None = None
 
     @property
     def key(self) -> StageKey:

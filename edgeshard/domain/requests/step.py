@@ -30,12 +30,15 @@ class Span:
     """Consecutive positions of one request: [first_position, first_position + token_count).
 
     `request` is the head's number for it, unique within (pipeline, epoch). `first_position` equal to the request's KV
-    length appends; smaller truncates, which only a request's first span in an epoch may do; larger is an error.
+    length appends; smaller truncates, which a request's first span in an epoch may do, and any as far as positions were
+    guessed; larger is an error.
     `sample` says whether the token behind the span's last position is to be sampled. `sampling` is given on the
     request's first span of the epoch only, with `seen_tokens`, the token ids a repetition penalty counts as seen, with
     its `guide`, and with `answer_tokens`, those of its answer so far where its guide or a penalty goes by them. `party`
     is who asks for the guide, not 0 from a head that takes `pending` for its token.
     `targets` are tokens of the prompt whose log-probabilities are wanted, each behind a position of the span.
+    `assumed` are the tokens of its last positions, where these are guesses: a token is drawn behind a guess only if all
+    guesses before are what was drawn, so that a span brings one token more than guesses that were right.
     """
 
     request: int
@@ -48,10 +51,16 @@ class Span:
     answer_tokens: tuple[int, ...] = ()
     party: int = 0
     targets: Targets | None = None
+    assumed: tuple[int, ...] = ()
+
+    @property
+    def certain_position(self) -> int:
+        """The position behind the last one whose token is no guess: where its first sampled token goes."""
+        return self.end_position - len(self.assumed)
 
     @property
     def end_position(self) -> int:
-        """The position behind the span's last one: its KV length afterwards, and where a sampled token goes."""
+        """The position behind the span's last one: its KV length afterwards, and where its last sampled token goes."""
         return self.first_position + self.token_count
 
 
@@ -144,9 +153,9 @@ class GuideFailure:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The last stage's answer to the head: for every span that samples a token, or why its guide has none, or that
-    it is `pending` and comes with a later step's result; the log-probabilities of the targets, in the order of their
-    positions; and where the time went."""
+    """The last stage's answer to the head: for every span that samples a token, and those behind guesses that were
+    right, or why its guide has none, or that it is `pending` and comes with a later step's result; the
+    log-probabilities of the targets, in the order of their positions; and where the time went."""
 
     tokens: tuple[SampledToken, ...] = ()
     timings: tuple[StageTiming, ...] = ()

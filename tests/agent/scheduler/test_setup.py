@@ -19,7 +19,7 @@ from edgeshard.architectures import parse_config
 from edgeshard.domain.control.commands import PrepareStage
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.mode import Mode
-from edgeshard.domain.deployments.placement import PlacedStage, Placement
+from edgeshard.domain.deployments.placement import PlacedStage, Placement, Speculation
 from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.ids import Digest, Epoch, NodeId, NodeName
 from edgeshard.domain.models.dtypes import DType
@@ -105,6 +105,17 @@ def test_models_with_states_share_beginnings_where_there_is_room_to_save_them(sa
     assert made.allocator.slots == 2 + saved_states, "for the requests of 512 tokens that 64 blocks hold, and for saves"
     plain = make_scheduler(prepare, parse_config(BUILT_IN_CONFIGS["llama2-7b"]), frozenset(), None)
     assert (plain.limits.prefix_cache, plain.limits.save_every, plain.allocator.slots) == (asked, 0, 0)
+
+
+@pytest.mark.parametrize("speculation", list(Speculation))
+def test_guesses_are_those_of_the_placement(speculation: Speculation) -> None:
+    prepare = prepared(costs=True)
+    placement = replace(prepare.placement, speculation=speculation)
+    shape = parse_config(BUILT_IN_CONFIGS["llama2-7b"])
+    guessing = make_scheduler(replace(prepare, placement=placement), shape, frozenset({2}), None).guessing
+    assert (guessing is not None) == (speculation is Speculation.GUESSES)
+    if guessing is not None:
+        assert guessing.ends == {2} and guessing.inter_token_s is not None
 
 
 def test_saves_are_as_far_apart_as_their_bytes_in_keys_and_values() -> None:

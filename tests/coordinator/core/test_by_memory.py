@@ -11,6 +11,7 @@ import pytest
 from edgeshard_coordinator.core.placement.by_memory import SimplePlacer, StageSizes, sizes_of
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.placement.problem import PlacementProblem
+from edgeshard_coordinator.core.placement.speculation import speculation_of
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.candidate import held_bytes as placed_bytes
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from edgeshard.architectures import held_bytes, parse_config, stage_tensors
 from edgeshard.domain.deployments.deployment import parse_spec
-from edgeshard.domain.deployments.placement import Placement
+from edgeshard.domain.deployments.placement import Placement, Speculation
 from edgeshard.domain.errors import (
     InvalidArgumentError,
     NotFoundError,
@@ -32,6 +33,8 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.domain.nodes.profile import DiskProfile
 from edgeshard.planning.costs.costs import Load
+from edgeshard.planning.inputs.shapes import model_from_config
+from tests.agent.model.families import VARIANTS
 from tests.support.sizes import parameter_bytes
 
 MIB = 1 << 20
@@ -130,6 +133,28 @@ def test_states_are_saved_in_what_all_nodes_have_left(make_manifest: Any) -> Non
     assert placed(64 * each, reserve={"b": 60 * each}).saved_states == 4
     kept = sizes_of(parse_spec({"name": "tale", "model": "tiny", "source": "a"}), manifest, placed(5 * each))
     assert kept.most_saved_states == 5, "a repair leaves surviving stages as they are"
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "speculation"),
+    [
+        ("llama-plain", {}, Speculation.GUESSES),
+        ("llama-plain", {"speculation": "off"}, Speculation.OFF),
+        ("llama-plain", {"max_time_per_token_s": 0.1}, Speculation.PROMISE),
+        ("llama-plain", {"max_inter_token_latency_s": 0.1}, Speculation.PROMISE),
+        ("llama-plain", {"layers": "a=0:6,old=6:12"}, Speculation.BITS),
+        ("opt-plain", {}, Speculation.BITS),
+        ("qwen3_5-text", {}, Speculation.STATES),
+        ("qwen3_moe-sparse-step", {}, Speculation.EXPERTS),
+    ],
+)
+def test_guesses_are_for_where_they_change_nothing(family: str, changes: Any, speculation: Speculation) -> None:
+    values = {"name": "tale", "model": "tiny", "source": "a", **changes}
+    config = json.loads(VARIANTS[family].library_config().to_json_string(use_diff=False))
+    model = model_from_config("tiny", config)
+    new = replace(FACTS, takes_guesses=True)
+    nodes = [FACTS if "old" in changes.get("layers", "") else new, new]
+    assert speculation_of(parse_spec(values), model, nodes) is speculation
 
 
 @pytest.mark.parametrize("layers", ["a=0:12", "a=0:4,b=4:9,c=9:12"])

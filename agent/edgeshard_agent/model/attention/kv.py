@@ -38,13 +38,20 @@ from edgeshard_agent.ops.kv_arena import NativeArena, RowArena, check_int4, make
 class KvTable:
     """A request's blocks in order of position, and how many positions hold keys and values.
 
-    The first `shared` positions were filled by others; the request reads them only. `slot` holds its states.
+    The first `shared` positions were filled by others; the request reads them only. `slot` holds its states. The tokens
+    of the last `assumed` positions were guessed.
     """
 
     blocks: tuple[int, ...] = ()
     length: int = 0
     shared: int = 0
     slot: int | None = None
+    assumed: int = 0
+
+    @property
+    def certain(self) -> int:
+        """Positions whose tokens are certain: the request's next span begins there, or behind."""
+        return self.length - self.assumed
 
 
 class Tables(Protocol):
@@ -287,9 +294,9 @@ class KvPool:
         for source, target in draft.saves:
             self.states.copy(source, target)
         for request, kept in draft.swap_outs.items():
-            blocks = list(kept.blocks[: self._blocks_for(kept.length)])
+            blocks = list(kept.blocks[: self._blocks_for(kept.certain)])
             parts = [memory[:, blocks] for memory in self._by_block]
-            self.swap.put(request, kept.length, len(blocks), parts + self.states.of(kept.slot))
+            self.swap.put(request, kept.certain, len(blocks), parts + self.states.of(kept.slot))
         self._clear(draft.anew)
         for slot in draft.anew_slots:
             self.states.clear(slot)
@@ -393,7 +400,7 @@ class KvPool:
         used = self.swap.used + sum(
             self._blocks_for(length) - self.swap.count(other) for other, length in draft.kept.items()
         )
-        if used + self._blocks_for(table.length) > self.swap.blocks:
+        if used + self._blocks_for(table.certain) > self.swap.blocks:
             raise FailedPreconditionError(
                 f"request {request} is to be swapped out, but {used} of {self.swap.blocks} blocks are kept aside",
                 field="swap_outs",
@@ -401,7 +408,7 @@ class KvPool:
             )
         self._draft_free(draft, request)
         draft.swap_outs[request] = table
-        draft.kept[request] = table.length
+        draft.kept[request] = table.certain
 
     def _draft_grant(self, draft: KvDraft, grant: KvGrant) -> None:
         table = self._peek(draft, grant.request)
@@ -441,7 +448,7 @@ class KvPool:
         if grant.swapped:
             length, draft.kept[grant.request] = kept, 0
             draft.swap_ins[grant.request] = tuple(grant.blocks)
-        draft.tables[grant.request] = KvTable(table.blocks + tuple(grant.blocks), length, shared, slot)
+        draft.tables[grant.request] = KvTable(table.blocks + tuple(grant.blocks), length, shared, slot, table.assumed)
 
     def _draft_slot(self, draft: KvDraft, grant: KvGrant) -> int | None:
         """The slot of the request's states after this grant: the first one gives it, also to stages without states."""
@@ -513,17 +520,17 @@ class KvPool:
                 field="spans.first_position",
                 reason="KV_GAP",
             )
-        if span.first_position < table.length and table.slot is not None:
+        if table.slot is not None and (span.first_position < table.length or span.assumed):
             raise FailedPreconditionError(
-                f"a span of request {span.request} begins at {span.first_position}, before its length {table.length}; "
-                "states cannot be cut to fewer positions",
+                f"a span of request {span.request} begins at {span.first_position}, before its length {table.length}, "
+                "or has guesses; states cannot be cut to fewer positions",
                 field="spans.first_position",
                 reason="STATE_TRUNCATION_REFUSED",
             )
-        if span.first_position < table.length and span.sampling is None:
+        if span.first_position < table.certain and span.sampling is None:
             raise FailedPreconditionError(
-                f"a span of request {span.request} begins at {span.first_position}, before its KV length "
-                f"{table.length}; only its first span in an epoch may truncate",
+                f"a span of request {span.request} begins at {span.first_position}, before its {table.certain} certain "
+                "positions; only its first span in an epoch may truncate these",
                 field="spans.first_position",
                 reason="KV_TRUNCATION_REFUSED",
             )
@@ -542,12 +549,11 @@ class KvPool:
                 field="spans.first_position",
                 reason="KV_SHARED",
             )
-        for index, block in enumerate(written, span.first_position // size):
-            draft.full[block] = (index + 1) * size <= span.end_position
-        if span.end_position < table.length:
-            for block in table.blocks[-(-span.end_position // size) :]:
-                draft.full[block] = False
-        draft.tables[span.request] = replace(table, length=span.end_position)
+        # What it begins behind is certain now: guesses before it were right. Its own are not.
+        first = min(span.first_position, table.certain) // size
+        for index, block in enumerate(table.blocks[first:], first):
+            draft.full[block] = (index + 1) * size <= span.certain_position
+        draft.tables[span.request] = replace(table, length=span.end_position, assumed=len(span.assumed))
 
     # -- the same, one at a time ---------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.planning.inputs.site import node_starting
 from edgeshard.planning.inputs.workspace import largest_step_tokens, logits_bytes, workspace_bytes
 from edgeshard_coordinator.core.placement.ruled import MOST_SETS, allowed_sets, check_rules, conditions_of, conflict
+from edgeshard_coordinator.core.placement.speculation import speculation_of
 from edgeshard_coordinator.core.values.candidate import Candidate
 
 KV_BLOCK_TOKENS = 16
@@ -68,8 +69,7 @@ class StageSizes:
         ways = {None, *(spec.quantisation_of(node) for node in spec.quantisation)}
         self._units = _unit_sizes(manifest, shape, spec.dtype, ways)
         self._tied = [t for t in manifest.tensors if unit_of(shape.architecture, t.name, manifest.config) is Part.TIED]
-        model = model_from_config(manifest.name, manifest.config)
-        self._blocks = model.blocks
+        self.model = model = model_from_config(manifest.name, manifest.config)
         largest_step = largest_step_tokens(self.max_context)
         self._workspace_bytes = workspace_bytes(model, spec.dtype, largest_step, load.micro_batches)
         self._logits_bytes = logits_bytes(model, spec.dtype, load.batch)
@@ -103,7 +103,7 @@ class StageSizes:
         """
         quantisation, whole = self._spec.quantisation_of(node), self.parameter_bytes(layers, node)
         budget = room - (self.needed_bytes(layers, node) - whole)
-        blocks = self._blocks[layers.first : layers.end]
+        blocks = self.model.blocks[layers.first : layers.end]
         experts = [size for block in blocks for size in block.expert_bytes(self._spec.dtype, quantisation)]
         if (cached := room_for_experts(whole - sum(experts), experts, budget)) is not None:
             return budget, sum(map(in_disk_blocks, experts)) - cached
@@ -212,6 +212,7 @@ def place_stages(
         micro_batch=load.batch,
         micro_batches=load.micro_batches,
         saved_states=saved,
+        speculation=speculation_of(spec, sizes.model, [nodes[stage.node].facts for stage in stages]),
     )
 
 

@@ -1,0 +1,135 @@
+"""Guesses of a request's next tokens: what followed the last time that its newest tokens stood there. Pure.
+
+A guess costs a row of a step, and saves a step where it is right. Nothing else depends on it: a token is drawn behind a
+guess only where the guess is what was drawn. (docs/speculation.md)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from edgeshard_agent.scheduler.batching import InterTokenSeconds
+
+LONGEST_MATCH, SHORTEST_MATCH = 4, 2
+MOST_LOOKED_AT = 16
+"""Earlier places with the same two newest tokens, the latest first, that a longer match is looked for among."""
+MOST_ROWS = 8
+"""Rows that decodes may have in a step with guesses. So few cost little beside the weights that the step reads."""
+MOST_INDEXED = 4096
+"""Tokens that one call puts into the index, since a step waits for it: behind longer prompts guesses begin later."""
+MOST_REST = 64
+"""Tokens that a request goes without guesses at most, after many that were wrong."""
+
+
+class Proposer(Protocol):
+    """Guesses for one request."""
+
+    def propose(self, tokens: Sequence[int], limit: int) -> list[int]:
+        """At most `limit` guesses of what follows `tokens`, which begin with those of the call before."""
+
+
+class Repeats:
+    """What followed the longest match of the newest tokens, of four to two; of several the latest. Where that runs into
+    the newest token itself, the text repeats, and so does the guess.
+
+    Each token is put into the index once, and a proposal looks at a bounded number of places.
+    """
+
+    def __init__(self) -> None:
+        self._latest: dict[int, int] = {}
+        """By two neighbours, the position behind their latest occurrence."""
+        self._before: list[int] = [-1, -1]
+        """By position, that of the occurrence before of the two tokens in front of it."""
+
+    def propose(self, tokens: Sequence[int], limit: int) -> list[int]:
+        end, first = len(tokens), len(self._before)
+        # What stands in front of the last position has a successor; the newest tokens have none yet.
+        for position in range(first, min(end, first + MOST_INDEXED)):
+            pair = tokens[position - 2] << 32 | tokens[position - 1]
+            self._before.append(self._latest.get(pair, -1))
+            self._latest[pair] = position
+        if limit < 1 or end < SHORTEST_MATCH or len(self._before) < end:
+            return []
+        place = self._latest.get(tokens[-2] << 32 | tokens[-1], -1)
+        best, longest = -1, 0
+        for _ in range(MOST_LOOKED_AT):
+            if place < 0 or longest == LONGEST_MATCH:
+                break
+            match = self._match(tokens, place)
+            if match > longest:
+                best, longest = place, match
+            place = self._before[place]
+        return [] if best < 0 else [tokens[best + index % (end - best)] for index in range(limit)]
+
+    @staticmethod
+    def _match(tokens: Sequence[int], place: int) -> int:
+        """How many tokens in front of a position are the newest ones."""
+        for length in range(SHORTEST_MATCH, LONGEST_MATCH):
+            if place <= length or tokens[place - 1 - length] != tokens[-1 - length]:
+                return length
+        return LONGEST_MATCH
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How many guesses a request gets: `length`, but none for `rest` tokens to come after its last `misses` in a row
+    were all wrong."""
+
+    length: int = 2
+    rest: int = 0
+    misses: int = 0
+
+    def after(self, proposed: int, accepted: int) -> Pace:
+        """When so many of the guesses were right: all, and twice as many may be; some, and these and one more; none,
+        and it rests, twice as long each time."""
+        if not proposed:
+            return replace(self, rest=max(0, self.rest - 1))
+        if accepted == proposed:
+            return Pace(min(MOST_ROWS, 2 * max(self.length, proposed)))
+        if accepted:
+            return Pace(min(MOST_ROWS, accepted + 1))
+        return Pace(max(1, self.length // 2), min(MOST_REST, 2**self.misses), self.misses + 1)
+
+    @property
+    def most(self) -> int:
+        return 0 if self.rest else self.length
+
+
+@dataclass(slots=True)
+class Guessed:
+    """What is kept of one request for its guesses."""
+
+    proposer: Proposer
+    pace: Pace = field(default_factory=Pace)
+
+
+@dataclass(frozen=True, slots=True)
+class Guessing:
+    """How the requests of a pipeline are guessed for, each with a `proposer` of its own. `ends` are tokens that nothing
+    is guessed behind, and `inter_token_s` is the cost of a step, where it is known."""
+
+    ends: frozenset[int] = frozenset()
+    inter_token_s: InterTokenSeconds | None = None
+    proposer: Callable[[], Proposer] = Repeats
+
+    def guesses(self, guessed: Guessed, tokens: Sequence[int], most: int) -> tuple[int, ...]:
+        """Of a request with these tokens: at most so many, and no more than its pace says, or than pay."""
+        most = min(most, guessed.pace.most)
+        if most < 1:
+            return ()
+        found = takewhile(lambda token: token not in self.ends, guessed.proposer.propose(tokens, most))
+        guesses = tuple(found)
+        while guesses and not self._pays(len(tokens) - 1, len(guesses)):
+            guesses = guesses[: len(guesses) // 2]
+        return guesses
+
+    def _pays(self, position: int, guesses: int) -> bool:
+        """Whether a step with so many guesses takes less than the steps that it saves where half of them are right."""
+        if self.inter_token_s is None:
+            return True
+        alone_s, together_s = (self.inter_token_s(((position, 1),) * rows, 1) for rows in (1, 1 + guesses))
+        return together_s <= alone_s * (1 + guesses / 2)

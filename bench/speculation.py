@@ -1,0 +1,145 @@
+"""How much faster one stream is with guessed tokens, for texts that repeat and for one that does not.
+
+Two real agents, a thread each, hold the demo model whole on one of them and in halves on both, each time with guesses
+and without. One client asks for one answer at a time; with guesses and without take turns, and a row has the medians.
+Times go from an answer's first token to its last. Processor time is that of both agents, of user code. Answers must be
+equal, token for token.
+
+    python -m bench.speculation [--rounds 5] [--quick] [-o FILE]     JSON: a row a task and number of boxes
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+from bench.sites import demo_site, write_rows
+from bench.sizes import sized
+from edgeshard import Client
+from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.domain.nodes.device import StageGuesses
+from edgeshard.domain.requests.generation import Finished, Token
+from edgeshard.local.cluster import LocalCluster
+
+TALE = (
+    "There was once a poor miller who had nothing but a mill, a cat and three sons. One day the king came to the mill "
+    "and said: Give me your cat, and I will give you a golden ring. The miller gave him the cat, and the king gave him "
+    "the golden ring."
+)
+TASKS = {
+    "a story told again": (f"{TALE} {TALE} There was once a poor miller who had", 0.0),
+    "a list that goes on": ("One fox, two foxes, three foxes, one fox, two foxes, three foxes, one fox, two", 0.0),
+    "an answer with quotes": (
+        'The king asked: "Who has taken my golden ring?" The fox said: "You ask who has taken my golden ring." The '
+        'king asked: "Who has taken my golden ring?" The cat said:',
+        0.0,
+    ),
+    "a new fairy tale": ("Once upon a time there was a king who had a daughter", 0.8),
+}
+"""Prompts and temperatures."""
+NEW_TOKENS = sized(160, 24)
+LAYERS = {1: "a=0:12", 2: "a=0:6,b=6:12"}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    tokens: tuple[int, ...]
+    seconds: float
+    processor_s: float
+
+    @property
+    def tps(self) -> float:
+        return (len(self.tokens) - 1) / self.seconds
+
+
+def name_of(boxes: int, speculation: str) -> str:
+    return f"{speculation}-{boxes}"
+
+
+async def answer(client: Client, cluster: LocalCluster, deployment: str, task: str) -> Answer:
+    prompt, temperature = TASKS[task]
+    agents = [psutil.Process(daemon.pid) for daemon in cluster.agents.values()]
+    options: dict[str, Any] = {"temperature": temperature, "seed": 3, "ignore_eos": True}
+    tokens: list[int] = []
+    began_s = used_s = 0.0
+    events = client.generate(deployment, prompt, max_new_tokens=NEW_TOKENS, **options)
+    async with aclosing(events) as heard:
+        async for event in heard:
+            if isinstance(event, Token):
+                if not tokens:
+                    began_s, used_s = time.perf_counter(), sum(agent.cpu_times().user for agent in agents)
+                tokens.append(event.token)
+            elif isinstance(event, Finished):
+                taken_s = time.perf_counter() - began_s
+    return Answer(tuple(tokens), taken_s, sum(agent.cpu_times().user for agent in agents) - used_s)
+
+
+async def guesses(client: Client, deployment: str) -> StageGuesses:
+    """The head's count, as its node has told since now."""
+    began = time.monotonic()
+    while any(node.heartbeat_age_s >= time.monotonic() - began for node in await client.nodes()):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    found = (await client.deployment(deployment)).stages
+    return next(stage.guesses for stage in found if stage.guesses is not None)
+
+
+async def measure(client: Client, cluster: LocalCluster, boxes: int, task: str, rounds: int) -> dict[str, Any]:
+    off, auto = name_of(boxes, "off"), name_of(boxes, "auto")
+    for name in (off, auto):  # what is computed for the first time is slower
+        await answer(client, cluster, name, task)
+    before, load = await guesses(client, auto), os.getloadavg()[0]
+    pairs = []
+    for number in range(rounds):
+        order = (off, auto) if number % 2 else (auto, off)
+        pair = {name: await answer(client, cluster, name, task) for name in order}
+        if pair[off].tokens != pair[auto].tokens:
+            raise RuntimeError(f"{task} on {boxes}: the answers differ")
+        pairs.append((pair[off], pair[auto]))
+    after = await guesses(client, auto)
+    return {
+        "boxes": boxes,
+        "task": task,
+        "off_tps": median(plain.tps for plain, _ in pairs),
+        "auto_tps": median(guessed.tps for _, guessed in pairs),
+        "times": median(guessed.tps / plain.tps for plain, guessed in pairs),
+        "processor_times": median(guessed.processor_s / max(plain.processor_s, 0.01) for plain, guessed in pairs),
+        "guessed_a_token": (after.guessed - before.guessed) / rounds / NEW_TOKENS,
+        "right": (after.right - before.right) / max(1, after.guessed - before.guessed),
+        "load": load,
+    }
+
+
+async def run(rounds: int) -> list[dict[str, Any]]:
+    async with demo_site(("a", "b"), "tales", threads=1) as (cluster, client):
+        for boxes, layers in LAYERS.items():
+            for speculation in ("off", "auto"):
+                values = {"name": name_of(boxes, speculation), "model": "tales", "layers": layers}
+                await client.deploy(parse_spec({**values, "speculation": speculation, "concurrency": 1}))
+        return [await measure(client, cluster, boxes, task, rounds) for boxes in LAYERS for task in TASKS]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="one round")
+    parser.add_argument("-o", "--output", type=Path)
+    options = parser.parse_args()
+    rows = asyncio.run(run(1 if options.quick else options.rounds))
+    print(json.dumps(rows, indent=1))
+    write_rows(options.output, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

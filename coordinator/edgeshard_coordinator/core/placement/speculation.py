@@ -1,0 +1,27 @@
+"""Whether the head of a placement guesses tokens: only where that changes no answer. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from edgeshard.architectures import architecture_named
+from edgeshard.architectures.record import Fused
+from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.deployments.placement import Speculation
+from edgeshard.domain.nodes.device import DeviceFacts
+from edgeshard.planning.inputs.shapes import ModelSpec
+
+
+def speculation_of(spec: DeploymentSpec, model: ModelSpec, nodes: Iterable[DeviceFacts]) -> Speculation:
+    """What goes for a model under this spec on these nodes."""
+    if spec.speculation == "off":
+        return Speculation.OFF
+    if model.shape.states:
+        return Speculation.STATES
+    own_blocks = isinstance(architecture_named(model.shape.architecture).runs, Fused)
+    if not (own_blocks and all(facts.takes_guesses for facts in nodes)):
+        return Speculation.BITS
+    if any(block.experts for block in model.blocks):
+        return Speculation.EXPERTS
+    promised = spec.max_time_per_token_s is not None or spec.max_inter_token_latency_s is not None
+    return Speculation.PROMISE if promised else Speculation.GUESSES

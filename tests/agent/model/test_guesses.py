@@ -1,0 +1,329 @@
+"""With guesses or without, the same tokens and log-probabilities come, bit for bit; no stage takes a guess for more.
+
+These mutants fail here: the sampler counts a row without comparing its guess; the pool lets a span begin before what
+was certain, calls a block full for its guesses, or keeps guesses aside.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from edgeshard_agent.engine.tokenizer import Tokenizer
+from edgeshard_agent.guides.guides import Guides
+from edgeshard_agent.guides.messages import Setup
+from edgeshard_agent.model.attention.kv import KvMemory, KvPool, KvTable
+from edgeshard_agent.model.attention.swap import SwapSpace
+from edgeshard_agent.model.sampling import Sampler
+from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.model.weights.weights import StageWeights
+from edgeshard_agent.ops.native import native_available
+from edgeshard_agent.scheduler.batching import Batching
+from edgeshard_agent.scheduler.chunking import Chunking
+from edgeshard_agent.scheduler.guessing import Guessing
+from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
+from edgeshard_agent.scheduler.scheduler import Limits, Scheduler, SchedulerStats
+from edgeshard_agent.scheduler.swapping import Swapping
+from edgeshard_agent.scheduler.text import TextStream
+
+from bench.quantisation import MODEL
+from bench.safetensors_directory import SafetensorsDirectory
+from edgeshard.architectures import KvHeads
+from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
+from edgeshard.domain.ids import RequestId
+from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.generation import Generation, Guide, GuideKind, Sampling, Token
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan, StepResult
+
+needs_bits = pytest.mark.skipif(not native_available(), reason="torch's operators do not promise equal bits")
+
+# The sampler
+
+VOCAB = 50
+ROWS = 3 * torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(3))
+PENALTY = Sampling(repetition_penalty=1000.0)
+
+
+def drawn(sampling: Sampling, assumed: Sequence[int], rows: torch.Tensor = ROWS) -> list[int]:
+    """The tokens of one request, whose rows behind the first have these guesses."""
+    sampler = Sampler(VOCAB)
+    sampler.open(1, sampling, ())
+    count = len(assumed) + 1
+    result = sampler.draw_behind_guesses(rows[:count], [(1, 9 + n) for n in range(count)], [None, *assumed])
+    assert [token.position for token in result.tokens] == list(range(9, 9 + len(result.tokens)))
+    return [token.token for token in result.tokens]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.2, seed=4), PENALTY])
+def test_a_row_counts_while_all_guesses_before_it_are_what_was_drawn(sampling: Sampling) -> None:
+    """Of equal rows a penalty makes each token another: it counts those within the guesses."""
+    rows = ROWS[:1].expand(6, -1).contiguous() if sampling is PENALTY else ROWS
+    sampler, right = Sampler(VOCAB), list[int]()
+    sampler.open(1, sampling, ())
+    for number in range(6):
+        right += [token.token for token in sampler.draw(rows[number : number + 1], [(1, 9 + number)]).tokens]
+    for wrong in range(6):
+        guesses = [token if index < wrong else (token + 1) % VOCAB for index, token in enumerate(right[:5])]
+        assert drawn(sampling, guesses, rows) == right[: min(wrong, 5) + 1]
+    later = [right[0], (right[1] + 1) % VOCAB, right[2], right[3]]  # right again behind a wrong one
+    assert drawn(sampling, later, rows) == right[:2]
+    assert sampling is not PENALTY or len(set(right)) == 6
+
+
+def test_a_row_behind_a_wrong_guess_may_be_anything() -> None:
+    """Its numbers came of a text that nobody drew."""
+    rows = ROWS.clone()
+    rows[2:] = torch.nan
+    first = drawn(Sampling(), [], rows)[0]
+    assert len(drawn(Sampling(), [first, (int(rows[1].argmax()) + 1) % VOCAB, 7], rows)) == 2
+
+
+def test_requests_with_guesses_and_without_share_a_step() -> None:
+    sampler = Sampler(VOCAB)
+    for request in range(3):
+        sampler.open(request, Sampling(), ())
+    best = ROWS.argmax(dim=-1).tolist()
+    wanted = [(0, 5), (1, 8), (1, 9), (1, 10), (2, 3), (2, 4)]
+    result = sampler.draw_behind_guesses(ROWS, wanted, [None, None, best[1], best[2], None, (best[4] + 1) % VOCAB])
+    assert {(token.request, token.position): token.token for token in result.tokens} == {
+        place: token for place, token in zip(wanted, best, strict=True) if place != (2, 4)
+    }
+
+
+# The memory
+
+
+@pytest.fixture
+def pool() -> KvPool:
+    """Blocks of 4 tokens; request 1 has 5 certain positions, and guesses at three more."""
+    pool = KvPool(LayerRange(0, 1), KvMemory(DType.FLOAT32, 8, 4), [KvHeads(1, 2)], "cpu")
+    pool.swap = SwapSpace(4)
+    grant = KvGrant(1, 0, (5, 2, 3))
+    pool.commit(pool.check(StepPlan(grants=(grant,), spans=(Span(1, 0, 8, sample=True, assumed=(7, 7, 7)),))))
+    return pool
+
+
+def step(pool: KvPool, *spans: Span, **parts: Any) -> None:
+    pool.commit(pool.check(StepPlan(spans=spans, **parts)))
+
+
+def test_a_span_begins_no_earlier_than_what_is_certain(pool: KvPool) -> None:
+    for first in range(5):
+        with pytest.raises(FailedPreconditionError) as raised:
+            pool.check(StepPlan(spans=(Span(1, first, 4, sample=True),)))
+        assert raised.value.reason == "KV_TRUNCATION_REFUSED"
+    for first in range(5, 9):
+        pool.check(StepPlan(spans=(Span(1, first, 4, sample=True),)))
+    step(pool, grants=(KvGrant(1, 3, (0,)),))  # blocks that come meanwhile change nothing
+    step(pool, Span(1, 6, 3, sample=True, assumed=(8,)))
+    assert pool.table(1) == KvTable((5, 2, 3, 0), 9, assumed=1)
+    with pytest.raises(FailedPreconditionError):
+        pool.check(StepPlan(spans=(Span(1, 7, 1),)))
+    step(pool, Span(1, 8, 1))
+    with pytest.raises(FailedPreconditionError):
+        pool.check(StepPlan(spans=(Span(1, 8, 1),)))
+
+
+def test_a_block_is_full_when_its_last_guess_was_right(pool: KvPool) -> None:
+    share = StepPlan(grants=(KvGrant(2, 0, (5, 2), filled=8),))
+    with pytest.raises(FailedPreconditionError) as raised:
+        pool.check(share)
+    assert raised.value.reason == "KV_BLOCK_NOT_FULL"
+    step(pool, Span(1, 8, 1, sample=True))
+    pool.check(share)
+    step(pool, Span(3, 0, 8, sample=True, assumed=(1, 1)), grants=(KvGrant(3, 0, (6, 7)),))
+    step(pool, Span(3, 6, 1, sample=True))
+    with pytest.raises(FailedPreconditionError):
+        pool.check(StepPlan(grants=(KvGrant(2, 0, (6, 7), filled=8),)))
+
+
+def test_no_guess_is_kept_aside(pool: KvPool) -> None:
+    step(pool, swap_outs=(1,))
+    step(pool, grants=(KvGrant(1, 0, (0, 1), swapped=True),))
+    assert pool.table(1) == KvTable((0, 1), 5)
+    with pytest.raises(FailedPreconditionError):
+        pool.check(StepPlan(spans=(Span(1, 6, 1),)))
+
+
+# Whole pipelines
+
+
+@cache
+def stages(scheme: str, cuts: tuple[int, ...]) -> list[StageModel]:
+    """The demo model on three nodes or one."""
+    directory, config = SafetensorsDirectory(MODEL), json.loads((MODEL / "config.json").read_text())
+    quantisation = Quantisation(scheme.partition(" ")[0]) if scheme.startswith("int") else None
+    kept = KvFormat.INT4 if "KV" in scheme else KvFormat.BFLOAT16
+    edges = [0, *cuts, 12]
+    guides = Guides(Setup(str(MODEL / "tokenizer.json"), 4096, (2,)))
+    return [
+        StageModel.with_kv(
+            StageWeights.load(
+                directory, config, LayerRange(*pair), dtype=DType.BFLOAT16, device="cpu", quantisation=quantisation
+            ),
+            KvMemory(kept, 48, 16, swap_bytes=1 << 24),
+            guides=guides,
+        )
+        for pair in pairwise(edges)
+    ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    stages.cache_clear()
+
+
+@dataclass
+class Run:
+    """One scheduler over real stages."""
+
+    scheduler: Scheduler
+    stages: list[StageModel]
+    tokens: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    longest_result: int = 0
+
+    def submit(self, name: str, prompt: str, generation: Generation) -> None:
+        ids = tokenizer().encode(prompt)
+        text = TextStream(tokenizer().decode, ids, generation.stop_strings)
+        assert self.scheduler.submit(RequestId(name), generation, ids, text) is None
+
+    def step(self) -> bool:
+        if (formed := self.scheduler.next_step()) is None:
+            if self.scheduler.must_ask:
+                self.scheduler.ask()
+                return True
+            return not self.scheduler.idle
+        inputs: Any = np.array(formed.tokens, dtype=np.int64) if formed.tokens else None
+        for stage in self.stages[:-1]:
+            inputs = stage.execute(formed.plan, inputs).hidden
+        result: StepResult = self.stages[-1].execute(formed.plan, inputs).result
+        self.longest_result = max(self.longest_result, len(result.tokens))
+        for event in self.scheduler.events(self.scheduler.on_result(formed.number, result, 0.0)):
+            if isinstance(event.event, Token):
+                self.tokens.setdefault(event.request_id, []).append((event.event.token, event.event.logprob))
+            assert not isinstance(event.event, Exception), event.event
+        return True
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(MODEL / "tokenizer.json")
+
+
+def run(
+    requests: dict[str, tuple[str, Generation]],
+    guesses: bool,
+    scheme: str = "bfloat16",
+    cuts: tuple[int, ...] = (),
+    blocks: int = 48,
+    swap_blocks: int = 0,
+    cancel: str = "",
+) -> tuple[dict[str, list[tuple[int, float]]], SchedulerStats]:
+    limits = Limits(512, 8, overcommit=blocks < 48, prefix_cache=True)
+    of = stages(scheme, cuts)
+    scheduler = Scheduler(
+        BlockAllocator(blocks, 16), limits, Batching(Mode.NO_BUBBLES, 2, 8, 2), Chunking(64), frozenset({2}),
+        Swapping(swap_blocks), Guessing(frozenset({2})) if guesses else None,
+    )  # fmt: skip
+    running = Run(scheduler, of)
+    for name, (prompt, generation) in requests.items():
+        running.submit(name, prompt, generation)
+    while running.step():
+        if cancel and len(running.tokens.get(cancel, ())) > 8:
+            scheduler.cancel(RequestId(cancel))
+            cancel = ""
+    assert scheduler.stats.kv_blocks_used == 0 and not any(stage.pool.requests for stage in of)
+    assert guesses or running.longest_result <= len(requests)
+    for stage in of:
+        stage.reset()
+    return running.tokens, scheduler.stats
+
+
+LIST = "One fox, two foxes, three foxes, one fox, two foxes, three foxes, one fox, two"
+TALE = "Once upon a time there was a king who had a daughter, and the daughter of the king"
+SCHEMA = json.dumps({"type": "array", "items": {"enum": ["fox", "king", "fox and king"]}, "minItems": 9})
+NEW = 60
+GENERATIONS: dict[str, dict[str, Any]] = {
+    "greedy": {"sampling": Sampling(logprobs=True, top_logprobs=3)},
+    "sampled": {"sampling": Sampling(temperature=0.6, seed=5, logprobs=True)},
+    "penalties": {"sampling": Sampling(repetition_penalty=1.03, frequency_penalty=0.03, logprobs=True)},
+    "a penalty on what was there": {"sampling": Sampling(temperature=0.5, presence_penalty=0.2, seed=2, top_p=0.9)},
+    "stop string": {"stop_strings": ("foxes, four", " the king's")},
+    "a schema": {"guide": Guide(GuideKind.JSON_SCHEMA, SCHEMA), "sampling": Sampling(logprobs=True)},
+}
+
+
+def generation(**options: Any) -> Generation:
+    return Generation((), **({"max_new_tokens": NEW} | options))
+
+
+@needs_bits
+@pytest.mark.parametrize("name", GENERATIONS)
+def test_no_option_of_a_generation_gets_another_answer(name: str) -> None:
+    seen = []
+    for number, prompt in enumerate((LIST, TALE)):
+        requests = {"r": (prompt, generation(**GENERATIONS[name]))}
+        plain, _ = run(requests, guesses=False)
+        guessed, stats = run(requests, guesses=True, cuts=((), (3, 7))[number])
+        assert guessed == plain and len(plain["r"]) > 3
+        seen.append(stats)
+    assert sum(stats.right_guesses for stats in seen) > 0
+    assert sum(stats.guesses - stats.right_guesses for stats in seen) > 0
+
+
+@needs_bits
+@pytest.mark.parametrize("cuts", [(), (3, 7)], ids=["one node", "three nodes"])
+@pytest.mark.parametrize("scheme", ["bfloat16", "int8", "int4", "bfloat16, KV int4"])
+def test_no_format_gets_another_answer(scheme: str, cuts: tuple[int, ...]) -> None:
+    """Through block borders, to the last token and beside each other, with fewer steps."""
+    requests = {
+        "list": (LIST, generation(sampling=Sampling(logprobs=True))),
+        "tale": (TALE, generation(sampling=Sampling(temperature=0.8, seed=1, logprobs=True))),
+    }
+    plain, before = run(requests, False, scheme, cuts)
+    guessed, stats = run(requests, True, scheme, cuts)
+    assert guessed == plain
+    assert stats.guesses > stats.right_guesses > 10 and stats.steps < before.steps
+
+
+@needs_bits
+@pytest.mark.parametrize("swap_blocks", [0, 40])
+def test_requests_that_give_way_or_are_cancelled_between_guesses_get_their_answers(swap_blocks: int) -> None:
+    requests = {f"r{number}": (prompt, generation(sampling=Sampling(logprobs=True), max_new_tokens=90, ignore_eos=True))
+                for number, prompt in enumerate((LIST, TALE, LIST + " foxes"))}  # fmt: skip
+    plain, _ = run(requests, False)
+    guessed, stats = run(requests, True, blocks=10, swap_blocks=swap_blocks, cancel="r1")
+    for name, tokens in guessed.items():
+        assert tokens == plain[name][: len(tokens)] and (len(tokens) == len(plain[name]) or name == "r1")
+    assert stats.guesses > stats.right_guesses > 0
+    assert stats.preemptions > 0 and (stats.swaps > 0) == (swap_blocks > 0)
+
+
+@needs_bits
+def test_the_context_is_used_to_its_last_position() -> None:
+    prompt = (LIST + ", ") * 12
+    room = 512 - len(tokenizer().encode(prompt))
+    requests = {"r": (prompt, generation(max_new_tokens=room, ignore_eos=True, sampling=Sampling(logprobs=True)))}
+    plain, _ = run(requests, False)
+    guessed, stats = run(requests, True)
+    assert guessed == plain and len(plain["r"]) == room and stats.right_guesses > room / 4
+
+
+def test_guesses_that_follow_nothing_certain_are_refused() -> None:
+    (stage,) = stages("bfloat16", ())
+    grant = KvGrant(1, 0, (0,))
+    for span in (Span(1, 0, 2, sample=True, assumed=(5, 5)), Span(1, 0, 2, assumed=(5,))):
+        plan = StepPlan(grants=(grant,), spans=(span,))
+        with pytest.raises(InvalidArgumentError, match="certain") as raised:
+            stage.execute(plan, np.array([4, 5]))
+        assert raised.value.field == "spans.assumed" and not stage.pool.requests

@@ -1,0 +1,83 @@
+"""Processes killed by failpoints in steps that have guessed tokens: every client gets what it gets without any."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from edgeshard_agent.ops.native import native_available
+
+from edgeshard.domain.deployments.placement import Speculation
+from edgeshard.domain.nodes.device import StageGuesses
+from tests.chaos.checker import Reference, check, reference_of
+from tests.chaos.failpoints import Action, Failpoint, Place
+from tests.chaos.matrix import VOCABULARY, Ask
+from tests.chaos.site import DEPLOYMENT, ChaosSite
+from tests.chaos.trial import Stream
+from tests.support.forms import one_in
+
+pytestmark = pytest.mark.skipif(not native_available(), reason="torch's operators do not promise the bits")
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated(Ask):
+    """A prompt that repeats, so that guesses follow."""
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        chance = random.Random(self.seed)
+        return tuple(chance.randrange(*VOCABULARY) for _ in range(9)) * 6
+
+
+ASKS = [Repeated(1, new_tokens=64, logprobs=True), Repeated(2, new_tokens=64, logprobs=True, sampled=True)]
+PLACES = [
+    (2, Place.BEFORE_COMPUTE), (2, Place.AFTER_COMPUTE), (1, Place.AFTER_SEND), (0, Place.BEFORE_RETURN),
+    (0, Place.AFTER_RETURN), (0, Place.AFTER_COMPUTE),
+]  # fmt: skip
+
+
+async def answer(site: ChaosSite, ask: Ask) -> Stream:
+    stream = Stream(ask)
+    await asyncio.wait_for(stream.run(site.client), 90)
+    assert stream.error is None
+    return stream
+
+
+async def guesses(site: ChaosSite) -> StageGuesses:
+    """As the head has told since now."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+
+    async def heard() -> bool:
+        return all(node.heartbeat_age_s < loop.time() - began for node in await site.client.nodes())
+
+    await site.until(heard, 30)
+    (found,) = [stage.guesses for stage in (await site.client.deployment(DEPLOYMENT)).stages if stage.guesses]
+    return found
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("quantisation", one_in(2, ["none", "int4"]))
+async def test_whoever_is_killed_between_guesses_no_token_changes(tmp_path: Path, quantisation: str) -> None:
+    async with ChaosSite(tmp_path) as site:
+        options = {"dtype": "bfloat16", "quantisation": {"*": quantisation}}
+        await site.deploy(speculation="off", **options)
+        wanted: list[Reference] = [reference_of((await answer(site, ask)).events) for ask in ASKS]
+        deployment = await site.deploy(speculation="auto", **options)
+        assert deployment.placement.speculation is Speculation.GUESSES
+        for ask, right in zip(ASKS, wanted, strict=True):
+            assert not check((await answer(site, ask)).events, right, whole=True).problems
+        counted = await guesses(site)
+        assert counted.guessed > counted.right > 20
+        for number, (stage, place) in enumerate(PLACES):
+            victim = (await site.stages())[stage]
+            point = Failpoint(f"{number} {place}", place, time=3, action=Action.KILL, guesses=True)
+            site.arm(victim, [point])
+            verdict = check((await answer(site, ASKS[0])).events, wanted[0], whole=True)
+            assert not verdict.problems, (place, verdict.problems)
+            assert point.id in site.marks(), f"{place}: nobody was killed"
+            await site.killed({point.id: Action.KILL})
+            await site.restore()
