@@ -288,12 +288,13 @@ def deployment_fields(deployment: Deployment) -> dict[str, str]:
 
 
 _SPECULATION = {
-    Speculation.GUESSES: "auto: tokens are guessed, and no answer changes",
+    Speculation.GUESSES: "tokens are guessed, and no answer changes",
     Speculation.OFF: "off",
-    Speculation.STATES: "auto, but nothing is guessed: what the model keeps of a request cannot be cut (states)",
-    Speculation.EXPERTS: "auto, but nothing is guessed: each guess may need experts of its own (experts)",
-    Speculation.PROMISE: "auto, but nothing is guessed: a time between tokens was promised (promise)",
-    Speculation.BITS: "auto, but nothing is guessed: a node or the model promises no equal bits (bits)",
+    Speculation.STATES: "nothing is guessed: what the model keeps of a request cannot be cut (states)",
+    Speculation.EXPERTS: "nothing is guessed: each guess may need experts of its own (experts)",
+    Speculation.MIDDLE: "nothing is guessed: a node in the middle would learn the guesses (middle); on guesses",
+    Speculation.PROMISE: "nothing is guessed: a time between tokens was promised (promise)",
+    Speculation.BITS: "nothing is guessed: a node or the model promises no equal bits (bits)",
 }
 
 

@@ -126,6 +126,8 @@ class Speculation(StrEnum):
     """Requests have states, which cannot be cut to fewer positions."""
     EXPERTS = "experts"
     """Each guess of a mixture may need experts of its own."""
+    MIDDLE = "middle"
+    """A node between head and sampling stage would be told the guesses; the spec does not ask for that."""
     PROMISE = "promise"
     """A time between tokens was promised, which holds for steps without guesses."""
     BITS = "bits"

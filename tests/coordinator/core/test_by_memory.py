@@ -140,6 +140,8 @@ def test_states_are_saved_in_what_all_nodes_have_left(make_manifest: Any) -> Non
     [
         ("llama-plain", {}, Speculation.GUESSES),
         ("llama-plain", {"speculation": "off"}, Speculation.OFF),
+        ("llama-plain", {"layers": "a=0:4,b=4:8,c=8:12"}, Speculation.MIDDLE),
+        ("llama-plain", {"layers": "a=0:4,b=4:8,c=8:12", "speculation": "on"}, Speculation.GUESSES),
         ("llama-plain", {"max_time_per_token_s": 0.1}, Speculation.PROMISE),
         ("llama-plain", {"max_inter_token_latency_s": 0.1}, Speculation.PROMISE),
         ("llama-plain", {"layers": "a=0:6,old=6:12"}, Speculation.BITS),
@@ -153,7 +155,7 @@ def test_guesses_are_for_where_they_change_nothing(family: str, changes: Any, sp
     config = json.loads(VARIANTS[family].library_config().to_json_string(use_diff=False))
     model = model_from_config("tiny", config)
     new = replace(FACTS, takes_guesses=True)
-    nodes = [FACTS if "old" in changes.get("layers", "") else new, new]
+    nodes = [FACTS if "old" in stage else new for stage in changes.get("layers", "a=0:6,b=6:12").split(",")]
     assert speculation_of(parse_spec(values), model, nodes) is speculation
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from edgeshard.architectures import architecture_named
 from edgeshard.architectures.record import Fused
@@ -11,9 +11,12 @@ from edgeshard.domain.deployments.placement import Speculation
 from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.planning.inputs.shapes import ModelSpec
 
+STAGES_WITHOUT_MIDDLE = 2
+"""The head, and the stage that samples: it draws all tokens itself."""
 
-def speculation_of(spec: DeploymentSpec, model: ModelSpec, nodes: Iterable[DeviceFacts]) -> Speculation:
-    """What goes for a model under this spec on these nodes."""
+
+def speculation_of(spec: DeploymentSpec, model: ModelSpec, nodes: Sequence[DeviceFacts]) -> Speculation:
+    """What goes for a model under this spec on these nodes, one for each stage."""
     if spec.speculation == "off":
         return Speculation.OFF
     if model.shape.states:
@@ -23,5 +26,7 @@ def speculation_of(spec: DeploymentSpec, model: ModelSpec, nodes: Iterable[Devic
         return Speculation.BITS
     if any(block.experts for block in model.blocks):
         return Speculation.EXPERTS
+    if spec.speculation == "auto" and len(nodes) > STAGES_WITHOUT_MIDDLE:
+        return Speculation.MIDDLE
     promised = spec.max_time_per_token_s is not None or spec.max_inter_token_latency_s is not None
     return Speculation.PROMISE if promised else Speculation.GUESSES
