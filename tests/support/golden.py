@@ -13,7 +13,7 @@ _TEXTS = (
     (re.compile(r"\b[0-9a-f]{64}\b"), "DIGEST"),
     (re.compile(r"\b[0-9a-f]{32}\b"), "ID"),
     (re.compile(r"\b[0-9a-f]{16}\b"), "BITS"),
-    (re.compile(r"edgeshard \S+, torch \S+, Python [\w.+]+"), "SOFTWARE"),
+    (re.compile(r"edgeshard \S+, torch \S+, Python [\w.+]+(, kernels .+)?"), "SOFTWARE"),
     (re.compile(r"edgectl \d\S* \(wire version \d+\)"), "edgectl VERSION (wire version N)"),
     (re.compile(r"edgeshard2-[\w-]+"), "TOKEN"),
     (re.compile(r"\b\d+(\.\d+)? (ns|µs|us|ms|s|min|h|d)\b"), "# s"),
