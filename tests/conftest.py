@@ -68,24 +68,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if _room(item) in TIMING_ROOMS:
             item.add_marker(pytest.mark.timing)
+    left_out = set(_others_of_families(items))
     if not forms.LONG:
-        _mark_long(items)
-        long = {item for item in items if item.get_closest_marker("long")}
-        config.hook.pytest_deselected(items=list(long))
-        items[:] = [item for item in items if item not in long]
+        left_out |= {item for item in items if item.get_closest_marker("long")}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: rooms.get(_room(item), len(rooms)))
 
 
-def _mark_long(items: list[pytest.Item]) -> None:
-    """Of each test with `one_in(n)` all cases but one in n. Which ones differs from test to test, so that together they
-    see every case of a fixture that they share."""
+def _others_of_families(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """What is left out of the cases of tests with `one_in(n)`: in the quick form all but one in n, in the long form of
+    the others every second one, those of the day (`forms.in_turn`). Which ones differs from test to test, so that
+    together they see every case of a fixture that they share."""
     seen: Counter[str] = Counter()
     for item in items:
         if (marker := item.get_closest_marker("one_in")) is not None:
             test = item.nodeid.partition("[")[0]
-            if (seen[test] + crc32(test.encode())) % marker.args[0]:
-                item.add_marker(pytest.mark.long)
+            number = seen[test] + crc32(test.encode())
             seen[test] += 1
+            if number % marker.args[0] and not (forms.LONG and forms.is_turn(2, number)):
+                yield item
 
 
 def _room(item: pytest.Item) -> str:

@@ -28,11 +28,15 @@ def day() -> int:
     return 0 if os.environ[DAY] == "every" else int(os.environ[DAY])
 
 
+def is_turn(count: int, number: int) -> bool:
+    """Whether the case of this number is among the one in `count` that the long form runs today."""
+    return os.environ[DAY] == "every" or number % count == day() % count
+
+
 def in_turn(count: int, cases: Sequence[object]) -> list[ParameterSet]:
     """Parameters of the long form alone: one in `count` of the cases, others each day, and all of them where
     EDGESHARD_TEST_DAY is "every". Set to a day's number, it runs that day's."""
-    every = os.environ[DAY] == "every"
-    chosen = [case for n, case in enumerate(cases) if every or n % count == day() % count]
+    chosen = [case for n, case in enumerate(cases) if is_turn(count, n)]
     return [pytest.param(case, marks=pytest.mark.long) for case in chosen]
 
 
@@ -43,9 +47,12 @@ def of_the_day(quick: int, count: int, cases: Sequence[Case]) -> list[Case]:
 
 
 def one_in(count: int, cases: Iterable[object]) -> list[ParameterSet]:
-    """Parameters for pytest: all of them in the long form, one in `count` in the quick one."""
+    """Parameters for pytest: one in `count` in the quick form, and in the long one every second of the others, too,
+    those of the day."""
     made = []
     for number, case in enumerate(cases):
+        if number % count and LONG and not is_turn(2, number):
+            continue
         values = case if isinstance(case, tuple) else (case,)
         made.append(pytest.param(*values, marks=pytest.mark.long if number % count else ()))
     return made

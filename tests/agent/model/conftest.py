@@ -99,7 +99,7 @@ def build(variant: Variant, path: Path, lengths: Sequence[int] = LENGTHS) -> Che
     with torch.no_grad():
         reference = tuple(model(torch.from_numpy(ids)[None]).logits[0] for ids in sequences)
         pairs = zip(sequences, reference, strict=True) if parsed.architecture in DELTA_RULES else ()
-        slack = 2 * max((_apart(model, *pair) for pair in pairs), default=0.0)
+        slack = 3 * max((_apart(model, *pair) for pair in pairs), default=0.0)
     return Checkpoint(path, saved, manifest, sequences, reference, slack)
 
 
