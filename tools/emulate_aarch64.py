@@ -26,9 +26,7 @@ from tools.release.wheel_folder import choose, files_for, parse_target, run_pip
 
 HOME = ROOT / ".venv-aarch64"
 APT = HOME / "apt"
-QEMU = "qemu-aarch64-static"
-CPU = "cortex-a76"
-# What torch, and Python itself beyond its smallest form, load.
+QEMU, CPU = "qemu-aarch64-static", "cortex-a76"
 PACKAGES = ("python3", "libgomp1", "libstdc++6")
 TESTERS = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
 # torch reads this file and crashes where it is that of another family, which is what older qemu shows it.
@@ -48,11 +46,10 @@ def main(arguments: list[str]) -> int:
     except (EmulationError, ReleaseError, LockError, build_wheels.WheelError, hatch_build.CompileError) as error:
         print(f"aarch64: {error}", file=sys.stderr)
         return 1
-    roots = (ROOT, HOME / "agent", ROOT / "coordinator", HOME / "site")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, roots)), "QEMU_CPU": CPU}
-    # What failed here is none of `make retest`'s.
-    command = (QEMU, "-L", str(HOME / "root"), str(python), "-m", "pytest", "-p", "no:cacheprovider")
-    return subprocess.run((*command, *arguments), cwd=ROOT, env=environment, check=False).returncode
+    roots = map(str, (ROOT, HOME / "agent", ROOT / "coordinator", HOME / "site"))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(roots), "QEMU_CPU": CPU}
+    command = (QEMU, "-L", str(HOME / "root"), str(python), "-m", "pytest", "-p", "no:cacheprovider", *arguments)
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
 def make_root(root: Path) -> Path:
@@ -62,17 +59,16 @@ def make_root(root: Path) -> Path:
             raise EmulationError(f"{program} is missing: install the package {package} of Debian or Ubuntu")
     if not root.exists():
         print("aarch64: fetching Python for arm64", flush=True)
-        staged = root.with_suffix(".new")
-        for old in (APT, staged):
-            shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(APT, ignore_errors=True)
+        staged = APT / "root"
         for folder in ("lists/partial", "cache/archives/partial", "debs"):
             (APT / folder).mkdir(parents=True)
         (APT / "status").touch()  # no package is there, so that all are named
         _apt("update")
         planned = _apt("install", "--simulate", "--no-install-recommends", *PACKAGES)
         _apt("download", *re.findall(r"^Inst (\S+)", planned, re.M))
-        for package in sorted((APT / "debs").glob("*.deb")):
-            subprocess.run(("dpkg-deb", "--extract", str(package), str(staged)), check=True)
+        for file in sorted((APT / "debs").glob("*.deb")):
+            subprocess.run(("dpkg-deb", "--extract", str(file), str(staged)), check=True)
         (staged / "proc").mkdir(exist_ok=True)
         (staged / "proc/cpuinfo").write_text("".join(_CORE.format(core) for core in range(os.cpu_count() or 1)))
         staged.rename(root)
@@ -83,19 +79,17 @@ def make_site(site: Path, python: str) -> None:
     """The packages that the agent and its tests import, for aarch64 and this Python ("3.11"). Raises ReleaseError."""
     text = LOCK.read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    accelerator = "cpu" if os.environ.get("TORCH_INDEX_URL") else "cuda"
-    target = parse_target(f"aarch64-py{python.replace('.', '')}-{accelerator}")
+    index = os.environ.get("TORCH_INDEX_URL")
+    target = parse_target(f"aarch64-py{python.replace('.', '')}-{'cpu' if index else 'cuda'}")
     wanted = [*map(str, requirements(project, "dependencies", "agent")), *TESTERS]
     stamp, digest = site / "stamp", hashlib.sha256(repr((text, target, wanted)).encode()).hexdigest()
     if stamp.exists() and stamp.read_text() == digest:
         return
-    print(f"aarch64: fetching packages for {target.name}", flush=True)
+    print(f"aarch64: fetching packages for {target.name} (4.6 GB with CUDA)", flush=True)
     shutil.rmtree(site, ignore_errors=True)
     site.mkdir(parents=True)
-    files = [file for file in choose(wanted, read_lock(text), target).values() if file.name != "pip"]
-    listed = HOME / "requirements.txt"
+    files, listed = choose(wanted, read_lock(text), target).values(), HOME / "requirements.txt"
     listed.write_text("".join(f"{file.name}=={file.version} --hash=sha256:{file.sha256}\n" for file in files))
-    index = os.environ.get("TORCH_INDEX_URL")
     sources = ("--extra-index-url", index) if index else ()
     held = ("install", "--no-deps", "--no-compile", "--require-hashes", "--target", str(site))
     run_pip(*held, *sources, *files_for(target), "--requirement", str(listed))
@@ -105,10 +99,9 @@ def make_site(site: Path, python: str) -> None:
 def make_agent(agent: Path) -> None:
     """A copy of the agent whose kernels are those of wheels for aarch64. Raises WheelError or CompileError."""
     build_wheels.install_tools()
-    library = build_wheels.library_for("aarch64")
     shutil.rmtree(agent, ignore_errors=True)
     shutil.copytree(ROOT / "agent", agent, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    shutil.copyfile(library, agent / Path(hatch_build.IN_THE_WHEEL))
+    shutil.copyfile(build_wheels.library_for("aarch64"), agent / hatch_build.IN_THE_WHEEL)
 
 
 def _apt(*arguments: str) -> str:
@@ -116,7 +109,6 @@ def _apt(*arguments: str) -> str:
     own = {"": "", "::Lists": "lists", "::status": "status"}
     settings = [f"-oDir::State{name}={APT / path}" for name, path in own.items()] + [f"-oDir::Cache={APT / 'cache'}"]
     settings += ["-oAPT::Architecture=arm64", "-oAPT::Architectures=arm64", "-oAPT::Sandbox::User=root"]
-    # Without -qq, which also leaves out what is planned.
     command = ["apt-get", "-q", *settings, *arguments]
     done = subprocess.run(command, cwd=APT / "debs", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     if done.returncode:
