@@ -20,10 +20,10 @@ JOBS ?= 4
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && exit; done; echo python3)
 
-.PHONY: help setup clients demo serve wheels test test-all retest check types rules collect format drawings proto proto-baseline bench bench-plan figures soak chaos chaos-quick chaos-long sim fuzz attack lock sbom licences pictures folders bundle deb image release
+.PHONY: help setup clients demo serve wheels test test-all retest check types rules collect format drawings proto proto-baseline bench bench-plan figures soak chaos chaos-quick chaos-long sim fuzz attack lock sbom licences pictures folders bundle deb image release aarch64
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Always asks the script, which does nothing where nothing is to be done: a compiler may have come since.
 setup: ## all of .venv, for developers (again only when pyproject.toml, the lock or the kernels change)
@@ -55,6 +55,9 @@ test-all: $(STAMP) ## all tests, long forms too (25 minutes)
 
 retest: $(STAMP) ## what failed in the last run once more, alone: up to 3 tests of processes or clocks
 	@$(BIN)/python tools/retest.py
+
+aarch64: $(STAMP) ## tests of the kernels on an emulated aarch64; ARGS="tests/agent/ops/test_linear.py -k int4" chooses
+	@$(BIN)/python -m tools.emulate_aarch64 $(or $(ARGS),$(wildcard tests/agent/ops/test_[afklrs]*.py) tests/agent/model/test_bits.py)
 
 check: $(STAMP) ## lint, format, types, import rules, unused code, protocol, generated code and pictures
 	@$(MAKE) -j 2 --output-sync=target types rules

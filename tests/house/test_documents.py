@@ -121,8 +121,8 @@ def test_files_and_make_targets_named_exist(name: str) -> None:
     text = (ROOT / name).read_text()
     for path in re.findall(r"`([\w.-]+/[\w./-]*)`", text):
         assert (ROOT / path).exists(), f"{name} names {path}, which does not exist (paths are from the root)"
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for target in re.findall(r"\bmake ([a-z][a-z-]+)`|^make ([a-z-]+)", text, re.MULTILINE):
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for target in re.findall(r"\bmake ([a-z][a-z0-9-]+)`|^make ([a-z0-9-]+)", text, re.MULTILINE):
         assert (target[0] or target[1]) in targets, f"{name} names `make {target[0] or target[1]}`"
 
 

@@ -197,7 +197,7 @@ def _report(wanted: Sequence[str], target: Target, *options: str) -> list[Chosen
         return []
     with tempfile.TemporaryDirectory() as nowhere:
         look = ("install", "--dry-run", "--ignore-installed", "--no-deps", "--target", nowhere, "--report", "-")
-        text = _pip(*look, *_for(target), *options, *wanted)
+        text = run_pip(*look, *files_for(target), *options, *wanted)
     found = []
     for item in json.loads(text)["install"]:
         data = item["metadata"]
@@ -207,12 +207,14 @@ def _report(wanted: Sequence[str], target: Target, *options: str) -> list[Chosen
     return found
 
 
-def _for(target: Target) -> list[str]:
+def files_for(target: Target) -> list[str]:
+    """The options with which pip takes files of the target and not of this machine."""
     platforms = [word for name in target.platforms for word in ("--platform", name)]
     return ["--implementation", "cp", "--python-version", target.python, "--only-binary", ":all:", *platforms]
 
 
-def _pip(*arguments: str) -> str:
+def run_pip(*arguments: str) -> str:
+    """What pip says on stdout. Raises ReleaseError where it fails."""
     command = (sys.executable, "-m", "pip", "-qq", "--disable-pip-version-check", *arguments)
     done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     if done.returncode:
@@ -245,7 +247,7 @@ def make_folder(target: Target, wheel: Path, into: Path) -> None:
     index = os.environ.get("TORCH_INDEX_URL", "")
     sources = ["--find-links", str(staged), *(("--extra-index-url", index) if index else ())]
     held = ("download", "--no-deps", "--require-hashes", "--dest", str(staged))
-    _pip(*held, *sources, *_for(target), "--requirement", str(staged / REQUIREMENTS))
+    run_pip(*held, *sources, *files_for(target), "--requirement", str(staged / REQUIREMENTS))
     if INSTALL_SCRIPT.exists():
         shutil.copy(INSTALL_SCRIPT, staged / INSTALL_SCRIPT.name)
     shutil.rmtree(into, ignore_errors=True)
