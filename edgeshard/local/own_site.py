@@ -54,9 +54,9 @@ class OwnSite:
         """The site of a folder, by default of this user's state directory.
 
         `wheels` is the folder by which machines without EdgeShard join. `http` are options of its coordinator for the
-        HTTP endpoint. Unless they say otherwise, it is at `port` of
-        loopback, without a `port` at the first free one of some. Raises DeniedError for a folder that cannot be
-        written, AlreadyExistsError for a site that is served already.
+        HTTP endpoint. Unless they say otherwise, it is at `port` of loopback, without a `port` at the first free one of
+        some. Raises DeniedError for a folder that cannot be written, AlreadyExistsError for a site that is served
+        already.
         """
         from edgeshard.process.extras import missing
         from edgeshard.process.machine import usable_cores
@@ -83,10 +83,7 @@ class OwnSite:
             folder,
             self.nodes,
             listen=listen,
-            coordinator_listen={
-                option: join_address(host, min(first + offset, 65535) if first else 0)
-                for offset, option in enumerate(("--enrol-listen", "--wheels-listen")[: 1 if wheels is None else 2], 1)
-            },
+            coordinator_listen=_listeners(host, first, with_wheels=wheels is not None),
             listen_by_agent={} if is_loopback(host) else _reachable(self.nodes),
             elsewhere=True,
             configured=lasts,
@@ -322,6 +319,17 @@ def _memory(nodes: int, directory: Path) -> list[str]:
 
     available = read_condition("", directory, None).memory_available_bytes
     return ["--memory", str(available // nodes * 9 // 10)]
+
+
+def _listeners(host: str, first: int, *, with_wheels: bool) -> dict[str, str]:
+    """The coordinator's further listeners by their options: the ports behind its `first`, any free ones behind 0."""
+    from edgeshard.rpc.tls import join_address
+
+    options = ("--enrol-listen", "--wheels-listen") if with_wheels else ("--enrol-listen",)
+    return {
+        option: join_address(host, min(first + offset, 65535) if first else 0)
+        for offset, option in enumerate(options, 1)
+    }
 
 
 def _reachable(nodes: Sequence[str]) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -42,8 +42,7 @@ def in_turn(count: int, cases: Sequence[object]) -> list[ParameterSet]:
 
 def of_the_day(quick: int, count: int, cases: Sequence[Case]) -> list[Case]:
     """The first `quick` cases; in the long form, of the others those that `in_turn` takes, too."""
-    others = [param.values[0] for param in in_turn(count, cases[quick:])] if LONG else []
-    return [*cases[:quick], *cast("list[Case]", others)]
+    return [*cases[:quick], *(case for n, case in enumerate(cases[quick:]) if LONG and is_turn(count, n))]
 
 
 def one_in(count: int, cases: Iterable[object]) -> list[ParameterSet]:
