@@ -9,9 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from tools.lock import ROOT
-from tools.release.archives import Entry, ReleaseError, size_text, source_epoch, version, write_tar
-from tools.release.wheel_folder import Target, add_options, make_folders
+from tools.release.archives import Entry, source_epoch, version, write_tar
+from tools.release.wheel_folder import Target, add_options, make_of_folders
 
 
 def make_bundle(folder: Path, target: Target, into: Path) -> Path:
@@ -29,14 +28,7 @@ def make_bundle(folder: Path, target: Target, into: Path) -> Path:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bundle", description="Pack wheel folders.")
     add_options(parser)
-    try:
-        for target, folder in make_folders(parser.parse_args(arguments)):
-            made = make_bundle(folder, target, ROOT / "dist")
-            print(f"{made.relative_to(ROOT)}: {size_text(made)}", flush=True)
-    except ReleaseError as error:
-        print(f"bundle: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return make_of_folders("bundle", parser.parse_args(arguments), make_bundle)
 
 
 if __name__ == "__main__":

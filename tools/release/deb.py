@@ -23,9 +23,9 @@ from pathlib import Path
 from edgeshard.process import installation
 from edgeshard.process.systemd_units import Daemon, unit_text
 from tools.lock import ROOT
-from tools.release.archives import Entry, ReleaseError, size_text, source_epoch, version, write_ar, write_tar_gz
+from tools.release.archives import Entry, source_epoch, version, write_ar, write_tar_gz
 from tools.release.environment import lay_out
-from tools.release.wheel_folder import Target, add_options, make_folders
+from tools.release.wheel_folder import Target, add_options, make_of_folders
 
 HOME = "/opt/edgeshard/deb"
 SCRIPTS = ROOT / "deploy" / "deb"
@@ -138,14 +138,7 @@ def make_deb(folder: Path, target: Target, into: Path) -> Path:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="deb", description="Make Debian packages.")
     add_options(parser)
-    try:
-        for target, folder in make_folders(parser.parse_args(arguments)):
-            made = make_deb(folder, target, ROOT / "dist")
-            print(f"{made.relative_to(ROOT)}: {size_text(made)}", flush=True)
-    except ReleaseError as error:
-        print(f"deb: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return make_of_folders("deb", parser.parse_args(arguments), make_deb)
 
 
 if __name__ == "__main__":

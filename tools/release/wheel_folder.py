@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import HeaderParser
@@ -271,6 +271,19 @@ def make_folders(options: argparse.Namespace) -> list[tuple[Target, Path]]:
         print(f"{folder.relative_to(ROOT)}: {len(list(folder.glob('*.whl')))} wheels, {size_text(folder)}", flush=True)
         made.append((target, folder))
     return made
+
+
+def make_of_folders(program: str, options: argparse.Namespace, make: Callable[[Path, Target, Path], Path]) -> int:
+    """One file of each folder that the options ask for, in dist, said with its size. Returns the exit code: 1 after an
+    error, which is said."""
+    try:
+        for target, folder in make_folders(options):
+            made = make(folder, target, ROOT / "dist")
+            print(f"{made.relative_to(ROOT)}: {size_text(made)}", flush=True)
+    except ReleaseError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def main(arguments: list[str]) -> int:
