@@ -1,9 +1,9 @@
-"""Run what failed in the last test run once more, one test at a time: for `.ci/run`, after `make test-all` failed.
+"""Run what failed in the last test run once more, with nothing at its side: for `.ci/run`, after `make test-all` failed.
 
 Only a test marked `timing`, which uses processes or clocks, can fail because the machine stood still at the wrong
-moment. One that passes alone is named as flaky and mended later; it does not throw away the work of everybody else. A
-failure of any other test is a finding: nothing is run again, nor after more than a few failures, or a run that broke
-before it could say which tests failed.
+moment. It runs once more, with its whole file where that is marked `in_order`. One that passes then is named as flaky
+and mended later; it does not throw away the work of everybody else. A failure of any other test is a finding: nothing
+is run again, nor after more than a few failures, or a run that broke before it could say which tests failed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,17 @@ from pathlib import Path
 
 MOST_FAILURES = 3
 LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")
-LAST = (sys.executable, "-m", "pytest", "--long", "--last-failed", "--last-failed-no-failures", "none")
+PYTEST = (sys.executable, "-m", "pytest", "--long")
 NOTHING_COLLECTED = 5
+
+
+def collected(failed: list[str], mark: str) -> list[str]:
+    """The failed tests that the expression of marks chooses."""
+    command = [*PYTEST, "-o", "addopts=--import-mode=importlib -q", "--collect-only", "-m", mark, *failed]
+    found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if found.returncode not in (0, NOTHING_COLLECTED):
+        sys.exit(f"retest: the tests cannot be collected:\n{found.stdout}")
+    return [test for test in failed if test in found.stdout.splitlines()]
 
 
 def main() -> int:
@@ -25,13 +34,13 @@ def main() -> int:
     if not 0 < len(failed) <= MOST_FAILURES:
         print(f"retest: {len(failed)} failures are on record; only 1 to {MOST_FAILURES} are run again", file=sys.stderr)
         return 1
-    others = [*LAST, "--collect-only", "-m", "not timing"]
-    found = subprocess.run(others, stdout=subprocess.PIPE, text=True, check=False)
-    if found.returncode != NOTHING_COLLECTED:
-        print("retest: these use neither processes nor clocks: mend them", found.stdout, sep="\n", file=sys.stderr)
+    if findings := collected(failed, "not timing"):
+        print("retest: these use neither processes nor clocks: mend them", *findings, sep="\n  ", file=sys.stderr)
         return 1
+    in_order = collected(failed, "in_order")
+    again = sorted({test.partition("::")[0] if test in in_order else test for test in failed})
     print("retest: each of these is flaky if it passes now:", *failed, sep="\n  ", flush=True)
-    os.execv(sys.executable, LAST)
+    os.execv(sys.executable, [*PYTEST, *again])
 
 
 if __name__ == "__main__":

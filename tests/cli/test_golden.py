@@ -24,7 +24,7 @@ from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.local.cluster import LocalCluster
 from tests.support.golden import json_text, masked_text
 
-pytestmark = pytest.mark.timing
+pytestmark = [pytest.mark.timing, pytest.mark.in_order]
 
 GOLDEN = Path(__file__).parent / "golden"
 WRITES = os.environ.get("EDGESHARD_GOLDEN") == "write"
@@ -203,7 +203,7 @@ def test_what_a_command_prints(live: Site, case: Case) -> None:
     file = GOLDEN / f"{file_name(case)}.txt"
     if WRITES:
         file.write_text(printed)
-    assert printed == file.read_text(), f"{file}: EDGESHARD_GOLDEN=write renews it"
+    assert printed == file.read_text(), f"{file}: EDGESHARD_GOLDEN=write renews it; unmasked:\n{said}"
 
 
 def file_name(case: Case) -> str:

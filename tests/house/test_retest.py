@@ -28,12 +28,14 @@ def test_passes():
 
 
 def run_suite(
-    directory: Path, *, failing: int, passes_later: bool, mark: str = "timing"
+    directory: Path, *, failing: int, passes_later: bool, mark: str = "timing", order: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """A first run that fails, then the tool's; `later` and `ran` say what it saw and did."""
     (directory / "pytest.ini").touch()  # this directory is the root, whatever lies above it
     (directory / "conftest.py").write_text(OPTION)
-    (directory / "test_suite.py").write_text(SUITE.format(failing=failing, passes_later=passes_later, mark=mark))
+    suite = SUITE.format(failing=failing, passes_later=passes_later, mark=mark)
+    suite += "\npytestmark = pytest.mark.in_order\n" if order else ""
+    (directory / "test_suite.py").write_text(suite)
     first = subprocess.run([sys.executable, "-m", "pytest"], cwd=directory, capture_output=True, timeout=120)
     assert first.returncode == 1
     (directory / "later").touch()
@@ -49,6 +51,12 @@ def test_a_few_failures_are_run_again(tmp_path: Path, failing: int, passes_later
     named = {f"test_suite.py::test_fails[{number}]" in result.stdout for number in range(failing)}
     assert named == {failing <= 3}, "who runs it hears which tests are flaky"
     assert not (tmp_path / "ran").exists(), "what had passed was run again"
+
+
+def test_tests_that_build_on_each_other_run_together(tmp_path: Path) -> None:
+    result = run_suite(tmp_path, failing=1, passes_later=True, order=True)
+    assert result.returncode == 0 and "test_fails[0]" in result.stdout
+    assert (tmp_path / "ran").exists(), "the file was not run as a whole"
 
 
 def test_what_uses_neither_processes_nor_clocks_is_not_run_again(tmp_path: Path) -> None:

@@ -311,6 +311,32 @@ async def test_layers_measured_on_a_busy_node_are_measured_again(
     await site.until(lambda state: not state.retakes and not state.jobs)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_deployment_asks_a_node_that_measured_something_else_when_it_came(
+    site: Any, measuring: Any, fails: bool
+) -> None:
+    a, b = await site.connected("a", "b")
+    for agent in (a, b):
+        measuring(agent)
+        agent.held = {ProbeLinks, MeasureCompute}
+    links = site.admin.Profile(profile_request("b", model=""), timeout=DEADLINE_S)
+    await site.read(links)
+    probing = await b.take_pending()
+    request = site.deploy_request(layers="a=0:6,b=6:12")
+    request.measure_s = DEADLINE_S
+    call = asyncio.ensure_future(site.admin.Deploy(request, timeout=2 * DEADLINE_S))
+    b.held = set()
+    if fails:
+        b.answer = lambda command: InternalError("no") if isinstance(command, MeasureCompute) else None
+    a.held = set()
+    await site.until(lambda state: any(job.node_id == a.node_id for job in state.jobs))  # layers wait for probes
+    await b.reply(*probing)
+    await asyncio.wait_for(call, DEADLINE_S)
+    assert [kind for kind in b.kinds() if kind in (ProbeLinks, MeasureCompute)][:2] == [ProbeLinks, MeasureCompute]
+    assert b.kinds().count(MeasureCompute) == 1, "it is asked once, also where it cannot"
+    assert bool(site.state.measured[b.node_id].profiles) is not fails
+
+
 async def test_a_report_that_cannot_be_used_is_refused(site: Any, failing: Any, measuring: Any) -> None:
     (a,) = await site.connected("a")
     profile = measuring(a)

@@ -12,6 +12,7 @@ import structlog
 
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import NodeId
 from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.core.profiling.first_profiles import first_jobs, still_measuring, usable
 from edgeshard_coordinator.core.values.events import MeasureRequested
@@ -25,17 +26,25 @@ async def measure_first(
     """Have nodes that a deployment may use measure what a plan needs and nobody knows; returns when that is over, or
     after `limit_s`. While requests are active, nodes that serve are left alone.
 
-    What nodes measure already is waited for and not asked again. Nodes go on after `limit_s`; one that gets a stage
-    ends its measurement. A measurement that fails is the node's own: its log says why, and the placement goes on
-    without it.
+    What nodes measure already is waited for; where that was something else, they are asked then. Nodes go on after
+    `limit_s`; one that gets a stage ends its measurement. A measurement that fails is the node's own: its log says
+    why, it is not asked a second time, and the placement goes on without it.
     """
     chosen = usable(loop.state, spec)
-    for compute, node_ids in first_jobs(loop.state, spec, config, active_requests):
-        with suppress(EdgeShardError):  # a node went away meanwhile
-            await loop.ask(MeasureRequested(uuid.uuid4().hex, node_ids, compute, False, loop.now()))
+    asked: set[NodeId] = set()
     try:
         async with asyncio.timeout(limit_s):
-            await loop.until(lambda state: not still_measuring(state, chosen))
+            while True:
+                at_it = still_measuring(loop.state, chosen)
+                for compute, node_ids in first_jobs(loop.state, spec, config, active_requests):
+                    new = tuple(node_id for node_id in node_ids if node_id not in asked)
+                    asked.update(new)
+                    if new:
+                        with suppress(EdgeShardError):  # a node went away meanwhile
+                            await loop.ask(MeasureRequested(uuid.uuid4().hex, new, compute, False, loop.now()))
+                await loop.until(lambda state: not still_measuring(state, chosen))
+                if at_it <= asked:
+                    return
     except TimeoutError:
         late = sorted(loop.state.nodes[node_id].name for node_id in still_measuring(loop.state, chosen))
         log.info("placed_before_all_is_measured", deployment=spec.name, nodes=late)
