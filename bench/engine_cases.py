@@ -80,7 +80,7 @@ QUICK_STREAMS = sized((1, 8, 16), (1, 2, 4))
 QUICK = Plan(
     rounds=sized(2, 1),
     prompt_tokens=SHORT_PROMPT_TOKENS,
-    new_tokens=sized(16, 48),
+    new_tokens=16,
     cases=(
         *(Case(setup, streams, SHORT_PROMPT_TOKENS) for streams in QUICK_STREAMS for setup in (WHOLE, AUTO, SPLIT)),
         Case(RING, QUICK_STREAMS[1], SHORT_PROMPT_TOKENS),

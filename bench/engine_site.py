@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bench.engine_streams import Arrival, Stream
 from bench.random_llama import CONFIG, write_checkpoint
+from bench.sizes import sized
 from bench.sites import pinned, profiled
 from edgeshard.client import Client
 from edgeshard.domain.deployments.deployment import parse_spec
@@ -21,7 +22,7 @@ from edgeshard.local.cluster import LocalCluster
 NODES = ("a", "b")
 MODEL = "llama-316m"
 LAYERS = int(CONFIG["num_hidden_layers"])
-CUT = 13
+CUT = sized(13, 4)
 """Layers of the first of two stages. The LM head, on the second, weighs as much as 1.4 layers while every row is
 sampled from; of a prompt's rows only the last is, so prompts are cut in the middle."""
 PROMPT_CUT = LAYERS // 2

@@ -43,6 +43,7 @@ from edgeshard.domain.models.residency import in_disk_blocks
 BIG_CONFIG: dict[str, Any] = {
     **CONFIG,
     "hidden_size": sized(2048, 256),
+    "num_hidden_layers": 24,
     "intermediate_size": sized(5632, 512),
     "num_attention_heads": sized(32, 4),
     "num_key_value_heads": sized(8, 2),

@@ -20,7 +20,7 @@ CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "hidden_size": sized(1024, 128),
     "intermediate_size": sized(2816, 256),
-    "num_hidden_layers": 24,
+    "num_hidden_layers": sized(24, 6),
     "num_attention_heads": sized(16, 4),
     "num_key_value_heads": sized(8, 2),
     "head_dim": 64,
