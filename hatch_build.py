@@ -22,7 +22,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ModuleNotFoundError:  # compiling alone needs nothing that must be installed first
+    BuildHookInterface = object  # type: ignore[misc, assignment]
 
 ROOT = Path(__file__).resolve().parent
 OPS = ROOT / "agent" / "edgeshard_agent" / "ops"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from bench.engine_streams import Arrival, Stream
 from bench.random_llama import CONFIG, write_checkpoint
-from bench.sizes import sized
 from bench.sites import pinned, profiled
+from bench.sizes import sized
 from edgeshard.client import Client
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.requests.generation import Token

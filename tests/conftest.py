@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -76,9 +77,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: rooms.get(_room(item), len(rooms)))
 
 
+def pytest_collection_finish() -> None:
+    """What was collected stays until the end: the garbage collector need not look at a million objects again."""
+    gc.freeze()
+
+
 def _others_of_families(items: list[pytest.Item]) -> Iterator[pytest.Item]:
-    """What is left out of the cases of tests with `one_in(n)`: in the quick form all but one in n, in the long form of
-    the others every second one, those of the day (`forms.in_turn`). Which ones differs from test to test, so that
+    """What is left out of the cases of tests with `one_in(n)`: in the quick form all but one in n, and in the long
+    form of the others all but those of the day (`forms.DAYS`). Which ones differs from test to test, so that
     together they see every case of a fixture that they share."""
     seen: Counter[str] = Counter()
     for item in items:
@@ -86,7 +92,7 @@ def _others_of_families(items: list[pytest.Item]) -> Iterator[pytest.Item]:
             test = item.nodeid.partition("[")[0]
             number = seen[test] + crc32(test.encode())
             seen[test] += 1
-            if number % marker.args[0] and not (forms.LONG and forms.is_turn(2, number)):
+            if number % marker.args[0] and not (forms.LONG and forms.is_turn(forms.DAYS, number)):
                 yield item
 
 

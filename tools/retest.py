@@ -1,4 +1,4 @@
-"""Run what failed in the last test run once more, with nothing at its side: for `.ci/run`, after `make test-all` failed.
+"""Run what failed in the last test run once more, and nothing beside it: for `.ci/run`, after `make test-all` failed.
 
 Only a test marked `timing`, which uses processes or clocks, can fail because the machine stood still at the wrong
 moment. It runs once more, with its whole file where that is marked `in_order`. One that passes then is named as flaky

@@ -14,6 +14,7 @@ other versions.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -22,6 +23,7 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,13 +113,13 @@ def install_locked(project: dict[str, Any], level: str) -> None:
         own_pip.write_text(pip_of_the_lock(LOCK.read_text()))
         # pip itself first: older ones do not take hashes from constraints.
         run(*PIP_INSTALL, "--quiet", "--require-hashes", "--no-deps", "--requirement", str(own_pip))
-        take_torch(project, *locked)
-    say(f"installing {_PACKAGES[level]} of constraints.lock")
-    # As constraints, so that of torch's dependencies those come that its build asks for: CUDA, or none.
-    run(*locked, *requirements(project, level))
-    if level == RUNTIME:
+        with compiling():
+            take_torch(project, *locked)
+            take_packages(project, level, *locked)
         # What builds it is installed by now. Fetched for the occasion, it would be held to no lock.
         run(*PIP_INSTALL, "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
+    else:
+        take_packages(project, level, *locked)
     run(str(PYTHON), "-m", "pip", "check")
 
 
@@ -131,6 +133,23 @@ def install(project: dict[str, Any], level: str) -> None:
     else:
         # What is there already, too, so that it stays within what it may be.
         run(*PIP_INSTALL, *requirements(project, *LEVELS))
+
+
+def take_packages(project: dict[str, Any], level: str, *pip: str) -> None:
+    say(f"installing {_PACKAGES[level]} of constraints.lock")
+    # As constraints, so that of torch's dependencies those come that its build asks for: CUDA, or none.
+    run(*pip, *requirements(project, level))
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """The kernels are compiled meanwhile, and are there at the end."""
+    with subprocess.Popen((sys.executable, "hatch_build.py"), cwd=ROOT, stdin=subprocess.DEVNULL) as process:
+        try:
+            yield
+        except BaseException:
+            process.terminate()
+            raise
 
 
 def take_torch(project: dict[str, Any], *pip: str) -> None:

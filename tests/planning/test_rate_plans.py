@@ -19,7 +19,7 @@ from tests.planning.oracles.instances import grown, random_problem
 from tests.support.forms import of_the_day
 
 SAME = 1e-9
-SEEDS = of_the_day(10, 2, range(60))
+SEEDS = of_the_day(10, range(60))
 
 
 @cache
@@ -65,7 +65,7 @@ def test_where_cuts_are_few_the_plan_is_the_best_there_is(seed: int) -> None:
     check_limits(problem, result)
 
 
-@pytest.mark.parametrize("seed", of_the_day(5, 2, range(40)))
+@pytest.mark.parametrize("seed", of_the_day(5, range(40)))
 def test_so_it_is_of_layers_of_two_kinds(seed: int) -> None:
     problem = random_problem(seed, hybrid=True)
     assert rate(plan(problem, alternatives=0)) == pytest.approx(best_rate(problem).tokens_per_s, rel=SAME)

@@ -57,7 +57,7 @@ def nodes_of(placement: str) -> list[str]:
     return [stage.node for stage in parse_layers(placement)]
 
 
-@pytest.mark.parametrize("part", of_the_day(2, 2, range(PARTS)))
+@pytest.mark.parametrize("part", of_the_day(2, range(PARTS)))
 def test_a_plan_is_the_best_of_all_that_keep_the_rules(part: int, prover: CpSat) -> None:
     for seed in range(part, INSTANCES, PARTS):
         problem = ruled(seed)
@@ -73,7 +73,7 @@ def test_a_plan_is_the_best_of_all_that_keep_the_rules(part: int, prover: CpSat)
         assert [broken(problem.rules, nodes_of(placement)) for placement in placements] == [()] * len(placements)
 
 
-@pytest.mark.parametrize("part", of_the_day(1, 2, range(PARTS)))
+@pytest.mark.parametrize("part", of_the_day(1, range(PARTS)))
 def test_steady_rates_are_the_best_under_rules_and_bounds_of_searches_hold(
     part: int, prover: CpSat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,7 +99,7 @@ def test_steady_rates_are_the_best_under_rules_and_bounds_of_searches_hold(
             assert counted.prediction.throughput_tps >= best * (1 - 1.01 * NEARLY), seed
 
 
-@pytest.mark.parametrize("part", of_the_day(2, 2, range(PARTS)))
+@pytest.mark.parametrize("part", of_the_day(2, range(PARTS)))
 def test_rules_that_cannot_hold_together_are_named_and_none_of_them_can_be_dropped(part: int, prover: CpSat) -> None:
     found = 0
     for seed in range(part, 10**6, PARTS):

@@ -31,9 +31,9 @@ from tests.support.forms import of_the_day
 
 COSTLY = {10, 13, 28, 55}
 """Sites with so many plans that counting them out takes up to a minute each."""
-SEEDS = [seed for seed in of_the_day(4, 2, range(64)) if seed not in COSTLY]
-BOUNDED = of_the_day(40, 2, range(400))
-SERVED, LARGER = of_the_day(6, 2, range(50)), of_the_day(2, 2, range(12))
+SEEDS = [seed for seed in of_the_day(4, range(64)) if seed not in COSTLY]
+BOUNDED = of_the_day(40, range(400))
+SERVED, LARGER = of_the_day(6, range(50)), of_the_day(2, range(12))
 SAME = 1e-9
 PLAYED = 0.10
 BETTER = 0.035

@@ -14,12 +14,13 @@ from google.protobuf.descriptor import Descriptor
 from edgeshard.proto.v1 import admin_pb2, coordinator_pb2, head_pb2, identity_pb2, inference_pb2, stage_pb2, store_pb2
 from tests.simulator import broken
 from tests.simulator.coverage import ABSENT, MESSAGES
-from tests.support.forms import day, in_form
+from tests.support.forms import day, in_form, of_the_day
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = in_form(15, 250)
+SEEDS = in_form(15, 150)
 FIRST = in_form(0, SEEDS * day())
 """The long form plays others each day."""
+BROKEN = of_the_day(0, list(broken.ALL))
 
 
 def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -66,7 +67,7 @@ def _kinds(message: Descriptor) -> set[str]:
 
 @pytest.fixture(scope="module")
 def caught() -> dict[str, dict[str, object]]:
-    done = _run("tests.simulator.broken")
+    done = _run("tests.simulator.broken", *BROKEN)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert lines, done.stderr
     return {line["core"]: line for line in lines}
@@ -74,6 +75,6 @@ def caught() -> dict[str, dict[str, object]]:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("core", list(broken.ALL))
+@pytest.mark.parametrize("core", BROKEN)
 def test_a_broken_core_is_caught(core: str, caught: dict[str, dict[str, object]]) -> None:
     assert caught[core]["seed"] is not None, f"{core} was not noticed in {broken.LIMIT} seeds"

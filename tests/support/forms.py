@@ -14,6 +14,8 @@ Case = TypeVar("Case")
 DAY = "EDGESHARD_TEST_DAY"
 """Names the environment variable that chooses among cases that are too many for a run. tests/conftest.py sets it, so
 that all processes of a run have the same."""
+DAYS = 3
+"""Over so many days the long form of tests with many cases is spread."""
 LONG = False
 """Set by tests/conftest.py before a test module is imported, from pytest's option --long."""
 
@@ -40,17 +42,16 @@ def in_turn(count: int, cases: Sequence[object]) -> list[ParameterSet]:
     return [pytest.param(case, marks=pytest.mark.long) for case in chosen]
 
 
-def of_the_day(quick: int, count: int, cases: Sequence[Case]) -> list[Case]:
-    """The first `quick` cases; in the long form, of the others those that `in_turn` takes, too."""
-    return [*cases[:quick], *(case for n, case in enumerate(cases[quick:]) if LONG and is_turn(count, n))]
+def of_the_day(quick: int, cases: Sequence[Case]) -> list[Case]:
+    """The first `quick` cases; in the long form one in `DAYS` of the others, too."""
+    return [*cases[:quick], *(case for n, case in enumerate(cases[quick:]) if LONG and is_turn(DAYS, n))]
 
 
 def one_in(count: int, cases: Iterable[object]) -> list[ParameterSet]:
-    """Parameters for pytest: one in `count` in the quick form, and in the long one every second of the others, too,
-    those of the day."""
+    """Parameters for pytest: one in `count` in the quick form, and in the long one also one in `DAYS` of the others."""
     made = []
     for number, case in enumerate(cases):
-        if number % count and LONG and not is_turn(2, number):
+        if number % count and LONG and not is_turn(DAYS, number):
             continue
         values = case if isinstance(case, tuple) else (case,)
         made.append(pytest.param(*values, marks=pytest.mark.long if number % count else ()))
