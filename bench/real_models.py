@@ -86,6 +86,9 @@ SITES = (
     Site("server", "A server without a GPU", ON_CPUS),
     Site("office", "Four desktop computers", ON_CPUS),
 )
+TYPED = "two-jetsons"
+"""The site whose commands the documents' test types in a shell; this program runs those of all."""
+NOT_TYPED = "<!-- not run: by a shell; `python -m bench.real_models --check` runs them -->"
 
 
 def command(site: Site, model: str, quantised: str | None) -> list[str]:
@@ -126,7 +129,8 @@ def section(site: Site, comment: str) -> str:
     text = described.removeprefix("# ").removesuffix(" Figures are those of data sheets.")
     table = markdown_table(["model", "weights", "layers", "tokens/s", "first token"], rows)
     commands = "\n".join(typed)
-    typed_text = f"By these commands, in this order:\n\n```bash\n{commands}\n```\n"
+    apart = "" if site.name == TYPED else f"{NOT_TYPED}\n"
+    typed_text = f"By these commands, in this order:\n\n{apart}```bash\n{commands}\n```\n"
     return f"## {site.title}\n\n{text}\n\n{comment}\n\n{table}\n{typed_text}"
 
 

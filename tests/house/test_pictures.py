@@ -8,11 +8,13 @@ import pytest
 from PIL import Image
 
 from tests.support.browser import needs_chromium
+from tests.support.forms import DAYS, is_turn
 from tools.pictures import MOST_BYTES, main
 
 
 @needs_chromium
 @pytest.mark.long
+@pytest.mark.skipif(not is_turn(DAYS, 0), reason=f"runs one day in {DAYS}")
 @pytest.mark.timing
 async def test_a_screenshot_and_a_recording_are_made_and_small(tmp_path: Path) -> None:
     assert await main(tmp_path) == 0

@@ -1,14 +1,13 @@
-"""What must hold of HPipe's test bed, computed as `python -m bench.hpipe_paper` does."""
+"""What must hold of HPipe's test bed, computed as `python -m bench.hpipe_paper` does; its `--check`, of whole
+pages, is run by tests/house/test_benches.py."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from bench.hpipe_paper import __main__ as command
 from bench.hpipe_paper import schedules
 from bench.hpipe_paper.experiments import Outcome, costs_of, in_flight, memory, outcome, table, utilisation
 from bench.hpipe_paper.testbed import MODELS, PROMPTS, cluster, model
@@ -31,15 +30,6 @@ def costs() -> Costs:
 @pytest.fixture(scope="module")
 def found() -> dict[str, Outcome]:
     return {row.name: row for row in table(LLAMA)}
-
-
-@pytest.mark.long
-def test_the_pages_are_what_is_computed_now(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Else run `python -m bench.hpipe_paper`."""
-    monkeypatch.setattr(sys, "argv", ["hpipe_paper", "--check"])
-    assert command.main() == 0, capsys.readouterr().err
 
 
 def test_the_models_have_the_sizes_that_they_are_named_for() -> None:

@@ -12,13 +12,11 @@ from edgeshard.planning.inputs.shapes import model_from_config
 PAGE = (real_models.ROOT / "docs" / real_models.PAGE).read_text()
 PARAMETERS = dict(zip(real_models.MODELS, (3.2e9, 8.0e9, 20.9e9, 30.5e9, 70.6e9, 235e9), strict=True))
 """As their publishers say."""
-QUICK = "two-jetsons"
-SITES = [pytest.param(site, marks=() if site.name == QUICK else pytest.mark.long) for site in real_models.SITES]
 
 
-@pytest.mark.parametrize("site", SITES, ids=lambda site: site.name)
-def test_a_section_is_what_the_commands_say(site: real_models.Site) -> None:
-    """Else run `python -m bench.real_models`."""
+def test_a_section_is_what_the_commands_say() -> None:
+    """Else run `python -m bench.real_models`; its `--check`, of all sections, is run by tests/house/test_benches.py."""
+    (site,) = (site for site in real_models.SITES if site.name == real_models.TYPED)
     section = real_models.without_comments(real_models.section(site, ""))
     assert section in real_models.without_comments(PAGE)
 
