@@ -161,9 +161,9 @@ class Daemon:
                 if exited.done():
                     return False
                 if time.monotonic() > deadline_s:
-                    raise DeadlineError(
-                        f"{self.name} was not ready within {timeout_s:g} s; its log ends with:\n{self.log_tail()}"
-                    )
+                    tail = self.log_tail()
+                    says = f"its log ends with:\n{tail}" if tail else "it has logged nothing: is the machine busy?"
+                    raise DeadlineError(f"{self.name} was not ready within {timeout_s:g} s; {says}")
                 await asyncio.wait({exited}, timeout=_READY_POLL_S)
         finally:
             exited.cancel()

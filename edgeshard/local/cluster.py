@@ -38,7 +38,8 @@ class LocalCluster:
     of `listen_by_agent`. With `elsewhere` a process takes other ports where these are taken. A `configured` cluster
     takes the operator's own settings for daemons. `agent_arguments` go to every agent's command line,
     `arguments_by_agent` to that of one, `coordinator_arguments` to the coordinator's. An agent computes with `threads`
-    threads. `startup_timeout_s` bounds each wait for a ready file.
+    threads. `startup_timeout_s` bounds each wait for a ready file: imports alone take a minute where a small machine is
+    busy, and what cannot start ends by itself.
 
     A `secure` cluster has an authority of its own, in memory unless it is given; others speak in plaintext. With
     `share_store` the agents read the coordinator's models in place. The processes end with this one, however that ends,
@@ -59,7 +60,7 @@ class LocalCluster:
         elsewhere: bool = False,
         configured: bool = False,
         threads: int = 1,
-        startup_timeout_s: float = 60.0,
+        startup_timeout_s: float = 180.0,
         secure: bool = False,
         authority: Authority | None = None,
         share_store: bool = False,

@@ -108,7 +108,7 @@ def lab_cluster(lab: Lab, lab_file: Path, directory: Path, *, stays: bool = Fals
     """
     names = [node.name for node in lab.cluster.nodes]
     emulate = ["--emulate", str(lab_file.resolve())]
-    return LocalCluster(directory, names, agent_arguments=emulate, threads=1, startup_timeout_s=180.0, stays=stays)
+    return LocalCluster(directory, names, agent_arguments=emulate, threads=1, stays=stays)
 
 
 async def measure(client: Client, lab: Lab, run: LabRun) -> LabFigures:

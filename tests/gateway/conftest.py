@@ -26,7 +26,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory, forked_daemons: None) -
     directory = tmp_path_factory.mktemp("site")
     gateway = ("--http-listen", "127.0.0.1:0")
     async with (
-        LocalCluster(directory, coordinator_arguments=gateway, startup_timeout_s=180) as cluster,
+        LocalCluster(directory, coordinator_arguments=gateway) as cluster,
         Client(cluster.address) as client,
     ):
         await client.add_model(DEMO_MODEL, "fairy-tales")
