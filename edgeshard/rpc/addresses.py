@@ -55,8 +55,12 @@ def free_port(host: str, first: int, count: int) -> int:
 
 def _any_address() -> str:
     """The address of the first interface that has one, apart from loopback."""
+    try:
+        names = [name for _, name in socket.if_nameindex()]
+    except OSError:  # a sandbox without netlink
+        return "127.0.0.1"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        for _, name in socket.if_nameindex():
+        for name in names:
             with contextlib.suppress(OSError):  # an interface without an address
                 answer = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 address = socket.inet_ntoa(answer[20:24])
