@@ -20,6 +20,7 @@ import pytest
 
 from edgeshard.local.own_site import _node_name
 from tests.house.documents import ROOT
+from tests.support.forms import DAYS, in_turn
 from tests.support.running import EDGECTL, POLL_S, READY_S, Running, environment_of, processes_of, wrong_modules
 
 pytestmark = pytest.mark.timing
@@ -181,8 +182,7 @@ model = "config.json"
 """
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("place", ["hostile", "above", "/"])
+@pytest.mark.parametrize("place", in_turn(DAYS, ["hostile", "above", "/"]))
 def test_serve_demo_and_lab_run_from_any_directory(place: str, hostile: Path, above: Path, tmp_path: Path) -> None:
     cwd = {"hostile": hostile, "above": above}.get(place, Path(place))
     served = Running(tmp_path, "serve", "serve", "demo", "--listen", "127.0.0.1:0", cwd=cwd)

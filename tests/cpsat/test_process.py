@@ -21,6 +21,8 @@ from edgeshard.planning.solvers.linear import ROUNDING, Answer, Linear, Part, Qu
 from edgeshard.planning.solvers.scoring import violations
 from tests.planning.oracles.instances import arbitrary, random_instance
 
+pytestmark = pytest.mark.timing
+
 
 def question(seed: int = 8) -> Question:
     instance = random_instance(seed, 5, 9)
