@@ -96,8 +96,9 @@ class TlsFiles:
         """The process's identity. Raises InvalidArgumentError with reason NO_ROLE where the certificate has none."""
         from edgeshard.identity.certificates import principal_of  # a tenth of a second, which plaintext need not wait
 
+        certificate = read_pem(self.cert, "tls-cert")
         try:
-            return principal_of(read_pem(self.cert, "tls-cert"))
+            return principal_of(certificate)
         except InvalidArgumentError as error:
             raise InvalidArgumentError(
                 f"--tls-cert {self.cert}: {error.message}", field="tls-cert", reason=error.reason

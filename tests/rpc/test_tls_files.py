@@ -60,6 +60,13 @@ def test_a_key_that_others_can_read_is_refused(files: TlsFiles, monkeypatch: pyt
     files.check()
 
 
+def test_a_certificate_that_is_gone_is_named_once(files: TlsFiles) -> None:
+    files.cert.unlink()
+    with pytest.raises(InvalidArgumentError) as refusal:
+        files.principal()
+    assert refusal.value.message.count(str(files.cert)) == 1
+
+
 def test_a_certificate_that_does_not_say_who_it_is_of_is_named(files: TlsFiles, tmp_path: Path) -> None:
     """As of the authority itself, or one made by hand without a role."""
     authority = Authority.create("site", now())
