@@ -92,6 +92,16 @@ class DeploymentCalls(Calls):
         response = await self._admin("GetDeployment", admin_pb2.GetDeploymentRequest(name=name, outlook=outlook))
         return deployment_from_wire(response.deployment)
 
+    async def replicas(self, name: str, outlook: bool = False) -> tuple[Deployment, ...]:
+        """All replicas of a name, in their order; the deployment itself where it is the only one. Raises
+        NotFoundError."""
+        first = await self.deployment(name, outlook)
+        if first.spec.name == name:
+            return (first,)
+        there = {other.spec.name for other in await self.deployments()}
+        names = [other for other in first.spec.replica_names if other in there and other != first.spec.name]
+        return (first, *[await self.deployment(other, outlook) for other in names])
+
     async def delete_deployment(self, name: str, wait: bool = True, timeout_s: float | None = None) -> None:
         """Stop a deployment, or all replicas of a name, and free its memory on every node; with `wait`, until it is
         gone.
