@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from edgeshard_coordinator.control.requests import prefixes
 from edgeshard_coordinator.control.requests.request_front import RequestFront
 from edgeshard_coordinator.control.requests.running_request import Attachment, RunningRequest
 from edgeshard_coordinator.control.requests.traffic import TrafficBook
@@ -34,11 +35,13 @@ def node_of(name: DeploymentName) -> tuple[NodeId, NodeName]:
 class Site:
     """A front over two replicas, each ready on a node of its own. Nodes have the same `bits` unless told otherwise."""
 
-    def __init__(self, bits: tuple[str, str] = ("same", "same"), instance: str = "now") -> None:
+    def __init__(
+        self, bits: tuple[str, str] = ("same", "same"), instance: str = "now", *, prefix_cache: bool = False
+    ) -> None:
         self.instance, self.now = instance, 0.0
         self.records: dict[DeploymentName, DeploymentRecord] = {}
         self.nodes: dict[NodeId, KnownNode] = {}
-        for spec, fingerprint in zip(SPEC.numbered(2), bits, strict=True):
+        for spec, fingerprint in zip(replace(SPEC, prefix_cache=prefix_cache).numbered(2), bits, strict=True):
             node_id, node_name = node_of(DeploymentName(spec.name))
             facts = DeviceFacts("cpu", "x", 1, 1, 1, False, "1", fingerprint)
             self.nodes[node_id] = KnownNode(node_id, node_name, f"{node_name}:1", 1, facts)
@@ -95,6 +98,40 @@ def test_requests_take_turns_and_go_where_fewest_are() -> None:
         site.front._requests.remove(request)
     assert site.front.start("tale", Generation("once"), RequestId("r4")).deployment == TWO
     assert site.front.start("tale.1", Generation("once"), RequestId("r5")).deployment == ONE
+
+
+def test_a_conversation_stays_where_its_beginning_is_cached_unless_others_wait_less() -> None:
+    """By its client and its beginning, also a longer one; the text itself is nowhere."""
+    site = Site(prefix_cache=True)
+    site.attach(ONE)
+    site.attach(TWO)
+    said = "secret " * 200
+
+    def went(id: str, prompt: str | tuple[int, ...], client: str = "client/x") -> DeploymentName:
+        return site.front.start("tale", Generation(prompt), RequestId(id), client).deployment
+
+    assert went("r1", said) == ONE
+    assert went("r2", "another " * 200) == TWO
+    assert went("r3", "a third " * 200) == ONE
+    assert went("r4", f"{said} and so on") == ONE, "one request more than the other has"
+    assert went("r5", f"{said} and on") == TWO, "two more are too many"
+    assert went("r6", said, "client/y") == TWO, "nobody shares another's cache"
+    assert went("r7", tuple(range(200))) == ONE
+    assert went("r8", tuple(range(300))) == ONE
+    book = site.front._replicas._prefixes
+    assert len(book._known) > 10 and not any(b"secret" in mark for mark in book._known)
+
+
+def test_beginnings_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefixes, "MOST_KNOWN", 8)
+    book = prefixes.PrefixBook()
+    kept = [book.marks(DeploymentName("tale"), "x", (number,) * 200) for number in range(4)]
+    for marks in kept:
+        assert len(marks) == 3
+        book.went_to(marks, ONE)
+    assert [book.holder(marks) for marks in kept] == [None, ONE, ONE, ONE] and len(book._known) == 8
+    assert book.holder(book.marks(DeploymentName("tale"), "x", (1,) * 63)) is None
+    assert book.holder(book.marks(DeploymentName("other"), "x", (3,) * 200)) is None
 
 
 def test_limits_are_those_of_all_replicas_that_are_there() -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.ids import DeploymentName, RequestId
+from edgeshard_coordinator.control.requests.prefixes import PrefixBook
 from edgeshard_coordinator.control.requests.request_table import RequestTable
 from edgeshard_coordinator.control.requests.resumptions import ResumptionBook, Standing
 from edgeshard_coordinator.control.requests.running_request import RunningRequest
@@ -33,12 +34,20 @@ class Replicas:
     _resumptions: ResumptionBook
     _given: Counter[DeploymentName] = field(default_factory=Counter)
     """Requests that were given to each replica there is, so that equal ones take turns."""
+    _prefixes: PrefixBook = field(default_factory=PrefixBook)
 
     def of_request(
-        self, replicas: Sequence[DeploymentRecord], request_id: RequestId, *, resumed: bool
+        self,
+        replicas: Sequence[DeploymentRecord],
+        request_id: RequestId,
+        prompt: str | tuple[int, ...],
+        client: str,
+        *,
+        resumed: bool,
     ) -> DeploymentRecord:
         """The replica that a request goes to: one that its client comes back for to where it was, as far as anybody
-        says, and else the one with the least expected wait. Where none is ready, the first."""
+        says, and else the one with the least expected wait, or one nearly as good that may have the beginning of its
+        prompt. Where none is ready, the first."""
         by_name = {record.name: record for record in replicas}
         if len(replicas) == 1:
             return replicas[0]
@@ -49,7 +58,12 @@ class Replicas:
         if resumed and (unheard := [one for one in replicas if not self._resumptions.has_heard(one.name)]):
             return unheard[0]
         ready = [record for record in replicas if self._served.is_ready(record)]
-        return self._least_wait(ready) if ready else replicas[0]
+        if not ready:
+            return replicas[0]
+        marks = self._prefixes.marks(ready[0].served_name, client, prompt) if ready[0].spec.prefix_cache else []
+        chosen = self._least_wait(ready, self._prefixes.holder(marks))
+        self._prefixes.went_to(marks, chosen.name)
+        return chosen
 
     def heir_of(self, request: RunningRequest) -> DeploymentRecord | None:
         """The replica that is to go on with a parked request, whose own one is lost; None where it has to wait."""
@@ -86,8 +100,9 @@ class Replicas:
                 request.deployment = lost[0]
             yield request
 
-    def _least_wait(self, ready: Sequence[DeploymentRecord]) -> DeploymentRecord:
-        """Of those that have room, where any has, the one that would serve one request more soonest."""
+    def _least_wait(self, ready: Sequence[DeploymentRecord], holder: DeploymentName | None = None) -> DeploymentRecord:
+        """Of those that have room, where any has, the one that would serve one request more soonest. `holder` is taken
+        instead where it has no more than one request too many."""
         names = self._state().deployments.keys()
         self._given = Counter({name: count for name, count in self._given.items() if name in names})
         active = {record.name: len(self._requests.of(record.name)) for record in ready}
@@ -98,6 +113,9 @@ class Replicas:
             return (active[record.name] + 1) / rates[record.name], self._given[record.name], record.spec.replica
 
         chosen = min(roomy or ready, key=wait)
+        held = next((record for record in roomy if record.name == holder), chosen)
+        if active[held.name] / rates[held.name] <= wait(chosen)[0]:
+            chosen = held
         self._given[chosen.name] += 1
         return chosen
 

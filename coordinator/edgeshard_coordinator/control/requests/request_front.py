@@ -198,7 +198,7 @@ class RequestFront:
                 raise self._closed
             generation.validate()
             replicas = self.served.replicas_of(model)
-            record = self._replicas.of_request(replicas, request_id, resumed=resumed)
+            record = self._replicas.of_request(replicas, request_id, generation.prompt, client, resumed=resumed)
             attachment = self.served.attachment_of(record, may_wait=resumed or record.former is not None)
             _check_length(record, generation)
             request = RunningRequest(request_id, record.name, generation, client, emitted, deadline, scored)
