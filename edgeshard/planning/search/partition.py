@@ -65,13 +65,14 @@ def _exact(nodes: Group, worth: Callable[[Group], Worth[FoundT] | None], count: 
         if wanted == 0 or not left:
             return Choice() if not wanted else None
         first, rest = left[0], left[1:]
-        tried = [best(rest, wanted)]  # the first node serves nothing
+        tried: list[Choice[FoundT] | None] = []
         for others in _subsets(rest):
             one = worth((first, *others))
             unused = tuple(node for node in rest if node not in others)
             behind = None if one is None else best(unused, None if wanted is None else wanted - 1)
             if one is not None and behind is not None:
                 tried.append(behind.beside(one))
+        tried.append(best(rest, wanted))  # the first node serves nothing
         return max((choice for choice in tried if choice is not None), key=lambda choice: choice.rank, default=None)
 
     found = best(nodes, count)

@@ -112,7 +112,7 @@ class Planner:
         former = [entry.node_id for entry in record.standbys if entry.layers is not None]
 
         def chosen() -> tuple[StandbyChoice, ...]:
-            candidates = state.candidates(record.name)
+            candidates = without_siblings(state, record, state.candidates(record.name))
             spec = of_nodes_there(record.spec, candidates)
             return choose(spec, placement, candidates, sizes_of(spec, manifest, placement), former)
 
