@@ -121,6 +121,8 @@ async def test_a_coordinator_that_is_killed_ends_no_answer_of_either_replica(sit
 async def test_one_name_is_deployed_moved_and_deleted_as_one(site: Site) -> None:
     with pytest.raises(AlreadyExistsError):
         await site.client.deploy(parse_spec({**SPEC, "replicas": 1}))
+    with pytest.raises(InvalidArgumentError, match="the coordinator numbers replicas"):
+        await site.client.deploy(parse_spec({**SPEC, "name": "other", "replica": 1}))
     with pytest.raises(InvalidArgumentError, match=r"name one of tales\.1, tales\.2"):
         await site.client.replan("tales", dry_run=True)
     await site.client.delete_deployment("tales")

@@ -109,9 +109,9 @@ class DeploymentSpec:
         "Pipelines that serve its name together, each on nodes of its own; auto chooses.",
         metavar="N|auto",
         low=0,
-        high=64,
+        high=4096,
     )
-    replica: int = option(0, "Which of the replicas it is; the coordinator numbers them.", flag=None, low=0, high=64)
+    replica: int = option(0, "Which of the replicas it is; the coordinator numbers them.", flag=None, low=0, high=4096)
 
     def check(self) -> None:
         """Raise InvalidArgumentError naming the first field out of its bounds. `parse_spec` checks more."""
@@ -287,8 +287,6 @@ def _check_rules(spec: DeploymentSpec) -> None:
 def _check_replicas(spec: DeploymentSpec) -> None:
     """Raise InvalidArgumentError naming what speaks against several replicas."""
     about = InvalidArgumentError.about
-    if spec.replica and not spec.replica <= spec.replicas:
-        raise about("replica", "the coordinator numbers replicas; leave it out", "INVALID_SPEC")
     if spec.replicas == 1 or spec.replica:
         return
     if spec.layers:
