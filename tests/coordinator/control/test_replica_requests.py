@@ -239,6 +239,25 @@ def test_a_client_that_comes_back_finds_the_replica_that_has_its_request(
     assert holder is not None or (isinstance(error, EdgeShardError) and error.reason == "NOT_RESUMABLE")
 
 
+def test_a_client_that_comes_back_is_not_kept_waiting_by_a_replica_that_never_served() -> None:
+    site = Site(instance="new")
+    site.front.restore(site.records.values())
+    site.set(ONE, DeploymentPhase.FAILED, ever_ready=False)
+    running = site.front.start("tale", Generation("once"), RequestId("r"), emitted=(7,))
+    held = HeldRequest(RequestId("r"), "old", digest=running.digest, tokens=2)
+    assert set(site.attach(TWO, (held,)).requests) == {"r"}
+
+
+def test_an_id_that_is_used_again_leads_to_no_lost_replica() -> None:
+    site = Site()
+    site.attach(ONE)
+    site.attach(TWO)
+    begun = site.front.start("tale", Generation("once"), RequestId("r"))
+    site.front._requests.remove(begun)
+    site.lose(ONE)
+    assert site.front.start("tale", Generation("once"), RequestId("r")).deployment == TWO
+
+
 def test_a_model_of_one_name_with_replicas_is_not_ambiguous() -> None:
     site = Site()
     site.attach(ONE)

@@ -52,11 +52,13 @@ class Replicas:
         if len(replicas) == 1:
             return replicas[0]
         former = self._requests.get(request_id)
-        known = former.deployment if former is not None else self._resumptions.deployment_of(request_id)
+        known = None if former is None else former.deployment
+        if resumed:
+            known = known or self._resumptions.deployment_of(request_id)
         if known in by_name:
             return by_name[known]
-        if resumed and (unheard := [one for one in replicas if not self._resumptions.has_heard(one.name)]):
-            return unheard[0]
+        if resumed and (unheard := self._unheard(replicas)):
+            return by_name[unheard[0]]
         ready = [record for record in replicas if self._served.is_ready(record)]
         if not ready:
             return replicas[0]
@@ -84,8 +86,8 @@ class Replicas:
     def told_of(self, record: DeploymentRecord) -> Iterator[RunningRequest]:
         """The requests that waited for the word of a former head, and need not any more, now that the head of this
         deployment has told of its own. Each is with the deployment that had it, or may have had it."""
-        names = [one.name for one in self._state().replicas_of(record.served_name)] or [record.name]
-        unheard = [name for name in names if not self._resumptions.has_heard(name)]
+        replicas = (record, *self._state().siblings_of(record))
+        names, unheard = [one.name for one in replicas], self._unheard(replicas)
         lost = [name for name in names if self._resumptions.may_have_lost(name)]
         for request in list(self._requests.values()):
             if request.standing is not Standing.AWAITING or request.deployment not in names:
@@ -99,6 +101,10 @@ class Replicas:
             elif lost:
                 request.deployment = lost[0]
             yield request
+
+    def _unheard(self, replicas: Sequence[DeploymentRecord]) -> list[DeploymentName]:
+        """Those that may have requests of a former run, and whose heads have not told of them yet."""
+        return [one.name for one in replicas if one.ever_ready and not self._resumptions.has_heard(one.name)]
 
     def _least_wait(self, ready: Sequence[DeploymentRecord], holder: DeploymentName | None = None) -> DeploymentRecord:
         """Of those that have room, where any has, the one that would serve one request more soonest. `holder` is taken

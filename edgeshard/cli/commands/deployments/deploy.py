@@ -59,7 +59,8 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
         add_model(context, options["model"])
     if dry_run:
         placements = ask(context, lambda client: client.plan_replicas(spec))
-        for placement in placements if output in TABLES else placements[:1]:
+        for number, placement in enumerate(placements if output in TABLES else placements[:1]):
+            typer.echo("\n" * (number > 0), nl=False)
             data = placement if len(placements) == 1 else placements
             show_list(placement.stages, output, PLACED_COLUMNS, lambda stage: stage.node_name, data)
             _show_prediction(placement, output)

@@ -97,7 +97,7 @@ def deployment(context: typer.Context, name: DeploymentName, output: OutputOptio
         show_value(found[0] if len(found) == 1 else found, output, [one.spec.name for one in found])
         return
     for number, one in enumerate(found):
-        typer.echo("" if number == 0 else "\n", nl=False)
+        typer.echo("\n" * (number > 0), nl=False)
         _show(
             one,
             one.spec.name,
