@@ -47,14 +47,14 @@ async def lab_site(text: str, model: str = "stand-in") -> AsyncIterator[tuple[La
 
 
 @asynccontextmanager
-async def pinned(cluster: LocalCluster) -> AsyncIterator[LocalCluster]:
+async def pinned(cluster: LocalCluster, first_core: int = 0) -> AsyncIterator[LocalCluster]:
     """The cluster, its agents each on a core of its own from its start, as an operator pins them: an agent looks at
-    where it may run when it starts."""
+    where it may run when it starts. The first one is on `first_core`, the others on those behind it."""
     everywhere = os.sched_getaffinity(0)
     try:
         await cluster.start_coordinator()
         try:
-            for core, name in enumerate(cluster.nodes):
+            for core, name in enumerate(cluster.nodes, first_core):
                 os.sched_setaffinity(0, {core})
                 await cluster.start_agent(name)
         finally:

@@ -36,8 +36,12 @@ class DeploymentCalls(Calls):
 
     async def plan(self, spec: DeploymentSpec) -> Placement:
         """The placement `deploy` would make now; changes nothing. Raises as `deploy` does."""
+        return (await self.plan_replicas(spec))[0]
+
+    async def plan_replicas(self, spec: DeploymentSpec) -> tuple[Placement, ...]:
+        """The placements of all replicas that `deploy` would make now; changes nothing. Raises as `deploy` does."""
         response = await self._admin("Plan", admin_pb2.PlanRequest(spec=spec_to_wire(spec)))
-        return placement_from_wire(response.placement)
+        return tuple(placement_from_wire(placement) for placement in (response.placement, *response.further))
 
     async def deploy(
         self,
@@ -54,7 +58,8 @@ class DeploymentCalls(Calls):
         at most, and 0 places with what is known. The placement's note names what was not measured.
 
         `on_change` gets every new state on the way. `timeout_s` bounds the waiting (None, no bound); the deployment
-        goes on loading after it. Raises PlacementError or ResourceExhaustedError when the placement cannot be
+        goes on loading after it. Of several replicas all are waited for, and the first is returned. Raises
+        PlacementError or ResourceExhaustedError when the placement cannot be
         (nothing is changed then), the deployment's own typed failure when a node could not load its share, and
         DeadlineError.
         """
@@ -79,15 +84,27 @@ class DeploymentCalls(Calls):
         return tuple(deployment_from_wire(deployment) for deployment in response.deployments)
 
     async def deployment(self, name: str, outlook: bool = False) -> Deployment:
-        """One deployment; with `outlook` also how it does for the traffic it has seen, beside other placements.
+        """One deployment, or the first of a name's replicas; with `outlook` also how it does for the traffic it has
+        seen, beside other placements.
 
         Raises NotFoundError.
         """
         response = await self._admin("GetDeployment", admin_pb2.GetDeploymentRequest(name=name, outlook=outlook))
         return deployment_from_wire(response.deployment)
 
+    async def replicas(self, name: str, outlook: bool = False) -> tuple[Deployment, ...]:
+        """All replicas of a name, in their order; the deployment itself where it is the only one. Raises
+        NotFoundError."""
+        first = await self.deployment(name, outlook)
+        if first.spec.name == name:
+            return (first,)
+        there = {other.spec.name for other in await self.deployments()}
+        names = [other for other in first.spec.replica_names if other in there and other != first.spec.name]
+        return (first, *[await self.deployment(other, outlook) for other in names])
+
     async def delete_deployment(self, name: str, wait: bool = True, timeout_s: float | None = None) -> None:
-        """Stop a deployment and free its memory on every node; with `wait`, until it is gone.
+        """Stop a deployment, or all replicas of a name, and free its memory on every node; with `wait`, until it is
+        gone.
 
         Raises NotFoundError, and DeadlineError after `timeout_s` (None, no bound) of waiting.
         """
@@ -160,15 +177,24 @@ class DeploymentCalls(Calls):
     async def _until_ready(
         self, deployment: Deployment, timeout_s: float | None, on_change: Callable[[Deployment], None]
     ) -> Deployment:
-        name = deployment.spec.name
+        """The deployment once it is ready, with the further replicas where it is the first of several."""
         polls = _Polls(self._clock, timeout_s)
+        first = await self._until_one_ready(deployment, polls, on_change)
+        for name in first.spec.replica_names[1:] if first.spec.replica == 1 else ():
+            await self._until_one_ready(await self.deployment(name), polls, on_change)
+        return first
+
+    async def _until_one_ready(
+        self, deployment: Deployment, polls: _Polls, on_change: Callable[[Deployment], None]
+    ) -> Deployment:
+        name = deployment.spec.name
         on_change(deployment)
         while deployment.phase is not DeploymentPhase.READY:
             if deployment.phase is DeploymentPhase.FAILED:
                 raise deployment.failure or FailedPreconditionError(f"deployment {name} failed", field="deployment")
             if not await polls.next():
                 raise DeadlineError(
-                    f"deployment {name} is still {deployment.phase} after {timeout_s:g} s; it goes on in the "
+                    f"deployment {name} is still {deployment.phase} after {polls.timeout_s:g} s; it goes on in the "
                     f"background: see `edgectl describe deployment {name}`",
                     reason="WAIT_TIMEOUT",
                 )
@@ -184,7 +210,8 @@ class _Polls:
 
     def __init__(self, clock: Clock, timeout_s: float | None) -> None:
         self._clock = clock
-        self._until_s = math.inf if timeout_s is None else clock.now() + timeout_s
+        self.timeout_s = math.inf if timeout_s is None else timeout_s
+        self._until_s = clock.now() + self.timeout_s
         self._pause_s = _FIRST_POLL_S
 
     async def next(self) -> bool:

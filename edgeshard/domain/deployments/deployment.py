@@ -26,6 +26,9 @@ EVERY_NODE = "*"
 AUTO_STANDBY = "auto"
 """In place of names of nodes in `standby`: the coordinator chooses."""
 
+AUTO_REPLICAS = 0
+"""The planner chooses how many pipelines serve the name; "auto" where people write it."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeploymentSpec:
@@ -101,6 +104,14 @@ class DeploymentSpec:
         (), "Which nodes may, must or must not hold layers together; may be repeated.", metavar="RULE"
     )
     layers: tuple[ExplicitStage, ...] = option((), "Place it by hand.", metavar="a=0:4,b=4:9")
+    replicas: int = option(
+        1,
+        "Pipelines that serve its name together, each on nodes of its own; auto chooses.",
+        metavar="N|auto",
+        low=0,
+        high=4096,
+    )
+    replica: int = option(0, "Which of the replicas it is; the coordinator numbers them.", flag=None, low=0, high=4096)
 
     def check(self) -> None:
         """Raise InvalidArgumentError naming the first field out of its bounds. `parse_spec` checks more."""
@@ -109,6 +120,27 @@ class DeploymentSpec:
     @property
     def effective_kv_dtype(self) -> KvFormat:
         return KvFormat(self.kv_dtype or self.dtype)
+
+    @property
+    def served_name(self) -> str:
+        """The name that clients ask for: of a replica the one that it has in common with the others."""
+        return self.name.removesuffix(f".{self.replica}") if self.replica else self.name
+
+    @property
+    def replica_names(self) -> tuple[str, ...]:
+        """The names of all replicas of a spec that was placed; its own where it is the only one."""
+        if not self.replica:
+            return (self.name,)
+        return tuple(f"{self.served_name}.{number}" for number in range(1, self.replicas + 1))
+
+    def numbered(self, count: int) -> tuple[DeploymentSpec, ...]:
+        """The spec of each of `count` replicas; of a single one as it would be without the word."""
+        if count == 1:
+            return (replace(self, replicas=1),)
+        return tuple(
+            replace(self, name=f"{self.name}.{number}", replicas=count, replica=number)
+            for number in range(1, count + 1)
+        )
 
     def reserve_of(self, node: str) -> int:
         """Bytes of a node's memory that are not for this deployment's weights, KV pool and work."""
@@ -179,6 +211,8 @@ def joined_mistakes(mistakes: Sequence[InvalidArgumentError], separator: str = "
 
 def _spec_of(values: Mapping[str, Any]) -> DeploymentSpec:
     values = dict(values)
+    if values.get("replicas") == "auto":
+        values["replicas"] = AUTO_REPLICAS
     if isinstance(values.get("layers"), str):
         values["layers"] = parse_layers(values["layers"])
     if isinstance(rules := values.get("rule"), list | tuple):
@@ -225,6 +259,7 @@ def _check_together(spec: DeploymentSpec) -> None:
         why = "it is not for the objective energy; what a disk takes is not known"
         raise about("allow_streaming", why, "INVALID_SPEC")
     _check_rules(spec)
+    _check_replicas(spec)
     # A typical request must be one that the deployment takes.
     if spec.new_tokens is not None and spec.new_tokens > spec.max_new_tokens:
         why = f"{spec.new_tokens} is beyond max_new_tokens {spec.max_new_tokens}; raise that, or give fewer"
@@ -247,6 +282,24 @@ def _check_rules(spec: DeploymentSpec) -> None:
         raise InvalidArgumentError.about("rule", why, "INVALID_SPEC")
     for index, rule in enumerate(spec.rule):
         _rule_of(rule, index)
+
+
+def _check_replicas(spec: DeploymentSpec) -> None:
+    """Raise InvalidArgumentError naming what speaks against several replicas."""
+    about = InvalidArgumentError.about
+    if spec.replicas == 1 or spec.replica:
+        return
+    if spec.layers:
+        why = (
+            "layers given by hand are those of one pipeline; leave replicas out, or deploy each under a name of its own"
+        )
+        raise about("layers", why, "INVALID_SPEC")
+    if spec.source:
+        raise about("source", "each replica has a source of its own; leave it out", "INVALID_SPEC")
+    check_name(f"{spec.name}.{spec.replicas}", "name")
+    if spec.replicas == AUTO_REPLICAS and spec.objective not in ("throughput", "auto"):
+        why = f"auto is chosen for a rate, not for the objective {spec.objective}; give a number"
+        raise about("replicas", why, "INVALID_SPEC")
 
 
 def check_typical(spec: DeploymentSpec, max_context: int) -> None:

@@ -274,10 +274,12 @@ class PlanRequest(_message.Message):
     def __init__(self, spec: _Optional[_Union[_common_pb2.DeploymentSpec, _Mapping]] = ...) -> None: ...
 
 class PlanResponse(_message.Message):
-    __slots__ = ("placement",)
+    __slots__ = ("placement", "further")
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    FURTHER_FIELD_NUMBER: _ClassVar[int]
     placement: _common_pb2.Placement
-    def __init__(self, placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ...) -> None: ...
+    further: _containers.RepeatedCompositeFieldContainer[_common_pb2.Placement]
+    def __init__(self, placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., further: _Optional[_Iterable[_Union[_common_pb2.Placement, _Mapping]]] = ...) -> None: ...
 
 class DeployRequest(_message.Message):
     __slots__ = ("operation_id", "spec", "measure_s")

@@ -36,7 +36,7 @@ class Front:
 
     def __init__(self) -> None:
         self.served = self
-        self.known = {name: SimpleNamespace(name=name, manifest_digest="d" * 64) for name in ("one", "two")}
+        self.known = {name: SimpleNamespace(served_name=name, manifest_digest="d" * 64) for name in ("one", "two")}
 
     def check_place(self, identity: str, reading: int) -> None:
         pass

@@ -34,20 +34,20 @@ async def test_a_request_is_counted_and_timed(site: Any) -> None:
     for index in range(3):
         await head.token("very-own-id", 3 + index, token=10 + index)
         await site.read(call)
-    assert figures(site)['edgeshard_requests_running{deployment="tale"}'] == 1
+    assert figures(site)['edgeshard_requests_running{deployment="tale",replica=""}'] == 1
     await head.finish("very-own-id")
     while await call.read() is not grpc.aio.EOF:
         pass
     found = figures(site)
-    of = '{deployment="tale"}'
+    of = '{deployment="tale",replica=""}'
     assert found[f"edgeshard_prompt_tokens_total{of}"] == 3 and found[f"edgeshard_generated_tokens_total{of}"] == 3
     assert found[f"edgeshard_time_to_first_token_seconds_count{of}"] == 1
     assert found[f"edgeshard_inter_token_latency_seconds_count{of}"] == 2
     assert found[f"edgeshard_request_queue_seconds_count{of}"] == 1
     assert found[f"edgeshard_request_prefill_seconds_count{of}"] == 1
-    assert found['edgeshard_requests_finished_total{deployment="tale",reason="length"}'] == 1
+    assert found['edgeshard_requests_finished_total{deployment="tale",reason="length",replica=""}'] == 1
     assert found[f"edgeshard_requests_running{of}"] == 0
-    assert found['edgeshard_requests_total{deployment="tale",role="none"}'] == 1
+    assert found['edgeshard_requests_total{deployment="tale",replica="",role="none"}'] == 1
     assert found['vllm:generation_tokens_total{model_name="tale"}'] == 3
     assert found['vllm:request_success_total{finished_reason="length",model_name="tale"}'] == 1
     text = site.coordinator.metrics.exposition()[0].decode()
@@ -99,7 +99,7 @@ async def test_caches_of_experts_are_told_as_their_nodes_say(site: Any) -> None:
     status = StageStatus(TALE, Epoch(1), 0, placed.layers, StagePhase.ACTIVE, experts=experts)
     assert "edgeshard_stage_experts" not in "".join(figures(site))
     await site.heard(agents[0], status)
-    of, found = '{deployment="tale",node="a",stage="0"}', figures(site)
+    of, found = '{deployment="tale",node="a",replica="",stage="0"}', figures(site)
     assert {name: figure for name, figure in found.items() if "experts" in name} == {
         f"edgeshard_stage_experts_cached_bytes{of}": 20,
         f"edgeshard_stage_experts_room_bytes{of}": 30,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +14,8 @@ import pytest
 from edgeshard_coordinator.core.placement.by_memory import KV_BLOCK_TOKENS, SimplePlacer
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.placement.problem import PlacementProblem
+from edgeshard_coordinator.core.placement.replicated import only_on, place_replicas
+from edgeshard_coordinator.core.placement.sources import place_from_any
 from edgeshard_coordinator.core.values.candidate import Candidate, held_bytes
 from edgeshard_coordinator.core.values.measurements import Measurements, Reported, disk_of, key_of
 from hypothesis import given, settings
@@ -33,6 +38,7 @@ from edgeshard.domain.models.residency import in_disk_blocks, room_for_experts
 from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.domain.nodes.profile import DiskProfile, EnergyProfile, LinkProfile
 from edgeshard.planning.inputs.shapes import model_from_config
+from tests.support.forms import in_form
 from tests.support.sizes import parameter_bytes
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -515,3 +521,47 @@ def test_energy_and_streaming_are_refused_together() -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         spec_of(objective="energy", allow_streaming=True)
     assert caught.value.field == "allow_streaming"
+
+
+def test_auto_replicas_are_the_best_of_all_choices_by_the_planners_own_figures(
+    manifest: ModelManifest, measured: Any
+) -> None:
+    """Sites of unlike boxes, of which some hold the model alone: as many pipelines as have the highest rate together,
+    found anew here by planning each set of nodes for each choice of disjoint sets."""
+    kinds: set[str] = set()
+    for seed in range(in_form(5, 30)):
+        dice = random.Random(seed)
+        nodes = tuple(node(name, free=dice.choice((67, 67, 200)) * MIB) for name in "abcd"[: 4 if seed % 6 == 5 else 3])
+        known = measured(**{str(one.name): dice.choice((1e-3, 2e-3, 8e-3)) for one in nodes}, latency_s=1e-4)
+        spec = parse_spec({"name": "tale", "model": "tiny", "dtype": "float32", "concurrency": 2, "replicas": "auto"})
+
+        def on(candidates: Sequence[Candidate], spec: DeploymentSpec = spec, known: Any = known) -> Placement:
+            def place(sourced: DeploymentSpec, there: Sequence[Candidate]) -> Placement:
+                return PlanningPlacer().place(PlacementProblem(sourced, manifest, there, known))
+
+            return place_from_any(spec, candidates, place)
+
+        def rate(placement: Placement) -> float:
+            return 0.0 if placement.predicted is None else placement.predicted.throughput_tps
+
+        rates = {}
+        for size in range(1, len(nodes) + 1):
+            for group in itertools.combinations([str(one.name) for one in nodes], size):
+                with suppress(ResourceExhaustedError):
+                    rates[group] = rate(on(only_on(nodes, group)))
+        best = max(sum(rates[group] for group in chosen) for chosen in _disjoint(list(rates)))
+        found = place_replicas(spec, nodes, on)
+        assert sum(map(rate, found)) == pytest.approx(best, rel=1e-9)
+        used = [stage.node_name for placement in found for stage in placement.stages]
+        assert len(used) == len(set(used))
+        kinds |= {"one" if len(found) == 1 else "several"}
+        kinds |= {"pipeline" if len(placement.stages) > 1 else "box" for placement in found}
+    assert kinds == {"one", "several", "pipeline", "box"}
+
+
+def _disjoint(groups: list[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
+    """Every choice of groups that have no node in common."""
+    for index, group in enumerate(groups):
+        yield [group]
+        left = [other for other in groups[index + 1 :] if not set(other) & set(group)]
+        yield from ([group, *further] for further in _disjoint(left))

@@ -3,7 +3,7 @@ back for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgeshard.domain.errors import AlreadyExistsError, ResourceExhaustedError
@@ -23,9 +23,9 @@ class Admission:
     _quotas: QuotaBook
     _resumptions: ResumptionBook
 
-    def let_in(self, request: RunningRequest, record: DeploymentRecord) -> RunningRequest | None:
-        """Enter the standing of a request; returns the former call of the same request, which must end, where there is
-        one.
+    def let_in(self, request: RunningRequest, replicas: Sequence[DeploymentRecord]) -> RunningRequest | None:
+        """Enter the standing of a request for one of the `replicas` of a name; returns the former call of the same
+        request, which must end, where there is one.
 
         Raises for a request that may not run, changing nothing: AlreadyExistsError naming `request_id`, and as
         `QuotaBook.check`, `QuotaBook.check_debt` and `ResumptionBook.standing_of` do.
@@ -41,15 +41,15 @@ class Admission:
             standing, is_charged, is_back = self._known(request)
         elif self._resumptions.is_held(request.request_id):
             raise _taken("runs since before the coordinator's restart")
-        self._check(request, record, standing, former)
+        self._check(request, replicas, standing, former)
         request.standing, request.is_charged, request.is_back = standing, is_charged, is_back
         return former
 
-    def decide(self, request: RunningRequest, record: DeploymentRecord) -> None:
+    def decide(self, request: RunningRequest, replicas: Sequence[DeploymentRecord]) -> None:
         """Enter the standing of a request that waited for its head's word, which is there now. Raises where it must
         end."""
         standing, is_charged, is_back = self._known(request)
-        self._check(request, record, standing, request)
+        self._check(request, replicas, standing, request)
         request.standing, request.is_charged, request.is_back = standing, is_charged, is_back
 
     def _known(self, request: RunningRequest) -> tuple[Standing, bool, bool]:
@@ -60,7 +60,11 @@ class Admission:
         return standing, is_charged, standing is Standing.BELIEVED and not runs
 
     def _check(
-        self, request: RunningRequest, record: DeploymentRecord, standing: Standing, itself: RunningRequest | None
+        self,
+        request: RunningRequest,
+        replicas: Sequence[DeploymentRecord],
+        standing: Standing,
+        itself: RunningRequest | None,
     ) -> None:
         """Raise for a request that finds no place by its standing or by its identity; `itself` is not counted.
 
@@ -73,7 +77,7 @@ class Admission:
         kept = self._resumptions.reserved(request.request_id) if is_checked else []
         held = [other.deployment for other in others if other.client == request.client]
         held += [claim.deployment for claim in kept if claim.client == request.client]
-        self._quotas.check(request.client, request.generation.priority, record, held)
+        self._quotas.check(request.client, request.generation.priority, replicas, held)
         if is_checked:
             self._quotas.check_debt(request.client)
         if standing is Standing.AWAITING:
@@ -81,10 +85,10 @@ class Admission:
         else:
             crowd = [other.deployment for other in others if other.standing is not Standing.AWAITING]
             crowd += [claim.deployment for claim in kept]
-        limit = most_requests(record.spec.concurrency)
-        if crowd.count(record.name) >= (limit if standing is Standing.NEW else 2 * limit):
+        limit = most_requests(replicas[0].spec.concurrency)
+        if crowd.count(request.deployment) >= (limit if standing is Standing.NEW else 2 * limit):
             raise ResourceExhaustedError(
-                f"deployment {record.name} has {limit} requests running or waiting, its limit; try again",
+                f"deployment {request.deployment} has {limit} requests running or waiting, its limit; try again",
                 reason="OVERLOADED",
                 retry_after_s=1.0,
             )

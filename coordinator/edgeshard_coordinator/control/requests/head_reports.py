@@ -85,7 +85,7 @@ class HeadReports:
             request.is_charged = True
             # A client that comes with tokens has the head read them, as it does a prompt.
             self._quotas.charge(request.client, len(prompt_tokens) + len(request.emitted))
-        request.deliver(Started(request.request_id, attachment.deployment, prompt_tokens, record.placement))
+        request.deliver(Started(request.request_id, record.served_name, prompt_tokens, record.placement))
 
     def _on_prompt_logprobs(self, request: RunningRequest, prompt_logprobs: PromptLogprobs) -> bool:
         """Log-probabilities count once, as tokens do: behind those that came before."""
@@ -113,7 +113,7 @@ class HeadReports:
         attachment.outgoing.put_nowait(ForgetRequest(request.request_id))
         if (record := self._state().deployments.get(attachment.deployment)) is not None:
             prompt_tokens, new_tokens = len(request.prompt_tokens or ()), len(request.emitted)
-            self._traffic.count(record.name, record.model, prompt_tokens, new_tokens, at_once)
+            self._traffic.count(record.served_name, record.model, prompt_tokens, new_tokens, at_once)
         request.finish(end.reason, end.text, self._now())
 
     def _pass_on(self, request: RunningRequest, token: Token) -> None:

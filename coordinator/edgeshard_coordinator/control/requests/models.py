@@ -32,7 +32,7 @@ class Models(Protocol):
 
 def served_model(record: DeploymentRecord, models: Models) -> ServedModel:
     """A deployment as applications see it."""
-    return ServedModel(record.name, record.model, max_context(record, models), record.spec.max_new_tokens)
+    return ServedModel(record.served_name, record.model, max_context(record, models), record.spec.max_new_tokens)
 
 
 def max_context(record: DeploymentRecord, models: Models) -> int:

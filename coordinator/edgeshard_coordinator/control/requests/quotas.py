@@ -39,9 +39,12 @@ class QuotaBook:
                 buckets[identity] = TokenBucket(per_minute / 60, BURST_S).charged(used, now)
         self._buckets = buckets
 
-    def check(self, identity: str, priority: int, record: DeploymentRecord, held: Sequence[DeploymentName]) -> None:
+    def check(
+        self, identity: str, priority: int, records: Sequence[DeploymentRecord], held: Sequence[DeploymentName]
+    ) -> None:
         """Raise for a request beyond the share of its identity, which has one running or waiting at each deployment of
-        `held`. A request that its client comes back for counts, too.
+        `held`. A request that its client comes back for counts, too. `records` are all replicas of the name that it
+        asks for, whose shares add up.
 
         Raises DeniedError naming `priority`, and ResourceExhaustedError naming `requests`, with reason QUOTA.
         """
@@ -56,9 +59,10 @@ class QuotaBook:
             )
         self._check_count(identity, len(held))
         # In plaintext everyone is one identity, which would leave the rest to nobody.
-        share = record.spec.concurrency * (1 + QUEUED_OF_ONE)
-        if quota.requests is None and identity and held.count(record.name) >= share:
-            raise _too_many(f"{who} has {share} requests running or waiting at deployment {record.name}, its share")
+        share = sum(record.spec.concurrency for record in records) * (1 + QUEUED_OF_ONE)
+        if quota.requests is None and identity and sum(held.count(record.name) for record in records) >= share:
+            name = records[0].served_name
+            raise _too_many(f"{who} has {share} requests running or waiting at deployment {name}, its share")
 
     def check_place(self, identity: str, at_once: int) -> None:
         """Raise ResourceExhaustedError as `check` and `check_debt` do, before the request itself is known: `at_once`

@@ -15,6 +15,7 @@ from edgeshard.domain.requests.head import CancelRequest, ForgetRequest, HeldReq
 from edgeshard_coordinator.control.requests.admission import Admission
 from edgeshard_coordinator.control.requests.head_reports import HeadReports
 from edgeshard_coordinator.control.requests.quotas import QuotaBook
+from edgeshard_coordinator.control.requests.replicas import Replicas
 from edgeshard_coordinator.control.requests.request_meter import RequestMeter
 from edgeshard_coordinator.control.requests.request_table import RequestTable
 from edgeshard_coordinator.control.requests.resumptions import ResumptionBook, Standing
@@ -61,6 +62,7 @@ class RequestFront:
         self.occupied = self._requests.occupied
         self._attachments: dict[DeploymentName, Attachment] = {}
         self.served = ServedDeployments(state, self._attachments)
+        self._replicas = Replicas(state, self.served, self._requests, self._resumptions)
         self._admission = Admission(self._requests, self.quotas, self._resumptions)
         self.reports = HeadReports(state, self._requests, self.quotas, traffic, now, backlog_limit)
         self._last_number = 0
@@ -98,15 +100,17 @@ class RequestFront:
         self.meter.head_back(deployment, epoch, self._now())
         instance = self._state().instance
         for item in held:
-            if item.request_id not in self._requests and item.instance == instance and not item.over:
+            if not item.over and self._is_over_here(item, deployment, instance):
                 attachment.outgoing.put_nowait(ForgetRequest(item.request_id))
         former = [item for item in held if item.instance != instance]
         known = {id for id, request in self._requests.items() if request.standing is not Standing.AWAITING}
         self._resumptions.reported(deployment, epoch, node_id, former, known, head_for_s)
         record = self._state().deployments.get(deployment)
-        for request in self._requests.of(deployment):
-            if request.standing is Standing.AWAITING and record is not None:
-                self._awaited(request, record)
+        for request in () if record is None else self._replicas.told_of(record):
+            self._awaited(request)
+            elsewhere = self._attachments.get(request.deployment)
+            if elsewhere not in (None, attachment) and request.request_id in self._requests:
+                self._hand_over(request, elsewhere)
         for request in self._requests.of(deployment):
             self._hand_over(request, attachment)
         return attachment
@@ -124,12 +128,15 @@ class RequestFront:
         attachment.close()
 
     def end_service(self, deployment: DeploymentName, epoch: Epoch, failure: EdgeShardError, *, final: bool) -> None:
-        """An epoch has ended: its head's stream ends, and requests are parked. They fail where the end is `final`."""
+        """An epoch has ended: its head's stream ends, and requests are parked or go on at another replica. The others
+        fail where the end is `final`."""
         attachment = self._attachments.get(deployment)
         if attachment is not None and attachment.epoch <= epoch:
             self.detach(attachment)
-        if final:
-            for request in self._requests.of(deployment):
+        for request in self._requests.of(deployment):
+            if request.attachment is None and self._goes_on_elsewhere(request):
+                continue
+            if final:
                 self._requests.end(request, failure)
 
     def expire(self) -> None:
@@ -138,7 +145,7 @@ class RequestFront:
         deployments = self._state().deployments
         moving = {name for name, record in deployments.items() if record.former is not None}
         for request in list(self._requests.values()):
-            if request.attachment is not None:
+            if request.attachment is not None or self._goes_on_elsewhere(request):
                 continue
             if request.deployment in moving:
                 request.parked_at = now  # an operator wants it so, and what is loaded may be large
@@ -175,7 +182,7 @@ class RequestFront:
         emitted: tuple[int, ...] | None = None,
         scored: int = 1,
     ) -> RunningRequest:
-        """Hand a request of `client` to the head of the deployment that serves `model`.
+        """Hand a request of `client` to the head of the deployment that serves `model`, or of one of its replicas.
 
         `deadline` is when the client leaves, in seconds of the steady clock. A client that comes again after it lost
         its stream brings the tokens that it has (`emitted`): its request goes on behind them, here or at the head, and
@@ -190,11 +197,12 @@ class RequestFront:
             if self._closed is not None:
                 raise self._closed
             generation.validate()
-            record = self.served.record_of(model)
+            replicas = self.served.replicas_of(model)
+            record = self._replicas.of_request(replicas, request_id, generation.prompt, client, resumed=resumed)
             attachment = self.served.attachment_of(record, may_wait=resumed or record.former is not None)
             _check_length(record, generation)
             request = RunningRequest(request_id, record.name, generation, client, emitted, deadline, scored)
-            former = self._admission.let_in(request, record)
+            former = self._admission.let_in(request, replicas)
         if former is not None:
             elsewhere = UnavailableError("the request goes on in another call", reason="RESUMED_ELSEWHERE")
             self._requests.end(former, elsewhere)
@@ -268,11 +276,31 @@ class RequestFront:
         if request.cancel_wanted:
             attachment.outgoing.put_nowait(CancelRequest(request.request_id))
 
-    def _awaited(self, request: RunningRequest, record: DeploymentRecord) -> None:
+    def _is_over_here(self, item: HeldRequest, deployment: DeploymentName, instance: str) -> bool:
+        """Whether a request that a head has ended in this run, or went on at another replica."""
+        request = self._requests.get(item.request_id)
+        if request is None:
+            return item.instance == instance
+        return request.deployment != deployment and request.standing is not Standing.AWAITING
+
+    def _goes_on_elsewhere(self, request: RunningRequest) -> bool:
+        """Whether another replica goes on with a parked request, which is handed over then."""
+        heir = self._replicas.heir_of(request)
+        if heir is None:
+            return False
+        request.deployment = heir.name
+        self._hand_over(request, self._attachments[heir.name])
+        return True
+
+    def _awaited(self, request: RunningRequest) -> None:
         """Let a request in, or end it, once its head has attached and said which requests it has."""
+        record = self._state().deployments.get(request.deployment)
+        if record is None:
+            return
+        replicas = (record, *self._state().siblings_of(record))
         try:
             with self.meter.counting_refusals():
-                self._admission.decide(request, record)
+                self._admission.decide(request, replicas)
         except EdgeShardError as error:
             self._requests.end(request, error)
         else:

@@ -138,7 +138,9 @@ class ResumptionBook:
                 continue
             claim = Claim(deployment, item.client, item.digest, item.tokens, item.scored)
             if not item.over:
-                self._held.setdefault(item.request_id, (claim, self.now()))
+                # Of two replicas that have it, one went on with it when the other was lost.
+                if (known_of := self._held.get(item.request_id)) is None or known_of[0].tokens < claim.tokens:
+                    self._held[item.request_id] = (claim, self.now())
             elif item.digest:
                 self._remember(
                     item.request_id, _Ended(claim, self.now(), is_charged=True, is_spent=False, is_told=True)
@@ -188,6 +190,21 @@ class ResumptionBook:
             self._held.clear()
         since = self.now() - RESERVED_S
         return [claim for id, (claim, at) in self._held.items() if at >= since and id != but and _can_return(claim)]
+
+    def deployment_of(self, request_id: RequestId) -> DeploymentName | None:
+        """The deployment that had a request last, as far as somebody said so."""
+        if (ended := self._ended.get(request_id)) is not None:
+            return ended.claim.deployment
+        held = self._held.get(request_id)
+        return None if held is None else held[0].deployment
+
+    def has_heard(self, deployment: DeploymentName) -> bool:
+        """Whether a head of it has attached in this run, and named its requests."""
+        return deployment in self._lost_heads
+
+    def may_have_lost(self, deployment: DeploymentName) -> bool:
+        """Whether another head of it had requests that this one cannot know."""
+        return self._lost_heads.get(deployment, False)
 
     def is_held(self, request_id: RequestId) -> bool:
         """Whether a head has one of this id of a former run: no other may have it."""

@@ -22,7 +22,9 @@ class ServedDeployments:
         return tuple(self._state().deployments.values())
 
     def ready(self) -> list[DeploymentRecord]:
-        return [record for record in self.records() if record.phase is DeploymentPhase.READY]
+        """A deployment of each name that is served now."""
+        ready = [record for record in self.records() if record.phase is DeploymentPhase.READY]
+        return list({record.served_name: record for record in reversed(ready)}.values())[::-1]
 
     def find(self, model: str, only: frozenset[str] | None = None) -> DeploymentRecord:
         """The deployment that serves `model`, by its name or its model's, and can be asked now. With `only`,
@@ -35,25 +37,39 @@ class ServedDeployments:
         return record
 
     def record_of(self, model: str, only: frozenset[str] | None = None) -> DeploymentRecord:
-        """The deployment that serves under this name. Raises NotFoundError or InvalidArgumentError naming `model`."""
+        """The deployment that serves under this name; of replicas one that is ready, where any is. Raises as
+        `replicas_of` does."""
+        records = self.replicas_of(model, only)
+        return next((record for record in records if self.is_ready(record)), records[0])
+
+    def replicas_of(self, model: str, only: frozenset[str] | None = None) -> tuple[DeploymentRecord, ...]:
+        """The deployment that serves under this name, or all of its replicas. Raises NotFoundError or
+        InvalidArgumentError naming `model`."""
         records = [r for r in self._state().deployments.values() if r.phase is not DeploymentPhase.DELETING]
         if only is not None:
-            records = [record for record in records if not only.isdisjoint((record.name, record.model))]
-        by_name = next((record for record in records if record.name == model), None)
-        if by_name is not None:
-            return by_name
-        serving = [record for record in records if record.model == model]
-        if len(serving) == 1:
-            return serving[0]
-        if serving:
-            names = ", ".join(record.name for record in serving)
-            raise InvalidArgumentError(
-                f"model {model} is served by several deployments; name one of {names}", field="model"
-            )
-        served = ", ".join(sorted(record.name for record in records)) or "nothing"
+            records = [r for r in records if not only.isdisjoint((r.name, r.served_name, r.model))]
+        for serving in (
+            [record for record in records if record.name == model],
+            [record for record in records if record.served_name == model],
+            [record for record in records if record.model == model],
+        ):
+            names = sorted({record.served_name for record in serving})
+            if len(names) > 1:
+                raise InvalidArgumentError(
+                    f"model {model} is served by several deployments; name one of {', '.join(names)}", field="model"
+                )
+            if serving:
+                return tuple(sorted(serving, key=lambda record: record.spec.replica))
+        served = ", ".join(sorted({record.served_name for record in records})) or "nothing"
         raise NotFoundError(
             f"model {model[:80]!r} is not served here; served: {served}", field="model", reason="MODEL_NOT_SERVED"
         )
+
+    def is_ready(self, record: DeploymentRecord) -> bool:
+        """Whether the deployment takes requests now."""
+        attachment = self._attachments.get(record.name)
+        is_there = attachment is not None and attachment.epoch == record.epoch
+        return is_there and record.phase is DeploymentPhase.READY and not record.delete_revision
 
     def attachment_of(self, record: DeploymentRecord, *, may_wait: bool) -> Attachment | None:
         """The stream of the deployment's head at its present epoch. None where there is none yet and a request

@@ -23,6 +23,7 @@ from edgeshard_coordinator.core.placement.nearest_placement import with_held
 from edgeshard_coordinator.core.placement.problem import PlacementProblem, Placer, of_nodes_there
 from edgeshard_coordinator.core.placement.repair import Lost, without_most
 from edgeshard_coordinator.core.placement.replan import planned_again
+from edgeshard_coordinator.core.placement.replicated import place_replicas, without_siblings
 from edgeshard_coordinator.core.placement.sources import place_from_any
 from edgeshard_coordinator.core.placement.typical_request import typical_request
 from edgeshard_coordinator.core.values.candidate import Candidate
@@ -49,6 +50,23 @@ class Planner:
         def placed() -> Placement:
             candidates = with_held(state.candidates(), spec, manifest, digest)
             return place(spec, candidates) if spec.source else place_from_any(spec, candidates, place)
+
+        return await self._solver.run(placed)
+
+    async def place_replicas(
+        self, state: State, spec: DeploymentSpec, manifest: ModelManifest, digest: Digest
+    ) -> tuple[Placement, ...]:
+        """The placements of all replicas that the spec asks for, on disjoint nodes."""
+        if spec.replicas == 1:
+            return (await self.place(state, spec, manifest, digest),)
+        traffic = self._traffic.of(DeploymentName(spec.name), ModelName(spec.model))
+
+        def place(sourced: DeploymentSpec, nodes: Sequence[Candidate]) -> Placement:
+            return self._placer.place(PlacementProblem(sourced, manifest, nodes, state.measured, traffic))
+
+        def placed() -> tuple[Placement, ...]:
+            candidates = with_held(state.candidates(), spec, manifest, digest)
+            return place_replicas(spec, candidates, lambda nodes: place_from_any(spec, nodes, place))
 
         return await self._solver.run(placed)
 
@@ -94,7 +112,7 @@ class Planner:
         former = [entry.node_id for entry in record.standbys if entry.layers is not None]
 
         def chosen() -> tuple[StandbyChoice, ...]:
-            candidates = state.candidates(record.name)
+            candidates = without_siblings(state, record, state.candidates(record.name))
             spec = of_nodes_there(record.spec, candidates)
             return choose(spec, placement, candidates, sizes_of(spec, manifest, placement), former)
 
@@ -125,10 +143,10 @@ class Planner:
         """A function that makes, off the event loop, the problem of a deployment, with its own memory counted as free
         and the units of its model that nodes hold. `traffic` is None for the requests that it has served."""
         manifest, _ = self._models.get(record.manifest_digest)
-        served = self._traffic.of(record.name, record.model) if traffic is None else traffic
+        served = self._traffic.of(record.served_name, record.model) if traffic is None else traffic
 
         def made() -> PlacementProblem:
-            there = state.candidates(record.name)
+            there = without_siblings(state, record, state.candidates(record.name))
             spec = of_nodes_there(record.spec, there)
             nodes = with_held(there, spec, manifest, record.manifest_digest)
             return PlacementProblem(spec, manifest, nodes, state.measured, served)

@@ -11,7 +11,7 @@ from edgeshard.architectures import parse_config
 from edgeshard.domain.deployments.deployment import EVERY_NODE, Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.deployments.traffic import Outlook, Traffic
-from edgeshard.domain.errors import AlreadyExistsError
+from edgeshard.domain.errors import AlreadyExistsError, InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch
 from edgeshard.domain.models.model import ModelManifest
 from edgeshard.proto.v1 import admin_pb2 as pb
@@ -39,8 +39,10 @@ class DeploymentCalls(AdminCalls):
         spec = wire.spec_from_wire(request.spec)
         manifest, digest = self._models.get(spec.model)
         spec = self._as_stored(spec, manifest)
-        placement = await self._planner.place(self._loop.state, spec, manifest, digest)
-        return pb.PlanResponse(placement=wire.placement_to_wire(placement))
+        first, *further = await self._planner.place_replicas(self._loop.state, spec, manifest, digest)
+        return pb.PlanResponse(
+            placement=wire.placement_to_wire(first), further=[wire.placement_to_wire(one) for one in further]
+        )
 
     async def Deploy(self, request: pb.DeployRequest, context: Any) -> pb.DeployResponse:
         call = wire.deploy_call_from_wire(request)
@@ -68,7 +70,8 @@ class DeploymentCalls(AdminCalls):
         return pb.GetDeploymentResponse(deployment=wire.deployment_to_wire(found))
 
     async def DeleteDeployment(self, request: pb.DeleteDeploymentRequest, context: Any) -> pb.DeleteDeploymentResponse:
-        """Returns once the deletion is on disk; the deployment is listed as deleting until its nodes let go."""
+        """Returns once the deletion is on disk; the deployment is listed as deleting until its nodes let go. The name
+        of replicas is that of all of them."""
         name = DeploymentName(request.name)
 
         async def delete(operation: ServedOperation) -> ServedOperation:
@@ -109,7 +112,7 @@ class DeploymentCalls(AdminCalls):
         _check_new(state, spec)
         manifest, digest = self._models.get(spec.model)
         spec = self._as_stored(spec, manifest)
-        await self._planner.place(state, spec, manifest, digest)
+        await self._planner.place_replicas(state, spec, manifest, digest)
         await measure_first(self._loop, spec, manifest.config, limit_s, self._front.all_active_requests())
 
     async def _deploy(self, spec: DeploymentSpec, operation: ServedOperation) -> ServedOperation:
@@ -121,12 +124,20 @@ class DeploymentCalls(AdminCalls):
         _check_new(state, spec)
         manifest, digest = self._models.get(spec.model)
         spec = self._as_stored(spec, manifest)
-        placement = await self._planner.place(state, spec, manifest, digest)
-        record = new_record(state, _blank_record(with_source(spec, placement), digest, placement))
-        response = pb.DeployResponse(deployment=wire.deployment_to_wire(deployment_view(state, record)))
+        placements = await self._planner.place_replicas(state, spec, manifest, digest)
+        records = [
+            new_record(state, _blank_record(with_source(one, placement), digest, placement))
+            for one, placement in zip(spec.numbered(len(placements)), placements, strict=True)
+        ]
+        response = pb.DeployResponse(deployment=wire.deployment_to_wire(deployment_view(state, records[0])))
         done = replace(operation, outcome=response.SerializeToString())
-        await self._loop.ask(DeployRequested(record, state.version, done, self._loop.now(), manifest.config))
-        self._replans.placed(state, record)
+        # The last one carries the call: they are saved in this order.
+        *others, record = records
+        await self._loop.ask(
+            DeployRequested(record, state.version, done, self._loop.now(), manifest.config, tuple(others))
+        )
+        for record in records:
+            self._replans.placed(state, record)
         return done
 
     def _as_stored(self, spec: DeploymentSpec, manifest: ModelManifest) -> DeploymentSpec:
@@ -144,7 +155,7 @@ class DeploymentCalls(AdminCalls):
 
     def _view(self, record: DeploymentRecord) -> Deployment:
         view = deployment_view(self._loop.state, record, self._front.active_requests(record.name))
-        return replace(view, traffic=self._traffic.of(record.name, record.model))
+        return replace(view, traffic=self._traffic.of(record.served_name, record.model))
 
     def _pending(self, name: DeploymentName, operation: ServedOperation) -> ServedOperation | None:
         """The same call made before, which the disk has not answered yet."""
@@ -166,7 +177,9 @@ class DeploymentCalls(AdminCalls):
 
 
 def _check_new(state: State, spec: DeploymentSpec) -> None:
-    if DeploymentName(spec.name) in state.deployments:
+    if spec.replica:
+        raise InvalidArgumentError.about("replica", "the coordinator numbers replicas; leave it out", "INVALID_SPEC")
+    if state.replicas_of(DeploymentName(spec.name)):
         raise AlreadyExistsError(
             f"name: there is a deployment {spec.name} already; delete it first or choose another name", field="name"
         )

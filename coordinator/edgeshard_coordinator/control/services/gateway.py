@@ -73,9 +73,9 @@ class SiteBackend:
     def words(self, model: str) -> Words:
         record = self._front.served.find(model)
         # Asked for by the deployment's name: another one of the same model may go away.
-        wanted = (record.name, record.manifest_digest)
+        wanted = (record.served_name, record.manifest_digest)
         if wanted not in self._words:
-            known = {(record.name, record.manifest_digest) for record in self._front.served.records()}
+            known = {(record.served_name, record.manifest_digest) for record in self._front.served.records()}
             self._words = {kept: words for kept, words in self._words.items() if kept in known}
-            self._words[wanted] = Words(partial(self._chats.texts, record.name))
+            self._words[wanted] = Words(partial(self._chats.texts, record.served_name))
         return self._words[wanted]

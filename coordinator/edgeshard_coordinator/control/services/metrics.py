@@ -28,9 +28,10 @@ from edgeshard_coordinator.control.runtime.conditions import Conditions
 from edgeshard_coordinator.core.values.quotas import most_requests
 from edgeshard_coordinator.core.values.state import DeploymentRecord, State
 
-_OF = ("deployment",)
-_STAGE = ("deployment", "stage", "node")
-_HOP = ("deployment", "from_stage", "to_stage")
+_OF = ("deployment", "replica")
+"""`replica` is "" for a deployment that is the only one of its name."""
+_STAGE = (*_OF, "stage", "node")
+_HOP = (*_OF, "from_stage", "to_stage")
 _ABORTED = {"cancelled": "abort"}
 """vLLM's word."""
 _STATUSES = ("connected", "starting", "away")
@@ -148,26 +149,28 @@ class CoordinatorMetrics:
             [((phase.value,), phases[phase]) for phase in DeploymentPhase],
         )
         for name, meaning, figure in _OF_DEPLOYMENT:
-            figures = [((of,), figure(record)) for of, record in state.deployments.items()]
+            figures = [(_of(record), figure(record)) for record in state.deployments.values()]
             yield gauge(name, meaning, _OF, figures)
 
     def _requests(self, state: State) -> Iterator[Metric]:
         counts = self._front.meter.kept(state.deployments.keys())
+        of = {name: _of(record) for name, record in state.deployments.items()}
         load = {name: self._load(record, state) for name, record in state.deployments.items()}
-        running = [((name,), float(now)) for name, (now, _) in load.items()]
-        waiting = [((name,), float(later)) for name, (_, later) in load.items()]
+        running = [(of[name], float(now)) for name, (now, _) in load.items()]
+        waiting = [(of[name], float(later)) for name, (_, later) in load.items()]
         yield gauge("edgeshard_requests_running", "Requests that are computed now.", _OF, running)
         yield gauge("edgeshard_requests_waiting", "Requests that wait for their turn.", _OF, waiting)
-        for name, meaning, label, part in _BY_WORD:
-            figures = [((of, word), n) for of, found in counts.items() for word, n in getattr(found, part).items()]
-            yield counter(name, meaning, ("deployment", label), figures)
+        for metric, meaning, label, part in _BY_WORD:
+            words = [(name, getattr(found, part)) for name, found in counts.items()]
+            figures = [((*of[name], word), n) for name, counted in words for word, n in counted.items()]
+            yield counter(metric, meaning, (*_OF, label), figures)
         refused = [((code,), count) for code, count in self._front.meter.refused.items()]
         meaning = "Requests that never began, by the error's code."
         yield counter("edgeshard_requests_refused", meaning, ("code",), refused)
-        pauses = [((of,), found.pauses) for of, found in counts.items()]
+        pauses = [(of[name], found.pauses) for name, found in counts.items()]
         yield histogram("edgeshard_recovery_pause_seconds", "How long each recovery took.", _OF, pauses)
-        yield from _parts(counts, as_vllm=False)
-        yield from self._as_vllm(state, counts, running, waiting)
+        yield from _parts(counts, _OF, of, "edgeshard_")
+        yield from self._as_vllm(state, counts, load)
 
     def _load(self, record: DeploymentRecord, state: State) -> tuple[int, int]:
         """Requests that run, and that wait as the head last said."""
@@ -183,11 +186,12 @@ class CoordinatorMetrics:
         self,
         state: State,
         counts: Mapping[DeploymentName, DeploymentCounts],
-        running: list[tuple[tuple[DeploymentName], float]],
-        waiting: list[tuple[tuple[DeploymentName], float]],
+        load: Mapping[DeploymentName, tuple[int, int]],
     ) -> Iterator[Metric]:
-        """The same under the names that vLLM's dashboards ask for."""
+        """The same under the names that vLLM's dashboards ask for; each replica is a model of its own there."""
         label = ("model_name",)
+        running = [((name,), float(now)) for name, (now, _) in load.items()]
+        waiting = [((name,), float(later)) for name, (_, later) in load.items()]
         yield gauge("vllm:num_requests_running", "edgeshard_requests_running.", label, running)
         yield gauge("vllm:num_requests_waiting", "edgeshard_requests_waiting.", label, waiting)
         used: dict[DeploymentName, float] = {}
@@ -202,7 +206,7 @@ class CoordinatorMetrics:
             for reason, count in of.finished.items()
         ]
         yield counter("vllm:request_success", "edgeshard_requests_finished.", ("model_name", "finished_reason"), ended)
-        yield from _parts(counts, as_vllm=True)
+        yield from _parts(counts, label, {name: (name,) for name in counts}, "vllm:")
 
     def _links(self, state: State) -> Iterator[Metric]:
         suspect = Counter(known.deployment for known in state.suspects)
@@ -210,7 +214,7 @@ class CoordinatorMetrics:
             "edgeshard_links_suspect",
             "Links that carry nothing although their connection stands.",
             _OF,
-            [((name,), suspect[name]) for name in state.deployments],
+            [(_of(record), suspect[name]) for name, record in state.deployments.items()],
         )
         for name in [name for name in self._suspicions if name not in state.deployments]:
             del self._suspicions[name]
@@ -218,12 +222,12 @@ class CoordinatorMetrics:
             "edgeshard_link_suspicions",
             "How often a link became suspect.",
             _OF,
-            [((name,), self._suspicions[name]) for name in state.deployments],
+            [(_of(record), self._suspicions[name]) for name, record in state.deployments.items()],
         )
         rates, latencies = [], []
-        for name, record in state.deployments.items():
+        for record in state.deployments.values():
             for hop, profile in _measured_hops(state, record.placement):
-                labels = (name, str(hop[0]), str(hop[1]))
+                labels = (*_of(record), str(hop[0]), str(hop[1]))
                 rates.append((labels, profile.bandwidth_bps / 8))
                 latencies.append((labels, profile.latency_s))
         yield gauge("edgeshard_link_bandwidth_bytes_per_second", "As the link was measured.", _HOP, rates)
@@ -233,6 +237,10 @@ class CoordinatorMetrics:
         stored = {digest: manifest.stored_bytes for manifest, digest in self._models.list()}
         yield gauge("edgeshard_store_models", "Models in the store.", (), [((), len(stored))])
         yield gauge("edgeshard_store_bytes", "What the store's models take.", (), [((), sum(stored.values()))])
+
+
+def _of(record: DeploymentRecord) -> tuple[str, str]:
+    return record.served_name, str(record.spec.replica or "")
 
 
 def _conditions(said: list[tuple[NodeName, Condition]]) -> Iterator[Metric]:
@@ -257,7 +265,7 @@ def _held(state: State) -> Iterator[tuple[DeploymentRecord, NodeName, StageStatu
 
 
 def _stages(state: State) -> Iterator[Metric]:
-    held = [((record.name, str(stage.stage), node), stage) for record, node, stage in _held(state)]
+    held = [((*_of(record), str(stage.stage), node), stage) for record, node, stage in _held(state)]
     for name, meaning, figure in _OF_STAGE:
         yield gauge(f"edgeshard_stage_{name}", meaning, _STAGE, [(labels, figure(stage)) for labels, stage in held])
     for name, meaning, figure in _DONE_BY_STAGE:
@@ -290,10 +298,14 @@ _PARTS = (
 """A part of `DeploymentCounts`, our name, vLLM's name and the meaning."""
 
 
-def _parts(counts: Mapping[DeploymentName, DeploymentCounts], *, as_vllm: bool) -> Iterator[Metric]:
-    """Tokens and times, by deployment."""
-    label, prefix = ("model_name", "vllm:") if as_vllm else ("deployment", "edgeshard_")
+def _parts(
+    counts: Mapping[DeploymentName, DeploymentCounts],
+    label: tuple[str, ...],
+    of: Mapping[DeploymentName, tuple[str, ...]],
+    prefix: str,
+) -> Iterator[Metric]:
+    """Tokens and times, by deployment, whose labels are in `of`."""
     for part, ours, theirs, meaning in _PARTS:
         family = counter if part in ("prompt_tokens", "new_tokens") else histogram
-        found = [((of,), getattr(values, part)) for of, values in counts.items()]
-        yield family(prefix + (theirs if as_vllm else ours), meaning, (label,), found)
+        found = [(of[name], getattr(values, part)) for name, values in counts.items()]
+        yield family(prefix + (theirs if prefix == "vllm:" else ours), meaning, label, found)

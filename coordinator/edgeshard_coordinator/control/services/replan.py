@@ -107,7 +107,7 @@ async def on_newest_state(placed: Callable[[], Awaitable[ResultT]]) -> ResultT:
 
 
 def _movable(state: State, name: DeploymentName) -> DeploymentRecord:
-    record = state.deployment_named(name)
+    record = state.one_deployment(name)
     check_movable(record)
     return record
 

@@ -112,7 +112,7 @@ class Traces:
 
 
 def _ready(state: State, name: DeploymentName) -> DeploymentRecord:
-    record = state.deployment_named(name, field="deployment")
+    record = state.one_deployment(name, field="deployment")
     if record.phase is not DeploymentPhase.READY:
         raise FailedPreconditionError(
             f"deployment: {name} is {record.phase}, not ready; `edgectl describe deployment {name}` says why",

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, assert_never
 
 from edgeshard.domain.control.commands import CommandKey, CommandKind, MeasureCompute, ProbeLinks
 from edgeshard.domain.deployments.deployment import DeploymentPhase
-from edgeshard.domain.errors import AbortedError, AlreadyExistsError, NotFoundError
+from edgeshard.domain.errors import AbortedError, AlreadyExistsError, EdgeShardError, NotFoundError
 from edgeshard.domain.nodes.profile import config_hash
 from edgeshard_coordinator.core.deployments import deployments, standby
 from edgeshard_coordinator.core.nodes import lost_nodes, node_events, suspicion, unconnected_nodes
@@ -95,18 +95,20 @@ def _memory_view(record: DeploymentRecord) -> object:
 
 
 def _deploy(state: State, event: events.DeployRequested) -> State:
-    record = event.record
-    if record.name in state.deployments:
-        raise AlreadyExistsError(
-            f"name: there is a deployment {record.name} already; delete it first or choose another name", field="name"
-        )
+    records = (*event.others, replace(event.record, operations=(event.operation,)))
+    for record in records:
+        if taken := state.replicas_of(record.name) or state.replicas_of(record.served_name):
+            raise AlreadyExistsError(
+                f"name: there is a deployment {taken[0].name} already; delete it first or choose another name",
+                field="name",
+            )
     _check_snapshot(state, event.snapshot_version)
-    record = replace(record, operations=(event.operation,))
+    shape = "" if event.config is None else config_hash(event.config)
     if event.config is not None:
-        shape = config_hash(event.config)
-        record = replace(record, shape=shape)
         state = replace(state, configs={**state.configs, shape: event.config})
-    return replace(state.with_record(record), refused=_without(state.refused, event.operation))
+    for record in records:
+        state = state.with_record(replace(record, shape=shape or record.shape))
+    return replace(state, refused=_without(state.refused, event.operation))
 
 
 def _check_snapshot(state: State, version: int) -> None:
@@ -133,10 +135,16 @@ def _without(refused: tuple[RefusedOperation, ...], operation: ServedOperation) 
 
 
 def _delete(state: State, event: events.DeleteRequested) -> State:
-    record = state.deployments.get(event.deployment)
-    if record is None:
+    records = state.replicas_of(event.deployment)
+    if not records:
         raise NotFoundError(f"name: there is no deployment {event.deployment}", field="name")
     state = replace(state, refused=_without(state.refused, event.operation))
+    for record in records:
+        state = _delete_one(state, record, event)
+    return state
+
+
+def _delete_one(state: State, record: DeploymentRecord, event: events.DeleteRequested) -> State:
     # A new revision, so that the operation reaches the disk; also for a repeat under another operation id.
     asked = replace(record, operations=(*record.operations, event.operation), revision=record.revision + 1)
     if record.phase is not DeploymentPhase.DELETING:
@@ -218,7 +226,8 @@ def _save_failed(state: State, event: events.SaveFailed) -> State:
     state = replace(state, refused=(*state.refused, *refused)[-REFUSED_KEPT:])
     if not record.saved:
         # Nothing of it is on disk, so no node was told of it.
-        return replace(state, deployments={name: r for name, r in state.deployments.items() if name != record.name})
+        kept = {name: other for name, other in state.deployments.items() if name != record.name}
+        return _without_replicas(replace(state, deployments=kept), record, event.failure)
     retry = replace(
         record,
         saving=record.saved,
@@ -229,6 +238,16 @@ def _save_failed(state: State, event: events.SaveFailed) -> State:
         move=None,
     )
     return state.with_record(retry)
+
+
+def _without_replicas(state: State, refused: DeploymentRecord, failure: EdgeShardError) -> State:
+    """The other replicas that were deployed with one that the disk refused go as well, and their call is told so."""
+    for other in state.siblings_of(refused):
+        told = tuple(RefusedOperation(operation.operation_id, failure) for operation in other.operations)
+        state = replace(state, refused=(*state.refused, *told)[-REFUSED_KEPT:])
+        revision = other.revision + 1
+        state = state.with_record(replace(other, operations=(), revision=revision, delete_revision=revision))
+    return state
 
 
 def _forgotten(state: State, event: events.DeploymentForgotten) -> State:

@@ -110,7 +110,8 @@ class MeasureRequested:
 class DeployRequested:
     """A placement was found from the state of `snapshot_version`; on a newer state it is refused.
 
-    `config` is the model's decoded config.json: nodes are measured for a model that is deployed.
+    `config` is the model's decoded config.json: nodes are measured for a model that is deployed. `others` are the
+    replicas before this one, which are saved before it.
     """
 
     record: DeploymentRecord
@@ -118,6 +119,7 @@ class DeployRequested:
     operation: ServedOperation
     now: float
     config: Mapping[str, Any] | None = None
+    others: tuple[DeploymentRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 from edgeshard.domain.control.commands import NO_TERM, Term
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, DeploymentSpec, SuspectHop
 from edgeshard.domain.deployments.placement import PlacedStage, Placement
-from edgeshard.domain.errors import EdgeShardError, InternalError, NotFoundError
+from edgeshard.domain.errors import EdgeShardError, InternalError, InvalidArgumentError, NotFoundError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import DeviceFacts, HugePages, Node, StagePhase, StageStatus
@@ -292,6 +292,11 @@ class DeploymentRecord:
         return DeploymentName(self.spec.name)
 
     @property
+    def served_name(self) -> DeploymentName:
+        """The name that clients ask for, which replicas have in common."""
+        return DeploymentName(self.spec.served_name)
+
+    @property
     def model(self) -> ModelName:
         return ModelName(self.spec.model)
 
@@ -389,9 +394,8 @@ class State:
         return node is not None and node.placeable
 
     def pending_operation(self, name: DeploymentName, operation_id: OperationId) -> ServedOperation | None:
-        """A call on a deployment that the disk has neither taken nor refused yet."""
-        record = self.deployments.get(name)
-        operations = () if record is None else record.operations
+        """A call on a deployment that the disk has neither taken nor refused yet; of replicas, for one of them."""
+        operations = (operation for record in self.replicas_of(name) for operation in record.operations)
         return next((operation for operation in operations if operation.operation_id == operation_id), None)
 
     def refusal(self, operation_id: OperationId) -> EdgeShardError | None:
@@ -411,12 +415,34 @@ class State:
         return node
 
     def deployment_named(self, name: str, field: str = "name") -> DeploymentRecord:
-        """The deployment of this name. Raises NotFoundError naming `field`, the one of a request that the name comes
-        from."""
-        record = self.deployments.get(DeploymentName(name))
-        if record is None:
+        """The deployment of this name, or the first replica of it. Raises NotFoundError naming `field`, the one of a
+        request that the name comes from."""
+        records = self.replicas_of(DeploymentName(name))
+        if not records:
             raise NotFoundError(f"{field}: there is no deployment {name[:80]!r}", field=field)
-        return record
+        return records[0]
+
+    def one_deployment(self, name: str, field: str = "name") -> DeploymentRecord:
+        """As `deployment_named`; raises InvalidArgumentError naming `field` for a name that replicas have in common."""
+        records = self.replicas_of(DeploymentName(name))
+        if len(records) > 1:
+            names = ", ".join(record.name for record in records)
+            raise InvalidArgumentError(f"{field}: {name} has {len(records)} replicas; name one of {names}", field=field)
+        return self.deployment_named(name, field)
+
+    def replicas_of(self, name: DeploymentName) -> tuple[DeploymentRecord, ...]:
+        """The deployment of this name; of a name that replicas have in common, each of them in their order."""
+        record = self.deployments.get(name)
+        if record is not None:
+            return (record,)
+        found = [record for record in self.deployments.values() if record.served_name == name]
+        return tuple(sorted(found, key=lambda record: record.spec.replica))
+
+    def siblings_of(self, record: DeploymentRecord) -> tuple[DeploymentRecord, ...]:
+        """The other replicas of its name."""
+        if not record.spec.replica:
+            return ()
+        return tuple(other for other in self.replicas_of(record.served_name) if other.name != record.name)
 
     def first_epoch(self, name: DeploymentName) -> Epoch:
         """The epoch a new deployment of this name starts at: above every one a node may still hold."""

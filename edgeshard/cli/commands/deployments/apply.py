@@ -14,6 +14,7 @@ from edgeshard.cli.commands.options import option, spec_file, switch
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.loading import DeployReporter
 from edgeshard.cli.render.output import TABLES, Column, Output, OutputOption, plain, show_list, stderr_console
+from edgeshard.domain.deployments.deployment import AUTO_REPLICAS
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 
 if TYPE_CHECKING:
@@ -108,7 +109,11 @@ def specs_of(files: list[Path]) -> list[DeploymentSpec]:
 
 
 def differences(current: DeploymentSpec, wanted: DeploymentSpec) -> tuple[Difference, ...]:
-    """The fields that differ. A source that is not given is whichever was chosen."""
+    """The fields that differ. A source that is not given is whichever was chosen, and so is a number of replicas."""
+    if current.replica:
+        current = dataclasses.replace(current, name=current.served_name, replica=0, source="")
+    if wanted.replicas == AUTO_REPLICAS:
+        wanted = dataclasses.replace(wanted, replicas=current.replicas)
     if not wanted.source:
         wanted = dataclasses.replace(wanted, source=current.source)
     return tuple(

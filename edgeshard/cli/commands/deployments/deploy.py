@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,13 +58,18 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     if elsewhere is not None:
         add_model(context, options["model"])
     if dry_run:
-        placement = ask(context, lambda client: client.plan(spec))
-        show_list(placement.stages, output, PLACED_COLUMNS, lambda stage: stage.node_name, placement)
-    else:
-        deployment = ask(context, lambda client: _deployed(client, spec, wait, timeout, measure))
-        show_list([deployment], output, DEPLOYMENT_COLUMNS, lambda item: item.spec.name, deployment)
-        placement = deployment.placement
-    _show_prediction(placement, output)
+        placements = ask(context, lambda client: client.plan_replicas(spec))
+        for number, placement in enumerate(placements if output in TABLES else placements[:1]):
+            typer.echo("\n" * (number > 0), nl=False)
+            data = placement if len(placements) == 1 else placements
+            show_list(placement.stages, output, PLACED_COLUMNS, lambda stage: stage.node_name, data)
+            _show_prediction(placement, output)
+        return
+    deployments = ask(context, lambda client: _deployed(client, spec, wait, timeout, measure))
+    first = deployments[0] if len(deployments) == 1 else None
+    show_list(deployments, output, DEPLOYMENT_COLUMNS, lambda item: item.spec.name, first)
+    if first is not None:
+        _show_prediction(first.placement, output)
 
 
 def model_source(model: str | None) -> Source | None:
@@ -115,7 +121,8 @@ def read_spec(file: Path) -> dict[str, Any]:
 
 async def _deployed(
     client: Client, spec: DeploymentSpec, wait: bool, timeout_s: float | None, measure_s: float
-) -> Deployment:
+) -> Sequence[Deployment]:
+    """The deployment, or all its replicas."""
     import asyncio
 
     console = stderr_console()
@@ -124,7 +131,8 @@ async def _deployed(
             console.print(f"before it starts: {first.note}", markup=False)
         reporter = DeployReporter(status)
         try:
-            return await deploy_measured(client, spec, reporter, measure_s, wait=wait, timeout_s=timeout_s)
+            found = await deploy_measured(client, spec, reporter, measure_s, wait=wait, timeout_s=timeout_s)
+            return await client.replicas(spec.name) if found.spec.replica else [found]
         except asyncio.CancelledError:
             # The answer may have been under way: whether it goes on, only the coordinator knows.
             console.print(interrupted(spec.name, reporter.begun), markup=False)

@@ -80,7 +80,8 @@ def deployment(context: typer.Context, name: DeploymentName, output: OutputOptio
     the last seconds it was idle, steps waiting, KV cache in use; and of nodes that stream weights from their disks what
     they keep, what each sweep reads, and how long steps waited for it, or of experts how many were in memory when steps
     needed them; of nodes that may keep KV aside what they do, and how many requests' went there and came back. While it
-    is ready: how long requests would stand still if a node died, and what would take its place.
+    is ready: how long requests would stand still if a node died, and what would take its place. Of a name that has
+    replicas, each of them.
     """
     from edgeshard.cli.render.tier_views import tier_tables
     from edgeshard.cli.render.views import (
@@ -91,19 +92,24 @@ def deployment(context: typer.Context, name: DeploymentName, output: OutputOptio
         running_stages,
     )
 
-    found = ask(context, lambda client: client.deployment(name, outlook=True))
-    _show(
-        found,
-        found.spec.name,
-        output,
-        deployment_fields(found),
-        [
-            (found.placement.stages, PLACED_COLUMNS),
-            (running_stages(found), RUNNING_COLUMNS),
-            *tier_tables(found),
-            (found.outlook.losses if found.outlook is not None else (), LOSS_COLUMNS),
-        ],
-    )
+    found = ask(context, lambda client: client.replicas(name, outlook=True))
+    if output not in TABLES:
+        show_value(found[0] if len(found) == 1 else found, output, [one.spec.name for one in found])
+        return
+    for number, one in enumerate(found):
+        typer.echo("\n" * (number > 0), nl=False)
+        _show(
+            one,
+            one.spec.name,
+            output,
+            deployment_fields(one),
+            [
+                (one.placement.stages, PLACED_COLUMNS),
+                (running_stages(one), RUNNING_COLUMNS),
+                *tier_tables(one),
+                (one.outlook.losses if one.outlook is not None else (), LOSS_COLUMNS),
+            ],
+        )
 
 
 def _show(

@@ -1,0 +1,132 @@
+"""The replicas of a name for each request: which one it goes to, and which one goes on with it when that is lost.
+
+Replicas have one model and one spec, so that any of them may take a request. A request that has tokens goes on only
+where nodes compute the same bits, so that its client gets the tokens that it would have got.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from edgeshard.domain.deployments.deployment import DeploymentPhase
+from edgeshard.domain.ids import DeploymentName, RequestId
+from edgeshard_coordinator.control.requests.prefixes import PrefixBook
+from edgeshard_coordinator.control.requests.request_table import RequestTable
+from edgeshard_coordinator.control.requests.resumptions import ResumptionBook, Standing
+from edgeshard_coordinator.control.requests.running_request import RunningRequest
+from edgeshard_coordinator.control.requests.served_deployments import ServedDeployments
+from edgeshard_coordinator.core.placement.replicated import computes_the_same
+from edgeshard_coordinator.core.values.quotas import most_requests
+from edgeshard_coordinator.core.values.state import DeploymentRecord, State
+
+_LOST = (DeploymentPhase.WAITING, DeploymentPhase.LOADING, DeploymentPhase.FAILED, DeploymentPhase.DELETING)
+
+
+@dataclass(eq=False)
+class Replicas:
+    """`state` gives the newest state."""
+
+    _state: Callable[[], State]
+    _served: ServedDeployments
+    _requests: RequestTable
+    _resumptions: ResumptionBook
+    _given: Counter[DeploymentName] = field(default_factory=Counter)
+    """Requests that were given to each replica there is, so that equal ones take turns."""
+    _prefixes: PrefixBook = field(default_factory=PrefixBook)
+
+    def of_request(
+        self,
+        replicas: Sequence[DeploymentRecord],
+        request_id: RequestId,
+        prompt: str | tuple[int, ...],
+        client: str,
+        *,
+        resumed: bool,
+    ) -> DeploymentRecord:
+        """The replica that a request goes to: one that its client comes back for to where it was, as far as anybody
+        says, and else the one with the least expected wait, or one nearly as good that may have the beginning of its
+        prompt. Where none is ready, the first."""
+        by_name = {record.name: record for record in replicas}
+        if len(replicas) == 1:
+            return replicas[0]
+        former = self._requests.get(request_id)
+        known = None if former is None else former.deployment
+        if resumed:
+            known = known or self._resumptions.deployment_of(request_id)
+        if known in by_name:
+            return by_name[known]
+        if resumed and (unheard := self._unheard(replicas)):
+            return by_name[unheard[0]]
+        ready = [record for record in replicas if self._served.is_ready(record)]
+        if not ready:
+            return replicas[0]
+        marks = self._prefixes.marks(ready[0].served_name, client, prompt) if ready[0].spec.prefix_cache else []
+        chosen = self._least_wait(ready, self._prefixes.holder(marks))
+        self._prefixes.went_to(marks, chosen.name)
+        return chosen
+
+    def heir_of(self, request: RunningRequest) -> DeploymentRecord | None:
+        """The replica that is to go on with a parked request, whose own one is lost; None where it has to wait."""
+        state = self._state()
+        record = state.deployments.get(request.deployment)
+        if record is None or request.standing is Standing.AWAITING:
+            return None
+        if record.phase not in _LOST or record.former is not None:
+            return None
+        begun = bool(request.emitted) or request.scored > 1
+        ready = [
+            other
+            for other in state.siblings_of(record)
+            if self._served.is_ready(other) and (not begun or computes_the_same(state, record, other))
+        ]
+        return self._least_wait(ready) if ready else None
+
+    def told_of(self, record: DeploymentRecord) -> Iterator[RunningRequest]:
+        """The requests that waited for the word of a former head, and need not any more, now that the head of this
+        deployment has told of its own. Each is with the deployment that had it, or may have had it."""
+        replicas = (record, *self._state().siblings_of(record))
+        names, unheard = [one.name for one in replicas], self._unheard(replicas)
+        lost = [name for name in names if self._resumptions.may_have_lost(name)]
+        for request in list(self._requests.values()):
+            if request.standing is not Standing.AWAITING or request.deployment not in names:
+                continue
+            known = self._resumptions.deployment_of(request.request_id)
+            if known in names:
+                request.deployment = known
+            elif unheard:
+                request.deployment = unheard[0]
+                continue
+            elif lost:
+                request.deployment = lost[0]
+            yield request
+
+    def _unheard(self, replicas: Sequence[DeploymentRecord]) -> list[DeploymentName]:
+        """Those that may have requests of a former run, and whose heads have not told of them yet."""
+        return [one.name for one in replicas if one.ever_ready and not self._resumptions.has_heard(one.name)]
+
+    def _least_wait(self, ready: Sequence[DeploymentRecord], holder: DeploymentName | None = None) -> DeploymentRecord:
+        """Of those that have room, where any has, the one that would serve one request more soonest. `holder` is taken
+        instead where it has no more than one request too many."""
+        names = self._state().deployments.keys()
+        self._given = Counter({name: count for name, count in self._given.items() if name in names})
+        active = {record.name: len(self._requests.of(record.name)) for record in ready}
+        roomy = [record for record in ready if active[record.name] < most_requests(record.spec.concurrency)]
+        rates = _rates_of(ready)
+
+        def wait(record: DeploymentRecord) -> tuple[float, int, int]:
+            return (active[record.name] + 1) / rates[record.name], self._given[record.name], record.spec.replica
+
+        chosen = min(roomy or ready, key=wait)
+        held = next((record for record in roomy if record.name == holder), chosen)
+        if active[held.name] / rates[held.name] <= wait(chosen)[0]:
+            chosen = held
+        self._given[chosen.name] += 1
+        return chosen
+
+
+def _rates_of(records: Sequence[DeploymentRecord]) -> dict[DeploymentName, float]:
+    """The weight of each replica: its predicted tokens/s, or the same for all where one has no prediction."""
+    rates = [0.0 if (told := record.placement.predicted) is None else told.throughput_tps for record in records]
+    return {record.name: rate if min(rates) > 0 else 1.0 for record, rate in zip(records, rates, strict=True)}

@@ -1,0 +1,95 @@
+"""The placements of a deployment's replicas: pipelines on disjoint nodes that serve one name together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+from edgeshard.domain.deployments.deployment import AUTO_REPLICAS, DeploymentSpec
+from edgeshard.domain.deployments.placement import Placement
+from edgeshard.domain.errors import EdgeShardError, ResourceExhaustedError, UnavailableError
+from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard.planning.search.partition import Group, Worth, partition
+from edgeshard_coordinator.core.values.candidate import Candidate
+from edgeshard_coordinator.core.values.state import DeploymentRecord, State
+
+PlaceOn = Callable[[Sequence[Candidate]], Placement]
+
+
+def place_replicas(spec: DeploymentSpec, candidates: Sequence[Candidate], place: PlaceOn) -> tuple[Placement, ...]:
+    """The placements of all replicas that the spec asks for, or of as many as have the highest rate together. `place`
+    plans one pipeline on the candidates that are connected.
+
+    Without figures "auto" is a single pipeline: nobody knows what a second one would bring. Raises
+    ResourceExhaustedError naming `replicas` where so many do not fit, and as `place` does where none does.
+    """
+    usable = [node for node in candidates if node.placeable and node.name not in spec.exclude]
+    usable.sort(key=lambda node: (-node.free_bytes, node.name))
+    everywhere: list[EdgeShardError] = []
+    if spec.replicas == AUTO_REPLICAS and (single := place(candidates)).predicted is None:
+        note = f"{single.note} One pipeline: without measurements replicas cannot be compared."
+        return (replace(single, note=note.strip()),)
+
+    def worth(group: Group) -> Worth[Placement] | None:
+        try:
+            found = place(only_on(candidates, group))
+        except EdgeShardError as error:
+            everywhere.extend([error] if len(group) == len(usable) else [])
+            return None
+        return Worth(found, 0.0 if found.predicted is None else found.predicted.throughput_tps, len(found.stages))
+
+    count = None if spec.replicas == AUTO_REPLICAS else spec.replicas
+    chosen = partition([str(node.name) for node in usable], worth, count)
+    if chosen is None:
+        raise _why_not(spec, len(usable), everywhere)
+    if len(chosen.pipelines) == 1:
+        return (place(candidates),)
+    return tuple(one.found for one in chosen.pipelines)
+
+
+def only_on(candidates: Sequence[Candidate], names: Collection[str]) -> tuple[Candidate, ...]:
+    """The candidates, of which no others than these are connected."""
+    return tuple(replace(node, connected=node.connected and node.name in names) for node in candidates)
+
+
+def without_siblings(state: State, record: DeploymentRecord, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """The candidates for a replica: nodes of the other replicas of its name are not for it, since a node that is lost
+    would take both."""
+    taken: set[NodeId] = set()
+    for other in state.siblings_of(record):
+        taken |= {stage.node_id for stage in other.placement.stages}
+    return tuple(replace(node, connected=False) if node.node_id in taken else node for node in candidates)
+
+
+def computes_the_same(state: State, one: DeploymentRecord, other: DeploymentRecord) -> bool:
+    """Whether two replicas give a request the same tokens: their nodes compute the same bits, and keep each layer's
+    weights in the same form. All else of their specs is the same."""
+    nodes = {stage.node_id for record in (one, other) for stage in record.placement.stages}
+    prints = {node.facts.bits_fingerprint if (node := state.nodes.get(id)) is not None else "" for id in nodes}
+    return len(prints) == 1 and "" not in prints and _forms(one) == _forms(other)
+
+
+def _forms(record: DeploymentRecord) -> list[object]:
+    return [
+        (record.manifest_digest, record.spec.quantisation_of(NodeName(stage.node_name)))
+        for stage in record.placement.stages
+        for _ in range(stage.layers.first, stage.layers.end)
+    ]
+
+
+def _why_not(spec: DeploymentSpec, usable: int, errors: Sequence[EdgeShardError]) -> EdgeShardError:
+    if errors:
+        return errors[0]  # not even one pipeline
+    if not usable:
+        return UnavailableError(
+            "source: no node is connected that could be it; `edgectl get nodes` shows them",
+            field="source",
+            reason="NO_NODE",
+            retry_after_s=1.0,
+        )
+    return ResourceExhaustedError(
+        f"replicas: the {usable} nodes that may be used do not hold {spec.replicas} pipelines of {spec.model}, each on "
+        "nodes of its own; ask for fewer, free memory, or connect more nodes",
+        field="replicas",
+        reason="TOO_MANY_REPLICAS",
+    )

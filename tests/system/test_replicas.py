@@ -1,0 +1,131 @@
+"""Several pipelines under one name: requests are spread over them, and a lost one costs no token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from edgeshard.client import Client
+from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, parse_spec
+from edgeshard.domain.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from edgeshard.domain.requests.generation import Finished, Started, Token
+from edgeshard.local.cluster import LocalCluster
+from tests.support.site import Site
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
+SPEC = {"name": "tales", "model": "tiny-tales", "dtype": "float32", "replicas": 2, "concurrency": 4, "max_context": 256}
+PROMPTS = tuple(f"Once upon a time there was a king who had {count} sons" for count in ("two", "three", "five", "six"))
+NEW_TOKENS = 120
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    """Two nodes, each with a replica of its own."""
+    directory = tmp_path_factory.mktemp("replicas")
+    async with LocalCluster(directory, ("a", "b"), threads=1) as cluster, Client(cluster.address) as client:
+        await client.add_model(DEMO_MODEL, "tiny-tales")
+        await client.deploy(parse_spec(SPEC))
+        yield Site(cluster, client)
+
+
+async def answer(client: Client, prompt: str, seen: list[Token]) -> list[int]:
+    """The ids of one answer, with positions checked; `seen` gets the tokens as they come."""
+    first, end = 0, None
+    async for event in client.generate("tales", prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True, timeout_s=60):
+        match event:
+            case Started():
+                assert event.deployment == "tales"
+                first = len(event.prompt_tokens)
+            case Token():
+                assert event.position == first + len(seen)
+                seen.append(event)
+            case Finished():
+                end = event
+    assert end is not None and end.new_token_count == len(seen) == NEW_TOKENS
+    return [token.token for token in seen]
+
+
+def begun(client: Client) -> tuple[list[asyncio.Task[list[int]]], list[list[Token]]]:
+    """An answer to each prompt that is on its way, and their tokens so far."""
+    seen: list[list[Token]] = [[] for _ in PROMPTS]
+    pairs = zip(PROMPTS, seen, strict=True)
+    return [asyncio.create_task(answer(client, prompt, tokens)) for prompt, tokens in pairs], seen
+
+
+def reached(seen: list[list[Token]], count: int) -> bool:
+    return all(len(tokens) >= count for tokens in seen)
+
+
+async def by_name(client: Client) -> dict[str, Deployment]:
+    return {found.spec.name: found for found in await client.deployments()}
+
+
+async def all_ready(client: Client) -> bool:
+    found = await by_name(client)
+    return len(found) == 2 and all(one.phase is DeploymentPhase.READY for one in found.values())
+
+
+async def test_requests_are_spread_over_replicas_on_nodes_of_their_own(site: Site) -> None:
+    """Each serves half of them, clients see one name, and operators each replica."""
+    found = await by_name(site.client)
+    nodes = [[stage.node_name for stage in one.placement.stages] for one in found.values()]
+    assert list(found) == ["tales.1", "tales.2"] and sorted(nodes) == [["a"], ["b"]]
+    running, seen = begun(site.client)
+    await site.until(partial(reached, seen, 5))
+    assert [one.active_requests for one in (await by_name(site.client)).values()] == [2, 2]
+    await asyncio.gather(*running)
+    assert [model.deployment for model in await site.client.served_models()] == ["tales"]
+    assert (await site.client.deployment("tales")).spec.name == "tales.1"
+
+
+async def test_a_lost_replica_costs_no_token_and_the_other_goes_on(site: Site) -> None:
+    """Whichever it is: its requests go on at the other, whose epoch stays."""
+    running, _ = begun(site.client)
+    undisturbed = await asyncio.gather(*running)
+    for victim in ("b", "a"):
+        before = await by_name(site.client)
+        running, seen = begun(site.client)
+        await site.until(partial(reached, seen, 5))
+        await site.cluster.agents[victim].kill()
+        assert await asyncio.gather(*running) == undisturbed
+        after = await by_name(site.client)
+        for name, one in before.items():
+            lost = one.placement.head.node_name == victim
+            assert (after[name].phase is DeploymentPhase.READY) != lost
+            assert lost or after[name].epoch == one.epoch
+        assert await answer(site.client, PROMPTS[0], []) == undisturbed[0]
+        await site.cluster.start_agent(victim)
+        await site.until(partial(all_ready, site.client))
+
+
+async def test_a_coordinator_that_is_killed_ends_no_answer_of_either_replica(site: Site) -> None:
+    """Clients come back to the replica that has their request, and nothing is prepared again."""
+    running, _ = begun(site.client)
+    undisturbed = await asyncio.gather(*running)
+    epochs = [one.epoch for one in (await by_name(site.client)).values()]
+    running, seen = begun(site.client)
+    await site.until(partial(reached, seen, 5))
+    site.cluster.coordinator.keep_address()
+    await site.cluster.coordinator.kill()
+    await site.cluster.start_coordinator()
+    assert await asyncio.gather(*running) == undisturbed
+    assert [one.epoch for one in (await by_name(site.client)).values()] == epochs
+
+
+async def test_one_name_is_deployed_moved_and_deleted_as_one(site: Site) -> None:
+    with pytest.raises(AlreadyExistsError):
+        await site.client.deploy(parse_spec({**SPEC, "replicas": 1}))
+    with pytest.raises(InvalidArgumentError, match="the coordinator numbers replicas"):
+        await site.client.deploy(parse_spec({**SPEC, "name": "other", "replica": 1}))
+    with pytest.raises(InvalidArgumentError, match=r"name one of tales\.1, tales\.2"):
+        await site.client.replan("tales", dry_run=True)
+    await site.client.delete_deployment("tales")
+    assert not await site.client.deployments()
+    with pytest.raises(NotFoundError):
+        await site.client.deployment("tales")
