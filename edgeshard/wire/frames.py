@@ -18,6 +18,7 @@ from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.requests.generation import Guide, StageTiming
 from edgeshard.domain.requests.step import (
     ForwardStep,
+    GuessedTokens,
     GuideFailure,
     KvGrant,
     ReturnedStep,
@@ -117,6 +118,27 @@ def encode_step(pipeline: str, epoch: int, step: WireStep, part_bytes: int = PAR
         rest = pb.FrameHeader(pipeline=pipeline, epoch=epoch, step=step.number, part=part, parts=parts)
         frames.append(_seal(rest, data[part * part_bytes : (part + 1) * part_bytes]))
     return frames
+
+
+def encode_guesses(pipeline: str, epoch: int, step: int, guessed: GuessedTokens) -> pb.Frame:
+    """The frame that tells the stage that samples which tokens the guesses of a step are."""
+    requests = [pb.GuessedTokens(request=request, tokens=tokens) for request, tokens in guessed.items()]
+    guesses = pb.StepGuesses(requests=requests)
+    return _seal(pb.FrameHeader(pipeline=pipeline, epoch=epoch, step=step, parts=1, guesses=guesses), b"")
+
+
+def decode_guesses(frame: pb.Frame, pipeline: str, epoch: int) -> tuple[int, GuessedTokens] | None:
+    """A step's number and its guesses; None for a frame that is damaged or is not that: then no guess counts."""
+    raw, payload = frame.header, frame.payload
+    if len(raw) > MAX_HEADER_BYTES or _checksum(raw, payload) != frame.crc32c:
+        return None
+    try:
+        header = pb.FrameHeader.FromString(raw)
+    except DecodeError:
+        return None
+    if (header.pipeline, header.epoch, header.WhichOneof("body")) != (pipeline, epoch, "guesses"):
+        return None
+    return header.step, {guesses.request: tuple(guesses.tokens) for guesses in header.guesses.requests}
 
 
 def frame_bytes(frame: pb.Frame) -> int:
@@ -330,9 +352,9 @@ def _check_plan(step: pb.Step, max_tokens: int) -> int:
 
 
 def _check_guesses(span: pb.Span) -> None:
-    guesses, count = span.guesses, len(span.guesses.assumed)
+    guesses, count = span.guesses, span.guesses.assumed_count
     certain = span.first_position + span.token_count - count
-    if not (0 < count < span.token_count and span.sample and guesses.assumed_count == count):
+    if not (0 < count < span.token_count and span.sample):
         raise FrameRefusedError("span's guesses are not behind a certain token", field="guesses")
     if guesses.confirmed != certain:
         raise FrameRefusedError(f"span confirms {guesses.confirmed} positions of {certain}", field="guesses")
@@ -393,9 +415,8 @@ def _span_to_wire(span: Span) -> pb.Span:
     if span.targets is not None:
         message.targets.position = span.targets.position
         message.targets.tokens.extend(span.targets.tokens)
-    if span.assumed:
-        message.guesses.assumed_count = len(span.assumed)
-        message.guesses.assumed.extend(span.assumed)
+    if span.guesses:
+        message.guesses.assumed_count = span.guesses
         message.guesses.confirmed = span.certain_position
     return message
 
@@ -423,9 +444,9 @@ def _grant_from_wire(grant: pb.KvGrant) -> KvGrant:
 
 def _span_from_wire(span: pb.Span) -> Span:
     targets = Targets(span.targets.position, tuple(span.targets.tokens)) if span.HasField("targets") else None
-    assumed = tuple(span.guesses.assumed)
+    guesses = span.guesses.assumed_count
     if not span.HasField("sampling"):
-        return Span(span.request, span.first_position, span.token_count, span.sample, targets=targets, assumed=assumed)
+        return Span(span.request, span.first_position, span.token_count, span.sample, targets=targets, guesses=guesses)
     first = span.sampling
     return Span(
         request=span.request,
@@ -438,7 +459,7 @@ def _span_from_wire(span: pb.Span) -> Span:
         answer_tokens=tuple(first.guided_tokens),
         party=first.party,
         targets=targets,
-        assumed=assumed,
+        guesses=guesses,
     )
 
 

@@ -16,7 +16,15 @@ from edgeshard.domain import errors
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import FinishReason, Generation, StageTiming, Token
 from edgeshard.domain.requests.head import HeadEvent, RequestAdmitted, RequestEnd
-from edgeshard.domain.requests.step import KvGrant, SampledToken, StateCopy, StepPlan, StepResult
+from edgeshard.domain.requests.step import (
+    GuessedTokens,
+    KvGrant,
+    SampledToken,
+    StateCopy,
+    StepPlan,
+    StepResult,
+    guessed_tokens,
+)
 from edgeshard_agent.scheduler.batching import Batching, Flight, Owed, check_owed
 from edgeshard_agent.scheduler.chunking import Chunking, Chunks
 from edgeshard_agent.scheduler.draft import Draft
@@ -41,6 +49,10 @@ class HeadStep:
     number: int
     plan: StepPlan
     tokens: tuple[int, ...]
+
+    @property
+    def guessed(self) -> GuessedTokens:
+        return guessed_tokens(self.plan.spans, self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +315,7 @@ class Scheduler:
         number = self._next_step
         self._next_step += 1
         self._counts.steps += 1
-        self._flight.begin(decodes > 0, Owed.of(draft.spans, frees))
+        self._flight.begin(decodes > 0, Owed.of(draft.spans, guessed_tokens(draft.spans, draft.tokens), frees))
         prompt_tokens = len(draft.tokens) - decodes
         self._tuner.formed(decodes, prompt_tokens)
         self._chunks.formed(draft.pieces if prompt_tokens else (), prompt_tokens)

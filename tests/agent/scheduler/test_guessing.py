@@ -103,7 +103,7 @@ def test_the_pace_follows_what_was_right() -> None:
 
 
 def spans(rig: Rig) -> list[tuple[int, ...]]:
-    return [span.assumed for step in rig.steps for span in step.plan.spans]
+    return [step.guessed.get(span.request, ()) for step in rig.steps for span in step.plan.spans]
 
 
 def test_right_guesses_save_steps_and_change_nothing(make_rig: type[Rig], alone: Alone) -> None:

@@ -11,9 +11,6 @@ from edgeshard.domain.deployments.placement import Speculation
 from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.planning.inputs.shapes import ModelSpec
 
-STAGES_WITHOUT_MIDDLE = 2
-"""The head, and the stage that samples: it draws all tokens itself."""
-
 
 def speculation_of(spec: DeploymentSpec, model: ModelSpec, nodes: Sequence[DeviceFacts]) -> Speculation:
     """What goes for a model under this spec on these nodes, one for each stage."""
@@ -26,7 +23,5 @@ def speculation_of(spec: DeploymentSpec, model: ModelSpec, nodes: Sequence[Devic
         return Speculation.BITS
     if any(block.experts for block in model.blocks):
         return Speculation.EXPERTS
-    if spec.speculation == "auto" and len(nodes) > STAGES_WITHOUT_MIDDLE:
-        return Speculation.MIDDLE
     promised = spec.max_time_per_token_s is not None or spec.max_inter_token_latency_s is not None
     return Speculation.PROMISE if promised else Speculation.GUESSES
