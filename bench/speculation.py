@@ -1,4 +1,4 @@
-"""How much faster one stream is with guessed tokens, for texts that repeat and for one that does not.
+"""How much faster one stream is with guessed tokens: texts that repeat, one that does not, and JSON by three schemas.
 
 Two real agents, a thread each, hold the demo model whole on one of them and in halves on both, each time with guesses
 and without. One client asks for one answer at a time; with guesses and without take turns, and a row has the medians.
@@ -29,7 +29,7 @@ from bench.sizes import sized
 from edgeshard import Client
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.nodes.device import StageGuesses
-from edgeshard.domain.requests.generation import Finished, Token
+from edgeshard.domain.requests.generation import Finished, Guide, GuideKind, Token
 from edgeshard.local.cluster import LocalCluster
 
 TALE = (
@@ -48,6 +48,39 @@ TASKS = {
     "a new fairy tale": ("Once upon a time there was a king who had a daughter", 0.8),
 }
 """Prompts and temperatures."""
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+_KING = _object(
+    name={"enum": ["the old king", "the young king", "the fisherman"]},
+    occupation={"type": "string", "maxLength": 16},
+    number_of_children={"type": "integer", "minimum": 0, "maximum": 12},
+)
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "JSON: a record": _KING,
+    "JSON: a list of records": {"type": "array", "items": _KING, "minItems": 4, "maxItems": 4},
+    "JSON: a tale's card": _object(
+        title={"type": "string", "maxLength": 40},
+        characters={
+            "type": "array",
+            "items": {"enum": ["king", "queen", "fox", "miller"]},
+            "minItems": 3,
+            "maxItems": 5,
+        },
+        happy_ending={"type": "boolean"},
+        first_sentence={"type": "string", "maxLength": 60},
+    ),
+}
+"""Answers that are guided, greedy, behind the prompt of a new fairy tale."""
+TASKS |= dict.fromkeys(SCHEMAS, (TASKS["a new fairy tale"][0], 0.0))
 NEW_TOKENS = sized(160, 24)
 LAYERS = {1: "a=0:12", 2: "a=0:6,b=6:12"}
 
@@ -71,6 +104,8 @@ async def answer(client: Client, cluster: LocalCluster, deployment: str, task: s
     prompt, temperature = TASKS[task]
     agents = [psutil.Process(daemon.pid) for daemon in cluster.agents.values()]
     options: dict[str, Any] = {"temperature": temperature, "seed": 3, "ignore_eos": True}
+    if (schema := SCHEMAS.get(task)) is not None:
+        options |= {"ignore_eos": False, "guide": Guide(GuideKind.JSON_SCHEMA, json.dumps(schema))}
     tokens: list[int] = []
     began_s = used_s = 0.0
     events = client.generate(deployment, prompt, max_new_tokens=NEW_TOKENS, **options)
@@ -114,7 +149,7 @@ async def measure(client: Client, cluster: LocalCluster, boxes: int, task: str, 
         "auto_tps": median(guessed.tps for _, guessed in pairs),
         "times": median(guessed.tps / plain.tps for plain, guessed in pairs),
         "processor_times": median(guessed.processor_s / max(plain.processor_s, 0.01) for plain, guessed in pairs),
-        "guessed_a_token": (after.guessed - before.guessed) / rounds / NEW_TOKENS,
+        "guessed_a_token": (after.guessed - before.guessed) / rounds / len(pairs[0][0].tokens),
         "right": (after.right - before.right) / max(1, after.guessed - before.guessed),
         "load": load,
     }

@@ -122,8 +122,7 @@ def encode_step(pipeline: str, epoch: int, step: WireStep, part_bytes: int = PAR
 
 def encode_guesses(pipeline: str, epoch: int, step: int, guessed: GuessedTokens) -> pb.Frame:
     """The frame that tells the stage that samples which tokens the guesses of a step are."""
-    requests = [pb.GuessedTokens(request=request, tokens=tokens) for request, tokens in guessed.items()]
-    guesses = pb.StepGuesses(requests=requests)
+    guesses = pb.StepGuesses(requests=_guessed_to_wire(guessed))
     return _seal(pb.FrameHeader(pipeline=pipeline, epoch=epoch, step=step, parts=1, guesses=guesses), b"")
 
 
@@ -138,7 +137,15 @@ def decode_guesses(frame: pb.Frame, pipeline: str, epoch: int) -> tuple[int, Gue
         return None
     if (header.pipeline, header.epoch, header.WhichOneof("body")) != (pipeline, epoch, "guesses"):
         return None
-    return header.step, {guesses.request: tuple(guesses.tokens) for guesses in header.guesses.requests}
+    return header.step, _guessed_from_wire(header.guesses.requests)
+
+
+def _guessed_to_wire(guessed: GuessedTokens) -> list[pb.GuessedTokens]:
+    return [pb.GuessedTokens(request=request, tokens=tokens) for request, tokens in guessed.items()]
+
+
+def _guessed_from_wire(requests: Iterable[pb.GuessedTokens]) -> GuessedTokens:
+    return {guessed.request: tuple(guessed.tokens) for guessed in requests}
 
 
 def frame_bytes(frame: pb.Frame) -> int:
@@ -486,6 +493,7 @@ def _result_to_wire(result: StepResult) -> pb.StepResult:
         ],
         guide_failures=[pb.GuideFailure(request=f.request, message=f.message) for f in result.guide_failures],
         pending=result.pending,
+        forced=_guessed_to_wire(result.forced),
     )
 
 
@@ -499,6 +507,7 @@ def _result_from_wire(message: pb.StepResult) -> StepResult:
         prompt_logprobs=tuple(_span_logprobs_from_wire(item) for item in message.prompt_logprobs),
         guide_failures=tuple(GuideFailure(f.request, f.message) for f in message.guide_failures),
         pending=tuple(message.pending),
+        forced=_guessed_from_wire(message.forced),
     )
 
 

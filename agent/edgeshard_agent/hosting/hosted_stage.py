@@ -22,6 +22,7 @@ from edgeshard_agent.hosting.around import Broken, HostServices, LoadedModel
 from edgeshard_agent.net.attach import HeadStream
 from edgeshard_agent.net.link_receiver import LinkReceiver
 from edgeshard_agent.net.link_sender import Hop, LinkSender
+from edgeshard_agent.scheduler.guessing import MOST_ROWS
 from edgeshard_agent.scheduler.scheduler import HeadStep
 from edgeshard_agent.scheduler.setup import make_scheduler, make_slices
 
@@ -49,6 +50,8 @@ class HostedStage:
         """Its link to the next stage; None where it is the only one."""
         emulation = around.emulation
         pace = None if emulation is None else emulation.pace(loaded.model.layers, around.clock)
+        guesses = prepare.placement.speculation is Speculation.GUESSES
+        loaded.model.take_forced(MOST_ROWS - 1 if guesses else 0)
         self._runner = StageRunner(
             prepare.deployment, prepare.epoch, prepare.stage, loaded.model, around.worker, self, around.clock, pace
         )

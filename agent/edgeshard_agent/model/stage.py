@@ -119,6 +119,10 @@ class StageModel:
     def is_last(self) -> bool:
         return self._modules.context.is_last
 
+    def take_forced(self, most: int) -> None:
+        """Say of guided requests what their guides force, so many tokens at most; 0 where the head guesses none."""
+        self._sampler.most_forced = most
+
     @property
     def is_damaged(self) -> bool:
         """Whether weights could not be read from the disk, so that the stage must be loaded again."""

@@ -354,7 +354,7 @@ class Scheduler:
         if self.limits.overcommit:
             most = min(most, self.allocator.blocks_for(known) * size - known)
         sequence.guessed = sequence.guessed or Guessed(self.guessing.proposer())
-        guesses = self.guessing.guesses(sequence.guessed, sequence.tokens, most)
+        guesses = self.guessing.guesses(sequence.guessed, sequence.tokens, most, sequence.forced)
         return tuple(takewhile(lambda token: token not in sequence.generation.stop_tokens, guesses))
 
     def _add_chunks(self, draft: Draft, decodes: int) -> None:
@@ -440,7 +440,7 @@ class Scheduler:
             self._counts.right_guesses += accepted
             if (sequence := self._known.get(number)) is not None:
                 if sequence.guessed is not None:
-                    sequence.guessed.pace = sequence.guessed.pace.after(proposed, accepted)
+                    sequence.guessed.noted(proposed, accepted)
                 sequence.scheduled = min(sequence.scheduled, sequence.certain + accepted)
         for number in owed.guesses.keys() - drawn.keys():
             if (sequence := self._known.get(number)) is not None:
@@ -501,6 +501,7 @@ class Scheduler:
 
     def _take_token(self, sequence: Sequence, sampled: SampledToken, result: StepResult) -> Taken:
         sequence.tokens.append(sampled.token)
+        sequence.forced = result.forced.get(sequence.number, ())
         self._counts.new_tokens += 1
         is_end = self.is_end(sequence.generation, sampled.token)
         text = "" if is_end else None

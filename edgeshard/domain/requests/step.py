@@ -7,7 +7,7 @@ states; stages check and obey.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.requests.generation import Guide, PromptLogprobs, Sampling, StageTiming, TokenLogprob
@@ -171,13 +171,15 @@ class GuideFailure:
 class StepResult:
     """The last stage's answer to the head: for every span that samples a token, and those behind guesses that were
     right, or why its guide has none, or that it is `pending` and comes with a later step's result; the
-    log-probabilities of the targets, in the order of their positions; and where the time went."""
+    log-probabilities of the targets, in the order of their positions; and where the time went. `forced` tokens spell
+    what a request's guide leaves to say behind its newest token: they are likely, for it may be cut in other ways."""
 
     tokens: tuple[SampledToken, ...] = ()
     timings: tuple[StageTiming, ...] = ()
     prompt_logprobs: tuple[SpanLogprobs, ...] = ()
     guide_failures: tuple[GuideFailure, ...] = ()
     pending: tuple[int, ...] = ()
+    forced: GuessedTokens = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

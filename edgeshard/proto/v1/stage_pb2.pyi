@@ -238,18 +238,20 @@ class KvGrant(_message.Message):
     def __init__(self, request: _Optional[int] = ..., first_index: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., filled: _Optional[int] = ..., swapped: _Optional[bool] = ..., slot: _Optional[int] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("tokens", "timings", "prompt_logprobs", "guide_failures", "pending")
+    __slots__ = ("tokens", "timings", "prompt_logprobs", "guide_failures", "pending", "forced")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     GUIDE_FAILURES_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
+    FORCED_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedCompositeFieldContainer[SampledToken]
     timings: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageTiming]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[SpanLogprobs]
     guide_failures: _containers.RepeatedCompositeFieldContainer[GuideFailure]
     pending: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, tokens: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[SpanLogprobs, _Mapping]]] = ..., guide_failures: _Optional[_Iterable[_Union[GuideFailure, _Mapping]]] = ..., pending: _Optional[_Iterable[int]] = ...) -> None: ...
+    forced: _containers.RepeatedCompositeFieldContainer[GuessedTokens]
+    def __init__(self, tokens: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[SpanLogprobs, _Mapping]]] = ..., guide_failures: _Optional[_Iterable[_Union[GuideFailure, _Mapping]]] = ..., pending: _Optional[_Iterable[int]] = ..., forced: _Optional[_Iterable[_Union[GuessedTokens, _Mapping]]] = ...) -> None: ...
 
 class SpanLogprobs(_message.Message):
     __slots__ = ("request", "prompt_logprobs")

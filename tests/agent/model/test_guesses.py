@@ -19,6 +19,7 @@ import torch
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.guides.guides import Guides
 from edgeshard_agent.guides.messages import Setup
+from edgeshard_agent.model import sampling as model_sampling
 from edgeshard_agent.model.attention.kv import KvMemory, KvPool, KvTable
 from edgeshard_agent.model.attention.swap import SwapSpace
 from edgeshard_agent.model.sampling import Sampler
@@ -27,7 +28,7 @@ from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
-from edgeshard_agent.scheduler.guessing import Guessing
+from edgeshard_agent.scheduler.guessing import MOST_ROWS, Guessing, Repeats
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
 from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, Scheduler, SchedulerStats
 from edgeshard_agent.scheduler.swapping import Swapping
@@ -244,6 +245,7 @@ def run(
         Swapping(swap_blocks), Guessing(frozenset({2})) if guesses else None,
     )  # fmt: skip
     running = Run(scheduler, of, lost=lost)
+    of[-1].take_forced(MOST_ROWS - 1 if guesses else 0)
     for name, (prompt, generation) in requests.items():
         running.submit(name, prompt, generation)
     while running.step():
@@ -302,6 +304,59 @@ def test_no_format_gets_another_answer(scheme: str, cuts: tuple[int, ...]) -> No
     guessed, stats = run(requests, True, scheme, cuts)
     assert guessed == plain
     assert stats.guesses > stats.right_guesses > 10 and stats.steps < before.steps
+
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"enum": ["fox", "king", "old queen"]},
+        "occupation": {"enum": ["miller", "woodcutter"]},
+        "number_of_children": {"type": "integer", "minimum": 0, "maximum": 9},
+    },
+    "required": ["name", "occupation", "number_of_children"],
+    "additionalProperties": False,
+}
+PEOPLE = Guide(GuideKind.JSON_SCHEMA, json.dumps({"type": "array", "items": PERSON, "minItems": 2, "maxItems": 2}))
+WORDS = Guide(GuideKind.REGEX, "(the king had a daughter, |the fox ran into the wood, ){4}")
+GUIDED: dict[str, Any] = {
+    "greedy": {"guide": PEOPLE, "sampling": Sampling(logprobs=True, top_logprobs=2)},
+    "sampled": {"guide": PEOPLE, "sampling": Sampling(temperature=1.3, seed=8, logprobs=True)},
+    "a regex": {"guide": WORDS, "sampling": Sampling(temperature=0.9, seed=2, logprobs=True)},
+    "a penalty": {"guide": PEOPLE, "sampling": Sampling(repetition_penalty=1.2, presence_penalty=0.3)},
+    "a limit within": {"guide": PEOPLE, "max_new_tokens": 13},
+    "a stop string within": {"guide": PEOPLE, "stop_strings": ("cupation",)},
+}
+
+
+@needs_bits
+@pytest.mark.parametrize("cuts", [(), (3, 7)], ids=["one node", "three nodes"])
+@pytest.mark.parametrize("name", GUIDED)
+def test_what_a_guide_forces_is_guessed_and_changes_no_answer(
+    name: str, cuts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without n-grams. Sampled answers spell what is forced in other ways, too."""
+    monkeypatch.setattr(Repeats, "propose", lambda self, tokens, limit: [])
+    monkeypatch.setattr(model_sampling, "PATIENCE_S", 5.0)  # not what this machine has to do besides
+    requests = {"r": (TALE, generation(**{"max_new_tokens": 120} | GUIDED[name]))}
+    plain, before = run(requests, guesses=False)
+    guessed, stats = run(requests, guesses=True, cuts=cuts)
+    assert guessed == plain
+    assert stats.right_guesses >= 4 and stats.steps < before.steps
+    assert before.steps - stats.steps == stats.right_guesses or name in ("a limit within", "a stop string within")
+
+
+@needs_bits
+@pytest.mark.parametrize("swap_blocks", [0, 40])
+def test_guided_requests_that_give_way_between_forced_tokens_get_their_answers(
+    swap_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_sampling, "PATIENCE_S", 5.0)
+    requests = {f"r{number}": (prompt, generation(guide=PEOPLE, max_new_tokens=100, sampling=Sampling(logprobs=True)))
+                for number, prompt in enumerate((LIST, TALE, LIST + " foxes"))}  # fmt: skip
+    plain, _ = run(requests, False)
+    guessed, stats = run(requests, True, blocks=10, swap_blocks=swap_blocks)
+    assert guessed == plain
+    assert stats.right_guesses > 9 and stats.preemptions > 0 and (stats.swaps > 0) == (swap_blocks > 0)
 
 
 @needs_bits
