@@ -45,6 +45,7 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.generation import Generation, Guide, GuideKind, Sampling, Token
 from edgeshard.domain.requests.step import GuessedTokens, KvGrant, Span, StepPlan, StepResult
 
+MIXTURE = MODEL.parents[1] / "bench" / "mixture_model"
 needs_bits = pytest.mark.skipif(not native_available(), reason="torch's operators do not promise equal bits")
 
 # The sampler
@@ -161,10 +162,11 @@ def test_no_guess_is_kept_aside(pool: KvPool) -> None:
 @cache
 def stages(scheme: str, cuts: tuple[int, ...]) -> list[StageModel]:
     """The demo model on three nodes or one."""
-    directory, config = SafetensorsDirectory(MODEL), json.loads((MODEL / "config.json").read_text())
+    path, layers = (MIXTURE, 8) if "mixture" in scheme else (MODEL, 12)
+    directory, config = SafetensorsDirectory(path), json.loads((path / "config.json").read_text())
     quantisation = Quantisation(scheme.partition(" ")[0]) if scheme.startswith("int") else None
     kept = KvFormat.INT4 if "KV" in scheme else KvFormat.BFLOAT16
-    edges = [0, *cuts, 12]
+    edges = [0, *cuts, layers]
     guides = Guides(Setup(str(MODEL / "tokenizer.json"), 4096, (2,)))
     return [
         StageModel.with_kv(
@@ -293,7 +295,9 @@ def test_no_option_of_a_generation_gets_another_answer(name: str) -> None:
 
 @needs_bits
 @pytest.mark.parametrize("cuts", [(), (3, 7)], ids=["one node", "three nodes"])
-@pytest.mark.parametrize("scheme", ["bfloat16", "int8", "int4", "bfloat16, KV int4"])
+@pytest.mark.parametrize(
+    "scheme", ["bfloat16", "int8", "int4", "bfloat16, KV int4", "int4 mixture", "bfloat16 mixture"]
+)
 def test_no_format_gets_another_answer(scheme: str, cuts: tuple[int, ...]) -> None:
     """Through block borders, to the last token and beside each other, with fewer steps."""
     requests = {
