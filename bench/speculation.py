@@ -1,11 +1,11 @@
 """How much faster one stream is with guessed tokens: texts that repeat, one that does not, and JSON by three schemas.
 
-Two real agents, a thread each, hold the demo model whole on one of them and in halves on both, each time with guesses
-and without. One client asks for one answer at a time; with guesses and without take turns, and a row has the medians.
-Times go from an answer's first token to its last. Processor time is that of both agents, of user code. Answers must be
-equal, token for token.
+Two real agents, a thread each, hold the demo model and the small mixture, each whole on one of them and in halves on
+both, each time with guesses and without. The mixture was measured before. One client asks for one answer at a time;
+with guesses and without take turns, and a row has the medians. Times go from an answer's first token to its last.
+Processor time is that of both agents, of user code. Answers must be equal, token for token.
 
-    python -m bench.speculation [--rounds 5] [--quick] [-o FILE]     JSON: a row a task and number of boxes
+    python -m bench.speculation [--rounds 5] [--quick] [-o FILE]     JSON: a row a model, number of boxes and task
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 import psutil
 
-from bench.sites import demo_site, write_rows
+from bench.sites import demo_site, profiled, write_rows
 from bench.sizes import sized
 from edgeshard import Client
 from edgeshard.domain.deployments.deployment import parse_spec
@@ -82,7 +82,9 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 """Answers that are guided, greedy, behind the prompt of a new fairy tale."""
 TASKS |= dict.fromkeys(SCHEMAS, (TASKS["a new fairy tale"][0], 0.0))
 NEW_TOKENS = sized(160, 24)
-LAYERS = {1: "a=0:12", 2: "a=0:6,b=6:12"}
+MIXTURE = Path(__file__).parent / "mixture_model"
+LAYERS = {"tales": {1: "a=0:12", 2: "a=0:6,b=6:12"}, "mixture": {1: "a=0:8", 2: "a=0:4,b=4:8"}}
+"""By model and number of boxes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +98,8 @@ class Answer:
         return (len(self.tokens) - 1) / self.seconds
 
 
-def name_of(boxes: int, speculation: str) -> str:
-    return f"{speculation}-{boxes}"
+def name_of(model: str, boxes: int, speculation: str) -> str:
+    return f"{model}-{speculation}-{boxes}"
 
 
 async def answer(client: Client, cluster: LocalCluster, deployment: str, task: str) -> Answer:
@@ -129,8 +131,10 @@ async def guesses(client: Client, deployment: str) -> StageGuesses:
     return next(stage.guesses for stage in found if stage.guesses is not None)
 
 
-async def measure(client: Client, cluster: LocalCluster, boxes: int, task: str, rounds: int) -> dict[str, Any]:
-    off, auto = name_of(boxes, "off"), name_of(boxes, "auto")
+async def measure(
+    client: Client, cluster: LocalCluster, model: str, boxes: int, task: str, rounds: int
+) -> dict[str, Any]:
+    off, auto = name_of(model, boxes, "off"), name_of(model, boxes, "auto")
     for name in (off, auto):  # what is computed for the first time is slower
         await answer(client, cluster, name, task)
     before, load = await guesses(client, auto), os.getloadavg()[0]
@@ -143,6 +147,7 @@ async def measure(client: Client, cluster: LocalCluster, boxes: int, task: str, 
         pairs.append((pair[off], pair[auto]))
     after = await guesses(client, auto)
     return {
+        "model": model,
         "boxes": boxes,
         "task": task,
         "off_tps": median(plain.tps for plain, _ in pairs),
@@ -157,11 +162,18 @@ async def measure(client: Client, cluster: LocalCluster, boxes: int, task: str, 
 
 async def run(rounds: int) -> list[dict[str, Any]]:
     async with demo_site(("a", "b"), "tales", threads=1) as (cluster, client):
-        for boxes, layers in LAYERS.items():
-            for speculation in ("off", "auto"):
-                values = {"name": name_of(boxes, speculation), "model": "tales", "layers": layers}
-                await client.deploy(parse_spec({**values, "speculation": speculation, "concurrency": 1}))
-        return [await measure(client, cluster, boxes, task, rounds) for boxes in LAYERS for task in TASKS]
+        await client.add_model(MIXTURE, "mixture")
+        await profiled(client, "mixture", quick=True)
+        rows = []
+        for model, cuts in LAYERS.items():
+            for boxes, layers in cuts.items():
+                for speculation in ("off", "auto"):
+                    values = {"name": name_of(model, boxes, speculation), "model": model, "layers": layers}
+                    await client.deploy(parse_spec({**values, "speculation": speculation, "concurrency": 1}))
+                for task in TASKS:
+                    if model == "tales" or task not in SCHEMAS:
+                        rows.append(await measure(client, cluster, model, boxes, task, rounds))
+        return rows
 
 
 def main() -> int:

@@ -126,7 +126,7 @@ class Speculation(StrEnum):
     STATES = "states"
     """Requests have states, which cannot be cut to fewer positions."""
     EXPERTS = "experts"
-    """Each guess of a mixture may need experts of its own, and what rows cost was not measured, or is a disk's affair."""
+    """Each guess of a mixture may need experts of its own: what rows cost was not measured, or these are on a disk."""
     PROMISE = "promise"
     """A time between tokens was promised, which holds for steps without guesses."""
     BITS = "bits"

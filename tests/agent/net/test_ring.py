@@ -8,6 +8,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -281,21 +282,21 @@ class Mishaps:
     def telling(self) -> Callable[[LinkReceiver, Frame], None]:
         """Stands in for the head's way to the stage that samples: guesses go lost, flip, or come after their step."""
         late: list[Frame] = []
-        tell = LinkReceiver.tell
+        tell, ways = LinkReceiver.tell, cycle(["told", "told late", "told", "told damaged", "told", "not told"])
 
         def told(receiver: LinkReceiver, frame: Frame) -> None:
-            what = (
-                "told" if self.rng.random() > self.rate else self.rng.choice(["told late", "told damaged", "not told"])
-            )
+            for before in [late.pop()] if late else []:
+                tell(receiver, before)
+            what = next(ways)
             self.seen.add(what)
-            if what == "told damaged":
+            if what == "told late":
+                late.append(frame)
+            elif what == "told damaged":
                 raw = bytearray(frame.header)
                 raw[self.rng.randrange(len(raw))] ^= 1 << self.rng.randrange(8)
-                frame = Frame(header=bytes(raw), crc32c=frame.crc32c)
-            if what.startswith("told"):
-                (late.append if what == "told late" else partial(tell, receiver))(frame)
-            while late and what != "told late":
-                tell(receiver, late.pop())
+                tell(receiver, Frame(header=bytes(raw), crc32c=frame.crc32c))
+            elif what == "told":
+                tell(receiver, frame)
 
         return told
 

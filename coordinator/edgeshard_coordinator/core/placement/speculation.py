@@ -28,8 +28,7 @@ def speculation_of(spec: DeploymentSpec, model: ModelSpec, nodes: Sequence[Devic
 
 
 def weighed(placement: Placement) -> Placement:
-    """The same, with guesses for a mixture whose rows were measured and are all in memory: the head then weighs what each
-    guess costs."""
+    """The same, with guesses for a mixture in memory whose rows were measured: the head weighs each guess."""
     if placement.speculation is not Speculation.EXPERTS or not placement.costs or placement.streams:
         return placement
     return replace(placement, speculation=Speculation.GUESSES)
