@@ -205,6 +205,9 @@ class SimModel:
     def observe_reads(self, observer: object) -> None:
         """There are no reads."""
 
+    def take_forced(self, most: int) -> None:
+        """There are no guides."""
+
     @property
     def is_first(self) -> bool:
         return self.layers.first == 0
