@@ -1,11 +1,11 @@
-"""How much faster one stream is with guessed tokens, for texts that repeat and for one that does not.
+"""How much faster one stream is with guessed tokens: texts that repeat, one that does not, and JSON by three schemas.
 
-Two real agents, a thread each, hold the demo model whole on one of them and in halves on both, each time with guesses
-and without. One client asks for one answer at a time; with guesses and without take turns, and a row has the medians.
-Times go from an answer's first token to its last. Processor time is that of both agents, of user code. Answers must be
-equal, token for token.
+Two real agents, a thread each, hold the demo model and the small mixture, each whole on one of them and in halves on
+both, each time with guesses and without. The mixture was measured before. One client asks for one answer at a time;
+with guesses and without take turns, and a row has the medians. Times go from an answer's first token to its last.
+Processor time is that of both agents, of user code. Answers must be equal, token for token.
 
-    python -m bench.speculation [--rounds 5] [--quick] [-o FILE]     JSON: a row a task and number of boxes
+    python -m bench.speculation [--rounds 5] [--quick] [-o FILE]     JSON: a row a model, number of boxes and task
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from typing import Any
 
 import psutil
 
-from bench.sites import demo_site, write_rows
+from bench.sites import demo_site, profiled, write_rows
 from bench.sizes import sized
 from edgeshard import Client
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.nodes.device import StageGuesses
-from edgeshard.domain.requests.generation import Finished, Token
+from edgeshard.domain.requests.generation import Finished, Guide, GuideKind, Token
 from edgeshard.local.cluster import LocalCluster
 
 TALE = (
@@ -48,8 +48,43 @@ TASKS = {
     "a new fairy tale": ("Once upon a time there was a king who had a daughter", 0.8),
 }
 """Prompts and temperatures."""
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+_KING = _object(
+    name={"enum": ["the old king", "the young king", "the fisherman"]},
+    occupation={"type": "string", "maxLength": 16},
+    number_of_children={"type": "integer", "minimum": 0, "maximum": 12},
+)
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "JSON: a record": _KING,
+    "JSON: a list of records": {"type": "array", "items": _KING, "minItems": 4, "maxItems": 4},
+    "JSON: a tale's card": _object(
+        title={"type": "string", "maxLength": 40},
+        characters={
+            "type": "array",
+            "items": {"enum": ["king", "queen", "fox", "miller"]},
+            "minItems": 3,
+            "maxItems": 5,
+        },
+        happy_ending={"type": "boolean"},
+        first_sentence={"type": "string", "maxLength": 60},
+    ),
+}
+"""Answers that are guided, greedy, behind the prompt of a new fairy tale."""
+TASKS |= dict.fromkeys(SCHEMAS, (TASKS["a new fairy tale"][0], 0.0))
 NEW_TOKENS = sized(160, 24)
-LAYERS = {1: "a=0:12", 2: "a=0:6,b=6:12"}
+MIXTURE = Path(__file__).parent / "mixture_model"
+LAYERS = {"tales": {1: "a=0:12", 2: "a=0:6,b=6:12"}, "mixture": {1: "a=0:8", 2: "a=0:4,b=4:8"}}
+"""By model and number of boxes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +98,16 @@ class Answer:
         return (len(self.tokens) - 1) / self.seconds
 
 
-def name_of(boxes: int, speculation: str) -> str:
-    return f"{speculation}-{boxes}"
+def name_of(model: str, boxes: int, speculation: str) -> str:
+    return f"{model}-{speculation}-{boxes}"
 
 
 async def answer(client: Client, cluster: LocalCluster, deployment: str, task: str) -> Answer:
     prompt, temperature = TASKS[task]
     agents = [psutil.Process(daemon.pid) for daemon in cluster.agents.values()]
     options: dict[str, Any] = {"temperature": temperature, "seed": 3, "ignore_eos": True}
+    if (schema := SCHEMAS.get(task)) is not None:
+        options |= {"ignore_eos": False, "guide": Guide(GuideKind.JSON_SCHEMA, json.dumps(schema))}
     tokens: list[int] = []
     began_s = used_s = 0.0
     events = client.generate(deployment, prompt, max_new_tokens=NEW_TOKENS, **options)
@@ -94,8 +131,10 @@ async def guesses(client: Client, deployment: str) -> StageGuesses:
     return next(stage.guesses for stage in found if stage.guesses is not None)
 
 
-async def measure(client: Client, cluster: LocalCluster, boxes: int, task: str, rounds: int) -> dict[str, Any]:
-    off, auto = name_of(boxes, "off"), name_of(boxes, "auto")
+async def measure(
+    client: Client, cluster: LocalCluster, model: str, boxes: int, task: str, rounds: int
+) -> dict[str, Any]:
+    off, auto = name_of(model, boxes, "off"), name_of(model, boxes, "auto")
     for name in (off, auto):  # what is computed for the first time is slower
         await answer(client, cluster, name, task)
     before, load = await guesses(client, auto), os.getloadavg()[0]
@@ -108,13 +147,14 @@ async def measure(client: Client, cluster: LocalCluster, boxes: int, task: str, 
         pairs.append((pair[off], pair[auto]))
     after = await guesses(client, auto)
     return {
+        "model": model,
         "boxes": boxes,
         "task": task,
         "off_tps": median(plain.tps for plain, _ in pairs),
         "auto_tps": median(guessed.tps for _, guessed in pairs),
         "times": median(guessed.tps / plain.tps for plain, guessed in pairs),
         "processor_times": median(guessed.processor_s / max(plain.processor_s, 0.01) for plain, guessed in pairs),
-        "guessed_a_token": (after.guessed - before.guessed) / rounds / NEW_TOKENS,
+        "guessed_a_token": (after.guessed - before.guessed) / rounds / len(pairs[0][0].tokens),
         "right": (after.right - before.right) / max(1, after.guessed - before.guessed),
         "load": load,
     }
@@ -122,11 +162,18 @@ async def measure(client: Client, cluster: LocalCluster, boxes: int, task: str, 
 
 async def run(rounds: int) -> list[dict[str, Any]]:
     async with demo_site(("a", "b"), "tales", threads=1) as (cluster, client):
-        for boxes, layers in LAYERS.items():
-            for speculation in ("off", "auto"):
-                values = {"name": name_of(boxes, speculation), "model": "tales", "layers": layers}
-                await client.deploy(parse_spec({**values, "speculation": speculation, "concurrency": 1}))
-        return [await measure(client, cluster, boxes, task, rounds) for boxes in LAYERS for task in TASKS]
+        await client.add_model(MIXTURE, "mixture")
+        await profiled(client, "mixture", quick=True)
+        rows = []
+        for model, cuts in LAYERS.items():
+            for boxes, layers in cuts.items():
+                for speculation in ("off", "auto"):
+                    values = {"name": name_of(model, boxes, speculation), "model": model, "layers": layers}
+                    await client.deploy(parse_spec({**values, "speculation": speculation, "concurrency": 1}))
+                for task in TASKS:
+                    if model == "tales" or task not in SCHEMAS:
+                        rows.append(await measure(client, cluster, model, boxes, task, rounds))
+        return rows
 
 
 def main() -> int:

@@ -151,7 +151,8 @@ class _Walk:
         if is_object(kind):
             return self._object(kind, where, self._policy.exact)
         if isinstance(origin, type) and issubclass(origin, Enum):
-            return self._one_of(tuple(origin), where)
+            # Of an enumeration that knows what earlier versions wrote, its `_missing_` does.
+            return self._one_of(tuple(origin), where, origin)
         if isinstance(origin, type) and issubclass(origin, EdgeShardError):
             return self._form("an error", self._policy.write_error, lambda plain, path: self._policy.read_error(plain))
         raise TypeError(f"{where}: {kind!r} has no form in JSON; give it one in edgeshard.forms")
@@ -168,11 +169,11 @@ class _Walk:
 
         return Form(write, refusing)
 
-    def _one_of(self, values: tuple[Any, ...], where: str) -> Form:
+    def _one_of(self, values: tuple[Any, ...], where: str, read: Callable[[Any], Any] | None = None) -> Form:
         written = {value: value.value if isinstance(value, Enum) else value for value in values}
         known = {plain: value for value, plain in written.items()}
         what = f"one of {', '.join(map(str, known))}"
-        return self._form(what, written.__getitem__, lambda plain, path: known[plain])
+        return self._form(what, written.__getitem__, lambda plain, path: known[plain] if read is None else read(plain))
 
     def _items(self, arguments: tuple[Any, ...], where: str) -> Form:
         is_many = arguments[-1] is Ellipsis

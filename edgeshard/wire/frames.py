@@ -18,6 +18,7 @@ from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.requests.generation import Guide, StageTiming
 from edgeshard.domain.requests.step import (
     ForwardStep,
+    GuessedTokens,
     GuideFailure,
     KvGrant,
     ReturnedStep,
@@ -117,6 +118,34 @@ def encode_step(pipeline: str, epoch: int, step: WireStep, part_bytes: int = PAR
         rest = pb.FrameHeader(pipeline=pipeline, epoch=epoch, step=step.number, part=part, parts=parts)
         frames.append(_seal(rest, data[part * part_bytes : (part + 1) * part_bytes]))
     return frames
+
+
+def encode_guesses(pipeline: str, epoch: int, step: int, guessed: GuessedTokens) -> pb.Frame:
+    """The frame that tells the stage that samples which tokens the guesses of a step are."""
+    guesses = pb.StepGuesses(requests=_guessed_to_wire(guessed))
+    return _seal(pb.FrameHeader(pipeline=pipeline, epoch=epoch, step=step, parts=1, guesses=guesses), b"")
+
+
+def decode_guesses(frame: pb.Frame, pipeline: str, epoch: int) -> tuple[int, GuessedTokens] | None:
+    """A step's number and its guesses; None for a frame that is damaged or is not that: then no guess counts."""
+    raw, payload = frame.header, frame.payload
+    if len(raw) > MAX_HEADER_BYTES or _checksum(raw, payload) != frame.crc32c:
+        return None
+    try:
+        header = pb.FrameHeader.FromString(raw)
+    except DecodeError:
+        return None
+    if (header.pipeline, header.epoch, header.WhichOneof("body")) != (pipeline, epoch, "guesses"):
+        return None
+    return header.step, _guessed_from_wire(header.guesses.requests)
+
+
+def _guessed_to_wire(guessed: GuessedTokens) -> list[pb.GuessedTokens]:
+    return [pb.GuessedTokens(request=request, tokens=tokens) for request, tokens in guessed.items()]
+
+
+def _guessed_from_wire(requests: Iterable[pb.GuessedTokens]) -> GuessedTokens:
+    return {guessed.request: tuple(guessed.tokens) for guessed in requests}
 
 
 def frame_bytes(frame: pb.Frame) -> int:
@@ -330,9 +359,9 @@ def _check_plan(step: pb.Step, max_tokens: int) -> int:
 
 
 def _check_guesses(span: pb.Span) -> None:
-    guesses, count = span.guesses, len(span.guesses.assumed)
+    guesses, count = span.guesses, span.guesses.assumed_count
     certain = span.first_position + span.token_count - count
-    if not (0 < count < span.token_count and span.sample and guesses.assumed_count == count):
+    if not (0 < count < span.token_count and span.sample):
         raise FrameRefusedError("span's guesses are not behind a certain token", field="guesses")
     if guesses.confirmed != certain:
         raise FrameRefusedError(f"span confirms {guesses.confirmed} positions of {certain}", field="guesses")
@@ -393,9 +422,8 @@ def _span_to_wire(span: Span) -> pb.Span:
     if span.targets is not None:
         message.targets.position = span.targets.position
         message.targets.tokens.extend(span.targets.tokens)
-    if span.assumed:
-        message.guesses.assumed_count = len(span.assumed)
-        message.guesses.assumed.extend(span.assumed)
+    if span.guesses:
+        message.guesses.assumed_count = span.guesses
         message.guesses.confirmed = span.certain_position
     return message
 
@@ -423,9 +451,9 @@ def _grant_from_wire(grant: pb.KvGrant) -> KvGrant:
 
 def _span_from_wire(span: pb.Span) -> Span:
     targets = Targets(span.targets.position, tuple(span.targets.tokens)) if span.HasField("targets") else None
-    assumed = tuple(span.guesses.assumed)
+    guesses = span.guesses.assumed_count
     if not span.HasField("sampling"):
-        return Span(span.request, span.first_position, span.token_count, span.sample, targets=targets, assumed=assumed)
+        return Span(span.request, span.first_position, span.token_count, span.sample, targets=targets, guesses=guesses)
     first = span.sampling
     return Span(
         request=span.request,
@@ -438,7 +466,7 @@ def _span_from_wire(span: pb.Span) -> Span:
         answer_tokens=tuple(first.guided_tokens),
         party=first.party,
         targets=targets,
-        assumed=assumed,
+        guesses=guesses,
     )
 
 
@@ -465,6 +493,7 @@ def _result_to_wire(result: StepResult) -> pb.StepResult:
         ],
         guide_failures=[pb.GuideFailure(request=f.request, message=f.message) for f in result.guide_failures],
         pending=result.pending,
+        forced=_guessed_to_wire(result.forced),
     )
 
 
@@ -478,6 +507,7 @@ def _result_from_wire(message: pb.StepResult) -> StepResult:
         prompt_logprobs=tuple(_span_logprobs_from_wire(item) for item in message.prompt_logprobs),
         guide_failures=tuple(GuideFailure(f.request, f.message) for f in message.guide_failures),
         pending=tuple(message.pending),
+        forced=_guessed_from_wire(message.forced),
     )
 
 

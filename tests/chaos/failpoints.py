@@ -109,7 +109,7 @@ class Failpoint:
         """Whether this is one of the times that it counts."""
         if moment.place is not self.place or (self.place in OF_STEPS and not moment.spans):
             return False
-        if self.guesses and not any(span.assumed for span in moment.spans):
+        if self.guesses and not any(span.guesses for span in moment.spans):
             return False
         if self.step is not None and moment.step != self.step:
             return False

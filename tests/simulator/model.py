@@ -32,7 +32,7 @@ from edgeshard.domain.ids import Digest, ModelName
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange, ModelManifest, TensorInfo
 from edgeshard.domain.requests.generation import FinishReason, Generation, Sampling
-from edgeshard.domain.requests.step import SampledToken, Span, StepPlan, StepResult
+from edgeshard.domain.requests.step import GuessedTokens, SampledToken, Span, StepPlan, StepResult, guessed_tokens
 from tests.simulator.loop import Process
 
 if TYPE_CHECKING:
@@ -205,6 +205,9 @@ class SimModel:
     def observe_reads(self, observer: object) -> None:
         """There are no reads."""
 
+    def take_forced(self, most: int) -> None:
+        """There are no guides."""
+
     @property
     def is_first(self) -> bool:
         return self.layers.first == 0
@@ -228,10 +231,12 @@ class SimModel:
         self.release()
         return SimWeights(self.layers)
 
-    def execute_sweep(self, steps: Sequence[tuple[StepPlan, Any]]) -> list[StageOutput]:
-        return [self.execute(*step) for step in steps]
+    def execute_sweep(
+        self, steps: Sequence[tuple[StepPlan, Any]], told: Sequence[Callable[[], GuessedTokens]]
+    ) -> list[StageOutput]:
+        return [self.execute(*step, tell) for step, tell in zip(steps, told, strict=True)]
 
-    def execute(self, plan: StepPlan, inputs: Any = None) -> StageOutput:
+    def execute(self, plan: StepPlan, inputs: Any, tell: Callable[[], GuessedTokens]) -> StageOutput:
         if self.released:
             self._violate("a step ran on a stage that was released")
         if self.broken:
@@ -243,6 +248,7 @@ class SimModel:
         sampled, pending = self._come(plan.frees), list[int]()
         given = [] if inputs is None else inputs.tolist()
         at, rows = 0, list[list[float]]()
+        guessed = guessed_tokens(plan.spans, given) if self.is_first else tell()
         for span in plan.spans:
             if span.sampling is not None:
                 self._sampling[span.request] = span.sampling
@@ -258,17 +264,19 @@ class SimModel:
                 at += 1
             for state in self.pool.states.of(self.pool.table(span.request).slot):
                 state.fill_(history - _FIRST_HASH)
-            sampled += self._drawn(span, slots, pending)
+            sampled += self._drawn(span, slots, guessed.get(span.request, ()), pending)
         if self.is_last:
             return StageOutput(result=StepResult(tuple(sampled), pending=tuple(pending)))
         return StageOutput(torch.tensor(rows, dtype=torch.float32) if rows else None)
 
-    def _drawn(self, span: Span, slots: Sequence[int], pending: list[int]) -> Iterator[SampledToken]:
-        """The tokens behind a span up to the first that was guessed wrong, or is late: that is left for the next step
-        where it is behind guesses."""
+    def _drawn(
+        self, span: Span, slots: Sequence[int], guesses: Sequence[int], pending: list[int]
+    ) -> Iterator[SampledToken]:
+        """The tokens behind a span up to the first whose guess is wrong or did not come, or that is late: behind
+        guesses that is left for the next step."""
         if not span.sample:
             return
-        for position, guess in zip_longest(range(span.certain_position, span.end_position + 1), span.assumed):
+        for position, guess in zip_longest(range(span.certain_position, span.end_position + 1), guesses):
             history = self._slots[slots[position - 1]]
             token = SampledToken(span.request, position, chosen(history, self._sampling[span.request], position))
             if 0 < history % LATENESS < MOST_LATE:
@@ -277,8 +285,9 @@ class SimModel:
                     pending.append(span.request)
                 return
             yield token
-            if span.assumed:
-                self._watch.met["guess", "drawn", "right" if token.token == guess else "wrong"] = 1
+            if span.guesses:
+                way = "right" if token.token == guess else "wrong" if guesses else "not told"
+                self._watch.met["guess", "drawn", way] = 1
             if token.token != guess:
                 return
 

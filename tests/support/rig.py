@@ -97,7 +97,7 @@ class Stage:
             for slot in slots[span.first_position :]:
                 self.slots[slot] = given.popleft()
             scored += self._scores(span)
-            if span.assumed:
+            if span.guesses:
                 sampled += self._behind_guesses(span, [self.slots[slot] for slot in slots])
                 continue
             token = next_token(self.slots[slot] for slot in slots)

@@ -411,3 +411,9 @@ def test_each_module_converts_by_itself() -> None:
     """Whatever its values have within, no other module must have been loaded for it."""
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_node_that_takes_guesses_only_in_the_steps_themselves_takes_none() -> None:
+    """A version before said so in field 9."""
+    older = common_pb2.DeviceFacts.FromString(bytes([9 << 3, 1]))
+    assert form_of(DeviceFacts).read(older, "facts").takes_guesses is False

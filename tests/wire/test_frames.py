@@ -130,7 +130,7 @@ def _targets(header: pb.FrameHeader, position: int, count: int) -> None:
 def _guesses(header: pb.FrameHeader, count: int, sample: bool = True, confirmed: int = 0) -> None:
     span = header.forward.spans[0]
     certain = span.first_position + span.token_count - count
-    span.guesses.CopyFrom(pb.SpanGuesses(assumed_count=count, assumed=range(count), confirmed=certain + confirmed))
+    span.guesses.CopyFrom(pb.SpanGuesses(assumed_count=count, confirmed=certain + confirmed))
     span.sample = sample
 
 
@@ -152,7 +152,7 @@ FORGERIES: dict[str, tuple[str, Callable[[pb.FrameHeader], None]]] = {
     "targets beyond the span": ("targets", lambda h: _targets(h, 6, 4)),
     "no targets": ("targets", lambda h: _targets(h, 6, 0)),
     "a guide of another version": ("guide", lambda h: setattr(h.forward.spans[0].sampling.guide, "kind", 77)),
-    "guessed tokens": ("guesses", lambda h: setattr(h.forward.spans[0].guesses, "assumed_count", 1)),
+    "no guesses": ("guesses", lambda h: _guesses(h, 0)),
     "a confirmed position": ("guesses", lambda h: setattr(h.forward.spans[0].guesses, "confirmed", 5)),
     "only guesses": ("guesses", lambda h: _guesses(h, h.forward.spans[0].token_count)),
     "guesses that are not sampled behind": ("guesses", lambda h: _guesses(h, 1, sample=False)),
@@ -305,3 +305,19 @@ def test_columns_of_prompt_logprobs_of_different_lengths_are_refused() -> None:
             reader.accept(reseal(frame, change))
         assert refused.value.field == "prompt_logprobs"
     assert reader.accept(frame).steps == (step,)
+
+
+def test_guesses_of_a_step_travel_apart_from_it_and_do_not_count_when_they_are_damaged() -> None:
+    guessed = {7: (1, 2, 3), 1 << 40: (0,)}
+    frame = wire.encode_guesses("tales", 3, 12, guessed)
+    assert wire.decode_guesses(frame, "tales", 3) == (12, guessed)
+    assert wire.decode_guesses(frame, "tales", 4) is wire.decode_guesses(frame, "other", 3) is None
+    assert wire.decode_guesses(sent(forward(0))[0], "tales", 3) is None
+    for place in range(8 * len(frame.header)):
+        raw = bytearray(frame.header)
+        raw[place // 8] ^= 1 << place % 8
+        assert wire.decode_guesses(pb.Frame(header=bytes(raw), crc32c=frame.crc32c), "tales", 3) is None
+    nothing = wire._seal(pb.FrameHeader(), b"")
+    no_header = b"\xff" * 9
+    assert wire.decode_guesses(pb.Frame(header=no_header, crc32c=wire._checksum(no_header, b"")), "tales", 3) is None
+    assert wire.decode_guesses(nothing, "", 0) is None

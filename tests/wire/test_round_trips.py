@@ -34,7 +34,7 @@ from edgeshard.proto.v1 import stage_pb2
 from edgeshard.wire.debug import dump_messages
 from edgeshard.wire.deployment import spec_from_wire, spec_to_wire
 from edgeshard.wire.failure import from_failure, to_failure
-from edgeshard.wire.frames import Frame, FrameContract, FrameReader, encode_step
+from edgeshard.wire.frames import Frame, FrameContract, FrameReader, encode_guesses, encode_step
 from tests.support.examples import Examples, comparable
 
 MADE: dict[Any, Callable[[Examples], Any]] = {
@@ -160,6 +160,7 @@ def test_every_field_of_every_message_is_written() -> None:
             step = replace(step, hidden=replace(step.hidden, data=bytes(3 << 20)))
         for frame in encode_step("pipeline", 4, step):
             _note(stage_pb2.FrameHeader.FromString(frame.header), written)
+    _note(stage_pb2.FrameHeader.FromString(encode_guesses("pipeline", 4, 5, {6: (7,)}).header), written)
     for dump in (ProcessDump(NodeName("a"), b"{}"), ProcessDump(NodeName("a"), failure=UnavailableError("away"))):
         _note(list(dump_messages(dump)), written)
     # The service sets the version, and nobody sets the interval any more.

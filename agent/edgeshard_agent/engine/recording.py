@@ -74,7 +74,7 @@ class StepRecorder:
 
     def ran(self, step: int, plan: StepPlan, arrived_s: float, began_s: float, ended_s: float) -> None:
         """A step was computed, and is about to be sent. A span of one token, and guesses behind it, is a decode."""
-        prompt_tokens = sum(span.token_count for span in plan.spans if span.token_count > 1 + len(span.assumed))
+        prompt_tokens = sum(span.token_count for span in plan.spans if span.token_count > 1 + span.guesses)
         if len(self._records) >= self._most:
             del self._records[next(iter(self._records))]
         self._records[step] = StepRecord(step, plan.token_count, prompt_tokens, arrived_s, began_s, ended_s, ended_s)

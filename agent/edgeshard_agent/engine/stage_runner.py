@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ from edgeshard.domain.requests.step import ForwardStep, ReturnedStep, StepPlan, 
 from edgeshard.wire.frames import PART_BYTES, Frame, encode_step
 from edgeshard_agent.core.hanging import RunningStep
 from edgeshard_agent.engine.recording import BusyMeter, StepCounts, StepRecorder
+from edgeshard_agent.engine.told_guesses import ToldGuesses
 from edgeshard_agent.engine.worker import ComputeThread, StepOnThread
 from edgeshard_agent.model.stage import StageModel, StageOutput
 from edgeshard_agent.model.tensors import bytes_to_hidden, hidden_to_bytes
@@ -88,6 +90,7 @@ class StageRunner:
     def __post_init__(self) -> None:
         self.part_bytes: Callable[[], int] = lambda: PART_BYTES
         """The most bytes that frames of a step may have; asked on the compute thread for each step."""
+        self.told = ToldGuesses()
         self._waiting: list[_Offered] = []
         """Steps of a sweep whose others are still on their way."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -226,7 +229,8 @@ class StageRunner:
         Each counts as its part of the time that they took.
         """
         began = self.clock.now()
-        outputs = self.model.execute_sweep([(step.plan, self._inputs(step)) for step, _ in steps])
+        told = [partial(self.told.take, step.number) for step, _ in steps]
+        outputs = self.model.execute_sweep([(step.plan, self._inputs(step)) for step, _ in steps], told)
         results, share = [], 0.0
         for (step, arrived_s), output in zip(steps, outputs, strict=False):
             waited_s = began - arrived_s

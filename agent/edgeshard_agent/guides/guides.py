@@ -29,7 +29,18 @@ from edgeshard.chat.turns import Turns
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.requests.generation import Guide
 from edgeshard_agent.guides.budgets import RequestBudget, Shares
-from edgeshard_agent.guides.messages import ADVANCE_S, ANSWER, OPEN_S, Advance, Close, Message, Open, Setup, to_line
+from edgeshard_agent.guides.messages import (
+    ADVANCE_S,
+    ANSWER,
+    OPEN_S,
+    Advance,
+    Close,
+    Message,
+    Open,
+    Path,
+    Setup,
+    to_line,
+)
 
 log = structlog.get_logger()
 
@@ -40,6 +51,9 @@ WAIT_S = 20.0
 """How long a request waits for a mask. A step that has to wait for it is below what is taken for a hanging one."""
 ANSWER_S = 15.0
 """How long the process may take to answer. It ends itself by the processor time that it uses, long before."""
+MOST_FREE = 3
+"""Behind so many tokens with nothing forced a guide is not waited for: within a free text each wait would cost, and at
+its end what is forced is known a step later, when the next token is drawn."""
 REMEMBERED = 16
 """Guides that were checked: an application sends the same ones again and again."""
 TOO_MUCH = "it took too much time or memory; make it simpler"
@@ -55,20 +69,29 @@ class _EndedError(Exception):
 
 @dataclass(eq=False, slots=True)
 class _Making:
-    """A mask, or a check, that waits for its turn or is made."""
+    """A path, or a check, that waits for its turn or is made."""
 
     party: str
-    make: Callable[[], Banned | None]
+    make: Callable[[], Path | None]
     made: Future[Any] = field(default_factory=Future)
 
 
 class Guided:
     """One request: `banned` and `advance` take turns, and are called by one thread."""
 
-    def __init__(self, guides: Guides, number: int, guide: Guide, answer: Sequence[int], party: int) -> None:
+    def __init__(
+        self, guides: Guides, number: int, guide: Guide, answer: Sequence[int], party: int, forced: int
+    ) -> None:
         self.number = number
         self.guide = guide
         self.answer = list(answer)
+        self.said = 0
+        """How many of these its matcher knows."""
+        self.most_forced = forced
+        self._free = 0
+        """Tokens in a row behind which nothing was forced."""
+        self._drawn = 0
+        """How many forced tokens of the path were drawn."""
         self.may_be_late = party != 0
         self.party = str(party)
         self.budget = RequestBudget(tokens=len(answer))
@@ -88,23 +111,45 @@ class Guided:
         """The tokens banned at the position behind the answer so far. Raises GuideError where there is no token for
         it."""
         try:
-            banned: Banned = self._making.made.result(max(0.0, self._began_s + WAIT_S - time.monotonic()))
+            path: Path = self._making.made.result(max(0.0, self._began_s + WAIT_S - time.monotonic()))
         except FutureTimeoutError:
             raise GuideError("it took too long; make it simpler") from None
-        return banned
+        return self._guides.banned(path.masks[self._drawn])
+
+    def forced(self, wait_s: float) -> tuple[int, ...]:
+        """Tokens behind the answer so far that its guide leaves no choice of but how they are cut; none where it does
+        not know within so many seconds."""
+        path = self._known(wait_s if self._free < MOST_FREE else 0.0)
+        self._free = self._free + 1 if path is None else 0
+        return () if path is None else path.forced[self._drawn :]
 
     def advance(self, token: int) -> None:
         """The answer has one token more: find out what may follow it."""
         self.answer.append(token)
-        if not self._guides.is_end(token):
-            self.budget.tokens += 1
+        if self._guides.is_end(token):
+            return
+        self.budget.tokens += 1
+        path = self._known(0.0)
+        if path is not None and path.forced[self._drawn] == token and self._drawn + 1 < len(path.masks):
+            self._drawn += 1
+        else:
             self._begin()
+
+    def _known(self, wait_s: float) -> Path | None:
+        """What may follow, where there are forced tokens in it."""
+        made = self._making.made
+        if wait_s > 0 and self.most_forced and not made.done() and not self._was_late:
+            wait([made], wait_s)
+        if not made.done() or made.exception() is not None:
+            return None
+        path: Path = made.result()
+        return path if path.forced else None
 
     def close(self) -> None:
         self._guides.end(self, self._making)
 
     def _begin(self) -> None:
-        self._began_s = time.monotonic()
+        self._began_s, self._drawn = time.monotonic(), 0
         self._making = self._guides.begin(self)
 
 
@@ -129,10 +174,11 @@ class Guides:
         self._last_number = 0
         self._closed = False
 
-    def open(self, guide: Guide, answer: Sequence[int] = (), party: int = 0) -> Guided:
-        """The guide of an answer that has these tokens so far; `party` is who asked for it, 0 where nobody says."""
+    def open(self, guide: Guide, answer: Sequence[int] = (), party: int = 0, forced: int = 0) -> Guided:
+        """The guide of an answer that has these tokens so far; `party` is who asked for it, 0 where nobody says. So
+        many tokens that are `forced` are found at most."""
         self._last_number += 1
-        return Guided(self, self._last_number, guide, answer, party)
+        return Guided(self, self._last_number, guide, answer, party, forced)
 
     def check(self, guide: Guide, party: str = "") -> Future[None]:
         """Done when the library has taken the guide; it raises InvalidArgumentError naming `guide` otherwise."""
@@ -150,7 +196,12 @@ class Guides:
         return token in self._setup.eos_tokens
 
     def begin(self, guided: Guided) -> _Making:
-        return self._put(_Making(guided.party, partial(self._banned, guided)))
+        return self._put(_Making(guided.party, partial(self._path_of, guided)))
+
+    def banned(self, mask: bytes) -> Banned:
+        allowed = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[: self._setup.vocab_size]
+        banned: Banned = allowed == 0
+        return banned
 
     def end(self, guided: Guided, making: _Making) -> None:
         with self._changed:
@@ -204,7 +255,7 @@ class Guides:
         if guide in self._accepted:
             return
         try:
-            self._mask(Open(0, guide.kind, guide.text))
+            self._ask(Open(0, guide.kind, guide.text))
         except GuideError as error:
             raise InvalidArgumentError(
                 f"guide: the {guide.kind} is refused: {error}", field="guide", reason="GUIDE_INVALID"
@@ -212,37 +263,38 @@ class Guides:
         self._forget(0)
         self._accepted.append(guide)
 
-    def _banned(self, guided: Guided) -> Banned:
+    def _path_of(self, guided: Guided) -> Path:
         if guided.budget.is_over:
             raise GuideError(TOO_MUCH)
         if self._process is not None and self._process.has_ended:
             self._drop()  # not by this request
         try:
             if guided.number in self._known:
-                bits = self._mask(Advance(guided.number, guided.answer[-1]))
+                more = tuple(guided.answer[guided.said :])
+                path = self._ask(Advance(guided.number, more, guided.most_forced))
             else:
-                bits = self._mask(Open(guided.number, guided.guide.kind, guided.guide.text, tuple(guided.answer)))
+                guide, answer = guided.guide, tuple(guided.answer)
+                path = self._ask(Open(guided.number, guide.kind, guide.text, answer, guided.most_forced))
                 self._known.add(guided.number)
         finally:
             guided.budget.used_s += self._used_s
-        allowed = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[: self._setup.vocab_size]
-        banned: Banned = allowed == 0
-        return banned
+        guided.said = len(guided.answer)
+        return path
 
-    def _mask(self, message: Message) -> bytes:
+    def _ask(self, message: Message) -> Path:
         began_s = time.monotonic()
         try:
             self._process = self._process or _Process(self._setup)
-            is_mask, self._used_s, answer = self._process.ask(message)
+            forced, self._used_s, answer = self._process.ask(message)
         except (_EndedError, OSError) as error:
             log.warning("guides_ended", why=str(error))
             # Nobody is left to say what it took. On a busy node that is far from what has passed.
             self._used_s = min(time.monotonic() - began_s, OPEN_S if isinstance(message, Open) else ADVANCE_S)
             self._drop()
             raise GuideError(TOO_MUCH) from None
-        if not is_mask:
+        if forced is None:
             raise GuideError(answer.decode())
-        return answer
+        return Path.of(answer, forced)
 
     def _forget(self, number: int) -> None:
         self._known.discard(number)
@@ -283,15 +335,15 @@ class _Process:
         while rest:
             rest = rest[self._process.stdin.write(rest) or 0 :]
 
-    def ask(self, message: Message) -> tuple[bool, float, bytes]:
-        """Whether the answer is a mask, the processor's seconds that it took, and what it is.
+    def ask(self, message: Message) -> tuple[int | None, float, bytes]:
+        """How many tokens of a path are forced, None of a refusal; the processor's seconds that it took; and its bytes.
 
         Raises OSError or _EndedError when the process is gone.
         """
         until = time.monotonic() + ANSWER_S
         self.tell(message)
-        is_mask, used_s, size = ANSWER.unpack(self._read(ANSWER.size, until))
-        return is_mask, used_s, self._read(size, until)
+        is_path, used_s, size, forced = ANSWER.unpack(self._read(ANSWER.size, until))
+        return (forced if is_path else None), used_s, self._read(size, until)
 
     def end(self) -> None:
         self._process.kill()

@@ -11,9 +11,28 @@ from edgeshard.forms import OWN
 
 OPEN_S, ADVANCE_S = 2.0, 1.0
 """Processor time that the process may take for such a request: beyond it, it ends."""
-ANSWER = struct.Struct("<?dI")
-"""Before an answer: whether it is a mask, seconds of processor time that it took, and its bytes. Otherwise it is the
-text of a refusal."""
+ANSWER = struct.Struct("<?dII")
+"""Before an answer: whether it is a path, seconds of processor time that it took, its bytes, and how many tokens of the
+path are forced, 4 bytes each behind its masks. Otherwise it is the text of a refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """What may follow an answer. The `masks`, a bit for each token, are of what follows it, and of what follows behind
+    each of the `forced` tokens but the last: those that spell all that the guide leaves to say, in the model's way to
+    cut it. Another cut may be drawn."""
+
+    masks: tuple[bytes, ...]
+    forced: tuple[int, ...] = ()
+
+    def to_bytes(self) -> bytes:
+        return b"".join(self.masks) + struct.pack(f"<{len(self.forced)}I", *self.forced)
+
+    @classmethod
+    def of(cls, data: bytes, forced: int) -> Path:
+        size = (len(data) - 4 * forced) // max(1, forced)
+        masks = tuple(data[place : place + size] for place in range(0, size * max(1, forced), size))
+        return cls(masks, struct.unpack_from(f"<{forced}I", data, len(data) - 4 * forced))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +46,14 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """A request's matcher behind the tokens of its answer so far; answered by the mask for the next."""
+    """A request's matcher behind the tokens of its answer so far; answered by a path with at most so many tokens
+    `forced`."""
 
     request: int
     kind: str
     text: str
     answer: tuple[int, ...] = ()
+    forced: int = 0
 
     @property
     def guide(self) -> Guide:
@@ -41,10 +62,11 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """The answer has one token more; answered by the mask for the next."""
+    """The answer has these tokens more; answered by a path."""
 
     request: int
-    token: int
+    tokens: tuple[int, ...]
+    forced: int = 0
 
 
 @dataclass(frozen=True, slots=True)

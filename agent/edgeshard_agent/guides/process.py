@@ -23,6 +23,7 @@ from edgeshard.chat.serving import limited_time
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.requests.generation import Guide, GuideKind
 from edgeshard.storage.forms import TOKENIZER, check_small_file
+from edgeshard_agent.guides import messages
 from edgeshard_agent.guides.messages import ADVANCE_S, ANSWER, OPEN_S, Advance, Close, Message, Open, Setup, from_line
 
 SETUP_S = 120.0
@@ -34,6 +35,8 @@ STACK_BYTES = 256 << 20
 16,000 of them."""
 MESSAGE_CHARACTERS = 600
 NOTHING = "no text satisfies it"
+DEAR_S = 0.01
+"""A request whose forced tokens took so long to find gets none any more: a long text is all cut again each time."""
 MANY_STATES = 50_000
 """Of a lexer, with 1 to 2 kB each; the library's own limit is five times as large."""
 
@@ -53,9 +56,11 @@ class Matchers:
         self._no_tokens = ""
         """Why there are none: every guide is refused with it."""
         self._matchers: dict[int, LLMatcher] = {}
+        self._forced: dict[int, list[int] | None] = {}
+        """The forced tokens that were found and not drawn yet; None where they are too dear to find."""
 
-    def answer(self, message: Message) -> bytes | None:
-        """The mask that a message asks for, a bit for each token; None where it asks for none. Raises RefusedError."""
+    def answer(self, message: Message) -> messages.Path | None:
+        """The path that a message asks for; None where it asks for none. Raises RefusedError."""
         match message:
             case Setup():
                 with limited_time(SETUP_S):
@@ -68,10 +73,12 @@ class Matchers:
             case Advance():
                 with limited_time(ADVANCE_S):
                     matcher = self._matchers[message.request]
-                    matcher.consume_token(message.token)
-                    return _mask(matcher)
+                    for token in message.tokens:
+                        matcher.consume_token(token)
+                    return self._path(matcher, message)
             case Close():
                 self._matchers.pop(message.request, None)
+                self._forced.pop(message.request, None)
                 return None
 
     def _set_up(self, setup: Setup) -> None:
@@ -82,16 +89,42 @@ class Matchers:
         except ValueError as error:
             self._no_tokens = f"the model's tokenizer is of a kind that guides do not work with: {error}"
 
-    def _open(self, message: Open) -> bytes:
+    def _path(self, matcher: LLMatcher, message: Open | Advance) -> messages.Path:
+        """The masks for the next token and behind forced ones; the matcher is then where it was."""
+        masks = [_mask(matcher)]
+        forced = self._next_forced(matcher, message)[: message.forced]
+        for token in forced[:-1]:
+            matcher.consume_token(token)
+            masks.append(_mask(matcher))
+        if len(masks) > 1:
+            matcher.rollback(len(masks) - 1)
+        return messages.Path(tuple(masks), tuple(forced))
+
+    def _next_forced(self, matcher: LLMatcher, message: Open | Advance) -> list[int]:
+        known = self._forced.get(message.request, [])
+        if not message.forced or known is None or matcher.is_stopped():
+            return []
+        drawn = list(message.tokens) if isinstance(message, Advance) else []
+        rest = known[len(drawn) :] if known[: len(drawn)] == drawn else []
+        if not rest:
+            began_s = time.thread_time()
+            rest = list(matcher.compute_ff_tokens())
+            if time.thread_time() - began_s > DEAR_S:
+                self._forced[message.request] = None
+                return []
+        self._forced[message.request] = rest
+        return rest
+
+    def _open(self, message: Open) -> messages.Path:
         if self._tokens is None:
             raise RefusedError(self._no_tokens)
         limits = LLParserLimits(max_lexer_states=MANY_STATES, verbose_errors=False)  # verbose ones hold the answer
         matcher = LLMatcher(self._tokens, _grammar(message.guide), log_level=0, limits=limits)
         if message.answer and not matcher.is_error():
             matcher.consume_tokens(list(message.answer))
-        mask = _mask(matcher)
+        path = self._path(matcher, message)
         self._matchers[message.request] = matcher
-        return mask
+        return path
 
 
 def _tokens(setup: Setup) -> LLTokenizer:
@@ -142,14 +175,16 @@ def _serve(lines: IO[bytes], answers: IO[bytes]) -> None:
     for line in lines:
         message, began_s = from_line(line), time.process_time()
         try:
-            is_mask, answer = True, matchers.answer(message)
+            path = matchers.answer(message)
+            if path is None:
+                continue
+            is_path, forced, answer = True, len(path.forced), path.to_bytes()
         except Exception as error:  # the library's own are plain ones
-            is_mask, answer = False, str(error)[:MESSAGE_CHARACTERS].encode("utf-8", "replace")
-        if answer is not None:
-            # What it took to set up is nobody's.
-            used_s = time.process_time() - began_s
-            answers.write(ANSWER.pack(is_mask, used_s, len(answer)) + answer)
-            answers.flush()
+            is_path, forced, answer = False, 0, str(error)[:MESSAGE_CHARACTERS].encode("utf-8", "replace")
+        # What it took to set up is nobody's.
+        used_s = time.process_time() - began_s
+        answers.write(ANSWER.pack(is_path, used_s, len(answer), forced) + answer)
+        answers.flush()
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError
 from edgeshard.domain.nodes.device import StageGuesses, StagePhase, StageStatus
 from edgeshard.domain.requests.step import MAX_STEP_TOKENS, ForwardStep, WireStep
 from edgeshard.domain.requests.trace import StageTrace
-from edgeshard.wire.frames import Frame, FrameContract
+from edgeshard.wire.frames import Frame, FrameContract, decode_guesses, encode_guesses
 from edgeshard_agent.core.hanging import RunningStep
 from edgeshard_agent.engine.head import Epoch as HeadEpoch
 from edgeshard_agent.engine.head import Head, HeadLimits
@@ -22,6 +22,8 @@ from edgeshard_agent.hosting.around import Broken, HostServices, LoadedModel
 from edgeshard_agent.net.attach import HeadStream
 from edgeshard_agent.net.link_receiver import LinkReceiver
 from edgeshard_agent.net.link_sender import Hop, LinkSender
+from edgeshard_agent.scheduler.guessing import MOST_ROWS
+from edgeshard_agent.scheduler.scheduler import HeadStep
 from edgeshard_agent.scheduler.setup import make_scheduler, make_slices
 
 
@@ -48,6 +50,8 @@ class HostedStage:
         """Its link to the next stage; None where it is the only one."""
         emulation = around.emulation
         pace = None if emulation is None else emulation.pace(loaded.model.layers, around.clock)
+        guesses = prepare.placement.speculation is Speculation.GUESSES
+        loaded.model.take_forced(MOST_ROWS - 1 if guesses else 0)
         self._runner = StageRunner(
             prepare.deployment, prepare.epoch, prepare.stage, loaded.model, around.worker, self, around.clock, pace
         )
@@ -163,6 +167,17 @@ class HostedStage:
         else:
             self._received(step)
 
+    def _offer(self, step: HeadStep) -> None:
+        """Begin a step of the head here. What is guessed only the stage that samples is told, whose link leads here."""
+        if self._receiver is not None and (guessed := step.guessed):
+            self._receiver.tell(encode_guesses(self.prepare.deployment, self.prepare.epoch, step.number, guessed))
+        self._runner.offer(step)
+
+    def _told(self, frame: Frame) -> None:
+        told = decode_guesses(frame, self.prepare.deployment, self.prepare.epoch)
+        if told is not None and self.loaded.model.is_last:
+            self._runner.told.put(*told)
+
     def _received(self, step: WireStep) -> None:
         if self._stopped:
             return  # the head works for another epoch
@@ -194,7 +209,14 @@ class HostedStage:
         carrier = None if around.emulation is None else around.emulation.carrier(receiver.node_name, window)
         on_timing = partial(around.links.heard, receiver.node_id) if around.links else lambda sample: None
         return LinkSender(
-            hop, window, around.tls, lambda error: self._runner.fail(error), carrier, on_timing, around.suspect
+            hop,
+            window,
+            around.tls,
+            lambda error: self._runner.fail(error),
+            carrier,
+            on_timing,
+            around.suspect,
+            self._told,
         )
 
     def _make_receiver(self) -> LinkReceiver:
@@ -211,7 +233,7 @@ class HostedStage:
         assert for_head is not None  # these layers begin the model
         self._stream = HeadStream(around.dial, around.node_id, prepare.deployment, prepare.epoch)
         scheduler = make_scheduler(prepare, shape, for_head.eos_tokens, slices)
-        epoch = HeadEpoch(scheduler, self._runner.offer, self._stream.emit, slices, self._runner.fail)
+        epoch = HeadEpoch(scheduler, self._offer, self._stream.emit, slices, self._runner.fail)
         if former is not None:
             former.begin(epoch)
             return former

@@ -20,7 +20,7 @@ Wanted = tuple[int, int]
 """A request and the position that a token is for."""
 PATIENCE_S = 0.002
 """How long a step waits for masks in all. Most are there before their step is; a round through the stages takes longer
-than a cheap one."""
+than a cheap one. And how long in all for what is forced behind its tokens, which may save such rounds."""
 
 
 class Sampler:
@@ -34,6 +34,8 @@ class Sampler:
         """None where the model has no tokenizer."""
         self._late: dict[Wanted, torch.Tensor] = {}
         """Logits [vocab] of tokens whose guides do not know yet."""
+        self.most_forced = 0
+        """How many tokens that a guide forces the head takes for guesses; 0 where it guesses none."""
 
     def __contains__(self, request: int) -> bool:
         return request in self._requests
@@ -56,7 +58,9 @@ class Sampler:
     def open_guide(self, request: int, guide: Guide, answer: Sequence[int], party: int = 0) -> None:
         """The request's answer has these tokens, and goes on as its guide allows. `party` is who asked for it; where it
         is 0, no token may be late."""
-        self._guided[request] = None if self._guides is None else self._guides.open(guide, answer, party)
+        self._guided[request] = (
+            None if self._guides is None else self._guides.open(guide, answer, party, self.most_forced)
+        )
 
     def close(self, request: int) -> None:
         self._requests.pop(request, None)
@@ -97,7 +101,7 @@ class Sampler:
         """
         first = [row for row, token in enumerate(assumed) if token is None]
         if logits is None or len(first) == len(assumed):
-            return self.draw(logits, wanted)
+            return self._with_forced(self.draw(logits, wanted))
         result = self.draw(logits[first], [wanted[row] for row in first])
         drawn, tokens = {(token.request, token.position): token.token for token in result.tokens}, [*result.tokens]
         until_s = time.monotonic() + PATIENCE_S
@@ -105,7 +109,18 @@ class Sampler:
             more = self.draw(logits[rows], [wanted[row] for row in rows], with_late=False)
             drawn = {(token.request, token.position): token.token for token in more.tokens}
             tokens += more.tokens
-        return replace(result, tokens=tuple(tokens))
+        return self._with_forced(replace(result, tokens=tuple(tokens)))
+
+    def _with_forced(self, result: StepResult) -> StepResult:
+        """The same, with what guides force behind these tokens, as far as they know soon."""
+        if not (self.most_forced and self._guided):
+            return result
+        until_s, forced = time.monotonic() + PATIENCE_S, dict[int, tuple[int, ...]]()
+        for request in {token.request for token in result.tokens}:
+            guided = self._guided.get(request)
+            if guided is not None and (tokens := guided.forced(until_s - time.monotonic())):
+                forced[request] = tokens
+        return replace(result, forced=forced)
 
     @staticmethod
     def _confirmed(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -11,7 +11,15 @@ import torch
 
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InternalError, InvalidArgumentError
 from edgeshard.domain.nodes.device import StageExperts, StageStreaming
-from edgeshard.domain.requests.step import Span, SpanLogprobs, StepPlan, StepResult, Targets
+from edgeshard.domain.requests.step import (
+    GuessedTokens,
+    Span,
+    SpanLogprobs,
+    StepPlan,
+    StepResult,
+    Targets,
+    guessed_tokens,
+)
 from edgeshard_agent.guides.guides import Guides
 from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.attention.gathered import prepare_causal
@@ -28,6 +36,8 @@ from edgeshard_agent.model.weights.weight_store import ReadObserver
 from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.ops.native import idle_spin
 
+TellGuesses = Callable[[], GuessedTokens]
+"""Asked, when a step is computed, for the guesses that the head has told the stage that samples by then."""
 StageInputs = npt.NDArray[np.int64] | torch.Tensor | None
 
 
@@ -48,6 +58,7 @@ class _Begun:
 
     plan: StepPlan
     inputs: StageInputs
+    told: TellGuesses
     batch: Batch | None = None
     hidden: torch.Tensor | None = None
 
@@ -108,6 +119,10 @@ class StageModel:
     def is_last(self) -> bool:
         return self._modules.context.is_last
 
+    def take_forced(self, most: int) -> None:
+        """Say of guided requests what their guides force, so many tokens at most; 0 where the head guesses none."""
+        self._sampler.most_forced = most
+
     @property
     def is_damaged(self) -> bool:
         """Whether weights could not be read from the disk, so that the stage must be loaded again."""
@@ -159,30 +174,33 @@ class StageModel:
         return weights
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan, inputs: StageInputs = None) -> StageOutput:
+    def execute(self, plan: StepPlan, inputs: StageInputs = None, told: TellGuesses = dict) -> StageOutput:
         """Run one step.
 
         `inputs` are token ids [T] (int64) on the first stage, hidden states [T, width] in the stage's dtype on the
-        others, and may be None for a step without spans. Everything is validated first: a step refused with
-        InvalidArgumentError or FailedPreconditionError has changed nothing.
+        others, and may be None for a step without spans. A guess counts only if it was `told`, or is among the token
+        ids. Everything is validated first: a step refused with InvalidArgumentError or FailedPreconditionError has
+        changed nothing.
         """
-        return self.execute_sweep([(plan, inputs)])[0]
+        return self.execute_sweep([(plan, inputs)], [told])[0]
 
     @torch.inference_mode()
-    def execute_sweep(self, steps: Sequence[tuple[StepPlan, StageInputs]]) -> list[StageOutput]:
+    def execute_sweep(
+        self, steps: Sequence[tuple[StepPlan, StageInputs]], told: Sequence[TellGuesses] = ()
+    ) -> list[StageOutput]:
         """Run consecutive steps layer by layer, so that streamed weights are read once for all of them.
 
-        Their results are those of `execute`, one by one. Returns the results of as many steps as could go together, at
-        least one: a step that frees, swaps out or saves a request of another one begins a sweep of its own, as does one
-        that is refused. Raises as `execute` does, for the first step.
+        Their results are those of `execute`, one by one, each with what was `told` of it. Returns the results of as
+        many steps as could go together, at least one: a step that frees, swaps out or saves a request of another one
+        begins a sweep of its own, as does one that is refused. Raises as `execute` does, for the first step.
         """
         begun: list[_Begun] = []
         requests: set[int] = set()
-        for plan, inputs in steps:
+        for index, (plan, inputs) in enumerate(steps):
             if requests.intersection((*plan.frees, *plan.swap_outs, *(copy.request for copy in plan.saves))):
                 break
             try:
-                begun.append(self._begin(plan, inputs))
+                begun.append(self._begin(plan, inputs, told[index] if told else dict))
             except EdgeShardError:
                 if not begun:
                     raise
@@ -200,7 +218,9 @@ class StageModel:
             return StageOutput(hidden=hidden)
         if hidden is None and not self._sampler.has_late:
             return StageOutput()
-        rows, wanted, assumed = _sampled_rows(plan.spans)
+        tokens = inputs if isinstance(inputs, np.ndarray) else None
+        guessed = step.told() if tokens is None else guessed_tokens(plan.spans, tokens.tolist())
+        rows, wanted, assumed = _sampled_rows(plan.spans, guessed)
         try:
             prompt_logprobs = () if hidden is None else tuple(self._score(plan.spans, hidden))
             if not rows and not self._sampler.has_late:
@@ -245,7 +265,7 @@ class StageModel:
         """Run a step and return the logits [T, vocab] of every position instead of sampling; on the last stage only."""
         if not self.is_last:
             raise FailedPreconditionError(f"layers {self.layers} do not hold the LM head", field="layers")
-        step = self._begin(plan, inputs)
+        step = self._begin(plan, inputs, dict)
         self._run([step])
         if step.hidden is None:  # of no spans
             return torch.empty(0, self.shape.vocab_size)
@@ -259,7 +279,7 @@ class StageModel:
             for step, hidden in zip(through, self._modules.run_sweep(batches), strict=True):
                 step.hidden = hidden.squeeze(0)
 
-    def _begin(self, plan: StepPlan, inputs: StageInputs) -> _Begun:
+    def _begin(self, plan: StepPlan, inputs: StageInputs, told: TellGuesses) -> _Begun:
         """Validate and commit a step, and make what its blocks take. Raises as `execute` does, changing nothing."""
         tensor = self._check_inputs(plan.token_count, inputs)
         self._check_spans(plan)
@@ -268,14 +288,14 @@ class StageModel:
         if self.is_last:
             self._apply_sampling(plan)
         if not plan.spans:
-            return _Begun(plan, inputs)
+            return _Begun(plan, inputs, told)
         if self._static is not None and self._static.takes(plan.spans):
-            return _Begun(plan, inputs, hidden=self._static.run(plan.spans, tensor))
+            return _Begun(plan, inputs, told, hidden=self._static.run(plan.spans, tensor))
         step = StepAttention(self.pool, plan.spans, self._device)
         positions = _positions(plan.spans, self._device)
         tensor = tensor.to(self._device).unsqueeze(0)
         hidden = self._modules.embed(tensor, positions) if self.is_first else tensor
-        return _Begun(plan, inputs, (hidden, positions, step))
+        return _Begun(plan, inputs, told, (hidden, positions, step))
 
     def _check_inputs(self, token_count: int, inputs: StageInputs) -> torch.Tensor:
         if inputs is None:
@@ -310,8 +330,8 @@ class StageModel:
                 )
             if not self.is_last:
                 continue
-            if span.assumed and not (span.sample and len(span.assumed) < span.token_count):
-                raise InvalidArgumentError("guesses are not behind a certain token", field="spans.assumed")
+            if span.guesses and not (span.sample and span.guesses < span.token_count):
+                raise InvalidArgumentError("guesses are not behind a certain token", field="spans.guesses")
             if span.targets is not None:
                 self._check_targets(span, span.targets)
             if span.sampling is not None:
@@ -350,8 +370,10 @@ def _positions(spans: tuple[Span, ...], device: torch.device) -> torch.Tensor:
     return torch.from_numpy(packed).to(device).unsqueeze(0)
 
 
-def _sampled_rows(spans: tuple[Span, ...]) -> tuple[list[int], Sequence[Wanted], Sequence[int | None]]:
-    """The packed rows of each span that samples: of its last certain token, and of each guess behind it.
+def _sampled_rows(
+    spans: tuple[Span, ...], guessed: GuessedTokens
+) -> tuple[list[int], Sequence[Wanted], Sequence[int | None]]:
+    """The packed rows of each span that samples: of its last certain token, and of each guess behind it that is known.
 
     With the (request, position) that each samples for, and its own token where that is a guess.
     """
@@ -362,8 +384,9 @@ def _sampled_rows(spans: tuple[Span, ...]) -> tuple[list[int], Sequence[Wanted],
     for span in spans:
         end += span.token_count
         if span.sample:
-            count = len(span.assumed)
-            rows += range(end - 1 - count, end)
-            wanted += [(span.request, position) for position in range(span.certain_position, span.end_position + 1)]
-            assumed += [None, *span.assumed]
+            known, first = guessed.get(span.request, ())[: span.guesses], span.certain_position
+            row = end - 1 - span.guesses
+            rows += range(row, row + len(known) + 1)
+            wanted += [(span.request, position) for position in range(first, first + len(known) + 1)]
+            assumed += [None, *known]
     return rows, wanted, assumed

@@ -30,6 +30,8 @@ from edgeshard_agent.net.streams import first_request, heed
 
 log = structlog.get_logger()
 
+MOST_UNSENT = 16
+"""Messages that a stream may owe the other end for another frame to join them."""
 _ENDED = "LINK_ENDED"
 _CLOSED = "the stage is closed"
 _REPLACED = "a newer stream took this one's place"
@@ -78,6 +80,11 @@ class LinkReceiver:
         if self._stream is not None:
             self._stream.end(_CLOSED)
 
+    def tell(self, frame: Frame) -> None:
+        """Send the other end a frame over the stream there is now; where there is none, or it lags, not at all."""
+        if self._stream is not None:
+            self._stream.tell(frame)
+
     def _take(self, frame: Frame) -> Accepted:
         accepted = self._reader.accept(frame)
         self.received_bytes += accepted.payload_bytes
@@ -117,6 +124,11 @@ class _Stream:
         self._stop()
         if not self._why.done():
             self._why.set_result(why)
+
+    def tell(self, frame: Frame) -> None:
+        if not self._over and len(self._unsent) < MOST_UNSENT:
+            self._unsent.append(frame)
+            self._wake.set()
 
     def _stop(self) -> None:
         self._over = True

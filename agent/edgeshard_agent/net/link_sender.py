@@ -100,6 +100,8 @@ class LinkSender:
     """Called with the receiver's timing of a large step."""
     on_suspect: Callable[[LinkSuspected], None] = lambda suspected: None
     """Told when the link carries nothing any more, and when it does again."""
+    on_frame: Callable[[Frame], None] = lambda frame: None
+    """Called with a frame from the receiver: the head's, of guesses."""
     recorder: StepRecorder | None = field(default=None, init=False)
     """Told when a step's last frame is handed to gRPC; in the lab, when the whole step is at the other end."""
     sent_bytes: int = field(default=0, init=False)
@@ -246,6 +248,8 @@ class LinkSender:
                 self._say(recovered=True, why="")
         elif isinstance(message, LinkSample) and 0 < message.seconds < float("inf") and message.size_bytes:
             self.on_timing(message)
+        elif isinstance(message, Frame):
+            self.on_frame(message)
 
     async def _write_step(self, call: Exchange, step: int, frames: list[Frame]) -> None:
         now = asyncio.get_running_loop().time()

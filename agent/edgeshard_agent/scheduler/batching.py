@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.deployments.step_cost import Piece
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
-from edgeshard.domain.requests.step import STEP_TOKENS, SampledToken, Span, StepResult, Targets
+from edgeshard.domain.requests.step import STEP_TOKENS, GuessedTokens, SampledToken, Span, StepResult, Targets
 from edgeshard_agent.scheduler.scoring import check_scores, targets_by_request
 
 MAX_MICRO_BATCH = STEP_TOKENS // 2
@@ -76,13 +76,12 @@ class Owed:
     targets: Mapping[int, Targets]
     read: Mapping[int, int]
     frees: tuple[int, ...] = ()
-    guesses: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    guesses: GuessedTokens = field(default_factory=dict)
 
     @classmethod
-    def of(cls, spans: Sequence[Span], frees: tuple[int, ...] = ()) -> Owed:
+    def of(cls, spans: Sequence[Span], guesses: GuessedTokens, frees: tuple[int, ...] = ()) -> Owed:
         tokens = {span.request: span.certain_position for span in spans if span.sample}
         read = {span.request: span.end_position for span in spans if not span.sample}
-        guesses = {span.request: span.assumed for span in spans if span.assumed}
         return cls(tokens, targets_by_request(spans), read, frees, guesses)
 
     def first_tokens(self, tokens: Iterable[SampledToken]) -> list[SampledToken]:

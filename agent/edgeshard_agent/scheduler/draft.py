@@ -76,7 +76,7 @@ class Draft:
                 answer_tokens=_answer_tokens(sequence) if is_new else (),
                 party=_party(sequence.client) if is_new and generation.guide is not None else 0,
                 targets=targets_of(sequence, first, end),
-                assumed=guesses,
+                guesses=len(guesses),
             )
         )
         self.tokens += (*sequence.tokens[first:end], *guesses)

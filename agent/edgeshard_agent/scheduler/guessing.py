@@ -1,4 +1,5 @@
-"""Guesses of a request's next tokens: what followed the last time that its newest tokens stood there. Pure.
+"""Guesses of a request's next tokens: what its guide forces, or what followed the last time that its newest tokens
+stood there. Pure.
 
 A guess costs a row of a step, and saves a step where it is right. Nothing else depends on it: a token is drawn behind a
 guess only where the guess is what was drawn. (docs/speculation.md)
@@ -105,6 +106,13 @@ class Guessed:
 
     proposer: Proposer
     pace: Pace = field(default_factory=Pace)
+    are_forced: bool = False
+    """Whether its newest guesses are what its guide forces: the pace has nothing to learn of them."""
+
+    def noted(self, proposed: int, accepted: int) -> None:
+        """So many of the newest guesses were right."""
+        if not self.are_forced:
+            self.pace = self.pace.after(proposed, accepted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +124,17 @@ class Guessing:
     inter_token_s: InterTokenSeconds | None = None
     proposer: Callable[[], Proposer] = Repeats
 
-    def guesses(self, guessed: Guessed, tokens: Sequence[int], most: int) -> tuple[int, ...]:
-        """Of a request with these tokens: at most so many, and no more than its pace says, or than pay."""
-        most = min(most, guessed.pace.most)
+    def guesses(
+        self, guessed: Guessed, tokens: Sequence[int], most: int, forced: Sequence[int] = ()
+    ) -> tuple[int, ...]:
+        """Of a request with these tokens, at most so many, and no more than pay: those that are `forced`, or as many as
+        its pace says."""
+        guessed.are_forced = bool(forced) and most > 0
+        most = min(most, len(forced) if guessed.are_forced else guessed.pace.most)
         if most < 1:
             return ()
-        found = takewhile(lambda token: token not in self.ends, guessed.proposer.propose(tokens, most))
-        guesses = tuple(found)
+        found = forced[:most] if guessed.are_forced else guessed.proposer.propose(tokens, most)
+        guesses = tuple(takewhile(lambda token: token not in self.ends, found))
         while guesses and not self._pays(len(tokens) - 1, len(guesses)):
             guesses = guesses[: len(guesses) // 2]
         return guesses

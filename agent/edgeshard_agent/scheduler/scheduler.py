@@ -16,7 +16,15 @@ from edgeshard.domain import errors
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import FinishReason, Generation, StageTiming, Token
 from edgeshard.domain.requests.head import HeadEvent, RequestAdmitted, RequestEnd
-from edgeshard.domain.requests.step import KvGrant, SampledToken, StateCopy, StepPlan, StepResult
+from edgeshard.domain.requests.step import (
+    GuessedTokens,
+    KvGrant,
+    SampledToken,
+    StateCopy,
+    StepPlan,
+    StepResult,
+    guessed_tokens,
+)
 from edgeshard_agent.scheduler.batching import Batching, Flight, Owed, check_owed
 from edgeshard_agent.scheduler.chunking import Chunking, Chunks
 from edgeshard_agent.scheduler.draft import Draft
@@ -41,6 +49,10 @@ class HeadStep:
     number: int
     plan: StepPlan
     tokens: tuple[int, ...]
+
+    @property
+    def guessed(self) -> GuessedTokens:
+        return guessed_tokens(self.plan.spans, self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +315,7 @@ class Scheduler:
         number = self._next_step
         self._next_step += 1
         self._counts.steps += 1
-        self._flight.begin(decodes > 0, Owed.of(draft.spans, frees))
+        self._flight.begin(decodes > 0, Owed.of(draft.spans, guessed_tokens(draft.spans, draft.tokens), frees))
         prompt_tokens = len(draft.tokens) - decodes
         self._tuner.formed(decodes, prompt_tokens)
         self._chunks.formed(draft.pieces if prompt_tokens else (), prompt_tokens)
@@ -342,7 +354,7 @@ class Scheduler:
         if self.limits.overcommit:
             most = min(most, self.allocator.blocks_for(known) * size - known)
         sequence.guessed = sequence.guessed or Guessed(self.guessing.proposer())
-        guesses = self.guessing.guesses(sequence.guessed, sequence.tokens, most)
+        guesses = self.guessing.guesses(sequence.guessed, sequence.tokens, most, sequence.forced)
         return tuple(takewhile(lambda token: token not in sequence.generation.stop_tokens, guesses))
 
     def _add_chunks(self, draft: Draft, decodes: int) -> None:
@@ -428,7 +440,7 @@ class Scheduler:
             self._counts.right_guesses += accepted
             if (sequence := self._known.get(number)) is not None:
                 if sequence.guessed is not None:
-                    sequence.guessed.pace = sequence.guessed.pace.after(proposed, accepted)
+                    sequence.guessed.noted(proposed, accepted)
                 sequence.scheduled = min(sequence.scheduled, sequence.certain + accepted)
         for number in owed.guesses.keys() - drawn.keys():
             if (sequence := self._known.get(number)) is not None:
@@ -489,6 +501,7 @@ class Scheduler:
 
     def _take_token(self, sequence: Sequence, sampled: SampledToken, result: StepResult) -> Taken:
         sequence.tokens.append(sampled.token)
+        sequence.forced = result.forced.get(sequence.number, ())
         self._counts.new_tokens += 1
         is_end = self.is_end(sequence.generation, sampled.token)
         text = "" if is_end else None

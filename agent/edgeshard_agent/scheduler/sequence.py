@@ -39,6 +39,8 @@ class Sequence:
     scored: int = 1
     """The position behind the last one whose prompt log-probability has come, where they are wanted."""
     guessed: Guessed | None = None
+    forced: tuple[int, ...] = ()
+    """What its guide forces behind its newest token."""
     shared: KvGrant | None = None
     """Cached blocks it starts from; the stages hear of them with its first span."""
 

@@ -293,8 +293,7 @@ _SPECULATION = {
     Speculation.GUESSES: "tokens are guessed, and no answer changes",
     Speculation.OFF: "off",
     Speculation.STATES: "nothing is guessed: what the model keeps of a request cannot be cut (states)",
-    Speculation.EXPERTS: "nothing is guessed: each guess may need experts of its own (experts)",
-    Speculation.MIDDLE: "nothing is guessed: a node in the middle would learn the guesses (middle); on guesses",
+    Speculation.EXPERTS: "nothing is guessed: what each guess's experts cost is not measured (experts)",
     Speculation.PROMISE: "nothing is guessed: a time between tokens was promised (promise)",
     Speculation.BITS: "nothing is guessed: a node or the model promises no equal bits (bits)",
 }

@@ -74,7 +74,7 @@ class DeploymentSpec:
     kv_swap_on_disk: bool = option(False, "Keep it in files instead of in memory.")
     prefix_cache: bool = option(False, "Keep what requests of one client have in common at the beginning.")
     speculation: Literal["auto", "on", "off"] = option(
-        "auto", "Guess tokens: auto (default) where no node in the middle learns them, on, or off.", metavar="WHAT"
+        "auto", "Guess tokens: auto (default) or on where no answer changes, or off.", metavar="WHAT"
     )
     mode: Literal["sequential", "bubbles", "no-bubbles"] = option(
         "no-bubbles", "no-bubbles (default), bubbles or sequential.", metavar="MODE"

@@ -119,19 +119,23 @@ def rank_among(predictions: Iterable[Prediction | None]) -> Callable[[Prediction
 class Speculation(StrEnum):
     """Whether the head guesses tokens, or why it does not."""
 
-    GUESSES = "guesses"
+    GUESSES = "apart"
+    """It does, and which tokens they are it tells the stage that samples, apart from the step."""
     OFF = "off"
-    """The spec says so, or it was placed by a version that did not guess."""
+    """The spec says so, or another version placed it."""
     STATES = "states"
     """Requests have states, which cannot be cut to fewer positions."""
     EXPERTS = "experts"
-    """Each guess of a mixture may need experts of its own."""
-    MIDDLE = "middle"
-    """A node between head and sampling stage would be told the guesses; the spec does not ask for that."""
+    """Each guess of a mixture may need experts of its own: what rows cost was not measured, or these are on a disk."""
     PROMISE = "promise"
     """A time between tokens was promised, which holds for steps without guesses."""
     BITS = "bits"
     """A node, or the family, may give other bits where it computes several rows at once, or the node is older."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Speculation | None:
+        """What another version placed its nodes may not carry out alike: nothing is guessed."""
+        return cls.OFF if isinstance(value, str) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ class DeviceFacts:
 
     `memory_budget_bytes` is what stages may use: the operator's limit, or available memory less a reserve. Nodes of one
     `bits_fingerprint` compute the same bits (docs/kernels.md, Numbers); "" where bits are not promised. A node that
-    `takes_guesses` gives a row the same bits beside others, and its stages know guessed tokens.
+    `takes_guesses` gives a row the same bits beside others, and its stages know guesses that the head tells apart.
     """
 
     kind: str

@@ -6,7 +6,8 @@ states; stages check and obey.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.requests.generation import Guide, PromptLogprobs, Sampling, StageTiming, TokenLogprob
@@ -37,8 +38,9 @@ class Span:
     its `guide`, and with `answer_tokens`, those of its answer so far where its guide or a penalty goes by them. `party`
     is who asks for the guide, not 0 from a head that takes `pending` for its token.
     `targets` are tokens of the prompt whose log-probabilities are wanted, each behind a position of the span.
-    `assumed` are the tokens of its last positions, where these are guesses: a token is drawn behind a guess only if all
-    guesses before are what was drawn, so that a span brings one token more than guesses that were right.
+    The tokens of its last `guesses` positions are guesses: a token is drawn behind one only if all guesses before are
+    what was drawn, so that a span brings one token more than guesses that were right. Which tokens they are only the
+    stages are told that embed or sample (`GuessedTokens`).
     """
 
     request: int
@@ -51,17 +53,31 @@ class Span:
     answer_tokens: tuple[int, ...] = ()
     party: int = 0
     targets: Targets | None = None
-    assumed: tuple[int, ...] = ()
+    guesses: int = 0
 
     @property
     def certain_position(self) -> int:
         """The position behind the last one whose token is no guess: where its first sampled token goes."""
-        return self.end_position - len(self.assumed)
+        return self.end_position - self.guesses
 
     @property
     def end_position(self) -> int:
         """The position behind the span's last one: its KV length afterwards, and where its last sampled token goes."""
         return self.first_position + self.token_count
+
+
+GuessedTokens = Mapping[int, tuple[int, ...]]
+"""The tokens of a step's guesses, by request."""
+
+
+def guessed_tokens(spans: Iterable[Span], tokens: Sequence[int]) -> GuessedTokens:
+    """The guesses of these spans, of whose positions `tokens` has all."""
+    guessed, end = dict[int, tuple[int, ...]](), 0
+    for span in spans:
+        end += span.token_count
+        if span.guesses:
+            guessed[span.request] = tuple(tokens[end - span.guesses : end])
+    return guessed
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +171,15 @@ class GuideFailure:
 class StepResult:
     """The last stage's answer to the head: for every span that samples a token, and those behind guesses that were
     right, or why its guide has none, or that it is `pending` and comes with a later step's result; the
-    log-probabilities of the targets, in the order of their positions; and where the time went."""
+    log-probabilities of the targets, in the order of their positions; and where the time went. `forced` tokens spell
+    what a request's guide leaves to say behind its newest token: they are likely, for it may be cut in other ways."""
 
     tokens: tuple[SampledToken, ...] = ()
     timings: tuple[StageTiming, ...] = ()
     prompt_logprobs: tuple[SpanLogprobs, ...] = ()
     guide_failures: tuple[GuideFailure, ...] = ()
     pending: tuple[int, ...] = ()
+    forced: GuessedTokens = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

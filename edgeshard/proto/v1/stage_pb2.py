@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from edgeshard.proto.v1 import common_pb2 as edgeshard_dot_proto_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x65\x64geshard/proto/v1/stage.proto\x12\x12\x65\x64geshard.proto.v1\x1a\x1f\x65\x64geshard/proto/v1/common.proto\"C\n\x0f\x45xchangeRequest\x12\x30\n\x07message\x18\x01 \x01(\x0b\x32\x1f.edgeshard.proto.v1.LinkMessage\"D\n\x10\x45xchangeResponse\x12\x30\n\x07message\x18\x01 \x01(\x0b\x32\x1f.edgeshard.proto.v1.LinkMessage\"-\n\x0cProbeRequest\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x0c\n\x04last\x18\x02 \x01(\x08\"\'\n\rProbeResponse\x12\x16\n\x0ereceived_bytes\x18\x01 \x01(\x04\"\x9f\x02\n\x0bLinkMessage\x12.\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.edgeshard.proto.v1.LinkHelloH\x00\x12\x32\n\x07welcome\x18\x02 \x01(\x0b\x32\x1f.edgeshard.proto.v1.LinkWelcomeH\x00\x12*\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x19.edgeshard.proto.v1.FrameH\x00\x12\x11\n\x07padding\x18\x04 \x01(\x0cH\x00\x12\x30\n\x06timing\x18\x05 \x01(\x0b\x32\x1e.edgeshard.proto.v1.LinkTimingH\x00\x12\x30\n\x06\x62\x65\x61\x63on\x18\x06 \x01(\x0b\x32\x1e.edgeshard.proto.v1.LinkBeaconH\x00\x42\t\n\x07message\"7\n\nLinkBeacon\x12\x16\n\x0ereceived_bytes\x18\x01 \x01(\x04\x12\x11\n\tnext_step\x18\x02 \x01(\x04\",\n\nLinkTiming\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"\x94\x01\n\tLinkHello\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x12\n\nfrom_stage\x18\x03 \x01(\r\x12\x10\n\x08to_stage\x18\x04 \x01(\r\x12\x15\n\rdialler_sends\x18\x05 \x01(\x08\x12\x14\n\x0cwire_version\x18\x06 \x01(\r\x12\x11\n\tnext_step\x18\x07 \x01(\x04\" \n\x0bLinkWelcome\x12\x11\n\tnext_step\x18\x01 \x01(\x04\"8\n\x05\x46rame\x12\x0e\n\x06header\x18\x01 \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\x02 \x01(\x07\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\"\xf2\x01\n\x0b\x46rameHeader\x12\x10\n\x08pipeline\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0c\n\x04part\x18\x04 \x01(\r\x12\r\n\x05parts\x18\x05 \x01(\r\x12+\n\x07\x66orward\x18\x06 \x01(\x0b\x32\x18.edgeshard.proto.v1.StepH\x00\x12\x30\n\x06result\x18\x07 \x01(\x0b\x32\x1e.edgeshard.proto.v1.StepResultH\x00\x12\x30\n\x06tensor\x18\x08 \x01(\x0b\x32 .edgeshard.proto.v1.TensorHeaderB\x06\n\x04\x62ody\"J\n\x0cTensorHeader\x12+\n\x05\x64type\x18\x01 \x01(\x0e\x32\x1c.edgeshard.proto.v1.DataType\x12\r\n\x05shape\x18\x02 \x03(\x04\"\xa2\x02\n\x04Step\x12\r\n\x05\x66rees\x18\x01 \x03(\x04\x12+\n\x06grants\x18\x02 \x03(\x0b\x32\x1b.edgeshard.proto.v1.KvGrant\x12\'\n\x05spans\x18\x03 \x03(\x0b\x32\x18.edgeshard.proto.v1.Span\x12\x30\n\x07timings\x18\x04 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageTiming\x12\x11\n\tfollowing\x18\x05 \x01(\r\x12\x11\n\tswap_outs\x18\x06 \x03(\x04\x12,\n\x05saves\x18\x07 \x03(\x0b\x32\x1d.edgeshard.proto.v1.StateCopy\x12/\n\x08restores\x18\x08 \x03(\x0b\x32\x1d.edgeshard.proto.v1.StateCopy\"<\n\tStateCopy\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0c\n\x04slot\x18\x03 \x01(\r\"\xec\x01\n\x04Span\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12\x13\n\x0btoken_count\x18\x03 \x01(\r\x12\x0e\n\x06sample\x18\x04 \x01(\x08\x12\x32\n\x08sampling\x18\x05 \x01(\x0b\x32 .edgeshard.proto.v1.SpanSampling\x12\x30\n\x07targets\x18\x06 \x01(\x0b\x32\x1f.edgeshard.proto.v1.SpanTargets\x12\x30\n\x07guesses\x18\x07 \x01(\x0b\x32\x1f.edgeshard.proto.v1.SpanGuesses\"H\n\x0bSpanGuesses\x12\x15\n\rassumed_count\x18\x01 \x01(\r\x12\x0f\n\x07\x61ssumed\x18\x02 \x03(\r\x12\x11\n\tconfirmed\x18\x03 \x01(\r\"/\n\x0bSpanTargets\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\"\xa3\x01\n\x0cSpanSampling\x12.\n\x08sampling\x18\x01 \x01(\x0b\x32\x1c.edgeshard.proto.v1.Sampling\x12\x13\n\x0bseen_tokens\x18\x02 \x03(\r\x12(\n\x05guide\x18\x03 \x01(\x0b\x32\x19.edgeshard.proto.v1.Guide\x12\x15\n\rguided_tokens\x18\x04 \x03(\r\x12\r\n\x05party\x18\x05 \x01(\x06\"|\n\x07KvGrant\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x0e\n\x06\x62locks\x18\x03 \x03(\r\x12\x0e\n\x06\x66illed\x18\x04 \x01(\r\x12\x0f\n\x07swapped\x18\x05 \x01(\x08\x12\x11\n\x04slot\x18\x06 \x01(\rH\x00\x88\x01\x01\x42\x07\n\x05_slot\"\xf6\x01\n\nStepResult\x12\x30\n\x06tokens\x18\x01 \x03(\x0b\x32 .edgeshard.proto.v1.SampledToken\x12\x30\n\x07timings\x18\x02 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageTiming\x12\x39\n\x0fprompt_logprobs\x18\x03 \x03(\x0b\x32 .edgeshard.proto.v1.SpanLogprobs\x12\x38\n\x0eguide_failures\x18\x04 \x03(\x0b\x32 .edgeshard.proto.v1.GuideFailure\x12\x0f\n\x07pending\x18\x05 \x03(\x04\"\\\n\x0cSpanLogprobs\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12;\n\x0fprompt_logprobs\x18\x02 \x01(\x0b\x32\".edgeshard.proto.v1.PromptLogprobs\"0\n\x0cGuideFailure\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x80\x01\n\x0cSampledToken\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\r\n\x05token\x18\x03 \x01(\r\x12\x0f\n\x07logprob\x18\x04 \x01(\x02\x12-\n\x03top\x18\x05 \x03(\x0b\x32 .edgeshard.proto.v1.TokenLogprob2\xbb\x01\n\x0cStageService\x12Y\n\x08\x45xchange\x12#.edgeshard.proto.v1.ExchangeRequest\x1a$.edgeshard.proto.v1.ExchangeResponse(\x01\x30\x01\x12P\n\x05Probe\x12 .edgeshard.proto.v1.ProbeRequest\x1a!.edgeshard.proto.v1.ProbeResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x65\x64geshard/proto/v1/stage.proto\x12\x12\x65\x64geshard.proto.v1\x1a\x1f\x65\x64geshard/proto/v1/common.proto\"C\n\x0f\x45xchangeRequest\x12\x30\n\x07message\x18\x01 \x01(\x0b\x32\x1f.edgeshard.proto.v1.LinkMessage\"D\n\x10\x45xchangeResponse\x12\x30\n\x07message\x18\x01 \x01(\x0b\x32\x1f.edgeshard.proto.v1.LinkMessage\"-\n\x0cProbeRequest\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x0c\n\x04last\x18\x02 \x01(\x08\"\'\n\rProbeResponse\x12\x16\n\x0ereceived_bytes\x18\x01 \x01(\x04\"\x9f\x02\n\x0bLinkMessage\x12.\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.edgeshard.proto.v1.LinkHelloH\x00\x12\x32\n\x07welcome\x18\x02 \x01(\x0b\x32\x1f.edgeshard.proto.v1.LinkWelcomeH\x00\x12*\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x19.edgeshard.proto.v1.FrameH\x00\x12\x11\n\x07padding\x18\x04 \x01(\x0cH\x00\x12\x30\n\x06timing\x18\x05 \x01(\x0b\x32\x1e.edgeshard.proto.v1.LinkTimingH\x00\x12\x30\n\x06\x62\x65\x61\x63on\x18\x06 \x01(\x0b\x32\x1e.edgeshard.proto.v1.LinkBeaconH\x00\x42\t\n\x07message\"7\n\nLinkBeacon\x12\x16\n\x0ereceived_bytes\x18\x01 \x01(\x04\x12\x11\n\tnext_step\x18\x02 \x01(\x04\",\n\nLinkTiming\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"\x94\x01\n\tLinkHello\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x12\n\nfrom_stage\x18\x03 \x01(\r\x12\x10\n\x08to_stage\x18\x04 \x01(\r\x12\x15\n\rdialler_sends\x18\x05 \x01(\x08\x12\x14\n\x0cwire_version\x18\x06 \x01(\r\x12\x11\n\tnext_step\x18\x07 \x01(\x04\" \n\x0bLinkWelcome\x12\x11\n\tnext_step\x18\x01 \x01(\x04\"8\n\x05\x46rame\x12\x0e\n\x06header\x18\x01 \x01(\x0c\x12\x0e\n\x06\x63rc32c\x18\x02 \x01(\x07\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\"\xa6\x02\n\x0b\x46rameHeader\x12\x10\n\x08pipeline\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0c\n\x04part\x18\x04 \x01(\r\x12\r\n\x05parts\x18\x05 \x01(\r\x12+\n\x07\x66orward\x18\x06 \x01(\x0b\x32\x18.edgeshard.proto.v1.StepH\x00\x12\x30\n\x06result\x18\x07 \x01(\x0b\x32\x1e.edgeshard.proto.v1.StepResultH\x00\x12\x32\n\x07guesses\x18\t \x01(\x0b\x32\x1f.edgeshard.proto.v1.StepGuessesH\x00\x12\x30\n\x06tensor\x18\x08 \x01(\x0b\x32 .edgeshard.proto.v1.TensorHeaderB\x06\n\x04\x62ody\"J\n\x0cTensorHeader\x12+\n\x05\x64type\x18\x01 \x01(\x0e\x32\x1c.edgeshard.proto.v1.DataType\x12\r\n\x05shape\x18\x02 \x03(\x04\"\xa2\x02\n\x04Step\x12\r\n\x05\x66rees\x18\x01 \x03(\x04\x12+\n\x06grants\x18\x02 \x03(\x0b\x32\x1b.edgeshard.proto.v1.KvGrant\x12\'\n\x05spans\x18\x03 \x03(\x0b\x32\x18.edgeshard.proto.v1.Span\x12\x30\n\x07timings\x18\x04 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageTiming\x12\x11\n\tfollowing\x18\x05 \x01(\r\x12\x11\n\tswap_outs\x18\x06 \x03(\x04\x12,\n\x05saves\x18\x07 \x03(\x0b\x32\x1d.edgeshard.proto.v1.StateCopy\x12/\n\x08restores\x18\x08 \x03(\x0b\x32\x1d.edgeshard.proto.v1.StateCopy\"<\n\tStateCopy\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0c\n\x04slot\x18\x03 \x01(\r\"\xec\x01\n\x04Span\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12\x13\n\x0btoken_count\x18\x03 \x01(\r\x12\x0e\n\x06sample\x18\x04 \x01(\x08\x12\x32\n\x08sampling\x18\x05 \x01(\x0b\x32 .edgeshard.proto.v1.SpanSampling\x12\x30\n\x07targets\x18\x06 \x01(\x0b\x32\x1f.edgeshard.proto.v1.SpanTargets\x12\x30\n\x07guesses\x18\x07 \x01(\x0b\x32\x1f.edgeshard.proto.v1.SpanGuesses\"F\n\x0bSpanGuesses\x12\x15\n\rassumed_count\x18\x01 \x01(\r\x12\x11\n\tconfirmed\x18\x03 \x01(\rJ\x04\x08\x02\x10\x03R\x07\x61ssumed\"B\n\x0bStepGuesses\x12\x33\n\x08requests\x18\x01 \x03(\x0b\x32!.edgeshard.proto.v1.GuessedTokens\"0\n\rGuessedTokens\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x03(\r\"/\n\x0bSpanTargets\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\"\xa3\x01\n\x0cSpanSampling\x12.\n\x08sampling\x18\x01 \x01(\x0b\x32\x1c.edgeshard.proto.v1.Sampling\x12\x13\n\x0bseen_tokens\x18\x02 \x03(\r\x12(\n\x05guide\x18\x03 \x01(\x0b\x32\x19.edgeshard.proto.v1.Guide\x12\x15\n\rguided_tokens\x18\x04 \x03(\r\x12\r\n\x05party\x18\x05 \x01(\x06\"|\n\x07KvGrant\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x0e\n\x06\x62locks\x18\x03 \x03(\r\x12\x0e\n\x06\x66illed\x18\x04 \x01(\r\x12\x0f\n\x07swapped\x18\x05 \x01(\x08\x12\x11\n\x04slot\x18\x06 \x01(\rH\x00\x88\x01\x01\x42\x07\n\x05_slot\"\xa9\x02\n\nStepResult\x12\x30\n\x06tokens\x18\x01 \x03(\x0b\x32 .edgeshard.proto.v1.SampledToken\x12\x30\n\x07timings\x18\x02 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageTiming\x12\x39\n\x0fprompt_logprobs\x18\x03 \x03(\x0b\x32 .edgeshard.proto.v1.SpanLogprobs\x12\x38\n\x0eguide_failures\x18\x04 \x03(\x0b\x32 .edgeshard.proto.v1.GuideFailure\x12\x0f\n\x07pending\x18\x05 \x03(\x04\x12\x31\n\x06\x66orced\x18\x06 \x03(\x0b\x32!.edgeshard.proto.v1.GuessedTokens\"\\\n\x0cSpanLogprobs\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12;\n\x0fprompt_logprobs\x18\x02 \x01(\x0b\x32\".edgeshard.proto.v1.PromptLogprobs\"0\n\x0cGuideFailure\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x80\x01\n\x0cSampledToken\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\r\n\x05token\x18\x03 \x01(\r\x12\x0f\n\x07logprob\x18\x04 \x01(\x02\x12-\n\x03top\x18\x05 \x03(\x0b\x32 .edgeshard.proto.v1.TokenLogprob2\xbb\x01\n\x0cStageService\x12Y\n\x08\x45xchange\x12#.edgeshard.proto.v1.ExchangeRequest\x1a$.edgeshard.proto.v1.ExchangeResponse(\x01\x30\x01\x12P\n\x05Probe\x12 .edgeshard.proto.v1.ProbeRequest\x1a!.edgeshard.proto.v1.ProbeResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -53,31 +53,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FRAME']._serialized_start=892
   _globals['_FRAME']._serialized_end=948
   _globals['_FRAMEHEADER']._serialized_start=951
-  _globals['_FRAMEHEADER']._serialized_end=1193
-  _globals['_TENSORHEADER']._serialized_start=1195
-  _globals['_TENSORHEADER']._serialized_end=1269
-  _globals['_STEP']._serialized_start=1272
-  _globals['_STEP']._serialized_end=1562
-  _globals['_STATECOPY']._serialized_start=1564
-  _globals['_STATECOPY']._serialized_end=1624
-  _globals['_SPAN']._serialized_start=1627
-  _globals['_SPAN']._serialized_end=1863
-  _globals['_SPANGUESSES']._serialized_start=1865
-  _globals['_SPANGUESSES']._serialized_end=1937
-  _globals['_SPANTARGETS']._serialized_start=1939
-  _globals['_SPANTARGETS']._serialized_end=1986
-  _globals['_SPANSAMPLING']._serialized_start=1989
-  _globals['_SPANSAMPLING']._serialized_end=2152
-  _globals['_KVGRANT']._serialized_start=2154
-  _globals['_KVGRANT']._serialized_end=2278
-  _globals['_STEPRESULT']._serialized_start=2281
-  _globals['_STEPRESULT']._serialized_end=2527
-  _globals['_SPANLOGPROBS']._serialized_start=2529
-  _globals['_SPANLOGPROBS']._serialized_end=2621
-  _globals['_GUIDEFAILURE']._serialized_start=2623
-  _globals['_GUIDEFAILURE']._serialized_end=2671
-  _globals['_SAMPLEDTOKEN']._serialized_start=2674
-  _globals['_SAMPLEDTOKEN']._serialized_end=2802
-  _globals['_STAGESERVICE']._serialized_start=2805
-  _globals['_STAGESERVICE']._serialized_end=2992
+  _globals['_FRAMEHEADER']._serialized_end=1245
+  _globals['_TENSORHEADER']._serialized_start=1247
+  _globals['_TENSORHEADER']._serialized_end=1321
+  _globals['_STEP']._serialized_start=1324
+  _globals['_STEP']._serialized_end=1614
+  _globals['_STATECOPY']._serialized_start=1616
+  _globals['_STATECOPY']._serialized_end=1676
+  _globals['_SPAN']._serialized_start=1679
+  _globals['_SPAN']._serialized_end=1915
+  _globals['_SPANGUESSES']._serialized_start=1917
+  _globals['_SPANGUESSES']._serialized_end=1987
+  _globals['_STEPGUESSES']._serialized_start=1989
+  _globals['_STEPGUESSES']._serialized_end=2055
+  _globals['_GUESSEDTOKENS']._serialized_start=2057
+  _globals['_GUESSEDTOKENS']._serialized_end=2105
+  _globals['_SPANTARGETS']._serialized_start=2107
+  _globals['_SPANTARGETS']._serialized_end=2154
+  _globals['_SPANSAMPLING']._serialized_start=2157
+  _globals['_SPANSAMPLING']._serialized_end=2320
+  _globals['_KVGRANT']._serialized_start=2322
+  _globals['_KVGRANT']._serialized_end=2446
+  _globals['_STEPRESULT']._serialized_start=2449
+  _globals['_STEPRESULT']._serialized_end=2746
+  _globals['_SPANLOGPROBS']._serialized_start=2748
+  _globals['_SPANLOGPROBS']._serialized_end=2840
+  _globals['_GUIDEFAILURE']._serialized_start=2842
+  _globals['_GUIDEFAILURE']._serialized_end=2890
+  _globals['_SAMPLEDTOKEN']._serialized_start=2893
+  _globals['_SAMPLEDTOKEN']._serialized_end=3021
+  _globals['_STAGESERVICE']._serialized_start=3024
+  _globals['_STAGESERVICE']._serialized_end=3211
 # @@protoc_insertion_point(module_scope)

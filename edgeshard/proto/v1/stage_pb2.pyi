@@ -100,7 +100,7 @@ class Frame(_message.Message):
     def __init__(self, header: _Optional[bytes] = ..., crc32c: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class FrameHeader(_message.Message):
-    __slots__ = ("pipeline", "epoch", "step", "part", "parts", "forward", "result", "tensor")
+    __slots__ = ("pipeline", "epoch", "step", "part", "parts", "forward", "result", "guesses", "tensor")
     PIPELINE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,7 @@ class FrameHeader(_message.Message):
     PARTS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
+    GUESSES_FIELD_NUMBER: _ClassVar[int]
     TENSOR_FIELD_NUMBER: _ClassVar[int]
     pipeline: str
     epoch: int
@@ -116,8 +117,9 @@ class FrameHeader(_message.Message):
     parts: int
     forward: Step
     result: StepResult
+    guesses: StepGuesses
     tensor: TensorHeader
-    def __init__(self, pipeline: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., part: _Optional[int] = ..., parts: _Optional[int] = ..., forward: _Optional[_Union[Step, _Mapping]] = ..., result: _Optional[_Union[StepResult, _Mapping]] = ..., tensor: _Optional[_Union[TensorHeader, _Mapping]] = ...) -> None: ...
+    def __init__(self, pipeline: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., part: _Optional[int] = ..., parts: _Optional[int] = ..., forward: _Optional[_Union[Step, _Mapping]] = ..., result: _Optional[_Union[StepResult, _Mapping]] = ..., guesses: _Optional[_Union[StepGuesses, _Mapping]] = ..., tensor: _Optional[_Union[TensorHeader, _Mapping]] = ...) -> None: ...
 
 class TensorHeader(_message.Message):
     __slots__ = ("dtype", "shape")
@@ -176,14 +178,26 @@ class Span(_message.Message):
     def __init__(self, request: _Optional[int] = ..., first_position: _Optional[int] = ..., token_count: _Optional[int] = ..., sample: _Optional[bool] = ..., sampling: _Optional[_Union[SpanSampling, _Mapping]] = ..., targets: _Optional[_Union[SpanTargets, _Mapping]] = ..., guesses: _Optional[_Union[SpanGuesses, _Mapping]] = ...) -> None: ...
 
 class SpanGuesses(_message.Message):
-    __slots__ = ("assumed_count", "assumed", "confirmed")
+    __slots__ = ("assumed_count", "confirmed")
     ASSUMED_COUNT_FIELD_NUMBER: _ClassVar[int]
-    ASSUMED_FIELD_NUMBER: _ClassVar[int]
     CONFIRMED_FIELD_NUMBER: _ClassVar[int]
     assumed_count: int
-    assumed: _containers.RepeatedScalarFieldContainer[int]
     confirmed: int
-    def __init__(self, assumed_count: _Optional[int] = ..., assumed: _Optional[_Iterable[int]] = ..., confirmed: _Optional[int] = ...) -> None: ...
+    def __init__(self, assumed_count: _Optional[int] = ..., confirmed: _Optional[int] = ...) -> None: ...
+
+class StepGuesses(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[GuessedTokens]
+    def __init__(self, requests: _Optional[_Iterable[_Union[GuessedTokens, _Mapping]]] = ...) -> None: ...
+
+class GuessedTokens(_message.Message):
+    __slots__ = ("request", "tokens")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SpanTargets(_message.Message):
     __slots__ = ("position", "tokens")
@@ -224,18 +238,20 @@ class KvGrant(_message.Message):
     def __init__(self, request: _Optional[int] = ..., first_index: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., filled: _Optional[int] = ..., swapped: _Optional[bool] = ..., slot: _Optional[int] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("tokens", "timings", "prompt_logprobs", "guide_failures", "pending")
+    __slots__ = ("tokens", "timings", "prompt_logprobs", "guide_failures", "pending", "forced")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     GUIDE_FAILURES_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
+    FORCED_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedCompositeFieldContainer[SampledToken]
     timings: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageTiming]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[SpanLogprobs]
     guide_failures: _containers.RepeatedCompositeFieldContainer[GuideFailure]
     pending: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, tokens: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[SpanLogprobs, _Mapping]]] = ..., guide_failures: _Optional[_Iterable[_Union[GuideFailure, _Mapping]]] = ..., pending: _Optional[_Iterable[int]] = ...) -> None: ...
+    forced: _containers.RepeatedCompositeFieldContainer[GuessedTokens]
+    def __init__(self, tokens: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[SpanLogprobs, _Mapping]]] = ..., guide_failures: _Optional[_Iterable[_Union[GuideFailure, _Mapping]]] = ..., pending: _Optional[_Iterable[int]] = ..., forced: _Optional[_Iterable[_Union[GuessedTokens, _Mapping]]] = ...) -> None: ...
 
 class SpanLogprobs(_message.Message):
     __slots__ = ("request", "prompt_logprobs")

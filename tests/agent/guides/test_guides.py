@@ -10,15 +10,17 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path as FilePath
 
 import numpy as np
 import psutil
 import pytest
 import torch
+from edgeshard_agent.guides import process
 from edgeshard_agent.guides.budgets import GRACE_S
 from edgeshard_agent.guides.guides import Banned, Guided, GuideError, Guides
-from edgeshard_agent.guides.messages import Setup
+from edgeshard_agent.guides.messages import Message, Open, Path, Setup
+from edgeshard_agent.guides.process import Matchers
 from edgeshard_agent.model.sampling import Sampler
 from tokenizers import Tokenizer
 
@@ -26,7 +28,7 @@ from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.requests.generation import GUIDE_LIMIT_BYTES, Guide, GuideKind, Sampling
 from edgeshard.domain.requests.step import StepResult
 
-TOKENIZER_FILE = Path(__file__).resolve().parents[3] / "edgeshard" / "demo_model" / "tokenizer.json"
+TOKENIZER_FILE = FilePath(__file__).resolve().parents[3] / "edgeshard" / "demo_model" / "tokenizer.json"
 VOCAB, EOS = 4096, 2
 SETUP = Setup(str(TOKENIZER_FILE), VOCAB, (EOS,))
 TOKENIZER = Tokenizer.from_file(str(TOKENIZER_FILE))
@@ -104,6 +106,60 @@ def test_a_request_goes_on_from_its_tokens_anywhere(guides: Guides, guide: Guide
             break
         answer.append(choice)
         guided.advance(choice)
+
+
+@pytest.mark.parametrize("guide", [REGEX, SCHEMA, Guide(GuideKind.GRAMMAR, 'start: "a king" ("b" | "c and d")+')])
+def test_masks_ahead_of_forced_tokens_are_those_of_each_place(guides: Guides, guide: Guide) -> None:
+    """Whether forced tokens are drawn, or others that spell the same text."""
+    chance, drawn_forced, others = random.Random(3), 0, 0
+    for _ in range(16):
+        guided, answer = guides.open(guide, forced=7), list[int]()
+        while len(answer) < 60 and EOS not in answer:
+            banned = guided.banned()
+            assert np.array_equal(guides.open(guide, answer).banned(), banned)
+            forced, choices = guided.forced(5.0), allowed(banned)
+            assert len(forced) <= 7 and set(forced[:1]) <= set(choices)
+            if forced:  # a longer text of them is what all choices begin, or begin with
+                text = TOKENIZER.decode(list(forced))
+                assert all(text.startswith(TOKENIZER.decode([one])) or one == forced[0] for one in choices)
+            takes_it = forced and chance.random() < 0.8
+            answer.append(forced[0] if takes_it else chance.choice(choices))
+            drawn_forced, others = drawn_forced + bool(takes_it), others + (bool(forced) and not takes_it)
+            guided.advance(answer[-1])
+        guided.close()
+    assert drawn_forced > 9 and others > 0
+
+
+def test_a_run_of_forced_tokens_is_asked_for_once(guides: Guides, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its length counts as what it is: a text of any length is said at most so many tokens at a time."""
+    asked: list[Path] = []
+    ask = Guides._ask
+
+    def noted(guides: Guides, message: Message) -> Path:
+        asked.append(ask(guides, message))
+        return asked[-1]
+
+    monkeypatch.setattr(Guides, "_ask", noted)
+    text = "the king and the queen and the fox and the miller"
+    guided = guides.open(Guide(GuideKind.REGEX, text), forced=7)
+    answer: list[int] = []
+    while not answer or answer[-1] != EOS:
+        assert guided.banned().any()
+        answer.append((*guided.forced(5.0), EOS)[0])
+        guided.advance(answer[-1])
+    assert TOKENIZER.decode(answer[:-1]) == text
+    assert [len(path.forced) for path in asked][:1] == [7] and len(asked) < 2 + len(answer) / 6
+
+
+def test_a_text_that_is_dear_to_cut_is_not_cut_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "DEAR_S", 0.0)
+    matchers = Matchers()
+    matchers.answer(SETUP)
+    paths = [
+        matchers.answer(Open(1, GuideKind.REGEX, "the king", (), 7)),
+        matchers.answer(Open(2, GuideKind.REGEX, "x")),
+    ]
+    assert [path.forced for path in paths if path] == [(), ()]
 
 
 @pytest.mark.parametrize(
@@ -202,9 +258,9 @@ class SlowGuides(Guides):
         super().__init__(SETUP)
         self.let = threading.Event()
 
-    def _banned(self, guided: Guided) -> Banned:
+    def _path_of(self, guided: Guided) -> Path:
         assert self.let.wait(20)
-        return super()._banned(guided)
+        return super()._path_of(guided)
 
 
 @pytest.fixture

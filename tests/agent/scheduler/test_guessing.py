@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
-from edgeshard_agent.scheduler.guessing import MOST_INDEXED, MOST_REST, MOST_ROWS, Guessing, Pace, Repeats
+from edgeshard_agent.scheduler.guessing import MOST_INDEXED, MOST_REST, MOST_ROWS, Guessed, Guessing, Pace, Repeats
 from edgeshard_agent.scheduler.scheduler import Limits
 from edgeshard_agent.scheduler.swapping import Swapping
 
@@ -103,7 +103,7 @@ def test_the_pace_follows_what_was_right() -> None:
 
 
 def spans(rig: Rig) -> list[tuple[int, ...]]:
-    return [span.assumed for step in rig.steps for span in step.plan.spans]
+    return [step.guessed.get(span.request, ()) for step in rig.steps for span in step.plan.spans]
 
 
 def test_right_guesses_save_steps_and_change_nothing(make_rig: type[Rig], alone: Alone) -> None:
@@ -260,3 +260,21 @@ def test_the_schedules_had_all_that_they_were_to_have() -> None:
     guesses, right, swaps, preemptions, hits = map(sum, zip(*SEEN, strict=True))
     assert right > 500 and guesses - right > 150, (guesses, right)
     assert swaps > 10 and preemptions > swaps and hits > 50, (swaps, preemptions, hits)
+
+
+# What a guide forces
+
+
+def test_forced_tokens_are_guessed_first_and_teach_the_pace_nothing() -> None:
+    guessing, guessed = Guessing(frozenset({9})), Guessed(Repeats(), Pace(rest=5))
+    repeating = [1, 2, 3, 1, 2, 3, 1, 2]
+    assert guessing.guesses(guessed, repeating, 7) == ()
+    assert guessing.guesses(guessed, repeating, 3, (4, 5, 6, 7)) == (4, 5, 6)
+    guessed.noted(3, 0)
+    assert guessed.pace == Pace(rest=5)
+    assert guessing.guesses(guessed, repeating, 7, (4, 9, 5)) == (4,)
+    assert guessing.guesses(guessed, repeating, 0, (4,)) == ()
+    guessed.noted(0, 0)
+    assert guessed.pace == Pace(rest=4)
+    guessed.pace = Pace()
+    assert guessing.guesses(guessed, repeating, 7) == (3, 1)

@@ -17,7 +17,7 @@ from edgeshard_coordinator.core.values.measurements import Measurements, Reporte
 from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, Timings
 
 from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
-from edgeshard.domain.deployments.placement import LengthsFrom, PlacedStage, Placement, Prediction
+from edgeshard.domain.deployments.placement import LengthsFrom, PlacedStage, Placement, Prediction, Speculation
 from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.deployments.traffic import Lengths, Traffic
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError
@@ -246,6 +246,22 @@ async def test_what_is_written_has_the_same_form(tmp_path: Path) -> None:
     for table, body in (("deployments", later), ("nodes", node), ("traffic", TRAFFIC_BODY)):
         # The same keys in the same order.
         assert json.dumps(json.loads(bodies[table])) == json.dumps(json.loads(body))
+
+
+@pytest.mark.parametrize("speculation", ["guesses", "middle", "of the future"])
+async def test_nothing_is_guessed_where_another_version_placed(tmp_path: Path, speculation: str) -> None:
+    """Its nodes may not tell guesses to the node that samples alone."""
+    path = tmp_path / "state.sqlite"
+    store = await opened(path)
+    body = json.loads(DEPLOYMENT_BODY)
+    body["placement"]["speculation"] = speculation
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE deployments SET body = ?", (json.dumps(body),))
+    database.close()
+    state = await store.open("two", Timings())
+    await store.close()
+    placement = state.deployments[DeploymentName("tale")].placement
+    assert placement is not None and placement.speculation is Speculation.OFF
 
 
 async def test_the_failure_of_a_deployment_may_be_absent_and_so_may_what_came_later(tmp_path: Path) -> None:

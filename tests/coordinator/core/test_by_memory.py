@@ -140,7 +140,7 @@ def test_states_are_saved_in_what_all_nodes_have_left(make_manifest: Any) -> Non
     [
         ("llama-plain", {}, Speculation.GUESSES),
         ("llama-plain", {"speculation": "off"}, Speculation.OFF),
-        ("llama-plain", {"layers": "a=0:4,b=4:8,c=8:12"}, Speculation.MIDDLE),
+        ("llama-plain", {"layers": "a=0:4,b=4:8,c=8:12"}, Speculation.GUESSES),
         ("llama-plain", {"layers": "a=0:4,b=4:8,c=8:12", "speculation": "on"}, Speculation.GUESSES),
         ("llama-plain", {"max_time_per_token_s": 0.1}, Speculation.PROMISE),
         ("llama-plain", {"max_inter_token_latency_s": 0.1}, Speculation.PROMISE),

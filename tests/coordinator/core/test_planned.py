@@ -14,6 +14,7 @@ import pytest
 from edgeshard_coordinator.core.placement.by_memory import KV_BLOCK_TOKENS, SimplePlacer
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.placement.problem import PlacementProblem
+from edgeshard_coordinator.core.placement.repair import Lost
 from edgeshard_coordinator.core.placement.replicated import only_on, place_replicas
 from edgeshard_coordinator.core.placement.sources import place_from_any
 from edgeshard_coordinator.core.values.candidate import Candidate, held_bytes
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 
 from edgeshard.architectures import expected_tensors, parse_config, stage_tensors
 from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec
-from edgeshard.domain.deployments.placement import LengthsFrom, Placement
+from edgeshard.domain.deployments.placement import LengthsFrom, Placement, Speculation
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Outlook, Traffic
 from edgeshard.domain.errors import (
     FailedPreconditionError,
@@ -509,6 +510,32 @@ def test_a_mixture_that_is_too_large_caches_experts_as_the_agent_will(
         (cost,) = placement.costs
         read_s = stage.streamed_bytes * 2 / 16 / 1e8
         assert 0.95 * read_s < cost.step_s([(20, 1)]) < 1.2 * read_s + 0.01
+
+
+@pytest.mark.parametrize("layers", [{}, {"layers": "a=0:6"}], ids=["planned", "by hand"])
+def test_a_mixture_guesses_where_its_rows_were_measured_and_its_experts_are_in_memory(
+    mixture: ModelManifest, make_profile: Any, layers: dict[str, str]
+) -> None:
+    profile = replace(make_profile(mixture.config, 1e-3, DType.FLOAT32), disk=DiskProfile(1e8, 1 << 40))
+    known = {NodeId("id-a"): Measurements({key_of(profile): Reported(profile, 0.0)}, {})}
+
+    def placed(memory: int, measured: Measured, takes_guesses: bool = True, **changes: Any) -> Placement:
+        spec = spec_of(concurrency=1, allow_streaming=True, **layers, **changes)
+        box = node("a", memory)
+        box = replace(box, facts=replace(box.facts, takes_guesses=takes_guesses))
+        return PlanningPlacer().place(PlacementProblem(spec, mixture, (box,), measured))
+
+    whole = placed(1 << 30, known)
+    assert whole.costs and whole.speculation is Speculation.GUESSES
+    assert placed(1 << 30, {}).speculation is Speculation.EXPERTS
+    assert placed(1 << 30, known, takes_guesses=False).speculation is Speculation.BITS
+    assert placed(1 << 30, known, max_time_per_token_s=9.0).speculation is Speculation.PROMISE
+    short = placed(held_bytes(whole.stages[0]) - (1 << 20), known)
+    assert short.streams and short.costs and short.speculation is Speculation.EXPERTS
+    box = node("a")
+    box = replace(box, facts=replace(box.facts, takes_guesses=True))
+    again = PlanningPlacer().repair(PlacementProblem(spec_of(concurrency=1), mixture, (box,), known), whole, Lost())
+    assert again.speculation is Speculation.GUESSES
 
 
 def test_the_spec_says_how_many_micro_batches_stream_together(place: Any, measured: Any, short: int) -> None:

@@ -520,7 +520,7 @@ class KvPool:
                 field="spans.first_position",
                 reason="KV_GAP",
             )
-        if table.slot is not None and (span.first_position < table.length or span.assumed):
+        if table.slot is not None and (span.first_position < table.length or span.guesses):
             raise FailedPreconditionError(
                 f"a span of request {span.request} begins at {span.first_position}, before its length {table.length}, "
                 "or has guesses; states cannot be cut to fewer positions",
@@ -553,7 +553,7 @@ class KvPool:
         first = min(span.first_position, table.certain) // size
         for index, block in enumerate(table.blocks[first:], first):
             draft.full[block] = (index + 1) * size <= span.certain_position
-        draft.tables[span.request] = replace(table, length=span.end_position, assumed=len(span.assumed))
+        draft.tables[span.request] = replace(table, length=span.end_position, assumed=span.guesses)
 
     # -- the same, one at a time ---------------------------------------------------------------------------------
 

@@ -41,6 +41,7 @@ from edgeshard_coordinator.core.placement.nearest_placement import nearest, with
 from edgeshard_coordinator.core.placement.problem import PlacementProblem
 from edgeshard_coordinator.core.placement.repair import Lost
 from edgeshard_coordinator.core.placement.ruled import allowed_sources, conditions_of
+from edgeshard_coordinator.core.placement.speculation import weighed
 from edgeshard_coordinator.core.placement.typical_request import typical_request
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.measurements import Measurements, links_of, profiles_for
@@ -66,7 +67,7 @@ class PlanningPlacer:
         return self._noted(_Site(problem, self._provers, advises=True))
 
     def _noted(self, site: _Site) -> Placement:
-        placement = self._with_starting(site)
+        placement = weighed(self._with_starting(site))
         return replace(
             placement, note=f"{placement.note} {describe_planned.mixed_bits(placement, site.candidates)}".strip()
         )
@@ -215,7 +216,7 @@ class _Site:
         placement = by_memory.place_stages(self.spec, sizes, self._nodes, self.spec.layers, load)
         with suppress(EdgeShardError):  # without measurements there are no figures
             figures = self.predicted_by_hand()
-            return replace(placement, predicted=figures.predicted, note=figures.note, costs=figures.costs)
+            return weighed(replace(placement, predicted=figures.predicted, note=figures.note, costs=figures.costs))
         return placement
 
     def predicted_by_hand(self) -> Placement:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from edgeshard.architectures import architecture_named
 from edgeshard.architectures.record import Fused
 from edgeshard.domain.deployments.deployment import DeploymentSpec
-from edgeshard.domain.deployments.placement import Speculation
+from edgeshard.domain.deployments.placement import Placement, Speculation
 from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.planning.inputs.shapes import ModelSpec
-
-STAGES_WITHOUT_MIDDLE = 2
-"""The head, and the stage that samples: it draws all tokens itself."""
 
 
 def speculation_of(spec: DeploymentSpec, model: ModelSpec, nodes: Sequence[DeviceFacts]) -> Speculation:
@@ -24,9 +22,13 @@ def speculation_of(spec: DeploymentSpec, model: ModelSpec, nodes: Sequence[Devic
     own_blocks = isinstance(architecture_named(model.shape.architecture).runs, Fused)
     if not (own_blocks and all(facts.takes_guesses for facts in nodes)):
         return Speculation.BITS
-    if any(block.experts for block in model.blocks):
-        return Speculation.EXPERTS
-    if spec.speculation == "auto" and len(nodes) > STAGES_WITHOUT_MIDDLE:
-        return Speculation.MIDDLE
-    promised = spec.max_time_per_token_s is not None or spec.max_inter_token_latency_s is not None
-    return Speculation.PROMISE if promised else Speculation.GUESSES
+    if spec.max_time_per_token_s is not None or spec.max_inter_token_latency_s is not None:
+        return Speculation.PROMISE
+    return Speculation.EXPERTS if any(block.experts for block in model.blocks) else Speculation.GUESSES
+
+
+def weighed(placement: Placement) -> Placement:
+    """The same, with guesses for a mixture in memory whose rows were measured: the head weighs each guess."""
+    if placement.speculation is not Speculation.EXPERTS or not placement.costs or placement.streams:
+        return placement
+    return replace(placement, speculation=Speculation.GUESSES)
