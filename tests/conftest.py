@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 import time
 from collections import Counter
@@ -41,6 +42,7 @@ pytest_plugins = ("tests.support.stores",)
 ROOT = Path(__file__).parent
 LONG_ROOMS = ("simulator", "chaos", "system", "house", "planning")
 """Their files take up to minutes each."""
+MEMORY_LIMITS = resource.getrlimit(resource.RLIMIT_AS)
 TIMING_ROOMS = ("chaos", "system")
 """All their tests use processes and clocks."""
 
@@ -80,6 +82,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """What was collected stays until the end: the garbage collector need not look at a million objects again."""
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """A limit of memory that a test leaves to its process would fail others, long after it."""
+    yield
+    if (left := resource.getrlimit(resource.RLIMIT_AS)) != MEMORY_LIMITS:
+        resource.setrlimit(resource.RLIMIT_AS, MEMORY_LIMITS)
+        pytest.fail(f"{item.nodeid} leaves its process a limit of memory: {left}")
 
 
 def _others_of_families(items: list[pytest.Item]) -> Iterator[pytest.Item]:

@@ -25,7 +25,7 @@ ENGINE_CASE = "no-bubbles-bf16-s1-m1-c512 x1"
 
 RUNS = [
     ["dashboard --rounds 1 --seconds 1 -o {tmp}/dashboard.json"],
-    ["edgeshard_paper --check"],
+    ["edgeshard_paper --output {tmp}"],
     [
         "engine --quick -o {tmp}/engine.json",
         "engine --limit -o {tmp}/engine.json",

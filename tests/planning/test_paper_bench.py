@@ -1,5 +1,4 @@
-"""What must hold of the paper's test bed, computed as `python -m bench.edgeshard_paper` does; its `--check`, of whole
-pages, is run by tests/house/test_benches.py."""
+"""What must hold of the paper's test bed, computed as `python -m bench.edgeshard_paper` does."""
 
 from __future__ import annotations
 
@@ -7,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.edgeshard_paper import bandwidth, by_lab, profiling
-from bench.edgeshard_paper.__main__ import MEASURED
+from bench.edgeshard_paper import bandwidth, by_lab, profiling, report
+from bench.edgeshard_paper.__main__ import MEASURED, OUTPUT
 from bench.edgeshard_paper.experiments import Row, modes, paper_cluster, table
-from bench.edgeshard_paper.paper_numbers import PERFORMANCE
-from bench.pages import write_or_check
+from bench.edgeshard_paper.paper_numbers import MODELS, PERFORMANCE
+from bench.pages import markdown_table, write_or_check
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.local.lab_site import LabFigures
 
@@ -106,6 +105,23 @@ def test_a_faster_link_to_the_cloud_makes_no_plan_slower() -> None:
     }
     times = [milliseconds(rows["edgeshard"]) for rows in found.values()]
     assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.long
+def test_the_page_has_what_is_computed_now(small: dict[str, Row]) -> None:
+    """Of 7B and at one bandwidth, which is quick; `python -m bench.edgeshard_paper --check` looks at every file."""
+    page = (OUTPUT / "README.md").read_text(encoding="utf-8")
+    rows = list(small.values())
+    found = [row for case in profiling.CASES for row in profiling.profiling_of("llama2-7b", case)]
+    expected = [
+        *report.performance_rows("llama2-7b", rows),
+        *profiling.table_rows(found),
+        *(row for model in MODELS for row in bandwidth.table_rows(bandwidth.sweep(model, (20,)))),
+    ]
+    for row in expected:
+        assert markdown_table(row, []).splitlines()[0] in page
+    for part in report.lab_section(by_lab.lab_rows(rows, by_lab.read(MEASURED))):
+        assert part in page
 
 
 def test_a_check_names_what_would_change_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,7 +65,6 @@ class Matchers:
             case Setup():
                 with limited_time(SETUP_S):
                     self._set_up(message)
-                _limit_memory()
                 return None
             case Open():
                 with limited_time(OPEN_S):
@@ -176,6 +175,8 @@ def _serve(lines: IO[bytes], answers: IO[bytes]) -> None:
         message, began_s = from_line(line), time.process_time()
         try:
             path = matchers.answer(message)
+            if isinstance(message, Setup):
+                _limit_memory()
             if path is None:
                 continue
             is_path, forced, answer = True, len(path.forced), path.to_bytes()
