@@ -33,7 +33,7 @@ async def measure_apart(job: MeasuringJob, tell: Tell, worker: ComputeThread) ->
     this returns.
     """
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "edgeshard_agent.measuring.worker",
+        sys.executable, "-P", "-m", "edgeshard_agent.measuring.worker", str(os.getpid()),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LONGEST_LINE,
         start_new_session=True,  # a Ctrl-C at the agent's terminal is for the agent, which ends this process
     )  # fmt: skip

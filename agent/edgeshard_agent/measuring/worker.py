@@ -20,6 +20,7 @@ from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.nodes.profile import ComputeProfile, Effort
 from edgeshard.forms import OWN
+from edgeshard.process.parent import end_with
 from edgeshard_agent.measuring.stops import Stops, count_stops, no_stops
 
 _NICE = 10
@@ -52,6 +53,7 @@ class Told:
 
 
 def main() -> None:
+    end_with(int(sys.argv[1]) if len(sys.argv) > 1 else None)  # also while it is stopped
     # A library's prints must not come between the messages.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from edgeshard_agent.core.measuring import MeasuringCommand, MeasuringTask
 from edgeshard_agent.engine.worker import ComputeThread
@@ -182,6 +183,18 @@ async def test_a_measurement_that_is_cancelled_leaves_no_process(node: Node, tin
     assert not measuring_workers() and not node.reports and not (list(node.measurer._store._directory.glob("*")))
 
 
+STOPPING_AGENT = """
+import os, signal, subprocess, sys, time
+command = [sys.executable, "-m", "edgeshard_agent.measuring.worker", str(os.getpid())]
+worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+while not open(f"/proc/{worker.pid}/syscall").read().startswith("0 0x0 "):  # until it reads its job
+    time.sleep(0.01)
+worker.send_signal(signal.SIGSTOP)
+print(worker.pid, flush=True)
+time.sleep(60)
+"""
+
+
 def test_a_measurement_ends_with_the_agent_that_wanted_it(tiny_config: dict[str, Any]) -> None:
     job = MeasuringJob(tiny_config, DType.FLOAT32, "cpu", 1, Effort.FULL, None)
     worker = subprocess.Popen(
@@ -192,6 +205,16 @@ def test_a_measurement_ends_with_the_agent_that_wanted_it(tiny_config: dict[str,
     worker.stdin.close()  # as the kernel does for an agent that was killed
     assert worker.wait(timeout=60) == 1
     worker.stdout.close()
+
+
+def test_a_measurement_that_is_stopped_ends_with_its_agent_too() -> None:
+    agent = subprocess.Popen([sys.executable, "-c", STOPPING_AGENT], stdout=subprocess.PIPE, text=True)
+    assert agent.stdout is not None
+    worker = psutil.Process(int(agent.stdout.readline()))
+    agent.kill()
+    agent.wait()
+    agent.stdout.close()
+    worker.wait(timeout=60)
 
 
 async def test_a_model_that_is_not_run_is_refused_before_anything_starts(
