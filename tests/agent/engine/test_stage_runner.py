@@ -49,7 +49,7 @@ class Model:
         self.failures: dict[int, Exception] = {}
         self.begun, self.let = threading.Event(), threading.Event()
 
-    def execute_sweep(self, steps: Sequence[tuple[StepPlan, Any]]) -> list[StageOutput]:
+    def execute_sweep(self, steps: Sequence[tuple[StepPlan, Any]], told: Sequence[object]) -> list[StageOutput]:
         self.swept.append(len(steps))
         self.executed.extend(int(inputs[0]) for _, inputs in steps)
         self.begun.set()
@@ -214,7 +214,7 @@ async def test_a_step_that_computes_shows_processor_time(stage: Stage) -> None:
     def compute() -> bool:
         return sum(range(100)) > 0 and stage.model.let.is_set()
 
-    def execute(steps: Sequence[tuple[StepPlan, Any]]) -> list[StageOutput]:
+    def execute(steps: Sequence[tuple[StepPlan, Any]], told: Sequence[object]) -> list[StageOutput]:
         stage.model.begun.set()
         while not compute():
             pass
