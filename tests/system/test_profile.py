@@ -21,7 +21,7 @@ from edgeshard.local.cluster import LocalCluster
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
 SPEC = {"name": "tales", "model": "fairy-tales", "source": "a", "concurrency": 2, "max_context": 256}
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
+pytestmark = [pytest.mark.in_order, pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
 
 
 @dataclass
