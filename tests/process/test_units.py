@@ -67,3 +67,11 @@ def test_credentials_come_from_systemd_and_only_where_there_are_any(daemon: Daem
     with_tls = unit_text(daemon, "/bin/x", "/etc/x.toml", "/keys")
     assert "LoadCredential=key.pem:/keys/key.pem\n" in with_tls
     assert "--tls-key ${CREDENTIALS_DIRECTORY}/key.pem" in with_tls
+
+
+@pytest.mark.parametrize("daemon", list(Daemon))
+def test_a_daemon_may_list_the_interfaces_of_its_machine(daemon: Daemon) -> None:
+    """Which is by netlink: without a route, a coordinator finds its own address so."""
+    text = (DEPLOY / f"{daemon.unit}.service").read_text()
+    (families,) = (line for line in text.splitlines() if line.startswith("RestrictAddressFamilies="))
+    assert "AF_NETLINK" in families.split("=")[1].split()

@@ -26,7 +26,8 @@ def place_replicas(spec: DeploymentSpec, candidates: Sequence[Candidate], place:
     usable = [node for node in candidates if node.placeable and node.name not in spec.exclude]
     usable.sort(key=lambda node: (-node.free_bytes, node.name))
     everywhere: list[EdgeShardError] = []
-    if spec.replicas == AUTO_REPLICAS and (single := place(candidates)).predicted is None:
+    single = place(candidates) if spec.replicas == AUTO_REPLICAS else None
+    if single is not None and single.predicted is None:
         note = f"{single.note} One pipeline: without measurements replicas cannot be compared."
         return (replace(single, note=note.strip()),)
 
@@ -43,7 +44,7 @@ def place_replicas(spec: DeploymentSpec, candidates: Sequence[Candidate], place:
     if chosen is None:
         raise _why_not(spec, len(usable), everywhere)
     if len(chosen.pipelines) == 1:
-        return (place(candidates),)
+        return (single or place(candidates),)
     return tuple(one.found for one in chosen.pipelines)
 
 
