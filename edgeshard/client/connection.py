@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -19,9 +19,11 @@ from edgeshard.proto.v1 import inference_pb2
 from edgeshard.proto.v1.admin_pb2_grpc import AdminServiceStub
 from edgeshard.proto.v1.inference_pb2_grpc import InferenceServiceStub
 from edgeshard.rpc.channel import open_channel
-from edgeshard.rpc.renewal import Renew, keep_renewed
 from edgeshard.wire.generation import event_from_wire, generate_request_to_wire
 from edgeshard.wire.status import from_rpc_error
+
+if TYPE_CHECKING:
+    from edgeshard.rpc.renewal import Renew
 
 
 class Connection:
@@ -50,6 +52,8 @@ class Connection:
                 raise self._with_file(error) from None
             self._stubs.clear()
             if tls is not None and os.access(tls.cert.parent, os.W_OK):
+                from edgeshard.rpc.renewal import keep_renewed  # a tenth of a second, which plaintext need not wait
+
                 self._renewing = asyncio.ensure_future(keep_renewed(tls, self.renewal()))
         return self._channel
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import grpc
 
 from edgeshard.proto.v1 import identity_pb2 as pb
 from edgeshard.proto.v1.identity_pb2_grpc import IdentityServiceStub
-from edgeshard.rpc.renewal import Renew
 from edgeshard.wire.status import from_rpc_error
+
+if TYPE_CHECKING:
+    from edgeshard.rpc.renewal import Renew
 
 TIMEOUT_S = 10.0
 
