@@ -41,11 +41,8 @@ class DeploymentCalls(AdminCalls):
         manifest, digest = self._models.get(spec.model)
         spec = self._as_stored(spec, manifest)
         placements = await self._planner.place_replicas(self._loop.state, spec, manifest, digest)
-        guesses = self._traffic.guesses_of_model(ModelName(spec.model))
-        first, *further = [with_expected(placement, guesses) for placement in placements]
-        return pb.PlanResponse(
-            placement=wire.placement_to_wire(first), further=[wire.placement_to_wire(one) for one in further]
-        )
+        first, *further = [wire.placement_to_wire(self._told(one, spec.model)) for one in placements]
+        return pb.PlanResponse(placement=first, further=further)
 
     async def Deploy(self, request: pb.DeployRequest, context: Any) -> pb.DeployResponse:
         call = wire.deploy_call_from_wire(request)
@@ -135,7 +132,9 @@ class DeploymentCalls(AdminCalls):
             new_record(state, _blank_record(with_source(one, placement), digest, placement))
             for one, placement in zip(specs, placements, strict=True)
         ]
-        response = pb.DeployResponse(deployment=wire.deployment_to_wire(deployment_view(state, records[0])))
+        view = deployment_view(state, records[0])
+        view = replace(view, placement=self._told(view.placement, spec.model))
+        response = pb.DeployResponse(deployment=wire.deployment_to_wire(view))
         done = replace(operation, outcome=response.SerializeToString())
         # The last one carries the call: the state hears of their saves in this order.
         *others, record = records
@@ -172,8 +171,12 @@ class DeploymentCalls(AdminCalls):
 
     def _view(self, record: DeploymentRecord) -> Deployment:
         view = deployment_view(self._loop.state, record, self._front.active_requests(record.name))
-        placement = with_expected(view.placement, self._traffic.guesses_of_model(record.model))
-        return replace(view, placement=placement, traffic=self._traffic.of(record.served_name, record.model))
+        traffic = self._traffic.of(record.served_name, record.model)
+        return replace(view, placement=self._told(view.placement, record.model), traffic=traffic)
+
+    def _told(self, placement: Placement, model: str) -> Placement:
+        """A placement as operators see it: with what its guesses are worth, by those of the model's requests."""
+        return with_expected(placement, self._traffic.guesses_of_model(ModelName(model)))
 
     def _pending(self, name: DeploymentName, operation: ServedOperation) -> ServedOperation | None:
         """The same call made before, which the disk has not answered yet."""
