@@ -102,7 +102,8 @@ class DeploymentCalls(Calls):
         first = await self.deployment(name, outlook)
         if first.spec.name == name:
             return (first,)
-        there = {other.spec.name for other in await self.deployments()}
+        served = first.spec.served_name
+        there = {other.spec.name for other in await self.deployments() if other.spec.served_name == served}
         names = [other for other in first.spec.replica_names if other in there and other != first.spec.name]
         return (first, *[await self.deployment(other, outlook) for other in names])
 
