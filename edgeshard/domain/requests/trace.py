@@ -62,8 +62,6 @@ class StepRecord:
             raise InvalidArgumentError(f"step {self.step} has times that are no times or out of order")
         if not math.isfinite(self.returned_s):
             raise InvalidArgumentError(f"step {self.step} returned at no time")
-        if not 0 <= self.right_guesses <= self.guesses <= self.tokens:
-            raise InvalidArgumentError(f"step {self.step} has more right guesses than guesses, or more than tokens")
 
 
 @dataclass(frozen=True, slots=True)
