@@ -409,6 +409,7 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
         answer(self.site, "DeleteDeployment", request, context)
         if self.site.gone_after_delete:
             self.site.states.clear()
+            self.site.replicas.clear()
         return admin_pb2.DeleteDeploymentResponse()
 
 
