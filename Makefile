@@ -150,6 +150,7 @@ chaos: $(STAMP) ## a node is killed in every step of an answer, and more: no tok
 chaos-long: $(STAMP) ## the coordinator is killed around each write, nodes restart and stand still, clients leave (15 minutes)
 	@$(BIN)/python -m tests.chaos.writes
 	@$(BIN)/python -m tests.chaos.standstill
+	@$(BIN)/python -m tests.chaos.replica_kills
 	@EDGESHARD_CHAOS_RESTARTS=100 EDGESHARD_CHAOS_DISCONNECTS=1000 \
 		$(BIN)/python -m pytest -q tests/chaos/test_restarts.py tests/chaos/test_disconnects.py $(ARGS)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
 from edgeshard.client.calls import Calls, operation_id
@@ -58,17 +58,20 @@ class DeploymentCalls(Calls):
         at most, and 0 places with what is known. The placement's note names what was not measured.
 
         `on_change` gets every new state on the way. `timeout_s` bounds the waiting (None, no bound); the deployment
-        goes on loading after it. Of several replicas all are waited for, and the first is returned. Raises
-        PlacementError or ResourceExhaustedError when the placement cannot be
-        (nothing is changed then), the deployment's own typed failure when a node could not load its share, and
-        DeadlineError.
+        goes on loading after it. Of several replicas all are waited for, and the first is returned. A spec that is one
+        of several replicas (`Deployment.spec`, with its name and number) is that of one that is gone: it is placed on
+        other nodes than the others have.
+
+        Raises PlacementError or ResourceExhaustedError when the placement cannot be (nothing is changed then), the
+        deployment's own typed failure when a node could not load its share, and DeadlineError.
         """
         request = deploy_call_to_wire(DeployCall(operation_id(), spec, measure_s))
         answer = await self._connection.call(AdminServiceStub, "Deploy", request, self._timeout_s + measure_s)
         deployment = deployment_from_wire(answer.deployment)
         if not wait:
             return deployment
-        return await self._until_ready(deployment, timeout_s, on_change or (lambda _: None))
+        further = () if spec.replica else deployment.spec.replica_names[1:]
+        return await self._until_ready((deployment, *further), timeout_s, on_change or (lambda _: None))
 
     async def wait_ready(
         self,
@@ -76,8 +79,9 @@ class DeploymentCalls(Calls):
         timeout_s: float | None = None,
         on_change: Callable[[Deployment], None] | None = None,
     ) -> Deployment:
-        """Wait until a deployment answers requests; arguments and errors are those of `deploy`, and NotFoundError."""
-        return await self._until_ready(await self.deployment(name), timeout_s, on_change or (lambda _: None))
+        """Wait until a deployment, or each replica of a name, answers requests, and return it or the first; arguments
+        and errors are those of `deploy`, and NotFoundError."""
+        return await self._until_ready(await self.replicas(name), timeout_s, on_change or (lambda _: None))
 
     async def deployments(self) -> tuple[Deployment, ...]:
         response = await self._admin("ListDeployments", admin_pb2.ListDeploymentsRequest())
@@ -98,7 +102,8 @@ class DeploymentCalls(Calls):
         first = await self.deployment(name, outlook)
         if first.spec.name == name:
             return (first,)
-        there = {other.spec.name for other in await self.deployments()}
+        served = first.spec.served_name
+        there = {other.spec.name for other in await self.deployments() if other.spec.served_name == served}
         names = [other for other in first.spec.replica_names if other in there and other != first.spec.name]
         return (first, *[await self.deployment(other, outlook) for other in names])
 
@@ -131,9 +136,10 @@ class DeploymentCalls(Calls):
     ) -> Replan:
         """Plan a deployment that is ready for the nodes that are there now, and move it where that gains 5 % or more.
 
-        Its requests pause and go on with the next token. `force` moves it whatever the gain; `dry_run` only asks, which
-        costs next to nothing while nodes, links and profiles stay as they were (`ReplanReason.NOTHING_NEW`). With
-        `wait` it is ready when this returns; `on_change` gets every new state on the way.
+        Its requests pause and go on with the next token. Of replicas one is named, not all of them. `force` moves it
+        whatever the gain; `dry_run` only asks, which costs next to nothing while nodes, links and profiles stay as they
+        were (`ReplanReason.NOTHING_NEW`). With `wait` it is ready when this returns; `on_change` gets every new state
+        on the way.
 
         Raises NotFoundError, FailedPreconditionError for a deployment that was placed by hand or has failed,
         UnavailableError while it is not ready, AbortedError where other nodes could not take it over and it goes on
@@ -150,7 +156,7 @@ class DeploymentCalls(Calls):
             if on_change is not None:
                 on_change(deployment)
 
-        ready = await self._until_ready(await self.deployment(name), timeout_s, changed)
+        ready = await self._until_ready((await self.deployment(name),), timeout_s, changed)
         wanted, got = (
             [(stage.node_name, stage.layers) for stage in placement.stages]
             for placement in (replan.found, ready.placement)
@@ -164,7 +170,8 @@ class DeploymentCalls(Calls):
         return replan
 
     async def trace(self, name: str, seconds: float = 5.0) -> tuple[StageTrace, ...]:
-        """The steps of each stage of a deployment in the next `seconds` (0.1 to 60), on the nodes' own clocks.
+        """The steps of each stage of a deployment, or of one replica, in the next `seconds` (0.1 to 60), on the nodes'
+        own clocks.
 
         `edgeshard.domain.requests.trace.aligned` puts them on one. Recording costs the nodes next to nothing. Raises
         InvalidArgumentError naming `seconds`, NotFoundError, FailedPreconditionError when the deployment is not ready,
@@ -175,14 +182,18 @@ class DeploymentCalls(Calls):
             return tuple([trace_from_wire(message.stage) async for message in messages])
 
     async def _until_ready(
-        self, deployment: Deployment, timeout_s: float | None, on_change: Callable[[Deployment], None]
+        self,
+        deployments: Sequence[Deployment | str],
+        timeout_s: float | None,
+        on_change: Callable[[Deployment], None],
     ) -> Deployment:
-        """The deployment once it is ready, with the further replicas where it is the first of several."""
+        """The first of these, some by name, once all are ready."""
         polls = _Polls(self._clock, timeout_s)
-        first = await self._until_one_ready(deployment, polls, on_change)
-        for name in first.spec.replica_names[1:] if first.spec.replica == 1 else ():
-            await self._until_one_ready(await self.deployment(name), polls, on_change)
-        return first
+        ready = [
+            await self._until_one_ready(await self.deployment(one) if isinstance(one, str) else one, polls, on_change)
+            for one in deployments
+        ]
+        return ready[0]
 
     async def _until_one_ready(
         self, deployment: Deployment, polls: _Polls, on_change: Callable[[Deployment], None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from edgeshard.domain.deployments.guesses import GuessCounts
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import Epoch, RequestId
 from edgeshard.domain.requests.generation import PromptLogprobs, StageTiming, Token
@@ -24,6 +25,7 @@ from edgeshard.domain.requests.head import (
     RequestEvent,
     StartRequest,
 )
+from edgeshard.proto.v1 import common_pb2
 from edgeshard.proto.v1 import head_pb2 as pb
 from edgeshard.wire.codec import choice, pair
 from edgeshard.wire.failure import from_failure, to_failure
@@ -45,6 +47,7 @@ head_command_to_wire, _command_from_wire = choice(
 )
 _hello_to_wire, _hello_from_wire = pair(HeadHello, pb.HeadHello)
 _beacon_to_wire, _beacon_from_wire = pair(HeadBeacon, pb.HeadBeacon)
+_guesses_to_wire, _guesses_from_wire = pair(GuessCounts, common_pb2.GuessCounts)
 
 
 def head_command_from_wire(message: pb.AttachResponse) -> HeadCommand:
@@ -101,7 +104,8 @@ def _event_fields(event: RequestEvent) -> tuple[str, dict[str, Any]]:
         case RequestAdmitted():
             return "admitted", {"read": event.read}
         case RequestEnd():
-            return "finished", {"reason": reason_to_wire(event.reason), "text": event.text}
+            fields = {"reason": reason_to_wire(event.reason), "text": event.text, "guesses": _guesses_of(event)}
+            return "finished", fields
         case EdgeShardError():
             return "failed", {"failure": to_failure(event)}
 
@@ -142,7 +146,11 @@ def _token_fields(event: RequestEvent, timings: tuple[StageTiming, ...] = (), at
     token, end = _split(event)
     fields = token_fields(token, timings, at_s)
     if end is not None:
-        fields |= {"finish_reason": reason_to_wire(end.reason), "final_text": end.text}
+        fields |= {
+            "finish_reason": reason_to_wire(end.reason),
+            "final_text": end.text,
+            "guesses": _guesses_of(end),
+        }
     return fields
 
 
@@ -152,7 +160,12 @@ def _token_from_wire(
     token = token_of(message, timings, at_s)
     if not message.finish_reason:
         return token
-    return LastToken(token, RequestEnd(reason_from_wire(message.finish_reason), message.final_text))
+    end = RequestEnd(reason_from_wire(message.finish_reason), message.final_text, _guesses_from_wire(message.guesses))
+    return LastToken(token, end)
+
+
+def _guesses_of(end: RequestEnd) -> common_pb2.GuessCounts | None:
+    return _guesses_to_wire(end.guesses) if end.guesses.steps else None
 
 
 _READ: dict[str, Callable[[Any], RequestEvent]] = {
@@ -160,7 +173,7 @@ _READ: dict[str, Callable[[Any], RequestEvent]] = {
     "prompt_logprobs": lambda said: prompt_logprobs_from_wire(said.prompt_logprobs),
     "accepted": lambda said: RequestAccepted(tuple(said.prompt_tokens)),
     "admitted": lambda said: RequestAdmitted(said.read),
-    "finished": lambda said: RequestEnd(reason_from_wire(said.reason), said.text),
+    "finished": lambda said: RequestEnd(reason_from_wire(said.reason), said.text, _guesses_from_wire(said.guesses)),
     "failed": lambda said: from_failure(said.failure),
 }
 """The event of a message that is about one request, by the message's kind."""

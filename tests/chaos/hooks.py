@@ -161,11 +161,11 @@ def hook_coordinator(trap: Trap) -> None:  # noqa: C901 - a function for each so
         return f"{phases.get(record.name, 'new')}->{after}"
 
     def saving(save: Callable[..., Any]) -> Callable[..., Any]:
-        def hooked(store: StateStore, record: Any, *rest: Any) -> None:
-            transition = kind(record, record.on_disk.phase.value)
+        def hooked(store: StateStore, *records: Any) -> None:
+            transition = kind(records[-1], records[-1].on_disk.phase.value)
             trap.hit(Moment(Place.BEFORE_SAVE, what=transition))
-            save(store, record, *rest)
-            phases[record.name] = record.on_disk.phase.value
+            save(store, *records)
+            phases.update({record.name: record.on_disk.phase.value for record in records})
             trap.hit(Moment(Place.AFTER_SAVE, what=transition))
 
         return hooked

@@ -72,6 +72,9 @@ async def test_whoever_is_killed_between_guesses_no_token_changes(tmp_path: Path
             assert not check((await answer(site, ask)).events, right, whole=True).problems
         counted = await guesses(site)
         assert counted.guessed > counted.right > 20
+        seen = (await site.client.deployment(DEPLOYMENT)).placement.guesses
+        assert seen is not None and seen.times is None, "the coordinator heard of guesses; no row was measured"
+        assert seen.right == pytest.approx(counted.right / counted.guessed, rel=0.05), "the latest request weighs more"
         for number, (stage, place) in enumerate(PLACES):
             victim = (await site.stages())[stage]
             point = Failpoint(f"{number} {place}", place, time=3, action=Action.KILL, guesses=True)

@@ -205,7 +205,8 @@ def test_a_spec_file_and_options_exclude_each_other(edgectl: Any, tmp_path: Path
 def test_dry_run_prints_the_placement_and_deploys_nothing(edgectl: Any, site: Any) -> None:
     result = edgectl("deploy", "tales", "--model", "fairy-tales", "--source", "a", "--dry-run")
     assert result.exit_code == 0
-    assert [line.split()[:2] for line in result.stdout.splitlines()[1:]] == [["a", "0:4"], ["b", "4:9"]]
+    lines = [line.split()[:2] for line in result.stdout.splitlines()[1:]]
+    assert lines == [["a", "0:4"], ["b", "4:9"], [], ["Speculation:", "off"]]
     assert site.sent(admin_pb2.DeployRequest) == []
 
 

@@ -319,6 +319,36 @@ def test_a_dry_run_of_apply_shows_the_plan(edgectl: Any, site: Any, tmp_path: Pa
     assert site.sent(admin_pb2.PlanRequest) and not site.sent(admin_pb2.DeployRequest)
 
 
+def test_apply_brings_back_a_replica_that_is_gone_and_leaves_the_others(
+    edgectl: Any, site: Any, tmp_path: Path
+) -> None:
+    """Of a spec with a number and of one that left it to the site, which had settled it."""
+    for number in ("3", '"auto"'):
+        site.replicate(3, 2)
+        site.requests.clear()
+        file = spec_file(tmp_path, SAME + f"replicas = {number}\n")
+        dry = edgectl("apply", "-f", file, "--dry-run")
+        assert dry.stdout.splitlines()[1].split() == ["tales", "restored", "-", "a=0:4,b=4:9"], dry.output
+        assert [request.spec.name for request in site.sent(admin_pb2.PlanRequest)] == ["tales.2"]
+        result = edgectl("apply", "-f", file)
+        assert result.exit_code == 0 and result.stdout.splitlines()[1].split()[:3] == ["tales", "restored", "-"]
+        (request,) = site.sent(admin_pb2.DeployRequest)
+        spec = request.spec
+        assert (spec.name, spec.replica, spec.replicas, spec.source) == ("tales.2", 2, 3, "")
+        assert not site.sent(admin_pb2.DeleteDeploymentRequest)
+        again = edgectl("apply", "-f", file)
+        assert again.stdout.splitlines()[1].split()[:2] == ["tales", "unchanged"]
+        assert len(site.sent(admin_pb2.DeployRequest)) == 1
+
+
+def test_apply_refuses_where_one_replica_has_failed(edgectl: Any, site: Any, tmp_path: Path) -> None:
+    site.replicate(2)
+    site.replicas[1] = replace(site.replicas[1], phase=DeploymentPhase.FAILED)
+    result = edgectl("apply", "-f", spec_file(tmp_path, SAME + "replicas = 2\n"))
+    assert result.exit_code == 1 and "deployment tales.2 is failed" in result.stderr
+    assert not site.sent(admin_pb2.DeployRequest)
+
+
 def test_apply_does_not_take_a_dead_deployment_for_a_good_one(edgectl: Any, site: Any, tmp_path: Path) -> None:
     site.states = [replace(site.deployment_in(DeploymentPhase.FAILED), failure=NotFoundError("node a has no memory"))]
     result = edgectl("apply", "-f", spec_file(tmp_path, SAME))

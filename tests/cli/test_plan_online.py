@@ -14,6 +14,7 @@ from edgeshard.architectures import parse_config
 from edgeshard.architectures.unit_forms import UnitForm
 from edgeshard.architectures.units import layer_unit
 from edgeshard.cli.main import app
+from edgeshard.domain.deployments.guesses import GuessCounts
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.dtypes import DType, Quantisation
@@ -77,6 +78,26 @@ def test_the_views_of_a_cluster_file_are_there(measured: Any, plan: Any, data: A
     assert (tmp_path / "sweep.svg").exists()
     assert data("--max-nodes", "1")["placement"] == "a=0:12"
     assert data("--reserve", "b=4GiB")["time_per_token_s"] > data()["time_per_token_s"]
+
+
+def test_a_plan_says_what_guesses_are_worth(measured: Any, plan: Any, data: Any) -> None:
+    """By the model's requests of any deployment; what would not guess says why, and other nodes are not the site's."""
+
+    def said(*arguments: str) -> str:
+        (line,) = [line for line in plan(*arguments).stdout.splitlines() if line.startswith("speculation:")]
+        return str(line)
+
+    assert "a node or the model promises no equal bits (bits)" in said() and data()["speculation"] == "bits"
+    measured.nodes = [replace(node, facts=replace(node.facts, takes_guesses=True)) for node in measured.nodes]
+    assert "none were seen yet" in said() and (data()["speculation"], data()["guesses"]) == ("apart", None)
+    counts = GuessCounts.of({(0, 0): 10, (4, 4): 20, (7, 0): 5})
+    measured.traffic = NO_TRAFFIC.after(100, 200, guesses=counts)
+    found = data("--new-tokens", "50", "--prompt-tokens", "9")["guesses"]
+    assert found["right"] == pytest.approx(80 / 115) and 1.0 < found["times"] <= 115 / 35
+    assert f"{found['times']:.1f} times the tokens/s where 70 % are right" in said()
+    promised = data("--max-time-per-token", "9")
+    assert promised["speculation"] == "promise" and promised["guesses"] is None
+    assert "guesses" not in data("--what-if", "+1 h200") and "speculation" not in plan("--what-if", "+1 h200").stdout
 
 
 def test_what_if_there_were_another_node(measured: Any, plan: Any, data: Any) -> None:

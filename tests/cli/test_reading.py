@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -11,7 +11,8 @@ import yaml
 
 from edgeshard.domain.control.site import UnknownFigures, UnknownProfile
 from edgeshard.domain.deployments.deployment import DeploymentPhase
-from edgeshard.domain.deployments.placement import ExplicitStage, Prediction
+from edgeshard.domain.deployments.guesses import ExpectedGuesses
+from edgeshard.domain.deployments.placement import ExplicitStage, Prediction, Speculation
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Outlook
 from edgeshard.domain.errors import ResourceExhaustedError
 from edgeshard.domain.ids import ModelName, NodeName
@@ -200,6 +201,32 @@ def test_a_deployment_shows_what_was_predicted_of_it_and_the_note(edgectl: Any, 
         assert "compute of b takes 8 ms" in text and "at most 2.00 %" in text and "node c is away" in text
     as_json = json.loads(edgectl(*deploy, "--dry-run", "-o", "json").stdout)
     assert as_json["predicted"]["throughput_tps"] == 81.3 and as_json["note"] == "node c is away"
+
+
+@pytest.mark.parametrize(
+    ("guesses", "words"),
+    [
+        (None, "tokens are guessed, and no answer changes; none were seen yet for this model"),
+        (ExpectedGuesses(7, 0.625, 1.64), "and no answer changes: up to 7 in a step; a request alone gets 1.6 times "
+         "the tokens/s where 62 % are right, as of those seen"),
+        (ExpectedGuesses(1, 0.5, 1.2), "changes: one in a step; a request alone gets 1.2 times"),
+        (ExpectedGuesses(0, 0.5, 1.0), "changes: none pays here; 50 % of those seen were right"),
+        (ExpectedGuesses(7, 0.5), "changes: 50 % of those seen were right; what rows cost here is not measured"),
+    ],
+)  # fmt: skip
+def test_a_placement_says_what_guesses_are_worth(
+    edgectl: Any, site: Any, guesses: ExpectedGuesses | None, words: str
+) -> None:
+    guessing = replace(site.placement, speculation=Speculation.GUESSES, guesses=guesses)
+    site.placement, site.states = guessing, [replace(site.deployment_in(DeploymentPhase.READY), placement=guessing)]
+    deploy = ("deploy", "tales", "--model", "fairy-tales", "--source", "a")
+    for arguments in (("describe", "deployment", "tales"), deploy, (*deploy, "--dry-run")):
+        assert words in " ".join(edgectl(*arguments).stdout.split()), arguments
+    as_json = json.loads(edgectl(*deploy, "--dry-run", "-o", "json").stdout)
+    assert as_json["speculation"] == "apart" and as_json["guesses"] == (None if guesses is None else asdict(guesses))
+    off = replace(guessing, speculation=Speculation.STATES)
+    site.states = [replace(site.states[0], placement=off)]
+    assert "nothing is guessed: what the model keeps" in " ".join(edgectl(*deploy).stdout.split())
 
 
 def test_a_deployment_without_a_prediction_says_nothing_of_one(edgectl: Any) -> None:

@@ -32,7 +32,8 @@ def wider(placement: Placement) -> Placement:
 def found(site: Any) -> Replan:
     plan = Replan(site.placement, wider(site.placement), figures(0.04), 0.25, ReplanReason.MOVED)
     site.replan = plan
-    site.states = [site.deployment_in(DeploymentPhase.LOADING), moved(site)]
+    ready = site.deployment_in(DeploymentPhase.READY)
+    site.states = [ready, site.deployment_in(DeploymentPhase.LOADING), moved(site)]
     return plan
 
 
@@ -78,7 +79,7 @@ def test_a_dry_run_asks_and_does_not_wait(edgectl: Any, site: Any, found: Replan
     assert data["expected"]["time_per_token_s"] == 0.04 and data["found"]["predicted"]["time_per_token_s"] == 0.03
     request = asked(site)
     assert request.dry_run and request.force and not request.operation_id
-    assert not site.sent(admin_pb2.GetDeploymentRequest)
+    assert len(site.sent(admin_pb2.GetDeploymentRequest)) == 1, "whether it has replicas"
 
 
 @pytest.mark.parametrize("reason", [r for r in ReplanReason if r not in (ReplanReason.MOVED, ReplanReason.WOULD_MOVE)])
@@ -106,4 +107,18 @@ def test_a_deployment_that_could_not_move_fails_and_says_where_it_is(edgectl: An
 def test_without_waiting_it_is_only_asked(edgectl: Any, site: Any, found: Replan) -> None:
     result = edgectl("replan", "tales", "--no-wait")
     assert result.exit_code == 0 and result.stdout.splitlines()[-1] == "tales moves to a=0:4,b=4:9,c=9:12."
-    assert not site.sent(admin_pb2.GetDeploymentRequest)
+    assert len(site.sent(admin_pb2.GetDeploymentRequest)) == 1, "whether it has replicas"
+
+
+def test_of_a_name_with_replicas_each_is_planned_and_moved(edgectl: Any, site: Any, found: Replan) -> None:
+    site.replicate(2)
+    site.replan = replace(found, found=site.placement, reason=ReplanReason.MOVED)
+    result = edgectl("replan", "tales")
+    assert result.exit_code == 0, result.stderr
+    assert [request.name for request in site.sent(admin_pb2.ReplanRequest)] == ["tales.1", "tales.2"]
+    sentences = [line for line in result.stdout.splitlines() if line.startswith("tales")]
+    assert sentences == ["tales.1 moved to a=0:4,b=4:9.", "tales.2 moved to a=0:4,b=4:9."]
+    data = json.loads(edgectl("replan", "tales", "-o", "json").stdout)
+    assert [one["changed"] for one in data] == [True, True]
+    one = json.loads(edgectl("replan", "tales.2", "-o", "json").stdout)
+    assert one["changed"] and site.sent(admin_pb2.ReplanRequest)[-1].name == "tales.2"

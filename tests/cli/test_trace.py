@@ -16,6 +16,7 @@ from edgeshard.domain.errors import NotFoundError
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StageExperts, StagePhase
 from edgeshard.domain.requests.trace import ReadRecord, StageTrace, StepRecord
+from edgeshard.proto.v1 import admin_pb2
 
 COMPUTE_S, SEND_S = 0.010, 0.002
 LAP_S = 2 * (COMPUTE_S + SEND_S)
@@ -42,7 +43,7 @@ def busy(site: Any) -> Any:
 def test_the_table_says_where_the_time_goes(edgectl: Any, busy: Any) -> None:
     result = edgectl("trace", "tales", "--seconds", "2")
     assert result.exit_code == 0, result.stderr
-    (request,) = busy.requests
+    (request,) = busy.sent(admin_pb2.TraceRequest)
     assert (request.deployment, request.seconds) == ("tales", 2.0)
     header, first, second = result.stdout.splitlines()
     assert header.split() == [
@@ -107,6 +108,43 @@ def test_a_quiet_deployment_has_nothing_to_show(edgectl: Any, site: Any, tmp_pat
     file = tmp_path / "trace.json"
     result = edgectl("trace", "tales", "-o", str(file))
     assert result.exit_code == 1 and "send requests meanwhile" in result.stderr and not file.exists()
+
+
+def test_guesses_of_a_head_are_a_row_of_their_own_and_in_the_json(edgectl: Any, busy: Any) -> None:
+    """Of a step that had not come back nobody knows how many were right."""
+    head = busy.traces[0]
+    records = list(head.records)
+    for step in (3, 4, 39):
+        records[step] = replace(records[step], tokens=5, guesses=4, right_guesses=3 if step == 3 else 1)
+    records[39] = replace(records[39], returned_s=0.0)
+    busy.traces[0] = replace(head, records=tuple(records))
+    result = edgectl("trace", "tales", "-o", "-")
+    *_, header, row = result.stderr.splitlines()
+    assert " ".join(header.split()) == "HEAD STEPS WITH GUESSES GUESSED A STEP RIGHT A STEP ROWS IN VAIN"
+    assert row.split() == ["a", "2", "4.0", "2.0", "4"]
+    events = json.loads(result.stdout)["traceEvents"]
+    steps = {event["args"]["step"]: event["args"] for event in events if event["ph"] == "X" and event["pid"] == 0}
+    assert (steps[3]["guesses"], steps[3]["right_guesses"]) == (4, 3)
+    assert steps[39]["guesses"] == 4 and "right_guesses" not in steps[39] and "guesses" not in steps[5]
+    assert "STEPS WITH GUESSES" in edgectl("trace", "tales").stdout
+
+
+def test_all_replicas_of_a_name_are_recorded_at_once_and_a_file_is_of_one(
+    edgectl: Any, busy: Any, tmp_path: Path
+) -> None:
+    busy.replicate(3)
+    busy.replicas[1] = replace(busy.replicas[1], phase=DeploymentPhase.WAITING)
+    result = edgectl("trace", "tales", "--seconds", "2")
+    assert result.exit_code == 0, result.stderr
+    asked = sorted(request.deployment for request in busy.sent(admin_pb2.TraceRequest))
+    assert asked == ["tales.1", "tales.3"], "one that is not ready runs no step"
+    lines = [line for line in result.stdout.splitlines() if line.startswith("tales")]
+    assert lines == ["tales.1:", "tales.3:"] and result.stdout.count("TOKENS/S") == 2
+    busy.requests.clear()
+    file = tmp_path / "trace.json"
+    refused = edgectl("trace", "tales", "-o", str(file))
+    assert refused.exit_code == 2 and "name one of tales.1, tales.2, tales.3" in refused.stderr
+    assert not busy.sent(admin_pb2.TraceRequest) and edgectl("trace", "tales.3", "-o", str(file)).exit_code == 0
 
 
 @pytest.fixture

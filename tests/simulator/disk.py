@@ -58,11 +58,12 @@ class SimStore:
         state: State = await self._do(read, may_fail=False)
         return state
 
-    async def save(self, record: DeploymentRecord) -> None:
+    async def save(self, *records: DeploymentRecord) -> None:
         def write() -> None:
-            self._disk.deployments[record.name] = record.on_disk
-            for operation in record.operations:
-                self._disk.operations.setdefault(operation.operation_id, operation)
+            for record in records:
+                self._disk.deployments[record.name] = record.on_disk
+                for operation in record.operations:
+                    self._disk.operations.setdefault(operation.operation_id, operation)
 
         await self._do(write)
 

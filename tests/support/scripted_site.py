@@ -168,6 +168,8 @@ class ScriptedSite:
     on_deploy: list[Deployment] = field(default_factory=list)
     """The states from the next call of Deploy on, where there are any."""
     gone_after_delete: bool = True
+    replicas: list[Deployment] = field(default_factory=list)
+    """Replicas of a name, in place of `states`; one that is deployed comes behind them."""
     script: list[GenerationEvent | Hold] = field(default_factory=story)
     profiles: list[admin_pb2.StoredProfile] = field(default_factory=list)
     links: list[profile_pb2.MeasuredLink] = field(default_factory=list)
@@ -196,6 +198,13 @@ class ScriptedSite:
     deployment_in = staticmethod(deployment)
     stage_status = staticmethod(stage_status)
     told = staticmethod(told)
+
+    def replicate(self, count: int, *gone: int) -> None:
+        """The deployment as so many replicas, all ready, less those of these numbers."""
+        ready = deployment(DeploymentPhase.READY)
+        specs = replace(ready.spec, source="").numbered(count)
+        there = [spec for spec in specs if spec.replica not in gone]
+        self.replicas = [replace(ready, spec=replace(spec, source="a")) for spec in there]
 
     @staticmethod
     def stored_model(name: str) -> admin_pb2.StoredModel:
@@ -345,6 +354,9 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
 
     def Deploy(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer(self.site, "Deploy", request, context)
+        if self.site.replicas:
+            self.site.replicas.append(replace(self.site.replicas[0], spec=spec_from_wire(request.spec)))
+            return admin_pb2.DeployResponse(deployment=deployment_to_wire(self.site.replicas[-1]))
         if self.site.on_deploy:
             self.site.states, self.site.on_deploy = self.site.on_deploy, []
         state = replace(self.site.next_state(), spec=spec_from_wire(request.spec))
@@ -352,11 +364,14 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
 
     def ListDeployments(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer(self.site, "ListDeployments", request, context)
-        states = [self.site.next_state()] if self.site.states else []
+        states = self.site.replicas or ([self.site.next_state()] if self.site.states else [])
         return admin_pb2.ListDeploymentsResponse(deployments=[deployment_to_wire(state) for state in states])
 
     def GetDeployment(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer(self.site, "GetDeployment", request, context)
+        named = [one for one in self.site.replicas if request.name in (one.spec.name, one.spec.served_name)]
+        if named:
+            return admin_pb2.GetDeploymentResponse(deployment=deployment_to_wire(named[0]))
         try:
             return admin_pb2.GetDeploymentResponse(deployment=deployment_to_wire(self.site.next_state()))
         except NotFoundError as error:
@@ -394,6 +409,7 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
         answer(self.site, "DeleteDeployment", request, context)
         if self.site.gone_after_delete:
             self.site.states.clear()
+            self.site.replicas.clear()
         return admin_pb2.DeleteDeploymentResponse()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest_asyncio
 
 from edgeshard.client import Client
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, parse_spec
-from edgeshard.domain.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from edgeshard.domain.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError, NotFoundError
 from edgeshard.domain.requests.generation import Finished, Started, Token
 from edgeshard.local.cluster import LocalCluster
 from tests.support.site import Site
@@ -116,6 +117,26 @@ async def test_a_coordinator_that_is_killed_ends_no_answer_of_either_replica(sit
     await site.cluster.start_coordinator()
     assert await asyncio.gather(*running) == undisturbed
     assert [one.epoch for one in (await by_name(site.client)).values()] == epochs
+
+
+async def test_a_replica_that_was_deleted_comes_back_beside_the_other(site: Site) -> None:
+    """As `edgectl apply` asks for it: on a node of its own, and requests go to both again."""
+    before = await by_name(site.client)
+    with pytest.raises(AlreadyExistsError):
+        await site.client.deploy(replace(before["tales.2"].spec, source=""))
+    await site.client.delete_deployment("tales.2")
+    assert [one.spec.name for one in await site.client.replicas("tales")] == ["tales.1"]
+    with pytest.raises(FailedPreconditionError, match="concurrency"):
+        await site.client.deploy(replace(before["tales.2"].spec, source="", concurrency=9))
+    restored = await site.client.deploy(replace(before["tales.2"].spec, source=""))
+    assert restored.spec.name == "tales.2" and restored.phase is DeploymentPhase.READY
+    after = await by_name(site.client)
+    assert after["tales.1"].epoch == before["tales.1"].epoch and after["tales.2"].epoch > before["tales.2"].epoch
+    assert {one.placement.head.node_name for one in after.values()} == {"a", "b"}
+    running, seen = begun(site.client)
+    await site.until(partial(reached, seen, 5))
+    assert [one.active_requests for one in (await by_name(site.client)).values()] == [2, 2]
+    await asyncio.gather(*running)
 
 
 async def test_one_name_is_deployed_moved_and_deleted_as_one(site: Site) -> None:

@@ -34,6 +34,7 @@ from edgeshard.domain.control.commands import (
 )
 from edgeshard.domain.control.site import BlobHeader, BlobRange, DeployCall, LocalFile, MeasureRequest
 from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.deployments.guesses import GuessCounts
 from edgeshard.domain.deployments.placement import LengthsFrom, Placement, Speculation
 from edgeshard.domain.deployments.rules import Rule
 from edgeshard.domain.deployments.step_cost import StageCost
@@ -192,6 +193,7 @@ REFUSED: dict[tuple[type, str], Any] = {
     (DumpPart, "part"): bytes(MOST_PART_BYTES + 1),
     (Enrolment, "token_id"): "",
     (Heartbeat, "stages"): TOO_MANY_STAGES,
+    (GuessCounts, "steps"): (1.0,) * 37,
     (HeartbeatChange, "removed"): tuple(examples_of(StageKey)[:1]) * (MOST_STAGES + 1),
     (HeartbeatChange, "stages"): TOO_MANY_STAGES,
     (KeepStandby, "manifest_digest"): "a",
@@ -316,6 +318,7 @@ UNFIT: dict[type, dict[str, Any]] = {
     DeploymentSpec: {"concurrency": 0},
     PrepareStage: {"stage": 9},
     ProfileReport: {"links": (replace(examples_of(profile.MeasuredLink)[0], sender="another"),)},
+    GuessCounts: {"steps": (math.nan,)},
     ReadRecord: {"began_s": math.inf},
     LabelCall: {"removed": ("a b",)},
     Rule: {"limit": None},

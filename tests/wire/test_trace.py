@@ -20,7 +20,7 @@ from edgeshard.wire.control import agent_message_from_wire, agent_message_to_wir
 from edgeshard.wire.site import trace_from_wire, trace_to_wire
 
 NAME = DeploymentName("tales")
-RECORD = StepRecord(2**40, 6, 5, 1e6, 1e6 + 1e-6, 1e6 + 0.25, 1e6 + 0.5, 1e6 + 1.0)
+RECORD = StepRecord(2**40, 6, 5, 1e6, 1e6 + 1e-6, 1e6 + 0.25, 1e6 + 0.5, 1e6 + 1.0, guesses=3, right_guesses=2)
 READ = ReadRecord(5, 2**40, 1e6, 1e6 + 0.25)
 TRACE = StageTrace(1, "b", LayerRange(4, 9), (RECORD, replace(RECORD, step=2**40 + 1, returned_s=0.0)), (READ,))
 

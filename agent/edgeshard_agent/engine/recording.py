@@ -75,9 +75,11 @@ class StepRecorder:
     def ran(self, step: int, plan: StepPlan, arrived_s: float, began_s: float, ended_s: float) -> None:
         """A step was computed, and is about to be sent. A span of one token, and guesses behind it, is a decode."""
         prompt_tokens = sum(span.token_count for span in plan.spans if span.token_count > 1 + span.guesses)
+        guesses = sum(span.guesses for span in plan.spans)
         if len(self._records) >= self._most:
             del self._records[next(iter(self._records))]
-        self._records[step] = StepRecord(step, plan.token_count, prompt_tokens, arrived_s, began_s, ended_s, ended_s)
+        times = (arrived_s, began_s, ended_s, ended_s)
+        self._records[step] = StepRecord(step, plan.token_count, prompt_tokens, *times, guesses=guesses)
 
     def sent(self, step: int) -> None:
         """The step's last frame is handed to the link now; only the first time counts."""
@@ -85,8 +87,9 @@ class StepRecorder:
         if record is not None and record.sent_s == record.ended_s:
             self._records[step] = replace(record, sent_s=self._clock.now())
 
-    def returned(self, step: int) -> None:
-        """The head has the step's result now."""
+    def returned(self, step: int, right_guesses: int) -> None:
+        """The head has the step's result now, in which so many guesses were right."""
         record = self._records.get(step)
         if record is not None:
-            self._records[step] = replace(record, returned_s=self._clock.now())
+            right = min(right_guesses, record.guesses)
+            self._records[step] = replace(record, returned_s=self._clock.now(), right_guesses=right)

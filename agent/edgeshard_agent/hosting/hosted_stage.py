@@ -185,7 +185,7 @@ class HostedStage:
             self._runner.offer(step)
         elif self.head is not None:
             if self._recorder is not None:
-                self._recorder.returned(step.number)
+                self._recorder.returned(step.number, step.result.right_guesses)
             self.head.on_return(step)
 
     def _repeated(self, step: int) -> None:

@@ -8,21 +8,16 @@ to the next one, and a request that joins goes to whichever has room first.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edgeshard.domain.deployments.mode import Mode
-from edgeshard.domain.deployments.step_cost import Piece
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
 from edgeshard.domain.requests.step import STEP_TOKENS, GuessedTokens, SampledToken, Span, StepResult, Targets
 from edgeshard_agent.scheduler.scoring import check_scores, targets_by_request
 
 MAX_MICRO_BATCH = STEP_TOKENS // 2
 """Decodes leave half of a step to prompts."""
-
-InterTokenSeconds = Callable[[Sequence[Piece], int], float]
-"""(pieces of a step, steps in flight) -> seconds between two tokens of a stream while every step in flight is like
-this one. It rises with either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +72,16 @@ class Owed:
     read: Mapping[int, int]
     frees: tuple[int, ...] = ()
     guesses: GuessedTokens = field(default_factory=dict)
+    is_alone: bool = False
+    """Whether it is of one request that decodes, and nobody else needs its rows."""
 
     @classmethod
-    def of(cls, spans: Sequence[Span], guesses: GuessedTokens, frees: tuple[int, ...] = ()) -> Owed:
+    def of(
+        cls, spans: Sequence[Span], guesses: GuessedTokens, frees: tuple[int, ...] = (), *, is_alone: bool = False
+    ) -> Owed:
         tokens = {span.request: span.certain_position for span in spans if span.sample}
         read = {span.request: span.end_position for span in spans if not span.sample}
-        return cls(tokens, targets_by_request(spans), read, frees, guesses)
+        return cls(tokens, targets_by_request(spans), read, frees, guesses, is_alone)
 
     def first_tokens(self, tokens: Iterable[SampledToken]) -> list[SampledToken]:
         """All but those that follow a token of their request that was guessed."""

@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from edgeshard.domain.deployments.step_cost import Piece
+from edgeshard.domain.deployments.step_cost import InterTokenSeconds, Piece
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard_agent.scheduler.batching import InterTokenSeconds
 
 Slices = Callable[[int], Sequence[int]]
 """Tokens of a prompt -> lengths of the slices to cut it into, in order, which sum to it. Must answer at once."""

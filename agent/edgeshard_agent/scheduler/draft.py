@@ -33,6 +33,8 @@ class Draft:
     tokens: list[int] = field(default_factory=list)
     seen_count: int = 0
     """Tokens that the stages are told a penalty counts, or a guide has led to; with its text, and biases of tokens."""
+    is_alone: bool = False
+    """Whether it is of one request that decodes, and nobody else needs its rows."""
 
     @property
     def pieces(self) -> list[Piece]:

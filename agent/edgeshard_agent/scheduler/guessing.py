@@ -7,18 +7,20 @@ guess only where the guess is what was drawn. (docs/speculation.md)
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from edgeshard_agent.scheduler.batching import InterTokenSeconds
+from edgeshard.domain.deployments.guesses import MOST_GUESSES
+from edgeshard.domain.deployments.step_cost import InterTokenSeconds
+from edgeshard.planning.costs.guesses import that_pay
 
 LONGEST_MATCH, SHORTEST_MATCH = 4, 2
 MOST_LOOKED_AT = 16
 """Earlier places with the same two newest tokens, the latest first, that a longer match is looked for among."""
-MOST_ROWS = 8
+MOST_ROWS = MOST_GUESSES + 1
 """Rows that decodes may have in a step with guesses. So few cost little beside the weights that the step reads."""
 MOST_INDEXED = 4096
 """Tokens that one call puts into the index, since a step waits for it: behind longer prompts guesses begin later."""
@@ -108,9 +110,12 @@ class Guessed:
     pace: Pace = field(default_factory=Pace)
     are_forced: bool = False
     """Whether its newest guesses are what its guide forces: the pace has nothing to learn of them."""
+    counted: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Its steps while it decoded alone, by how many tokens were guessed and right."""
 
-    def noted(self, proposed: int, accepted: int) -> None:
+    def noted(self, proposed: int, accepted: int, *, is_alone: bool = False) -> None:
         """So many of the newest guesses were right."""
+        self.counted[proposed, accepted] += is_alone
         if not self.are_forced:
             self.pace = self.pace.after(proposed, accepted)
 
@@ -135,13 +140,6 @@ class Guessing:
             return ()
         found = forced[:most] if guessed.are_forced else guessed.proposer.propose(tokens, most)
         guesses = tuple(takewhile(lambda token: token not in self.ends, found))
-        while guesses and not self._pays(len(tokens) - 1, len(guesses)):
-            guesses = guesses[: len(guesses) // 2]
-        return guesses
-
-    def _pays(self, position: int, guesses: int) -> bool:
-        """Whether a step with so many guesses takes less than the steps that it saves where half of them are right."""
         if self.inter_token_s is None:
-            return True
-        alone_s, together_s = (self.inter_token_s(((position, 1),) * rows, 1) for rows in (1, 1 + guesses))
-        return together_s <= alone_s * (1 + guesses / 2)
+            return guesses
+        return guesses[: that_pay(self.inter_token_s, len(tokens) - 1, len(guesses))]

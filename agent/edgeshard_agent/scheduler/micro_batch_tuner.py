@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from edgeshard.domain.deployments.step_cost import Piece
+from edgeshard.domain.deployments.step_cost import InterTokenSeconds, Piece
 from edgeshard.domain.requests.generation import StageTiming
-from edgeshard_agent.scheduler.batching import Batching, InterTokenSeconds
+from edgeshard_agent.scheduler.batching import Batching
 
 ROUNDS = 5
 """Rounds (a token for every request) whose median counts as measured; one before them is left out."""

@@ -274,7 +274,7 @@ class Scheduler:
         if sequence is None:
             return []
         self._end(sequence)
-        return [HeadEvent(request_id, RequestEnd(FinishReason.CANCELLED, ""))]
+        return [HeadEvent(request_id, RequestEnd(FinishReason.CANCELLED, "", sequence.guess_counts))]
 
     # -- steps out -----------------------------------------------------------------------------------------------
 
@@ -315,7 +315,8 @@ class Scheduler:
         number = self._next_step
         self._next_step += 1
         self._counts.steps += 1
-        self._flight.begin(decodes > 0, Owed.of(draft.spans, guessed_tokens(draft.spans, draft.tokens), frees))
+        guesses = guessed_tokens(draft.spans, draft.tokens)
+        self._flight.begin(decodes > 0, Owed.of(draft.spans, guesses, frees, is_alone=draft.is_alone))
         prompt_tokens = len(draft.tokens) - decodes
         self._tuner.formed(decodes, prompt_tokens)
         self._chunks.formed(draft.pieces if prompt_tokens else (), prompt_tokens)
@@ -333,6 +334,7 @@ class Scheduler:
         chosen = list(self._ready.values())[:size]
         # The best standing first: a request that has to give way for it is then not in the step yet.
         most = self._most_guesses(len(decoding), len(chosen))
+        draft.is_alone = most > 0 and len(decoding) == 1
         for sequence in sorted(chosen, key=lambda s: s.standing):
             if sequence.number in self._ready and self._make_room(sequence):
                 self._add_span(draft, sequence, len(sequence.tokens), self._guesses(sequence, most))
@@ -440,7 +442,7 @@ class Scheduler:
             self._counts.right_guesses += accepted
             if (sequence := self._known.get(number)) is not None:
                 if sequence.guessed is not None:
-                    sequence.guessed.noted(proposed, accepted)
+                    sequence.guessed.noted(proposed, accepted, is_alone=owed.is_alone)
                 sequence.scheduled = min(sequence.scheduled, sequence.certain + accepted)
         for number in owed.guesses.keys() - drawn.keys():
             if (sequence := self._known.get(number)) is not None:
@@ -471,7 +473,8 @@ class Scheduler:
             token = Token(sampled.position, sampled.token, text, sampled.logprob, sampled.top, item.timings, now)
             events.append(HeadEvent(sequence.request_id, token))
             if item.reason is not None:
-                events.append(HeadEvent(sequence.request_id, RequestEnd(item.reason, sequence.text.finish())))
+                end = RequestEnd(item.reason, sequence.text.finish(), sequence.guess_counts)
+                events.append(HeadEvent(sequence.request_id, end))
         return events
 
     def _take_scores(self, result: StepResult) -> Iterator[TakenItem]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from edgeshard.domain.deployments.guesses import NO_GUESSES, GuessCounts
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import Generation
 from edgeshard.domain.requests.step import KvGrant
@@ -48,6 +49,11 @@ class Sequence:
     def ready(self) -> bool:
         """Whether its newest token is back and the next can be decoded."""
         return self.decoding and self.scheduled < len(self.tokens)
+
+    @property
+    def guess_counts(self) -> GuessCounts:
+        """Of its steps while it decoded alone."""
+        return NO_GUESSES if self.guessed is None else GuessCounts.of(self.guessed.counted)
 
     @property
     def longest(self) -> int:

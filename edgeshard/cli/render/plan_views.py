@@ -20,6 +20,7 @@ from edgeshard.cli.render.output import (
     table,
     visible,
 )
+from edgeshard.cli.render.views import speculation_text
 from edgeshard.domain.ids import escaped
 from edgeshard.domain.models.dtypes import weights_text
 from edgeshard.planning.inputs.measured import doubtful
@@ -34,6 +35,7 @@ from edgeshard.planning.report.describe_tiers import (
     speeds,
 )
 from edgeshard.planning.report.explain import bottleneck, describe_locality, explain
+from edgeshard.planning.report.speculation import SiteGuesses
 from edgeshard.planning.report.verdict import advice
 from edgeshard.planning.search.plan import Alternative, CutPrediction, PlannedStage, PlanResult, figures_of, plan
 from edgeshard.planning.search.verify import verify
@@ -70,15 +72,19 @@ def show_plan(
     output: Output,
     prover: Prover | None = None,
     verifier: Prover | None = None,
+    guesses: SiteGuesses | None = None,
 ) -> bool:
-    """Print the plan; `before` is the problem without what-if changes. Returns whether there is a plan, and no better
-    one as far as the `verifier` knows."""
+    """Print the plan; `before` is the problem without what-if changes, `guesses` what the site knows of them. Returns
+    whether there is a plan, and no better one as far as the `verifier` knows."""
     result = plan(problem, prover=prover)
     earlier = plan(before, alternatives=0, prover=prover) if before is not None else None
     verified = verify(result, verifier) if verifier is not None else None
+    guessed = guesses.of(result) if guesses is not None and result.feasible else None
     if output in (Output.JSON, Output.YAML):
         data = plan_data(result)
         data["advice"] = _advice(result) or None
+        if guessed is not None:
+            data |= {"speculation": guessed[0].value, "guesses": plain(guessed[1])}
         if with_explanation:
             data["explanation"] = list(explain(result))
         if earlier is not None:
@@ -91,7 +97,8 @@ def show_plan(
             _warn_of_streaming(result)
             typer.echo(result.placement)
     else:
-        _show_tables(result, earlier, with_explanation, output)
+        said = {} if guessed is None else {"speculation": speculation_text(*guessed)}
+        _show_tables(result, earlier, with_explanation, output, said)
     if verified is not None and output not in (Output.JSON, Output.YAML):
         typer.echo(f"verified: {verified.text}", err=output is Output.NAME)
     if not result.feasible and output not in TABLES:
@@ -99,9 +106,12 @@ def show_plan(
     return result.feasible and (verified is None or not verified.better)
 
 
-def _show_tables(result: PlanResult, earlier: PlanResult | None, with_explanation: bool, output: Output) -> None:
+def _show_tables(
+    result: PlanResult, earlier: PlanResult | None, with_explanation: bool, output: Output, said: dict[str, str]
+) -> None:
+    """`said` are further fields."""
     if not with_explanation or not result.feasible:
-        show_fields(_fields(result, earlier))
+        show_fields(_fields(result, earlier) | said)
     if result.feasible:
         if with_explanation:
             lines = (*explain(result), *(f"Streaming: {line}." for line in describe_streaming(result)))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from edgeshard.cli.render.output import Column, human_bytes, human_seconds
 from edgeshard.cli.render.svg import timeline
 from edgeshard.cli.render.views import percent
-from edgeshard.domain.requests.trace import ReadSummary, StageSummary, StageTrace, most_in_flight
+from edgeshard.domain.requests.trace import GuessSummary, ReadSummary, StageSummary, StageTrace, most_in_flight
 from edgeshard.planning.simulation.timing import Visit
 
 PICTURED_STEPS = 24
@@ -36,6 +36,15 @@ READ_COLUMNS: list[Column[ReadSummary]] = [
     Column("READ TAKES", lambda stage: human_seconds(stage.read_s), right=True),
 ]
 """Of nodes with weights on their disks."""
+
+GUESS_COLUMNS: list[Column[GuessSummary]] = [
+    Column("HEAD", lambda head: head.node),
+    Column("STEPS WITH GUESSES", lambda head: str(head.steps), right=True),
+    Column("GUESSED A STEP", lambda head: f"{head.guessed / head.steps:.1f}", right=True),
+    Column("RIGHT A STEP", lambda head: f"{head.right / head.steps:.1f}", right=True),
+    Column("ROWS IN VAIN", lambda head: str(head.guessed - head.right), right=True),
+]
+"""Of a head that guesses."""
 
 
 def picture(traces: Sequence[StageTrace], deployment: str) -> str:

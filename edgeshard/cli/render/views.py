@@ -11,6 +11,7 @@ from edgeshard.cli.render.output import Column, gap_text, human_bytes, human_cou
 from edgeshard.domain.audit import AuditCheck, AuditEntry
 from edgeshard.domain.control.site_event import SiteEvent
 from edgeshard.domain.deployments.deployment import Deployment
+from edgeshard.domain.deployments.guesses import ExpectedGuesses
 from edgeshard.domain.deployments.loss import Loss
 from edgeshard.domain.deployments.placement import LengthsFrom, PlacedStage, Placement, Prediction, Speculation
 from edgeshard.domain.deployments.traffic import Outlook
@@ -282,11 +283,28 @@ def deployment_fields(deployment: Deployment) -> dict[str, str]:
         "Concurrency": f"{spec.concurrency} requests, {_requests_text(deployment)}",
         "KV pool": f"{placement.kv_blocks} blocks of {placement.kv_block_tokens} tokens"
         + (f", {placement.saved_states} saved states" if placement.saved_states else ""),
-        "Speculation": _SPECULATION[placement.speculation],
+        "Speculation": speculation_text(placement.speculation, placement.guesses),
         "Epoch": str(deployment.epoch),
         **prediction_fields(placement),
         **traffic_fields(deployment),
     }
+
+
+def speculation_text(speculation: Speculation, seen: ExpectedGuesses | None) -> str:
+    """Whether tokens are guessed, or why not; and what that is worth to a request alone, where guesses were seen."""
+    words = _SPECULATION[speculation]
+    if speculation is not Speculation.GUESSES:
+        return words
+    if seen is None:
+        return f"{words}; none were seen yet for this model"
+    right = percent(seen.right)
+    if seen.times is None:
+        return f"{words}: {right} of those seen were right; what rows cost here is not measured"
+    if not seen.most:
+        return f"{words}: none pays here; {right} of those seen were right"
+    many = f"up to {seen.most} in a step" if seen.most > 1 else "one in a step"
+    faster = f"a request alone gets {seen.times:.1f} times the tokens/s where {right} are right, as of those seen"
+    return f"{words}: {many}; {faster}"
 
 
 _SPECULATION = {
@@ -382,6 +400,11 @@ def prediction_fields(placement: Placement) -> dict[str, str]:
             "Gap": "not known" if predicted.gap is None else gap_text(predicted.gap),
         }
     return fields | ({"Note": placement.note} if placement.note else {})
+
+
+def placement_fields(placement: Placement) -> dict[str, str]:
+    """What `deploy` says of a placement below its stages."""
+    return prediction_fields(placement) | {"Speculation": speculation_text(placement.speculation, placement.guesses)}
 
 
 def _requests_text(deployment: Deployment) -> str:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from edgeshard.domain.checks import one_or_more
+from edgeshard.domain.deployments.guesses import ExpectedGuesses
 from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.errors import PlacementError
 from edgeshard.domain.ids import NodeId, NodeName
@@ -145,7 +146,8 @@ class Placement:
     `predicted` is None where no measurements stand behind the placement; `note` says in words how it was chosen.
     `costs`, one for each stage or none at all, let the head size its steps. Where stages stream weights, `sweep`
     micro-batches go through the layers together. Where requests have states, stages have slots for `saved_states`
-    beside those of requests that run.
+    beside those of requests that run. `guesses` are for whoever looks at it: None where none are made, or none were
+    seen, and not kept with a deployment.
     """
 
     stages: tuple[PlacedStage, ...]
@@ -159,6 +161,7 @@ class Placement:
     sweep: Annotated[int, one_or_more] = 1
     saved_states: int = 0
     speculation: Speculation = Speculation.OFF
+    guesses: ExpectedGuesses | None = None
 
     def requests_of(self, positions: int) -> int:
         """How many requests of so many positions the KV pool holds at once, at least one."""

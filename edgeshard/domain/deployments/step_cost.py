@@ -7,7 +7,7 @@ takes over), seconds for each pair of a query and a key it sees, and the way to 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edgeshard.domain.errors import InvalidArgumentError
@@ -15,6 +15,9 @@ from edgeshard.domain.models.model import attended_pairs
 
 Piece = tuple[int, int]
 """(first position, tokens) of one request in a step."""
+InterTokenSeconds = Callable[[Sequence[Piece], int], float]
+"""(pieces of a step, steps in flight) -> seconds between two tokens of a stream while every step in flight is like
+this one. It rises with either."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Lengths of a deployment's prompts and answers, and nothing of their content. Pure."""
+"""Lengths of a deployment's prompts and answers, its guesses, and nothing of their content. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from edgeshard.domain.deployments.guesses import NO_GUESSES, GuessCounts
 from edgeshard.domain.deployments.loss import Loss
 from edgeshard.domain.deployments.placement import ExplicitStage, Prediction
 
@@ -54,7 +55,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The requests a deployment served: how many at all, and the lengths of the latest.
+    """The requests a deployment served: how many at all, and lengths and guesses of the latest.
 
     `at_once` is the mean of how many were running, it included, when one of them ended.
     """
@@ -63,8 +64,11 @@ class Traffic:
     prompts: Lengths = Lengths()
     answers: Lengths = Lengths()
     at_once: float = 0.0
+    guesses: GuessCounts = NO_GUESSES
 
-    def after(self, prompt_tokens: int, new_tokens: int, at_once: int = 1) -> Traffic:
+    def after(
+        self, prompt_tokens: int, new_tokens: int, at_once: int = 1, guesses: GuessCounts = NO_GUESSES
+    ) -> Traffic:
         """With one more request."""
         kept = 1.0 - 1.0 / LATEST
         prompts = self.prompts.after(prompt_tokens, kept)
@@ -73,6 +77,7 @@ class Traffic:
             prompts=prompts,
             answers=self.answers.after(new_tokens, kept),
             at_once=self.at_once + (at_once - self.at_once) / prompts.weight,
+            guesses=self.guesses.after(guesses, kept),
         )
 
     @classmethod
@@ -84,6 +89,7 @@ class Traffic:
             prompts=Lengths.of_all(item.prompts for item in found),
             answers=Lengths.of_all(item.answers for item in found),
             at_once=sum(item.at_once * item.prompts.weight for item in found) / weight if weight else 0.0,
+            guesses=GuessCounts.of_all(item.guesses for item in found),
         )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from edgeshard.domain.checks import one_or_more
+from edgeshard.domain.deployments.guesses import NO_GUESSES, GuessCounts
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, RequestId
 from edgeshard.domain.requests.generation import FinishReason, Generation, PromptLogprobs, Token
@@ -109,10 +110,12 @@ class RequestAdmitted:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnd:
-    """The end of a request; `text` is what was held back until now."""
+    """The end of a request; `text` is what was held back until now. `guesses` are those of its steps with this head
+    while it decoded alone."""
 
     reason: FinishReason
     text: str
+    guesses: GuessCounts = NO_GUESSES
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,6 +181,11 @@ class StepResult:
     pending: tuple[int, ...] = ()
     forced: GuessedTokens = field(default_factory=dict)
 
+    @property
+    def right_guesses(self) -> int:
+        """Tokens that stand behind another one of their request, whose guess was right."""
+        return len(self.tokens) - len({token.request for token in self.tokens})
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:

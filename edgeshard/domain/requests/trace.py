@@ -40,7 +40,8 @@ class StepRecord:
 
     It arrived, computing began and ended, and at `sent_s` its last frame was handed to the link, which may be at it for
     longer. `returned_s` is when the head had its result, on the first stage only, 0 while it had not. Of its `tokens`,
-    `prompt_tokens` are prompts'.
+    `prompt_tokens` are prompts' and `guesses` are guesses, of which `right_guesses` were right: the first stage knows
+    once its head has the result.
     """
 
     step: int
@@ -51,6 +52,8 @@ class StepRecord:
     ended_s: float
     sent_s: float
     returned_s: float = 0.0
+    guesses: int = 0
+    right_guesses: int = 0
 
     def check(self) -> None:
         times = (self.arrived_s, self.began_s, self.ended_s, self.sent_s)
@@ -145,15 +148,13 @@ def _least_return(head: StageTrace, last: StageTrace) -> float | None:
 
 
 def _moved(record: StepRecord, by_s: float) -> StepRecord:
-    return StepRecord(
-        record.step,
-        record.tokens,
-        record.prompt_tokens,
-        record.arrived_s - by_s,
-        record.began_s - by_s,
-        record.ended_s - by_s,
-        record.sent_s - by_s,
-        record.returned_s - by_s if record.returned_s else 0.0,
+    return replace(
+        record,
+        arrived_s=record.arrived_s - by_s,
+        began_s=record.began_s - by_s,
+        ended_s=record.ended_s - by_s,
+        sent_s=record.sent_s - by_s,
+        returned_s=record.returned_s - by_s if record.returned_s else 0.0,
     )
 
 
@@ -247,6 +248,27 @@ def _read_summary(trace: StageTrace, from_s: float, until_s: float) -> ReadSumma
     )
 
 
+@dataclass(frozen=True, slots=True)
+class GuessSummary:
+    """The steps with guesses whose result the head had: how many, and the tokens that were guessed in them and right.
+    Each other guess was a row that every stage computed in vain."""
+
+    node: str
+    steps: int
+    guessed: int
+    right: int
+
+
+def summarised_guesses(traces: Sequence[StageTrace]) -> tuple[GuessSummary, ...]:
+    """A summary of the head's guesses; none where it made none."""
+    for trace in traces:
+        records = [record for record in trace.records if record.guesses and record.returned_s]
+        if trace.stage == 0 and records:
+            guessed, right = sum(r.guesses for r in records), sum(r.right_guesses for r in records)
+            return (GuessSummary(trace.node, len(records), guessed, right),)
+    return ()
+
+
 def span(traces: Sequence[StageTrace]) -> tuple[float, float]:
     """From the first computing to the last; (0, 0) without records."""
     records = [record for trace in traces for record in trace.records]
@@ -286,11 +308,11 @@ def perfetto(traces: Sequence[StageTrace], deployment: str) -> str:
 
 def _step_events(stage: int, record: StepRecord) -> list[dict[str, Any]]:
     kind = "prefill" if record.prompt_tokens else "decode"
-    common = {
-        "pid": stage,
-        "tid": _COMPUTE,
-        "args": {"step": record.step, "tokens": record.tokens, "prompt_tokens": record.prompt_tokens},
-    }
+    args = {"step": record.step, "tokens": record.tokens, "prompt_tokens": record.prompt_tokens}
+    if record.guesses:
+        args |= {"guesses": record.guesses}
+        args |= {"right_guesses": record.right_guesses} if record.returned_s else {}
+    common = {"pid": stage, "tid": _COMPUTE, "args": args}
     computing = {
         "name": f"{kind} {record.tokens}" if record.tokens else "bookkeeping",
         "cat": kind,

@@ -424,7 +424,7 @@ class StageKey(_message.Message):
     def __init__(self, deployment: _Optional[str] = ..., stage: _Optional[int] = ..., standby: _Optional[bool] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("stages", "kv_block_tokens", "kv_blocks", "micro_batch", "micro_batches", "predicted", "note", "costs", "sweep", "saved_states", "speculation")
+    __slots__ = ("stages", "kv_block_tokens", "kv_blocks", "micro_batch", "micro_batches", "predicted", "note", "costs", "sweep", "saved_states", "speculation", "guesses")
     STAGES_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -436,6 +436,7 @@ class Placement(_message.Message):
     SWEEP_FIELD_NUMBER: _ClassVar[int]
     SAVED_STATES_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    GUESSES_FIELD_NUMBER: _ClassVar[int]
     stages: _containers.RepeatedCompositeFieldContainer[PlacedStage]
     kv_block_tokens: int
     kv_blocks: int
@@ -447,7 +448,8 @@ class Placement(_message.Message):
     sweep: int
     saved_states: int
     speculation: str
-    def __init__(self, stages: _Optional[_Iterable[_Union[PlacedStage, _Mapping]]] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., micro_batch: _Optional[int] = ..., micro_batches: _Optional[int] = ..., predicted: _Optional[_Union[Prediction, _Mapping]] = ..., note: _Optional[str] = ..., costs: _Optional[_Iterable[_Union[StageCost, _Mapping]]] = ..., sweep: _Optional[int] = ..., saved_states: _Optional[int] = ..., speculation: _Optional[str] = ...) -> None: ...
+    guesses: ExpectedGuesses
+    def __init__(self, stages: _Optional[_Iterable[_Union[PlacedStage, _Mapping]]] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., micro_batch: _Optional[int] = ..., micro_batches: _Optional[int] = ..., predicted: _Optional[_Union[Prediction, _Mapping]] = ..., note: _Optional[str] = ..., costs: _Optional[_Iterable[_Union[StageCost, _Mapping]]] = ..., sweep: _Optional[int] = ..., saved_states: _Optional[int] = ..., speculation: _Optional[str] = ..., guesses: _Optional[_Union[ExpectedGuesses, _Mapping]] = ...) -> None: ...
 
 class StageCost(_message.Message):
     __slots__ = ("rows", "decode_s", "prefill_s", "decode_pair_s", "prefill_pair_s", "hop_delay_s", "hop_s", "hop_token_s", "prefill_behind_s")
@@ -510,16 +512,34 @@ class Lengths(_message.Message):
     def __init__(self, mean: _Optional[float] = ..., counts: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Traffic(_message.Message):
-    __slots__ = ("requests", "prompts", "answers", "at_once")
+    __slots__ = ("requests", "prompts", "answers", "at_once", "guesses")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     PROMPTS_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
     AT_ONCE_FIELD_NUMBER: _ClassVar[int]
+    GUESSES_FIELD_NUMBER: _ClassVar[int]
     requests: int
     prompts: Lengths
     answers: Lengths
     at_once: float
-    def __init__(self, requests: _Optional[int] = ..., prompts: _Optional[_Union[Lengths, _Mapping]] = ..., answers: _Optional[_Union[Lengths, _Mapping]] = ..., at_once: _Optional[float] = ...) -> None: ...
+    guesses: GuessCounts
+    def __init__(self, requests: _Optional[int] = ..., prompts: _Optional[_Union[Lengths, _Mapping]] = ..., answers: _Optional[_Union[Lengths, _Mapping]] = ..., at_once: _Optional[float] = ..., guesses: _Optional[_Union[GuessCounts, _Mapping]] = ...) -> None: ...
+
+class GuessCounts(_message.Message):
+    __slots__ = ("steps",)
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    steps: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, steps: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class ExpectedGuesses(_message.Message):
+    __slots__ = ("most", "right", "times")
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    RIGHT_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    most: int
+    right: float
+    times: float
+    def __init__(self, most: _Optional[int] = ..., right: _Optional[float] = ..., times: _Optional[float] = ...) -> None: ...
 
 class PlacedStage(_message.Message):
     __slots__ = ("index", "node_id", "node_name", "address", "layers", "parameter_bytes", "kv_bytes", "workspace_bytes", "weight_budget_bytes", "streamed_bytes", "disk_read_bytes_per_s", "disk_write_bytes_per_s")

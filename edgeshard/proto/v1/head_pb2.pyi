@@ -96,7 +96,7 @@ class HeadPromptLogprobs(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class HeadToken(_message.Message):
-    __slots__ = ("request_id", "epoch", "position", "token", "logprob", "top", "text", "timings", "finish_reason", "final_text", "at_s")
+    __slots__ = ("request_id", "epoch", "position", "token", "logprob", "top", "text", "timings", "finish_reason", "final_text", "guesses", "at_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,7 @@ class HeadToken(_message.Message):
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     FINAL_TEXT_FIELD_NUMBER: _ClassVar[int]
+    GUESSES_FIELD_NUMBER: _ClassVar[int]
     AT_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
@@ -118,8 +119,9 @@ class HeadToken(_message.Message):
     timings: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageTiming]
     finish_reason: FinishReason
     final_text: str
+    guesses: _common_pb2.GuessCounts
     at_s: float
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., text: _Optional[str] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., final_text: _Optional[str] = ..., at_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., text: _Optional[str] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., final_text: _Optional[str] = ..., guesses: _Optional[_Union[_common_pb2.GuessCounts, _Mapping]] = ..., at_s: _Optional[float] = ...) -> None: ...
 
 class HeadTokens(_message.Message):
     __slots__ = ("tokens", "timings", "at_s")
@@ -142,16 +144,18 @@ class HeadAdmitted(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., read: _Optional[int] = ...) -> None: ...
 
 class HeadFinished(_message.Message):
-    __slots__ = ("request_id", "epoch", "reason", "text")
+    __slots__ = ("request_id", "epoch", "reason", "text", "guesses")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    GUESSES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     reason: FinishReason
     text: str
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., text: _Optional[str] = ...) -> None: ...
+    guesses: _common_pb2.GuessCounts
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., text: _Optional[str] = ..., guesses: _Optional[_Union[_common_pb2.GuessCounts, _Mapping]] = ...) -> None: ...
 
 class HeadFailed(_message.Message):
     __slots__ = ("request_id", "epoch", "failure")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from edgeshard_agent.engine.recording import BusyMeter, StepRecorder
 
-from edgeshard.domain.requests.step import Span, StepPlan
+from edgeshard.domain.requests.step import SampledToken, Span, StepPlan, StepResult
 from edgeshard.domain.requests.trace import ReadRecord
 
 
@@ -28,10 +28,26 @@ def test_a_step_is_noted_from_its_arrival_to_its_return(clock: HandClock) -> Non
     clock.time = 2.25
     recorder.sent(7)
     clock.time = 3.0
-    recorder.returned(7)
+    recorder.returned(7, 0)
     (record,) = recorder.records
     assert (record.step, record.tokens, record.prompt_tokens) == (7, 6, 5)
     assert (record.arrived_s, record.began_s, record.ended_s, record.sent_s, record.returned_s) == (1, 1.5, 2, 2.25, 3)
+
+
+def test_guesses_are_noted_and_how_many_were_right(clock: HandClock) -> None:
+    """The result of a step may bring a late token of another one."""
+    recorder = StepRecorder(clock)
+    recorder.ran(1, StepPlan(spans=(Span(1, 9, 4, guesses=3), Span(2, 0, 5))), 1.0, 1.5, 2.0)
+    recorder.ran(2, StepPlan(spans=(Span(1, 12, 1),)), 2.0, 2.5, 3.0)
+    assert [(record.tokens, record.prompt_tokens, record.guesses) for record in recorder.records] == [
+        (9, 5, 3),
+        (1, 0, 0),
+    ]
+    tokens = [SampledToken(1, 10, 7), SampledToken(1, 11, 8), SampledToken(2, 5, 9), SampledToken(1, 12, 7)]
+    result = StepResult(tuple(tokens))
+    recorder.returned(1, result.right_guesses)
+    recorder.returned(2, 1)
+    assert [record.right_guesses for record in recorder.records] == [2, 0]
 
 
 def test_a_step_that_travels_nowhere_is_sent_when_it_ends(clock: HandClock) -> None:
@@ -51,7 +67,7 @@ def test_a_step_that_is_sent_again_keeps_its_time(clock: HandClock) -> None:
 def test_steps_of_before_the_trace_are_no_part_of_it(clock: HandClock) -> None:
     recorder = StepRecorder(clock)
     recorder.sent(3)
-    recorder.returned(3)
+    recorder.returned(3, 0)
     assert recorder.records == ()
 
 

@@ -19,6 +19,7 @@ from edgeshard_agent.scheduler.guessing import MOST_INDEXED, MOST_REST, MOST_ROW
 from edgeshard_agent.scheduler.scheduler import Limits
 from edgeshard_agent.scheduler.swapping import Swapping
 
+from edgeshard.domain.deployments.guesses import NO_GUESSES, GuessCounts
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.deployments.step_cost import Piece
 from edgeshard.domain.errors import InternalError
@@ -117,6 +118,34 @@ def test_right_guesses_save_steps_and_change_nothing(make_rig: type[Rig], alone:
     stats = rig.scheduler.stats
     assert (stats.steps, stats.guesses, stats.right_guesses, stats.new_tokens) == (8, 33, 33, 40)
     rig.check_empty()
+
+
+def test_the_end_of_a_request_tells_of_the_steps_in_which_it_decoded_alone(make_rig: type[Rig]) -> None:
+    """Beside others fewer are guessed, which says nothing of its text; a step without guesses counts, too."""
+    rig = make_rig(blocks=12, chunking=Chunking(16), guessing=oracle())
+    rig.submit("a", [1, 2, 3], 40)
+    rig.run_all()
+    assert [end.guesses for end in rig.ends("a")] == [GuessCounts.of({(2, 2): 1, (4, 4): 1, (7, 7): 3, (6, 6): 1})]
+    rig = make_rig(blocks=60, chunking=Chunking(16), guessing=oracle(wrong=1.0))
+    rig.submit("a", [1, 2, 3], 12)
+    rig.submit("b", [1, 2, 3], 40)
+    rig.run_all()
+    (beside,), (alone,) = rig.ends("a"), rig.ends("b")
+    assert beside.guesses == NO_GUESSES
+    steps = {(guessed, right): count for guessed, right, count in alone.guesses}
+    assert 20 < alone.guesses.tokens < 30 and steps[0, 0] > 10 and any(guessed for guessed, _ in steps)
+    rig = make_rig(chunking=Chunking(16))
+    rig.submit("a", [1, 2, 3], 9)
+    rig.run_all()
+    assert [end.guesses for end in rig.ends("a")] == [NO_GUESSES], "nothing is guessed"
+
+
+def test_a_request_that_is_cancelled_tells_of_its_guesses_too(make_rig: type[Rig]) -> None:
+    rig = make_rig(blocks=12, chunking=Chunking(16), guessing=oracle())
+    rig.submit("a", [1, 2, 3], 40)
+    for _ in range(3):
+        rig.take(rig.next_step())
+    assert rig.cancel("a") and [end.guesses for end in rig.ends("a")] == [GuessCounts.of({(2, 2): 1, (4, 4): 1})]
 
 
 def test_wrong_guesses_are_taken_back_and_become_rare(make_rig: type[Rig], alone: Alone) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from edgeshard_coordinator.control.runtime.planner import Planner
 from edgeshard_coordinator.core.placement.by_memory import SimplePlacer
 
 from edgeshard.domain.control.commands import Command, MeasureCompute, ProbeLinks, ProfileReport
@@ -414,6 +415,26 @@ async def test_a_deployment_has_unmeasured_nodes_measured_first(site: Any, measu
     deployed = deployment_from_wire((await site.admin.Deploy(request, timeout=DEADLINE_S)).deployment)
     assert deployed.placement.predicted is not None and "not measured" not in deployed.placement.note
     assert not site.state.jobs
+
+
+async def test_a_deployment_is_planned_again_only_where_something_was_measured_for_it(
+    site: Any, measuring: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What speaks against it is said before anybody waits. Where nothing is to be measured, one plan says both."""
+    planned, place = list[str](), Planner.place_replicas
+
+    async def counting(planner: Planner, state: Any, spec: Any, *rest: Any) -> Any:
+        planned.append(spec.name)
+        return await place(planner, state, spec, *rest)
+
+    monkeypatch.setattr(Planner, "place_replicas", counting)
+    for agent in await site.connected("a", "b"):
+        measuring(agent)
+    for name in ("tale", "other"):
+        request = site.deploy_request(layers=(), operation_id=f"op-{name}")
+        request.spec.name, request.measure_s = name, DEADLINE_S
+        await site.admin.Deploy(request, timeout=DEADLINE_S)
+    assert planned == ["tale", "tale", "other"]
 
 
 async def test_what_is_not_measured_in_time_is_named_and_assumed(site: Any, measuring: Any) -> None:

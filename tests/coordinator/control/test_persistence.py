@@ -24,6 +24,7 @@ from edgeshard_coordinator.core.values.state import (
 )
 
 from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
+from edgeshard.domain.deployments.guesses import GuessCounts
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC
 from edgeshard.domain.errors import DataLossError, FailedPreconditionError, InternalError, ResourceExhaustedError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
@@ -224,6 +225,26 @@ async def test_a_transaction_is_whole_or_not_at_all(tmp_path: Path, record: Depl
     assert not (await reopened(path)).deployments
 
 
+async def test_replicas_are_written_together_or_not_at_all(tmp_path: Path, record: DeploymentRecord) -> None:
+    """A process that ends within the write leaves none of them: whoever looks meanwhile sees none."""
+    path = tmp_path / "state.sqlite"
+    store = StateStore(path)
+    await store.open("one", Timings())
+    one, two = (replace(record, spec=spec) for spec in replace(record.spec, layers=(), source="").numbered(2))
+    unwritable: Any = object()
+    broken = replace(two, operations=(ServedOperation(OperationId("op-1"), "print", unwritable),))
+    with pytest.raises(InternalError):
+        await store.save(one, broken)
+    await store.save_operation(ServedOperation(OperationId("op-2"), "print", b""))
+    await store.close()
+    assert not (await reopened(path)).deployments
+    store = StateStore(path)
+    await store.open("two", Timings())
+    await store.save(one, replace(two, operations=(ServedOperation(OperationId("op-3"), "print", b""),)))
+    await store.close()
+    assert list((await reopened(path)).deployments) == ["tale.1", "tale.2"]
+
+
 async def test_a_full_disk_is_named_with_its_bytes_and_takes_writes_again_when_there_is_room(
     tmp_path: Path, record: DeploymentRecord
 ) -> None:
@@ -285,7 +306,7 @@ async def test_the_lengths_of_what_was_served_come_back_and_the_oldest_names_go(
     store = StateStore(tmp_path / "state.sqlite")
     await store.open("one", Timings())
     keys = [(DeploymentName(name), ModelName("tiny")) for name in ("a", "b", "c")]
-    traffic = NO_TRAFFIC.after(100, 3).after(7, 900)
+    traffic = NO_TRAFFIC.after(100, 3).after(7, 900, guesses=GuessCounts.of({(0, 0): 3, (7, 5): 2}))
     for key in keys:
         await store.save_traffic({key: traffic})
     await store.save_traffic({keys[1]: traffic.after(1, 1)})

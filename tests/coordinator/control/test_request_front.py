@@ -10,9 +10,10 @@ from edgeshard_coordinator.control.requests.traffic import TrafficBook
 from edgeshard_coordinator.core.values.state import DeploymentRecord, State
 
 from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
+from edgeshard.domain.deployments.guesses import NO_GUESSES, GuessCounts
 from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.errors import UnavailableError
-from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, RequestId
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, RequestId
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.generation import Finished, FinishReason, Generation, Token
 from edgeshard.domain.requests.head import CancelRequest, LastToken, RequestAccepted, RequestEnd, StartRequest
@@ -212,3 +213,22 @@ def test_the_token_at_which_a_slow_client_is_given_up_counts_and_so_does_the_end
     assert head.outgoing.get_nowait() and head.outgoing.get_nowait() == CancelRequest(R)
     say(site.front, head, R, RequestEnd(FinishReason.LENGTH, ""))
     assert site.front.active_requests(NAME) == 0
+
+
+@pytest.mark.parametrize("with_token", [True, False])
+def test_guesses_count_with_the_request_that_ends_unless_they_brought_more_than_it_has(with_token: bool) -> None:
+    """By name and model; also when the end comes by itself. What is right behind the answer's end was counted, too."""
+    site = Site()
+    head = site.front.attach(NAME, Epoch(3), *A)
+    counted = [GuessCounts.of({(0, 0): 2, (7, 7): 1}), GuessCounts.of({(7, 7): 40})]
+    for guesses in counted:
+        site.front.start(NAME, Generation("once"), R)
+        end = RequestEnd(FinishReason.STOP, "", guesses)
+        tokens = [Token(3 + index, 10 + index, "x") for index in range(4)]
+        *first, last = tokens
+        say(site.front, head, R, RequestAccepted((5, 6, 7)), *first)
+        say(site.front, head, R, *([LastToken(last, end)] if with_token else [last, end]))
+    traffic = site.front.traffic.of(NAME, RECORD.model)
+    assert traffic.requests == 2 and traffic.guesses == counted[0]
+    assert site.front.traffic.guesses_of_model(RECORD.model) == counted[0]
+    assert site.front.traffic.guesses_of_model(ModelName("other")) == NO_GUESSES

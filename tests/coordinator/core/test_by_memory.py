@@ -11,7 +11,6 @@ import pytest
 from edgeshard_coordinator.core.placement.by_memory import SimplePlacer, StageSizes, sizes_of
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.placement.problem import PlacementProblem
-from edgeshard_coordinator.core.placement.speculation import speculation_of
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.candidate import held_bytes as placed_bytes
 from hypothesis import given, settings
@@ -34,6 +33,7 @@ from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.domain.nodes.profile import DiskProfile
 from edgeshard.planning.costs.costs import Load
 from edgeshard.planning.inputs.shapes import model_from_config
+from edgeshard.planning.report.speculation import speculation_of
 from tests.agent.model.families import VARIANTS
 from tests.support.sizes import parameter_bytes
 

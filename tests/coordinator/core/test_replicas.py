@@ -10,12 +10,18 @@ import pytest
 from edgeshard_coordinator.core.deployments.deployments import new_record
 from edgeshard_coordinator.core.machine.apply import apply
 from edgeshard_coordinator.core.machine.reconcile import reconcile
-from edgeshard_coordinator.core.placement.replicated import computes_the_same, place_replicas, without_siblings
+from edgeshard_coordinator.core.placement.replicated import (
+    check_joins,
+    computes_the_same,
+    place_replicas,
+    without_siblings,
+)
 from edgeshard_coordinator.core.values.actions import SaveDeployment
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.events import (
     ActionIssued,
     DeleteRequested,
+    DeploymentForgotten,
     DeploymentSaved,
     DeployRequested,
     NodeConnected,
@@ -24,9 +30,16 @@ from edgeshard_coordinator.core.values.events import (
 )
 from edgeshard_coordinator.core.values.state import DeploymentRecord, ServedOperation, State, validate_state
 
-from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec
+from edgeshard.domain.deployments.deployment import DeploymentPhase, DeploymentSpec, parse_spec
 from edgeshard.domain.deployments.placement import PlacedStage, Placement, Prediction
-from edgeshard.domain.errors import AlreadyExistsError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
+from edgeshard.domain.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
 from edgeshard.domain.models.dtypes import IntegerFormat
 from edgeshard.domain.models.model import LayerRange
@@ -155,8 +168,8 @@ def refused(state: State, name: DeploymentName) -> State:
 
 
 @pytest.fixture
-def asked(make_registration: Any) -> State:
-    """Two replicas were asked for, and their saves are under way."""
+def deploying(make_registration: Any) -> State:
+    """Two replicas were asked for."""
     state = State(instance="test")
     for number, name in enumerate("abc", 1):
         state = apply(state, NodeRegistered(make_registration(name), now=0.0))
@@ -167,32 +180,84 @@ def asked(make_registration: Any) -> State:
         for spec, name in zip(SPEC.numbered(2), "ab", strict=True)
     )
     event = DeployRequested(two, state.version, operation("deploy"), now=1.0, others=(one,))
-    return issued(apply(state, event))
+    return apply(state, event)
 
 
-def test_replicas_are_saved_in_their_order_and_the_last_one_carries_the_call(asked: State) -> None:
+@pytest.fixture
+def asked(deploying: State) -> State:
+    """The same, and their save is under way."""
+    return issued(deploying)
+
+
+def saves(state: State, now: float = 1.0) -> list[list[str]]:
+    """The names in each write that is due, in their order."""
+    due = [action for action in reconcile(state, now) if isinstance(action, SaveDeployment)]
+    return [[record.name for record in action.records] for action in due]
+
+
+def test_replicas_are_saved_together_and_the_last_one_carries_the_call(deploying: State, asked: State) -> None:
+    assert saves(deploying) == [[ONE, TWO]] and saves(asked) == []
     assert list(asked.deployments) == [ONE, TWO] == [record.name for record in asked.replicas_of(TALE)]
     assert asked.pending_operation(TALE, OperationId("deploy")) is not None
     assert not asked.deployments[ONE].operations
     assert saved(saved(asked, ONE), TWO).pending_operation(TALE, OperationId("deploy")) is None
 
 
-@pytest.mark.parametrize("victim", [ONE, TWO])
-@pytest.mark.parametrize("first", [True, False])
-def test_a_replica_that_cannot_be_saved_takes_the_others_along(
-    asked: State, victim: DeploymentName, first: bool
-) -> None:
-    """Whichever is refused, and whether the other was saved before or is saved after: the call has changed nothing."""
-    other = TWO if victim == ONE else ONE
-    state = refused(asked, victim) if first else refused(saved(asked, other), victim)
-    if first:
-        record = state.deployments[other]
-        state = apply(state, DeploymentSaved(other, record.uid, 1, record.epoch, now=1.0))
-    assert victim not in state.deployments
-    assert state.pending_operation(TALE, OperationId("deploy")) is None
-    assert (state.refusal(OperationId("deploy")) == FULL) or (victim == ONE and not first)
-    saves = [action for action in reconcile(state, 9.0) if isinstance(action, SaveDeployment)]
-    assert [action.record.on_disk.phase for action in saves] == ["deleting"]
+def test_where_the_disk_refuses_replicas_none_is_left(asked: State) -> None:
+    """The write was of all of them, and the call has changed nothing."""
+    state = refused(refused(asked, ONE), TWO)
+    assert not state.deployments and not reconcile(state, 9.0)
+    assert state.refusal(OperationId("deploy")) == FULL
+
+
+def test_a_replica_that_is_deleted_while_the_first_write_is_under_way_takes_no_other_along(asked: State) -> None:
+    """Whether the disk then takes that write, or refuses it: one is gone, and the other as the call said."""
+    state = apply(asked, DeleteRequested(ONE, operation("delete"), now=1.0))
+    assert saves(state) == [[ONE]]
+    state = issued(state)
+    none = saved(apply(refused(state, TWO), SaveFailed(ONE, "ua", 1, FULL, 1.0, now=1.0)), ONE)
+    assert [record.phase for record in none.deployments.values()] == ["deleting"]
+    both = saved(apply(saved(state, TWO), DeploymentSaved(ONE, "ua", 1, Epoch(1), now=1.0)), ONE)
+    assert [record.phase for record in both.deployments.values()] == ["deleting", "loading"]
+
+
+def joining(state: State, **changes: Any) -> DeployRequested:
+    """The second replica, alone."""
+    spec = replace(SPEC.numbered(2)[1], **changes)
+    record = new_record(state, DeploymentRecord("u9", spec, Digest("d" * 64), placement_on("c"), Epoch(0)))
+    return DeployRequested(record, state.version, operation("again"), now=2.0)
+
+
+def test_a_replica_that_is_gone_joins_the_others_and_is_saved_alone(asked: State) -> None:
+    state = saved(saved(asked, ONE), TWO)
+    with pytest.raises(AlreadyExistsError):
+        apply(state, joining(state))
+    state = saved(issued(apply(state, DeleteRequested(TWO, operation("delete"), now=1.0))), TWO)
+    state = apply(state, DeploymentForgotten(TWO, "ub", now=1.0))
+    assert list(state.deployments) == [ONE]
+    after = apply(state, joining(state))
+    assert list(after.deployments) == [ONE, TWO] and saves(after, 2.0) == [[TWO]]
+    assert after.deployments[TWO].epoch > asked.deployments[TWO].epoch
+    gone = saved(issued(apply(state, DeleteRequested(ONE, operation("all"), now=1.0))), ONE)
+    with pytest.raises(NotFoundError):
+        apply(gone, joining(gone))
+
+
+def test_only_a_replica_like_the_others_can_join_them(asked: State) -> None:
+    one, second, digest = asked.deployments[ONE], SPEC.numbered(2)[1], Digest("d" * 64)
+    check_joins(replace(second, source="c"), digest, [one])
+    with pytest.raises(InvalidArgumentError, match="the coordinator numbers replicas"):
+        check_joins(second, digest, [])
+    deleting = [replace(one, phase=DeploymentPhase.DELETING), replace(one, delete_revision=1)]
+    for others, spec in ((deleting, second), ([one], replace(second, name="tale.3", replica=3))):
+        with pytest.raises(InvalidArgumentError, match="the coordinator numbers replicas"):
+            check_joins(spec, digest, others)
+    for changes, field in (({"concurrency": 2}, "concurrency"), ({"prefix_cache": True}, "prefix_cache")):
+        with pytest.raises(FailedPreconditionError) as refused:
+            check_joins(replace(second, **changes), digest, [one])
+        assert refused.value.field == field and refused.value.reason == "SPEC_DIFFERS"
+    with pytest.raises(FailedPreconditionError, match="model: "):
+        check_joins(second, Digest("e" * 64), [one])
 
 
 def test_one_name_is_deleted_as_one_and_a_replica_alone(asked: State) -> None:
@@ -200,6 +265,7 @@ def test_one_name_is_deleted_as_one_and_a_replica_alone(asked: State) -> None:
     alone = apply(state, DeleteRequested(TWO, operation("delete"), now=1.0))
     assert [bool(record.delete_revision) for record in alone.deployments.values()] == [False, True]
     both = apply(state, DeleteRequested(TALE, operation("delete"), now=1.0))
+    assert saves(alone) == [[TWO]] and saves(both) == [[ONE, TWO]]
     assert all(record.delete_revision for record in both.deployments.values())
     assert both.pending_operation(TALE, OperationId("delete")) is not None
     assert saved(issued(both), ONE).pending_operation(TALE, OperationId("delete")) is not None
@@ -216,7 +282,7 @@ def test_a_name_is_taken_by_its_replicas_and_theirs_by_others(asked: State) -> N
 
 
 def test_a_replica_is_never_repaired_onto_the_node_of_another(asked: State) -> None:
-    nodes = without_siblings(asked, asked.deployments[ONE], asked.candidates(ONE))
+    nodes = without_siblings(asked, asked.deployments[ONE].spec, asked.candidates(ONE))
     assert {str(node.name): node.connected for node in nodes} == {"a": True, "b": False, "c": True}
 
 

@@ -342,10 +342,12 @@ class World:
     def write(self, action: SaveDeployment | ForgetDeployment, fails: bool) -> None:
         record = action.record
         if fails:
-            self.feed(SaveFailed(record.name, record.uid, record.revision, InternalError("disk full"), 1.0, self.now))
+            for each in action.records if isinstance(action, SaveDeployment) else (record,):
+                self.feed(SaveFailed(each.name, each.uid, each.revision, InternalError("disk full"), 1.0, self.now))
         elif isinstance(action, SaveDeployment):
-            there = self.saved[record.name] = record.on_disk
-            self.feed(DeploymentSaved(record.name, record.uid, record.revision, there.epoch, self.now))
+            self.saved |= {each.name: each.on_disk for each in action.records}
+            for each in action.records:
+                self.feed(DeploymentSaved(each.name, each.uid, each.revision, each.on_disk.epoch, self.now))
         else:
             self.saved.pop(record.name, None)
             self.retired[record.name] = record.epoch

@@ -166,13 +166,14 @@ class StateStore(SqliteStore):
         }
 
     @in_own_thread
-    def save(self, record: DeploymentRecord) -> None:
-        """Write the record and the operations it carries in one transaction."""
-        body = _STATE.to_text(DeploymentRecord, record.on_disk)
+    def save(self, *records: DeploymentRecord) -> None:
+        """Write records and the operations that they carry in one transaction."""
+        rows = [(record.name, _STATE.to_text(DeploymentRecord, record.on_disk)) for record in records]
         with _transaction(self._open_database) as database:
-            database.execute("INSERT OR REPLACE INTO deployments VALUES (?, ?)", (record.name, body))
-            for operation in record.operations:
-                _insert_operation(database, operation)
+            database.executemany("INSERT OR REPLACE INTO deployments VALUES (?, ?)", rows)
+            for record in records:
+                for operation in record.operations:
+                    _insert_operation(database, operation)
 
     @in_own_thread
     def forget(self, record: DeploymentRecord) -> None:

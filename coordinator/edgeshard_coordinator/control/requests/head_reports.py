@@ -113,7 +113,7 @@ class HeadReports:
         attachment.outgoing.put_nowait(ForgetRequest(request.request_id))
         if (record := self._state().deployments.get(attachment.deployment)) is not None:
             prompt_tokens, new_tokens = len(request.prompt_tokens or ()), len(request.emitted)
-            self._traffic.count(record.served_name, record.model, prompt_tokens, new_tokens, at_once)
+            self._traffic.count(record.served_name, record.model, prompt_tokens, new_tokens, at_once, end.guesses)
         request.finish(end.reason, end.text, self._now())
 
     def _pass_on(self, request: RunningRequest, token: Token) -> None:

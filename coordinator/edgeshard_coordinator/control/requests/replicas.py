@@ -78,7 +78,7 @@ class Replicas:
         begun = bool(request.emitted) or request.scored > 1
         ready = [
             other
-            for other in state.siblings_of(record)
+            for other in state.siblings_of(record.spec)
             if self._served.is_ready(other) and (not begun or computes_the_same(state, record, other))
         ]
         return self._least_wait(ready) if ready else None
@@ -86,7 +86,7 @@ class Replicas:
     def told_of(self, record: DeploymentRecord) -> Iterator[RunningRequest]:
         """The requests that waited for the word of a former head, and need not any more, now that the head of this
         deployment has told of its own. Each is with the deployment that had it, or may have had it."""
-        replicas = (record, *self._state().siblings_of(record))
+        replicas = (record, *self._state().siblings_of(record.spec))
         names, unheard = [one.name for one in replicas], self._unheard(replicas)
         lost = [name for name in names if self._resumptions.may_have_lost(name)]
         for request in list(self._requests.values()):

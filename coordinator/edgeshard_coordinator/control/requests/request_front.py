@@ -297,7 +297,7 @@ class RequestFront:
         record = self._state().deployments.get(request.deployment)
         if record is None:
             return
-        replicas = (record, *self._state().siblings_of(record))
+        replicas = (record, *self._state().siblings_of(record.spec))
         try:
             with self.meter.counting_refusals():
                 self._admission.decide(request, replicas)

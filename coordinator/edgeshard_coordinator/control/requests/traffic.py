@@ -1,10 +1,11 @@
-"""The lengths of requests that deployments served. They outlive a deployment: the next one of its name is planned for
-them."""
+"""Lengths and guesses of requests that deployments served. They outlive a deployment: the next one of its name is
+planned for them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from edgeshard.domain.deployments.guesses import MOST_GUESSES, NO_GUESSES, GuessCounts
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Traffic
 from edgeshard.domain.ids import DeploymentName, ModelName
 
@@ -31,11 +32,22 @@ class TrafficBook:
         """Note that this traffic is on disk; requests that were counted meanwhile are not."""
         self._changed -= {key for key, traffic in written.items() if self._known[key] is traffic}
 
-    def count(self, name: DeploymentName, model: ModelName, prompt_tokens: int, new_tokens: int, at_once: int) -> None:
-        """Count a request that was served; one without a token counts for nothing."""
+    def count(
+        self,
+        name: DeploymentName,
+        model: ModelName,
+        prompt_tokens: int,
+        new_tokens: int,
+        at_once: int,
+        guesses: GuessCounts = NO_GUESSES,
+    ) -> None:
+        """Count a request that was served; one without a token counts for nothing, and neither do guesses of which a
+        head says that they brought more than the request has."""
         if prompt_tokens > 0 and new_tokens > 0:
             key = name, model
-            self._known[key] = self._known.get(key, NO_TRAFFIC).after(prompt_tokens, new_tokens, at_once)
+            # What was right behind the answer's end is dropped.
+            believed = guesses if guesses.tokens <= new_tokens + MOST_GUESSES else NO_GUESSES
+            self._known[key] = self._known.get(key, NO_TRAFFIC).after(prompt_tokens, new_tokens, at_once, believed)
             self._changed.add(key)
 
     def of(self, name: DeploymentName, model: ModelName) -> Traffic:
@@ -44,3 +56,6 @@ class TrafficBook:
     def of_model(self, model: ModelName) -> Traffic:
         """The traffic of all deployments of a model, those that are gone included."""
         return Traffic.of_all(traffic for (_, served), traffic in self._known.items() if served == model)
+
+    def guesses_of_model(self, model: ModelName) -> GuessCounts:
+        return GuessCounts.of_all(traffic.guesses for (_, served), traffic in self._known.items() if served == model)

@@ -60,7 +60,7 @@ class ActionExecutor:
                     "unknown_stages_left_alone", node=action.node_name, stages=len(action.stages), deployments=named
                 )
             case actions.SaveDeployment():
-                self._spawn(self._save(action.record))
+                self._spawn(self._save(action.records))
             case actions.ForgetDeployment():
                 self._spawn(self._forget(action.record))
             case actions.SaveNode():
@@ -93,12 +93,14 @@ class ActionExecutor:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _save(self, record: DeploymentRecord) -> None:
+    async def _save(self, records: tuple[DeploymentRecord, ...]) -> None:
         try:
-            await self._store.save(record)
+            await self._store.save(*records)
         except EdgeShardError as error:
-            self._save_failed(record, error)
-        else:
+            for record in records:
+                self._save_failed(record, error)
+            return
+        for record in records:
             there = record.on_disk
             log.info("deployment_saved", deployment=record.name, phase=there.phase, epoch=there.epoch)
             self._loop.post(

@@ -16,8 +16,14 @@ from edgeshard.domain.ids import NodeId
 from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.core.profiling.first_profiles import first_jobs, still_measuring, usable
 from edgeshard_coordinator.core.values.events import MeasureRequested
+from edgeshard_coordinator.core.values.state import State
 
 log = structlog.get_logger()
+
+
+def lacks_measurements(state: State, spec: DeploymentSpec, config: Mapping[str, Any], active_requests: int) -> bool:
+    """Whether `measure_first` has anything to ask for, or to wait for."""
+    return bool(still_measuring(state, usable(state, spec)) or first_jobs(state, spec, config, active_requests))
 
 
 async def measure_first(

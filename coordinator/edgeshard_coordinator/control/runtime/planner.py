@@ -41,14 +41,15 @@ class Planner:
         self._solver = Solver()
 
     async def place(self, state: State, spec: DeploymentSpec, manifest: ModelManifest, digest: Digest) -> Placement:
-        """A placement, from any source that is best where the spec names none. `digest` is the manifest's."""
-        traffic = self._traffic.of(DeploymentName(spec.name), ModelName(spec.model))
+        """A placement, from any source that is best where the spec names none; of a replica beside the others of its
+        name. `digest` is the manifest's."""
+        traffic = self._traffic.of(DeploymentName(spec.served_name), ModelName(spec.model))
 
         def place(sourced: DeploymentSpec, nodes: Sequence[Candidate]) -> Placement:
             return self._placer.place(PlacementProblem(sourced, manifest, nodes, state.measured, traffic))
 
         def placed() -> Placement:
-            candidates = with_held(state.candidates(), spec, manifest, digest)
+            candidates = with_held(without_siblings(state, spec, state.candidates()), spec, manifest, digest)
             return place(spec, candidates) if spec.source else place_from_any(spec, candidates, place)
 
         return await self._solver.run(placed)
@@ -56,8 +57,8 @@ class Planner:
     async def place_replicas(
         self, state: State, spec: DeploymentSpec, manifest: ModelManifest, digest: Digest
     ) -> tuple[Placement, ...]:
-        """The placements of all replicas that the spec asks for, on disjoint nodes."""
-        if spec.replicas == 1:
+        """The placements of all replicas that the spec asks for, on disjoint nodes, or of the one that it is."""
+        if spec.replicas == 1 or spec.replica:
             return (await self.place(state, spec, manifest, digest),)
         traffic = self._traffic.of(DeploymentName(spec.name), ModelName(spec.model))
 
@@ -112,7 +113,7 @@ class Planner:
         former = [entry.node_id for entry in record.standbys if entry.layers is not None]
 
         def chosen() -> tuple[StandbyChoice, ...]:
-            candidates = without_siblings(state, record, state.candidates(record.name))
+            candidates = without_siblings(state, record.spec, state.candidates(record.name))
             spec = of_nodes_there(record.spec, candidates)
             return choose(spec, placement, candidates, sizes_of(spec, manifest, placement), former)
 
@@ -146,7 +147,7 @@ class Planner:
         served = self._traffic.of(record.served_name, record.model) if traffic is None else traffic
 
         def made() -> PlacementProblem:
-            there = without_siblings(state, record, state.candidates(record.name))
+            there = without_siblings(state, record.spec, state.candidates(record.name))
             spec = of_nodes_there(record.spec, there)
             nodes = with_held(there, spec, manifest, record.manifest_digest)
             return PlacementProblem(spec, manifest, nodes, state.measured, served)

@@ -11,23 +11,24 @@ from edgeshard.architectures import parse_config
 from edgeshard.domain.deployments.deployment import EVERY_NODE, Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.deployments.traffic import Outlook, Traffic
-from edgeshard.domain.errors import AlreadyExistsError, InvalidArgumentError
-from edgeshard.domain.ids import DeploymentName, Digest, Epoch
+from edgeshard.domain.errors import AlreadyExistsError
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName
 from edgeshard.domain.models.model import ModelManifest
+from edgeshard.planning.report.speculation import with_expected
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.wire import deployment as wire
 from edgeshard_coordinator.control.persistence.operations import answered, check_same
-from edgeshard_coordinator.control.runtime.measure_first import measure_first
+from edgeshard_coordinator.control.runtime.measure_first import lacks_measurements, measure_first
 from edgeshard_coordinator.control.services.admin_calls import AdminCalls
 from edgeshard_coordinator.control.services.replan import on_newest_state
 from edgeshard_coordinator.core.deployments.deployments import new_record
+from edgeshard_coordinator.core.placement.replicated import check_joins
 from edgeshard_coordinator.core.placement.sources import with_source
 from edgeshard_coordinator.core.values.events import DeleteRequested, DeployRequested
 from edgeshard_coordinator.core.values.state import (
     NO_EPOCH,
     DeploymentRecord,
     ServedOperation,
-    State,
     deployment_view,
 )
 
@@ -39,10 +40,9 @@ class DeploymentCalls(AdminCalls):
         spec = wire.spec_from_wire(request.spec)
         manifest, digest = self._models.get(spec.model)
         spec = self._as_stored(spec, manifest)
-        first, *further = await self._planner.place_replicas(self._loop.state, spec, manifest, digest)
-        return pb.PlanResponse(
-            placement=wire.placement_to_wire(first), further=[wire.placement_to_wire(one) for one in further]
-        )
+        placements = await self._planner.place_replicas(self._loop.state, spec, manifest, digest)
+        first, *further = [wire.placement_to_wire(self._told(one, spec.model)) for one in placements]
+        return pb.PlanResponse(placement=first, further=further)
 
     async def Deploy(self, request: pb.DeployRequest, context: Any) -> pb.DeployResponse:
         call = wire.deploy_call_from_wire(request)
@@ -107,13 +107,15 @@ class DeploymentCalls(AdminCalls):
         return await self.operations.once(request.operation_id, request, work)
 
     async def _measured_first(self, spec: DeploymentSpec, limit_s: float) -> None:
-        """Have nodes measured that the deployment may use. Raises at once what deploying would raise anyway."""
-        state = self._loop.state
-        _check_new(state, spec)
+        """Have nodes measured that the deployment may use. Before anybody waits for that, what deploying would raise
+        anyway is raised; where nothing is to be measured, deploying raises it itself."""
+        state, active_requests = self._loop.state, self._front.all_active_requests()
         manifest, digest = self._models.get(spec.model)
+        self._check_new(spec, digest)
         spec = self._as_stored(spec, manifest)
-        await self._planner.place_replicas(state, spec, manifest, digest)
-        await measure_first(self._loop, spec, manifest.config, limit_s, self._front.all_active_requests())
+        if lacks_measurements(state, spec, manifest.config, active_requests):
+            await self._planner.place_replicas(state, spec, manifest, digest)
+            await measure_first(self._loop, spec, manifest.config, limit_s, active_requests)
 
     async def _deploy(self, spec: DeploymentSpec, operation: ServedOperation) -> ServedOperation:
         """Place on the newest state, then enter the deployment; the operation done.
@@ -121,17 +123,20 @@ class DeploymentCalls(AdminCalls):
         Raises AbortedError where something changed meanwhile.
         """
         state = self._loop.state
-        _check_new(state, spec)
         manifest, digest = self._models.get(spec.model)
+        self._check_new(spec, digest)
         spec = self._as_stored(spec, manifest)
         placements = await self._planner.place_replicas(state, spec, manifest, digest)
+        specs = (spec,) if spec.replica else spec.numbered(len(placements))
         records = [
             new_record(state, _blank_record(with_source(one, placement), digest, placement))
-            for one, placement in zip(spec.numbered(len(placements)), placements, strict=True)
+            for one, placement in zip(specs, placements, strict=True)
         ]
-        response = pb.DeployResponse(deployment=wire.deployment_to_wire(deployment_view(state, records[0])))
+        view = deployment_view(state, records[0])
+        view = replace(view, placement=self._told(view.placement, spec.model))
+        response = pb.DeployResponse(deployment=wire.deployment_to_wire(view))
         done = replace(operation, outcome=response.SerializeToString())
-        # The last one carries the call: they are saved in this order.
+        # The last one carries the call: the state hears of their saves in this order.
         *others, record = records
         await self._loop.ask(
             DeployRequested(record, state.version, done, self._loop.now(), manifest.config, tuple(others))
@@ -139,6 +144,17 @@ class DeploymentCalls(AdminCalls):
         for record in records:
             self._replans.placed(state, record)
         return done
+
+    def _check_new(self, spec: DeploymentSpec, digest: Digest) -> None:
+        """Raise AlreadyExistsError for a name that is there. Of a spec that is one of several replicas the others must
+        be there, and like it."""
+        state = self._loop.state
+        if state.replicas_of(DeploymentName(spec.name)):
+            raise AlreadyExistsError(
+                f"name: there is a deployment {spec.name} already; delete it first or choose another name", field="name"
+            )
+        if spec.replica:
+            check_joins(spec, digest, state.siblings_of(spec))
 
     def _as_stored(self, spec: DeploymentSpec, manifest: ModelManifest) -> DeploymentSpec:
         """Weights that are stored as small integers stay so where a node runs them, which are CPUs."""
@@ -155,7 +171,12 @@ class DeploymentCalls(AdminCalls):
 
     def _view(self, record: DeploymentRecord) -> Deployment:
         view = deployment_view(self._loop.state, record, self._front.active_requests(record.name))
-        return replace(view, traffic=self._traffic.of(record.served_name, record.model))
+        traffic = self._traffic.of(record.served_name, record.model)
+        return replace(view, placement=self._told(view.placement, record.model), traffic=traffic)
+
+    def _told(self, placement: Placement, model: str) -> Placement:
+        """A placement as operators see it: with what its guesses are worth, by those of the model's requests."""
+        return with_expected(placement, self._traffic.guesses_of_model(ModelName(model)))
 
     def _pending(self, name: DeploymentName, operation: ServedOperation) -> ServedOperation | None:
         """The same call made before, which the disk has not answered yet."""
@@ -174,15 +195,6 @@ class DeploymentCalls(AdminCalls):
             raise type(refused)(
                 f"deployment {name} is as it was: {refused.message}", field=refused.field, reason=refused.reason
             )
-
-
-def _check_new(state: State, spec: DeploymentSpec) -> None:
-    if spec.replica:
-        raise InvalidArgumentError.about("replica", "the coordinator numbers replicas; leave it out", "INVALID_SPEC")
-    if state.replicas_of(DeploymentName(spec.name)):
-        raise AlreadyExistsError(
-            f"name: there is a deployment {spec.name} already; delete it first or choose another name", field="name"
-        )
 
 
 def _blank_record(spec: DeploymentSpec, digest: Digest, placement: Placement) -> DeploymentRecord:

@@ -272,6 +272,11 @@ def _stages(state: State) -> Iterator[Metric]:
         yield counter(f"edgeshard_stage_{name}", meaning, _STAGE, [(labels, figure(stage)) for labels, stage in held])
     experts = [(labels, stage.experts) for labels, stage in held if stage.experts is not None]
     yield from EXPERTS.metrics("edgeshard_stage_experts", _STAGE, experts)
+    heads = [(labels, stage.guesses) for labels, stage in held if stage.guesses is not None]
+    guessed = [(labels, found.guessed) for labels, found in heads]
+    yield counter("edgeshard_stage_guesses", "Tokens that the head here guessed, in this epoch.", _STAGE, guessed)
+    right = [(labels, found.right) for labels, found in heads]
+    yield counter("edgeshard_stage_right_guesses", "Those that were drawn; others were in vain.", _STAGE, right)
 
 
 def _measured_hops(state: State, placement: Placement) -> Iterator[tuple[tuple[int, int], LinkProfile]]:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, assert_never
 
 from edgeshard.domain.control.commands import CommandKey, CommandKind, MeasureCompute, ProbeLinks
 from edgeshard.domain.deployments.deployment import DeploymentPhase
-from edgeshard.domain.errors import AbortedError, AlreadyExistsError, EdgeShardError, NotFoundError
+from edgeshard.domain.errors import AbortedError, AlreadyExistsError, NotFoundError
 from edgeshard.domain.nodes.profile import config_hash
 from edgeshard_coordinator.core.deployments import deployments, standby
 from edgeshard_coordinator.core.nodes import lost_nodes, node_events, suspicion, unconnected_nodes
@@ -96,8 +96,11 @@ def _memory_view(record: DeploymentRecord) -> object:
 
 def _deploy(state: State, event: events.DeployRequested) -> State:
     records = (*event.others, replace(event.record, operations=(event.operation,)))
+    joins = len(records) < event.record.spec.replicas
+    if joins and not any(other.phase is not DeploymentPhase.DELETING for other in state.siblings_of(event.record.spec)):
+        raise NotFoundError(f"name: there is no deployment {event.record.served_name} any more", field="name")
     for record in records:
-        if taken := state.replicas_of(record.name) or state.replicas_of(record.served_name):
+        if taken := state.replicas_of(record.name) or (() if joins else state.replicas_of(record.served_name)):
             raise AlreadyExistsError(
                 f"name: there is a deployment {taken[0].name} already; delete it first or choose another name",
                 field="name",
@@ -227,7 +230,7 @@ def _save_failed(state: State, event: events.SaveFailed) -> State:
     if not record.saved:
         # Nothing of it is on disk, so no node was told of it.
         kept = {name: other for name, other in state.deployments.items() if name != record.name}
-        return _without_replicas(replace(state, deployments=kept), record, event.failure)
+        return replace(state, deployments=kept)
     retry = replace(
         record,
         saving=record.saved,
@@ -238,16 +241,6 @@ def _save_failed(state: State, event: events.SaveFailed) -> State:
         move=None,
     )
     return state.with_record(retry)
-
-
-def _without_replicas(state: State, refused: DeploymentRecord, failure: EdgeShardError) -> State:
-    """The other replicas that were deployed with one that the disk refused go as well, and their call is told so."""
-    for other in state.siblings_of(refused):
-        told = tuple(RefusedOperation(operation.operation_id, failure) for operation in other.operations)
-        state = replace(state, refused=(*state.refused, *told)[-REFUSED_KEPT:])
-        revision = other.revision + 1
-        state = state.with_record(replace(other, operations=(), revision=revision, delete_revision=revision))
-    return state
 
 
 def _forgotten(state: State, event: events.DeploymentForgotten) -> State:
@@ -272,8 +265,9 @@ def _issued(state: State, event: events.ActionIssued) -> State:  # noqa: C901 - 
         case actions.SendCommand():
             return _sent(state, action, event.now)
         case actions.SaveDeployment():
-            record = state.deployments[action.record.name]
-            return state.with_record(replace(record, saving=action.record.revision))
+            for record in action.records:
+                state = state.with_record(replace(state.deployments[record.name], saving=record.revision))
+            return state
         case actions.ForgetDeployment():
             return state.with_record(replace(state.deployments[action.record.name], forgetting=True))
         case actions.SaveNode():

@@ -106,8 +106,11 @@ def _deployment_actions(state: State, record: DeploymentRecord, now: float) -> I
     if record.ended is not None:
         final = record.phase in (Phase.FAILED, Phase.DELETING)
         yield actions.EndService(record.name, record.ended.epoch, record.ended.failure, final)
-    if record.saving < record.revision and now >= record.save_after and not record.forgetting:
-        yield actions.SaveDeployment(record)
+    if _is_save_due(record, now):
+        # Replicas that are due are written together: a call on all of them takes effect on all or on none.
+        others = tuple(other for other in state.siblings_of(record.spec) if _is_save_due(other, now))
+        if all(other.spec.replica < record.spec.replica for other in others):
+            yield actions.SaveDeployment(record, others)
     # A node must never hold an epoch that a restarted coordinator could hand out again.
     if record.phase is Phase.LOADING and record.saved_epoch == record.epoch:
         yield from _prepare(state, record)
@@ -124,6 +127,10 @@ def _deployment_actions(state: State, record: DeploymentRecord, now: float) -> I
         yield from _release(state, record)
         if record.durable and now >= record.save_after and is_released(state, record):
             yield actions.ForgetDeployment(record)
+
+
+def _is_save_due(record: DeploymentRecord, now: float) -> bool:
+    return record.saving < record.revision and now >= record.save_after and not record.forgetting
 
 
 def _keep_standbys(state: State, record: DeploymentRecord) -> Iterator[actions.Action]:

@@ -25,8 +25,8 @@ from edgeshard.planning.costs.costs import Load
 from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.planning.inputs.site import node_starting
 from edgeshard.planning.inputs.workspace import largest_step_tokens, logits_bytes, workspace_bytes
+from edgeshard.planning.report.speculation import speculation_of
 from edgeshard_coordinator.core.placement.ruled import MOST_SETS, allowed_sets, check_rules, conditions_of, conflict
-from edgeshard_coordinator.core.placement.speculation import speculation_of
 from edgeshard_coordinator.core.values.candidate import Candidate
 
 KV_BLOCK_TOKENS = 16

@@ -29,6 +29,7 @@ from edgeshard.planning.inputs.problem import Objective, PlanProblem
 from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.planning.inputs.site import NOT_MEASURED, SiteCluster, listed, site_cluster, site_problem
 from edgeshard.planning.report.describe_tiers import advice_without_streaming, describe_offer, describe_streaming
+from edgeshard.planning.report.speculation import weighed
 from edgeshard.planning.search.load_search import loads
 from edgeshard.planning.search.plan import GAP_OF_LATENCY, PlanResult, given_streaming, plan, predict, result_of
 from edgeshard.planning.search.tier_search import StreamedLoad, stream_loads
@@ -41,7 +42,6 @@ from edgeshard_coordinator.core.placement.nearest_placement import nearest, with
 from edgeshard_coordinator.core.placement.problem import PlacementProblem
 from edgeshard_coordinator.core.placement.repair import Lost
 from edgeshard_coordinator.core.placement.ruled import allowed_sources, conditions_of
-from edgeshard_coordinator.core.placement.speculation import weighed
 from edgeshard_coordinator.core.placement.typical_request import typical_request
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.measurements import Measurements, links_of, profiles_for

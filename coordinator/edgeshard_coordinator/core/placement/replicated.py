@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from edgeshard.domain.deployments.deployment import AUTO_REPLICAS, DeploymentSpec
+from edgeshard.domain.deployments.deployment import AUTO_REPLICAS, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.deployments.placement import Placement
-from edgeshard.domain.errors import EdgeShardError, ResourceExhaustedError, UnavailableError
-from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard.domain.errors import (
+    EdgeShardError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from edgeshard.domain.ids import Digest, NodeId, NodeName
 from edgeshard.planning.search.partition import Group, Worth, partition
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.state import DeploymentRecord, State
@@ -53,13 +59,34 @@ def only_on(candidates: Sequence[Candidate], names: Collection[str]) -> tuple[Ca
     return tuple(replace(node, connected=node.connected and node.name in names) for node in candidates)
 
 
-def without_siblings(state: State, record: DeploymentRecord, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+def without_siblings(state: State, spec: DeploymentSpec, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """The candidates for a replica: nodes of the other replicas of its name are not for it, since a node that is lost
     would take both."""
     taken: set[NodeId] = set()
-    for other in state.siblings_of(record):
+    for other in state.siblings_of(spec):
         taken |= {stage.node_id for stage in other.placement.stages}
     return tuple(replace(node, connected=False) if node.node_id in taken else node for node in candidates)
+
+
+def check_joins(spec: DeploymentSpec, digest: Digest, others: Sequence[DeploymentRecord]) -> None:
+    """Raise unless a replica can join the `others` of its name, as one of them that is gone: of the same spec, and of
+    the model with this digest.
+
+    Raises InvalidArgumentError where the name has no such replica, FailedPreconditionError naming what differs.
+    """
+    standing = [other for other in others if not other.delete_revision and other.phase is not DeploymentPhase.DELETING]
+    if not standing or spec.name not in standing[0].spec.replica_names:
+        raise InvalidArgumentError.about("replica", "the coordinator numbers replicas; leave it out", "INVALID_SPEC")
+    there = standing[0]
+    alike = replace(there.spec, name=spec.name, replica=spec.replica, source=spec.source)
+    differs = [field for field in type(spec).__match_args__ if getattr(spec, field) != getattr(alike, field)]
+    if differs or digest != there.manifest_digest:
+        raise FailedPreconditionError.about(
+            differs[0] if differs else "model",
+            f"it is not what it is for {there.name}, whose name {spec.name} would share; delete {spec.served_name} and "
+            "deploy it again",
+            "SPEC_DIFFERS",
+        )
 
 
 def computes_the_same(state: State, one: DeploymentRecord, other: DeploymentRecord) -> bool:

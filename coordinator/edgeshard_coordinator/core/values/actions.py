@@ -61,9 +61,15 @@ class TellUnknownStages:
 
 @dataclass(frozen=True, slots=True)
 class SaveDeployment:
-    """Write the record, with its served operations, in one transaction; answered by DeploymentSaved or SaveFailed."""
+    """Write the record, and `others` of the same name that are due as well, with their served operations, in one
+    transaction; answered by DeploymentSaved or SaveFailed for each."""
 
     record: DeploymentRecord
+    others: tuple[DeploymentRecord, ...] = ()
+
+    @property
+    def records(self) -> tuple[DeploymentRecord, ...]:
+        return (*self.others, self.record)
 
 
 @dataclass(frozen=True, slots=True)

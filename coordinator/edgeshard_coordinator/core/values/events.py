@@ -111,7 +111,7 @@ class DeployRequested:
     """A placement was found from the state of `snapshot_version`; on a newer state it is refused.
 
     `config` is the model's decoded config.json: nodes are measured for a model that is deployed. `others` are the
-    replicas before this one, which are saved before it.
+    replicas before this one, which are saved with it. A replica without others joins those that there are.
     """
 
     record: DeploymentRecord

@@ -438,11 +438,11 @@ class State:
         found = [record for record in self.deployments.values() if record.served_name == name]
         return tuple(sorted(found, key=lambda record: record.spec.replica))
 
-    def siblings_of(self, record: DeploymentRecord) -> tuple[DeploymentRecord, ...]:
-        """The other replicas of its name."""
-        if not record.spec.replica:
+    def siblings_of(self, spec: DeploymentSpec) -> tuple[DeploymentRecord, ...]:
+        """The other replicas of its name, where it is one."""
+        if not spec.replica:
             return ()
-        return tuple(other for other in self.replicas_of(record.served_name) if other.name != record.name)
+        return tuple(other for other in self.replicas_of(DeploymentName(spec.served_name)) if other.name != spec.name)
 
     def first_epoch(self, name: DeploymentName) -> Epoch:
         """The epoch a new deployment of this name starts at: above every one a node may still hold."""

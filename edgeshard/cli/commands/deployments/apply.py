@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,7 +35,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The action on a deployment, taken or planned: `created`, `unchanged`, `replaced`; `refused` in a dry run."""
+    """The action on a deployment, taken or planned: `created`, `unchanged`, `restored` where replicas of it were gone,
+    `replaced`; `refused` in a dry run. The placement is that of the first pipeline."""
 
     name: str
     action: str
@@ -53,7 +55,8 @@ def apply(
     dry_run: Annotated[bool, switch("--dry-run", "Only say what would be done, and where.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Make the site's deployments as the files say: what is missing is deployed, what is there and the same stays.
+    """Make the site's deployments as the files say: what is missing is deployed, what is there and the same stays, and
+    replicas that are gone come back.
 
     A file says all of a deployment: what it leaves out takes its default, and a source left out stays as it is. A
     running deployment cannot be changed, so one that differs is refused by the fields that do, unless --replace.
@@ -123,18 +126,28 @@ def differences(current: DeploymentSpec, wanted: DeploymentSpec) -> tuple[Differ
     )
 
 
-async def _current(client: Client, spec: DeploymentSpec) -> Deployment | None:
+async def _current(client: Client, spec: DeploymentSpec) -> tuple[Deployment, ...]:
+    """The deployment, or the replicas of it that there are."""
     try:
-        return await client.deployment(spec.name)
+        return await client.replicas(spec.name)
     except NotFoundError:
-        return None
+        return ()
 
 
-def _check(spec: DeploymentSpec, current: Deployment | None) -> None:
+def missing(current: Sequence[Deployment]) -> tuple[DeploymentSpec, ...]:
+    """The specs of replicas that are gone, by those that are there."""
+    if not current or not (spec := current[0].spec).replica:
+        return ()
+    there = {one.spec.name for one in current}
+    numbered = dataclasses.replace(spec, name=spec.served_name, source="").numbered(spec.replicas)
+    return tuple(one for one in numbered if one.name not in there)
+
+
+def _check(spec: DeploymentSpec, current: Sequence[Deployment]) -> None:
     """Raise FailedPreconditionError naming the fields of a deployment that would have to change, or why it failed."""
-    if current is None:
+    if not current:
         return
-    found = differences(current.spec, spec)
+    found = differences(current[0].spec, spec)
     again = f"`edgectl delete deployment {spec.name}` first, or give --replace"
     if found:
         texts = "; ".join(map(_difference_text, found))
@@ -143,10 +156,10 @@ def _check(spec: DeploymentSpec, current: Deployment | None) -> None:
             field=found[0].field,
             reason="SPEC_DIFFERS",
         )
-    if _is_dead(current):
-        why = f": {current.failure.message}" if current.failure is not None else ""
+    for one in filter(_is_dead, current):
+        why = f": {one.failure.message}" if one.failure is not None else ""
         raise FailedPreconditionError(
-            f"deployment {spec.name} is {current.phase}{why}. {again}", field="name", reason="NOT_RUNNING"
+            f"deployment {one.spec.name} is {one.phase}{why}. {again}", field="name", reason="NOT_RUNNING"
         )
 
 
@@ -154,29 +167,34 @@ def _is_dead(deployment: Deployment) -> bool:
     return deployment.phase.value in ("failed", "deleting")
 
 
-async def _would_apply(client: Client, spec: DeploymentSpec, current: Deployment | None, replace: bool) -> Change:
-    if current is None:
+async def _would_apply(client: Client, spec: DeploymentSpec, current: Sequence[Deployment], replace: bool) -> Change:
+    if not current:
         return Change(spec.name, "created", placement=await client.plan(spec))
-    found = differences(current.spec, spec)
-    if not found and not _is_dead(current):
-        return Change(spec.name, "unchanged", placement=current.placement)
-    return Change(spec.name, "replaced" if replace else REFUSED, found)
+    found = differences(current[0].spec, spec)
+    if found or any(map(_is_dead, current)):
+        return Change(spec.name, "replaced" if replace else REFUSED, found)
+    gone = missing(current)
+    for one in gone[:1]:  # raises where there is no room for it
+        await client.plan(one)
+    return Change(spec.name, "restored" if gone else "unchanged", placement=current[0].placement)
 
 
 async def _applied(
-    client: Client, spec: DeploymentSpec, current: Deployment | None, wait: bool, timeout_s: float | None
+    client: Client, spec: DeploymentSpec, current: Sequence[Deployment], wait: bool, timeout_s: float | None
 ) -> Change:
-    found = differences(current.spec, spec) if current is not None else ()
+    found = differences(current[0].spec, spec) if current else ()
     with stderr_console().status(f"applying {spec.name}") as status:
         reporter = DeployReporter(status)
-        if current is not None and not found and not _is_dead(current):
-            if wait:
-                current = await client.wait_ready(spec.name, timeout_s, reporter.show)
-            return Change(spec.name, "unchanged", placement=current.placement)
-        if current is not None:
+        if current and not found and not any(map(_is_dead, current)):
+            gone = missing(current)
+            for one in gone:
+                await client.deploy(one, wait, timeout_s, reporter.show)
+            first = await client.wait_ready(spec.name, timeout_s, reporter.show) if wait else current[0]
+            return Change(spec.name, "restored" if gone else "unchanged", placement=first.placement)
+        if current:
             await client.delete_deployment(spec.name, timeout_s=timeout_s)
         deployment = await client.deploy(spec, wait, timeout_s, reporter.show)
-    return Change(spec.name, "created" if current is None else "replaced", found, deployment.placement)
+    return Change(spec.name, "replaced" if current else "created", found, deployment.placement)
 
 
 def _difference_text(difference: Difference) -> str:

@@ -171,12 +171,11 @@ async def _watch_measuring(client: Client, reporter: DeployReporter) -> None:
 
 
 def _show_prediction(placement: Placement, output: Output) -> None:
-    from edgeshard.cli.render.views import prediction_fields
+    from edgeshard.cli.render.views import placement_fields
 
-    fields = prediction_fields(placement)
-    if fields and output in TABLES:
+    if output in TABLES:
         typer.echo()
-        show_fields(fields)
+        show_fields(placement_fields(placement))
 
 
 def interrupted(name: str, begun: bool) -> str:

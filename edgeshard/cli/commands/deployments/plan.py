@@ -18,6 +18,7 @@ from edgeshard.domain.models.dtypes import parse_quantisation
 
 if TYPE_CHECKING:
     from edgeshard.planning.inputs.problem import PlanProblem
+    from edgeshard.planning.report.speculation import SiteGuesses
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +109,11 @@ class QuestionOptions:
         """Whether it is about other nodes, links, loads or strategies than the site's: what nodes hold says nothing."""
         return bool(self.sweep or self.compare or self.simulate or self.what_if)
 
-    def show(self, problem: PlanProblem, rules: Sequence[Rule], output: Output) -> bool:
-        """Print the answer. False where no plan was found that was asked for, or one that is not the best."""
+    def show(
+        self, problem: PlanProblem, rules: Sequence[Rule], output: Output, guesses: SiteGuesses | None = None
+    ) -> bool:
+        """Print the answer, of a site's plan with its `guesses`. False where no plan was found that was asked for, or
+        one that is not the best."""
         from edgeshard.cli.render.plan_compare import show_comparison, show_sweep
         from edgeshard.cli.render.plan_views import show_plan
         from edgeshard.cpsat.process import VERIFY_S, CpSat, check_installed
@@ -132,7 +136,7 @@ class QuestionOptions:
 
                 return show_simulation(asked, self.simulate, self.plot, output, prover)
             earlier = problem if self.what_if else None
-            return show_plan(asked, earlier, self.explain, output, prover, verifier if self.verify else None)
+            return show_plan(asked, earlier, self.explain, output, prover, verifier if self.verify else None, guesses)
 
 
 _SPEC = spec_options(
@@ -179,12 +183,12 @@ def plan(
     quantisation = parse_quantisation(quantise, spec.pop("head_quantisation", None))
     asked = Asked(model, quantisation, spec | own.given(), tuple(question.what_if or ()))
     if cluster is not None:
-        problem, notes = offline_problem(cluster, asked)
+        (problem, notes), guesses = offline_problem(cluster, asked), None
     else:
-        problem, notes = online_problem(context, asked)
+        problem, notes, guesses = online_problem(context, asked)
     for note in notes:
         typer.echo(f"note: {note}", err=True)
-    if not question.show(
-        replace(problem, held={}) if question.is_of_other_nodes else problem, spec.get("rule", ()), output
-    ):
+    if question.is_of_other_nodes:
+        problem, guesses = replace(problem, held={}), None
+    if not question.show(problem, spec.get("rule", ()), output, guesses):
         raise typer.Exit(1)

@@ -28,6 +28,7 @@ from edgeshard.planning.inputs.problem import Objective, PlanProblem
 from edgeshard.planning.inputs.shapes import BUILT_IN_CONFIGS, ModelSpec, built_in_model, model_from_config
 from edgeshard.planning.inputs.site import NOT_MEASURED, SiteCluster, profile_command, site_cluster, site_problem
 from edgeshard.planning.inputs.what_if import typical_link
+from edgeshard.planning.report.speculation import SiteGuesses
 from edgeshard.storage.inputs import read_toml
 
 if TYPE_CHECKING:
@@ -107,8 +108,8 @@ def planned_offline(path: Path, model: ModelSpec, asked: Asked) -> tuple[PlanPro
     return problem, _lengths_notes(problem, asked, NO_TRAFFIC) if cluster.workload.assumed else ()
 
 
-def online_problem(context: typer.Context, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
-    """A model on the site's connected nodes, and what there is to know of its figures, in words.
+def online_problem(context: typer.Context, asked: Asked) -> tuple[PlanProblem, tuple[str, ...], SiteGuesses | None]:
+    """A model on the site's connected nodes, what there is to know of its figures, in words, and of its guesses.
 
     Names of the store have no slash: a path or OWNER/NAME is planned as `unstored_problem` does.
 
@@ -116,14 +117,15 @@ def online_problem(context: typer.Context, asked: Asked) -> tuple[PlanProblem, t
     UnavailableError for the model or the source, InvalidArgumentError naming the option at fault.
     """
     if "/" in asked.model:
-        return unstored_problem(context, read_model(asked.model), asked)
+        return *unstored_problem(context, read_model(asked.model), asked), None
     if asked.source is None:
         raise InvalidArgumentError(
             "--source is missing: name the node where prompts come in, or give a --cluster FILE", field="source"
         )
     site = _fetch_site(context, asked.model)
     problem, found, asked = _on_site(site, model_from_config(asked.model, site.config), asked)
-    return problem, (*_notes(found, problem, asked), *_lengths_notes(problem, asked, site.traffic))
+    guesses = SiteGuesses({str(node.name): node.facts for node in site.nodes if node.placeable}, site.traffic.guesses)
+    return problem, (*_notes(found, problem, asked), *_lengths_notes(problem, asked, site.traffic)), guesses
 
 
 def unstored_problem(context: typer.Context, model: ModelSpec, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:

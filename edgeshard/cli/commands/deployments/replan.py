@@ -20,6 +20,7 @@ from edgeshard.cli.render.output import (
     show_list,
     stderr_console,
 )
+from edgeshard.domain.errors import EdgeShardError
 
 if TYPE_CHECKING:
     from edgeshard.client import Client
@@ -55,25 +56,43 @@ def replan(
     """Plan a running deployment for the nodes that the site has now, and move it there if that gains 5 % or more.
 
     Requests that are running pause and go on with their next token. Only a deployment that was planned can move, none
-    that was placed by hand with --layers.
+    that was placed by hand with --layers. Of a name that has replicas, one after the other is planned and moved.
     """
-    from edgeshard.cli.render.loading import DeployReporter
-
-    async def work(client: Client) -> Replan:
-        with stderr_console().status(f"planning {name}") as status:
-            shown = DeployReporter(status).show
-            return await client.replan(
-                name, dry_run=dry_run, force=force, wait=wait, timeout_s=timeout, on_change=shown
-            )
-
-    found = ask(context, work)
-    data = {"changed": found.changed, **plain(found)}
-    show_list(shares(found), output, _COLUMNS, lambda share: share.node, data)
-    if output in TABLES:
+    plans = ask(context, lambda client: _replanned(client, name, dry_run, force, wait, timeout))
+    if output not in TABLES:
+        rows = [share for found in plans.values() for share in shares(found)]
+        data = [{"changed": found.changed, **plain(found)} for found in plans.values()]
+        show_list(rows, output, _COLUMNS, lambda share: share.node, data[0] if len(data) == 1 else data)
+        return
+    for number, (each, found) in enumerate(plans.items()):
+        typer.echo("\n" * (number > 0), nl=False)
+        show_list(shares(found), output, _COLUMNS, lambda share: share.node)
         typer.echo()
         show_fields(_figures(found))
         typer.echo()
-        typer.echo(sentence(name, found, wait=wait))
+        typer.echo(sentence(each, found, wait=wait))
+
+
+async def _replanned(
+    client: Client, name: str, dry_run: bool, force: bool, wait: bool, timeout_s: float | None
+) -> dict[str, Replan]:
+    """The outcome for a deployment, or for each replica of a name. Raises as `Client.replan`; what was done before is
+    printed then."""
+    from edgeshard.cli.render.loading import DeployReporter
+
+    done: dict[str, Replan] = {}
+    try:
+        for each in [one.spec.name for one in await client.replicas(name)]:
+            with stderr_console().status(f"planning {each}") as status:
+                shown = DeployReporter(status).show
+                done[each] = await client.replan(
+                    each, dry_run=dry_run, force=force, wait=wait, timeout_s=timeout_s, on_change=shown
+                )
+    except EdgeShardError:
+        for each, found in done.items():
+            typer.echo(sentence(each, found, wait=wait), err=True)
+        raise
+    return done
 
 
 def shares(found: Replan) -> list[Share]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,10 @@ from edgeshard.cli.commands.options import argument, option
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import print_table, show_below, stderr_console, table, writing
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from edgeshard.client import Client
+    from edgeshard.domain.requests.trace import StageTrace
 
 STDOUT = Path("-")
 
@@ -34,28 +38,66 @@ def trace(
 
     Only steps that run meanwhile are seen, so send requests. Of the recorded time a node was computing, sending while
     it had nothing to compute, or idle (the bubbles). Nodes with weights on their disks have a row of their own for what
-    they read. The clocks of the nodes need not agree.
+    they read, and a head that guesses tokens has one for how many were right. The clocks of the nodes need not agree.
+    Of a name that has replicas, all that are ready are recorded at the same time; a file is of one.
     """
-    from edgeshard.cli.render.trace_views import READ_COLUMNS, SUMMARY_COLUMNS, picture
-    from edgeshard.domain.requests.trace import aligned, check_seconds, perfetto, summarised, summarised_reads
+    from edgeshard.domain.requests.trace import check_seconds
 
     check_seconds(seconds)
     _check_output(output)
-    traces = aligned(ask(context, lambda client: client.trace(deployment, seconds)))
-    if not any(stage.records for stage in traces):
+    recorded = ask(context, lambda client: _recorded(client, deployment, seconds, output))
+    ran = {name: traces for name, traces in recorded.items() if any(stage.records for stage in traces)}
+    if not ran:
         raise FailedPreconditionError(
             f"no step of {deployment} ran in these {seconds:g} s; send requests meanwhile", reason="NOTHING_RAN"
         )
-    steps, reads = table(summarised(traces), SUMMARY_COLUMNS), summarised_reads(traces)
+    for number, (name, traces) in enumerate(ran.items()):
+        if len(recorded) > 1:
+            typer.echo("\n" * (number > 0) + f"{name}:")
+        _show(name, traces, output)
+
+
+async def _recorded(
+    client: Client, deployment: str, seconds: float, output: Path | None
+) -> dict[str, tuple[StageTrace, ...]]:
+    """The aligned traces of a deployment, or of each replica of a name that is ready. Raises as `Client.trace` where
+    none is."""
+    import asyncio
+
+    from edgeshard.domain.deployments.deployment import DeploymentPhase
+    from edgeshard.domain.requests.trace import aligned
+
+    found = await client.replicas(deployment)
+    if len(found) > 1 and output is not None:
+        each = ", ".join(one.spec.name for one in found)
+        raise InvalidArgumentError(
+            f"--output {output}: a file is of one replica, and {deployment} has {len(found)}; name one of {each}",
+            field="output",
+        )
+    ready = [one for one in found if one.phase is DeploymentPhase.READY] or found[:1]
+    names = [one.spec.name for one in ready]
+    traces = await asyncio.gather(*(client.trace(name, seconds) for name in names))
+    return {name: aligned(stages) for name, stages in zip(names, traces, strict=True)}
+
+
+def _show(deployment: str, traces: tuple[StageTrace, ...], output: Path | None) -> None:
+    from edgeshard.cli.render.trace_views import GUESS_COLUMNS, READ_COLUMNS, SUMMARY_COLUMNS, picture
+    from edgeshard.domain.requests.trace import perfetto, summarised, summarised_guesses, summarised_reads
+
+    steps, reads, guesses = summarised(traces), summarised_reads(traces), summarised_guesses(traces)
     if output == STDOUT:
         typer.echo(perfetto(traces, deployment))
-        for shown in (steps, *([table(reads, READ_COLUMNS)] if reads else [])):
-            stderr_console().print(shown)
+        stderr_console().print(table(steps, SUMMARY_COLUMNS))
+        if reads:
+            stderr_console().print(table(reads, READ_COLUMNS))
+        if guesses:
+            stderr_console().print(table(guesses, GUESS_COLUMNS))
         return
     if output is not None:
         _write(output, picture(traces, deployment) if output.suffix == ".svg" else perfetto(traces, deployment))
-    print_table(steps)
+    print_table(table(steps, SUMMARY_COLUMNS))
     show_below(reads, READ_COLUMNS)
+    show_below(guesses, GUESS_COLUMNS)
 
 
 def _check_output(path: Path | None) -> None:

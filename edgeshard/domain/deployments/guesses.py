@@ -1,0 +1,86 @@
+"""How many tokens were guessed in a step, and how many of them were right. Nothing of what they were. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Annotated
+
+from edgeshard.domain.checks import at_most
+from edgeshard.domain.errors import InvalidArgumentError
+
+MOST_GUESSES = 7
+"""Guesses of one request in a step: with the newest token it has eight rows then."""
+_PLACES = tuple((guessed, right) for guessed in range(MOST_GUESSES + 1) for right in range(guessed + 1))
+_MOST_STEPS = float(1 << 32)
+"""Steps of one kind that anybody may tell of."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuessCounts:
+    """A histogram of the steps of requests that decoded alone, those without guesses included.
+
+    `steps[n (n + 1) / 2 + r]` weighs the steps with n guesses, r of which were right, for n from 0 to 7; zeros at its
+    end are left out.
+    """
+
+    steps: Annotated[tuple[float, ...], at_most(len(_PLACES))] = ()
+
+    def check(self) -> None:
+        if not all(0.0 <= count <= _MOST_STEPS for count in self.steps):  # nan neither
+            raise InvalidArgumentError("steps: they are counts from 0 to 2^32", field="steps")
+
+    @classmethod
+    def of(cls, counted: Mapping[tuple[int, int], float]) -> GuessCounts:
+        """Of steps by how many tokens were guessed and right."""
+        steps = [float(counted.get(place, 0)) for place in _PLACES]
+        while steps and not steps[-1]:
+            steps.pop()
+        return cls(tuple(steps))
+
+    @classmethod
+    def of_all(cls, items: Iterable[GuessCounts]) -> GuessCounts:
+        """The counts of several together."""
+        places = zip_longest(*(item.steps for item in items), fillvalue=0.0)
+        return cls(tuple(min(_MOST_STEPS, math.fsum(place)) for place in places))
+
+    def after(self, later: GuessCounts, kept: float) -> GuessCounts:
+        """With later steps, earlier ones weighing `kept` of what they did. Where nothing came, nothing changes."""
+        if not later.steps:
+            return self
+        return GuessCounts.of_all((GuessCounts(tuple(kept * count for count in self.steps)), later))
+
+    def __iter__(self) -> Iterator[tuple[int, int, float]]:
+        """(guessed, right, steps) of each kind of step that there was."""
+        return ((*place, count) for place, count in zip(_PLACES, self.steps, strict=False) if count)
+
+    @property
+    def tokens(self) -> float:
+        """The tokens that the steps brought."""
+        return sum((1 + right) * count for _, right, count in self)
+
+    @property
+    def guessed(self) -> float:
+        return sum(guessed * count for guessed, _, count in self)
+
+    @property
+    def right(self) -> float:
+        return sum(right * count for _, right, count in self)
+
+
+NO_GUESSES = GuessCounts()
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedGuesses:
+    """What guesses are worth to a request that decodes alone, going by those that requests to the model had lately.
+
+    `right` is the share of guesses that were right, and `most` how many a step may have here. It gets `times` as many
+    tokens a second as without guesses; None where the nodes' rows were not measured.
+    """
+
+    most: int
+    right: float
+    times: float | None = None

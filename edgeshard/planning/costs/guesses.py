@@ -1,0 +1,58 @@
+"""What guessed tokens are worth: how many pay in a step, and by how much a request alone is faster. Pure.
+
+A step with guesses computes a row more for each, and brings a token more for each that was right.
+(docs/speculation.md)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, partial
+
+from edgeshard.domain.deployments.guesses import MOST_GUESSES, ExpectedGuesses, GuessCounts
+from edgeshard.domain.deployments.step_cost import InterTokenSeconds, StageCost, inter_token_s
+
+
+def rows_s(cost: InterTokenSeconds, position: int, guesses: int) -> float:
+    """Seconds of a step of one request at `position` with so many guesses, each a row like a decode's."""
+    return cost(((position, 1),) * (1 + guesses), 1)
+
+
+def that_pay(cost: InterTokenSeconds, position: int, guesses: int) -> int:
+    """As many of the guesses as pay, halved until they do: a step with them takes less than the steps that it saves
+    where half of them are right."""
+    alone_s = rows_s(cost, position, 0)
+    while guesses and rows_s(cost, position, guesses) > alone_s * (1 + guesses / 2):
+        guesses //= 2
+    return guesses
+
+
+def expected_guesses(counts: GuessCounts, costs: Sequence[StageCost], position: int) -> ExpectedGuesses | None:
+    """What guesses are worth on nodes of these `costs`, to a request alone whose context is `position` tokens, going
+    by steps that were counted anywhere; None where nothing was guessed in any. Without `costs` only what was seen."""
+    if not counts.guessed:
+        return None
+    right = counts.right / counts.guessed
+    if not costs:
+        return ExpectedGuesses(MOST_GUESSES, right)
+    cost: InterTokenSeconds = partial(inter_token_s, costs)
+    most = max(that_pay(cost, position, guesses) for guesses in range(MOST_GUESSES + 1))
+    return ExpectedGuesses(most, right, expected_times(counts, cost, position))
+
+
+def expected_times(counts: GuessCounts, cost: InterTokenSeconds, position: int) -> float:
+    """Tokens a second with guesses, over those without: (tokens of the steps) / (their seconds / a single row's).
+
+    Nodes on which fewer guesses pay than were counted take a guessed text in parts. A step that brought t tokens is
+    ceil(t / w) steps of w rows there: each part but the last is right as a whole, or it is the last.
+    """
+    row_s = rows_s(cost, position, 0)
+    if row_s <= 0.0:
+        return 1.0
+    pays, seconds = cache(partial(that_pay, cost, position)), cache(partial(rows_s, cost, position))
+    spent_s = 0.0
+    for guessed, right, steps in counts:
+        taken = pays(guessed)
+        parts = -(-(1 + right) // (1 + taken))
+        spent_s += steps * parts * seconds(taken)
+    return counts.tokens * row_s / spent_s if spent_s else 1.0

@@ -1,0 +1,71 @@
+"""Whether the head of a placement guesses tokens, which it does only where that changes no answer, and what that is
+worth. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from edgeshard.architectures import architecture_named
+from edgeshard.architectures.record import Fused
+from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.deployments.guesses import ExpectedGuesses, GuessCounts
+from edgeshard.domain.deployments.placement import Placement, Speculation
+from edgeshard.domain.nodes.device import DeviceFacts
+from edgeshard.planning.costs.costs import Costs
+from edgeshard.planning.costs.guesses import expected_guesses
+from edgeshard.planning.inputs.shapes import ModelSpec
+from edgeshard.planning.search.plan import PlanResult
+from edgeshard.planning.search.tier_steps import streaming_costs
+
+
+def speculation_of(spec: DeploymentSpec, model: ModelSpec, nodes: Sequence[DeviceFacts]) -> Speculation:
+    """What goes for a model under this spec on these nodes, one for each stage."""
+    if spec.speculation == "off":
+        return Speculation.OFF
+    if model.shape.states:
+        return Speculation.STATES
+    own_blocks = isinstance(architecture_named(model.shape.architecture).runs, Fused)
+    if not (own_blocks and all(facts.takes_guesses for facts in nodes)):
+        return Speculation.BITS
+    if spec.max_time_per_token_s is not None or spec.max_inter_token_latency_s is not None:
+        return Speculation.PROMISE
+    return Speculation.EXPERTS if any(block.experts for block in model.blocks) else Speculation.GUESSES
+
+
+def with_expected(placement: Placement, counts: GuessCounts) -> Placement:
+    """The same, with what its guesses are worth to a request alone of the length that it was planned for, going by the
+    steps that were counted of the model's requests."""
+    if placement.speculation is not Speculation.GUESSES:
+        return placement
+    predicted = placement.predicted
+    position = 0 if predicted is None else predicted.prompt_tokens + predicted.new_tokens // 2
+    return replace(placement, guesses=expected_guesses(counts, placement.costs, position))
+
+
+def weighed(placement: Placement) -> Placement:
+    """The same, with guesses for a mixture in memory whose rows were measured: the head weighs each guess."""
+    if placement.speculation is not Speculation.EXPERTS or not placement.costs or placement.streams:
+        return placement
+    return replace(placement, speculation=Speculation.GUESSES)
+
+
+@dataclass(frozen=True, slots=True)
+class SiteGuesses:
+    """What a site knows of guesses for one model: the facts of nodes by name, and what was counted of its requests."""
+
+    facts: Mapping[str, DeviceFacts]
+    counts: GuessCounts
+
+    def of(self, result: PlanResult) -> tuple[Speculation, ExpectedGuesses | None]:
+        """Whether a feasible plan would guess, and what that is worth: as of a deployment of it."""
+        assert result.prediction is not None
+        problem = result.problem
+        spec = DeploymentSpec("plan", problem.model.name, max_time_per_token_s=problem.max_time_per_token_s)
+        speculation = speculation_of(spec, problem.model, [self.facts[stage.node] for stage in result.stages])
+        if speculation is Speculation.EXPERTS and not result.streams:
+            speculation = Speculation.GUESSES
+        if speculation is not Speculation.GUESSES:
+            return speculation, None
+        position = problem.prompt_tokens + problem.new_tokens // 2
+        return speculation, expected_guesses(self.counts, streaming_costs(Costs(problem), result), position)
