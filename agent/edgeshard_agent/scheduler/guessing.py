@@ -40,7 +40,9 @@ class Repeats:
     Each token is put into the index once, and a proposal looks at a bounded number of places.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shortest: int = SHORTEST_MATCH) -> None:
+        """A match shorter than `shortest` gives no guess."""
+        self._shortest = shortest
         self._latest: dict[int, int] = {}
         """By two neighbours, the position behind their latest occurrence."""
         self._before: list[int] = [-1, -1]
@@ -64,7 +66,9 @@ class Repeats:
             if match > longest:
                 best, longest = place, match
             place = self._before[place]
-        return [] if best < 0 else [tokens[best + index % (end - best)] for index in range(limit)]
+        if longest < self._shortest:
+            return []
+        return [tokens[best + index % (end - best)] for index in range(limit)]
 
     @staticmethod
     def _match(tokens: Sequence[int], place: int) -> int:
@@ -108,21 +112,25 @@ class Guessed:
     pace: Pace = field(default_factory=Pace)
     are_forced: bool = False
     """Whether its newest guesses are what its guide forces: the pace has nothing to learn of them."""
+    are_drafted: bool = False
+    """Whether the draft is asked for its newest guesses: they are none of the proposer's."""
 
     def noted(self, proposed: int, accepted: int) -> None:
         """So many of the newest guesses were right."""
         if not self.are_forced:
-            self.pace = self.pace.after(proposed, accepted)
+            self.pace = self.pace.after(0, 0) if self.are_drafted else self.pace.after(proposed, accepted)
 
 
 @dataclass(frozen=True, slots=True)
 class Guessing:
     """How the requests of a pipeline are guessed for, each with a `proposer` of its own. `ends` are tokens that nothing
-    is guessed behind, and `inter_token_s` is the cost of a step, where it is known."""
+    is guessed behind, and `inter_token_s` is the cost of a step, where it is known. Where `drafts`, a smaller model is
+    asked when nothing is forced and the proposer has no guess."""
 
     ends: frozenset[int] = frozenset()
     inter_token_s: InterTokenSeconds | None = None
     proposer: Callable[[], Proposer] = Repeats
+    drafts: bool = False
 
     def guesses(
         self, guessed: Guessed, tokens: Sequence[int], most: int, forced: Sequence[int] = ()
@@ -138,6 +146,11 @@ class Guessing:
         while guesses and not self._pays(len(tokens) - 1, len(guesses)):
             guesses = guesses[: len(guesses) // 2]
         return guesses
+
+    def asked(self, guessed: Guessed, guesses: Sequence[int], most: int) -> int:
+        """How many guesses the draft is asked for of a request that has these; at most so many."""
+        guessed.are_drafted = self.drafts and most > 0 and not (guesses or guessed.are_forced)
+        return most if guessed.are_drafted else 0
 
     def _pays(self, position: int, guesses: int) -> bool:
         """Whether a step with so many guesses takes less than the steps that it saves where half of them are right."""

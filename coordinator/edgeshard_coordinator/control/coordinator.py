@@ -40,6 +40,7 @@ from edgeshard_coordinator.control.runtime.planner import Planner
 from edgeshard_coordinator.control.services.admin_service import AdminServicer
 from edgeshard_coordinator.control.services.auditing import CallAudit
 from edgeshard_coordinator.control.services.coordinator_service import DENIALS, CoordinatorServicer
+from edgeshard_coordinator.control.services.drafts import Drafts
 from edgeshard_coordinator.control.services.head_service import HeadServicer
 from edgeshard_coordinator.control.services.identity_service import IdentityServicer, operator_name
 from edgeshard_coordinator.control.services.inference_service import InferenceServicer, client_name
@@ -113,8 +114,11 @@ class Coordinator:
         self._heads = HeadWatch(loop, front.occupied, self._agents.suspicions)
         self._inference = InferenceServicer(loop, front, self.models, noted, self.chats)
         self.identities = IdentityServicer(loop, hub, self._store, self._membership, self._keys)
+        drafts = Drafts(self.models, self.chats)
         self.admin = AdminServicer(
-            loop, front, questions, self.models, self._planner, self._store, self.audit, self.events, self.conditions
+            *(loop, front, questions, self.models, self._planner, self._store, self.audit, self.events),
+            self.conditions,
+            drafts,
         )
         grpc = self._server.grpc
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._agents, grpc)

@@ -14,6 +14,7 @@ from edgeshard_coordinator.control.requests.request_front import RequestFront
 from edgeshard_coordinator.control.runtime.conditions import Conditions
 from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.control.runtime.planner import Planner
+from edgeshard_coordinator.control.services.drafts import Drafts
 from edgeshard_coordinator.control.services.questions import Questions
 from edgeshard_coordinator.control.services.replan import Replans
 from edgeshard_coordinator.control.services.site_events import SiteEvents
@@ -32,6 +33,7 @@ class AdminCalls(admin_pb2_grpc.AdminServiceServicer):
     _audit: AuditLog
     _events: SiteEvents
     _conditions: Conditions
+    _drafts: Drafts
 
     def __post_init__(self) -> None:
         self._traffic = self._front.traffic

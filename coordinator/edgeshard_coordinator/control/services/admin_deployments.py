@@ -39,7 +39,8 @@ class DeploymentCalls(AdminCalls):
         spec = wire.spec_from_wire(request.spec)
         manifest, digest = self._models.get(spec.model)
         spec = self._as_stored(spec, manifest)
-        first, *further = await self._planner.place_replicas(self._loop.state, spec, manifest, digest)
+        spec, draft = await self._drafts.of(spec, manifest)
+        first, *further = await self._planner.place_replicas(self._loop.state, spec, manifest, digest, draft)
         return pb.PlanResponse(
             placement=wire.placement_to_wire(first), further=[wire.placement_to_wire(one) for one in further]
         )
@@ -112,7 +113,8 @@ class DeploymentCalls(AdminCalls):
         _check_new(state, spec)
         manifest, digest = self._models.get(spec.model)
         spec = self._as_stored(spec, manifest)
-        await self._planner.place_replicas(state, spec, manifest, digest)
+        spec, draft = await self._drafts.of(spec, manifest)
+        await self._planner.place_replicas(state, spec, manifest, digest, draft)
         await measure_first(self._loop, spec, manifest.config, limit_s, self._front.all_active_requests())
 
     async def _deploy(self, spec: DeploymentSpec, operation: ServedOperation) -> ServedOperation:
@@ -124,7 +126,8 @@ class DeploymentCalls(AdminCalls):
         _check_new(state, spec)
         manifest, digest = self._models.get(spec.model)
         spec = self._as_stored(spec, manifest)
-        placements = await self._planner.place_replicas(state, spec, manifest, digest)
+        spec, draft = await self._drafts.of(spec, manifest)
+        placements = await self._planner.place_replicas(state, spec, manifest, digest, draft)
         records = [
             new_record(state, _blank_record(with_source(one, placement), digest, placement))
             for one, placement in zip(spec.numbered(len(placements)), placements, strict=True)
