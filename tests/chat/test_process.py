@@ -208,7 +208,13 @@ async def test_a_vocabulary_is_what_ids_mean_and_not_how_it_is_written(chats: Ch
     letters = {"0": 0, "1": 1, "2": 2, "01": 3}
     ways: dict[str, dict[str, object]] = {
         "plain": {},
-        "another order": {"model": {"type": "BPE", "vocab": dict(reversed(letters.items())), "merges": [["0", "1"]]}},
+        "another order": {
+            "model": {
+                "type": "BPE",
+                "vocab": {name: letters[name] for name in reversed(letters)},
+                "merges": [["0", "1"]],
+            }
+        },
         "other ids": {"model": {"type": "BPE", "vocab": {**letters, "0": 1, "1": 0}, "merges": [["0", "1"]]}},
         "one more": {"added_tokens": [added_token("<s>", 4)]},
     }

@@ -7,16 +7,13 @@ draw alike. Nothing depends on a guess but time. (docs/speculation.md#a-draft)
 
 from __future__ import annotations
 
-import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from edgeshard.domain.requests.generation import Sampling
 from edgeshard.domain.requests.step import DRAFT_TOKENS, GuessedTokens, StepPlan
 from edgeshard_agent.model.draft_steps import DraftSteps
-from edgeshard_agent.ops.sampling import RequestSampler, sample_rows
 from edgeshard_agent.scheduler.drafting import FIRST_GUESSES, DraftAsk, Prices, Trust, goes_on, is_kept
 
 MOST_NEW = 2
@@ -136,17 +133,17 @@ class Drafter:
         logits = self._steps.logits(known.place, read, tokens[read:end])
         if end < len(tokens):
             return
-        sampler, chance = self._sampler(ask), 1.0
+        # Anew each time: penalties count no guess of the step before.
+        sampler, chance = self._steps.sampler(ask.sampling, tokens, ask.prompt_count), 1.0
         while True:
             position = len(tokens) + len(known.guesses)
-            chosen = sample_rows(logits, [sampler], [position])[0]
-            probability = math.exp(chosen.logprob)
+            token, probability = self._steps.draw(logits, sampler, position)
             chance *= known.trust.chance(probability)
-            if not (self._takes(ask, known, chosen.token, probability, chance) and len(known.guesses) < most):
+            if not (self._takes(ask, known, token, probability, chance) and len(known.guesses) < most):
                 break
-            sampler.note(chosen.token)
-            known.assumed.append(chosen.token)
-            logits = self._steps.logits(known.place, position, [chosen.token])
+            sampler.note(token)
+            known.assumed.append(token)
+            logits = self._steps.logits(known.place, position, [token])
         if end - read <= MOST_NEW:
             self.prices.drew((self._now() - began_s) / (1 + len(known.assumed)))
 
@@ -162,13 +159,6 @@ class Drafter:
         if trust.is_trial:
             return False
         return goes_on(chance, trust.expected, prices) if prices.are_known else len(known.guesses) < FIRST_GUESSES
-
-    def _sampler(self, ask: DraftAsk) -> RequestSampler:
-        """Anew each time: penalties count no guess of the step before."""
-        vocab_size = self._steps.vocab_size
-        biases = tuple(bias for bias in ask.sampling.logit_bias if bias[0] < vocab_size)
-        sampling: Sampling = replace(ask.sampling, logprobs=True, top_logprobs=0, logit_bias=biases)
-        return RequestSampler(sampling, ask.tokens, vocab_size, ask.tokens[ask.prompt_count :])
 
     def _taken(self, request: int) -> _Known:
         """A place for a request that has none."""

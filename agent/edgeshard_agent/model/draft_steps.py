@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,6 +13,7 @@ from edgeshard.domain.requests.generation import Sampling
 from edgeshard.domain.requests.step import DRAFT_TOKENS, Span, StepPlan
 from edgeshard_agent.model.fused import FusedModules
 from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.ops.sampling import RequestSampler, sample_rows
 
 
 class DraftSteps:
@@ -49,6 +52,19 @@ class DraftSteps:
             return self._model.logits(StepPlan(spans=(span,)), np.array(tokens, dtype=np.int64))[-1:]
         ids = torch.tensor([tokens])
         return self._modules.head(self._rows.run(self._modules.embed(ids, ids)[0], self._tables[place], first))
+
+    def sampler(self, sampling: Sampling, tokens: Sequence[int], prompt_count: int) -> RequestSampler:
+        """Draws as the model will for a request with these tokens, of which the first are its prompt. Penalties count
+        them, and what it is told of; biases of tokens that the draft does not know are left out."""
+        biases = tuple(bias for bias in sampling.logit_bias if bias[0] < self.vocab_size)
+        own = replace(sampling, logprobs=True, top_logprobs=0, logit_bias=biases)
+        return RequestSampler(own, tokens, self.vocab_size, tokens[prompt_count:])
+
+    @staticmethod
+    def draw(logits: torch.Tensor, sampler: RequestSampler, position: int) -> tuple[int, float]:
+        """The token for a position, from its logits [1, vocab], and how likely the draft finds it."""
+        chosen = sample_rows(logits, [sampler], [position])[0]
+        return chosen.token, math.exp(chosen.logprob)
 
     def release(self) -> None:
         """Give the memory back. It can run no step any more."""

@@ -32,6 +32,7 @@ from edgeshard_coordinator.control.requests.request_front import BACKLOG_LIMIT, 
 from edgeshard_coordinator.control.requests.traffic import TrafficBook
 from edgeshard_coordinator.control.runtime.calls import MeasureCalls
 from edgeshard_coordinator.control.runtime.conditions import Conditions
+from edgeshard_coordinator.control.runtime.drafts import Drafts
 from edgeshard_coordinator.control.runtime.executor import ActionExecutor
 from edgeshard_coordinator.control.runtime.head_watch import HeadWatch
 from edgeshard_coordinator.control.runtime.hub import ControlHub
@@ -40,7 +41,6 @@ from edgeshard_coordinator.control.runtime.planner import Planner
 from edgeshard_coordinator.control.services.admin_service import AdminServicer
 from edgeshard_coordinator.control.services.auditing import CallAudit
 from edgeshard_coordinator.control.services.coordinator_service import DENIALS, CoordinatorServicer
-from edgeshard_coordinator.control.services.drafts import Drafts
 from edgeshard_coordinator.control.services.head_service import HeadServicer
 from edgeshard_coordinator.control.services.identity_service import IdentityServicer, operator_name
 from edgeshard_coordinator.control.services.inference_service import InferenceServicer, client_name

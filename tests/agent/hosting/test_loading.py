@@ -174,9 +174,7 @@ async def test_a_head_gets_its_draft_with_the_first_layer(node: Node) -> None:
 
 
 @pytest.mark.parametrize("what", ["not there", "not so deep", "no memory"])
-async def test_a_draft_that_cannot_be_had_is_done_without(
-    node: Node, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_draft_that_cannot_be_had_is_done_without(node: Node, what: str) -> None:
     digest = await node.add()
     draft = placed_draft(Digest("e" * 64) if what == "not there" else digest, 9 if what == "not so deep" else 2)
     if what == "no memory":
@@ -194,12 +192,16 @@ async def test_a_load_that_is_called_off_while_its_draft_comes_leaves_nothing(
     released: list[StageModel] = []
     begun, release = asyncio.Event(), StageModel.release
 
+    def noted(model: StageModel) -> None:
+        released.append(model)
+        release(model)
+
     async def waits(*_: object, **__: object) -> None:
         begun.set()
         await asyncio.Event().wait()
 
     monkeypatch.setattr(node._loader, "_load_draft", waits)
-    monkeypatch.setattr(StageModel, "release", lambda model: (released.append(model), release(model)))
+    monkeypatch.setattr(StageModel, "release", noted)
     loading = asyncio.create_task(node.load(digest, placed_draft(digest)))
     await begun.wait()
     loading.cancel()

@@ -47,7 +47,7 @@ class Clock:
 class Free(Prices):
     """Guesses cost nothing."""
 
-    are_known, guess_s, row_s, token_s = True, 0.0, 0.0, 1.0  # type: ignore[assignment]
+    are_known, guess_s, row_s, token_s = True, 0.0, 0.0, 1.0
 
 
 @cache
@@ -152,7 +152,7 @@ def test_no_format_gets_another_answer(scheme: str) -> None:
 @pytest.mark.parametrize("swap_blocks", [0, 100])
 def test_requests_that_give_way_and_ones_that_are_cancelled_get_their_answers(swap_blocks: int) -> None:
     requests = {
-        f"r{n}": (TALE, generation(sampling=Sampling(temperature=0.9, seed=n), max_new_tokens=90)) for n in "123"
+        f"r{n}": (TALE, generation(sampling=Sampling(temperature=0.9, seed=n), max_new_tokens=90)) for n in (1, 2, 3)
     }
     plain, _ = run(requests, False, blocks=14, swap_blocks=swap_blocks)
     own = drafter("small")

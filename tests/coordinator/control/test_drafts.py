@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.control.services.drafts import Drafts
+from edgeshard_coordinator.control.runtime.drafts import Drafts
 
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InvalidArgumentError, NotFoundError
@@ -113,7 +113,9 @@ async def test_the_head_is_told_of_its_draft_which_stays_in_the_store(
     assert draft is not None and (draft.model, draft.manifest_digest, draft.layer_count) == ("small", small.digest(), 2)
     assert agents[0].commands[0].spec.draft == "small"
     async with failing(FailedPreconditionError) as caught:
-        await site.admin.DeleteModel(admin_pb2.DeleteModelRequest(name="small"), timeout=DEADLINE_S)
+        await site.admin.DeleteModel(
+            admin_pb2.DeleteModelRequest(operation_id="op-3", name="small"), timeout=DEADLINE_S
+        )
     assert caught[0].reason == "MODEL_IN_USE"
     async with failing(NotFoundError) as caught:
         await site.admin.Deploy(site.deploy_request("op-2", name="more", draft="nobody"), timeout=DEADLINE_S)
