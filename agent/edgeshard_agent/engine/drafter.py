@@ -110,7 +110,7 @@ class Drafter:
         self._known.move_to_end(ask.request)
         self._learn(known, ask, now_s)
         known.guesses, known.probabilities = [], []
-        if known.trust.begins(self.prices) and max(ask.tokens[known.certain :]) < self._steps.vocab_size:
+        if known.trust.begins(self.prices) and max(ask.tokens[known.certain :], default=0) < self._steps.vocab_size:
             self._draw(ask, known, min(ask.most, room))
         return known.guesses
 
