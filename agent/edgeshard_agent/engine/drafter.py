@@ -12,6 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from edgeshard.domain.requests.step import DRAFT_TOKENS, GuessedTokens, StepPlan
 from edgeshard_agent.model.draft_steps import DraftSteps
 from edgeshard_agent.scheduler.drafting import FIRST_GUESSES, DraftAsk, Prices, Trust, goes_on, is_kept
@@ -80,6 +82,7 @@ class Drafter:
             if span.request not in asked and (known := self._known.get(span.request)) is not None:
                 known.answered_s = None
 
+    @torch.inference_mode()
     def guess(self, asks: Sequence[DraftAsk]) -> GuessedTokens:
         """What is guessed behind the tokens of each request, in the order of the tokens; nothing while it does not pay,
         and while the draft is still reading the request."""

@@ -13,7 +13,11 @@ from edgeshard.domain.requests.generation import Sampling
 from edgeshard.domain.requests.step import DRAFT_TOKENS, Span, StepPlan
 from edgeshard_agent.model.fused import FusedModules
 from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.ops.fused_blocks import BlockTable, NativeRows
 from edgeshard_agent.ops.sampling import RequestSampler, sample_rows
+
+MOST_EMBEDDED_BYTES = 8 << 20
+"""Of an embedding that is kept once more, row by row."""
 
 
 class DraftSteps:
@@ -27,31 +31,42 @@ class DraftSteps:
         self._model = model
         pool, self._modules = model.pool, model.weights.modules
         count = pool.blocks // places
-        self._tables = [np.arange(place * count, (place + 1) * count, dtype=np.int32) for place in range(places)]
+        self._blocks = [range(place * count, (place + 1) * count) for place in range(places)]
+        self._tables = [BlockTable(blocks) for blocks in self._blocks]
         self.longest = min(count * pool.block_tokens, model.shape.max_context)
         """Positions of a request that it can read."""
         self.vocab_size = model.shape.vocab_size
-        self._rows = None
+        self._rows: NativeRows | None = None
+        self._embedded: torch.Tensor | None = None
+        """All rows of a small embedding, as they are embedded: a token's is found at once."""
         if isinstance(self._modules, FusedModules):
             with torch.inference_mode():
                 self._rows = self._modules.native_rows(pool, self.longest, DRAFT_TOKENS)
+                width, itemsize = model.shape.hidden_size, model.weights.modules.context.torch_dtype.itemsize
+                if self.vocab_size * width * itemsize <= MOST_EMBEDDED_BYTES:
+                    self._embedded = self._embed(range(self.vocab_size)).contiguous()
 
     def begin(self, place: int) -> None:
         """Give the place to another request: its memory becomes zeros."""
         pool = self._model.pool
         pool.free(place)
-        pool.grant(place, 0, self._tables[place].tolist())
+        pool.grant(place, 0, self._blocks[place])
 
-    @torch.inference_mode()
     def logits(self, place: int, first: int, tokens: Sequence[int]) -> torch.Tensor:
         """[1, vocab] behind the last of at most `DRAFT_TOKENS` tokens, at positions from `first` on; those before were
-        read, and what was read behind is forgotten."""
+        read, and what was read behind is forgotten. In inference mode."""
         if self._rows is None:
             # Whoever gives parameters may cut what was certain.
             span = Span(place, first, len(tokens), sampling=Sampling())
             return self._model.logits(StepPlan(spans=(span,)), np.array(tokens, dtype=np.int64))[-1:]
+        return self._modules.head(self._rows.run(self._embed(tokens), self._tables[place], first))
+
+    def _embed(self, tokens: Sequence[int]) -> torch.Tensor:
+        """[T, width]"""
+        if self._embedded is not None:
+            return self._embedded[tokens[0] : tokens[0] + 1] if len(tokens) == 1 else self._embedded[list(tokens)]
         ids = torch.tensor([tokens])
-        return self._modules.head(self._rows.run(self._modules.embed(ids, ids)[0], self._tables[place], first))
+        return self._modules.embed(ids, ids)[0]
 
     def sampler(self, sampling: Sampling, tokens: Sequence[int], prompt_count: int) -> RequestSampler:
         """Draws as the model will for a request with these tokens, of which the first are its prompt. Penalties count
@@ -68,6 +83,6 @@ class DraftSteps:
 
     def release(self) -> None:
         """Give the memory back. It can run no step any more."""
-        self._rows = None
+        self._rows = self._embedded = None
         del self._modules
         self._model.release()

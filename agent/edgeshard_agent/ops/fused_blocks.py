@@ -138,6 +138,16 @@ def run_blocks(blocks: Sequence[NativeBlock], arenas: Sequence[NativeArena], pas
         one.began = True
 
 
+class BlockTable:
+    """The blocks of a request, in order, as the native call takes them."""
+
+    __slots__ = ("_kept", "address", "count")
+
+    def __init__(self, blocks: Sequence[int]) -> None:
+        self._kept = np.array(blocks, dtype=np.int32)
+        self.address, self.count = self._kept.ctypes.data, len(blocks)
+
+
 class NativeRows:
     """Rows of one request at a time through native blocks, which have these arenas: a step as `NativePass` and
     `run_blocks` make it, but for what is the same each time.
@@ -157,10 +167,13 @@ class NativeRows:
         library = native.active()
         assert library is not None
         self._function = library.edgeshard_blocks
-        self._addend = torch.empty(most, blocks[0].width, dtype=cos.dtype)
-        self._residual = torch.empty_like(self._addend)
+        addend = torch.empty(most, blocks[0].width, dtype=cos.dtype)
+        residual = torch.empty_like(addend)
+        self._inputs = [addend[:rows] for rows in range(most + 1)]
+        self._last = [(addend[row : row + 1], residual[row : row + 1]) for row in range(most)]
         self._lengths, self._first_rows = np.zeros(1, np.int32), np.zeros(2, np.int32)
-        self._cos, self._sin = cos.contiguous(), sin.contiguous()
+        self._rotation = cos.contiguous(), sin.contiguous()
+        self._cos, self._sin = (part.data_ptr() for part in self._rotation)
         self._row_bytes = cos.shape[1] * cos.itemsize
         self._struct = _StepStruct(
             lengths=self._lengths.ctypes.data,
@@ -179,24 +192,24 @@ class NativeRows:
             pointers(*(arena.values.data_ptr() for arena in arenas)),
             len(blocks),
             (c_void_p * 1)(ctypes.addressof(self._struct)),
-            (c_void_p * 1)(self._addend.data_ptr()),
-            (c_void_p * 1)(self._residual.data_ptr()),
+            (c_void_p * 1)(addend.data_ptr()),
+            (c_void_p * 1)(residual.data_ptr()),
             (c_uint8 * 1)(0),
             1,
         )
 
-    def run(self, hidden: torch.Tensor, table: np.ndarray[tuple[int], np.dtype[np.int32]], first: int) -> torch.Tensor:
+    def run(self, hidden: torch.Tensor, table: BlockTable, first: int) -> torch.Tensor:
         """[1, width] behind the last of hidden states [T, width], of positions from `first` on. Keys and values of a
         request are in the blocks of its `table`, in order."""
         rows, step = len(hidden), self._struct
-        self._addend[:rows] = hidden
+        self._inputs[rows].copy_(hidden)
         self._lengths[0], self._first_rows[1] = first + rows, rows
         step.rows, step.threads = rows, torch.get_num_threads()
-        step.cos = self._cos.data_ptr() + first * self._row_bytes
-        step.sin = self._sin.data_ptr() + first * self._row_bytes
-        step.block_tables, step.table_stride, step.table_blocks = table.ctypes.data, len(table), len(table)
+        step.cos, step.sin = self._cos + first * self._row_bytes, self._sin + first * self._row_bytes
+        step.block_tables, step.table_stride, step.table_blocks = table.address, table.count, table.count
         if self._function(*self._call) >= 0:
             raise InternalError(
                 f"positions up to {first + rows} or a block lie outside the request's table or the arena"
             )
-        return self._addend[rows - 1 : rows] + self._residual[rows - 1 : rows]
+        addend, residual = self._last[rows - 1]
+        return addend + residual

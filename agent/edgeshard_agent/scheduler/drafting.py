@@ -49,14 +49,19 @@ class Prices:
 
     def __init__(self) -> None:
         self._weight = self._rows = self._seconds = self._rows_squared = self._product = 0.0
-        self._guess_s = 0.0
         self._tokens = self._spent_s = 0.0
+        self.guess_s = 0.0
+        """Seconds of one step of the draft."""
+        self.row_s = 0.0
+        """Seconds that a row more adds to a round: the slope of the line through the rounds seen."""
+        self.token_s = 0.0
+        """Seconds that a right guess saves: what a token takes now, and no more than a round without guesses."""
 
     def drew(self, seconds: float) -> None:
         """A step of the draft took so long."""
-        usual = self._guess_s
+        usual = self.guess_s
         seconds = min(seconds, _OUTLIER * usual) if usual else seconds
-        self._guess_s = seconds if not usual else _KEPT * usual + (1 - _KEPT) * seconds
+        self.guess_s = seconds if not usual else _KEPT * usual + (1 - _KEPT) * seconds
 
     def passed(self, guesses: int, tokens: int, seconds: float, drafting_s: float) -> None:
         """A round whose step had so many guesses brought so many tokens, in `seconds` beside those of the draft."""
@@ -69,37 +74,21 @@ class Prices:
         )
         self._tokens = _KEPT * self._tokens + tokens
         self._spent_s = _KEPT * self._spent_s + seconds + drafting_s
+        self._measure()
 
     @property
     def are_known(self) -> bool:
-        return self._tokens > 0 and self._guess_s > 0
+        return self.token_s > 0 and self.guess_s > 0
 
-    @property
-    def guess_s(self) -> float:
-        """Seconds of one step of the draft."""
-        return self._guess_s
-
-    @property
-    def row_s(self) -> float:
-        """Seconds that a row more adds to a round: the slope of the line through the rounds seen."""
-        return self._line[1]
-
-    @property
-    def token_s(self) -> float:
-        """Seconds that a right guess saves: what a token takes now, and no more than a round without guesses."""
-        return min(self._spent_s / self._tokens, self._line[0]) if self._tokens else 0.0
-
-    @property
-    def _line(self) -> tuple[float, float]:
-        """Seconds of a round without guesses, and of each row more."""
-        if not self._weight:
-            return 0.0, 0.0
+    def _measure(self) -> None:
+        """The line through the rounds seen: seconds of one without guesses, and of each row more."""
         mean_s, rows = self._seconds / self._weight, self._rows / self._weight
         spread = self._rows_squared / self._weight - rows * rows
         slope = _ROW_SHARE * mean_s / (1 + _ROW_SHARE * rows)
         if spread > _LEAST_SPREAD:
             slope = min(max(self._product / self._weight - rows * mean_s, 0.0) / spread, mean_s / (1 + rows))
-        return mean_s - rows * slope, slope
+        self.row_s = slope
+        self.token_s = min(self._spent_s / self._tokens, mean_s - rows * slope)
 
 
 @dataclass(slots=True)
