@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 from edgeshard_agent.engine.drafter import Drafter
 from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.draft_steps import DraftSteps
@@ -169,6 +170,19 @@ def test_requests_that_give_way_and_ones_that_are_cancelled_get_their_answers(sw
     guessed, stats = run(requests, True, blocks=14, swap_blocks=swap_blocks, drafter=own)
     assert guessed == plain and stats.preemptions > 0 and stats.right_guesses > 3
     run(requests, True, cancel="r1", drafter=own)
+
+
+@needs_bits
+def test_rows_in_native_calls_have_the_logits_of_a_stage() -> None:
+    """Whatever pieces a text comes in, also where some of it is read again."""
+    tokens, pieces = text(150), [(0, 128), (128, 130), (130, 131), (129, 133), (133, 134), (120, 150)]
+    found = []
+    for in_native_rows in (True, False):
+        steps = steps_of("small", in_native_rows)
+        with torch.inference_mode():
+            steps.begin(1)
+            found.append([steps.logits(1, first, tokens[first:end]).clone() for first, end in pieces])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True)) and found[0][0].shape == (1, 4096)
 
 
 # What it keeps
