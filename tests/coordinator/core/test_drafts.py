@@ -14,14 +14,17 @@ from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.placement.problem import PlacementProblem
 from edgeshard_coordinator.core.placement.repair import Lost
 from edgeshard_coordinator.core.values.candidate import Candidate, held_bytes
+from edgeshard_coordinator.core.values.measurements import Measurements, Reported, key_of
 
 from edgeshard.architectures import parse_config
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.deployments.placement import PlacedDraft
 from edgeshard.domain.errors import InvalidArgumentError, ResourceExhaustedError
 from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange, ModelManifest
 from edgeshard.domain.nodes.device import DeviceFacts
+from edgeshard.domain.nodes.profile import LinkProfile
 from tests.agent.model.families import VARIANTS
 from tests.coordinator.conftest import build_manifest
 
@@ -143,3 +146,31 @@ def test_it_goes_where_the_first_layer_goes(make_manifest: Make, draft: PlacedDr
         first, *others = found.stages
         assert first.workspace_bytes > draft.held_bytes
         assert all(stage.workspace_bytes < placed.stages[0].workspace_bytes for stage in others)
+
+
+def test_the_planner_leaves_room_for_it(make_manifest: Make, make_profile: Any, draft: PlacedDraft) -> None:
+    """A model that just fits its source beside no draft goes on to another node with one, by plan and not by memory."""
+    manifest, known = make_manifest(), {}
+    for name, other in ("ab", "ba"):
+        profile = make_profile(manifest.config, 0.01, DType.FLOAT32, quantisation=None)
+        links = {NodeId(f"id-{other}"): Reported(LinkProfile(1e-3, 1e9, 0.0, 9, 1 << 20), 0.0)}
+        known[NodeId(f"id-{name}")] = Measurements({key_of(profile): Reported(profile, 0.0)}, links)
+
+    def nodes_of(free: int, draft: PlacedDraft | None) -> list[str]:
+        problem = PlacementProblem(
+            spec_of(objective="request"), manifest, [node("a", free), node("b")], known, draft=draft
+        )
+        try:
+            placement = PlanningPlacer().place(problem)
+        except ResourceExhaustedError:
+            return []
+        assert placement.predicted is not None
+        return [str(stage.node_name) for stage in placement.stages]
+
+    least, enough = 0, 1024 * MIB  # what the model alone needs on its source lies between
+    while enough - least > MIB // 16:
+        middle = (least + enough) // 2
+        least, enough = (least, middle) if nodes_of(middle, None) == ["a"] else (middle, enough)
+    small = replace(draft, parameter_bytes=MIB // 4, kv_bytes=0, workspace_bytes=0)
+    assert nodes_of(enough, None) == ["a"] and nodes_of(enough, small) == ["a", "b"]
+    assert nodes_of(enough + MIB // 4, small) == ["a"]
