@@ -5,7 +5,10 @@ both, each time with guesses and without. The mixture was measured before. One c
 with guesses and without take turns, and a row has the medians. Times go from an answer's first token to its last.
 Processor time is that of both agents, of user code. Answers must be equal, token for token.
 
-    python -m bench.speculation [--rounds 5] [--quick] [-o FILE]     JSON: a row a model, number of boxes and task
+With `--draft` the demo model alone, once without guesses and once with those of a draft too, and what a step of each
+takes.
+
+    python -m bench.speculation [--rounds 5] [--quick] [--draft] [-o FILE]     JSON: a row a model, boxes and task
 """
 
 from __future__ import annotations
@@ -16,20 +19,33 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import psutil
+import torch
+from edgeshard_agent.model.attention.kv import KvMemory
+from edgeshard_agent.model.draft_steps import DraftSteps
+from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.model.weights.weights import StageWeights
 
+from bench.quantisation import MODEL as DEMO
+from bench.safetensors_directory import SafetensorsDirectory
 from bench.sites import demo_site, profiled, write_rows
 from bench.sizes import sized
 from edgeshard import Client
 from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StageGuesses
-from edgeshard.domain.requests.generation import Finished, Guide, GuideKind, Token
+from edgeshard.domain.requests.generation import Finished, Guide, GuideKind, Sampling, Token
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 from edgeshard.local.cluster import LocalCluster
 
 TALE = (
@@ -81,9 +97,15 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 }
 """Answers that are guided, greedy, behind the prompt of a new fairy tale."""
 TASKS |= dict.fromkeys(SCHEMAS, (TASKS["a new fairy tale"][0], 0.0))
+DRAFTED = {
+    "a new fairy tale": (TASKS["a new fairy tale"][0], 0.8),
+    "a new fairy tale, at temperature 0.4": (TASKS["a new fairy tale"][0], 0.4),
+    "another new fairy tale": ("In a wood there lived a fox who was very hungry, and one day he said to himself", 0.8),
+    "a story told again": TASKS["a story told again"],
+}
 NEW_TOKENS = sized(160, 24)
 MEASURED = sized(tuple(TASKS), ("a story told again", "JSON: a record"))
-MIXTURE = Path(__file__).parent / "mixture_model"
+MIXTURE, DRAFT = (Path(__file__).parent / name for name in ("mixture_model", "draft_model"))
 LAYERS = {"tales": {1: "a=0:12", 2: "a=0:6,b=6:12"}, "mixture": {1: "a=0:8", 2: "a=0:4,b=4:8"}}
 """By model and number of boxes."""
 
@@ -104,7 +126,7 @@ def name_of(model: str, boxes: int, speculation: str) -> str:
 
 
 async def answer(client: Client, cluster: LocalCluster, deployment: str, task: str) -> Answer:
-    prompt, temperature = TASKS[task]
+    prompt, temperature = {**TASKS, **DRAFTED}[task]
     agents = [psutil.Process(daemon.pid) for daemon in cluster.agents.values()]
     options: dict[str, Any] = {"temperature": temperature, "seed": 3, "ignore_eos": True}
     if (schema := SCHEMAS.get(task)) is not None:
@@ -133,9 +155,9 @@ async def guesses(client: Client, deployment: str) -> StageGuesses:
 
 
 async def measure(
-    client: Client, cluster: LocalCluster, model: str, boxes: int, task: str, rounds: int
+    client: Client, cluster: LocalCluster, model: str, boxes: int, task: str, rounds: int, way: str = "auto"
 ) -> dict[str, Any]:
-    off, auto = name_of(model, boxes, "off"), name_of(model, boxes, "auto")
+    off, auto = name_of(model, boxes, "off"), name_of(model, boxes, way)
     for name in (off, auto):  # what is computed for the first time is slower
         await answer(client, cluster, name, task)
     before, load = await guesses(client, auto), os.getloadavg()[0]
@@ -177,13 +199,72 @@ async def run(rounds: int) -> list[dict[str, Any]]:
         return rows
 
 
+async def run_with_draft(rounds: int) -> list[dict[str, Any]]:
+    async with demo_site(("a", "b"), "tales", threads=1) as (cluster, client):
+        await client.add_model(DRAFT, "small-tales")
+        rows = []
+        for boxes, layers in LAYERS["tales"].items():
+            for way, keys in (("off", {"speculation": "off"}), ("draft", {"draft": "small-tales"})):
+                values = {"name": name_of("tales", boxes, way), "model": "tales", "layers": layers, **keys}
+                await client.deploy(parse_spec({**values, "concurrency": 1}))
+            for task in sized(tuple(DRAFTED), ("a new fairy tale",)):
+                rows.append(await measure(client, cluster, "tales", boxes, task, rounds, "draft"))
+        return [*rows, step_times()]
+
+
+def step_times() -> dict[str, Any]:
+    """Milliseconds of a step of the demo model by its rows, and of one of the draft, on one thread, medians."""
+    torch.set_num_threads(1)
+    model, draft = whole_model(DEMO), DraftSteps(whole_model(DRAFT), 1)
+    model.execute(StepPlan(grants=(KvGrant(1, 0, tuple(range(24))),), spans=(first_span(),)), token_ids(200))
+    draft.begin(0)
+    with torch.inference_mode():
+        for first in (0, 100):
+            draft.logits(0, first, token_ids(100).tolist())
+
+    def of_model(rows: int) -> object:
+        span = Span(1, 200, rows, sample=True, sampling=Sampling(logprobs=True), guesses=rows - 1)
+        return model.execute(StepPlan(spans=(span,)), token_ids(rows))
+
+    steps: dict[str, Callable[[], object]] = {f"model_{rows}_ms": partial(of_model, rows) for rows in (1, 2, 4, 8)}
+    steps["draft_ms"] = lambda: draft.logits(0, 200, [300])
+    with torch.inference_mode():
+        return {name: milliseconds(step) for name, step in steps.items()}
+
+
+def milliseconds(step: Callable[[], object]) -> float:
+    taken = []
+    for _ in range(sized(60, 3)):
+        began = time.perf_counter()
+        step()
+        taken.append(time.perf_counter() - began)
+    return round(1000 * median(taken[1:]), 3)
+
+
+def first_span() -> Span:
+    return Span(1, 0, 200, sampling=Sampling())
+
+
+def token_ids(count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.arange(300, 300 + count, dtype=np.int64)
+
+
+def whole_model(path: Path) -> StageModel:
+    config = json.loads((path / "config.json").read_text())
+    layers = LayerRange(0, config["num_hidden_layers"])
+    weights = StageWeights.load(SafetensorsDirectory(path), config, layers, dtype=DType.BFLOAT16, device="cpu")
+    return StageModel.with_kv(weights, KvMemory(DType.BFLOAT16, 24, 16))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one round")
+    parser.add_argument("--draft", action="store_true", help="the rows with a draft, and no others")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
-    rows = asyncio.run(run(1 if options.quick else options.rounds))
+    measured = run_with_draft if options.draft else run
+    rows = asyncio.run(measured(1 if options.quick else options.rounds))
     print(json.dumps(rows, indent=1))
     write_rows(options.output, rows)
     return 0

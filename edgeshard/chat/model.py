@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
@@ -154,6 +156,12 @@ class ChatModel:
         ids = tuple(encoded.ids)
         check_prompt_size(ids)
         return ids
+
+    @property
+    def vocabulary(self) -> str:
+        """The sha256 of all tokens with their ids: equal for tokenizers whose ids mean the same."""
+        found = sorted(self._tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: (item[1], item[0]))
+        return hashlib.sha256(json.dumps(found, separators=(",", ":")).encode()).hexdigest()
 
     def texts(self, ids: Sequence[int]) -> list[str]:
         """The text of each id within a text; U+FFFD for a part of a character. Raises as `detokenize`."""

@@ -93,6 +93,12 @@ class ChatProcess:
         texts: list[str] = json.loads(data)
         return texts
 
+    async def vocabulary(self, model: ModelFiles) -> str:
+        """A digest of the model's tokens with their ids, which others with the same have, too. Raises
+        FailedPreconditionError for a model without a tokenizer."""
+        _, data = await self._ask("", model, "vocabulary", {})
+        return data.decode()
+
     async def close(self) -> None:
         """End the processes. What still waits for them fails, and so does what is asked from now on."""
         await self._short.close()

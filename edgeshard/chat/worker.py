@@ -61,6 +61,9 @@ class Worker:
             case "texts":
                 with limited_time(TOKENISE_LIMIT_S):
                     return {}, json.dumps(model.texts(unpacked(parts["tokens"]))).encode()
+            case "vocabulary":
+                with limited_time(LOAD_LIMIT_S):
+                    return {}, model.vocabulary.encode()
         raise InternalError(f"the chat worker cannot {question['do']}")
 
     def _model(self, digest: str, paths: Mapping[str, str]) -> ChatModel:

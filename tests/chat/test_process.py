@@ -18,6 +18,7 @@ from edgeshard.chat import lane
 from edgeshard.chat.process import ChatProcess, ModelFiles
 from edgeshard.domain.errors import (
     EdgeShardError,
+    FailedPreconditionError,
     InvalidArgumentError,
     ResourceExhaustedError,
     UnavailableError,
@@ -201,3 +202,29 @@ async def test_a_long_variable_is_refused_before_anybody_renders_it(tmp_path: Pa
     with pytest.raises(InvalidArgumentError) as caught:
         await chats.prompt(files_of(tmp_path, GOOD), Conversation(HELLO.messages, variables=variables))
     assert caught.value.field == "variables" and chats.pid is None
+
+
+async def test_a_vocabulary_is_what_ids_mean_and_not_how_it_is_written(chats: ChatProcess, tmp_path: Path) -> None:
+    ways: dict[str, dict[str, object]] = {
+        "plain": {},
+        "another order": {"model": bpe({"01": 3, "2": 2, "1": 1, "0": 0})},
+        "other ids": {"model": bpe({"0": 1, "1": 0, "2": 2, "01": 3})},
+        "one more": {"added_tokens": [added_token("<s>", 4)]},
+    }
+    found = {}
+    for number, (name, parts) in enumerate(ways.items()):
+        path = write_tokenizer(tmp_path / f"{number}.json", **parts)
+        found[name] = await chats.vocabulary(ModelFiles(Digest(f"{number:064}"), {"tokenizer.json": path}))
+    assert found["plain"] == found["another order"]
+    assert len(set(found.values())) == 3
+    with pytest.raises(FailedPreconditionError):
+        await chats.vocabulary(ModelFiles(Digest("f" * 64), {}))
+
+
+def bpe(vocab: dict[str, int]) -> dict[str, object]:
+    return {"type": "BPE", "vocab": vocab, "merges": [["0", "1"]]}
+
+
+def added_token(text: str, number: int) -> dict[str, object]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": number, "content": text, "special": True, **flags}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
@@ -14,6 +14,7 @@ from edgeshard_agent.model.attention.states import States
 from edgeshard_agent.model.attention.swap import SwapSpace
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
+from edgeshard_agent.scheduler.drafting import DraftAsk
 from edgeshard_agent.scheduler.guessing import Guessing
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
 from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, Scheduler
@@ -154,6 +155,7 @@ class Rig:
         swapping: Swapping | None = None,
         states: int = 0,
         guessing: Guessing | None = None,
+        draft: Callable[[DraftAsk], Sequence[int]] = lambda ask: (),
     ) -> None:
         self.batching = batching or Batching(Mode.NO_BUBBLES, 3, 8, 2)
         self.chunking = chunking or Chunking(5, least_tokens=2)
@@ -161,6 +163,8 @@ class Rig:
         self.scheduler = Scheduler(
             self.allocator, limits or Limits(48, 100), self.batching, self.chunking, eos, swapping, guessing
         )  # fmt: skip
+        self.draft = draft
+        """What is guessed where the draft is asked."""
         self.now_s = 0.0
         swap_blocks = swapping.blocks if swapping is not None else 0
         self.stages = [Stage(blocks, block_tokens, swap_blocks, states) for _ in range(stages)]
@@ -197,9 +201,17 @@ class Rig:
     def take(self, step: HeadStep | None, timings: tuple[StageTiming, ...] = ()) -> None:
         """Run a step on every stage and give the result to the head, with what the stages are said to have taken."""
         assert step is not None, "there was nothing to run"
+        step = self.drafted(step)
         results = [stage.run(step) for stage in self.stages]
         taken = self.scheduler.on_result(step.number, replace(results[-1], timings=timings), self.now_s)
         self.events += self.scheduler.events(taken)
+
+    def drafted(self, step: HeadStep) -> HeadStep:
+        """The step as it runs."""
+        if step.asks:
+            step = step.with_drafted({ask.request: tuple(self.draft(ask)) for ask in step.asks})
+            self.scheduler.drafted(step)
+        return step
 
     def run_all(self) -> None:
         """Whatever is runnable, as many steps in flight as there may be."""
@@ -284,7 +296,7 @@ class Ring:
         return bool(actions)
 
     def _compute(self, index: int) -> None:
-        step = self.inboxes[index].popleft()
+        step = self.rig.drafted(self.inboxes[index].popleft())
         result = self.rig.stages[index].run(step)
         self.results[step.number] = replace(result)
         self.hands[index] = step

@@ -35,7 +35,7 @@ from edgeshard.domain.control.commands import (
 from edgeshard.domain.control.site import BlobHeader, BlobRange, DeployCall, LocalFile, MeasureRequest
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.guesses import GuessCounts
-from edgeshard.domain.deployments.placement import LengthsFrom, Placement, Speculation
+from edgeshard.domain.deployments.placement import LengthsFrom, PlacedDraft, Placement, Speculation
 from edgeshard.domain.deployments.rules import Rule
 from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.errors import InvalidArgumentError
@@ -203,6 +203,7 @@ REFUSED: dict[tuple[type, str], Any] = {
     (MeasureRequest, "operation_id"): "",
     (PackedUnit, "id"): "\n",
     (ProfileReport, "node_id"): "",
+    (PlacedDraft, "manifest_digest"): "a" * 65,
     (Peer, "address"): "",
     (Peer, "name"): "../b",
     (Peer, "node_id"): "n" * 129,
@@ -242,6 +243,9 @@ TURNED: dict[tuple[type, str], tuple[Any, Any]] = {
     (Heartbeat, "packed"): (tuple(range(MOST_PACKED + 1)), tuple(range(MOST_PACKED))),
     (HeartbeatChange, "packed"): (tuple(range(MOST_PACKED + 1)), tuple(range(MOST_PACKED))),
     (HeldRequest, "scored"): (0, 1),
+    (PlacedDraft, "kv_blocks"): (0, 1),
+    (PlacedDraft, "layer_count"): (0, 1),
+    (PlacedDraft, "requests"): (0, 1),
     (Placement, "sweep"): (0, 1),
     (StartRequest, "scored"): (0, 1),
 }

@@ -266,6 +266,10 @@ class Head:
         self._say(*self._scheduler.cancel(request_id))
         self._pump()
 
+    def drafted(self, step: HeadStep) -> None:
+        """A step that asked the draft for guesses runs like this; before it returns."""
+        self._scheduler.drafted(step)
+
     def on_return(self, step: ReturnedStep) -> None:
         """Take a step that has been through every stage."""
         try:

@@ -18,7 +18,7 @@ from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard.domain.nodes.device import StagePhase, StageStatus
 from edgeshard.domain.requests.generation import StageTiming
-from edgeshard.domain.requests.step import ForwardStep, ReturnedStep, StepPlan, Tensor, WireStep
+from edgeshard.domain.requests.step import ForwardStep, GuessedTokens, ReturnedStep, StepPlan, Tensor, WireStep
 from edgeshard.wire.frames import PART_BYTES, Frame, encode_step
 from edgeshard_agent.core.hanging import RunningStep
 from edgeshard_agent.engine.recording import BusyMeter, StepCounts, StepRecorder
@@ -26,13 +26,27 @@ from edgeshard_agent.engine.told_guesses import ToldGuesses
 from edgeshard_agent.engine.worker import ComputeThread, StepOnThread
 from edgeshard_agent.model.stage import StageModel, StageOutput
 from edgeshard_agent.model.tensors import bytes_to_hidden, hidden_to_bytes
+from edgeshard_agent.scheduler.drafting import DraftAsk
 from edgeshard_agent.scheduler.scheduler import HeadStep
 
 log = structlog.get_logger()
 
 
+class Drafts(Protocol):
+    """A draft, on the compute thread: `edgeshard_agent.engine.drafter`."""
+
+    def follow(self, plan: StepPlan, asks: Sequence[DraftAsk]) -> None:
+        """A step is about to run."""
+
+    def guess(self, asks: Sequence[DraftAsk]) -> GuessedTokens:
+        """Guesses for requests of it."""
+
+
 class StageObserver(Protocol):
     """Hears of a stage at work. No call blocks."""
+
+    def drafted(self, step: HeadStep) -> None:
+        """A step of the head that asked the draft has been computed like this."""
 
     def send(self, step: WireStep, frames: list[Frame]) -> None:
         """A finished step: to the next stage, or into the head of a one-stage pipeline."""
@@ -86,6 +100,8 @@ class StageRunner:
     recorder: StepRecorder | None = field(default=None, init=False)
     """Told of each step, while there is one."""
     failure: EdgeShardError | None = field(default=None, init=False)
+    drafter: Drafts | None = field(default=None, init=False)
+    """Of the head's guesses; dropped when it fails, which costs no step."""
 
     def __post_init__(self) -> None:
         self.part_bytes: Callable[[], int] = lambda: PART_BYTES
@@ -172,6 +188,7 @@ class StageRunner:
             ran: list[_Ran] | EdgeShardError
             self._on_thread = StepOnThread(self._steps_begun, first.plan, self.clock.now())
             try:
+                steps = [(self._drafted(step), arrived_s) for step, arrived_s in steps]
                 ran = self._compute(steps)
             except EdgeShardError as error:
                 ran = error
@@ -189,6 +206,21 @@ class StageRunner:
                 self._tell(step, arrived_s, result)
             steps = steps[len(ran) :]
 
+    def _drafted(self, step: HeadStep | ForwardStep) -> HeadStep | ForwardStep:
+        """The step with the guesses that it asks the draft for, on the compute thread; without where that fails."""
+        if not isinstance(step, HeadStep) or (self.drafter is None and not step.asks):
+            return step
+        guesses: GuessedTokens = {}
+        try:
+            if self.drafter is not None:
+                self.drafter.follow(step.plan, step.asks)
+                guesses = self.drafter.guess(step.asks) if step.asks else guesses
+        except Exception as error:
+            self.drafter = None
+            reason = error.reason if isinstance(error, EdgeShardError) else type(error).__name__
+            log.warning("draft_failed", deployment=self.deployment, reason=reason)
+        return step.with_drafted(guesses) if step.asks else step
+
     def _tell(self, step: HeadStep | ForwardStep, arrived_s: float, ran: _Ran | EdgeShardError) -> None:
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: the daemon is ending
@@ -203,6 +235,8 @@ class StageRunner:
             return
         try:
             self._note(step, arrived_s, ran)
+            if isinstance(step, HeadStep) and step.is_drafted:
+                self.around.drafted(step)
             self.around.send(ran.result, ran.frames)
             if step.plan.frees:
                 self.around.freed()

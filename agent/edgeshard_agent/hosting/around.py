@@ -10,6 +10,7 @@ import grpc
 
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.control.commands import KeepStandby, PrepareStage
+from edgeshard.domain.deployments.placement import PlacedDraft
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId
 from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange
@@ -25,6 +26,7 @@ from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_agent.store.cache import BlobCache, Pin
 
 if TYPE_CHECKING:
+    from edgeshard_agent.engine.drafter import Drafter
     from edgeshard_agent.engine.head import Head
     from edgeshard_agent.engine.tokenizer import Tokenizer
     from edgeshard_agent.hosting.hosted_stage import HostedStage
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from edgeshard_agent.model.weights.weights import StageWeights
 
 WeightsKey = tuple[Digest, DType, Quantisation | None]
-ModelKey = tuple[WeightsKey, LayerRange, KvFormat, tuple[int, int, int], int, tuple[int, bool]]
+ModelKey = tuple[WeightsKey, LayerRange, KvFormat, tuple[int, int, int], int, tuple[int, bool], PlacedDraft | None]
 
 
 @dataclass(slots=True)
@@ -87,9 +89,25 @@ class LoadedModel:
     for_head: ForHead | None
     pin: Pin
     load_s: float
+    drafter: Drafter | None = None
+    """Guesses tokens for the head, where there is a draft."""
+
+    def reset(self) -> None:
+        """Forget every request."""
+        self.model.reset()
+        if self.drafter is not None:
+            self.drafter.reset()
+
+    def release(self) -> None:
+        """Give the memory back. It runs no more."""
+        self.model.release()
+        if self.drafter is not None:
+            self.drafter.release()
 
     def retired(self, layers: LayerRange) -> HeldWeights:
         """Its weights of these layers for another stage; the memory of all else goes back. It runs no more."""
+        if self.drafter is not None:
+            self.drafter.release()
         weights = self.model.retire()
         weights.keep(layers)
         return HeldWeights(self.key[0], weights, self.for_head, self.pin, self.load_s)
@@ -100,7 +118,8 @@ def model_key(prepare: PrepareStage) -> ModelKey:
     kv_dtype, placed, placement = prepare.spec.effective_kv_dtype, prepare.placed, prepare.placement
     pool = placement.kv_blocks, prepare.spec.max_context, placement.saved_states
     swap = prepare.spec.kv_swap_bytes, prepare.spec.kv_swap_on_disk
-    return weights_key(prepare), placed.layers, kv_dtype, pool, placed.weight_budget_bytes, swap
+    draft = None if prepare.stage else placement.draft
+    return weights_key(prepare), placed.layers, kv_dtype, pool, placed.weight_budget_bytes, swap, draft
 
 
 def weights_key(command: PrepareStage | KeepStandby) -> WeightsKey:

@@ -292,7 +292,7 @@ class Hosting:
         await former.stop()
         if former.loaded.key != model_key(prepare) or former.loaded.model.is_damaged:
             return None
-        await self.around.worker.run(former.loaded.model.reset)
+        await self.around.worker.run(former.loaded.reset)
         return former.loaded
 
     async def _keep_head(self, deployment: DeploymentName, head: Head | None) -> None:
@@ -313,7 +313,7 @@ class Hosting:
         stage.loaded.pin.release()
         # On the compute thread, behind a step that may still use it. Calls that still end refer to the stage, so that
         # the collector alone would leave its weights where they are.
-        self.around.worker.submit(stage.loaded.model.release)
+        self.around.worker.submit(stage.loaded.release)
         del stage
         if not self.around.worker.hangs:  # else its memory comes back when the step does
             await self.around.worker.run(gc.collect)

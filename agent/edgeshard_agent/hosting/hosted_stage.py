@@ -55,6 +55,7 @@ class HostedStage:
         self._runner = StageRunner(
             prepare.deployment, prepare.epoch, prepare.stage, loaded.model, around.worker, self, around.clock, pace
         )
+        self._runner.drafter = loaded.drafter
         if (sender := self.sender) is not None:
             self._runner.part_bytes = lambda: sender.part_bytes
         self._receiver: LinkReceiver | None = None
@@ -167,11 +168,22 @@ class HostedStage:
         else:
             self._received(step)
 
+    def drafted(self, step: HeadStep) -> None:
+        """A step whose guesses the draft made goes on like this."""
+        if self.head is not None and not self._stopped:
+            self.head.drafted(step)
+        self._tell(step)
+
     def _offer(self, step: HeadStep) -> None:
-        """Begin a step of the head here. What is guessed only the stage that samples is told, whose link leads here."""
+        """Begin a step of the head here."""
+        if not step.asks:
+            self._tell(step)
+        self._runner.offer(step)
+
+    def _tell(self, step: HeadStep) -> None:
+        """Tell the stage that samples, whose link leads here, and nobody else, which tokens are guessed."""
         if self._receiver is not None and (guessed := step.guessed):
             self._receiver.tell(encode_guesses(self.prepare.deployment, self.prepare.epoch, step.number, guessed))
-        self._runner.offer(step)
 
     def _told(self, frame: Frame) -> None:
         told = decode_guesses(frame, self.prepare.deployment, self.prepare.epoch)
@@ -232,7 +244,8 @@ class HostedStage:
         slices, around, for_head = make_slices(prepare), self.around, self.loaded.for_head
         assert for_head is not None  # these layers begin the model
         self._stream = HeadStream(around.dial, around.node_id, prepare.deployment, prepare.epoch)
-        scheduler = make_scheduler(prepare, shape, for_head.eos_tokens, slices)
+        drafts = self.loaded.drafter is not None
+        scheduler = make_scheduler(prepare, shape, for_head.eos_tokens, slices, drafts)
         epoch = HeadEpoch(scheduler, self._offer, self._stream.emit, slices, self._runner.fail)
         if former is not None:
             former.begin(epoch)

@@ -18,6 +18,8 @@ from edgeshard.architectures import ModelShape, canonical_name, held_bytes, pars
 from edgeshard.architectures.unit_forms import UnitForm
 from edgeshard.architectures.units import tensors_of_units
 from edgeshard.domain.control.commands import KeepStandby, PrepareStage
+from edgeshard.domain.deployments.deployment import draft_spec
+from edgeshard.domain.deployments.placement import Placement, Speculation
 from edgeshard.domain.errors import DataLossError, EdgeShardError, InternalError, InvalidArgumentError
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.model import FileInfo, LayerRange, ModelManifest, TensorInfo
@@ -27,6 +29,7 @@ from edgeshard.storage import forms
 from edgeshard.storage.blobs import in_thread
 from edgeshard.storage.checkpoint import check_file_size
 from edgeshard_agent.engine.background_thread import BackgroundThread
+from edgeshard_agent.engine.drafter import Drafter
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.guides.guides import Guides
@@ -41,6 +44,7 @@ from edgeshard_agent.hosting.around import (
     weights_key,
 )
 from edgeshard_agent.model.attention.kv import KvMemory
+from edgeshard_agent.model.draft_steps import DraftSteps
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.cached_source import CachedTensorSource
 from edgeshard_agent.model.weights.weight_loading import Packing, reads_packed
@@ -84,21 +88,61 @@ class StageLoader:
     ) -> LoadedModel:
         """Raises the store's and the model's typed errors; a failed load leaves nothing pinned or in memory."""
         began, layers = time.monotonic(), prepare.placed.layers
-        reuse = [item.weights for item in held]
 
         async def fill(fetched: _Fetched) -> StageModel:
             guides = await asyncio.to_thread(_guides, fetched)
-            filling = asyncio.ensure_future(
-                self.worker.run(self._load_stage, prepare, fetched, reuse, guides, progress)
-            )
-            try:
-                return await asyncio.shield(filling)
-            except asyncio.CancelledError:
-                filling.add_done_callback(self._release)  # the thread goes on, and nobody else knows of what it makes
-                raise
+            reuse = [item.weights for item in held]
+            return await self._filled(prepare, fetched, reuse, guides, progress, self.idle_spin_s)
 
         model, for_head, pin = await self._load(prepare, layers, held, progress, fill)
-        return LoadedModel(model_key(prepare), model, for_head, pin, time.monotonic() - began)
+        loaded = LoadedModel(model_key(prepare), model, for_head, pin, 0.0)
+        try:
+            drafter = await self._load_draft(prepare, model.shape.vocab_size, pin)
+        except BaseException:
+            pin.release()
+            self.worker.submit(loaded.release)
+            raise
+        return replace(loaded, load_s=time.monotonic() - began, drafter=drafter)
+
+    async def _load_draft(self, prepare: PrepareStage, vocab_size: int, pin: Pin) -> Drafter | None:
+        """The draft of a head, whose blobs stay as long as `pin`; None where there is none, or it cannot be had: then
+        nothing is lost but guesses."""
+        command = _draft_command(prepare)
+        if command is None:
+            return None
+
+        async def fill(fetched: _Fetched) -> StageModel:
+            return await self._filled(command, fetched, (), None, LoadProgress())
+
+        try:
+            layers = command.placed.layers
+            model, _, draft_pin = await self._load(command, layers, (), LoadProgress(), fill, with_files=False)
+        except EdgeShardError as error:
+            log.warning("draft_not_loaded", deployment=prepare.deployment, reason=error.reason, why=error.message)
+            return None
+        pin.join(draft_pin)
+        assert prepare.placement.draft is not None
+        places = prepare.placement.draft.requests
+        return Drafter(DraftSteps(model, places), places, vocab_size)
+
+    async def _filled(
+        self,
+        prepare: PrepareStage,
+        fetched: _Fetched,
+        reuse: Sequence[StageWeights],
+        guides: Guides | None,
+        progress: LoadProgress,
+        idle_spin_s: float = 0.0,
+    ) -> StageModel:
+        """A stage with its weights, made on the compute thread."""
+        filling = asyncio.ensure_future(
+            self.worker.run(self._load_stage, prepare, fetched, reuse, guides, progress, idle_spin_s)
+        )
+        try:
+            return await asyncio.shield(filling)
+        except asyncio.CancelledError:
+            filling.add_done_callback(self._release)  # the thread goes on, and nobody else knows of what it makes
+            raise
 
     def _release(self, filling: asyncio.Future[StageModel]) -> None:
         if not filling.cancelled() and filling.exception() is None:
@@ -133,10 +177,11 @@ class StageLoader:
         held: Sequence[HeldWeights],
         progress: LoadProgress,
         fill: Callable[[_Fetched], Awaitable[T]],
+        with_files: bool = True,
     ) -> tuple[T, ForHead | None, Pin]:
-        """A stage that `fill` makes, with the parts of the model for its head. Sources that do not serve are chosen
-        again."""
-        needs = await self._needs(command, layers, held)
+        """A stage that `fill` makes, with the parts of the model for its head, or without its files. Sources that do
+        not serve are chosen again."""
+        needs = await self._needs(command, layers, held, with_files)
         damaged, most = set[str](), None
         while True:
             sources = UnitSources(self.cache.packed, needs.form, needs.units)
@@ -189,7 +234,7 @@ class StageLoader:
         return loaded, for_head, pin
 
     async def _needs(
-        self, command: PrepareStage | KeepStandby, layers: LayerRange, held: Sequence[HeldWeights]
+        self, command: PrepareStage | KeepStandby, layers: LayerRange, held: Sequence[HeldWeights], with_files: bool
     ) -> _Needs:
         digest, quantisation = command.manifest_digest, quantisation_of(command)
         manifest = await self._fetcher.manifest(digest)
@@ -204,7 +249,7 @@ class StageLoader:
         units = tensors_of_units(manifest.config, layers, quantisation)
         units = {unit: names for unit, names in units.items() if not names.isdisjoint(wanted)}
         budget = command.placed.weight_budget_bytes if isinstance(command, PrepareStage) else 0
-        at_end = layers.first == 0 or layers.end == shape.layer_count
+        at_end = with_files and (layers.first == 0 or layers.end == shape.layer_count)
         files = [file for file in manifest.files if file.name in _HEAD_FILES] if at_end else []
         for file in files:  # of a model that an older version added
             check_file_size(file.name, file.size)
@@ -220,6 +265,7 @@ class StageLoader:
         reuse: Sequence[StageWeights],
         guides: Guides | None,
         progress: LoadProgress,
+        idle_spin_s: float,
     ) -> StageModel:
         weights = self._load_weights(fetched, reuse, progress.filled)
         spec, placement = prepare.spec, prepare.placement
@@ -232,7 +278,7 @@ class StageLoader:
             directory,
             slots=placement.slots_of(spec.max_context or weights.shape.max_context),
         )
-        return StageModel.with_kv(weights, kv, idle_spin_s=self.idle_spin_s, guides=guides)
+        return StageModel.with_kv(weights, kv, idle_spin_s=idle_spin_s, guides=guides)
 
     def _load_weights(
         self, fetched: _Fetched, reuse: Sequence[StageWeights], progress: Callable[[StageFilling], None]
@@ -330,6 +376,28 @@ async def _for_head(fetched: _Fetched, held: Sequence[HeldWeights]) -> ForHead |
         tokenizer = await asyncio.to_thread(Tokenizer.load, paths[forms.TOKENIZER])
     eos_tokens = await asyncio.to_thread(_eos_tokens, fetched.needs.form.shape, paths.get(forms.GENERATION))
     return ForHead(tokenizer, eos_tokens)
+
+
+def _draft_command(prepare: PrepareStage) -> PrepareStage | None:
+    """The draft of a head as a pipeline of one stage on its node; None where nothing is guessed with one."""
+    placement, draft = prepare.placement, prepare.placement.draft
+    if prepare.stage or draft is None or placement.speculation is not Speculation.GUESSES:
+        return None
+    placed = replace(
+        prepare.placed,
+        layers=LayerRange(0, draft.layer_count),
+        parameter_bytes=draft.parameter_bytes,
+        kv_bytes=draft.kv_bytes,
+        workspace_bytes=draft.workspace_bytes,
+        weight_budget_bytes=0,
+        streamed_bytes=0,
+    )
+    return replace(
+        prepare,
+        spec=draft_spec(prepare.spec),
+        placement=Placement((placed,), placement.kv_block_tokens, draft.kv_blocks, 1, 1),
+        manifest_digest=draft.manifest_digest,
+    )
 
 
 def _expert_table(path: Path) -> dict[str, list[Any]]:

@@ -29,6 +29,7 @@ from edgeshard_agent.measuring.stopwatch import Measurement, summarise
 from edgeshard_agent.model.modules import Batch
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.weights import StageWeights
+from edgeshard_agent.scheduler.scheduler import HeadStep
 
 NAME = DeploymentName("profile")
 PROMPT_TOKENS = 64
@@ -60,6 +61,9 @@ class _Ring:
 
     def __init__(self) -> None:
         self.result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def drafted(self, step: HeadStep) -> None:
+        pass
 
     def send(self, step: WireStep, frames: list[Frame]) -> None:
         self.result.set_result(None)

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from edgeshard_agent.model.attention.attention import Rotary, StepAttention
+from edgeshard_agent.model.attention.kv import KvPool
 from edgeshard_agent.model.blocks import Block, BlockOptions, RmsNorm, Shapes, pieces_of
 from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.modules import Batch, StageContext
 from edgeshard_agent.model.projection import whole
 from edgeshard_agent.model.rotary import RotaryFrequencies
-from edgeshard_agent.ops.fused_blocks import NativeBlock, NativePass, run_blocks
+from edgeshard_agent.ops.fused_blocks import NativeBlock, NativePass, NativeRows, run_blocks
 from edgeshard_agent.ops.kv_arena import NativeArena
 from edgeshard_agent.ops.quantize import QuantizedWeight
 
@@ -83,6 +84,15 @@ class FusedModules(DecoderModules):
                     batch.run(blocks)
             else:
                 run_blocks(native, arenas, [one for _, one in together if one is not None])
+
+    def native_rows(self, pool: KvPool, positions: int, most: int) -> NativeRows | None:
+        """The blocks for rows of one request at a time, with so many positions; None where they have no native form."""
+        blocks = [] if self.store is not None else self._native_blocks(self._ordered)
+        arenas = [arena for block in self._ordered if isinstance(arena := pool.arena(block.layer_idx), NativeArena)]
+        rotary = self._rotary(torch.arange(positions), "") if blocks and len(arenas) == len(blocks) else None
+        if rotary is None or rotary.query_factors is not None:
+            return None
+        return NativeRows(blocks, arenas, rotary.cos, rotary.sin, pool.block_tokens, most)
 
     def _block(self, index: int) -> Block:
         return Block(self._shapes(index), self._options(index), index)

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_uint8, c_void_p
 
+import numpy as np
 import torch
 
 from edgeshard.domain.errors import InternalError
@@ -45,6 +46,11 @@ class NativeBlock:
     def __init__(self, struct: _BlockStruct, *kept: object) -> None:
         self._struct, self._kept = struct, kept
         self.address = ctypes.addressof(struct)
+
+    @property
+    def width(self) -> int:
+        """Of hidden states."""
+        return int(self._struct.hidden)
 
     @classmethod
     def compile(
@@ -130,3 +136,80 @@ def run_blocks(blocks: Sequence[NativeBlock], arenas: Sequence[NativeArena], pas
         raise InternalError(f"the length or a block of span {span} of step {step} lies outside its table or the arena")
     for one in passes:
         one.began = True
+
+
+class BlockTable:
+    """The blocks of a request, in order, as the native call takes them."""
+
+    __slots__ = ("_kept", "address", "count")
+
+    def __init__(self, blocks: Sequence[int]) -> None:
+        self._kept = np.array(blocks, dtype=np.int32)
+        self.address, self.count = self._kept.ctypes.data, len(blocks)
+
+
+class NativeRows:
+    """Rows of one request at a time through native blocks, which have these arenas: a step as `NativePass` and
+    `run_blocks` make it, but for what is the same each time.
+
+    `cos` and `sin` [positions, rotary_dim] are those of all positions; a step has `most` rows at most.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[NativeBlock],
+        arenas: Sequence[NativeArena],
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        block_tokens: int,
+        most: int,
+    ) -> None:
+        library = native.active()
+        assert library is not None
+        self._function = library.edgeshard_blocks
+        addend = torch.empty(most, blocks[0].width, dtype=cos.dtype)
+        residual = torch.empty_like(addend)
+        self._inputs = [addend[:rows] for rows in range(most + 1)]
+        self._last = [(addend[row : row + 1], residual[row : row + 1]) for row in range(most)]
+        self._lengths, self._first_rows = np.zeros(1, np.int32), np.zeros(2, np.int32)
+        self._rotation = cos.contiguous(), sin.contiguous()
+        self._cos, self._sin = (part.data_ptr() for part in self._rotation)
+        self._row_bytes = cos.shape[1] * cos.itemsize
+        self._struct = _StepStruct(
+            lengths=self._lengths.ctypes.data,
+            first_rows=self._first_rows.ctypes.data,
+            spans=1,
+            rotary_dim=cos.shape[1],
+            block_tokens=block_tokens,
+            arena_blocks=arenas[0].slots // block_tokens,
+            kv_element=arenas[0].element,
+        )
+        pointers = c_void_p * len(blocks)
+        self._kept = blocks, arenas  # the call points to them
+        self._call = (
+            pointers(*(block.address for block in blocks)),
+            pointers(*(arena.keys.data_ptr() for arena in arenas)),
+            pointers(*(arena.values.data_ptr() for arena in arenas)),
+            len(blocks),
+            (c_void_p * 1)(ctypes.addressof(self._struct)),
+            (c_void_p * 1)(addend.data_ptr()),
+            (c_void_p * 1)(residual.data_ptr()),
+            (c_uint8 * 1)(0),
+            1,
+        )
+
+    def run(self, hidden: torch.Tensor, table: BlockTable, first: int) -> torch.Tensor:
+        """[1, width] behind the last of hidden states [T, width], of positions from `first` on. Keys and values of a
+        request are in the blocks of its `table`, in order."""
+        rows, step = len(hidden), self._struct
+        self._inputs[rows].copy_(hidden)
+        self._lengths[0], self._first_rows[1] = first + rows, rows
+        step.rows, step.threads = rows, torch.get_num_threads()
+        step.cos, step.sin = self._cos + first * self._row_bytes, self._sin + first * self._row_bytes
+        step.block_tables, step.table_stride, step.table_blocks = table.address, table.count, table.count
+        if self._function(*self._call) >= 0:
+            raise InternalError(
+                f"positions up to {first + rows} or a block lie outside the request's table or the arena"
+            )
+        addend, residual = self._last[rows - 1]
+        return addend + residual

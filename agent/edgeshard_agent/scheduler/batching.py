@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
@@ -138,6 +138,10 @@ class Flight:
     def begin(self, decodes: bool, owed: Owed) -> None:
         self._decodes.append(decodes)
         self._owed.append(owed)
+
+    def guessed(self, index: int, guesses: GuessedTokens) -> None:
+        """Note the guesses of a step in flight, the oldest being at index 0."""
+        self._owed[index] = replace(self._owed[index], guesses=guesses)
 
     def end(self) -> Owed:
         """Take the oldest step back, and return what it owes. With bubbles the next begins only when all are back."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from edgeshard.domain.deployments.step_cost import Piece
 from edgeshard.domain.requests.generation import text_bytes
 from edgeshard.domain.requests.step import KvGrant, Span, StateCopy, StepPlan
+from edgeshard_agent.scheduler.drafting import DraftAsk
 from edgeshard_agent.scheduler.scoring import targets_of
 from edgeshard_agent.scheduler.sequence import Sequence
 
@@ -17,6 +18,8 @@ takes 4 MiB. A vocabulary has hardly more."""
 _TOKEN_BYTES = 5
 _BIAS_TOKENS = 3
 """As many bytes as so many tokens."""
+_UNKNOWN = 0
+"""In place of a guess that the draft is yet to make."""
 
 
 @dataclass(slots=True)
@@ -31,6 +34,7 @@ class Draft:
     grants: list[KvGrant] = field(default_factory=list)
     restores: list[StateCopy] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    asks: list[DraftAsk] = field(default_factory=list)
     seen_count: int = 0
     """Tokens that the stages are told a penalty counts, or a guide has led to; with its text, and biases of tokens."""
     is_alone: bool = False
@@ -52,13 +56,17 @@ class Draft:
         grant: KvGrant | None,
         restore: StateCopy | None = None,
         guesses: tuple[int, ...] = (),
+        ask: DraftAsk | None = None,
     ) -> None:
-        """Schedule a request's positions up to `end`, and guesses behind; `grant` is the blocks it lacked for them, and
-        `restore` the saved states it begins from."""
+        """Schedule a request's positions up to `end`, and guesses behind, or as many as the draft is asked for; `grant`
+        is the blocks it lacked for them, and `restore` the saved states it begins from."""
         first = sequence.scheduled
         is_new, generation = not sequence.introduced, sequence.generation
         seen = _seen_tokens(sequence) if is_new else ()
         self.seen_count += len(seen) + _told(sequence)
+        if ask is not None:
+            self.asks.append(ask)
+            guesses = (_UNKNOWN,) * ask.most
         if sequence.shared is not None:
             self.grants.append(sequence.shared)
             sequence.shared = None

@@ -42,7 +42,9 @@ class Repeats:
     Each token is put into the index once, and a proposal looks at a bounded number of places.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shortest: int = SHORTEST_MATCH) -> None:
+        """A match shorter than `shortest` gives no guess."""
+        self._shortest = shortest
         self._latest: dict[int, int] = {}
         """By two neighbours, the position behind their latest occurrence."""
         self._before: list[int] = [-1, -1]
@@ -66,7 +68,9 @@ class Repeats:
             if match > longest:
                 best, longest = place, match
             place = self._before[place]
-        return [] if best < 0 else [tokens[best + index % (end - best)] for index in range(limit)]
+        if longest < self._shortest:
+            return []
+        return [tokens[best + index % (end - best)] for index in range(limit)]
 
     @staticmethod
     def _match(tokens: Sequence[int], place: int) -> int:
@@ -112,22 +116,26 @@ class Guessed:
     """Whether its newest guesses are what its guide forces: the pace has nothing to learn of them."""
     counted: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Its steps while it decoded alone, by how many tokens were guessed and right."""
+    are_drafted: bool = False
+    """Whether the draft is asked for its newest guesses: they are none of the proposer's."""
 
     def noted(self, proposed: int, accepted: int, *, is_alone: bool = False) -> None:
         """So many of the newest guesses were right."""
         self.counted[proposed, accepted] += is_alone
         if not self.are_forced:
-            self.pace = self.pace.after(proposed, accepted)
+            self.pace = self.pace.after(0, 0) if self.are_drafted else self.pace.after(proposed, accepted)
 
 
 @dataclass(frozen=True, slots=True)
 class Guessing:
     """How the requests of a pipeline are guessed for, each with a `proposer` of its own. `ends` are tokens that nothing
-    is guessed behind, and `inter_token_s` is the cost of a step, where it is known."""
+    is guessed behind, and `inter_token_s` is the cost of a step, where it is known. Where `drafts`, a smaller model is
+    asked when nothing is forced and the proposer has no guess."""
 
     ends: frozenset[int] = frozenset()
     inter_token_s: InterTokenSeconds | None = None
     proposer: Callable[[], Proposer] = Repeats
+    drafts: bool = False
 
     def guesses(
         self, guessed: Guessed, tokens: Sequence[int], most: int, forced: Sequence[int] = ()
@@ -140,6 +148,14 @@ class Guessing:
             return ()
         found = forced[:most] if guessed.are_forced else guessed.proposer.propose(tokens, most)
         guesses = tuple(takewhile(lambda token: token not in self.ends, found))
+        return self._that_pay(guesses, len(tokens) - 1)
+
+    def asked(self, guessed: Guessed, guesses: Sequence[int], most: int) -> int:
+        """How many guesses the draft is asked for of a request that has these; at most so many."""
+        guessed.are_drafted = self.drafts and most > 0 and not (guesses or guessed.are_forced)
+        return most if guessed.are_drafted else 0
+
+    def _that_pay(self, guesses: tuple[int, ...], position: int) -> tuple[int, ...]:
         if self.inter_token_s is None:
             return guesses
-        return guesses[: that_pay(self.inter_token_s, len(tokens) - 1, len(guesses))]
+        return guesses[: that_pay(self.inter_token_s, position, len(guesses))]

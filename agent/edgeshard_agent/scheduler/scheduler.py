@@ -20,6 +20,7 @@ from edgeshard.domain.requests.step import (
     GuessedTokens,
     KvGrant,
     SampledToken,
+    Span,
     StateCopy,
     StepPlan,
     StepResult,
@@ -28,6 +29,7 @@ from edgeshard.domain.requests.step import (
 from edgeshard_agent.scheduler.batching import Batching, Flight, Owed, check_owed
 from edgeshard_agent.scheduler.chunking import Chunking, Chunks
 from edgeshard_agent.scheduler.draft import Draft
+from edgeshard_agent.scheduler.drafting import DraftAsk
 from edgeshard_agent.scheduler.fairness import FairQueue, ServedTokens
 from edgeshard_agent.scheduler.guessing import MOST_ROWS, Guessed, Guessing
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
@@ -44,15 +46,38 @@ GIVES_WAY_S = 0.15
 
 @dataclass(frozen=True, slots=True)
 class HeadStep:
-    """A step to run: what the stages do, and the token ids [T] that the first stage embeds."""
+    """A step to run: what the stages do, and the token ids [T] that the first stage embeds.
+
+    Where the draft is asked for guesses, their rows are there and their tokens are not: it runs as `with_drafted`.
+    """
 
     number: int
     plan: StepPlan
     tokens: tuple[int, ...]
+    asks: tuple[DraftAsk, ...] = ()
+    is_drafted: bool = False
+    """Whether it asked, and these are the answers."""
 
     @property
     def guessed(self) -> GuessedTokens:
         return guessed_tokens(self.plan.spans, self.tokens)
+
+    def with_drafted(self, drafted: GuessedTokens) -> HeadStep:
+        """The step with the draft's guesses, by request, without the rows of those that it did not make."""
+        asked = {ask.request: ask.most for ask in self.asks}
+        spans: list[Span] = []
+        tokens: list[int] = []
+        end = 0
+        for span in self.plan.spans:
+            begin, end = end, end + span.token_count
+            if span.request not in asked:
+                spans.append(span)
+                tokens += self.tokens[begin:end]
+                continue
+            certain, guesses = self.tokens[begin : end - span.guesses], drafted.get(span.request, ())[: span.guesses]
+            spans.append(replace(span, token_count=len(certain) + len(guesses), guesses=len(guesses)))
+            tokens += (*certain, *guesses)
+        return HeadStep(self.number, replace(self.plan, spans=tuple(spans)), tuple(tokens), is_drafted=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,12 +340,20 @@ class Scheduler:
         number = self._next_step
         self._next_step += 1
         self._counts.steps += 1
-        guesses = guessed_tokens(draft.spans, draft.tokens)
+        asked = {ask.request for ask in draft.asks}
+        guesses = {of: got for of, got in guessed_tokens(draft.spans, draft.tokens).items() if of not in asked}
         self._flight.begin(decodes > 0, Owed.of(draft.spans, guesses, frees, is_alone=draft.is_alone))
         prompt_tokens = len(draft.tokens) - decodes
         self._tuner.formed(decodes, prompt_tokens)
         self._chunks.formed(draft.pieces if prompt_tokens else (), prompt_tokens)
-        return HeadStep(number, draft.plan(frees, swap_outs, swap_ins), tuple(draft.tokens))
+        return HeadStep(number, draft.plan(frees, swap_outs, swap_ins), tuple(draft.tokens), tuple(draft.asks))
+
+    def drafted(self, step: HeadStep) -> None:
+        """A step that asked the draft runs like this; to be told before its result comes."""
+        self._flight.guessed(step.number - self._returned, step.guessed)
+        for span in step.plan.spans:
+            if (sequence := self._known.get(span.request)) is not None:
+                sequence.scheduled = min(sequence.scheduled, sequence.certain + span.guesses)
 
     def _add_decodes(self, draft: Draft) -> int:
         """Add one micro-batch of requests whose tokens are back, unless all micro-batches are in flight; how many."""
@@ -337,7 +370,7 @@ class Scheduler:
         draft.is_alone = most > 0 and len(decoding) == 1
         for sequence in sorted(chosen, key=lambda s: s.standing):
             if sequence.number in self._ready and self._make_room(sequence):
-                self._add_span(draft, sequence, len(sequence.tokens), self._guesses(sequence, most))
+                self._add_span(draft, sequence, len(sequence.tokens), *self._guesses(sequence, most))
                 del self._ready[sequence.number]
         return len(draft.spans)
 
@@ -347,17 +380,21 @@ class Scheduler:
             return 0
         return max(0, min(MOST_ROWS // decoding, self.chunking.step_tokens // chosen) - 1)
 
-    def _guesses(self, sequence: Sequence, most: int) -> tuple[int, ...]:
-        """What is guessed of a request's next tokens; never beyond its last one, nor in blocks that others may need."""
+    def _guesses(self, sequence: Sequence, most: int) -> tuple[tuple[int, ...], DraftAsk | None]:
+        """What is guessed of a request's next tokens, or what the draft is asked for them; never beyond its last one,
+        nor in blocks that others may need."""
         if self.guessing is None:
-            return ()
-        known, size = len(sequence.tokens), self.allocator.block_tokens
+            return (), None
+        known, size, generation = len(sequence.tokens), self.allocator.block_tokens, sequence.generation
         most = min(most, sequence.longest - 1 - known)
         if self.limits.overcommit:
             most = min(most, self.allocator.blocks_for(known) * size - known)
-        sequence.guessed = sequence.guessed or Guessed(self.guessing.proposer())
-        guesses = self.guessing.guesses(sequence.guessed, sequence.tokens, most, sequence.forced)
-        return tuple(takewhile(lambda token: token not in sequence.generation.stop_tokens, guesses))
+        guessed = sequence.guessed = sequence.guessed or Guessed(self.guessing.proposer())
+        guesses = self.guessing.guesses(guessed, sequence.tokens, most, sequence.forced)
+        if asked := self.guessing.asked(guessed, guesses, most):
+            tokens, ends = tuple(sequence.tokens), self.guessing.ends.union(generation.stop_tokens)
+            return (), DraftAsk(sequence.number, tokens, sequence.prompt_count, generation.sampling, asked, ends)
+        return tuple(takewhile(lambda token: token not in generation.stop_tokens, guesses)), None
 
     def _add_chunks(self, draft: Draft, decodes: int) -> None:
         """Chunks of prompts behind the step's decodes, as many as fit."""
@@ -376,13 +413,21 @@ class Scheduler:
                 sequence.decoding = True
                 del self._prefilling[sequence.number]
 
-    def _add_span(self, draft: Draft, sequence: Sequence, end: int, guesses: tuple[int, ...] = ()) -> None:
-        """Schedule a request's positions up to `end`, and guesses behind."""
+    def _add_span(
+        self,
+        draft: Draft,
+        sequence: Sequence,
+        end: int,
+        guesses: tuple[int, ...] = (),
+        ask: DraftAsk | None = None,
+    ) -> None:
+        """Schedule a request's positions up to `end`, and behind them guesses, or as many as the draft is asked for."""
         first, known, number = sequence.scheduled, sequence.certain, sequence.number
+        last = end + (len(guesses) if ask is None else ask.most)
         is_saved = end == self._next_save(sequence)
         restore = self.allocator.restore(number)
-        draft.add(sequence, end, self.allocator.extend(number, end + len(guesses)), restore, guesses)
-        self._served_tokens.charge(sequence.client, end - first + len(guesses))
+        draft.add(sequence, end, self.allocator.extend(number, last), restore, guesses, ask)
+        self._served_tokens.charge(sequence.client, last - first)
         if self.limits.prefix_cache:
             self._publish(sequence, known, end)
         if is_saved:

@@ -13,7 +13,7 @@ from edgeshard.domain.requests.step import MAX_STEP_TOKENS
 from edgeshard.planning.costs.step_budget import step_tokens
 from edgeshard_agent.scheduler.batching import MAX_MICRO_BATCH, Batching
 from edgeshard_agent.scheduler.chunking import Chunking
-from edgeshard_agent.scheduler.guessing import Guessing
+from edgeshard_agent.scheduler.guessing import LONGEST_MATCH, Guessing, Repeats
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
 from edgeshard_agent.scheduler.scheduler import Limits, Scheduler
 from edgeshard_agent.scheduler.slices import PromptSlices
@@ -25,9 +25,14 @@ WAITING_PER_PLACE = 4
 
 
 def make_scheduler(
-    prepare: PrepareStage, shape: ModelShape, eos_tokens: frozenset[int], slices: PromptSlices | None
+    prepare: PrepareStage,
+    shape: ModelShape,
+    eos_tokens: frozenset[int],
+    slices: PromptSlices | None,
+    drafts: bool = False,
 ) -> Scheduler:
-    """Where requests have states and there is no room to save any, nothing of one request is shared with another."""
+    """Where requests have states and there is no room to save any, nothing of one request is shared with another. With
+    `drafts` there is a draft to be asked for guesses: what followed a short match is less likely than what it says."""
     spec, placement = prepare.spec, prepare.placement
     longest, waiting = spec.max_context or shape.max_context, WAITING_PER_PLACE * spec.concurrency
     limits = Limits(
@@ -48,7 +53,8 @@ def make_scheduler(
     )
     slots = placement.slots_of(longest) if shape.states else 0
     allocator = BlockAllocator(placement.kv_blocks, placement.kv_block_tokens, slots)
-    guessing = Guessing(eos_tokens, chunking.inter_token_s)
+    proposer = partial(Repeats, LONGEST_MATCH) if drafts else Repeats
+    guessing = Guessing(eos_tokens, chunking.inter_token_s, proposer, drafts)
     guesses = placement.speculation is Speculation.GUESSES
     return Scheduler(
         allocator, limits, batching(prepare), chunking, eos_tokens, swapping(prepare), guessing if guesses else None

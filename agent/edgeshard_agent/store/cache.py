@@ -36,6 +36,7 @@ class Pin:
         self._cache = cache
         self._digests = frozenset(digests)
         self._sources: UnitSources | None = None
+        self._joined: list[Pin] = []
         self._held = True
 
     def location(self, digest: Digest) -> BlobLocation:
@@ -47,6 +48,10 @@ class Pin:
     def hold(self, sources: UnitSources) -> None:
         """Release these packed files, too, when this is released."""
         self._sources = sources
+
+    def join(self, other: Pin) -> None:
+        """Release `other`, too, when this is released."""
+        self._joined.append(other)
 
     def let_go(self, digests: Iterable[Digest]) -> None:
         """Let go of blobs that are not needed any more, since packed files have their numbers now, for example."""
@@ -61,6 +66,8 @@ class Pin:
             self._cache.unpin(self._digests)
             if self._sources is not None:
                 self._sources.release()
+            for other in self._joined:
+                other.release()
 
     def __enter__(self) -> Pin:
         return self

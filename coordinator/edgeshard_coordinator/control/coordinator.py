@@ -32,6 +32,7 @@ from edgeshard_coordinator.control.requests.request_front import BACKLOG_LIMIT, 
 from edgeshard_coordinator.control.requests.traffic import TrafficBook
 from edgeshard_coordinator.control.runtime.calls import MeasureCalls
 from edgeshard_coordinator.control.runtime.conditions import Conditions
+from edgeshard_coordinator.control.runtime.drafts import Drafts
 from edgeshard_coordinator.control.runtime.executor import ActionExecutor
 from edgeshard_coordinator.control.runtime.head_watch import HeadWatch
 from edgeshard_coordinator.control.runtime.hub import ControlHub
@@ -113,8 +114,11 @@ class Coordinator:
         self._heads = HeadWatch(loop, front.occupied, self._agents.suspicions)
         self._inference = InferenceServicer(loop, front, self.models, noted, self.chats)
         self.identities = IdentityServicer(loop, hub, self._store, self._membership, self._keys)
+        drafts = Drafts(self.models, self.chats)
         self.admin = AdminServicer(
-            loop, front, questions, self.models, self._planner, self._store, self.audit, self.events, self.conditions
+            *(loop, front, questions, self.models, self._planner, self._store, self.audit, self.events),
+            self.conditions,
+            drafts,
         )
         grpc = self._server.grpc
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._agents, grpc)

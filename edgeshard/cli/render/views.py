@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from edgeshard.cli.render.output import Column, gap_text, human_bytes, human_count, human_seconds
 from edgeshard.domain.audit import AuditCheck, AuditEntry
 from edgeshard.domain.control.site_event import SiteEvent
-from edgeshard.domain.deployments.deployment import Deployment
+from edgeshard.domain.deployments.deployment import NO_DRAFT, Deployment
 from edgeshard.domain.deployments.guesses import ExpectedGuesses
 from edgeshard.domain.deployments.loss import Loss
 from edgeshard.domain.deployments.placement import LengthsFrom, PlacedStage, Placement, Prediction, Speculation
@@ -284,6 +284,7 @@ def deployment_fields(deployment: Deployment) -> dict[str, str]:
         "KV pool": f"{placement.kv_blocks} blocks of {placement.kv_block_tokens} tokens"
         + (f", {placement.saved_states} saved states" if placement.saved_states else ""),
         "Speculation": speculation_text(placement.speculation, placement.guesses),
+        **draft_fields(deployment),
         "Epoch": str(deployment.epoch),
         **prediction_fields(placement),
         **traffic_fields(deployment),
@@ -315,6 +316,19 @@ _SPECULATION = {
     Speculation.PROMISE: "nothing is guessed: a time between tokens was promised (promise)",
     Speculation.BITS: "nothing is guessed: a node or the model promises no equal bits (bits)",
 }
+
+
+def draft_fields(deployment: Deployment) -> dict[str, str]:
+    """The smaller model that guesses; nothing where none was asked for."""
+    spec, placement = deployment.spec, deployment.placement
+    if spec.draft == NO_DRAFT:
+        return {}
+    draft = placement.draft
+    if draft is None:
+        return {"Draft": "none: no model of the store suits"}
+    used = "" if placement.speculation is Speculation.GUESSES else ", not used"
+    sizes = f"{human_bytes(draft.parameter_bytes)} of weights and {human_bytes(draft.kv_bytes)} of KV"
+    return {"Draft": f"{draft.model} on {placement.head.node_name}, {sizes}{used}"}
 
 
 def traffic_fields(deployment: Deployment) -> dict[str, str]:

@@ -26,6 +26,9 @@ EVERY_NODE = "*"
 AUTO_STANDBY = "auto"
 """In place of names of nodes in `standby`: the coordinator chooses."""
 
+NO_DRAFT, AUTO_DRAFT = "off", "auto"
+"""In place of a model in `draft`: none, or one of the store that suits, if there is any."""
+
 AUTO_REPLICAS = 0
 """The planner chooses how many pipelines serve the name; "auto" where people write it."""
 
@@ -75,6 +78,9 @@ class DeploymentSpec:
     prefix_cache: bool = option(False, "Keep what requests of one client have in common at the beginning.")
     speculation: Literal["auto", "on", "off"] = option(
         "auto", "Guess tokens: auto (default) or on where no answer changes, or off.", metavar="WHAT"
+    )
+    draft: str = option(
+        NO_DRAFT, "A smaller model of the store that guesses tokens; auto chooses, off is none.", metavar="MODEL"
     )
     mode: Literal["sequential", "bubbles", "no-bubbles"] = option(
         "no-bubbles", "no-bubbles (default), bubbles or sequential.", metavar="MODE"
@@ -160,6 +166,13 @@ class DeploymentSpec:
         return replace(self, quantisation=blocks, head_quantisation=head)
 
 
+def draft_spec(spec: DeploymentSpec) -> DeploymentSpec:
+    """How a spec's draft runs: whole, in the dtype of the deployment, with as much context."""
+    return replace(
+        spec, quantisation={}, head_quantisation=None, kv_dtype=None, kv_swap_bytes=0, prefix_cache=False, standby=()
+    )
+
+
 def parse_spec(values: Mapping[str, Any]) -> DeploymentSpec:
     """A spec from a TOML or JSON mapping; `layers` may be the text `a=0:4,b=4:12`, whose first node is the source.
 
@@ -187,7 +200,7 @@ def spec_mistakes(values: Mapping[str, Any]) -> list[InvalidArgumentError]:
     else:
         found = []
     wrong = {mistake.field for mistake in found}
-    for name in ("name", "model", "source"):
+    for name in ("name", "model", "source", "draft"):
         text = values.get(name)
         if isinstance(text, str) and name not in wrong and (text or name != "source"):
             try:
@@ -258,6 +271,8 @@ def _check_together(spec: DeploymentSpec) -> None:
     if spec.allow_streaming and spec.objective == "energy":
         why = "it is not for the objective energy; what a disk takes is not known"
         raise about("allow_streaming", why, "INVALID_SPEC")
+    if spec.draft not in (NO_DRAFT, AUTO_DRAFT) and spec.speculation == "off":
+        raise about("draft", "nothing is guessed with speculation off; leave one of them out", "INVALID_SPEC")
     _check_rules(spec)
     _check_replicas(spec)
     # A typical request must be one that the deployment takes.

@@ -12,7 +12,7 @@ from edgeshard.domain.checks import one_or_more
 from edgeshard.domain.deployments.guesses import ExpectedGuesses
 from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.errors import PlacementError
-from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard.domain.ids import Digest, ModelName, NodeId, NodeName, check_digest
 from edgeshard.domain.models.model import LayerRange
 
 
@@ -140,14 +140,33 @@ class Speculation(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class PlacedDraft:
+    """A smaller model, whole on the head's node, that guesses tokens for so many `requests` at once, with `kv_blocks`
+    blocks of keys and values of its own; sizes in bytes, which the first stage's workspace has, too."""
+
+    model: ModelName
+    manifest_digest: Annotated[Digest, check_digest]
+    layer_count: Annotated[int, one_or_more]
+    requests: Annotated[int, one_or_more]
+    kv_blocks: Annotated[int, one_or_more]
+    parameter_bytes: int
+    kv_bytes: int
+    workspace_bytes: int
+
+    @property
+    def held_bytes(self) -> int:
+        return self.parameter_bytes + self.kv_bytes + self.workspace_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """Stages in pipeline order, the KV pool every stage opens, and the (b, m) the head's scheduler runs.
 
     `predicted` is None where no measurements stand behind the placement; `note` says in words how it was chosen.
     `costs`, one for each stage or none at all, let the head size its steps. Where stages stream weights, `sweep`
     micro-batches go through the layers together. Where requests have states, stages have slots for `saved_states`
-    beside those of requests that run. `guesses` are for whoever looks at it: None where none are made, or none were
-    seen, and not kept with a deployment.
+    beside those of requests that run. A `draft` is used where tokens are guessed. `guesses` are not kept with a
+    deployment, but for whoever looks at it: None where none are made, or none were seen.
     """
 
     stages: tuple[PlacedStage, ...]
@@ -162,6 +181,7 @@ class Placement:
     saved_states: int = 0
     speculation: Speculation = Speculation.OFF
     guesses: ExpectedGuesses | None = None
+    draft: PlacedDraft | None = None
 
     def requests_of(self, positions: int) -> int:
         """How many requests of so many positions the KV pool holds at once, at least one."""

@@ -16,6 +16,10 @@ STEP_TOKENS = 512
 """Tokens a head puts into a step: its decodes, and chunks of prompts for the rest."""
 MAX_STEP_TOKENS = 4 * STEP_TOKENS
 """Tokens a stage accepts in a step, and that a slice of a long prompt may have."""
+DRAFT_TOKENS = 128
+"""Tokens that a draft reads of a request before one step: it comes to know a longer text over several."""
+DRAFTED_REQUESTS = 4
+"""Requests at most that a draft guesses for at once: where more decode, they share a step's weights already."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -424,7 +424,7 @@ class StageKey(_message.Message):
     def __init__(self, deployment: _Optional[str] = ..., stage: _Optional[int] = ..., standby: _Optional[bool] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("stages", "kv_block_tokens", "kv_blocks", "micro_batch", "micro_batches", "predicted", "note", "costs", "sweep", "saved_states", "speculation", "guesses")
+    __slots__ = ("stages", "kv_block_tokens", "kv_blocks", "micro_batch", "micro_batches", "predicted", "note", "costs", "sweep", "saved_states", "speculation", "draft", "guesses")
     STAGES_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -436,6 +436,7 @@ class Placement(_message.Message):
     SWEEP_FIELD_NUMBER: _ClassVar[int]
     SAVED_STATES_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
     GUESSES_FIELD_NUMBER: _ClassVar[int]
     stages: _containers.RepeatedCompositeFieldContainer[PlacedStage]
     kv_block_tokens: int
@@ -448,8 +449,29 @@ class Placement(_message.Message):
     sweep: int
     saved_states: int
     speculation: str
+    draft: PlacedDraft
     guesses: ExpectedGuesses
-    def __init__(self, stages: _Optional[_Iterable[_Union[PlacedStage, _Mapping]]] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., micro_batch: _Optional[int] = ..., micro_batches: _Optional[int] = ..., predicted: _Optional[_Union[Prediction, _Mapping]] = ..., note: _Optional[str] = ..., costs: _Optional[_Iterable[_Union[StageCost, _Mapping]]] = ..., sweep: _Optional[int] = ..., saved_states: _Optional[int] = ..., speculation: _Optional[str] = ..., guesses: _Optional[_Union[ExpectedGuesses, _Mapping]] = ...) -> None: ...
+    def __init__(self, stages: _Optional[_Iterable[_Union[PlacedStage, _Mapping]]] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., micro_batch: _Optional[int] = ..., micro_batches: _Optional[int] = ..., predicted: _Optional[_Union[Prediction, _Mapping]] = ..., note: _Optional[str] = ..., costs: _Optional[_Iterable[_Union[StageCost, _Mapping]]] = ..., sweep: _Optional[int] = ..., saved_states: _Optional[int] = ..., speculation: _Optional[str] = ..., draft: _Optional[_Union[PlacedDraft, _Mapping]] = ..., guesses: _Optional[_Union[ExpectedGuesses, _Mapping]] = ...) -> None: ...
+
+class PlacedDraft(_message.Message):
+    __slots__ = ("model", "manifest_digest", "layer_count", "requests", "kv_blocks", "parameter_bytes", "kv_bytes", "workspace_bytes")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    LAYER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PARAMETER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WORKSPACE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    manifest_digest: str
+    layer_count: int
+    requests: int
+    kv_blocks: int
+    parameter_bytes: int
+    kv_bytes: int
+    workspace_bytes: int
+    def __init__(self, model: _Optional[str] = ..., manifest_digest: _Optional[str] = ..., layer_count: _Optional[int] = ..., requests: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., parameter_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., workspace_bytes: _Optional[int] = ...) -> None: ...
 
 class StageCost(_message.Message):
     __slots__ = ("rows", "decode_s", "prefill_s", "decode_pair_s", "prefill_pair_s", "hop_delay_s", "hop_s", "hop_token_s", "prefill_behind_s")
@@ -570,7 +592,7 @@ class PlacedStage(_message.Message):
     def __init__(self, index: _Optional[int] = ..., node_id: _Optional[str] = ..., node_name: _Optional[str] = ..., address: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., parameter_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., workspace_bytes: _Optional[int] = ..., weight_budget_bytes: _Optional[int] = ..., streamed_bytes: _Optional[int] = ..., disk_read_bytes_per_s: _Optional[float] = ..., disk_write_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class DeploymentSpec(_message.Message):
-    __slots__ = ("name", "model", "source", "privacy", "objective", "dtype", "kv_dtype", "max_context", "max_new_tokens", "concurrency", "max_time_per_token_s", "mode", "exclude", "reserve", "quantisation", "layers", "max_inter_token_latency_s", "kv_overcommit", "prefix_cache", "micro_batches", "head_quantisation", "prompt_tokens", "new_tokens", "standby", "allow_streaming", "kv_swap_bytes", "kv_swap_on_disk", "rule", "speculation", "replicas", "replica")
+    __slots__ = ("name", "model", "source", "privacy", "objective", "dtype", "kv_dtype", "max_context", "max_new_tokens", "concurrency", "max_time_per_token_s", "mode", "exclude", "reserve", "quantisation", "layers", "max_inter_token_latency_s", "kv_overcommit", "prefix_cache", "micro_batches", "head_quantisation", "prompt_tokens", "new_tokens", "standby", "allow_streaming", "kv_swap_bytes", "kv_swap_on_disk", "rule", "speculation", "draft", "replicas", "replica")
     class ReserveEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -614,6 +636,7 @@ class DeploymentSpec(_message.Message):
     KV_SWAP_ON_DISK_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     name: str
@@ -645,9 +668,10 @@ class DeploymentSpec(_message.Message):
     kv_swap_on_disk: bool
     rule: _containers.RepeatedCompositeFieldContainer[Rule]
     speculation: str
+    draft: str
     replicas: int
     replica: int
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., source: _Optional[str] = ..., privacy: _Optional[str] = ..., objective: _Optional[str] = ..., dtype: _Optional[_Union[DataType, str]] = ..., kv_dtype: _Optional[_Union[DataType, str]] = ..., max_context: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., concurrency: _Optional[int] = ..., max_time_per_token_s: _Optional[float] = ..., mode: _Optional[str] = ..., exclude: _Optional[_Iterable[str]] = ..., reserve: _Optional[_Mapping[str, int]] = ..., quantisation: _Optional[_Mapping[str, str]] = ..., layers: _Optional[_Iterable[_Union[ExplicitStage, _Mapping]]] = ..., max_inter_token_latency_s: _Optional[float] = ..., kv_overcommit: _Optional[bool] = ..., prefix_cache: _Optional[bool] = ..., micro_batches: _Optional[int] = ..., head_quantisation: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., new_tokens: _Optional[int] = ..., standby: _Optional[_Iterable[str]] = ..., allow_streaming: _Optional[bool] = ..., kv_swap_bytes: _Optional[int] = ..., kv_swap_on_disk: _Optional[bool] = ..., rule: _Optional[_Iterable[_Union[Rule, _Mapping]]] = ..., speculation: _Optional[str] = ..., replicas: _Optional[int] = ..., replica: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., source: _Optional[str] = ..., privacy: _Optional[str] = ..., objective: _Optional[str] = ..., dtype: _Optional[_Union[DataType, str]] = ..., kv_dtype: _Optional[_Union[DataType, str]] = ..., max_context: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., concurrency: _Optional[int] = ..., max_time_per_token_s: _Optional[float] = ..., mode: _Optional[str] = ..., exclude: _Optional[_Iterable[str]] = ..., reserve: _Optional[_Mapping[str, int]] = ..., quantisation: _Optional[_Mapping[str, str]] = ..., layers: _Optional[_Iterable[_Union[ExplicitStage, _Mapping]]] = ..., max_inter_token_latency_s: _Optional[float] = ..., kv_overcommit: _Optional[bool] = ..., prefix_cache: _Optional[bool] = ..., micro_batches: _Optional[int] = ..., head_quantisation: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., new_tokens: _Optional[int] = ..., standby: _Optional[_Iterable[str]] = ..., allow_streaming: _Optional[bool] = ..., kv_swap_bytes: _Optional[int] = ..., kv_swap_on_disk: _Optional[bool] = ..., rule: _Optional[_Iterable[_Union[Rule, _Mapping]]] = ..., speculation: _Optional[str] = ..., draft: _Optional[str] = ..., replicas: _Optional[int] = ..., replica: _Optional[int] = ...) -> None: ...
 
 class Rule(_message.Message):
     __slots__ = ("kind", "nodes", "label", "limit")

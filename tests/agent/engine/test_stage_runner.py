@@ -14,12 +14,14 @@ from edgeshard_agent.engine.stage_runner import StageRunner
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.lab.pace import EmulatedPace
 from edgeshard_agent.model.stage import StageOutput
+from edgeshard_agent.scheduler.drafting import DraftAsk
 from edgeshard_agent.scheduler.scheduler import HeadStep
 
-from edgeshard.domain.errors import EdgeShardError, InternalError, InvalidArgumentError
+from edgeshard.domain.errors import EdgeShardError, InternalError, InvalidArgumentError, ResourceExhaustedError
 from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StageExperts, StagePhase, StageStreaming, StageSwap
+from edgeshard.domain.requests.generation import Sampling
 from edgeshard.domain.requests.step import ReturnedStep, Span, StepPlan, WireStep
 from edgeshard.process.clock import SystemClock
 from edgeshard.wire.frames import Frame
@@ -65,6 +67,11 @@ class Around:
     sent: list[int] = field(default_factory=list)
     broken: list[EdgeShardError] = field(default_factory=list)
     frees: int = 0
+    drafted_steps: list[HeadStep] = field(default_factory=list)
+
+    def drafted(self, step: HeadStep) -> None:
+        assert step.number not in self.sent
+        self.drafted_steps.append(step)
 
     def send(self, step: WireStep, frames: list[Frame]) -> None:
         assert isinstance(step, ReturnedStep) and frames == []
@@ -257,3 +264,51 @@ async def test_a_stage_that_failed_says_why(stage: Stage) -> None:
     assert stage.runner.status(StagePhase.READY).failure_reason == ""
     stage.runner.fail(InternalError("gone", reason="STAGE_CRASHED"))
     assert stage.runner.status(StagePhase.READY).failure_reason == "STAGE_CRASHED"
+
+
+class Draft:
+    """Guesses as told; `fault` is raised in its place. `followed` are the numbers of requests in the steps it saw."""
+
+    def __init__(self) -> None:
+        self.fault: Exception | None = None
+        self.followed: list[int] = []
+
+    def follow(self, plan: StepPlan, asks: Sequence[DraftAsk]) -> None:
+        self.followed += [span.request for span in plan.spans]
+
+    def guess(self, asks: Sequence[DraftAsk]) -> dict[int, tuple[int, ...]]:
+        if self.fault is not None:
+            raise self.fault
+        return {ask.request: (70, 71) for ask in asks}
+
+
+def asking(number: int) -> HeadStep:
+    span = Span(number, 4, 4, sample=True, guesses=3)
+    return HeadStep(number, StepPlan(spans=(span,)), (number, 0, 0, 0), (DraftAsk(number, (5,) * 4, 2, Sampling(), 3),))
+
+
+async def test_a_step_runs_with_what_its_draft_guesses_and_the_head_hears_of_it_first(stage: Stage) -> None:
+    draft = stage.runner.drafter = Draft()
+    stage.offer(0)
+    stage.runner.offer(asking(1))
+    await stage.all_told()
+    assert stage.around.sent == [0, 1] and draft.followed == [0, 1]
+    (ran,) = stage.around.drafted_steps
+    assert (ran.tokens, ran.plan.spans[0].guesses, ran.plan.token_count) == ((1, 70, 71), 2, 3)
+    assert stage.runner.status(StagePhase.ACTIVE).tokens_done == 4
+
+
+@pytest.mark.parametrize(
+    "fault", [ResourceExhaustedError("no memory"), RuntimeError("a shape"), MemoryError(), None], ids=repr
+)
+async def test_a_draft_that_fails_costs_no_step_and_is_asked_no_more(stage: Stage, fault: Exception | None) -> None:
+    """Nor does one that is not there."""
+    draft = Draft()
+    draft.fault = fault
+    stage.runner.drafter = draft if fault is not None else None
+    for number in range(3):
+        stage.runner.offer(asking(number))
+    await stage.all_told()
+    assert stage.around.sent == [0, 1, 2] and not stage.around.broken
+    assert [ran.tokens for ran in stage.around.drafted_steps] == [(0,), (1,), (2,)]
+    assert stage.runner.drafter is None and len(draft.followed) == (fault is not None)

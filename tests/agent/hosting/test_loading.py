@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +16,20 @@ from edgeshard_agent.engine.background_thread import BackgroundThread
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting.around import LoadedModel, LoadProgress
 from edgeshard_agent.hosting.loading import StageLoader
+from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.scheduler.drafting import DraftAsk
 from edgeshard_agent.store.cache import BlobCache
 from edgeshard_coordinator.store import models
 
 from edgeshard.client.models import add_model
 from edgeshard.domain.control.commands import PrepareStage
 from edgeshard.domain.deployments.deployment import DeploymentSpec
-from edgeshard.domain.deployments.placement import PlacedStage, Placement
+from edgeshard.domain.deployments.placement import PlacedDraft, PlacedStage, Placement, Speculation
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError
-from edgeshard.domain.ids import Digest, Epoch, NodeId, NodeName
+from edgeshard.domain.ids import Digest, Epoch, ModelName, NodeId, NodeName
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.generation import Sampling
 from edgeshard.storage import checkpoint, forms
 from tests.support.tokenizers import PANICS, write_tokenizer
 
@@ -48,11 +53,12 @@ class Node:
     async def add(self) -> Digest:
         return await add_model(self._channel, self.files, "tiny")
 
-    async def load(self, digest: Digest) -> LoadedModel:
+    async def load(self, digest: Digest, draft: PlacedDraft | None = None, stage: int = 0) -> LoadedModel:
         placed = PlacedStage(0, NodeId("n"), NodeName("n"), "127.0.0.1:9", LayerRange(0, 2), 0, 0)
         spec = DeploymentSpec(name="tale", model="tiny", source="n", dtype=DType.FLOAT32)
-        placement = Placement((placed,), kv_block_tokens=16, kv_blocks=4, micro_batch=1, micro_batches=1)
-        return await self._loader.load(PrepareStage(spec, placement, 0, Epoch(1), digest), LoadProgress())
+        stages, guesses = (placed,) * (stage + 1), Speculation.GUESSES
+        placement = Placement(stages, 16, 4, 1, 1, speculation=guesses, draft=draft)
+        return await self._loader.load(PrepareStage(spec, placement, stage, Epoch(1), digest), LoadProgress())
 
     def close(self) -> None:
         self._worker.close()
@@ -144,3 +150,62 @@ async def test_a_file_that_is_too_large_is_refused_when_it_is_added_and_where_it
     with pytest.raises(InvalidArgumentError) as caught:
         await node.load(digest)
     assert caught.value.field == name and not node.server.servicer.reads, "nothing is fetched of it"
+
+
+def placed_draft(digest: Digest, layers: int = 2) -> PlacedDraft:
+    return PlacedDraft(ModelName("small"), digest, layers, 2, 8, 1, 1, 1)
+
+
+async def test_a_head_gets_its_draft_with_the_first_layer(node: Node) -> None:
+    """Without the files of a head; it goes with the stage, and so do its blobs."""
+    digest = await node.add()
+    loaded = await node.load(digest, placed_draft(digest))
+    assert loaded.drafter is not None and loaded.drafter._steps.longest == 4 * 16
+    ask = DraftAsk(1, (5, 6, 7), 3, Sampling(), 2)
+    assert loaded.drafter.guess([ask])
+    loaded.reset()
+    assert loaded.drafter.guess([ask])
+    model = loaded.drafter._steps._model
+    loaded.release()
+    assert not hasattr(model, "weights") and not hasattr(loaded.model, "weights")
+    loaded.pin.release()
+    assert (await node.load(digest, placed_draft(digest), stage=1)).drafter is None
+    assert (await node.load(digest)).drafter is None
+
+
+@pytest.mark.parametrize("what", ["not there", "not so deep", "no memory"])
+async def test_a_draft_that_cannot_be_had_is_done_without(node: Node, what: str) -> None:
+    digest = await node.add()
+    draft = placed_draft(Digest("e" * 64) if what == "not there" else digest, 9 if what == "not so deep" else 2)
+    if what == "no memory":
+        draft = replace(draft, kv_blocks=1 << 40)
+    loaded = await node.load(digest, draft)
+    assert loaded.drafter is None and loaded.model.parameter_bytes > 0
+    loaded.release()
+    loaded.pin.release()
+
+
+async def test_a_load_that_is_called_off_while_its_draft_comes_leaves_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = await node.add()
+    released: list[StageModel] = []
+    begun, release = asyncio.Event(), StageModel.release
+
+    def noted(model: StageModel) -> None:
+        released.append(model)
+        release(model)
+
+    async def waits(*_: object, **__: object) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(node._loader, "_load_draft", waits)
+    monkeypatch.setattr(StageModel, "release", noted)
+    loading = asyncio.create_task(node.load(digest, placed_draft(digest)))
+    await begun.wait()
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    await node._worker.run(lambda: None)
+    assert len(released) == 1

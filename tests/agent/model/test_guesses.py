@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from edgeshard_agent.engine.drafter import Drafter
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.guides.guides import Guides
 from edgeshard_agent.guides.messages import Setup
@@ -28,7 +29,7 @@ from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
-from edgeshard_agent.scheduler.guessing import MOST_ROWS, Guessing, Repeats
+from edgeshard_agent.scheduler.guessing import LONGEST_MATCH, MOST_ROWS, Guessing, Repeats
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
 from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, Scheduler, SchedulerStats
 from edgeshard_agent.scheduler.swapping import Swapping
@@ -197,10 +198,21 @@ class Run:
     lost: int = 0
     """Of so many steps with guesses one's do not come in time, where head and sampling stage are apart."""
     told_steps: int = 0
+    drafter: Drafter | None = None
 
     def told(self, formed: HeadStep) -> GuessedTokens:
         self.told_steps += bool(formed.guessed)
         return {} if self.lost and self.told_steps % self.lost == 0 else formed.guessed
+
+    def drafted(self, formed: HeadStep) -> HeadStep:
+        """The step as it runs on the node of the head."""
+        if self.drafter is None:
+            return formed
+        self.drafter.follow(formed.plan, formed.asks)
+        if formed.asks:
+            formed = formed.with_drafted(self.drafter.guess(formed.asks))
+            self.scheduler.drafted(formed)
+        return formed
 
     def submit(self, name: str, prompt: str, generation: Generation) -> None:
         ids = tokenizer().encode(prompt)
@@ -213,6 +225,7 @@ class Run:
                 self.scheduler.ask()
                 return True
             return not self.scheduler.idle
+        formed = self.drafted(formed)
         inputs: Any = np.array(formed.tokens, dtype=np.int64) if formed.tokens else None
         for stage in self.stages[:-1]:
             inputs = stage.execute(formed.plan, inputs).hidden
@@ -239,14 +252,17 @@ def run(
     swap_blocks: int = 0,
     cancel: str = "",
     lost: int = 0,
+    drafter: Drafter | None = None,
 ) -> tuple[dict[str, list[tuple[int, float]]], SchedulerStats]:
     limits = Limits(512, 8, overcommit=blocks < 48, prefix_cache=True)
     of = stages(scheme, cuts)
+    proposer = Repeats if drafter is None else partial(Repeats, LONGEST_MATCH)
+    guessing = Guessing(frozenset({2}), proposer=proposer, drafts=drafter is not None)
     scheduler = Scheduler(
         BlockAllocator(blocks, 16), limits, Batching(Mode.NO_BUBBLES, 2, 8, 2), Chunking(64), frozenset({2}),
-        Swapping(swap_blocks), Guessing(frozenset({2})) if guesses else None,
+        Swapping(swap_blocks), guessing if guesses else None,
     )  # fmt: skip
-    running = Run(scheduler, of, lost=lost)
+    running = Run(scheduler, of, lost=lost, drafter=drafter)
     of[-1].take_forced(MOST_ROWS - 1 if guesses else 0)
     for name, (prompt, generation) in requests.items():
         running.submit(name, prompt, generation)

@@ -15,10 +15,12 @@ from typing import Any
 import grpc
 import pytest
 import torch
+from edgeshard_agent.engine.drafter import Drafter
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting.around import ForHead, HostServices, LoadedModel, model_key
 from edgeshard_agent.hosting.hosted_stage import HostedStage
 from edgeshard_agent.model.attention.kv import KvMemory
+from edgeshard_agent.model.draft_steps import DraftSteps
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.net import link_sender
@@ -120,9 +122,11 @@ async def open_ring(
     kv_blocks: int = 40,
     saved_states: int = 8,
     speculation: Speculation = Speculation.OFF,
+    drafts: bool = False,
     **options: Any,
 ) -> AsyncIterator[Ring]:
-    """Real servers, real streams, real weights; one event loop and one compute thread stand for all nodes."""
+    """Real servers, real streams, real weights; one event loop and one compute thread stand for all nodes. With
+    `drafts` the head's has the model itself as a draft."""
     torch.set_num_threads(1)
     front, worker, broken = Front(), ComputeThread(1), list[str]()
     coordinator = Server("127.0.0.1:0", None)
@@ -148,15 +152,19 @@ async def open_ring(
     )
     spec = DeploymentSpec(name="ring", model="tiny", source="n0", dtype=DType.FLOAT32, **options)
     config = json.loads((model / "config.json").read_text())
+    memory = KvMemory(DType.FLOAT32, kv_blocks, 16, slots=placement.slots_of(config["max_position_embeddings"]))
+
+    def stage_of(layers: LayerRange) -> StageModel:
+        source = SafetensorsDirectory(model)
+        return StageModel.with_kv(StageWeights.load(source, config, layers, dtype=DType.FLOAT32, device="cpu"), memory)
+
     stages = []
     for index, cut in enumerate(cuts):
         prepare = PrepareStage(spec, placement, index, Epoch(1), Digest("0" * 64))
-        weights = StageModel.with_kv(
-            StageWeights.load(SafetensorsDirectory(model), config, cut, dtype=DType.FLOAT32, device="cpu"),
-            KvMemory(DType.FLOAT32, kv_blocks, 16, slots=placement.slots_of(config["max_position_embeddings"])),
-        )
+        weights = stage_of(cut)
         pin = Pin(BlobCache(directory, 1 << 20), [])
-        loaded = LoadedModel(model_key(prepare), weights, ForHead(None, frozenset({95})), pin, 0.0)
+        drafter = Drafter(DraftSteps(stage_of(LayerRange(0, 4)), 2), 2, 96) if drafts and not index else None
+        loaded = LoadedModel(model_key(prepare), weights, ForHead(None, frozenset({95})), pin, 0.0, drafter)
         around = HostServices(NodeId(f"n{index}"), worker, servicers[index], dial, None, SystemClock(), lambda: None)
         stages.append(HostedStage(prepare, loaded, around, lambda d, e: broken.append(d)))
     try:
@@ -359,12 +367,13 @@ async def test_mishaps_on_the_hops_never_change_a_token(
 
 
 @pytest.mark.skipif(not native_available(), reason="torch's operators do not promise equal bits")
+@pytest.mark.parametrize("drafts", [False, True], ids=["n-grams", "a draft"])
 @pytest.mark.parametrize("seed", range(2))
 async def test_mishaps_between_guesses_never_change_a_token(
-    tiny_llama: Path, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_llama: Path, seed: int, drafts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Links break and come back; each request runs alone, so that tokens are guessed for it. What is drawn repeats
-    enough for guesses to be right, and not always."""
+    enough for guesses to be right, and not always; a draft's are right where they come in time."""
 
     async def one_by_one(ring: Ring) -> dict[str, list[int]]:
         for number, prompt in enumerate(PROMPTS):
@@ -380,7 +389,7 @@ async def test_mishaps_between_guesses_never_change_a_token(
     monkeypatch.setattr(link_sender, "_write", mishaps.write)
     monkeypatch.setattr(link_sender, "FIRST_RETRY_S", 0.001)
     monkeypatch.setattr(LinkReceiver, "tell", mishaps.telling())
-    async with open_ring(tiny_llama, CUTS, tmp_path, speculation=Speculation.GUESSES) as ring:
+    async with open_ring(tiny_llama, CUTS, tmp_path, speculation=Speculation.GUESSES, drafts=drafts) as ring:
         assert await one_by_one(ring) == right
         guesses = ring.stages[0].status().guesses
         assert guesses is not None and guesses.guessed > guesses.right > 0

@@ -145,9 +145,9 @@ class KvPool:
         self.block_bytes = block_tokens * sum(own.bytes_per_token(self.kept) for own in heads)
         self._by_block: list[torch.Tensor] = []
         """All memory of the pool: keys and values by block, [2 n, blocks, elements] for n layers with heads alike."""
-        self._arenas = self._taken(heads, device, scratch)
         self.states = states or States(0, (), device)
         """What is kept of requests beside keys and values."""
+        self._arenas = self._taken(heads, device, scratch)
         self._taken_slots: set[int] = set()
         self._saved: dict[int, int] = {}
         """By slot, after how many positions of a request its states were as they are there."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from edgeshard.chat.process import ChatProcess, ModelFiles
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.ids import Digest
 from edgeshard.domain.requests.chat import ChatPrompt, Conversation
 from edgeshard.domain.requests.generation import text_bytes
 from edgeshard_coordinator.control.requests.models import Models, max_context
@@ -49,13 +50,20 @@ class Chats:
         """The text of each token within a text."""
         return await self._process.texts(self._files(self._record_of(model)), tokens)
 
+    async def vocabulary(self, digest: Digest) -> str:
+        """As `ChatProcess.vocabulary`, of a stored model."""
+        return await self._process.vocabulary(self._files_of(digest))
+
     async def close(self) -> None:
         await self._process.close()
 
     def _files(self, record: DeploymentRecord) -> ModelFiles:
-        manifest, digest = self._models.get(record.manifest_digest)
+        return self._files_of(record.manifest_digest, max_context(record, self._models))
+
+    def _files_of(self, digest: Digest, context: int = 0) -> ModelFiles:
+        manifest, digest = self._models.get(digest)
         paths = {file.name: self._models.file_path(file.sha256) for file in manifest.files}
-        return ModelFiles(digest, paths, max_context(record, self._models))
+        return ModelFiles(digest, paths, context)
 
 
 def check_counted(text: str, field: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.loss import Loss
-from edgeshard.domain.deployments.placement import Placement
+from edgeshard.domain.deployments.placement import PlacedDraft, Placement
 from edgeshard.domain.deployments.replan import Replan
 from edgeshard.domain.deployments.traffic import Outlook, Traffic
 from edgeshard.domain.errors import EdgeShardError
@@ -40,13 +40,20 @@ class Planner:
         self._traffic = traffic
         self._solver = Solver()
 
-    async def place(self, state: State, spec: DeploymentSpec, manifest: ModelManifest, digest: Digest) -> Placement:
+    async def place(
+        self,
+        state: State,
+        spec: DeploymentSpec,
+        manifest: ModelManifest,
+        digest: Digest,
+        draft: PlacedDraft | None = None,
+    ) -> Placement:
         """A placement, from any source that is best where the spec names none; of a replica beside the others of its
         name. `digest` is the manifest's."""
         traffic = self._traffic.of(DeploymentName(spec.served_name), ModelName(spec.model))
 
         def place(sourced: DeploymentSpec, nodes: Sequence[Candidate]) -> Placement:
-            return self._placer.place(PlacementProblem(sourced, manifest, nodes, state.measured, traffic))
+            return self._placer.place(PlacementProblem(sourced, manifest, nodes, state.measured, traffic, draft))
 
         def placed() -> Placement:
             candidates = with_held(without_siblings(state, spec, state.candidates()), spec, manifest, digest)
@@ -55,15 +62,21 @@ class Planner:
         return await self._solver.run(placed)
 
     async def place_replicas(
-        self, state: State, spec: DeploymentSpec, manifest: ModelManifest, digest: Digest
+        self,
+        state: State,
+        spec: DeploymentSpec,
+        manifest: ModelManifest,
+        digest: Digest,
+        draft: PlacedDraft | None = None,
     ) -> tuple[Placement, ...]:
-        """The placements of all replicas that the spec asks for, on disjoint nodes, or of the one that it is."""
+        """The placements of all replicas that the spec asks for, on disjoint nodes, or of the one that it is; each with
+        a draft of its own."""
         if spec.replicas == 1 or spec.replica:
-            return (await self.place(state, spec, manifest, digest),)
+            return (await self.place(state, spec, manifest, digest, draft),)
         traffic = self._traffic.of(DeploymentName(spec.name), ModelName(spec.model))
 
         def place(sourced: DeploymentSpec, nodes: Sequence[Candidate]) -> Placement:
-            return self._placer.place(PlacementProblem(sourced, manifest, nodes, state.measured, traffic))
+            return self._placer.place(PlacementProblem(sourced, manifest, nodes, state.measured, traffic, draft))
 
         def placed() -> tuple[Placement, ...]:
             candidates = with_held(state.candidates(), spec, manifest, digest)
@@ -150,6 +163,6 @@ class Planner:
             there = without_siblings(state, record.spec, state.candidates(record.name))
             spec = of_nodes_there(record.spec, there)
             nodes = with_held(there, spec, manifest, record.manifest_digest)
-            return PlacementProblem(spec, manifest, nodes, state.measured, served)
+            return PlacementProblem(spec, manifest, nodes, state.measured, served, record.placement.draft)
 
         return made

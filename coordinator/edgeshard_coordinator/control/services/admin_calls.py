@@ -12,6 +12,7 @@ from edgeshard_coordinator.control.persistence.persistence import StateStore
 from edgeshard_coordinator.control.requests.models import Models
 from edgeshard_coordinator.control.requests.request_front import RequestFront
 from edgeshard_coordinator.control.runtime.conditions import Conditions
+from edgeshard_coordinator.control.runtime.drafts import Drafts
 from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.control.runtime.planner import Planner
 from edgeshard_coordinator.control.services.questions import Questions
@@ -32,6 +33,7 @@ class AdminCalls(admin_pb2_grpc.AdminServiceServicer):
     _audit: AuditLog
     _events: SiteEvents
     _conditions: Conditions
+    _drafts: Drafts
 
     def __post_init__(self) -> None:
         self._traffic = self._front.traffic

@@ -40,7 +40,8 @@ class DeploymentCalls(AdminCalls):
         spec = wire.spec_from_wire(request.spec)
         manifest, digest = self._models.get(spec.model)
         spec = self._as_stored(spec, manifest)
-        placements = await self._planner.place_replicas(self._loop.state, spec, manifest, digest)
+        spec, draft = await self._drafts.of(spec, manifest)
+        placements = await self._planner.place_replicas(self._loop.state, spec, manifest, digest, draft)
         first, *further = [wire.placement_to_wire(self._told(one, spec.model)) for one in placements]
         return pb.PlanResponse(placement=first, further=further)
 
@@ -113,8 +114,9 @@ class DeploymentCalls(AdminCalls):
         manifest, digest = self._models.get(spec.model)
         self._check_new(spec, digest)
         spec = self._as_stored(spec, manifest)
+        spec, draft = await self._drafts.of(spec, manifest)
         if lacks_measurements(state, spec, manifest.config, active_requests):
-            await self._planner.place_replicas(state, spec, manifest, digest)
+            await self._planner.place_replicas(state, spec, manifest, digest, draft)
             await measure_first(self._loop, spec, manifest.config, limit_s, active_requests)
 
     async def _deploy(self, spec: DeploymentSpec, operation: ServedOperation) -> ServedOperation:
@@ -126,7 +128,8 @@ class DeploymentCalls(AdminCalls):
         manifest, digest = self._models.get(spec.model)
         self._check_new(spec, digest)
         spec = self._as_stored(spec, manifest)
-        placements = await self._planner.place_replicas(state, spec, manifest, digest)
+        spec, draft = await self._drafts.of(spec, manifest)
+        placements = await self._planner.place_replicas(state, spec, manifest, digest, draft)
         specs = (spec,) if spec.replica else spec.numbered(len(placements))
         records = [
             new_record(state, _blank_record(with_source(one, placement), digest, placement))

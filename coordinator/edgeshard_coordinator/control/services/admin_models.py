@@ -52,7 +52,9 @@ class ModelCalls(AdminCalls):
     def _check_unused(self, name: str) -> ModelManifest:
         manifest, digest = self._models.get(name)
         for record in self._loop.state.deployments.values():
-            if record.model == name or record.manifest_digest == digest:
+            draft = record.placement.draft
+            drafts = draft is not None and digest == draft.manifest_digest
+            if record.model == name or record.manifest_digest == digest or drafts:
                 raise FailedPreconditionError(
                     f"name: model {name} is used by deployment {record.name}; delete that first",
                     field="name",

@@ -15,7 +15,7 @@ from functools import cache
 from edgeshard.architectures import ModelShape, check_quantisation, parse_config, tensor_bytes, unit_of
 from edgeshard.domain import errors
 from edgeshard.domain.deployments.deployment import AUTO_STANDBY, EVERY_NODE, DeploymentSpec
-from edgeshard.domain.deployments.placement import ExplicitStage, PlacedStage, Placement, check_cover
+from edgeshard.domain.deployments.placement import ExplicitStage, PlacedDraft, PlacedStage, Placement, check_cover
 from edgeshard.domain.deployments.rules import Condition
 from edgeshard.domain.ids import NodeName
 from edgeshard.domain.models.dtypes import UNSUPPORTED_KV_DTYPE, WHOLE_HEAD, DType, KvFormat, Quantisation
@@ -48,7 +48,7 @@ class StageSizes:
 
     The KV pool holds `requests` of the longest context at once, the spec's concurrency when None. Beside it there are
     at most `saved_states` copies of the states of requests, when None as many as are of use: one for each request, and
-    one wherever a full pool saves.
+    one wherever a full pool saves. A `draft` is held with the first layer.
     """
 
     def __init__(
@@ -59,8 +59,10 @@ class StageSizes:
         load: Load,
         requests: int | None = None,
         saved_states: int | None = None,
+        draft: PlacedDraft | None = None,
     ) -> None:
         self.layer_count = shape.layer_count
+        self.draft = draft
         self.max_context = spec.max_context or shape.max_context
         self._requests = requests or spec.concurrency
         self.kv_blocks = -(-self.max_context // KV_BLOCK_TOKENS) * self._requests
@@ -93,7 +95,8 @@ class StageSizes:
         return self._shape.state_bytes(layers, self._spec.dtype)
 
     def workspace_bytes(self, layers: LayerRange) -> int:
-        return self._workspace_bytes + self._logits_bytes * (layers.end == self.layer_count)
+        drafted = 0 if self.draft is None or layers.first else self.draft.held_bytes
+        return self._workspace_bytes + self._logits_bytes * (layers.end == self.layer_count) + drafted
 
     def streaming(self, layers: LayerRange, node: NodeName, room: int) -> tuple[int, int]:
         """The budget for weights that leaves a node's room to the rest, and the bytes of layers, or of experts, that do
@@ -125,7 +128,7 @@ def sizes_of(spec: DeploymentSpec, manifest: ModelManifest, placement: Placement
     shape = checked_shape(spec, manifest)
     load = Load(placement.micro_batch, placement.micro_batches)
     requests = placement.requests_of(spec.max_context or shape.max_context)
-    return StageSizes(spec, manifest, shape, load, requests, placement.saved_states)
+    return StageSizes(spec, manifest, shape, load, requests, placement.saved_states, placement.draft)
 
 
 def _unit_sizes(
@@ -152,13 +155,19 @@ def _unit_sizes(
 class SimplePlacer:
     """An explicit `layers` list as it stands, otherwise as few nodes as hold the model."""
 
-    def place(self, spec: DeploymentSpec, manifest: ModelManifest, candidates: Sequence[Candidate]) -> Placement:
+    def place(
+        self,
+        spec: DeploymentSpec,
+        manifest: ModelManifest,
+        candidates: Sequence[Candidate],
+        draft: PlacedDraft | None = None,
+    ) -> Placement:
         shape, nodes = checked_shape(spec, manifest), usable_nodes(spec, candidates)
         most = 1 if spec.mode == "sequential" else spec.concurrency
 
         @cache
         def sizes_with(micro_batches: int) -> StageSizes:
-            return StageSizes(spec, manifest, shape, Load(1, micro_batches))
+            return StageSizes(spec, manifest, shape, Load(1, micro_batches), draft=draft)
 
         def sizes_on(stages: int) -> StageSizes:
             return sizes_with(spec.micro_batches or min(stages, most))
@@ -213,6 +222,7 @@ def place_stages(
         micro_batches=load.micro_batches,
         saved_states=saved,
         speculation=speculation_of(spec, sizes.model, [nodes[stage.node].facts for stage in stages]),
+        draft=sizes.draft,
     )
 
 

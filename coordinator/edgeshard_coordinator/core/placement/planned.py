@@ -188,7 +188,7 @@ class _Site:
         """With `advises`, a note tells what would do without streaming, which takes some plans more."""
         self._provers, self._advises = provers, advises
         self.spec, self.candidates = problem.spec, problem.candidates
-        self._manifest, self._measured = problem.manifest, problem.measured
+        self._manifest, self._measured, self._draft = problem.manifest, problem.measured, problem.draft
         self._shape: ModelShape = by_memory.checked_shape(self.spec, self._manifest)
         self._context = self.spec.max_context or self._shape.max_context
         self._typical = typical_request(self.spec, self._context, problem.traffic)
@@ -207,7 +207,7 @@ class _Site:
         return only
 
     def by_memory(self) -> Placement:
-        return by_memory.SimplePlacer().place(self.spec, self._manifest, self.candidates)
+        return by_memory.SimplePlacer().place(self.spec, self._manifest, self.candidates, self._draft)
 
     def kept(self, broken: Placement) -> Placement:
         """The spec's layers with the KV pool and the load of a placement before, so that nodes keep their stages."""
@@ -319,7 +319,7 @@ class _Site:
         )
 
     def _with_pool(self, stages: Sequence[ExplicitStage], load: Load, requests: int) -> Placement:
-        sizes = by_memory.StageSizes(self.spec, self._manifest, self._shape, load, requests)
+        sizes = by_memory.StageSizes(self.spec, self._manifest, self._shape, load, requests, draft=self._draft)
         return by_memory.place_stages(self.spec, sizes, self._nodes, stages, load)
 
     def _cluster(self, only: Sequence[NodeName]) -> SiteCluster:
@@ -350,10 +350,15 @@ class _Site:
             "allow_streaming": spec.allow_streaming,
             "kv_dtype": spec.kv_dtype,
             "max_time_per_token_s": spec.max_time_per_token_s,
-            "reserve": {name: float(size) for name in site.cluster.names if (size := spec.reserve_of(name))},
+            "reserve": {name: float(size) for name in site.cluster.names if (size := self._reserve_of(name))},
             "held": {node.name: node.held for node in self._nodes.values() if node.held != NOTHING_HELD},
         }
         return site_problem(site, model_from_config(spec.model, self._manifest.config), **options)
+
+    def _reserve_of(self, node: str) -> int:
+        """Bytes of a node that are not for layers: the draft takes its own where the first layer is."""
+        drafted = 0 if self._draft is None or node != self.spec.source else self._draft.held_bytes
+        return self.spec.reserve_of(node) + drafted
 
     def _load(self, costs: Costs, cut: Cut) -> Load | None:
         """The load with the highest rate on this cut, of at most `concurrency` requests; None when no load fits."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from edgeshard.domain.deployments.deployment import AUTO_STANDBY, EVERY_NODE, DeploymentSpec
-from edgeshard.domain.deployments.placement import Placement
+from edgeshard.domain.deployments.placement import PlacedDraft, Placement
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Outlook, Traffic
 from edgeshard.domain.ids import NodeId
 from edgeshard.domain.models.model import ModelManifest
@@ -37,7 +37,7 @@ class PlacementProblem:
     """A deployment to be placed on the nodes there are, with the measurements of these.
 
     `traffic` is that of an earlier deployment of this name and model. Where there is a placement already, `candidates`
-    count the memory that it holds as free.
+    count the memory that it holds as free. A `draft` is to be held with the first layer.
     """
 
     spec: DeploymentSpec
@@ -45,6 +45,7 @@ class PlacementProblem:
     candidates: Sequence[Candidate]
     measured: Mapping[NodeId, Measurements]
     traffic: Traffic = NO_TRAFFIC
+    draft: PlacedDraft | None = None
 
     def with_spec(self, **changes: Any) -> PlacementProblem:
         """The same with these fields of the spec changed, unchecked."""

@@ -1,0 +1,176 @@
+"""The draft at work: a smaller model, whole in this process, that guesses tokens for the head's steps.
+
+It runs on the compute thread before a step, so that its guesses take no turn of the event loop. Each guess is drawn as
+the token itself will be, by the request's own sampling and the same random numbers: where both models think alike, they
+draw alike. Nothing depends on a guess but time. (docs/speculation.md#a-draft)
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from edgeshard.domain.requests.step import DRAFT_TOKENS, GuessedTokens, StepPlan
+from edgeshard_agent.model.draft_steps import DraftSteps
+from edgeshard_agent.scheduler.drafting import FIRST_GUESSES, DraftAsk, Prices, Trust, goes_on, is_kept
+
+MOST_NEW = 2
+"""Tokens that are read before the first guess where all guesses before were right: more take longer than a step."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """A request that the draft reads along with, in the KV memory of one place.
+
+    It has read `certain` tokens of the request, and `assumed` ones behind them that it guessed.
+    """
+
+    place: int
+    certain: int = 0
+    assumed: list[int] = field(default_factory=list)
+    guesses: list[int] = field(default_factory=list)
+    """The newest ones, which a step has, and what the draft said how likely each is."""
+    probabilities: list[float] = field(default_factory=list)
+    told: int = 0
+    """The request's tokens when they were made."""
+    trust: Trust = field(default_factory=Trust)
+    answered_s: float | None = None
+    """When the step with them began; None where the request had other steps since, or none yet."""
+
+    def read_of(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens it has read; the last one is still to be read."""
+        read = self.certain
+        for assumed in self.assumed:
+            if read >= len(tokens) or tokens[read] != assumed:
+                break
+            read += 1
+        return min(read, len(tokens) - 1)
+
+
+class Drafter:
+    """A draft for as many requests at once as `steps` has `places`; the one that was asked for longest ago gives its
+    place to another. All calls are made on the compute thread.
+
+    It guesses tokens below `vocab_size`, the vocabulary of the model that it guesses for. `now` is a steady clock in
+    seconds.
+    """
+
+    def __init__(
+        self, steps: DraftSteps, places: int, vocab_size: int, now: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._steps = steps
+        self._places = places
+        self._vocab_size = vocab_size
+        self._now = now
+        self._free = list(range(places))
+        self._known: OrderedDict[int, _Known] = OrderedDict()
+        """By request, the one asked for longest ago first."""
+        self._drafting_s = 0.0
+        """What the newest guesses took."""
+        self.prices = Prices()
+
+    def follow(self, plan: StepPlan, asks: Sequence[DraftAsk]) -> None:
+        """A step is about to run. What it frees is forgotten here, too."""
+        for request in plan.frees:
+            self._forget(request)
+        asked = {ask.request for ask in asks}
+        for span in plan.spans:
+            if span.request not in asked and (known := self._known.get(span.request)) is not None:
+                known.answered_s = None
+
+    @torch.inference_mode()
+    def guess(self, asks: Sequence[DraftAsk]) -> GuessedTokens:
+        """What is guessed behind the tokens of each request, in the order of the tokens; nothing while it does not pay,
+        and while the draft is still reading the request."""
+        began_s, asks = self._now(), asks[: self._places]
+        made = {ask.request: tuple(guesses) for ask in asks if (guesses := self._of_one(ask, began_s))}
+        ended_s = self._now()
+        for ask in asks:
+            if (known := self._known.get(ask.request)) is not None:
+                known.told, known.answered_s = len(ask.tokens), ended_s
+        self._drafting_s = ended_s - began_s
+        return made
+
+    def reset(self) -> None:
+        """Forget every request."""
+        for request in list(self._known):
+            self._forget(request)
+
+    def release(self) -> None:
+        """Give the memory back. It guesses nothing any more."""
+        self._steps.release()
+
+    def _of_one(self, ask: DraftAsk, now_s: float) -> list[int]:
+        room = self._steps.longest - len(ask.tokens) + 1
+        if room < 1:
+            self._forget(ask.request)
+            return []
+        known = self._known.get(ask.request) or self._taken(ask.request)
+        self._known.move_to_end(ask.request)
+        self._learn(known, ask, now_s)
+        known.guesses, known.probabilities = [], []
+        if known.trust.begins(self.prices) and max(ask.tokens[known.certain :], default=0) < self._steps.vocab_size:
+            self._draw(ask, known, min(ask.most, room))
+        return known.guesses
+
+    def _learn(self, known: _Known, ask: DraftAsk, now_s: float) -> None:
+        """The guesses before were right, or not."""
+        came, right = ask.tokens[known.told :], 0
+        while right < min(len(known.guesses), len(came)) and known.guesses[right] == came[right]:
+            right += 1
+        known.trust.noted(known.probabilities, right)
+        # With more tokens than one step brings there were steps between that had nothing to do with the draft.
+        if known.answered_s is not None and 0 < len(came) <= len(known.guesses) + 1:
+            self.prices.passed(len(known.guesses), len(came), now_s - known.answered_s, self._drafting_s)
+
+    def _draw(self, ask: DraftAsk, known: _Known, most: int) -> None:
+        """Draw guesses until no other pays. Of a text that it has not read it reads a part first."""
+        began_s, tokens = self._now(), ask.tokens
+        read = known.read_of(tokens)
+        end = min(len(tokens), read + DRAFT_TOKENS)
+        known.certain, known.assumed = end, []
+        logits = self._steps.logits(known.place, read, tokens[read:end])
+        if end < len(tokens):
+            return
+        # Anew each time: penalties count no guess of the step before.
+        sampler, chance = self._steps.sampler(ask.sampling, tokens, ask.prompt_count), 1.0
+        while True:
+            position = len(tokens) + len(known.guesses)
+            token, probability = self._steps.draw(logits, sampler, position)
+            chance *= known.trust.chance(probability)
+            if not (self._takes(ask, known, token, probability, chance) and len(known.guesses) < most):
+                break
+            sampler.note(token)
+            known.assumed.append(token)
+            logits = self._steps.logits(known.place, position, [token])
+        if end - read <= MOST_NEW:
+            self.prices.drew((self._now() - began_s) / (1 + len(known.assumed)))
+
+    def _takes(self, ask: DraftAsk, known: _Known, token: int, probability: float, chance: float) -> bool:
+        """Add a guess where it pays; whether to draw another."""
+        trust, prices = known.trust, self.prices
+        trust.drawn(probability)
+        pays = not prices.are_known or trust.is_trial or is_kept(chance, prices)
+        if not pays or token in ask.ends or token >= self._vocab_size:
+            return False
+        known.guesses.append(token)
+        known.probabilities.append(probability)
+        if trust.is_trial:
+            return False
+        return goes_on(chance, trust.expected, prices) if prices.are_known else len(known.guesses) < FIRST_GUESSES
+
+    def _taken(self, request: int) -> _Known:
+        """A place for a request that has none."""
+        if not self._free:
+            self._forget(next(iter(self._known)))
+        known = self._known[request] = _Known(self._free.pop())
+        self._steps.begin(known.place)
+        return known
+
+    def _forget(self, request: int) -> None:
+        if (known := self._known.pop(request, None)) is not None:
+            self._free.append(known.place)
