@@ -1,11 +1,14 @@
 """How much faster one stream is with guessed tokens: texts that repeat, one that does not, and JSON by three schemas.
 
-Two real agents, a thread each, hold the demo model and the small mixture, each whole on one of them and in halves on
-both, each time with guesses and without. The mixture was measured before. One client asks for one answer at a time;
+Two real agents, a thread each, hold the demo model, the small mixture and a hybrid, each whole on one of them and in
+halves on both, each time with guesses and without. The mixture was measured before. The hybrid is random, of Qwen3.5's
+shape: greedy it says the same again, sampled it says anything, so it has the best texts and the worst. One client asks for one answer at a time;
 with guesses and without take turns, and a row has the medians. Times go from an answer's first token to its last.
 Processor time is that of both agents, of user code. Answers must be equal, token for token.
 
-    python -m bench.speculation [--rounds 5] [--quick] [-o FILE]     JSON: a row a model, number of boxes and task
+    python -m bench.speculation [--rounds 5] [--models hybrid,...] [--quick] [-o FILE]
+
+prints JSON: a row a model, number of boxes and task.
 """
 
 from __future__ import annotations
@@ -14,8 +17,11 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +30,9 @@ from typing import Any
 
 import psutil
 
+from bench import hybrids
+from bench.quantisation import MODEL
+from bench.random_llama import write_checkpoint
 from bench.sites import demo_site, profiled, write_rows
 from bench.sizes import sized
 from edgeshard import Client
@@ -84,8 +93,25 @@ TASKS |= dict.fromkeys(SCHEMAS, (TASKS["a new fairy tale"][0], 0.0))
 NEW_TOKENS = sized(160, 24)
 MEASURED = sized(tuple(TASKS), ("a story told again", "JSON: a record"))
 MIXTURE = Path(__file__).parent / "mixture_model"
-LAYERS = {"tales": {1: "a=0:12", 2: "a=0:6,b=6:12"}, "mixture": {1: "a=0:8", 2: "a=0:4,b=4:8"}}
+HYBRID_LAYERS = sized(12, 4)
+HYBRID = hybrids.HYBRID | {
+    "hidden_size": sized(512, 128),
+    "intermediate_size": sized(1536, 256),
+    "num_hidden_layers": HYBRID_LAYERS,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"] * (HYBRID_LAYERS // 4),
+    "vocab_size": 4096,
+}
+LAYERS = {
+    "tales": {1: "a=0:12", 2: "a=0:6,b=6:12"},
+    "mixture": {1: "a=0:8", 2: "a=0:4,b=4:8"},
+    "hybrid": {1: f"a=0:{HYBRID_LAYERS}", 2: f"a=0:{HYBRID_LAYERS // 2},b={HYBRID_LAYERS // 2}:{HYBRID_LAYERS}"},
+}
 """By model and number of boxes."""
+ASKED = {
+    "tales": MEASURED,
+    "mixture": [task for task in MEASURED if task not in SCHEMAS],
+    "hybrid": sized(("a list that goes on", "a new fairy tale"), ("a list that goes on",)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,29 +187,39 @@ async def measure(
     }
 
 
-async def run(rounds: int) -> list[dict[str, Any]]:
+async def add_hybrid(client: Client) -> None:
+    """The hybrid, with the demo model's tokenizer."""
+    with tempfile.TemporaryDirectory(prefix="edgeshard-bench-") as scratch:
+        write_checkpoint(Path(scratch), HYBRID)
+        shutil.copy(MODEL / "tokenizer.json", scratch)
+        await client.add_model(Path(scratch), "hybrid")
+
+
+async def run(rounds: int, models: Sequence[str]) -> list[dict[str, Any]]:
     async with demo_site(("a", "b"), "tales", threads=1) as (cluster, client):
         await client.add_model(MIXTURE, "mixture")
         await profiled(client, "mixture", quick=True)
+        await add_hybrid(client)
         rows = []
-        for model, cuts in LAYERS.items():
+        for model in models:
+            cuts = LAYERS[model]
             for boxes, layers in cuts.items():
                 for speculation in ("off", "auto"):
                     values = {"name": name_of(model, boxes, speculation), "model": model, "layers": layers}
                     await client.deploy(parse_spec({**values, "speculation": speculation, "concurrency": 1}))
-                for task in MEASURED:
-                    if model == "tales" or task not in SCHEMAS:
-                        rows.append(await measure(client, cluster, model, boxes, task, rounds))
+                for task in ASKED[model]:
+                    rows.append(await measure(client, cluster, model, boxes, task, rounds))
         return rows
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--models", default=",".join(LAYERS), help="those to measure, with commas between")
     parser.add_argument("--quick", action="store_true", help="one round")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
-    rows = asyncio.run(run(1 if options.quick else options.rounds))
+    rows = asyncio.run(run(1 if options.quick else options.rounds, options.models.split(",")))
     print(json.dumps(rows, indent=1))
     write_rows(options.output, rows)
     return 0

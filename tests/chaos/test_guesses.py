@@ -6,6 +6,7 @@ import asyncio
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from edgeshard_agent.ops.native import native_available
@@ -14,7 +15,8 @@ from edgeshard.domain.deployments.placement import Speculation
 from edgeshard.domain.nodes.device import StageGuesses
 from tests.chaos.checker import Reference, check, reference_of
 from tests.chaos.failpoints import Action, Failpoint, Place
-from tests.chaos.matrix import VOCABULARY, Ask
+from tests.chaos.matrix import VOCABULARY, Ask, Shape
+from tests.chaos.shapes import layers_of, save
 from tests.chaos.site import DEPLOYMENT, ChaosSite
 from tests.chaos.trial import Stream
 from tests.support.forms import one_in
@@ -59,11 +61,24 @@ async def guesses(site: ChaosSite) -> StageGuesses:
     return found
 
 
+OF_DEMO = {"dtype": "bfloat16"}
+OF_HYBRID = OF_DEMO | {"model": "hybrid", "layers": layers_of(Shape.HYBRID)}
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("quantisation", one_in(2, ["none", "int4"]))
-async def test_whoever_is_killed_between_guesses_no_token_changes(tmp_path: Path, quantisation: str) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        *one_in(2, [OF_DEMO, OF_DEMO | {"quantisation": {"*": "int4"}}]),
+        *one_in(2, [OF_HYBRID, OF_HYBRID | {"prefix_cache": True}]),
+    ],
+    ids=lambda options: " ".join(str(options[key]) for key in options if key != "layers"),
+)
+async def test_whoever_is_killed_between_guesses_no_token_changes(tmp_path: Path, options: dict[str, Any]) -> None:
     async with ChaosSite(tmp_path) as site:
-        options = {"dtype": "bfloat16", "quantisation": {"*": quantisation}}
+        if "model" in options:
+            save(Shape.HYBRID, tmp_path / "hybrid")
+            await site.client.add_model(tmp_path / "hybrid", "hybrid")
         await site.deploy(speculation="off", **options)
         wanted: list[Reference] = [reference_of((await answer(site, ask)).events) for ask in ASKS]
         deployment = await site.deploy(speculation="on", **options)

@@ -12,13 +12,15 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
+from edgeshard.domain.requests.step import MOST_GUESSES
+
 if TYPE_CHECKING:
     from edgeshard_agent.scheduler.batching import InterTokenSeconds
 
 LONGEST_MATCH, SHORTEST_MATCH = 4, 2
 MOST_LOOKED_AT = 16
 """Earlier places with the same two newest tokens, the latest first, that a longer match is looked for among."""
-MOST_ROWS = 8
+MOST_ROWS = 1 + MOST_GUESSES
 """Rows that decodes may have in a step with guesses. So few cost little beside the weights that the step reads."""
 MOST_INDEXED = 4096
 """Tokens that one call puts into the index, since a step waits for it: behind longer prompts guesses begin later."""
@@ -118,11 +120,13 @@ class Guessed:
 @dataclass(frozen=True, slots=True)
 class Guessing:
     """How the requests of a pipeline are guessed for, each with a `proposer` of its own. `ends` are tokens that nothing
-    is guessed behind, and `inter_token_s` is the cost of a step, where it is known."""
+    is guessed behind, and `inter_token_s` is the cost of a step, where it is known. Each guess whose request goes on
+    has one of so many `slots` on every stage, where that keeps states of requests; None where it keeps none."""
 
     ends: frozenset[int] = frozenset()
     inter_token_s: InterTokenSeconds | None = None
     proposer: Callable[[], Proposer] = Repeats
+    slots: int | None = None
 
     def guesses(
         self, guessed: Guessed, tokens: Sequence[int], most: int, forced: Sequence[int] = ()

@@ -333,9 +333,13 @@ class Scheduler:
         chosen = list(self._ready.values())[:size]
         # The best standing first: a request that has to give way for it is then not in the step yet.
         most = self._most_guesses(len(decoding), len(chosen))
+        assumed = {s.number: s.assumed for s in self._running.values()}
         for sequence in sorted(chosen, key=lambda s: s.standing):
             if sequence.number in self._ready and self._make_room(sequence):
-                self._add_span(draft, sequence, len(sequence.tokens), self._guesses(sequence, most))
+                others = sum(assumed.values()) - assumed[sequence.number]
+                guesses = self._guesses(sequence, min(most, self._free_slots(others)))
+                self._add_span(draft, sequence, len(sequence.tokens), guesses)
+                assumed[sequence.number] = max(assumed[sequence.number], len(guesses))
                 del self._ready[sequence.number]
         return len(draft.spans)
 
@@ -345,6 +349,12 @@ class Scheduler:
             return 0
         return max(0, min(MOST_ROWS // decoding, self.chunking.step_tokens // chosen) - 1)
 
+    def _free_slots(self, others: int) -> int:
+        """Slots for states behind a request's guesses, while the stages have so many guesses of other requests."""
+        if self.guessing is None or self.guessing.slots is None:
+            return MOST_ROWS
+        return max(0, self.guessing.slots - others)
+
     def _guesses(self, sequence: Sequence, most: int) -> tuple[int, ...]:
         """What is guessed of a request's next tokens; never beyond its last one, nor in blocks that others may need."""
         if self.guessing is None:
@@ -353,6 +363,8 @@ class Scheduler:
         most = min(most, sequence.longest - 1 - known)
         if self.limits.overcommit:
             most = min(most, self.allocator.blocks_for(known) * size - known)
+        due = self._next_save(sequence)  # a span has to end there
+        most = min(most, (due if due > known else due + self.limits.save_every) - 1 - known)
         sequence.guessed = sequence.guessed or Guessed(self.guessing.proposer())
         guesses = self.guessing.guesses(sequence.guessed, sequence.tokens, most, sequence.forced)
         return tuple(takewhile(lambda token: token not in sequence.generation.stop_tokens, guesses))
@@ -620,7 +632,7 @@ class Scheduler:
         Then it goes on where it was, if the stages keep its KV, or runs again what it had, which gives the same. They
         keep no guesses, nor what they do not know yet to have been guessed right.
         """
-        sequence.scheduled = sequence.certain
+        sequence.scheduled, sequence.assumed = sequence.certain, 0
         number, blocks = sequence.number, self.allocator.blocks_for(sequence.scheduled)
         if self._swap_ins.pop(number, None) is not None:  # the stages have it aside still
             self._stop(sequence)

@@ -48,7 +48,7 @@ def make_scheduler(
     )
     slots = placement.slots_of(longest) if shape.states else 0
     allocator = BlockAllocator(placement.kv_blocks, placement.kv_block_tokens, slots)
-    guessing = Guessing(eos_tokens, chunking.inter_token_s)
+    guessing = Guessing(eos_tokens, chunking.inter_token_s, slots=placement.used_guess_slots if shape.states else None)
     guesses = placement.speculation is Speculation.GUESSES
     return Scheduler(
         allocator, limits, batching(prepare), chunking, eos_tokens, swapping(prepare), guessing if guesses else None

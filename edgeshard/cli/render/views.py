@@ -292,7 +292,7 @@ def deployment_fields(deployment: Deployment) -> dict[str, str]:
 _SPECULATION = {
     Speculation.GUESSES: "tokens are guessed, and no answer changes",
     Speculation.OFF: "off",
-    Speculation.STATES: "nothing is guessed: what the model keeps of a request cannot be cut (states)",
+    Speculation.STATES: "nothing is guessed: no memory for the states behind guesses, or a node is older (states)",
     Speculation.EXPERTS: "nothing is guessed: what each guess's experts cost is not measured (experts)",
     Speculation.PROMISE: "nothing is guessed: a time between tokens was promised (promise)",
     Speculation.BITS: "nothing is guessed: a node or the model promises no equal bits (bits)",

@@ -16,6 +16,8 @@ STEP_TOKENS = 512
 """Tokens a head puts into a step: its decodes, and chunks of prompts for the rest."""
 MAX_STEP_TOKENS = 4 * STEP_TOKENS
 """Tokens a stage accepts in a step, and that a slice of a long prompt may have."""
+MOST_GUESSES = 7
+"""Guesses that a step has at most, of all its requests."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,17 +13,20 @@ from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.planning.inputs.shapes import ModelSpec
 
 
-def speculation_of(spec: DeploymentSpec, model: ModelSpec, nodes: Sequence[DeviceFacts]) -> Speculation:
-    """What goes for a model under this spec on these nodes, one for each stage."""
+def speculation_of(
+    spec: DeploymentSpec, model: ModelSpec, nodes: Sequence[DeviceFacts], guess_slots: int
+) -> Speculation:
+    """What goes for a model under this spec on these nodes, one for each stage. There is room for `guess_slots` states
+    behind guesses, where requests have any."""
     if spec.speculation == "off":
         return Speculation.OFF
-    if model.shape.states:
-        return Speculation.STATES
     own_blocks = isinstance(architecture_named(model.shape.architecture).runs, Fused)
     if not (own_blocks and all(facts.takes_guesses for facts in nodes)):
         return Speculation.BITS
     if spec.max_time_per_token_s is not None or spec.max_inter_token_latency_s is not None:
         return Speculation.PROMISE
+    if model.shape.states and not (guess_slots and all(facts.keeps_states_of_guesses for facts in nodes)):
+        return Speculation.STATES
     return Speculation.EXPERTS if any(block.experts for block in model.blocks) else Speculation.GUESSES
 
 
