@@ -2,9 +2,9 @@
 
 Two real agents, a thread each, hold the demo model, the small mixture and a hybrid, each whole on one of them and in
 halves on both, each time with guesses and without. The mixture was measured before. The hybrid is random, of Qwen3.5's
-shape: greedy it says the same again, sampled it says anything, so it has the best texts and the worst. One client asks for one answer at a time;
-with guesses and without take turns, and a row has the medians. Times go from an answer's first token to its last.
-Processor time is that of both agents, of user code. Answers must be equal, token for token.
+shape: greedy it says the same again, sampled it says anything, so it has the best texts and the worst. One client asks
+for one answer at a time; with guesses and without take turns, and a row has the medians. Times go from an answer's
+first token to its last. Processor time is that of both agents, of user code. Answers must be equal, token for token.
 
     python -m bench.speculation [--rounds 5] [--models hybrid,...] [--quick] [-o FILE]
 

@@ -8,7 +8,7 @@ whose tokens came back (`batching`), then chunks of prompts as far as the budget
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 
@@ -333,13 +333,12 @@ class Scheduler:
         chosen = list(self._ready.values())[:size]
         # The best standing first: a request that has to give way for it is then not in the step yet.
         most = self._most_guesses(len(decoding), len(chosen))
-        assumed = {s.number: s.assumed for s in self._running.values()}
+        held = {s.number: s.assumed for s in self._running.values()} if most else {}
         for sequence in sorted(chosen, key=lambda s: s.standing):
             if sequence.number in self._ready and self._make_room(sequence):
-                others = sum(assumed.values()) - assumed[sequence.number]
-                guesses = self._guesses(sequence, min(most, self._free_slots(others)))
+                guesses = self._guesses(sequence, min(most, self._free_slots(sequence, held)))
                 self._add_span(draft, sequence, len(sequence.tokens), guesses)
-                assumed[sequence.number] = max(assumed[sequence.number], len(guesses))
+                held[sequence.number] = max(held.get(sequence.number, 0), len(guesses))
                 del self._ready[sequence.number]
         return len(draft.spans)
 
@@ -349,11 +348,12 @@ class Scheduler:
             return 0
         return max(0, min(MOST_ROWS // decoding, self.chunking.step_tokens // chosen) - 1)
 
-    def _free_slots(self, others: int) -> int:
-        """Slots for states behind a request's guesses, while the stages have so many guesses of other requests."""
+    def _free_slots(self, sequence: Sequence, held: Mapping[int, int]) -> int:
+        """The most guesses of a request behind which the stages can keep states, where they have any: other requests
+        hold so many slots, those of their guesses before until the step is over."""
         if self.guessing is None or self.guessing.slots is None:
             return MOST_ROWS
-        return max(0, self.guessing.slots - others)
+        return self.guessing.slots - sum(count for number, count in held.items() if number != sequence.number)
 
     def _guesses(self, sequence: Sequence, most: int) -> tuple[int, ...]:
         """What is guessed of a request's next tokens; never beyond its last one, nor in blocks that others may need."""

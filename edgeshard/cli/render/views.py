@@ -281,7 +281,8 @@ def deployment_fields(deployment: Deployment) -> dict[str, str]:
         "New tokens": f"at most {spec.max_new_tokens}",
         "Concurrency": f"{spec.concurrency} requests, {_requests_text(deployment)}",
         "KV pool": f"{placement.kv_blocks} blocks of {placement.kv_block_tokens} tokens"
-        + (f", {placement.saved_states} saved states" if placement.saved_states else ""),
+        + (f", {placement.saved_states} saved states" if placement.saved_states else "")
+        + (f", {placement.used_guess_slots} states behind guesses" if placement.used_guess_slots else ""),
         "Speculation": _SPECULATION[placement.speculation],
         "Epoch": str(deployment.epoch),
         **prediction_fields(placement),

@@ -38,7 +38,7 @@ from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StagePhase
-from edgeshard.domain.requests.step import ReturnedStep, StepResult
+from edgeshard.domain.requests.step import MOST_GUESSES, ReturnedStep, StepResult
 from edgeshard.process.clock import SystemClock
 from edgeshard.proto.v1 import common_pb2, head_pb2, stage_pb2
 from edgeshard.proto.v1.head_pb2_grpc import HeadServiceServicer, add_HeadServiceServicer_to_server
@@ -145,6 +145,7 @@ async def open_ring(
         micro_batches=3,
         saved_states=saved_states,
         speculation=speculation,
+        guess_slots=MOST_GUESSES,
     )
     spec = DeploymentSpec(name="ring", model="tiny", source="n0", dtype=DType.FLOAT32, **options)
     config = json.loads((model / "config.json").read_text())
@@ -153,7 +154,13 @@ async def open_ring(
         prepare = PrepareStage(spec, placement, index, Epoch(1), Digest("0" * 64))
         weights = StageModel.with_kv(
             StageWeights.load(SafetensorsDirectory(model), config, cut, dtype=DType.FLOAT32, device="cpu"),
-            KvMemory(DType.FLOAT32, kv_blocks, 16, slots=placement.slots_of(config["max_position_embeddings"])),
+            KvMemory(
+                DType.FLOAT32,
+                kv_blocks,
+                16,
+                slots=placement.slots_of(config["max_position_embeddings"]),
+                guess_slots=placement.used_guess_slots,
+            ),
         )
         pin = Pin(BlobCache(directory, 1 << 20), [])
         loaded = LoadedModel(model_key(prepare), weights, ForHead(None, frozenset({95})), pin, 0.0)
@@ -361,7 +368,7 @@ async def test_mishaps_on_the_hops_never_change_a_token(
 @pytest.mark.skipif(not native_available(), reason="torch's operators do not promise equal bits")
 @pytest.mark.parametrize("seed", range(2))
 async def test_mishaps_between_guesses_never_change_a_token(
-    tiny_llama: Path, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Links break and come back; each request runs alone, so that tokens are guessed for it. What is drawn repeats
     enough for guesses to be right, and not always."""
@@ -373,14 +380,14 @@ async def test_mishaps_between_guesses_never_change_a_token(
                 await ring.front.start(f"r{number}", prompt, 80, sampling=sampling)
         return ring.front.tokens
 
-    async with open_ring(tiny_llama, CUTS, tmp_path) as ring:
+    async with open_ring(model, CUTS, tmp_path) as ring:
         right = await one_by_one(ring)
         assert ring.stages[0].status().guesses is None
     mishaps = Mishaps(seed, rate=0.2)
     monkeypatch.setattr(link_sender, "_write", mishaps.write)
     monkeypatch.setattr(link_sender, "FIRST_RETRY_S", 0.001)
     monkeypatch.setattr(LinkReceiver, "tell", mishaps.telling())
-    async with open_ring(tiny_llama, CUTS, tmp_path, speculation=Speculation.GUESSES) as ring:
+    async with open_ring(model, CUTS, tmp_path, speculation=Speculation.GUESSES) as ring:
         assert await one_by_one(ring) == right
         guesses = ring.stages[0].status().guesses
         assert guesses is not None and guesses.guessed > guesses.right > 0

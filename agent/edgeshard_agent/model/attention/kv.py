@@ -463,8 +463,9 @@ class KvPool:
         if grant.swapped:
             length, draft.kept[grant.request] = kept, 0
             draft.swap_ins[grant.request] = tuple(grant.blocks)
+        blocks, source = table.blocks + tuple(grant.blocks), table.source if grant.first_index else slot
         draft.tables[grant.request] = replace(
-            table, blocks=table.blocks + tuple(grant.blocks), length=length, shared=shared, slot=slot
+            table, blocks=blocks, length=length, shared=shared, slot=slot, source=source
         )
 
     def _draft_slot(self, draft: KvDraft, grant: KvGrant) -> int | None:
