@@ -280,7 +280,8 @@ def test_no_schedule_changes_a_token(
     whose tokens are late, while half of the guesses are wrong. With states their tokens come of these alone."""
     dice = random.Random(seed)
     size = dice.choice([1, 2, 4])
-    save_every, states, slots = (dice.choice([1, 2, 5]) * size, dice.randint(4, 8), dice.randint(1, 7))
+    own = random.Random(f"states {seed}")
+    save_every, states, slots = (own.choice([1, 2, 5]) * size, own.randint(4, 8), own.randint(1, 7))
     limits = Limits(
         48, 6, overcommit=dice.random() < 0.7, prefix_cache=dice.random() < 0.7, save_every=save_every * has_states
     )
