@@ -82,8 +82,8 @@ class Node:
         self._watch = watch
         address = f"{name}:7000"
         clock = SimClock(loop, process)
-        can = {"takes_guesses": True, "keeps_states_of_guesses": True}
-        self.facts = DeviceFacts("cpu", "sim", 2, MEMORY_BYTES, MEMORY_BYTES, False, "sim", **can)
+        facts = DeviceFacts("cpu", "sim", 2, MEMORY_BYTES, MEMORY_BYTES, False, "sim")
+        self.facts = replace(facts, takes_guesses=True, keeps_states_of_guesses=True)
         registration = Registration(
             self.node_id, NodeName(name), address, WIRE_VERSION, self.facts, f"{name}-{run}", starting=True
         )

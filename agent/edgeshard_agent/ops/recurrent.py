@@ -66,15 +66,15 @@ class SpanStates:
         self._check_slots(held)
         if len(self.slots) == rows:
             into = self.slots if self.row_slots is None else self.row_slots
-            yield _Piece(self.slots.long(), slice(0, rows), 1, into.long().unsqueeze(1), (0,))
+            yield _Piece(self.slots.long(), slice(0, rows), 1, into.long().unsqueeze(1), [0])
             return
         for span, (first, end) in enumerate(pairwise(self.first_rows.tolist())):
-            own, count, kept = self.slots[span : span + 1].long(), end - first, (end - first - 1,)
-            into = own.expand(count)
+            own, count = self.slots[span : span + 1].long(), end - first
+            into, kept = own.expand(count), [count - 1]
             if self.row_slots is not None:
                 into = self.row_slots[first:end].long()
                 edges = pairwise([*into.tolist(), -1])
-                kept = tuple(token for token, (slot, following) in enumerate(edges) if slot != following)
+                kept = [token for token, (slot, following) in enumerate(edges) if slot != following]
             yield _Piece(own, slice(first, end), count, into.unsqueeze(0), kept)
 
     def _check_slots(self, held: int) -> None:
@@ -335,7 +335,7 @@ class _Piece:
     rows: slice
     count: int
     into: Tensor
-    kept: tuple[int, ...]
+    kept: list[int]
 
     def put(self, states: Tensor, token: int, state: Tensor) -> None:
         """Keep the states [spans, ...] behind a token, if they are to be kept."""
