@@ -2,7 +2,7 @@
 
 Two real agents, a thread each, hold the demo model, the small mixture and a hybrid, each whole on one of them and in
 halves on both, each time with guesses and without. The mixture was measured before. The hybrid is random, of Qwen3.5's
-shape: greedy it says the same again, sampled it says anything, so it has the best texts and the worst. One client asks
+shape: an answer of one word, by a bias, is the best text that there is, and a sampled one the worst. One client asks
 for one answer at a time; with guesses and without take turns, and a row has the medians. Times go from an answer's
 first token to its last. Processor time is that of both agents, of user code. Answers must be equal, token for token.
 
@@ -90,8 +90,10 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 }
 """Answers that are guided, greedy, behind the prompt of a new fairy tale."""
 TASKS |= dict.fromkeys(SCHEMAS, (TASKS["a new fairy tale"][0], 0.0))
+ONE_WORD = "one word again and again"
+TASKS[ONE_WORD] = TASKS["a list that goes on"]
 NEW_TOKENS = sized(160, 24)
-MEASURED = sized(tuple(TASKS), ("a story told again", "JSON: a record"))
+MEASURED = sized(tuple(task for task in TASKS if task != ONE_WORD), ("a story told again", "JSON: a record"))
 MIXTURE = Path(__file__).parent / "mixture_model"
 HYBRID_LAYERS = sized(12, 4)
 HYBRID = hybrids.HYBRID | {
@@ -110,7 +112,7 @@ LAYERS = {
 ASKED = {
     "tales": MEASURED,
     "mixture": [task for task in MEASURED if task not in SCHEMAS],
-    "hybrid": sized(("a list that goes on", "a new fairy tale"), ("a list that goes on",)),
+    "hybrid": sized((ONE_WORD, "a new fairy tale"), (ONE_WORD,)),
 }
 
 
@@ -135,6 +137,8 @@ async def answer(client: Client, cluster: LocalCluster, deployment: str, task: s
     options: dict[str, Any] = {"temperature": temperature, "seed": 3, "ignore_eos": True}
     if (schema := SCHEMAS.get(task)) is not None:
         options |= {"ignore_eos": False, "guide": Guide(GuideKind.JSON_SCHEMA, json.dumps(schema))}
+    if task == ONE_WORD:
+        options |= {"logit_bias": {300: 90.0}}
     tokens: list[int] = []
     began_s = used_s = 0.0
     events = client.generate(deployment, prompt, max_new_tokens=NEW_TOKENS, **options)
