@@ -1,14 +1,17 @@
 """How much faster one stream is with guessed tokens: texts that repeat, one that does not, and JSON by three schemas.
 
-Two real agents, a thread each, hold the demo model and the small mixture, each whole on one of them and in halves on
-both, each time with guesses and without. The mixture was measured before. One client asks for one answer at a time;
-with guesses and without take turns, and a row has the medians. Times go from an answer's first token to its last.
-Processor time is that of both agents, of user code. Answers must be equal, token for token.
+Two real agents, a thread each, hold the demo model, the small mixture and a hybrid, each whole on one of them and in
+halves on both, each time with guesses and without. The mixture was measured before. The hybrid is random, of Qwen3.5's
+shape: an answer of one word, by a bias, is the best text that there is, and a sampled one the worst. One client asks
+for one answer at a time; with guesses and without take turns, and a row has the medians. Times go from an answer's
+first token to its last. Processor time is that of both agents, of user code. Answers must be equal, token for token.
 
 With `--draft` the demo model alone, once without guesses and once with those of a draft too, and what a step of each
 takes.
 
-    python -m bench.speculation [--rounds 5] [--quick] [--draft] [-o FILE]     JSON: a row a model, boxes and task
+    python -m bench.speculation [--rounds 5] [--models hybrid,...] [--quick] [--draft] [-o FILE]
+
+prints JSON: a row a model, number of boxes and task.
 """
 
 from __future__ import annotations
@@ -17,9 +20,11 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +40,9 @@ from edgeshard_agent.model.draft_steps import DraftSteps
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.weights import StageWeights
 
-from bench.quantisation import MODEL as DEMO
+from bench import hybrids
+from bench.quantisation import DEMO as DEMO
+from bench.random_llama import write_checkpoint
 from bench.safetensors_directory import SafetensorsDirectory
 from bench.sites import demo_site, profiled, write_rows
 from bench.sizes import sized
@@ -103,11 +110,30 @@ DRAFTED = {
     "another new fairy tale": ("In a wood there lived a fox who was very hungry, and one day he said to himself", 0.8),
     "a story told again": TASKS["a story told again"],
 }
+ONE_WORD = "one word again and again"
+TASKS[ONE_WORD] = TASKS["a list that goes on"]
 NEW_TOKENS = sized(160, 24)
-MEASURED = sized(tuple(TASKS), ("a story told again", "JSON: a record"))
+MEASURED = sized(tuple(task for task in TASKS if task != ONE_WORD), ("a story told again", "JSON: a record"))
 MIXTURE, DRAFT = (Path(__file__).parent / name for name in ("mixture_model", "draft_model"))
-LAYERS = {"tales": {1: "a=0:12", 2: "a=0:6,b=6:12"}, "mixture": {1: "a=0:8", 2: "a=0:4,b=4:8"}}
+HYBRID_LAYERS = sized(12, 4)
+HYBRID = hybrids.HYBRID | {
+    "hidden_size": sized(512, 128),
+    "intermediate_size": sized(1536, 256),
+    "num_hidden_layers": HYBRID_LAYERS,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"] * (HYBRID_LAYERS // 4),
+    "vocab_size": 4096,
+}
+LAYERS = {
+    "tales": {1: "a=0:12", 2: "a=0:6,b=6:12"},
+    "mixture": {1: "a=0:8", 2: "a=0:4,b=4:8"},
+    "hybrid": {1: f"a=0:{HYBRID_LAYERS}", 2: f"a=0:{HYBRID_LAYERS // 2},b={HYBRID_LAYERS // 2}:{HYBRID_LAYERS}"},
+}
 """By model and number of boxes."""
+ASKED = {
+    "tales": MEASURED,
+    "mixture": [task for task in MEASURED if task not in SCHEMAS],
+    "hybrid": sized((ONE_WORD, "a new fairy tale"), (ONE_WORD,)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +157,8 @@ async def answer(client: Client, cluster: LocalCluster, deployment: str, task: s
     options: dict[str, Any] = {"temperature": temperature, "seed": 3, "ignore_eos": True}
     if (schema := SCHEMAS.get(task)) is not None:
         options |= {"ignore_eos": False, "guide": Guide(GuideKind.JSON_SCHEMA, json.dumps(schema))}
+    if task == ONE_WORD:
+        options |= {"logit_bias": {300: 90.0}}
     tokens: list[int] = []
     began_s = used_s = 0.0
     events = client.generate(deployment, prompt, max_new_tokens=NEW_TOKENS, **options)
@@ -183,19 +211,28 @@ async def measure(
     }
 
 
-async def run(rounds: int) -> list[dict[str, Any]]:
+async def add_hybrid(client: Client) -> None:
+    """The hybrid, with the demo model's tokenizer."""
+    with tempfile.TemporaryDirectory(prefix="edgeshard-bench-") as scratch:
+        write_checkpoint(Path(scratch), HYBRID)
+        shutil.copy(DEMO / "tokenizer.json", scratch)
+        await client.add_model(Path(scratch), "hybrid")
+
+
+async def run(rounds: int, models: Sequence[str]) -> list[dict[str, Any]]:
     async with demo_site(("a", "b"), "tales", threads=1) as (cluster, client):
         await client.add_model(MIXTURE, "mixture")
         await profiled(client, "mixture", quick=True)
+        await add_hybrid(client)
         rows = []
-        for model, cuts in LAYERS.items():
+        for model in models:
+            cuts = LAYERS[model]
             for boxes, layers in cuts.items():
                 for speculation in ("off", "auto"):
                     values = {"name": name_of(model, boxes, speculation), "model": model, "layers": layers}
                     await client.deploy(parse_spec({**values, "speculation": speculation, "concurrency": 1}))
-                for task in MEASURED:
-                    if model == "tales" or task not in SCHEMAS:
-                        rows.append(await measure(client, cluster, model, boxes, task, rounds))
+                for task in ASKED[model]:
+                    rows.append(await measure(client, cluster, model, boxes, task, rounds))
         return rows
 
 
@@ -259,12 +296,13 @@ def whole_model(path: Path) -> StageModel:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--models", default=",".join(LAYERS), help="those to measure, with commas between")
     parser.add_argument("--quick", action="store_true", help="one round")
     parser.add_argument("--draft", action="store_true", help="the rows with a draft, and no others")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
-    measured = run_with_draft if options.draft else run
-    rows = asyncio.run(measured(1 if options.quick else options.rounds))
+    rounds = 1 if options.quick else options.rounds
+    rows = asyncio.run(run_with_draft(rounds) if options.draft else run(rounds, options.models.split(",")))
     print(json.dumps(rows, indent=1))
     write_rows(options.output, rows)
     return 0

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from edgeshard_agent.ops.native import native_available
 
 from edgeshard.domain.deployments.placement import Speculation
 from edgeshard.domain.nodes.device import StageGuesses
+from edgeshard.domain.requests.generation import GenerateOptions
 from tests.chaos.checker import Reference, check, reference_of
 from tests.chaos.failpoints import Action, Failpoint, Place
-from tests.chaos.matrix import VOCABULARY, Ask
+from tests.chaos.matrix import VOCABULARY, Ask, Shape
+from tests.chaos.shapes import layers_of, save
 from tests.chaos.site import DEPLOYMENT, ChaosSite
 from tests.chaos.trial import Stream
 from tests.support.forms import one_in
@@ -24,7 +27,15 @@ pytestmark = pytest.mark.skipif(not native_available(), reason="torch's operator
 
 @dataclass(frozen=True, slots=True)
 class Repeated(Ask):
-    """A prompt that repeats, so that guesses follow."""
+    """A prompt that repeats, so that guesses follow; `narrow`, an answer of two words, since a random hybrid's does
+    not."""
+
+    narrow: bool = False
+
+    @property
+    def options(self) -> GenerateOptions:
+        options: GenerateOptions = Ask.options.__get__(self)
+        return options | GenerateOptions(logit_bias={300: 90.0, 301: 90.0}) if self.narrow else options
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -59,16 +70,30 @@ async def guesses(site: ChaosSite) -> StageGuesses:
     return found
 
 
+OF_DEMO = {"dtype": "bfloat16"}
+OF_HYBRID = OF_DEMO | {"model": "hybrid", "layers": layers_of(Shape.HYBRID)}
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("quantisation", one_in(2, ["none", "int4"]))
-async def test_whoever_is_killed_between_guesses_no_token_changes(tmp_path: Path, quantisation: str) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        *one_in(2, [OF_DEMO, OF_DEMO | {"quantisation": {"*": "int4"}}]),
+        *one_in(2, [OF_HYBRID, OF_HYBRID | {"prefix_cache": True}]),
+    ],
+    ids=lambda options: " ".join(str(options[key]) for key in options if key != "layers"),
+)
+async def test_whoever_is_killed_between_guesses_no_token_changes(tmp_path: Path, options: dict[str, Any]) -> None:
     async with ChaosSite(tmp_path) as site:
-        options = {"dtype": "bfloat16", "quantisation": {"*": quantisation}}
+        if "model" in options:
+            save(Shape.HYBRID, tmp_path / "hybrid")
+            await site.client.add_model(tmp_path / "hybrid", "hybrid")
+        asks = [replace(ask, narrow="model" in options) for ask in ASKS]
         await site.deploy(speculation="off", **options)
-        wanted: list[Reference] = [reference_of((await answer(site, ask)).events) for ask in ASKS]
+        wanted: list[Reference] = [reference_of((await answer(site, ask)).events) for ask in asks]
         deployment = await site.deploy(speculation="on", **options)
         assert deployment.placement.speculation is Speculation.GUESSES
-        for ask, right in zip(ASKS, wanted, strict=True):
+        for ask, right in zip(asks, wanted, strict=True):
             assert not check((await answer(site, ask)).events, right, whole=True).problems
         counted = await guesses(site)
         assert counted.guessed > counted.right > 20
@@ -79,7 +104,7 @@ async def test_whoever_is_killed_between_guesses_no_token_changes(tmp_path: Path
             victim = (await site.stages())[stage]
             point = Failpoint(f"{number} {place}", place, time=3, action=Action.KILL, guesses=True)
             site.arm(victim, [point])
-            verdict = check((await answer(site, ASKS[0])).events, wanted[0], whole=True)
+            verdict = check((await answer(site, asks[0])).events, wanted[0], whole=True)
             assert not verdict.problems, (place, verdict.problems)
             assert point.id in site.marks(), f"{place}: nobody was killed"
             await site.killed({point.id: Action.KILL})

@@ -19,6 +19,7 @@ import edgeshard_coordinator.core.deployments.deployments
 import edgeshard_coordinator.core.machine.reconcile
 from edgeshard_agent.engine.head import Head
 from edgeshard_agent.engine.journal import Entry
+from edgeshard_agent.model.attention.kv import KvTable
 from edgeshard_agent.model.attention.states import States
 from edgeshard_agent.net.attach import HeadStream
 from edgeshard_agent.scheduler.draft import Draft
@@ -170,6 +171,12 @@ def slots_are_not_zeroed() -> Any:
     return mock.patch.object(States, "clear", lambda self, slot: None)
 
 
+def states_go_on_behind_wrong_guesses() -> Any:
+    """A request goes on from the states behind its last guess, whether it was right or not."""
+    slot_behind = KvTable.slot_behind
+    return mock.patch.object(KvTable, "slot_behind", lambda self, position: slot_behind(self, self.length))
+
+
 ALL: dict[str, Broken] = {
     function.__name__: function
     for function in (
@@ -185,6 +192,7 @@ ALL: dict[str, Broken] = {
         swapped_request_comes_back_as_a_new_one,
         saved_states_are_empty,
         slots_are_not_zeroed,
+        states_go_on_behind_wrong_guesses,
     )
 }
 

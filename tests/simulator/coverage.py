@@ -203,6 +203,8 @@ LATE = ("token", "late", "chosen")
 """A token that came with a later step than its own, as a guide may have it."""
 SAVED = ("states", "saved", "taken up")
 """A request that began from states of another, or of its own before it gave way."""
+BEHIND_GUESS = ("states", "behind a guess", "gone on from")
+"""A request whose guesses were right, and that had states."""
 GUESSES = (("drawn", "right"), ("drawn", "wrong"))
 """What became of tokens that the head guessed."""
 SEEDS, TIMES = 10_000, 100
@@ -215,7 +217,7 @@ def wanted() -> list[tuple[str, str, str]]:
     transitions = [("transition", str(phase), str(trigger)) for phase, trigger in TRANSITIONS]
     events = [("event", str(phase), event) for phase in Phase for event in EVENTS if (str(phase), event) not in known]
     messages = [("message", kind, way) for kind, no in MESSAGES.items() for way in WAYS if way not in no]
-    further = [*(("swap", *way) for way in SWAPS), LATE, SAVED, *(("guess", *way) for way in GUESSES)]
+    further = [*(("swap", *way) for way in SWAPS), LATE, SAVED, BEHIND_GUESS, *(("guess", *way) for way in GUESSES)]
     return [*transitions, *events, *messages, *further]
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from edgeshard_agent.engine.worker import step_hangs
 from edgeshard_agent.hosting.around import ForHead, HeldWeights, LoadedModel, model_key, weights_key
-from edgeshard_agent.model.attention.kv import KvMemory, KvPool
+from edgeshard_agent.model.attention.kv import KvMemory, KvPool, slots_behind
 from edgeshard_agent.model.attention.states import States
 from edgeshard_agent.model.attention.swap import SwapSpace
 from edgeshard_agent.model.stage import StageOutput
@@ -189,7 +189,8 @@ class SimModel:
         self.is_damaged = False
         memory = KvMemory(DType.FLOAT32, placement.kv_blocks, placement.kv_block_tokens)
         slots = placement.slots_of(prepare.spec.max_context) if self.shape.states else 0
-        states = States(slots, [[StateSize((1,), float32=True)]], "cpu")
+        sizes = [[StateSize((1,), float32=True)]]
+        states = States(slots, sizes, "cpu", guess_slots=placement.used_guess_slots)
         self.pool = KvPool(LayerRange(0, 1), memory, [KvHeads(1, 1)], "cpu", states=states)
         self.pool.swap = SwapSpace(swapping(prepare).blocks)
         self._kept: dict[int, list[int]] = {}
@@ -254,7 +255,7 @@ class SimModel:
                 self._sampling[span.request] = span.sampling
             slots = self._slots_of(span.request, span.end_position)
             history = self._history(span, slots)
-            for slot in slots[span.first_position :]:
+            for slot, kept in zip(slots[span.first_position :], self._states_behind(span), strict=True):
                 token, told = (given[at], None) if self.is_first else (int(given[at][0]), int(given[at][1]))
                 history = chained(history, token)
                 if told is not None and told != history:
@@ -262,8 +263,8 @@ class SimModel:
                 self._slots[slot] = history
                 rows.append([float(token), float(history), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
                 at += 1
-            for state in self.pool.states.of(self.pool.table(span.request).slot):
-                state.fill_(history - _FIRST_HASH)
+                for state in self.pool.states.of(kept):
+                    state.fill_(history - _FIRST_HASH)
             sampled += self._drawn(span, slots, guessed.get(span.request, ()), pending)
         if self.is_last:
             return StageOutput(result=StepResult(tuple(sampled), pending=tuple(pending)))
@@ -293,9 +294,18 @@ class SimModel:
 
     def _history(self, span: Span, slots: Sequence[int]) -> int:
         """The hash of all tokens before a span, by the states of its request or by what its table's positions keep."""
-        for state in self.pool.states.of(self.pool.table(span.request).slot):
+        table = self.pool.table(span.request)
+        for state in self.pool.states.of(table.source):
+            if table.source != table.slot:
+                self._watch.met["states", "behind a guess", "gone on from"] = 1
             return int(state) + _FIRST_HASH
         return self._slots[slots[span.first_position - 1]] if span.first_position else _FIRST_HASH
+
+    def _states_behind(self, span: Span) -> list[int | None]:
+        """The slot for the states behind each position of a span, where requests have states."""
+        if not self.pool.states.slots:
+            return [None] * span.token_count
+        return slots_behind(self.pool.table(span.request), span)
 
     def _come(self, frees: Sequence[int]) -> list[SampledToken]:
         """Late tokens that are chosen by now."""

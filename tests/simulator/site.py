@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from edgeshard_agent.core.events import CommandReceived
@@ -82,7 +83,8 @@ class Node:
         self._watch = watch
         address = f"{name}:7000"
         clock = SimClock(loop, process)
-        self.facts = DeviceFacts("cpu", "sim", 2, MEMORY_BYTES, MEMORY_BYTES, False, "sim", takes_guesses=True)
+        facts = DeviceFacts("cpu", "sim", 2, MEMORY_BYTES, MEMORY_BYTES, False, "sim")
+        self.facts = replace(facts, takes_guesses=True, keeps_states_of_guesses=True)
         registration = Registration(
             self.node_id, NodeName(name), address, WIRE_VERSION, self.facts, f"{name}-{run}", starting=True
         )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
 
-from edgeshard_agent.model.attention.kv import KvMemory, KvPool
+from edgeshard_agent.model.attention.kv import KvMemory, KvPool, slots_behind
 from edgeshard_agent.model.attention.states import States
 from edgeshard_agent.model.attention.swap import SwapSpace
 from edgeshard_agent.scheduler.batching import Batching
@@ -62,9 +62,11 @@ class Stage:
     requests, real ones of one number, tokens come of them.
     """
 
-    def __init__(self, blocks: int, block_tokens: int, swap_blocks: int = 0, states: int = 0) -> None:
+    def __init__(
+        self, blocks: int, block_tokens: int, swap_blocks: int = 0, states: int = 0, guess_slots: int = 0
+    ) -> None:
         memory = KvMemory(DType.FLOAT32, blocks, block_tokens)
-        kept = States(states, [[StateSize((1,), float32=True)]], "cpu")
+        kept = States(states, [[StateSize((1,), float32=True)]], "cpu", guess_slots=guess_slots)
         self.pool = KvPool(LayerRange(0, 1), memory, [KvHeads(1, 1)], "cpu", states=kept)
         self.pool.swap = SwapSpace(swap_blocks)
         self.kept: dict[int, list[int]] = {}
@@ -98,32 +100,38 @@ class Stage:
             for slot in slots[span.first_position :]:
                 self.slots[slot] = given.popleft()
             scored += self._scores(span)
+            history = [self.slots[slot] for slot in slots]
+            by_states = self._by_states(span, history[span.first_position :]) if self.pool.states.slots else None
+            following = [next_token(history[:end]) for end in range(span.certain_position, span.end_position + 1)]
+            if by_states is not None:
+                following = by_states[-len(following) :]
+            token = following[0]
             if span.guesses:
-                sampled += self._behind_guesses(span, [self.slots[slot] for slot in slots])
-                continue
-            token = next_token(self.slots[slot] for slot in slots)
-            if self.pool.states.slots:
-                token = self._by_states(span, [self.slots[slot] for slot in slots[span.first_position :]])
-            if span.sample:
+                sampled += self._behind_guesses(span, history, following)
+            elif span.sample:
                 is_late = self.is_late()
                 (self.late if is_late else sampled).append(SampledToken(span.request, span.end_position, token))
                 pending += [span.request] if is_late else []
         assert not given
         return StepResult(tuple(sampled), prompt_logprobs=tuple(scored), pending=tuple(pending))
 
-    def _behind_guesses(self, span: Span, history: list[int]) -> Iterator[SampledToken]:
-        for position in range(span.certain_position, span.end_position + 1):
-            token = next_token(history[:position])
+    def _behind_guesses(self, span: Span, history: list[int], following: list[int]) -> Iterator[SampledToken]:
+        for position, token in enumerate(following, span.certain_position):
             yield SampledToken(span.request, position, token)
             if history[position : position + 1] != [token]:
                 return
 
-    def _by_states(self, span: Span, tokens: list[int]) -> int:
-        """The next token by the states of the span's request, which it changes."""
-        (state,) = self.pool.states.of(self.pool.table(span.request).slot)
-        value = reduce(after, tokens, int(state) + FRESH)
-        state.fill_(value - FRESH)
-        return value % 97
+    def _by_states(self, span: Span, tokens: list[int]) -> list[int]:
+        """What follows each of the span's tokens by the states of its request, which it changes."""
+        table = self.pool.table(span.request)
+        (state,) = self.pool.states.of(table.source)
+        value, following = int(state) + FRESH, list[int]()
+        for token, slot in zip(tokens, slots_behind(table, span), strict=True):
+            value = after(value, token)
+            (state,) = self.pool.states.of(slot)
+            state.fill_(value - FRESH)
+            following.append(value % 97)
+        return following
 
     @staticmethod
     def _scores(span: Span) -> Iterator[SpanLogprobs]:
@@ -167,7 +175,8 @@ class Rig:
         """What is guessed where the draft is asked."""
         self.now_s = 0.0
         swap_blocks = swapping.blocks if swapping is not None else 0
-        self.stages = [Stage(blocks, block_tokens, swap_blocks, states) for _ in range(stages)]
+        guess_slots = (guessing.slots if guessing is not None else None) or 0
+        self.stages = [Stage(blocks, block_tokens, swap_blocks, states, guess_slots) for _ in range(stages)]
         self.steps: list[HeadStep] = []
         self.events: list[HeadEvent] = []
 

@@ -423,4 +423,5 @@ def test_each_module_converts_by_itself() -> None:
 def test_a_node_that_takes_guesses_only_in_the_steps_themselves_takes_none() -> None:
     """A version before said so in field 9."""
     older = common_pb2.DeviceFacts.FromString(bytes([9 << 3, 1]))
-    assert form_of(DeviceFacts).read(older, "facts").takes_guesses is False
+    read = form_of(DeviceFacts).read(older, "facts")
+    assert (read.takes_guesses, read.keeps_states_of_guesses) == (False, False)

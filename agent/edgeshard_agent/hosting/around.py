@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from edgeshard_agent.model.weights.weights import StageWeights
 
 WeightsKey = tuple[Digest, DType, Quantisation | None]
-ModelKey = tuple[WeightsKey, LayerRange, KvFormat, tuple[int, int, int], int, tuple[int, bool], PlacedDraft | None]
+ModelKey = tuple[WeightsKey, LayerRange, KvFormat, tuple[int, int, int, int], int, tuple[int, bool], PlacedDraft | None]
 
 
 @dataclass(slots=True)
@@ -116,7 +116,8 @@ class LoadedModel:
 def model_key(prepare: PrepareStage) -> ModelKey:
     """The key that must be equal for loaded weights and their KV arena to serve another epoch."""
     kv_dtype, placed, placement = prepare.spec.effective_kv_dtype, prepare.placed, prepare.placement
-    pool = placement.kv_blocks, prepare.spec.max_context, placement.saved_states
+    slots = placement.saved_states, placement.used_guess_slots
+    pool = placement.kv_blocks, prepare.spec.max_context, *slots
     swap = prepare.spec.kv_swap_bytes, prepare.spec.kv_swap_on_disk
     draft = None if prepare.stage else placement.draft
     return weights_key(prepare), placed.layers, kv_dtype, pool, placed.weight_budget_bytes, swap, draft

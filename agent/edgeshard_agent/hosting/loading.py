@@ -277,6 +277,7 @@ class StageLoader:
             spec.kv_swap_bytes,
             directory,
             slots=placement.slots_of(spec.max_context or weights.shape.max_context),
+            guess_slots=placement.used_guess_slots,
         )
         return StageModel.with_kv(weights, kv, idle_spin_s=idle_spin_s, guides=guides)
 

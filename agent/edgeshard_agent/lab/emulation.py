@@ -80,6 +80,7 @@ class Emulation:
             memory_budget_bytes=self.memory_bytes,
             unified_memory=self.device.unified,
             takes_guesses=False,
+            keeps_states_of_guesses=False,
         )
 
     def step_s(self, layers: LayerRange, plan: StepPlan) -> float:

@@ -20,7 +20,7 @@ def read_facts(device: str, memory_limit_bytes: int | None, known_bits: str | No
     known = machine_facts(device, memory_limit_bytes)
     if device == "cpu":
         bits = bits_fingerprint() if known_bits is None else known_bits
-        return replace(known, bits_fingerprint=bits, takes_guesses=bool(bits))
+        return replace(known, bits_fingerprint=bits, takes_guesses=bool(bits), keeps_states_of_guesses=bool(bits))
     if not torch.cuda.is_available():
         raise no_device(device)
     try:

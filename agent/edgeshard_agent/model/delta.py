@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 from edgeshard.architectures import StateSize
-from edgeshard_agent.model.attention.states import SpanStates
 from edgeshard_agent.model.projection import Integers, Piece, Projection
 from edgeshard_agent.ops.elementwise import gated_head_norm
-from edgeshard_agent.ops.recurrent import delta_gates, gated_delta_rule, short_convolution
+from edgeshard_agent.ops.recurrent import SpanStates, delta_gates, gated_delta_rule, short_convolution
 
 
 class _Weight(nn.Module):
@@ -59,7 +58,7 @@ class DeltaMixer(nn.Module):
         rows, keys, values = len(hidden), self.keys, self.values
         inputs, raw = self.inputs(hidden), self.gates(hidden)
         channels = inputs[:, : 2 * keys + values]
-        mixed = short_convolution(channels, self.conv1d.weight.squeeze(1), tails, spans.slots, spans.first_rows)
+        mixed = short_convolution(channels, self.conv1d.weight.squeeze(1), tails, spans)
         opening, decaying = raw.chunk(2, dim=1)
         log_decay, beta = delta_gates(opening, decaying, self.A_log, self.dt_bias)
         found = gated_delta_rule(
@@ -69,8 +68,7 @@ class DeltaMixer(nn.Module):
             log_decay,
             beta,
             memory,
-            spans.slots,
-            spans.first_rows,
+            spans,
         )
         gated = gated_head_norm(found, inputs[:, 2 * keys + values :], self.norm.weight, self._eps)
         result: torch.Tensor = self.output(gated.view(rows, values))

@@ -106,7 +106,8 @@ class StageModel:
         device, shape = weights.modules.context.device, weights.shape
         prepare_causal(device)
         recorder = recorder or recorder_for(device)
-        states = States(kv.slots, shape.states_in(weights.layers), device, weights.modules.context.dtype)
+        dtype = weights.modules.context.dtype
+        states = States(kv.slots, shape.states_in(weights.layers), device, dtype, kv.guess_slots)
         heads = shape.kv_in(weights.layers)
         pool = KvPool(weights.layers, kv, heads, device, scratch=recorder is not None, states=states)
         return cls(weights, pool, recorder, idle_spin_s, guides)

@@ -27,7 +27,7 @@ from edgeshard_agent.ops.kv_arena import NativeArena, PanelArena
 from edgeshard_agent.ops.kv_int4 import PAGE, Int4Arena
 from edgeshard_agent.ops.linear import ROW_DTYPES, PackedLinear
 from edgeshard_agent.ops.quantize import Scheme
-from edgeshard_agent.ops.recurrent import delta_gates, gated_delta_rule, short_convolution
+from edgeshard_agent.ops.recurrent import SpanStates, delta_gates, gated_delta_rule, short_convolution
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _ROWS = 13
@@ -101,16 +101,16 @@ def _attended(dtype: torch.dtype, arena: NativeArena) -> Iterator[torch.Tensor]:
 
 def _advanced(dtype: torch.dtype) -> Iterator[torch.Tensor]:
     """The gated delta rule with what lies around it, of tokens of one request: a key head and two value heads."""
-    slots, edges = torch.tensor([0], dtype=torch.int32), torch.tensor([0, _ROWS], dtype=torch.int32)
+    spans = SpanStates(torch.tensor([0], dtype=torch.int32), torch.tensor([0, _ROWS], dtype=torch.int32))
     width = 4 * _HEAD_DIM
     tails = _made(1, 3, width).to(dtype)
-    mixed = short_convolution(_made(_ROWS, width).to(dtype), _made(width, 4).to(dtype), tails, slots, edges)
+    mixed = short_convolution(_made(_ROWS, width).to(dtype), _made(width, 4).to(dtype), tails, spans)
     query, key = (mixed[:, at : at + _HEAD_DIM].unsqueeze(1) for at in (0, _HEAD_DIM))
     value = mixed[:, 2 * _HEAD_DIM :].view(_ROWS, 2, _HEAD_DIM)
     opening, decaying = (_made(_ROWS, 4) * 4).to(dtype).chunk(2, dim=1)
     gates = delta_gates(opening, decaying, _made(2), _made(2).flip(0))
     states = _made(1, 2, _HEAD_DIM, _HEAD_DIM)
-    found = gated_delta_rule(query, key, value, *gates, states, slots, edges)
+    found = gated_delta_rule(query, key, value, *gates, states, spans)
     yield from (mixed, *gates, states)
     yield gated_head_norm(found, _made(_ROWS, 2 * _HEAD_DIM).to(dtype), _made(_HEAD_DIM).to(dtype), 1e-6)
 

@@ -91,7 +91,7 @@ class ConvolutionStruct(ctypes.Structure):
     """`Convolution` of kernels.h."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("x", "weight", "bias", "tails", "out", "slots", "first_rows")),
+        *((name, c_void_p) for name in ("x", "weight", "bias", "tails", "out", "slots", "first_rows", "row_slots")),
         ("x_stride", c_int64),
         *((name, c_int32) for name in ("spans", "slot_count", "channels", "taps", "activated", "element")),
     )
@@ -102,7 +102,7 @@ class DeltaRuleStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("query", "key", "value", "log_decay", "beta", "states", "out")),
-        *((name, c_void_p) for name in ("slots", "first_rows")),
+        *((name, c_void_p) for name in ("slots", "first_rows", "row_slots")),
         *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride")),
         *((name, c_int32) for name in ("spans", "slot_count", "key_heads", "value_heads", "key_dim", "value_dim")),
         *((name, c_int32) for name in ("by_channel", "element")),
@@ -114,7 +114,7 @@ class SelectiveScanStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("x", "b", "c", "step", "step_bias", "log_rate", "skip", "states", "out")),
-        *((name, c_void_p) for name in ("slots", "first_rows")),
+        *((name, c_void_p) for name in ("slots", "first_rows", "row_slots")),
         *((name, c_int64) for name in ("x_stride", "b_stride", "c_stride", "step_stride")),
         *((name, c_float) for name in ("least_step", "most_step")),
         *((name, c_int32) for name in ("spans", "slot_count", "groups", "heads", "head_dim", "state_dim", "element")),

@@ -1,8 +1,7 @@
 """Operators whose past is a state of fixed size for each request: a short convolution, the gated delta rule and the
 selective scan.
 
-All take the packed rows of a step's spans. Row first_rows[s] up to first_rows[s + 1] - 1 are span s, the next tokens
-of the request whose state is in slot slots[s]; each slot is of one span. Tokens are computed one after the other,
+All take the packed rows of a step's spans, and where these spans' states are. Tokens are computed one after the other,
 whatever the length of a span, so that a token's bits do not depend on how its prompt was cut (docs/kernels.md).
 """
 
@@ -24,12 +23,75 @@ from edgeshard_agent.ops import native
 _L2_EPS = 1e-6
 
 
+@dataclass(frozen=True, slots=True)
+class SpanStates:
+    """The states of a step's spans: row first_rows[s] up to first_rows[s + 1] - 1 are span s, the next tokens of the
+    request whose state is in slot slots[s]. All are contiguous int32; each slot is of one span.
+
+    Where some of its tokens are guesses, a request may have to go on from any of them: `row_slots` [rows] are then the
+    slots into which the state behind each row goes. What lies in slots[s] stays, unless a row's goes there.
+    """
+
+    slots: Tensor
+    first_rows: Tensor
+    row_slots: Tensor | None = None
+
+    def check(self, rows: int) -> None:
+        """Raise InvalidArgumentError unless each of the step's rows is in one span."""
+        slots, first_rows = self.slots, self.first_rows
+        given = (slots, first_rows) if self.row_slots is None else (slots, first_rows, self.row_slots)
+        fits = slots.dim() == 1 and first_rows.shape == (len(slots) + 1,) and 0 < len(slots) <= rows
+        fits = fits and (self.row_slots is None or self.row_slots.shape == (rows,))
+        if not fits or any(x.dtype is not torch.int32 or not x.is_contiguous() for x in given):
+            raise InvalidArgumentError(
+                "slots, first_rows and row_slots must be contiguous int32, [spans], [spans + 1] and [rows]",
+                field="slots",
+            )
+        if len(slots) == rows or not first_rows.is_cpu:  # one token each; an accelerator is not asked
+            return
+        edges = first_rows.tolist()
+        if edges[0] != 0 or edges[-1] != rows or any(end <= first for first, end in pairwise(edges)):
+            raise InvalidArgumentError(
+                f"spans begin at {edges}; each of {rows} rows must be in one", field="first_rows"
+            )
+
+    def pointers(self) -> dict[str, int | None]:
+        """For the native kernels."""
+        row_slots = None if self.row_slots is None else self.row_slots.data_ptr()
+        return {"slots": self.slots.data_ptr(), "first_rows": self.first_rows.data_ptr(), "row_slots": row_slots}
+
+    def pieces(self, rows: int, held: int) -> Iterator[_Piece]:
+        """All spans at once where each has one token, so that nothing is read back from an accelerator; one span after
+        the other else. There are `held` slots."""
+        self._check_slots(held)
+        if len(self.slots) == rows:
+            into = self.slots if self.row_slots is None else self.row_slots
+            yield _Piece(self.slots.long(), slice(0, rows), 1, into.long().unsqueeze(1), [0])
+            return
+        for span, (first, end) in enumerate(pairwise(self.first_rows.tolist())):
+            own, count = self.slots[span : span + 1].long(), end - first
+            into, kept = own.expand(count), [count - 1]
+            if self.row_slots is not None:
+                into = self.row_slots[first:end].long()
+                edges = pairwise([*into.tolist(), -1])
+                kept = [token for token, (slot, following) in enumerate(edges) if slot != following]
+            yield _Piece(own, slice(first, end), count, into.unsqueeze(0), kept)
+
+    def _check_slots(self, held: int) -> None:
+        if not self.slots.is_cpu:
+            return
+        outside = ((self.slots < 0) | (self.slots >= held)).nonzero()
+        _check_slot(int(outside[0]) if len(outside) else -1)
+        if self.row_slots is not None:
+            outside = ((self.row_slots < 0) | (self.row_slots >= held)).nonzero()
+            _check_slot(int((self.first_rows <= outside[0]).sum()) - 1 if len(outside) else -1)
+
+
 def short_convolution(
     x: Tensor,
     weight: Tensor,
     tails: Tensor,
-    slots: Tensor,
-    first_rows: Tensor,
+    spans: SpanStates,
     bias: Tensor | None = None,
     activated: bool = True,
 ) -> Tensor:
@@ -46,11 +108,11 @@ def short_convolution(
             f"must be [T, C], [C, K] and [slots, K - 1, C] {x.dtype}",
             field="tails",
         )
-    _check_spans(len(x), slots, first_rows)
+    spans.check(len(x))
     given = (weight,) if bias is None else (weight, bias)
     library = _library(x, tails, *given) if taps <= native.MOST_TAPS else None
     if library is None:
-        return _convolved(x, weight, tails, slots, first_rows, bias, activated)
+        return _convolved(x, weight, tails, spans, bias, activated)
     x = x if x.stride(1) == 1 else x.contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
     call = native.ConvolutionStruct(
@@ -59,15 +121,14 @@ def short_convolution(
         bias=None if bias is None else bias.data_ptr(),
         tails=tails.data_ptr(),
         out=out.data_ptr(),
-        slots=slots.data_ptr(),
-        first_rows=first_rows.data_ptr(),
         x_stride=x.stride(0),
-        spans=len(slots),
+        spans=len(spans.slots),
         slot_count=len(tails),
         channels=channels,
         taps=taps,
         activated=activated,
         element=native.ELEMENTS[x.dtype],
+        **spans.pointers(),
     )
     _check_slot(library.edgeshard_convolution(ctypes.addressof(call), torch.get_num_threads()))
     return out
@@ -80,8 +141,7 @@ def gated_delta_rule(
     log_decay: Tensor,
     beta: Tensor,
     states: Tensor,
-    slots: Tensor,
-    first_rows: Tensor,
+    spans: SpanStates,
 ) -> Tensor:
     """[T, value heads, Dv] from query and key [T, key heads, Dk] and value [T, value heads, Dv].
 
@@ -93,17 +153,15 @@ def gated_delta_rule(
     Raises InvalidArgumentError where shapes do not fit or there is no such slot.
     """
     _check_rule(query, key, value, log_decay, beta, states)
-    _check_spans(len(key), slots, first_rows)
+    spans.check(len(key))
     _, key_heads, key_dim = key.shape
     _, heads, value_dim = value.shape
     library = _library(states, log_decay, beta) if key_dim <= native.MOST_KEY_DIM else None
     if library is None:
-        return _advanced(query, key, value, log_decay, beta, states, slots, first_rows)
+        return _advanced(query, key, value, log_decay, beta, states, spans)
     dtype = value.dtype
     if dtype not in native.ELEMENTS:
-        return gated_delta_rule(
-            query.float(), key.float(), value.float(), log_decay, beta, states, slots, first_rows
-        ).to(dtype)
+        return gated_delta_rule(query.float(), key.float(), value.float(), log_decay, beta, states, spans).to(dtype)
     query, key, value = (x if x[0].is_contiguous() else x.contiguous() for x in (query, key, value))
     out = torch.empty(value.shape, dtype=dtype)
     call = native.DeltaRuleStruct(
@@ -114,12 +172,10 @@ def gated_delta_rule(
         beta=beta.data_ptr(),
         states=states.data_ptr(),
         out=out.data_ptr(),
-        slots=slots.data_ptr(),
-        first_rows=first_rows.data_ptr(),
         query_stride=query.stride(0),
         key_stride=key.stride(0),
         value_stride=value.stride(0),
-        spans=len(slots),
+        spans=len(spans.slots),
         slot_count=len(states),
         key_heads=key_heads,
         value_heads=heads,
@@ -127,6 +183,7 @@ def gated_delta_rule(
         value_dim=value_dim,
         by_channel=log_decay.dim() == 3,
         element=native.ELEMENTS[dtype],
+        **spans.pointers(),
     )
     _check_slot(library.edgeshard_delta_rule(ctypes.addressof(call), torch.get_num_threads()))
     return out
@@ -191,7 +248,13 @@ class ScanHeads:
 
 
 def selective_scan(
-    x: Tensor, b: Tensor, c: Tensor, step: Tensor, own: ScanHeads, states: Tensor, slots: Tensor, first_rows: Tensor
+    x: Tensor,
+    b: Tensor,
+    c: Tensor,
+    step: Tensor,
+    own: ScanHeads,
+    states: Tensor,
+    spans: SpanStates,
 ) -> Tensor:
     """[T, heads, P] in float32 from x [T, heads, P], b and c [T, groups, N] and step [T, heads].
 
@@ -212,10 +275,10 @@ def selective_scan(
             "heads",
             field="states",
         )
-    _check_spans(rows, slots, first_rows)
+    spans.check(rows)
     library = _library(states, *by_head) if state_dim <= native.MOST_STATE_DIM else None
     if library is None:
-        return _scanned(x, b, c, step, own, states, slots, first_rows)
+        return _scanned(x, b, c, step, own, states, spans)
     dtype = x.dtype if x.dtype in native.ELEMENTS else torch.float32
     x, b, c, step = (one.to(dtype) for one in (x, b, c, step))
     x, b, c, step = (one if one[0].is_contiguous() else one.contiguous() for one in (x, b, c, step))
@@ -230,21 +293,20 @@ def selective_scan(
         skip=own.skip.data_ptr(),
         states=states.data_ptr(),
         out=out.data_ptr(),
-        slots=slots.data_ptr(),
-        first_rows=first_rows.data_ptr(),
         x_stride=x.stride(0),
         b_stride=b.stride(0),
         c_stride=c.stride(0),
         step_stride=step.stride(0),
         least_step=own.step_limits[0],
         most_step=own.step_limits[1],
-        spans=len(slots),
+        spans=len(spans.slots),
         slot_count=len(states),
         groups=groups,
         heads=heads,
         head_dim=head_dim,
         state_dim=state_dim,
         element=native.ELEMENTS[dtype],
+        **spans.pointers(),
     )
     _check_slot(library.edgeshard_selective_scan(ctypes.addressof(call), torch.get_num_threads()))
     return out
@@ -259,51 +321,38 @@ def _library(first: Tensor, *others: Tensor) -> ctypes.CDLL | None:
     return native.active()
 
 
-def _check_spans(rows: int, slots: Tensor, first_rows: Tensor) -> None:
-    fits = slots.dim() == 1 and first_rows.shape == (len(slots) + 1,) and 0 < len(slots) <= rows
-    if not fits or any(x.dtype is not torch.int32 or not x.is_contiguous() for x in (slots, first_rows)):
-        raise InvalidArgumentError(
-            "slots and first_rows must be contiguous int32, [spans] and [spans + 1]", field="slots"
-        )
-    if len(slots) == rows or not first_rows.is_cpu:  # one token each; an accelerator is not asked
-        return
-    edges = first_rows.tolist()
-    if edges[0] != 0 or edges[-1] != rows or any(end <= first for first, end in pairwise(edges)):
-        raise InvalidArgumentError(f"spans begin at {edges}; each of {rows} rows must be in one", field="first_rows")
-
-
 def _check_slot(refused: int) -> None:
     if refused >= 0:
         raise InvalidArgumentError(f"the slot of span {refused} is outside the states", field="slots")
 
 
-def _batches(slots: Tensor, first_rows: Tensor, rows: int, held: int) -> Iterator[tuple[Tensor, slice, int]]:
-    """(slots, rows, tokens of each): all spans at once where each has one token, so that nothing is read back from an
-    accelerator; one span after the other else."""
-    if slots.is_cpu:
-        outside = ((slots < 0) | (slots >= held)).nonzero()
-        _check_slot(int(outside[0]) if len(outside) else -1)
-    if len(slots) == rows:
-        yield slots.long(), slice(0, rows), 1
-        return
-    for span, (first, end) in enumerate(pairwise(first_rows.tolist())):
-        yield slots[span : span + 1].long(), slice(first, end), end - first
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Spans of `count` tokens each, which are `rows` of the step. `sources` [spans] are the slots from which they go
+    on, and `into` [spans, count] those for what is behind their tokens; of `kept` tokens it is not overwritten."""
+
+    sources: Tensor
+    rows: slice
+    count: int
+    into: Tensor
+    kept: list[int]
+
+    def put(self, states: Tensor, token: int, state: Tensor) -> None:
+        """Keep the states [spans, ...] behind a token, if they are to be kept."""
+        if token in self.kept:
+            states[self.into[:, token]] = state
 
 
 def _convolved(
-    x: Tensor,
-    weight: Tensor,
-    tails: Tensor,
-    slots: Tensor,
-    first_rows: Tensor,
-    bias: Tensor | None,
-    activated: bool,
+    x: Tensor, weight: Tensor, tails: Tensor, spans: SpanStates, bias: Tensor | None, activated: bool
 ) -> Tensor:
     out = torch.empty_like(x)
-    by_tap = weight.float().t()
-    for own, rows, count in _batches(slots, first_rows, len(x), len(tails)):
-        inputs = torch.cat((tails[own], x[rows].reshape(len(own), count, -1)), dim=1)
-        tails[own] = inputs[:, count:]
+    by_tap, before = weight.float().t(), tails.shape[1]
+    for piece in spans.pieces(len(x), len(tails)):
+        rows, count = piece.rows, piece.count
+        inputs = torch.cat((tails[piece.sources], x[rows].reshape(len(piece.sources), count, -1)), dim=1)
+        for token in piece.kept:
+            piece.put(tails, token, inputs[:, token + 1 : token + 1 + before])
         summed = sum(inputs[:, tap : tap + count].float() * one for tap, one in enumerate(by_tap))
         assert isinstance(summed, Tensor)
         if bias is not None:
@@ -314,35 +363,28 @@ def _convolved(
 
 
 def _advanced(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor,
-    beta: Tensor,
-    states: Tensor,
-    slots: Tensor,
-    first_rows: Tensor,
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, states: Tensor, spans: SpanStates
 ) -> Tensor:
     group = value.shape[1] // key.shape[1]
     queries = _unit(query).repeat_interleave(group, dim=1) * key.shape[-1] ** -0.5
     keys = _unit(key).repeat_interleave(group, dim=1)
     values, decays = value.float(), log_decay.exp().view(*value.shape[:2], -1, 1)
     out = torch.empty_like(values)
-    for own, rows, count in _batches(slots, first_rows, len(value), len(states)):
-        state = states[own]
-        for token in range(count):
-            at = slice(rows.start + token, rows.stop, count)  # a row of each state
+    for piece in spans.pieces(len(value), len(states)):
+        state = states[piece.sources]
+        for token in range(piece.count):
+            at = slice(piece.rows.start + token, piece.rows.stop, piece.count)  # a row of each state
             k = keys[at].unsqueeze(-1)
             state *= decays[at]
             change = (values[at] - (state * k).sum(-2)) * beta[at].unsqueeze(-1)
             state += k * change.unsqueeze(-2)
             out[at] = (state * queries[at].unsqueeze(-1)).sum(-2)
-        states[own] = state
+            piece.put(states, token, state)
     return out.to(value.dtype)
 
 
 def _scanned(
-    x: Tensor, b: Tensor, c: Tensor, step: Tensor, own: ScanHeads, states: Tensor, slots: Tensor, first_rows: Tensor
+    x: Tensor, b: Tensor, c: Tensor, step: Tensor, own: ScanHeads, states: Tensor, spans: SpanStates
 ) -> Tensor:
     group, values = x.shape[1] // b.shape[1], x.float()
     raw = step.float() + own.step_bias
@@ -350,13 +392,13 @@ def _scanned(
     decays = (-steps * own.log_rate.exp())[..., None, None].exp()
     taken, out = values * steps.unsqueeze(-1), values * own.skip.unsqueeze(-1)
     into, outof = (one.float().repeat_interleave(group, dim=1).unsqueeze(-1) for one in (b, c))
-    for held, rows, count in _batches(slots, first_rows, len(x), len(states)):
-        state = states[held]
-        for token in range(count):
-            at = slice(rows.start + token, rows.stop, count)  # a row of each state
+    for piece in spans.pieces(len(x), len(states)):
+        state = states[piece.sources]
+        for token in range(piece.count):
+            at = slice(piece.rows.start + token, piece.rows.stop, piece.count)  # a row of each state
             state = state * decays[at] + into[at] * taken[at].unsqueeze(-2)
             out[at] += (state * outof[at]).sum(-2)
-        states[held] = state
+            piece.put(states, token, state)
     return out
 
 

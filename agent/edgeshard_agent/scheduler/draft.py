@@ -91,7 +91,7 @@ class Draft:
         )
         self.tokens += (*sequence.tokens[first:end], *guesses)
         sequence.introduced = True
-        sequence.certain, sequence.scheduled = end, end + len(guesses)
+        sequence.certain, sequence.scheduled, sequence.assumed = end, end + len(guesses), len(guesses)
 
     def plan(
         self, frees: tuple[int, ...], swap_outs: tuple[int, ...] = (), swap_ins: tuple[KvGrant, ...] = ()

@@ -130,12 +130,14 @@ class Guessed:
 class Guessing:
     """How the requests of a pipeline are guessed for, each with a `proposer` of its own. `ends` are tokens that nothing
     is guessed behind, and `inter_token_s` is the cost of a step, where it is known. Where `drafts`, a smaller model is
-    asked when nothing is forced and the proposer has no guess."""
+    asked when nothing is forced and the proposer has no guess. Each guess whose request goes on has one of so many
+    `slots` on every stage, where that keeps states of requests; None where it keeps none."""
 
     ends: frozenset[int] = frozenset()
     inter_token_s: InterTokenSeconds | None = None
     proposer: Callable[[], Proposer] = Repeats
     drafts: bool = False
+    slots: int | None = None
 
     def guesses(
         self, guessed: Guessed, tokens: Sequence[int], most: int, forced: Sequence[int] = ()

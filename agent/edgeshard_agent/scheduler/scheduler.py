@@ -8,7 +8,7 @@ whose tokens came back (`batching`), then chunks of prompts as far as the budget
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 
@@ -368,9 +368,12 @@ class Scheduler:
         # The best standing first: a request that has to give way for it is then not in the step yet.
         most = self._most_guesses(len(decoding), len(chosen))
         draft.is_alone = most > 0 and len(decoding) == 1
+        held = {s.number: s.assumed for s in self._running.values()} if most else {}
         for sequence in sorted(chosen, key=lambda s: s.standing):
             if sequence.number in self._ready and self._make_room(sequence):
-                self._add_span(draft, sequence, len(sequence.tokens), *self._guesses(sequence, most))
+                guesses = self._guesses(sequence, min(most, self._free_slots(sequence, held)))
+                self._add_span(draft, sequence, len(sequence.tokens), *guesses)
+                held[sequence.number] = max(held.get(sequence.number, 0), sequence.assumed)
                 del self._ready[sequence.number]
         return len(draft.spans)
 
@@ -379,6 +382,13 @@ class Scheduler:
         if self.guessing is None or self._prefilling or self._waiting:
             return 0
         return max(0, min(MOST_ROWS // decoding, self.chunking.step_tokens // chosen) - 1)
+
+    def _free_slots(self, sequence: Sequence, held: Mapping[int, int]) -> int:
+        """The most guesses of a request behind which the stages can keep states, where they have any: other requests
+        hold so many slots, those of their guesses before until the step is over."""
+        if self.guessing is None or self.guessing.slots is None:
+            return MOST_ROWS
+        return self.guessing.slots - sum(count for number, count in held.items() if number != sequence.number)
 
     def _guesses(self, sequence: Sequence, most: int) -> tuple[tuple[int, ...], DraftAsk | None]:
         """What is guessed of a request's next tokens, or what the draft is asked for them; never beyond its last one,
@@ -389,6 +399,8 @@ class Scheduler:
         most = min(most, sequence.longest - 1 - known)
         if self.limits.overcommit:
             most = min(most, self.allocator.blocks_for(known) * size - known)
+        due = self._next_save(sequence)  # a span has to end there
+        most = min(most, (due if due > known else due + self.limits.save_every) - 1 - known)
         guessed = sequence.guessed = sequence.guessed or Guessed(self.guessing.proposer())
         guesses = self.guessing.guesses(guessed, sequence.tokens, most, sequence.forced)
         if asked := self.guessing.asked(guessed, guesses, most):
@@ -668,7 +680,7 @@ class Scheduler:
         Then it goes on where it was, if the stages keep its KV, or runs again what it had, which gives the same. They
         keep no guesses, nor what they do not know yet to have been guessed right.
         """
-        sequence.scheduled = sequence.certain
+        sequence.scheduled, sequence.assumed = sequence.certain, 0
         number, blocks = sequence.number, self.allocator.blocks_for(sequence.scheduled)
         if self._swap_ins.pop(number, None) is not None:  # the stages have it aside still
             self._stop(sequence)

@@ -31,6 +31,8 @@ class Sequence:
     scheduled: int = 0
     certain: int = 0
     """The scheduled positions that the stages know to be no guesses."""
+    assumed: int = 0
+    """Guesses behind these that the stages have, until they hear of its next span."""
     introduced: bool = False
     """Whether a step has told the stages of it, so that they hold something of it."""
     decoding: bool = False
@@ -71,6 +73,6 @@ class Sequence:
     def restart(self, number: int) -> None:
         """Begin again from the first position, with what was emitted as part of the prompt."""
         self.number = number
-        self.scheduled = self.certain = 0
+        self.scheduled = self.certain = self.assumed = 0
         self.introduced = self.decoding = False
         self.shared = None

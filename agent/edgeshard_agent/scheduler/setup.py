@@ -54,7 +54,8 @@ def make_scheduler(
     slots = placement.slots_of(longest) if shape.states else 0
     allocator = BlockAllocator(placement.kv_blocks, placement.kv_block_tokens, slots)
     proposer = partial(Repeats, LONGEST_MATCH) if drafts else Repeats
-    guessing = Guessing(eos_tokens, chunking.inter_token_s, proposer, drafts)
+    guess_slots = placement.used_guess_slots if shape.states else None
+    guessing = Guessing(eos_tokens, chunking.inter_token_s, proposer, drafts, guess_slots)
     guesses = placement.speculation is Speculation.GUESSES
     return Scheduler(
         allocator, limits, batching(prepare), chunking, eos_tokens, swapping(prepare), guessing if guesses else None

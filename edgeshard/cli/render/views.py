@@ -282,7 +282,8 @@ def deployment_fields(deployment: Deployment) -> dict[str, str]:
         "New tokens": f"at most {spec.max_new_tokens}",
         "Concurrency": f"{spec.concurrency} requests, {_requests_text(deployment)}",
         "KV pool": f"{placement.kv_blocks} blocks of {placement.kv_block_tokens} tokens"
-        + (f", {placement.saved_states} saved states" if placement.saved_states else ""),
+        + (f", {placement.saved_states} saved states" if placement.saved_states else "")
+        + (f", {placement.used_guess_slots} states behind guesses" if placement.used_guess_slots else ""),
         "Speculation": speculation_text(placement.speculation, placement.guesses),
         **draft_fields(deployment),
         "Epoch": str(deployment.epoch),
@@ -311,7 +312,7 @@ def speculation_text(speculation: Speculation, seen: ExpectedGuesses | None) -> 
 _SPECULATION = {
     Speculation.GUESSES: "tokens are guessed, and no answer changes",
     Speculation.OFF: "off",
-    Speculation.STATES: "nothing is guessed: what the model keeps of a request cannot be cut (states)",
+    Speculation.STATES: "nothing is guessed: no memory for the states behind guesses, or a node is older (states)",
     Speculation.EXPERTS: "nothing is guessed: what each guess's experts cost is not measured (experts)",
     Speculation.PROMISE: "nothing is guessed: a time between tokens was promised (promise)",
     Speculation.BITS: "nothing is guessed: a node or the model promises no equal bits (bits)",

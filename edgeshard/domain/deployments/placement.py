@@ -125,7 +125,7 @@ class Speculation(StrEnum):
     OFF = "off"
     """The spec says so, or another version placed it."""
     STATES = "states"
-    """Requests have states, which cannot be cut to fewer positions."""
+    """Requests have states, and there is no memory for those behind guesses, or a node is older."""
     EXPERTS = "experts"
     """Each guess of a mixture may need experts of its own: what rows cost was not measured, or these are on a disk."""
     PROMISE = "promise"
@@ -165,8 +165,9 @@ class Placement:
     `predicted` is None where no measurements stand behind the placement; `note` says in words how it was chosen.
     `costs`, one for each stage or none at all, let the head size its steps. Where stages stream weights, `sweep`
     micro-batches go through the layers together. Where requests have states, stages have slots for `saved_states`
-    beside those of requests that run. A `draft` is used where tokens are guessed. `guesses` are not kept with a
-    deployment, but for whoever looks at it: None where none are made, or none were seen.
+    beside those of requests that run, and room for `guess_slots`, for the states behind guesses. A `draft` is used
+    where tokens are guessed. `guesses` are not kept with a deployment, but for whoever looks at it: None where none
+    are made, or none were seen.
     """
 
     stages: tuple[PlacedStage, ...]
@@ -182,6 +183,7 @@ class Placement:
     speculation: Speculation = Speculation.OFF
     guesses: ExpectedGuesses | None = None
     draft: PlacedDraft | None = None
+    guess_slots: int = 0
 
     def requests_of(self, positions: int) -> int:
         """How many requests of so many positions the KV pool holds at once, at least one."""
@@ -190,6 +192,11 @@ class Placement:
     def slots_of(self, positions: int) -> int:
         """Slots of states, for those requests and for what is saved."""
         return self.requests_of(positions) + self.saved_states
+
+    @property
+    def used_guess_slots(self) -> int:
+        """The slots for states behind guesses that stages have: none where nothing is guessed."""
+        return self.guess_slots if self.speculation is Speculation.GUESSES else 0
 
     @property
     def streams(self) -> bool:

@@ -17,7 +17,8 @@ class DeviceFacts:
 
     `memory_budget_bytes` is what stages may use: the operator's limit, or available memory less a reserve. Nodes of one
     `bits_fingerprint` compute the same bits (docs/kernels.md, Numbers); "" where bits are not promised. A node that
-    `takes_guesses` gives a row the same bits beside others, and its stages know guesses that the head tells apart.
+    `takes_guesses` gives a row the same bits beside others, and its stages know guesses that the head tells apart. One
+    that `keeps_states_of_guesses` can go on from any of them with a model whose requests have states.
     """
 
     kind: str
@@ -29,6 +30,7 @@ class DeviceFacts:
     software: str
     bits_fingerprint: str = ""
     takes_guesses: bool = False
+    keeps_states_of_guesses: bool = False
 
     def check_told(self) -> None:
         """Raise InvalidArgumentError naming the text that is not plain, where a node says so of itself.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from edgeshard.architectures import architecture_named
 from edgeshard.architectures.record import Fused
 from edgeshard.domain.deployments.deployment import DeploymentSpec
-from edgeshard.domain.deployments.guesses import ExpectedGuesses, GuessCounts
+from edgeshard.domain.deployments.guesses import MOST_GUESSES, ExpectedGuesses, GuessCounts
 from edgeshard.domain.deployments.placement import Placement, Speculation
 from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.planning.costs.costs import Costs
@@ -19,17 +19,20 @@ from edgeshard.planning.search.plan import PlanResult
 from edgeshard.planning.search.tier_steps import streaming_costs
 
 
-def speculation_of(spec: DeploymentSpec, model: ModelSpec, nodes: Sequence[DeviceFacts]) -> Speculation:
-    """What goes for a model under this spec on these nodes, one for each stage."""
+def speculation_of(
+    spec: DeploymentSpec, model: ModelSpec, nodes: Sequence[DeviceFacts], guess_slots: int
+) -> Speculation:
+    """What goes for a model under this spec on these nodes, one for each stage. There is room for `guess_slots` states
+    behind guesses, where requests have any."""
     if spec.speculation == "off":
         return Speculation.OFF
-    if model.shape.states:
-        return Speculation.STATES
     own_blocks = isinstance(architecture_named(model.shape.architecture).runs, Fused)
     if not (own_blocks and all(facts.takes_guesses for facts in nodes)):
         return Speculation.BITS
     if spec.max_time_per_token_s is not None or spec.max_inter_token_latency_s is not None:
         return Speculation.PROMISE
+    if model.shape.states and not (guess_slots and all(facts.keeps_states_of_guesses for facts in nodes)):
+        return Speculation.STATES
     return Speculation.EXPERTS if any(block.experts for block in model.blocks) else Speculation.GUESSES
 
 
@@ -62,7 +65,8 @@ class SiteGuesses:
         assert result.prediction is not None
         problem = result.problem
         spec = DeploymentSpec("plan", problem.model.name, max_time_per_token_s=problem.max_time_per_token_s)
-        speculation = speculation_of(spec, problem.model, [self.facts[stage.node] for stage in result.stages])
+        facts = [self.facts[stage.node] for stage in result.stages]
+        speculation = speculation_of(spec, problem.model, facts, MOST_GUESSES)  # as where memory is left over
         if speculation is Speculation.EXPERTS and not result.streams:
             speculation = Speculation.GUESSES
         if speculation is not Speculation.GUESSES:

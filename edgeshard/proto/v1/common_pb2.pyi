@@ -250,7 +250,7 @@ class HugePages(_message.Message):
     def __init__(self, wanted_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ...) -> None: ...
 
 class DeviceFacts(_message.Message):
-    __slots__ = ("kind", "model", "cores", "memory_total_bytes", "memory_budget_bytes", "unified_memory", "software", "bits_fingerprint", "takes_guesses")
+    __slots__ = ("kind", "model", "cores", "memory_total_bytes", "memory_budget_bytes", "unified_memory", "software", "bits_fingerprint", "takes_guesses", "keeps_states_of_guesses")
     KIND_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CORES_FIELD_NUMBER: _ClassVar[int]
@@ -260,6 +260,7 @@ class DeviceFacts(_message.Message):
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     BITS_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TAKES_GUESSES_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_STATES_OF_GUESSES_FIELD_NUMBER: _ClassVar[int]
     kind: str
     model: str
     cores: int
@@ -269,7 +270,8 @@ class DeviceFacts(_message.Message):
     software: str
     bits_fingerprint: str
     takes_guesses: bool
-    def __init__(self, kind: _Optional[str] = ..., model: _Optional[str] = ..., cores: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., memory_budget_bytes: _Optional[int] = ..., unified_memory: _Optional[bool] = ..., software: _Optional[str] = ..., bits_fingerprint: _Optional[str] = ..., takes_guesses: _Optional[bool] = ...) -> None: ...
+    keeps_states_of_guesses: bool
+    def __init__(self, kind: _Optional[str] = ..., model: _Optional[str] = ..., cores: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., memory_budget_bytes: _Optional[int] = ..., unified_memory: _Optional[bool] = ..., software: _Optional[str] = ..., bits_fingerprint: _Optional[str] = ..., takes_guesses: _Optional[bool] = ..., keeps_states_of_guesses: _Optional[bool] = ...) -> None: ...
 
 class PackedUnit(_message.Message):
     __slots__ = ("id", "model", "unit", "form", "size_bytes", "in_use", "model_name")
@@ -424,7 +426,7 @@ class StageKey(_message.Message):
     def __init__(self, deployment: _Optional[str] = ..., stage: _Optional[int] = ..., standby: _Optional[bool] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("stages", "kv_block_tokens", "kv_blocks", "micro_batch", "micro_batches", "predicted", "note", "costs", "sweep", "saved_states", "speculation", "draft", "guesses")
+    __slots__ = ("stages", "kv_block_tokens", "kv_blocks", "micro_batch", "micro_batches", "predicted", "note", "costs", "sweep", "saved_states", "speculation", "draft", "guess_slots", "guesses")
     STAGES_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -437,6 +439,7 @@ class Placement(_message.Message):
     SAVED_STATES_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
+    GUESS_SLOTS_FIELD_NUMBER: _ClassVar[int]
     GUESSES_FIELD_NUMBER: _ClassVar[int]
     stages: _containers.RepeatedCompositeFieldContainer[PlacedStage]
     kv_block_tokens: int
@@ -450,8 +453,9 @@ class Placement(_message.Message):
     saved_states: int
     speculation: str
     draft: PlacedDraft
+    guess_slots: int
     guesses: ExpectedGuesses
-    def __init__(self, stages: _Optional[_Iterable[_Union[PlacedStage, _Mapping]]] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., micro_batch: _Optional[int] = ..., micro_batches: _Optional[int] = ..., predicted: _Optional[_Union[Prediction, _Mapping]] = ..., note: _Optional[str] = ..., costs: _Optional[_Iterable[_Union[StageCost, _Mapping]]] = ..., sweep: _Optional[int] = ..., saved_states: _Optional[int] = ..., speculation: _Optional[str] = ..., draft: _Optional[_Union[PlacedDraft, _Mapping]] = ..., guesses: _Optional[_Union[ExpectedGuesses, _Mapping]] = ...) -> None: ...
+    def __init__(self, stages: _Optional[_Iterable[_Union[PlacedStage, _Mapping]]] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., micro_batch: _Optional[int] = ..., micro_batches: _Optional[int] = ..., predicted: _Optional[_Union[Prediction, _Mapping]] = ..., note: _Optional[str] = ..., costs: _Optional[_Iterable[_Union[StageCost, _Mapping]]] = ..., sweep: _Optional[int] = ..., saved_states: _Optional[int] = ..., speculation: _Optional[str] = ..., draft: _Optional[_Union[PlacedDraft, _Mapping]] = ..., guess_slots: _Optional[int] = ..., guesses: _Optional[_Union[ExpectedGuesses, _Mapping]] = ...) -> None: ...
 
 class PlacedDraft(_message.Message):
     __slots__ = ("model", "manifest_digest", "layer_count", "requests", "kv_blocks", "parameter_bytes", "kv_bytes", "workspace_bytes")

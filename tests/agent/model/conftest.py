@@ -59,11 +59,15 @@ class Checkpoint:
         return stage
 
     def load(
-        self, layers: LayerRange, dtype: DType = DType.FLOAT32, kv_dtype: KvFormat | DType | None = None
+        self,
+        layers: LayerRange,
+        dtype: DType = DType.FLOAT32,
+        kv_dtype: KvFormat | DType | None = None,
+        guess_slots: int = 0,
     ) -> StageModel:
         return StageModel.with_kv(
             StageWeights.load(SafetensorsDirectory(self.path), self.config, layers, dtype=dtype, device="cpu"),
-            KvMemory(kv_dtype or dtype, KV_BLOCKS, BLOCK_TOKENS, slots=SLOTS),
+            KvMemory(kv_dtype or dtype, KV_BLOCKS, BLOCK_TOKENS, slots=SLOTS, guess_slots=guess_slots),
         )
 
 

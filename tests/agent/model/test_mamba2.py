@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from edgeshard_agent.model.attention.states import SpanStates
 from edgeshard_agent.model.mixers.selective_scan import SelectiveScan
 from edgeshard_agent.ops.native import native_available
+from edgeshard_agent.ops.recurrent import SpanStates
 from torch import Tensor
 from torch.nn.functional import linear, silu, softplus
 from transformers import AutoModelForCausalLM

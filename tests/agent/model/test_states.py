@@ -1,5 +1,5 @@
-"""The states of requests in a pool: slots that the head grants, zeroed, swapped with the rest, saved, and never cut
-back."""
+"""The states of requests in a pool: slots that the head grants, zeroed, swapped with the rest, saved, cut back to what
+is certain, and never further."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.attention.kv import KvMemory, KvPool
 from edgeshard_agent.model.attention.states import States
 from edgeshard_agent.model.attention.swap import SwapSpace
 
 from edgeshard.architectures import KvHeads, StateSize
-from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.generation import Sampling
@@ -24,7 +25,11 @@ SIZES = ((StateSize((3, 2)), StateSize((2, 4, 4), float32=True)), (), (StateSize
 
 @pytest.fixture
 def pool() -> KvPool:
-    states = States(2, SIZES, "cpu", DType.BFLOAT16)
+    return made()
+
+
+def made(slots: int = 2, guess_slots: int = 0) -> KvPool:
+    states = States(slots, SIZES, "cpu", DType.BFLOAT16, guess_slots)
     heads = (KvHeads(0, 0), KvHeads(2, 6), KvHeads(0, 0))
     return KvPool(LayerRange(4, 7), KvMemory(DType.BFLOAT16, 8, 4), heads, "cpu", states=states)
 
@@ -166,6 +171,107 @@ def test_what_the_head_may_not_ask_of_slots_is_refused_and_changes_nothing(
         pool.check(plan)
     assert refused.value.reason == reason
     assert pool.requests == {1} and all(map(torch.equal, pool.states.of(0), before))
+
+
+# Behind guesses
+
+
+@pytest.fixture
+def guessing() -> KvPool:
+    """Three slots and, behind them, four for guesses; requests 1 and 2 have 5 and 2 certain positions."""
+    pool = made(3, 4)
+    pool.swap = SwapSpace(4)
+    for request, blocks, tokens in ((1, (0, 1, 2, 5), 5), (2, (3, 4), 2)):
+        grant = KvGrant(request, 0, blocks, slot=request)
+        run(pool, grants=(grant,), spans=(Span(request, 0, tokens, sampling=Sampling()),))
+    return pool
+
+
+def guess(request: int, first: int, guesses: int) -> Span:
+    """One certain position, and guesses behind it."""
+    return Span(request, first, 1 + guesses, sample=True, guesses=guesses)
+
+
+def where(pool: KvPool, span: Span) -> tuple[list[int], list[int]]:
+    """Where a span that is run finds the states, and into which slots those behind its rows go."""
+    run(pool, spans=(span,))
+    found = StepAttention(pool, [span], torch.device("cpu")).span_states
+    assert found is not None and found.first_rows.tolist() == [0, span.token_count]
+    return found.slots.tolist(), [] if found.row_slots is None else found.row_slots.tolist()
+
+
+def test_each_guess_has_a_slot_until_one_is_kept(guessing: KvPool) -> None:
+    assert guessing.bytes_capacity == 8 * guessing.block_bytes + 7 * guessing.states.slot_bytes
+    assert [len(state) for state in guessing.layer_states(4)] == [7, 7]
+    before = guessing.bytes_in_use
+    assert where(guessing, guess(1, 5, 3)) == ([1], [1, 3, 4, 5])
+    assert guessing.bytes_in_use == before + 3 * guessing.states.slot_bytes
+    assert where(guessing, guess(1, 8, 2)) == ([4], [1, 3, 4]), "two were right"
+    assert where(guessing, Span(1, 9, 1)) == ([1], []), "none was: its own is from before the first"
+    assert guessing.bytes_in_use == before
+    assert where(guessing, guess(1, 10, 1)) == ([1], [1, 3])
+    assert where(guessing, Span(1, 12, 1)) == ([3], [1]), "its only one was"
+
+
+def test_no_slot_behind_a_guess_is_of_two_requests(guessing: KvPool) -> None:
+    run(guessing, spans=(guess(1, 5, 3), guess(2, 2, 1)))
+    assert (guessing.table(1).guess_slots, guessing.table(2).guess_slots) == ((3, 4, 5), (6,))
+    for spans in (
+        (guess(1, 6, 4),),
+        (guess(2, 3, 2),),
+        (guess(1, 6, 1), guess(2, 3, 2)),
+        (guess(2, 3, 2), Span(1, 8, 1)),
+    ):
+        with pytest.raises(FailedPreconditionError) as refused:
+            guessing.check(StepPlan(spans=spans))
+        assert refused.value.reason == "STATE_GUESS_SLOTS_IN_USE" and refused.value.field == "spans.guesses"
+    run(guessing, spans=(Span(1, 8, 1),))
+    run(guessing, spans=(guess(2, 3, 3),))
+    assert guessing.table(2).guess_slots == (6, 3, 4)
+
+
+@pytest.mark.parametrize("way", ["frees", "swap_outs"])
+def test_slots_behind_guesses_go_with_their_request(guessing: KvPool, way: str) -> None:
+    """At once: nobody goes on from them in that step."""
+    run(guessing, spans=(guess(1, 5, 4),))
+    kept = fill(guessing, 1)
+    run(guessing, **{way: (1,)}, spans=(guess(2, 2, 4),))
+    assert guessing.table(2).guess_slots == (3, 4, 5, 6)
+    if way == "swap_outs":
+        grant = KvGrant(1, 0, (0, 1), swapped=True, slot=0)
+        run(guessing, grants=(grant,), spans=(Span(1, 6, 1),))
+        assert same(guessing, 0, kept) and guessing.table(1).guess_slots == (), "as they were behind what is certain"
+
+
+def test_what_is_saved_beside_guesses_is_certain(guessing: KvPool) -> None:
+    run(guessing, spans=(Span(1, 5, 3, sample=True),))
+    run(guessing, frees=(2,), spans=(guess(1, 8, 3),))
+    before = fill(guessing, 1)
+    for position in (10, 12):
+        with pytest.raises(FailedPreconditionError) as refused:
+            guessing.check(StepPlan(saves=(StateCopy(1, position, 0),)))
+        assert refused.value.reason == "STATE_POSITION"
+    run(guessing, saves=(StateCopy(1, 9, 0),), spans=(Span(1, 11, 1),))
+    assert same(guessing, 0, before)
+
+
+def test_states_are_cut_back_to_what_is_certain_and_no_further(guessing: KvPool) -> None:
+    run(guessing, spans=(guess(1, 5, 3),))
+    for first in range(6):
+        with pytest.raises(FailedPreconditionError) as refused:
+            guessing.check(StepPlan(spans=(Span(1, first, 1, sampling=Sampling()),)))
+        assert refused.value.reason == "STATE_TRUNCATION_REFUSED"
+    assert [guessing.table(1).slot_behind(position) for position in range(6, 10)] == [1, 3, 4, 5]
+    run(guessing, grants=(KvGrant(1, 4, (7,)),))
+    assert guessing.table(1).guess_slots == (3, 4, 5), "blocks that come meanwhile change nothing"
+
+
+def test_a_stage_without_slots_for_guesses_refuses_them() -> None:
+    pool = made()
+    begin(pool, 1, 0, 0)
+    with pytest.raises(FailedPreconditionError) as refused:
+        pool.check(StepPlan(spans=(Span(1, 3, 1, sample=True, guesses=1),)))
+    assert refused.value.reason == "STATE_GUESS_SLOTS_IN_USE"
 
 
 def test_a_stage_without_states_ignores_slots_that_others_need() -> None:

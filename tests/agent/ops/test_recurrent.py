@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 import torch
 from edgeshard_agent.ops.elementwise import gated_norm
-from edgeshard_agent.ops.recurrent import ScanHeads, delta_gates, gated_delta_rule, selective_scan, short_convolution
+from edgeshard_agent.ops.recurrent import (
+    ScanHeads,
+    SpanStates,
+    delta_gates,
+    gated_delta_rule,
+    selective_scan,
+    short_convolution,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -87,10 +94,9 @@ class Rule:
         )
         return Rule(query, key, value, log_decay, beta, states)
 
-    def run(self, slots: Tensor, first_rows: Tensor) -> Tensor:
-        return gated_delta_rule(
-            self.query, self.key, self.value, self.log_decay, self.beta, self.states, slots, first_rows
-        )
+    def run(self, slots: Tensor, first_rows: Tensor, row_slots: Tensor | None = None) -> Tensor:
+        spans = SpanStates(slots, first_rows, row_slots)
+        return gated_delta_rule(self.query, self.key, self.value, self.log_decay, self.beta, self.states, spans)
 
     def by_definition(self, state: Tensor) -> tuple[Tensor, Tensor]:
         """Of one request, token by token in float64: what comes out, and the state behind it."""
@@ -181,9 +187,10 @@ class Scan:
         x, b, c, step = (own[at].contiguous() for own in (self.x, self.b, self.c, self.step))
         return replace(self, x=x, b=b, c=c, step=step, states=states)
 
-    def run(self, slots: Tensor, first_rows: Tensor) -> Tensor:
+    def run(self, slots: Tensor, first_rows: Tensor, row_slots: Tensor | None = None) -> Tensor:
         own = ScanHeads(self.step_bias, self.log_rate, self.skip, self.limits)
-        return selective_scan(self.x, self.b, self.c, self.step, own, self.states, slots, first_rows)
+        spans = SpanStates(slots, first_rows, row_slots)
+        return selective_scan(self.x, self.b, self.c, self.step, own, self.states, spans)
 
     def by_definition(self, state: Tensor) -> tuple[Tensor, Tensor]:
         """Of one request, token by token in float64: what comes out, and the state behind it."""
@@ -306,7 +313,7 @@ def test_the_convolution_is_transformers(
     tails = made(3, taps - 1, channels, seed=2, dtype=dtype)
     own = made(channels, seed=3, dtype=dtype) if bias else None
     before = tails.clone()
-    found = short_convolution(x, weight, tails, slots_of(2, 0), edges_of((2, 7)), own, activated)
+    found = short_convolution(x, weight, tails, SpanStates(slots_of(2, 0), edges_of((2, 7))), own, activated)
     for slot, rows in ((2, slice(0, 2)), (0, slice(2, 9))):
         seen = torch.cat((before[slot], x[rows]))
         state = seen[: taps - 1].t().unsqueeze(0).contiguous()
@@ -349,7 +356,7 @@ class Mix:
             for rule, states, out in rules:
                 out[rows] = rule.rows(rows, states).run(*where)
             for activated, tails, out in convolutions:
-                out[rows] = short_convolution(self.x[rows], self.weight, tails, *where, activated=activated)
+                out[rows] = short_convolution(self.x[rows], self.weight, tails, SpanStates(*where), activated=activated)
             found = self.scan.rows(rows, memory).run(*where).flatten(1)
             gates = self.scan.x[rows].flatten(1)
             weight = made(gates.shape[1], seed=8, dtype=gates.dtype)
@@ -409,6 +416,65 @@ def test_bits_do_not_depend_on_cuts_company_or_threads(
             assert torch.equal(one, other)
 
 
+Operator = Callable[[Tensor, Tensor, SpanStates], Tensor]
+"""(rows of its tokens, states, where these are) -> what comes out."""
+
+
+def operators(dtype: torch.dtype, slots: int) -> dict[str, tuple[Tensor, Operator]]:
+    """Of nine tokens: the states before, and the operator."""
+    rule, by_channel = (Rule.of(9, (1, 2, 16, 80), dtype, slots, own) for own in (False, True))
+    scan, x, weight = Scan.of(9, (1, 2, 16, 80), dtype, slots), made(9, 300, dtype=dtype), made(300, 4, dtype=dtype)
+
+    def run(kind: Rule | Scan) -> Operator:
+        return lambda rows, states, where: kind.rows(rows, states).run(where.slots, where.first_rows, where.row_slots)
+
+    return {
+        "rule": (rule.states, run(rule)),
+        "by channel": (by_channel.states, run(by_channel)),
+        "scan": (scan.states, run(scan)),
+        "convolution": (
+            made(slots, 3, 300, seed=6, dtype=dtype),
+            lambda rows, states, where: short_convolution(x[rows], weight, states, where),
+        ),
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("source", [0, 1, 2, 3], ids=["its own", "first guess", "second guess", "third guess"])
+def test_the_states_behind_guesses_are_those_of_single_tokens(source: int, dtype: torch.dtype, kernels: str) -> None:
+    """Of a request in slot 0 with two certain tokens and three guesses, which goes on from any of its slots; beside a
+    prompt in slot 4 and a single token in slot 5."""
+    kept_in = (4, 4, 4, 0, 0, 1, 2, 3, 5)
+    where = SpanStates(slots_of(4, source, 5), edges_of((3, 5, 1)), slots_of(*kept_in))
+    for name, (before, operator) in operators(dtype, 7).items():
+        states, single, wanted = before.clone(), before.clone(), before.clone()
+        found = operator(torch.arange(9), states, where)
+        single[0] = before[source]
+        for row, (own, kept) in enumerate(zip((4, 4, 4, 0, 0, 0, 0, 0, 5), kept_in, strict=True)):
+            out = operator(torch.tensor([row]), single, SpanStates(slots_of(own), edges_of((1,))))
+            wanted[kept] = single[own]
+            if kernels == FALLBACK:
+                close(found[row], out[0])
+            else:
+                assert torch.equal(found[row], out[0]), (name, row)
+        if kernels == FALLBACK:
+            close(states, wanted)
+        else:
+            assert torch.equal(states, wanted), name
+        assert torch.equal(states[6], before[6]), "another request's"
+
+
+def test_single_tokens_may_go_on_from_other_slots(kernels: str) -> None:
+    """Each from where its last right guess left its states."""
+    where = SpanStates(slots_of(3, 2), edges_of((1, 1)), slots_of(0, 2))
+    for before, operator in operators(torch.float32, 4).values():
+        states, wanted = before.clone(), before.clone()
+        found = operator(torch.arange(2), states, where)
+        wanted[0] = before[3]
+        assert torch.equal(found, operator(torch.arange(2), wanted, SpanStates(slots_of(0, 2), edges_of((1, 1)))))
+        assert torch.equal(states, wanted)
+
+
 def test_many_tokens_of_many_heads_have_the_same_bits_on_threads(kernels: str) -> None:
     results = []
     before = torch.get_num_threads()
@@ -449,31 +515,35 @@ def test_a_scan_with_extreme_steps_is_its_definition(extreme: float, kernels: st
 
 
 @pytest.mark.parametrize(
-    ("slots", "first_rows", "field"),
+    ("slots", "first_rows", "row_slots", "field"),
     [
-        (slots_of(0, 3), edges_of((1, 4)), "slots"),
-        (slots_of(0, -1), edges_of((1, 4)), "slots"),
-        (slots_of(0), edges_of((1, 4)), "slots"),
-        (slots_of(0, 1).long(), edges_of((1, 4)), "slots"),
-        (slots_of(0, 1), edges_of((1, 3)), "first_rows"),
-        (slots_of(0, 1), edges_of((0, 5)), "first_rows"),
+        (slots_of(0, 1), edges_of((1, 4)), slots_of(0, 1, 1, 3, 1), "slots"),
+        (slots_of(0, 1), edges_of((1, 4)), slots_of(-1, 1, 1, 1, 1), "slots"),
+        (slots_of(0, 1), edges_of((1, 4)), slots_of(0, 1, 1, 1), "slots"),
+        (slots_of(0, 1), edges_of((1, 4)), slots_of(0, 1, 1, 1, 1).long(), "slots"),
+        (slots_of(0, 3), edges_of((1, 4)), None, "slots"),
+        (slots_of(0, -1), edges_of((1, 4)), None, "slots"),
+        (slots_of(0), edges_of((1, 4)), None, "slots"),
+        (slots_of(0, 1).long(), edges_of((1, 4)), None, "slots"),
+        (slots_of(0, 1), edges_of((1, 3)), None, "first_rows"),
+        (slots_of(0, 1), edges_of((0, 5)), None, "first_rows"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_written(
-    slots: Tensor, first_rows: Tensor, field: str, kernels: str
+    slots: Tensor, first_rows: Tensor, row_slots: Tensor | None, field: str, kernels: str
 ) -> None:
     rule, mix = Rule.of(5, SIZES[0]), Mix.of((5, 1, 1), torch.float32)
     before, tails = rule.states.clone(), mix.tails.clone()
     scanned = Scan.of(5, SIZES[0]).states
     untouched = scanned.clone()
     with pytest.raises(InvalidArgumentError) as refused:
-        rule.run(slots, first_rows)
+        rule.run(slots, first_rows, row_slots)
     assert refused.value.field == field
     with pytest.raises(InvalidArgumentError) as refused:
-        replace(Scan.of(5, SIZES[0]), states=scanned).run(slots, first_rows)
+        replace(Scan.of(5, SIZES[0]), states=scanned).run(slots, first_rows, row_slots)
     assert refused.value.field == field
     with pytest.raises(InvalidArgumentError) as refused:
-        short_convolution(mix.x[:5], mix.weight, mix.tails, slots, first_rows)
+        short_convolution(mix.x[:5], mix.weight, mix.tails, SpanStates(slots, first_rows, row_slots))
     assert refused.value.field == field
     assert torch.equal(rule.states, before)
     assert torch.equal(scanned, untouched)
@@ -502,4 +572,4 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
             other.run(*where)
     for tails in (mix.tails[:, :2], mix.tails.bfloat16()):
         with pytest.raises(InvalidArgumentError, match="tails"):
-            short_convolution(mix.x, mix.weight, tails, *where)
+            short_convolution(mix.x, mix.weight, tails, SpanStates(*where))

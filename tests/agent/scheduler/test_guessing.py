@@ -1,7 +1,8 @@
 """Guesses: what they are, how many a request gets, and that none of them ever changes a token, wherever they go.
 
 These mutants fail here: the head takes a token behind a guess without comparing the two, goes on one position too far
-behind right guesses, or has a request that gives way keep guesses.
+behind right guesses, has a request that gives way keep guesses, or counts the slots of those of others as free; a stage
+goes on from the states behind another position.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from functools import partial
 from typing import Any
 
 import pytest
+from edgeshard_agent.model.attention.kv import KvTable
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.guessing import MOST_INDEXED, MOST_REST, MOST_ROWS, Guessed, Guessing, Pace, Repeats
 from edgeshard_agent.scheduler.scheduler import Limits
 from edgeshard_agent.scheduler.swapping import Swapping
 
-from edgeshard.domain.deployments.guesses import NO_GUESSES, GuessCounts
+from edgeshard.domain.deployments.guesses import MOST_GUESSES, NO_GUESSES, GuessCounts
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.deployments.step_cost import Piece
 from edgeshard.domain.errors import InternalError
@@ -214,6 +216,63 @@ def test_tokens_behind_a_stop_string_are_dropped(make_rig: type[Rig], alone: Alo
     rig.check_empty()
 
 
+# Requests with states
+
+
+def hybrid(make_rig: type[Rig], slots: int = MOST_GUESSES, **options: Any) -> Rig:
+    limits = Limits(64, 100, prefix_cache=True, save_every=options.pop("save_every", 16 * 4))
+    given: dict[str, Any] = {"blocks": 60, "chunking": Chunking(32), "states": 12, "limits": limits} | options
+    return make_rig(guessing=oracle(given.pop("wrong", 0.0), slots=slots), **given)
+
+
+@pytest.mark.parametrize("slots", [0, 1, 3, 7])
+def test_a_request_with_states_has_no_more_guesses_than_there_are_slots(
+    make_rig: type[Rig], alone: Alone, slots: int
+) -> None:
+    rig = hybrid(make_rig, slots)
+    rig.submit("a", [1, 2, 3], 40)
+    rig.run_all()
+    assert rig.tokens("a") == alone([1, 2, 3], 40)
+    assert max(map(len, spans(rig))) == slots
+    rig.check_empty()
+
+
+def test_states_are_saved_where_they_are_without_guesses(make_rig: type[Rig], alone: Alone) -> None:
+    """A span ends at each such position, so that the next turn of a conversation begins as late."""
+    saved, hits = [], []
+    for guessing in (None, oracle(slots=MOST_GUESSES)):
+        limits = Limits(64, 100, prefix_cache=True, save_every=8)
+        rig = make_rig(blocks=60, chunking=Chunking(32), states=12, limits=limits, guessing=guessing)
+        rig.submit("a", [1, 2, 3], 30)
+        rig.run_all()
+        saved.append([copy.position for step in rig.steps for copy in step.plan.saves])
+        turn = [1, 2, 3, *rig.tokens("a"), 60]
+        rig.submit("b", turn, 5)
+        rig.run_all()
+        assert rig.tokens("a") == alone([1, 2, 3], 30) and rig.tokens("b") == alone(turn, 5)
+        hits.append(rig.scheduler.stats.prefix_hit_tokens)
+        rig.check_empty()
+    assert saved[0] == saved[1] == [8, 16, 24, 32] and hits[0] == hits[1] == 32
+    assert rig.scheduler.stats.right_guesses > 10
+
+
+@pytest.mark.parametrize("mutant", ["behind the last guess", "behind what was certain"])
+def test_states_that_are_not_rolled_back_show_in_the_tokens(
+    make_rig: type[Rig], alone: Alone, monkeypatch: pytest.MonkeyPatch, mutant: str
+) -> None:
+    """So the tests of requests with states fail where a stage goes on from the wrong slot."""
+    slot_behind = KvTable.slot_behind
+    wrong: dict[str, Any] = {
+        "behind the last guess": lambda table, position: slot_behind(table, table.length),
+        "behind what was certain": lambda table, position: table.slot,
+    }
+    monkeypatch.setattr(KvTable, "slot_behind", wrong[mutant])
+    rig = hybrid(make_rig, wrong=0.5)
+    rig.submit("a", [1, 2, 3], 40)
+    rig.run_all()
+    assert rig.tokens("a") != alone([1, 2, 3], 40)
+
+
 # What comes of a result
 
 
@@ -241,18 +300,28 @@ def test_a_token_that_follows_no_right_guess_is_refused(make_rig: type[Rig], wha
 # Wherever they go
 
 
+@pytest.mark.parametrize("has_states", [False, True], ids=["", "states"])
 @pytest.mark.parametrize("seed", range(80))
-def test_no_schedule_changes_a_token(make_rig: type[Rig], make_ring: type[Ring], alone: Alone, seed: int) -> None:
+def test_no_schedule_changes_a_token(
+    make_rig: type[Rig], make_ring: type[Ring], alone: Alone, seed: int, has_states: bool
+) -> None:
     """Few requests, as only these are guessed for: that come, share beginnings, give way, are swapped or cancelled and
-    whose tokens are late, while half of the guesses are wrong."""
+    whose tokens are late, while half of the guesses are wrong. With states their tokens come of these alone."""
     dice = random.Random(seed)
     size = dice.choice([1, 2, 4])
-    limits = Limits(48, 6, overcommit=dice.random() < 0.7, prefix_cache=dice.random() < 0.7)
+    own = random.Random(f"states {seed}")
+    save_every, states, slots = (own.choice([1, 2, 5]) * size, own.randint(4, 8), own.randint(1, 7))
+    limits = Limits(
+        48, 6, overcommit=dice.random() < 0.7, prefix_cache=dice.random() < 0.7, save_every=save_every * has_states
+    )
     rig = make_rig(
+        states=states * has_states,
         blocks=dice.randint(48, 80) // size, block_tokens=size, stages=dice.randint(1, 3), limits=limits,
         batching=Batching(dice.choice(list(Mode)), dice.randint(1, 4), 4, 1), chunking=Chunking(dice.randint(4, 24)),
         swapping=Swapping(dice.choice([0, 20, 100])),
-        guessing=Guessing(proposer=partial(Oracle, dice, dice.choice([0.0, 0.3, 0.6]))),
+        guessing=Guessing(
+            proposer=partial(Oracle, dice, dice.choice([0.0, 0.3, 0.6])), slots=slots if has_states else None
+        ),
     )  # fmt: skip
     ring = make_ring(rig, dice)
     late = dice.choice([0.0, 0.0, 0.3])
@@ -276,17 +345,18 @@ def test_no_schedule_changes_a_token(make_rig: type[Rig], make_ring: type[Ring],
     for name, prompt in prompts.items():
         right, got = alone(prompt, 48 - len(prompt)), rig.tokens(name)
         assert got == right[: len(got)] and (got == right or name in cancelled)
-    SEEN.append((rig.scheduler.stats.guesses, rig.scheduler.stats.right_guesses, rig.scheduler.stats.swaps,
-                 rig.scheduler.stats.preemptions, rig.scheduler.stats.prefix_hit_tokens))  # fmt: skip
+    SEEN[has_states].append((rig.scheduler.stats.guesses, rig.scheduler.stats.right_guesses, rig.scheduler.stats.swaps,
+                             rig.scheduler.stats.preemptions, rig.scheduler.stats.prefix_hit_tokens))  # fmt: skip
 
 
-SEEN: list[tuple[int, ...]] = []
+SEEN: dict[bool, list[tuple[int, ...]]] = {False: [], True: []}
 
 
-def test_the_schedules_had_all_that_they_were_to_have() -> None:
-    if len(SEEN) < 80:
+@pytest.mark.parametrize("has_states", SEEN)
+def test_the_schedules_had_all_that_they_were_to_have(has_states: bool) -> None:
+    if len(SEEN[has_states]) < 80:
         pytest.skip("not all schedules were run")
-    guesses, right, swaps, preemptions, hits = map(sum, zip(*SEEN, strict=True))
+    guesses, right, swaps, preemptions, hits = map(sum, zip(*SEEN[has_states], strict=True))
     assert right > 500 and guesses - right > 150, (guesses, right)
     assert swaps > 10 and preemptions > swaps and hits > 50, (swaps, preemptions, hits)
 

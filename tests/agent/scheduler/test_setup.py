@@ -115,7 +115,16 @@ def test_guesses_are_those_of_the_placement(speculation: Speculation) -> None:
     guessing = make_scheduler(replace(prepare, placement=placement), shape, frozenset({2}), None).guessing
     assert (guessing is not None) == (speculation is Speculation.GUESSES)
     if guessing is not None:
-        assert guessing.ends == {2} and guessing.inter_token_s is not None
+        assert guessing.ends == {2} and guessing.inter_token_s is not None and guessing.slots is None
+
+
+@pytest.mark.parametrize("slots", [0, 3])
+def test_guesses_for_requests_with_states_have_the_placements_slots(slots: int) -> None:
+    prepare = prepared(costs=True)
+    placement = replace(prepare.placement, speculation=Speculation.GUESSES, guess_slots=slots)
+    shape = decoder_of("qwen3_5-text").shape
+    guessing = make_scheduler(replace(prepare, placement=placement), shape, frozenset({2}), None).guessing
+    assert guessing is not None and guessing.slots == slots
 
 
 def test_saves_are_as_far_apart_as_their_bytes_in_keys_and_values() -> None:

@@ -239,10 +239,13 @@ async def test_what_is_written_has_the_same_form(tmp_path: Path) -> None:
     assert (bodies["profiles"], bodies["links"]) == (PROFILE_BODY, LINK_BODY)
     later = DEPLOYMENT_BODY.replace('"layers":[{', '"rule":[],"layers":[{', 1)  # keys that this version adds
     later = later.replace('"joules_per_token":null', '"joules_per_token":null,"together_tps":null')
-    later = later.replace('"sweep":2}', '"sweep":2,"saved_states":0,"speculation":"off","guesses":null,"draft":null}')
+    later = later.replace(
+        '"sweep":2}',
+        '"sweep":2,"saved_states":0,"speculation":"off","guesses":null,"draft":null,"guess_slots":0}',
+    )
     later = later.replace('"mode":', f'"speculation":"{SPEC.speculation}","draft":"off","mode":')
     later = later.replace('},"manifest_digest":', ',"replicas":1,"replica":0},"manifest_digest":')
-    node = NODE_BODY[:-2] + ',"takes_guesses":false},"own_labels":{},"set_labels":{}}'
+    node = NODE_BODY[:-2] + ',"takes_guesses":false,"keeps_states_of_guesses":false},"own_labels":{},"set_labels":{}}'
     traffic = TRAFFIC_BODY[:-1] + ',"guesses":{"steps":[]}}'
     for table, body in (("deployments", later), ("nodes", node), ("traffic", traffic)):
         # The same keys in the same order.

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from edgeshard.architectures import held_bytes, parse_config, stage_tensors
 from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.domain.deployments.guesses import MOST_GUESSES
 from edgeshard.domain.deployments.placement import Placement, Speculation
 from edgeshard.domain.errors import (
     InvalidArgumentError,
@@ -135,6 +136,42 @@ def test_states_are_saved_in_what_all_nodes_have_left(make_manifest: Any) -> Non
     assert kept.most_saved_states == 5, "a repair leaves surviving stages as they are"
 
 
+def test_states_are_kept_behind_guesses_in_what_all_nodes_have_left(make_manifest: Any) -> None:
+    """Where that is little, half of it."""
+    sizes = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "head_dim": 16}
+    manifest = make_manifest(model_type="qwen3_5_text", linear_num_value_heads=2, max_context=2048, **sizes)
+    shape = parse_config(manifest.config)
+    can = replace(FACTS, takes_guesses=True, keeps_states_of_guesses=True)
+
+    def placed(left: int = 512 * MIB, facts: DeviceFacts = can, **changes: Any) -> Placement:
+        values = {"name": "tale", "model": "tiny", "source": "a", "layers": "a=0:4,b=4:12", "concurrency": 3}
+        spec = parse_spec({**values, "dtype": "float32", "prefix_cache": True, **changes})
+        free = StageSizes(spec, manifest, shape, Load(1, 2)).needed_bytes(LayerRange(4, 12), NodeName("b")) + left
+        nodes = replace(node("a"), facts=can), replace(node("b", free), facts=facts)
+        return SimplePlacer().place(spec, manifest, nodes)
+
+    def slots(*options: Any, **changes: Any) -> tuple[int, int]:
+        found = placed(*options, **changes)
+        assert found.used_guess_slots == found.guess_slots
+        return found.guess_slots, found.saved_states
+
+    each, every = shape.state_bytes(LayerRange(4, 12), DType.FLOAT32), 3 + 3 * 2048 // 512
+    assert slots() == (MOST_GUESSES, every)
+    assert [slots(left * each) for left in (0, 1, 4, 9, 20)] == [(0, 0), (1, 0), (2, 2), (5, 4), (MOST_GUESSES, 13)]
+    assert slots(4 * each, prefix_cache=False) == (4, 0)
+    few, none = placed(4 * each), placed(0)
+    assert few.stages[1].workspace_bytes == none.stages[1].workspace_bytes + 4 * each
+    assert (few.speculation, none.speculation) == (Speculation.GUESSES, Speculation.STATES)
+    kept = sizes_of(parse_spec({"name": "tale", "model": "tiny", "source": "a"}), manifest, few)
+    assert kept.most_guess_slots == 2, "a repair leaves surviving stages as they are"
+    for other, reason in (
+        (replace(can, keeps_states_of_guesses=False), Speculation.STATES),
+        (replace(can, takes_guesses=False), Speculation.BITS),
+    ):
+        assert (placed(facts=other).speculation, slots(facts=other)) == (reason, (0, every))
+    assert slots(speculation="off") == slots(max_time_per_token_s=1.0) == (0, every)
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "speculation"),
     [
@@ -146,7 +183,12 @@ def test_states_are_saved_in_what_all_nodes_have_left(make_manifest: Any) -> Non
         ("llama-plain", {"max_inter_token_latency_s": 0.1}, Speculation.PROMISE),
         ("llama-plain", {"layers": "a=0:6,old=6:12"}, Speculation.BITS),
         ("opt-plain", {}, Speculation.BITS),
-        ("qwen3_5-text", {}, Speculation.STATES),
+        ("qwen3_5-text", {}, Speculation.GUESSES),
+        ("qwen3_5-text", {"layers": "a=0:6,older=6:12"}, Speculation.STATES),
+        ("qwen3_5-text", {"layers": "a=0:6,old=6:12"}, Speculation.BITS),
+        ("qwen3_5-text", {"max_time_per_token_s": 0.1}, Speculation.PROMISE),
+        ("qwen3_next-sparse-step", {}, Speculation.EXPERTS),
+        ("bamba-options", {}, Speculation.BITS),
         ("qwen3_moe-sparse-step", {}, Speculation.EXPERTS),
     ],
 )
@@ -154,9 +196,11 @@ def test_guesses_are_for_where_they_change_nothing(family: str, changes: Any, sp
     values = {"name": "tale", "model": "tiny", "source": "a", **changes}
     config = json.loads(VARIANTS[family].library_config().to_json_string(use_diff=False))
     model = model_from_config("tiny", config)
-    new = replace(FACTS, takes_guesses=True)
-    nodes = [FACTS if "old" in stage else new for stage in changes.get("layers", "a=0:6,b=6:12").split(",")]
-    assert speculation_of(parse_spec(values), model, nodes) is speculation
+    new = replace(FACTS, takes_guesses=True, keeps_states_of_guesses=True)
+    known = {"old": FACTS, "older": replace(FACTS, takes_guesses=True)}
+    names = [stage.partition("=")[0] for stage in changes.get("layers", "a=0:6,b=6:12").split(",")]
+    nodes = [known.get(name, new) for name in names]
+    assert speculation_of(parse_spec(values), model, nodes, MOST_GUESSES) is speculation
 
 
 @pytest.mark.parametrize("layers", ["a=0:12", "a=0:4,b=4:9,c=9:12"])

@@ -17,11 +17,11 @@ import torch
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.requests.step import Span
 from edgeshard_agent.model.attention.gathered import GatheredSpans
-from edgeshard_agent.model.attention.kv import KvPool, KvTable, Tables, padded_tables
-from edgeshard_agent.model.attention.states import SpanStates
+from edgeshard_agent.model.attention.kv import KvPool, KvTable, Tables, padded_tables, slots_behind
 from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
 from edgeshard_agent.ops.fused_blocks import NativePass
 from edgeshard_agent.ops.kv_arena import NativeArena, RowArena
+from edgeshard_agent.ops.recurrent import SpanStates
 
 MOST_NATIVE_ROWS = 64
 """Rows of a step up to which blocks run in one native call. Beyond them Python's share of a step is below a hundredth,
@@ -155,10 +155,12 @@ class _ChunkView:
 
 
 def _span_states(pool: KvPool, spans: Sequence[Span], device: torch.device) -> SpanStates:
-    slots = [slot for span in spans if (slot := pool.table(span.request).slot) is not None]
-    first_rows = np.cumsum([0, *(span.token_count for span in spans)])
-    both = torch.tensor(slots, dtype=torch.int32), torch.from_numpy(first_rows.astype(np.int32))
-    return SpanStates(*(part.to(device) for part in both))
+    """Where a step's spans find their states; and where guesses were or are among their tokens, where these go."""
+    tables = [pool.table(span.request) for span in spans]
+    parts = [[table.source for table in tables], np.cumsum([0, *(span.token_count for span in spans)])]
+    if any(table.guess_slots or table.source != table.slot for table in tables):
+        parts.append([slot for table, span in zip(tables, spans, strict=True) for slot in slots_behind(table, span)])
+    return SpanStates(*(torch.tensor(part, dtype=torch.int32).to(device) for part in parts))
 
 
 def _tables(pool: Tables, spans: Sequence[Span]) -> SpanTables:

@@ -11,7 +11,7 @@ every stage before another's are computed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -38,8 +38,9 @@ from edgeshard_agent.ops.kv_arena import NativeArena, RowArena, check_int4, make
 class KvTable:
     """A request's blocks in order of position, and how many positions hold keys and values.
 
-    The first `shared` positions were filled by others; the request reads them only. `slot` holds its states. The tokens
-    of the last `assumed` positions were guessed.
+    The first `shared` positions were filled by others; the request reads them only. The tokens of the last `assumed`
+    positions were guessed. `slot` holds its states behind the positions that are certain, `guess_slots` those behind
+    each guess; its newest span went on from those in `source`.
     """
 
     blocks: tuple[int, ...] = ()
@@ -47,11 +48,17 @@ class KvTable:
     shared: int = 0
     slot: int | None = None
     assumed: int = 0
+    guess_slots: tuple[int, ...] = ()
+    source: int | None = None
 
     @property
     def certain(self) -> int:
         """Positions whose tokens are certain: the request's next span begins there, or behind."""
         return self.length - self.assumed
+
+    def slot_behind(self, position: int) -> int | None:
+        """The slot of its states behind so many positions, none of them before those that are certain."""
+        return self.slot if position == self.certain else self.guess_slots[position - self.certain - 1]
 
 
 class Tables(Protocol):
@@ -61,6 +68,11 @@ class Tables(Protocol):
     def block_tokens(self) -> int: ...
 
     def table(self, request: int) -> KvTable: ...
+
+
+def slots_behind(table: KvTable, span: Span) -> list[int | None]:
+    """The slot into which the states behind each position of a span go, when the step with it was committed."""
+    return [table.slot] * (span.token_count - span.guesses) + list(table.guess_slots)
 
 
 def padded_tables(tables: Tables, spans: Sequence[Span]) -> npt.NDArray[np.int32]:
@@ -110,6 +122,8 @@ class KvMemory:
     """Where their files lie; in memory without one."""
     slots: int = 0
     """For the states of requests that run, and for copies of them, where the model has any."""
+    guess_slots: int = 0
+    """For those behind each guess of a step."""
 
 
 class KvPool:
@@ -190,13 +204,14 @@ class KvPool:
 
     @property
     def bytes_capacity(self) -> int:
-        return self.blocks * self.block_bytes + self.states.slots * self.states.slot_bytes
+        return self.blocks * self.block_bytes + self.states.bytes_capacity
 
     @property
     def bytes_in_use(self) -> int:
         """Bytes of the blocks that are in a request's table, filled or not, and of its states; a shared block counts
         once."""
-        return len(self._holders) * self.block_bytes + len(self._taken_slots) * self.states.slot_bytes
+        guessed = sum(len(table.guess_slots) for table in self._tables.values())
+        return len(self._holders) * self.block_bytes + (len(self._taken_slots) + guessed) * self.states.slot_bytes
 
     @property
     def swapped(self) -> StageSwap | None:
@@ -376,9 +391,9 @@ class KvPool:
                 field=f"{field}.slot",
                 reason="STATE_SLOT_MISSING",
             )
-        if table.slot is None or copy.position != table.length:
+        if table.slot is None or copy.position != table.certain:
             raise FailedPreconditionError(
-                f"request {copy.request} has states after {table.length} positions, not {copy.position}",
+                f"request {copy.request} has states after {table.certain} positions, not {copy.position}",
                 field=f"{field}.position",
                 reason="STATE_POSITION",
             )
@@ -448,7 +463,10 @@ class KvPool:
         if grant.swapped:
             length, draft.kept[grant.request] = kept, 0
             draft.swap_ins[grant.request] = tuple(grant.blocks)
-        draft.tables[grant.request] = KvTable(table.blocks + tuple(grant.blocks), length, shared, slot, table.assumed)
+        blocks, source = table.blocks + tuple(grant.blocks), table.source if grant.first_index else slot
+        draft.tables[grant.request] = replace(
+            table, blocks=blocks, length=length, shared=shared, slot=slot, source=source
+        )
 
     def _draft_slot(self, draft: KvDraft, grant: KvGrant) -> int | None:
         """The slot of the request's states after this grant: the first one gives it, also to stages without states."""
@@ -520,13 +538,7 @@ class KvPool:
                 field="spans.first_position",
                 reason="KV_GAP",
             )
-        if table.slot is not None and (span.first_position < table.length or span.guesses):
-            raise FailedPreconditionError(
-                f"a span of request {span.request} begins at {span.first_position}, before its length {table.length}, "
-                "or has guesses; states cannot be cut to fewer positions",
-                field="spans.first_position",
-                reason="STATE_TRUNCATION_REFUSED",
-            )
+        with_states = self._draft_states(draft, span, table)
         if span.first_position < table.certain and span.sampling is None:
             raise FailedPreconditionError(
                 f"a span of request {span.request} begins at {span.first_position}, before its {table.certain} certain "
@@ -553,7 +565,41 @@ class KvPool:
         first = min(span.first_position, table.certain) // size
         for index, block in enumerate(table.blocks[first:], first):
             draft.full[block] = (index + 1) * size <= span.certain_position
-        draft.tables[span.request] = replace(table, length=span.end_position, assumed=span.guesses)
+        draft.tables[span.request] = replace(with_states, length=span.end_position, assumed=span.guesses)
+
+    def _draft_states(self, draft: KvDraft, span: Span, table: KvTable) -> KvTable:
+        """The span's request with the slots that its states come from and go to."""
+        if table.slot is None:
+            return table
+        if span.first_position < table.certain:
+            raise FailedPreconditionError(
+                f"a span of request {span.request} begins at {span.first_position}, before its {table.certain} certain "
+                "positions; states cannot be cut to fewer positions",
+                field="spans.first_position",
+                reason="STATE_TRUNCATION_REFUSED",
+            )
+        source = table.slot_behind(span.first_position)
+        if not (span.guesses or table.guess_slots):
+            return replace(table, source=source)
+        # A span may go on from one of its request's slots while it writes to them, since it does so token by token.
+        taken = {*table.guess_slots, *self._guess_slots_of_others(draft, span.request)}
+        free = (slot for slot in self.states.guess_slots if slot not in taken)
+        slots = (*table.guess_slots, *free)[: span.guesses]
+        if len(slots) < span.guesses:
+            raise FailedPreconditionError(
+                f"a span of request {span.request} has {span.guesses} guesses, but for the states behind these "
+                f"{len(slots)} of {len(self.states.guess_slots)} slots are free",
+                field="spans.guesses",
+                reason="STATE_GUESS_SLOTS_IN_USE",
+            )
+        return replace(table, source=source, guess_slots=slots)
+
+    def _guess_slots_of_others(self, draft: KvDraft, request: int) -> Iterator[int]:
+        """With those that they have before the step, unless it takes their memory: in it they may go on from them."""
+        for other in (self._tables.keys() | draft.tables.keys()) - {request}:
+            yield from self._peek(draft, other).guess_slots
+            if draft.tables.get(other, True) is not None and other not in draft.swap_outs:
+                yield from self.table(other).guess_slots
 
     # -- the same, one at a time ---------------------------------------------------------------------------------
 

@@ -2,13 +2,13 @@
 
 Convolutions keep their last inputs, linear attention a matrix for each head. The head grants the slots (`kv.KvPool`
 checks them); a slot is zeroed when it is granted, so that nobody begins with what another request left. Slots that no
-request has keep copies of states, for requests that begin alike.
+request has keep copies of states, for requests that begin alike. Behind these are slots that the pool gives to tokens
+that were guessed: the request goes on from that of the last one that was right.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -19,37 +19,37 @@ from edgeshard_agent.model.tensors import TORCH_DTYPES
 from edgeshard_agent.ops.kv_arena import zeroed
 
 
-@dataclass(frozen=True, slots=True)
-class SpanStates:
-    """The states of a step's spans: the `slots` int32 [spans] of their requests, and `first_rows` int32 [spans + 1],
-    where each begins among the packed tokens and the last one ends."""
-
-    slots: torch.Tensor
-    first_rows: torch.Tensor
-
-
 class States:
-    """`slots` slots with the states of each of a stage's layers, whose sizes are given in its order."""
+    """`slots` slots with the states of each of a stage's layers, whose sizes are given in its order; behind them
+    `guess_slots` for guesses."""
 
     def __init__(
-        self, slots: int, sizes: Sequence[Sequence[StateSize]], device: str, dtype: DType = DType.FLOAT32
+        self,
+        slots: int,
+        sizes: Sequence[Sequence[StateSize]],
+        device: str,
+        dtype: DType = DType.FLOAT32,
+        guess_slots: int = 0,
     ) -> None:
         every = [size for layer in sizes for size in layer]
         self.slots = slots if every else 0
+        self.guess_slots = range(self.slots, self.slots + (guess_slots if every else 0))
         self.slot_bytes = sum(size.bytes_in(dtype) for size in every)
         """Bytes of one slot in all layers."""
+        count, plain = self.guess_slots.stop, TORCH_DTYPES[dtype]
         try:
             self._layers = [
-                tuple(
-                    zeroed((self.slots, *size.shape), torch.float32 if size.float32 else TORCH_DTYPES[dtype], device)
-                    for size in layer
-                )
+                tuple(zeroed((count, *size.shape), torch.float32 if size.float32 else plain, device) for size in layer)
                 for layer in sizes
             ]
         except (RuntimeError, MemoryError) as error:
             raise ResourceExhaustedError(
                 f"no memory for the states of {slots} requests: {error}", field="concurrency"
             ) from error
+
+    @property
+    def bytes_capacity(self) -> int:
+        return self.guess_slots.stop * self.slot_bytes
 
     def layer(self, index: int) -> tuple[torch.Tensor, ...]:
         """The states of a layer by its place in the stage, each [slots, ...]."""

@@ -14,9 +14,8 @@ from torch import nn
 from torch.nn.functional import softplus
 
 from edgeshard_agent.model.attention.attention import StepAttention
-from edgeshard_agent.model.attention.states import SpanStates
 from edgeshard_agent.ops.elementwise import rms_norm
-from edgeshard_agent.ops.recurrent import gated_delta_rule, short_convolution
+from edgeshard_agent.ops.recurrent import SpanStates, gated_delta_rule, short_convolution
 
 
 class KimiDelta(nn.Module):
@@ -58,13 +57,13 @@ class KimiDelta(nn.Module):
         by_head = (rows, self.heads, self.head_dim)
         inputs = torch.cat([project(hidden)[0] for project in (self.q_proj, self.k_proj, self.v_proj)], dim=1)
         weight = self.conv1d.weight.view(inputs.shape[1], -1)
-        mixed = short_convolution(inputs, weight, tails, spans.slots, spans.first_rows)
+        mixed = short_convolution(inputs, weight, tails, spans)
         query, key, value = (part.reshape(by_head) for part in mixed.chunk(3, dim=1))
         # A_log and dt_bias are float32 in any dtype.
         opened = softplus(forget.f_b_proj(forget.f_a_proj(hidden))[0].float() + forget.dt_bias).view(by_head)
         log_decay = -forget.A_log.view(1, -1, 1).exp() * opened
         beta = self.b_proj(hidden)[0].sigmoid().float()
-        found = gated_delta_rule(query, key, value, log_decay, beta, memory, spans.slots, spans.first_rows)
+        found = gated_delta_rule(query, key, value, log_decay, beta, memory, spans)
         wide = found.view(-1, self.head_dim).float()
         normed, _ = rms_norm(wide, self.o_norm.weight.float(), self.eps)
         gated = normed * self.g_b_proj(self.g_a_proj(hidden)).view_as(wide).float().sigmoid()

@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from edgeshard_agent.model.attention.attention import StepAttention
-from edgeshard_agent.model.attention.states import SpanStates
 from edgeshard_agent.ops.elementwise import gated_norm
-from edgeshard_agent.ops.recurrent import ScanHeads, selective_scan, short_convolution
+from edgeshard_agent.ops.recurrent import ScanHeads, SpanStates, selective_scan, short_convolution
 
 
 class SelectiveScan(nn.Module):
@@ -61,11 +60,11 @@ class SelectiveScan(nn.Module):
     def mix(self, hidden: torch.Tensor, states: tuple[torch.Tensor, ...], spans: SpanStates) -> torch.Tensor:
         """[1, T, width] from [1, T, width]; `states` of the layer are brought up to date."""
         tails, memory = states
-        rows, where = hidden.shape[1], (spans.slots, spans.first_rows)
+        rows = hidden.shape[1]
         gate, inputs, step = self._projected(hidden[0])
         # Only in a layer that is timed with random numbers have these another dtype.
         heads = ScanHeads(self.dt_bias.float(), self.A_log.float(), self.D.float(), self.step_limits)
-        mixed = short_convolution(inputs, self.conv1d.weight.squeeze(1), tails, *where, self.conv1d.bias)
+        mixed = short_convolution(inputs, self.conv1d.weight.squeeze(1), tails, spans, self.conv1d.bias)
         x, b, c = mixed.split([self.inner, self.group_width, self.group_width], dim=1)
         found = selective_scan(
             x.view(rows, self.heads, -1),
@@ -74,7 +73,7 @@ class SelectiveScan(nn.Module):
             step,
             heads,
             memory,
-            *where,
+            spans,
         ).view(rows, self.inner)
         weight = getattr(self.norm, "weight", None)
         eps = 0.0 if weight is None else self.norm.variance_epsilon

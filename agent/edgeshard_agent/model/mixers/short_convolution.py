@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from edgeshard_agent.model.attention.attention import StepAttention
-from edgeshard_agent.model.attention.states import SpanStates
-from edgeshard_agent.ops.recurrent import short_convolution
+from edgeshard_agent.ops.recurrent import SpanStates, short_convolution
 
 
 class ShortConvolution(nn.Module):
@@ -42,6 +41,6 @@ class ShortConvolution(nn.Module):
         (tails,) = states
         into, outof, values = self.in_proj(hidden)[0].chunk(3, dim=1)
         weight, bias = self.conv.weight.squeeze(1), self.conv.bias
-        mixed = short_convolution(into * values, weight, tails, spans.slots, spans.first_rows, bias, activated=False)
+        mixed = short_convolution(into * values, weight, tails, spans, bias, activated=False)
         result: torch.Tensor = self.out_proj((outof * mixed).unsqueeze(0))
         return result

@@ -91,7 +91,8 @@ struct Attention {
 static inline int64_t result_width(const Attention& a) { return RESULT_HEAD + int64_t{a.head_dim}; }
 
 // Rows of several spans, each the next tokens of one request, through a causal convolution of every channel by itself,
-// then silu if `activated`. What a request needs of its past lies in its slot and is brought up to date.
+// then silu if `activated`. What a request needs of its past lies in its slot and is brought up to date; or, with
+// `row_slots`, what lies in its slot stays, and what is behind each row goes into that row's.
 constexpr int32_t MOST_TAPS = 8, CONVOLUTION_CHANNELS = 256;
 struct Convolution {
     const void* x;       // [rows][channels]
@@ -101,6 +102,7 @@ struct Convolution {
     void* out;           // [rows][channels]
     const int32_t* slots;       // [spans]
     const int32_t* first_rows;  // [spans + 1]
+    const int32_t* row_slots;   // [rows], or null
     int64_t x_stride;
     int32_t spans, slot_count, channels, taps, activated, element;
 };
@@ -121,6 +123,7 @@ struct DeltaRule {
     void* out;                        // [rows][value_heads][value_dim]
     const int32_t* slots;             // [spans]
     const int32_t* first_rows;        // [spans + 1]
+    const int32_t* row_slots;         // [rows], or null, as of a convolution
     int64_t query_stride, key_stride, value_stride;
     int32_t spans, slot_count, key_heads, value_heads, key_dim, value_dim, by_channel, element;
 };
@@ -139,6 +142,7 @@ struct SelectiveScan {
     float* out;                                  // [rows][heads][head_dim]
     const int32_t* slots;                        // [spans]
     const int32_t* first_rows;                   // [spans + 1]
+    const int32_t* row_slots;                    // [rows], or null, as of a convolution
     int64_t x_stride, b_stride, c_stride, step_stride;
     float least_step, most_step;
     int32_t spans, slot_count, groups, heads, head_dim, state_dim, element;

@@ -134,11 +134,15 @@ void share_out(Attention& a, int32_t thread_count) {
     a.partials = work.partials.data();
 }
 
-// The first span whose slot there is not, or -1.
+// The first span of which there is a slot that there is not, or -1.
 template <class Call>
 int32_t without_slot(const Call& call) {
-    for (int32_t s = 0; s < call.spans; s++)
-        if (call.slots[s] < 0 || call.slots[s] >= call.slot_count) return s;
+    auto is_there = [&](int32_t slot) { return slot >= 0 && slot < call.slot_count; };
+    for (int32_t s = 0; s < call.spans; s++) {
+        if (!is_there(call.slots[s])) return s;
+        for (int32_t row = call.first_rows[s]; call.row_slots && row < call.first_rows[s + 1]; row++)
+            if (!is_there(call.row_slots[row])) return s;
+    }
     return -1;
 }
 

@@ -21,25 +21,33 @@ void convolve_channels(const Convolution& c, int32_t span, int first, int end) {
             taps[tap][i - first] = as_float(static_cast<const T*>(c.weight)[int64_t{i} * c.taps + tap]);
     const int before = c.taps - 1;
     const int64_t begin = c.first_rows[span], count = c.first_rows[span + 1] - begin;
-    T* tail = static_cast<T*>(c.tails) + int64_t{c.slots[span]} * before * c.channels;
-    auto input = [&](int64_t row) {
-        return row < 0 ? tail + (row + before) * c.channels : static_cast<const T*>(c.x) + (begin + row) * c.x_stride;
+    auto tail_in = [&](int32_t slot) { return static_cast<T*>(c.tails) + int64_t{slot} * before * c.channels; };
+    // A copy: what is behind a row may go where these lie.
+    T past[MOST_TAPS][CONVOLUTION_CHANNELS];
+    for (int kept = 0; kept < before; kept++)
+        for (int i = first; i < end; i++) past[kept][i - first] = tail_in(c.slots[span])[int64_t{kept} * c.channels + i];
+    // From channel `i` on.
+    auto input = [&](int64_t row, int i) {
+        return row < 0 ? past[row + before] + (i - first) : static_cast<const T*>(c.x) + (begin + row) * c.x_stride + i;
     };
     for (int64_t row = 0; row < count; row++) {
         T* out = static_cast<T*>(c.out) + (begin + row) * c.channels;
         for (int i = first; i < end; i += LANES) {
             Float16 sum = {};
             for (int tap = 0; tap < c.taps; tap++)
-                sum = fma16(load_some(input(row - before + tap) + i, end - i), load<Float16>(taps[tap] + i - first), sum);
+                sum = fma16(load_some(input(row - before + tap, i), end - i), load<Float16>(taps[tap] + i - first), sum);
             if (c.bias) sum = sum + load_some(static_cast<const T*>(c.bias) + i, end - i);
             sum = rounded_to(out, sum);
             store_some(out + i, c.activated ? sum / (splat(1.0f) + exp16(-sum)) : sum, end - i);
         }
     }
-    // From the oldest on: an input that stays moves to an earlier place.
-    for (int kept = 0; kept < before; kept++) {
-        const T* from = input(count - before + kept);
-        for (int i = first; i < end; i++) tail[int64_t{kept} * c.channels + i] = from[i];
+    for (int64_t row = 0; row < count; row++) {
+        const int32_t* own = c.row_slots ? c.row_slots + begin + row : c.slots + span;
+        if (row + 1 < count && (!c.row_slots || own[1] == own[0])) continue;  // a later row's come there
+        for (int kept = 0; kept < before; kept++) {
+            const T* from = input(row + 1 - before + kept, first);
+            for (int i = first; i < end; i++) tail_in(*own)[int64_t{kept} * c.channels + i] = from[i - first];
+        }
     }
 }
 
@@ -83,8 +91,10 @@ template <class T, int VECTORS, bool BY_CHANNEL>
 void advance_columns(const DeltaRule& d, int32_t span, int head, int column, int width) {
     alignas(64) float query[MOST_KEY_DIM], key[MOST_KEY_DIM], decays[MOST_KEY_DIM];
     const int64_t key_head = head / (d.value_heads / d.key_heads);
-    const int64_t state_at = (int64_t{d.slots[span]} * d.value_heads + head) * d.key_dim * d.value_dim;
-    float* state = d.states + state_at + column;
+    auto state_in = [&](int32_t slot) {
+        return d.states + (int64_t{slot} * d.value_heads + head) * d.key_dim * d.value_dim + column;
+    };
+    float* state = state_in(d.slots[span]);
     const float scale = 1.0f / std::sqrt(static_cast<float>(d.key_dim));
     for (int64_t row = d.first_rows[span]; row < d.first_rows[span + 1]; row++) {
         l2_normalised(static_cast<const T*>(d.query) + row * d.query_stride + key_head * d.key_dim, scale, d.key_dim, query);
@@ -98,6 +108,7 @@ void advance_columns(const DeltaRule& d, int32_t span, int head, int column, int
         const Float16 of_all = exp16(splat(*log_decay));
         auto decay = [&](int i) { return BY_CHANNEL ? splat(decays[i]) : of_all; };
         const Float16 beta = splat(d.beta[row * d.value_heads + head]);
+        float* behind = d.row_slots ? state_in(d.row_slots[row]) : state;
         Float16 kept[VECTORS] = {}, found[VECTORS] = {}, change[VECTORS];
         for (int i = 0; i < d.key_dim; i++)
 #pragma GCC unroll 4
@@ -110,14 +121,15 @@ void advance_columns(const DeltaRule& d, int32_t span, int head, int column, int
         for (int i = 0; i < d.key_dim; i++)
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; v++) {
-                float* at = state + int64_t{i} * d.value_dim + v * LANES;
-                const Float16 decayed = load_some(at, width - v * LANES) * decay(i);
+                const int64_t at = int64_t{i} * d.value_dim + v * LANES;
+                const Float16 decayed = load_some(state + at, width - v * LANES) * decay(i);
                 const Float16 updated = fma16(splat(key[i]), change[v], decayed);
-                store_some(at, updated, width - v * LANES);
+                store_some(behind + at, updated, width - v * LANES);
                 found[v] = fma16(splat(query[i]), updated, found[v]);
             }
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) store_some(out + v * LANES, found[v], width - v * LANES);
+        state = behind;
     }
 }
 
@@ -143,7 +155,10 @@ template <class T, int VECTORS>
 void scan_columns(const SelectiveScan& s, int32_t span, int head, int column, int width) {
     alignas(64) float b[MOST_STATE_DIM], c[MOST_STATE_DIM];
     const int64_t group_at = int64_t{head / (s.heads / s.groups)} * s.state_dim;
-    float* state = s.states + (int64_t{s.slots[span]} * s.heads + head) * s.state_dim * s.head_dim + column;
+    auto state_in = [&](int32_t slot) {
+        return s.states + (int64_t{slot} * s.heads + head) * s.state_dim * s.head_dim + column;
+    };
+    float* state = state_in(s.slots[span]);
     const float rate = exp16(splat(s.log_rate[head]))[0];
     for (int64_t row = s.first_rows[span]; row < s.first_rows[span + 1]; row++) {
         for (int i = 0; i < s.state_dim; i++) {
@@ -156,6 +171,7 @@ void scan_columns(const SelectiveScan& s, int32_t span, int head, int column, in
         const Float16 decay = exp16(splat(-step * rate));
         const T* x = static_cast<const T*>(s.x) + row * s.x_stride + int64_t{head} * s.head_dim + column;
         float* out = s.out + (row * s.heads + head) * s.head_dim + column;
+        float* behind = s.row_slots ? state_in(s.row_slots[row]) : state;
         Float16 taken[VECTORS], found[VECTORS];
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) {
@@ -166,13 +182,14 @@ void scan_columns(const SelectiveScan& s, int32_t span, int head, int column, in
         for (int i = 0; i < s.state_dim; i++)
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; v++) {
-                float* at = state + int64_t{i} * s.head_dim + v * LANES;
-                const Float16 updated = fma16(splat(b[i]), taken[v], load_some(at, width - v * LANES) * decay);
-                store_some(at, updated, width - v * LANES);
+                const int64_t at = int64_t{i} * s.head_dim + v * LANES;
+                const Float16 updated = fma16(splat(b[i]), taken[v], load_some(state + at, width - v * LANES) * decay);
+                store_some(behind + at, updated, width - v * LANES);
                 found[v] = fma16(splat(c[i]), updated, found[v]);
             }
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) store_some(out + v * LANES, found[v], width - v * LANES);
+        state = behind;
     }
 }
 

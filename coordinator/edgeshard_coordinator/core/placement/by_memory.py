@@ -15,7 +15,15 @@ from functools import cache
 from edgeshard.architectures import ModelShape, check_quantisation, parse_config, tensor_bytes, unit_of
 from edgeshard.domain import errors
 from edgeshard.domain.deployments.deployment import AUTO_STANDBY, EVERY_NODE, DeploymentSpec
-from edgeshard.domain.deployments.placement import ExplicitStage, PlacedDraft, PlacedStage, Placement, check_cover
+from edgeshard.domain.deployments.guesses import MOST_GUESSES
+from edgeshard.domain.deployments.placement import (
+    ExplicitStage,
+    PlacedDraft,
+    PlacedStage,
+    Placement,
+    Speculation,
+    check_cover,
+)
 from edgeshard.domain.deployments.rules import Condition
 from edgeshard.domain.ids import NodeName
 from edgeshard.domain.models.dtypes import UNSUPPORTED_KV_DTYPE, WHOLE_HEAD, DType, KvFormat, Quantisation
@@ -48,7 +56,8 @@ class StageSizes:
 
     The KV pool holds `requests` of the longest context at once, the spec's concurrency when None. Beside it there are
     at most `saved_states` copies of the states of requests, when None as many as are of use: one for each request, and
-    one wherever a full pool saves. A `draft` is held with the first layer.
+    one wherever a full pool saves; and at most `guess_slots` states behind guesses, when None as many as a step has.
+    A `draft` is held with the first layer.
     """
 
     def __init__(
@@ -60,6 +69,7 @@ class StageSizes:
         requests: int | None = None,
         saved_states: int | None = None,
         draft: PlacedDraft | None = None,
+        guess_slots: int | None = None,
     ) -> None:
         self.layer_count = shape.layer_count
         self.draft = draft
@@ -78,6 +88,7 @@ class StageSizes:
         distance = shape.save_every(spec.dtype, spec.effective_kv_dtype, KV_BLOCK_TOKENS)
         useful = self._requests + self.kv_blocks * KV_BLOCK_TOKENS // distance if spec.prefix_cache and distance else 0
         self.most_saved_states = useful if saved_states is None else saved_states
+        self.most_guess_slots = (MOST_GUESSES if shape.states else 0) if guess_slots is None else guess_slots
 
     def kv_bytes(self, layers: LayerRange) -> int:
         """Bytes of all that requests leave in these layers: keys and values, and states of fixed size."""
@@ -128,7 +139,9 @@ def sizes_of(spec: DeploymentSpec, manifest: ModelManifest, placement: Placement
     shape = checked_shape(spec, manifest)
     load = Load(placement.micro_batch, placement.micro_batches)
     requests = placement.requests_of(spec.max_context or shape.max_context)
-    return StageSizes(spec, manifest, shape, load, requests, placement.saved_states, placement.draft)
+    return StageSizes(
+        spec, manifest, shape, load, requests, placement.saved_states, placement.draft, placement.guess_slots
+    )
 
 
 def _unit_sizes(
@@ -199,7 +212,8 @@ def place_stages(
     stages: Sequence[ExplicitStage],
     load: Load,
 ) -> Placement:
-    """The placement with these stages; states of requests are saved where all stages have room left for them.
+    """The placement with these stages; states are kept behind guesses, and saved, where all stages have room left for
+    them: half of what there is for each, if it is not enough.
 
     Raises PlacementError for a list that cannot be or that breaks a rule, ResourceExhaustedError naming the node whose
     memory is short.
@@ -207,13 +221,17 @@ def place_stages(
     check_cover(stages, sizes.layer_count, spec.source)
     check_rules(conditions_of(spec, nodes.values()), [stage.node for stage in stages])
     placed = [_placed(spec, sizes, index, stage, nodes) for index, stage in enumerate(stages)]
-    saved = sizes.most_saved_states
-    for stage in stages:
-        room = max(0, _room(spec, nodes[stage.node]) - sizes.needed_bytes(stage.layers, stage.node))
-        saved = min(saved, room // max(1, sizes.state_bytes(stage.layers)))
+    facts = [nodes[stage.node].facts for stage in stages]
+    fitting = min(_states_fitting(spec, sizes, stage, nodes) for stage in stages)
+    saved, guesses = sizes.most_saved_states, sizes.most_guess_slots
+    if speculation_of(spec, sizes.model, facts, guesses) not in (Speculation.GUESSES, Speculation.EXPERTS):
+        guesses = 0
+    guesses = min(guesses, max(fitting - fitting // 2, fitting - saved))
+    saved = min(saved, fitting - guesses)
+    kept = saved + guesses
     return Placement(
         stages=tuple(
-            replace(stage, workspace_bytes=stage.workspace_bytes + saved * sizes.state_bytes(stage.layers))
+            replace(stage, workspace_bytes=stage.workspace_bytes + kept * sizes.state_bytes(stage.layers))
             for stage in placed
         ),
         kv_block_tokens=KV_BLOCK_TOKENS,
@@ -221,9 +239,18 @@ def place_stages(
         micro_batch=load.batch,
         micro_batches=load.micro_batches,
         saved_states=saved,
-        speculation=speculation_of(spec, sizes.model, [nodes[stage.node].facts for stage in stages]),
+        speculation=speculation_of(spec, sizes.model, facts, guesses),
         draft=sizes.draft,
+        guess_slots=guesses,
     )
+
+
+def _states_fitting(
+    spec: DeploymentSpec, sizes: StageSizes, stage: ExplicitStage, nodes: Mapping[NodeName, Candidate]
+) -> int:
+    """The states of requests for which a stage's node has room left."""
+    room = max(0, _room(spec, nodes[stage.node]) - sizes.needed_bytes(stage.layers, stage.node))
+    return room // max(1, sizes.state_bytes(stage.layers))
 
 
 def usable_nodes(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> dict[NodeName, Candidate]:
