@@ -36,7 +36,7 @@ class ReadRecord(_message.Message):
     def __init__(self, layer: _Optional[int] = ..., size_bytes: _Optional[int] = ..., began_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., expert: _Optional[int] = ...) -> None: ...
 
 class StepRecord(_message.Message):
-    __slots__ = ("step", "tokens", "prompt_tokens", "arrived_s", "began_s", "ended_s", "sent_s", "returned_s")
+    __slots__ = ("step", "tokens", "prompt_tokens", "arrived_s", "began_s", "ended_s", "sent_s", "returned_s", "came_s")
     STEP_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class StepRecord(_message.Message):
     ENDED_S_FIELD_NUMBER: _ClassVar[int]
     SENT_S_FIELD_NUMBER: _ClassVar[int]
     RETURNED_S_FIELD_NUMBER: _ClassVar[int]
+    CAME_S_FIELD_NUMBER: _ClassVar[int]
     step: int
     tokens: int
     prompt_tokens: int
@@ -53,4 +54,5 @@ class StepRecord(_message.Message):
     ended_s: float
     sent_s: float
     returned_s: float
-    def __init__(self, step: _Optional[int] = ..., tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., arrived_s: _Optional[float] = ..., began_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., sent_s: _Optional[float] = ..., returned_s: _Optional[float] = ...) -> None: ...
+    came_s: float
+    def __init__(self, step: _Optional[int] = ..., tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., arrived_s: _Optional[float] = ..., began_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., sent_s: _Optional[float] = ..., returned_s: _Optional[float] = ..., came_s: _Optional[float] = ...) -> None: ...

@@ -34,6 +34,16 @@ def test_a_step_is_noted_from_its_arrival_to_its_return(clock: HandClock) -> Non
     assert (record.arrived_s, record.began_s, record.ended_s, record.sent_s, record.returned_s) == (1, 1.5, 2, 2.25, 3)
 
 
+def test_a_step_is_noted_to_have_come_before_it_was_computed_and_its_result_after(clock: HandClock) -> None:
+    recorder = StepRecorder(clock)
+    recorder.came(3, 0.75)
+    recorder.ran(3, StepPlan(), 1.0, 1.5, 2.0)
+    recorder.ran(4, StepPlan(), 2.0, 2.5, 3.0)
+    assert [record.came_s for record in recorder.records] == [0.75, 0.0]
+    recorder.came(4, 3.5)
+    assert [record.came_s for record in recorder.records] == [0.75, 3.5]
+
+
 def test_a_step_that_travels_nowhere_is_sent_when_it_ends(clock: HandClock) -> None:
     recorder = StepRecorder(clock)
     recorder.ran(0, StepPlan(), 1.0, 1.5, 2.0)
