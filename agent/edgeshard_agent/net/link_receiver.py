@@ -24,7 +24,7 @@ from edgeshard.proto.v1.stage_pb2_grpc import StageServiceServicer
 from edgeshard.rpc.access import check_acts_for_itself
 from edgeshard.rpc.link_watch import BEACON_S
 from edgeshard.wire.frames import Accepted, Frame, FrameContract, FrameReader
-from edgeshard.wire.link import LinkMessage, link_message_from_wire, link_message_to_wire
+from edgeshard.wire.link import LinkMessage, exchange_response, link_message_from_wire
 from edgeshard_agent.engine.recording import StepRecorder
 from edgeshard_agent.net.probes import Probes
 from edgeshard_agent.net.streams import first_request, heed
@@ -190,19 +190,15 @@ class _Stream:
         with contextlib.suppress(grpc.aio.BaseError):  # the call is over
             while not self._over:
                 if self._unsent:
-                    await self._context.write(_response(self._unsent.popleft()))
+                    await self._context.write(exchange_response(self._unsent.popleft()))
                 elif self._beacon_at <= loop.time():
                     self._beacon_at = loop.time() + BEACON_S
-                    await self._context.write(_response(LinkBeacon(self._received_bytes, self._next_step())))
+                    await self._context.write(exchange_response(LinkBeacon(self._received_bytes, self._next_step())))
                 else:
                     self._wake.clear()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout_at(self._beacon_at):
                             await self._wake.wait()
-
-
-def _response(message: LinkMessage) -> pb.ExchangeResponse:
-    return pb.ExchangeResponse(message=link_message_to_wire(message))
 
 
 class StageServicer(StageServiceServicer):
