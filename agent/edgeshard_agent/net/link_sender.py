@@ -23,7 +23,8 @@ from edgeshard.domain.requests.step import ForwardStep, WireStep
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.proto.v1.stage_pb2_grpc import StageServiceStub
 from edgeshard.rpc.channel import open_channel
-from edgeshard.rpc.link_watch import TICK_S, LinkWatch
+from edgeshard.rpc.link_watch import LinkWatch
+from edgeshard.rpc.ticking import next_tick
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard.wire.frames import Frame
 from edgeshard.wire.link import LinkMessage, exchange_request, link_message_from_wire
@@ -173,7 +174,7 @@ class LinkSender:
     async def _until_suspect(self) -> None:
         fault = None
         while fault is None:
-            await asyncio.sleep(TICK_S)
+            await next_tick()
             fault = self._watch.tick(asyncio.get_running_loop().time())
         if fault.is_new:
             self.suspicions += 1

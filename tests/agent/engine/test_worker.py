@@ -75,7 +75,7 @@ async def test_nothing_of_a_call_stays_in_memory_until_the_next() -> None:
     worker.submit(lambda weights: None, weights)
     del weights
     async with asyncio.timeout(PATIENCE_S):
-        while kept() is not None:  # noqa: ASYNC110 (that memory is free has no event)
+        while kept() is not None:
             gc.collect()
             await asyncio.sleep(0.01)
     worker.close()
