@@ -8,7 +8,8 @@ apart from them, by the client. What is printed are medians over the tokens of e
 the median of the time between tokens.
 
 The way from the head to the client is no part of that time: the next step is under way meanwhile. It is printed
-beside, as `delivery_ms`. `tls_ms` is what the transfers over TLS take longer than those in plaintext.
+beside, as `delivery_ms`. `tls_ms` is what the transfers over TLS take longer than those in plaintext. `whole` is the
+model on one of the nodes, in turns with the others: what its layers take there, and the time between its tokens.
 
     python -m bench.token_budget [--rounds 5] [--check] [-o FILE]       JSON: a row a tree; --check: exit 1 beyond 10 %
     git worktree add ../before REVISION && make -C ../before setup
@@ -38,8 +39,8 @@ from bench.sizes import sized
 from edgeshard.domain.requests.generation import Token
 from edgeshard.domain.requests.trace import StageTrace, StepRecord
 
-SETUP = Setup(2, micro_batches=1)
-KINDS = {"tls": True, "plaintext": False}
+SPLIT, WHOLE = Setup(2, micro_batches=1), Setup(1)
+TLS, PLAINTEXT, ALONE = KINDS = ("tls", "plaintext", "whole")
 PROMPT_TOKENS = 16
 WARM_TOKENS = 4
 MOST_TOKENS = 480
@@ -96,14 +97,30 @@ def _spent(record: StepRecord) -> float:
     return record.ended_s - record.began_s
 
 
-async def measure(site: Site) -> dict[str, float]:
-    """Milliseconds: the median of each part, their `sum`, and the median of the time `between` tokens."""
+async def measure(site: Site, setup: Setup) -> dict[str, float]:
+    """Milliseconds: the median of each part, their `sum`, and the median of the time `between` tokens. Of a whole model
+    the computing alone is told from the rest."""
+    traces, came = await traced(site, setup)
+    gaps = [later - earlier for (earlier, _), (later, _) in pairwise(came[WARM_TOKENS:])]
+    if setup is WHOLE:
+        medians = {"compute": statistics.median(token.timings[0].compute_s for _, token in came[WARM_TOKENS:])}
+    else:
+        parts = list(parts_of(traces, came))
+        if not parts:
+            raise RuntimeError("no token was traced from its beginning to its end")
+        medians = {name: statistics.median(found[name] for found in parts) for name in parts[0]}
+        medians["sum"] = sum(medians[name] for name in PARTS)
+    return {f"{name}_ms": 1000 * seconds for name, seconds in {**medians, "between": statistics.median(gaps)}.items()}
+
+
+async def traced(site: Site, setup: Setup) -> tuple[Sequence[StageTrace], list[Came]]:
+    """A trace of one stream, and its tokens from their first until the trace's end."""
     came: list[Came] = []
     warm = asyncio.Event()
 
     async def listen() -> None:
         events = site.client.generate(
-            SETUP.name, prompt_of(0, PROMPT_TOKENS), max_new_tokens=MOST_TOKENS, ignore_eos=True
+            setup.name, prompt_of(0, PROMPT_TOKENS), max_new_tokens=MOST_TOKENS, ignore_eos=True
         )
         async with aclosing(events) as telling:
             async for event in telling:
@@ -115,33 +132,28 @@ async def measure(site: Site) -> dict[str, float]:
     listening = asyncio.create_task(listen())
     try:
         await asyncio.wait_for(warm.wait(), 120)
-        traces = await site.client.trace(SETUP.name, TRACE_S)
+        traces = await site.client.trace(setup.name, TRACE_S)
         if listening.done():
             raise RuntimeError("the stream ended before it was traced")
     finally:
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
-    parts = list(parts_of(traces, came))
-    if not parts:
-        raise RuntimeError("no token was traced from its beginning to its end")
-    medians = {name: statistics.median(found[name] for found in parts) for name in parts[0]}
-    gaps = [later - earlier for (earlier, _), (later, _) in pairwise(came[WARM_TOKENS:])]
-    times = {**medians, "sum": sum(medians[name] for name in PARTS), "between": statistics.median(gaps)}
-    return {f"{name}_ms": 1000 * seconds for name, seconds in times.items()}
+    return traces, came
 
 
 async def work() -> None:
     """A worker: the two sites of this process's tree, measured for each line of standard input."""
     async with AsyncExitStack() as stack:
         sites = {}
-        for kind, secure in KINDS.items():
+        for kind in (TLS, PLAINTEXT):
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeshard-bench-budget-")))
-            sites[kind] = await stack.enter_async_context(site_with(scratch, secure=secure))
-            await hold(sites[kind], [SETUP], ())
+            sites[kind] = await stack.enter_async_context(site_with(scratch, secure=kind == TLS))
+            await hold(sites[kind], [SPLIT, WHOLE] if kind == TLS else [SPLIT], ())
         while line := await asyncio.to_thread(sys.stdin.readline):
             kind = json.loads(line)
-            await sites[kind].warm_up(SETUP)
-            print(json.dumps(await measure(sites[kind])), flush=True)
+            site, setup = (sites[TLS], WHOLE) if kind == ALONE else (sites[kind], SPLIT)
+            await site.warm_up(setup)
+            print(json.dumps(await measure(site, setup)), flush=True)
 
 
 def compare(trees: Mapping[str, Tree], rounds: int) -> list[dict[str, object]]:
@@ -164,16 +176,20 @@ def row_of(tree: str, samples: Mapping[str, Sequence[Mapping[str, float]]]) -> d
         kind: {key: statistics.median(figures[key] for figures in found) for key in found[0]}
         for kind, found in samples.items()
     }
-    secure, plain = medians["tls"], medians["plaintext"]
+    secure, plain, whole = (medians[kind] for kind in KINDS)
     hops = {
-        kind: (found["sum_ms"] - found["compute_ms"] - found["scheduling_ms"]) / 2 for kind, found in medians.items()
+        kind: (medians[kind]["sum_ms"] - medians[kind]["compute_ms"] - medians[kind]["scheduling_ms"]) / 2
+        for kind in (TLS, PLAINTEXT)
     }
     return {
         "tree": tree,
         **secure,
-        "hop_ms": hops["tls"],
-        "hop_plaintext_ms": hops["plaintext"],
+        "hop_ms": hops[TLS],
+        "hop_plaintext_ms": hops[PLAINTEXT],
         "tls_ms": secure["transfer_ms"] - plain["transfer_ms"],
+        "whole_compute_ms": whole["compute_ms"],
+        "whole_between_ms": whole["between_ms"],
+        "of_whole": whole["between_ms"] / secure["between_ms"],
         "off": secure["sum_ms"] / secure["between_ms"] - 1,
         "load_1_minute": os.getloadavg()[0],
     }

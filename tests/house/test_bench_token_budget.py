@@ -56,8 +56,10 @@ def test_a_step_that_was_under_way_when_the_trace_began_counts_in_nothing() -> N
     assert list(parts_of((first, second), [])) == []
 
 
-def test_a_row_says_what_tls_adds_and_how_far_the_sum_is_off() -> None:
+def test_a_row_says_what_tls_adds_what_one_node_takes_and_how_far_the_sum_is_off() -> None:
     figures = {f"{name}_ms": 1.0 for name in PARTS} | {"sum_ms": 7.0, "between_ms": 8.0, "delivery_ms": 2.0}
     plain = figures | {"transfer_ms": 0.75, "sum_ms": 6.75}
-    row = row_of("after", {"tls": [figures], "plaintext": [plain]})
+    whole = {"compute_ms": 1.0, "between_ms": 6.0}
+    row = row_of("after", {"tls": [figures], "plaintext": [plain], "whole": [whole]})
     assert (row["hop_ms"], row["hop_plaintext_ms"], row["tls_ms"], row["off"]) == (2.5, 2.375, 0.25, -0.125)
+    assert (row["of_whole"], row["whole_compute_ms"]) == (0.75, 1.0)
