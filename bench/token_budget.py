@@ -1,17 +1,18 @@
 """The time of one token, part by part, at one stream over two nodes: `python -m bench.token_budget`.
 
-Two real agents of one core each serve the random Llama of `bench/random_llama.py` in halves, once over TLS and once in
-plaintext, in turns. Of each token the nodes' trace and the token itself give the moments at which it goes from one hand
-to the next (`edgeshard.domain.requests.trace.StepRecord`); all processes read one clock, that of this machine. The
-parts of a token follow each other without a gap, so they must add up to the time between two tokens, which is measured
-apart from them, by the client. What is printed are medians over the tokens of each part, and how far their sum is from
-the median of the time between tokens.
+Two real agents of one core each serve the random Llama of `bench/random_llama.py` in halves, at sites that speak over
+TLS and in plaintext, in turns. Of each token the nodes' trace and the token itself give the moments at which it goes
+from one hand to the next (`edgeshard.domain.requests.trace.StepRecord`); all processes read one clock, that of this
+machine. The parts of a token follow each other without a gap, so they must add up to the time between two tokens, which
+is measured apart from them, by the client. What is printed are means over the middle half of the tokens by their whole
+time, whose parts add up as medians would not, and how far their sum is from the mean of the middle half of the times
+between tokens.
 
-The way from the head to the client is no part of that time: the next step is under way meanwhile. It is printed
-beside, as `delivery_ms`. `tls_ms` is what the transfers over TLS take longer than those in plaintext. `whole` is the
-model on one of the nodes, in turns with the others: what its layers take there, and the time between its tokens.
+The way from the head to the client is no part of that time: the next step is under way meanwhile. It is printed beside,
+as `delivery_ms`. `tls_ms` is what the transfers over TLS take longer than those in plaintext. `whole` is the model on
+one of the nodes, in turns with the others: what its layers take there, and the time between its tokens.
 
-    python -m bench.token_budget [--rounds 5] [--check] [-o FILE]       JSON: a row a tree; --check: exit 1 beyond 10 %
+    python -m bench.token_budget [--rounds 2] [--check] [-o FILE]       JSON: a row a tree; --check: exit 1 beyond 10 %
     git worktree add ../before REVISION && make -C ../before setup
     python -m bench.token_budget --before ../before                     both trees' rows, in turns
 """
@@ -26,10 +27,11 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, aclosing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, aclosing
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 from bench.engine import hold
 from bench.engine_site import Setup, Site, prompt_of, site_with
@@ -45,6 +47,8 @@ PROMPT_TOKENS = 16
 WARM_TOKENS = 4
 MOST_TOKENS = 480
 TRACE_S = sized(3.0, 0.5)
+TIMES = sized(3, 1)
+"""How often a site is measured before it ends."""
 CHECKED = 0.1
 """How far the sum may be from what is measured, as a share of that."""
 
@@ -59,6 +63,7 @@ PARTS = {
 }
 """The parts of a token's time; each but `scheduling` is there on both nodes, and is their sum here."""
 
+Item = TypeVar("Item")
 Came = tuple[float, Token]
 """When a token was with its client, in seconds of this machine's clock, and the token."""
 
@@ -98,19 +103,31 @@ def _spent(record: StepRecord) -> float:
 
 
 async def measure(site: Site, setup: Setup) -> dict[str, float]:
-    """Milliseconds: the median of each part, their `sum`, and the median of the time `between` tokens. Of a whole model
+    """Milliseconds of the tokens in the middle: each part, their `sum`, and the time `between` tokens. Of a whole model
     the computing alone is told from the rest."""
     traces, came = await traced(site, setup)
     gaps = [later - earlier for (earlier, _), (later, _) in pairwise(came[WARM_TOKENS:])]
     if setup is WHOLE:
-        medians = {"compute": statistics.median(token.timings[0].compute_s for _, token in came[WARM_TOKENS:])}
+        found = {"compute": mean_of_middle([token.timings[0].compute_s for _, token in came[WARM_TOKENS:]])}
     else:
-        parts = list(parts_of(traces, came))
-        if not parts:
+        known = list(parts_of(traces, came))
+        if not known:
             raise RuntimeError("no token was traced from its beginning to its end")
-        medians = {name: statistics.median(found[name] for found in parts) for name in parts[0]}
-        medians["sum"] = sum(medians[name] for name in PARTS)
-    return {f"{name}_ms": 1000 * seconds for name, seconds in {**medians, "between": statistics.median(gaps)}.items()}
+        parts = middle(known, lambda token: sum(token[name] for name in PARTS))
+        found = {name: statistics.fmean(token[name] for token in parts) for name in parts[0]}
+        found["sum"] = sum(found[name] for name in PARTS)
+    found["between"] = mean_of_middle(gaps)
+    return {f"{name}_ms": 1000 * seconds for name, seconds in found.items()}
+
+
+def middle(items: Sequence[Item], size: Callable[[Item], float]) -> list[Item]:
+    """The middle half of them by `size`; at least one."""
+    quarter = (len(items) - 1) // 4
+    return sorted(items, key=size)[quarter : len(items) - quarter]
+
+
+def mean_of_middle(values: Sequence[float]) -> float:
+    return statistics.fmean(middle(values, float))
 
 
 async def traced(site: Site, setup: Setup) -> tuple[Sequence[StageTrace], list[Came]]:
@@ -142,30 +159,37 @@ async def traced(site: Site, setup: Setup) -> tuple[Sequence[StageTrace], list[C
 
 
 async def work() -> None:
-    """A worker: the two sites of this process's tree, measured for each line of standard input."""
-    async with AsyncExitStack() as stack:
-        sites = {}
-        for kind in (TLS, PLAINTEXT):
-            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeshard-bench-budget-")))
-            sites[kind] = await stack.enter_async_context(site_with(scratch, secure=kind == TLS))
-            await hold(sites[kind], [SPLIT, WHOLE] if kind == TLS else [SPLIT], ())
-        while line := await asyncio.to_thread(sys.stdin.readline):
-            kind = json.loads(line)
-            site, setup = (sites[TLS], WHOLE) if kind == ALONE else (sites[kind], SPLIT)
-            await site.warm_up(setup)
-            print(json.dumps(await measure(site, setup)), flush=True)
+    """A worker: a site of this process's tree for each line of standard input, which says of which kind."""
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        print(json.dumps(await measure_site(json.loads(line))), flush=True)
+
+
+async def measure_site(kind: str) -> dict[str, list[dict[str, float]]]:
+    """What `measure` finds at one site over TLS or in plaintext, several times. One site is there at a time: nodes
+    without work measure themselves, which would disturb another's."""
+    setups = {TLS: SPLIT, ALONE: WHOLE} if kind == TLS else {PLAINTEXT: SPLIT}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in setups}
+    with tempfile.TemporaryDirectory(prefix="edgeshard-bench-budget-") as scratch:
+        async with site_with(Path(scratch), secure=kind == TLS) as site:
+            await hold(site, list(setups.values()), ())
+            for _ in range(TIMES):
+                for name, setup in setups.items():
+                    await site.warm_up(setup)
+                    found[name].append(await measure(site, setup))
+    return found
 
 
 def compare(trees: Mapping[str, Tree], rounds: int) -> list[dict[str, object]]:
-    """A row for each tree: medians over the rounds of what is measured over TLS, and what TLS adds to the transfers."""
+    """A row for each tree: medians of what is measured over TLS, and what TLS adds to the transfers."""
     samples: dict[tuple[str, str], list[dict[str, float]]] = {}
     for number in range(rounds):
-        turns = [(name, kind) for name in trees for kind in KINDS]
-        for name, kind in turns if number % 2 == 0 else reversed(turns):
-            figures = trees[name].ask(kind)
-            samples.setdefault((name, kind), []).append(figures)
-            told = " ".join(f"{key} {value:.3f}" for key, value in figures.items())
-            print(f"{number + 1}/{rounds} {name} {kind}: {told}", file=sys.stderr, flush=True)
+        turns = [(name, kind) for name in trees for kind in (TLS, PLAINTEXT)]
+        for name, asked in turns if number % 2 == 0 else reversed(turns):
+            for kind, found in trees[name].ask(asked).items():
+                samples.setdefault((name, kind), []).extend(found)
+                for figures in found:
+                    told = " ".join(f"{key} {value:.3f}" for key, value in figures.items())
+                    print(f"{number + 1}/{rounds} {name} {kind}: {told}", file=sys.stderr, flush=True)
     return [row_of(name, {kind: samples[name, kind] for kind in KINDS}) for name in trees]
 
 
@@ -190,7 +214,7 @@ def row_of(tree: str, samples: Mapping[str, Sequence[Mapping[str, float]]]) -> d
         "whole_compute_ms": whole["compute_ms"],
         "whole_between_ms": whole["between_ms"],
         "of_whole": whole["between_ms"] / secure["between_ms"],
-        "off": secure["sum_ms"] / secure["between_ms"] - 1,
+        "off": statistics.median(figures["sum_ms"] / figures["between_ms"] - 1 for figures in samples[TLS]),
         "load_1_minute": os.getloadavg()[0],
     }
 
@@ -198,7 +222,7 @@ def row_of(tree: str, samples: Mapping[str, Sequence[Mapping[str, float]]]) -> d
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, metavar="DIR", help="another checkout, set up")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=2, help="sites of each kind and tree")
     parser.add_argument("--check", action="store_true", help="exit 1 when the parts do not add up")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
