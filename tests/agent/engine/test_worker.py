@@ -50,7 +50,12 @@ async def test_a_wait_that_is_cancelled_takes_a_call_back_that_has_not_begun() -
 
 async def test_after_its_end_nobody_waits_for_the_thread_and_it_takes_nothing() -> None:
     worker, let, begun = ComputeThread(1), threading.Event(), threading.Event()
-    worker.submit(lambda: (begun.set(), let.wait(PATIENCE_S)))
+
+    def busy() -> None:
+        begun.set()
+        assert let.wait(PATIENCE_S)
+
+    worker.submit(busy)
     assert await asyncio.to_thread(begun.wait, PATIENCE_S)
     waiting = asyncio.create_task(worker.run(lambda: None))
     await asyncio.sleep(0)
