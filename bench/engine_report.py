@@ -30,10 +30,10 @@ model is a Llama of 316 M random parameters: 24 layers of 1,024, 16 heads, 8 KV 
 16,000. Two real agents have one thread each and are pinned to a core each; "whole" is the same engine as one stage on
 the first agent. Client and coordinator have no core of their own and take their time from the agents'.
 
-[The kernels](benchmarks/kernels.md), [weights from the disk](benchmarks/memory.md),
-[a coordinator of many nodes](benchmarks/coordinator.md) and [what was measured once](benchmarks/once.md) have pages of
-their own, and [docs/real-models.md](real-models.md) has plans of models that people run. This page and its plots are
-written from a run; `make figures` says whether the code has changed since:
+[The kernels](benchmarks/kernels.md), [weights from the disk](benchmarks/memory.md), [a token's
+time](benchmarks/token.md), [a coordinator of many nodes](benchmarks/coordinator.md) and [what was measured
+once](benchmarks/once.md) have pages of their own, and [docs/real-models.md](real-models.md) has plans of models that
+people run. This page and its plots are written from a run; `make figures` says whether the code has changed since:
 
 <!-- not run: it wants two idle cores and, in full, most of an hour -->
 ```console

@@ -149,10 +149,11 @@ def process_s(pid: int) -> float:
 
 
 @asynccontextmanager
-async def site_with(scratch: Path, agent_arguments: Sequence[str] = ()) -> AsyncIterator[Site]:
-    """Both nodes pinned, and the model in the store; its directory is `scratch / "model"`."""
+async def site_with(scratch: Path, agent_arguments: Sequence[str] = (), *, secure: bool = False) -> AsyncIterator[Site]:
+    """Both nodes pinned, and the model in the store; its directory is `scratch / "model"`. A `secure` site speaks over
+    TLS."""
     write_checkpoint(scratch / "model")
-    cluster = LocalCluster(scratch, NODES, threads=1, agent_arguments=agent_arguments)
+    cluster = LocalCluster(scratch, NODES, threads=1, agent_arguments=agent_arguments, secure=secure)
     async with pinned(cluster), cluster.client() as client:
         site = Site(cluster, client)
         site.pin()

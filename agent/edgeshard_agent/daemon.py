@@ -39,7 +39,7 @@ from edgeshard.process.private import private_directory
 from edgeshard.process.reloading import Reloading
 from edgeshard.process.watchdog import feed_watchdog
 from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
-from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S, CONTROL_PING_TIMEOUT_S, open_channel
+from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S, CONTROL_PING_TIMEOUT_S, WINDOW_BYTES, open_channel
 from edgeshard.rpc.renewal import adopted, keep_renewed
 from edgeshard.rpc.server import MOST_CONNECTIONS, Server
 from edgeshard.rpc.tls import TlsFiles, check_secure, join_address, split_address
@@ -147,9 +147,16 @@ class _Endpoints:
         self.servicer = StageServicer()
         add_StageServiceServicer_to_server(self.servicer, self.server.grpc)
         # A fetch of weights must not delay commands and heartbeats, and neither may delay tokens.
-        self.dial = partial(open_channel, settings.coordinator, tls, "coordinator", keepalive_s=CONTROL_KEEPALIVE_S)
+        self.dial = partial(
+            open_channel,
+            settings.coordinator,
+            tls,
+            "coordinator",
+            keepalive_s=CONTROL_KEEPALIVE_S,
+            window_bytes=WINDOW_BYTES,
+        )
         self.control = self.dial(ping_timeout_s=CONTROL_PING_TIMEOUT_S, reconnect_s=MAX_RETRY_S)
-        self.store = self.dial()
+        self.store = self.dial(window_bytes=None)
 
     async def close(self) -> None:
         # Streams of this node's stages have ended with the stages; waiting for others is not worth it.

@@ -34,7 +34,7 @@ from edgeshard.process.private import private_directory
 from edgeshard.process.reloading import Reloading
 from edgeshard.process.watchdog import feed_watchdog
 from edgeshard.proto.v1.identity_pb2_grpc import add_EnrolmentServiceServicer_to_server
-from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S
+from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S, WINDOW_BYTES
 from edgeshard.rpc.denials import Denials
 from edgeshard.rpc.discovery import Announced, keep_announced
 from edgeshard.rpc.renewal import adopted, keep_renewed
@@ -69,8 +69,6 @@ log = structlog.get_logger()
 
 LIBRARIES = ("grpcio", "protobuf", "pydantic")
 """Packages whose versions a dump names."""
-WINDOW_BYTES = 4 << 20
-"""A model's upload over a path of 100 ms may come with 40 MB/s."""
 MOST_MEMBERS, MOST_JOINERS = 4096, 1024
 """Connections at the port of nodes, clients and operators, and at the one where processes join. With every one of
 them open the process is 300 MB larger."""

@@ -18,7 +18,7 @@ from edgeshard.domain.requests.generation import Finished, GenerateRequest, Gene
 from edgeshard.proto.v1 import inference_pb2
 from edgeshard.proto.v1.admin_pb2_grpc import AdminServiceStub
 from edgeshard.proto.v1.inference_pb2_grpc import InferenceServiceStub
-from edgeshard.rpc.channel import open_channel
+from edgeshard.rpc.channel import WINDOW_BYTES, open_channel
 from edgeshard.wire.generation import event_from_wire, generate_request_to_wire
 from edgeshard.wire.status import from_rpc_error
 
@@ -47,7 +47,7 @@ class Connection:
             self._access.check()
             tls = self._access.tls
             try:
-                self._channel = open_channel(self.target, tls, "coordinator")
+                self._channel = open_channel(self.target, tls, "coordinator", window_bytes=WINDOW_BYTES)
             except InvalidArgumentError as error:
                 raise self._with_file(error) from None
             self._stubs.clear()

@@ -20,6 +20,9 @@ MESSAGE_LIMIT_BYTES = 16 << 20
 A manifest of the most experts that EdgeShard runs, with three tensors each, has 13 MB.
 """
 _PASSED_ON_BYTES = 64 << 10
+WINDOW_BYTES = 4 << 20
+"""The window of channels that carry tokens and control, and of the coordinator's server: a model's upload over a path
+of 100 ms may come with 40 MB/s."""
 KEEPALIVE_S = 1.0
 CONTROL_KEEPALIVE_S = 2.0
 """Keepalive between nodes and their coordinator, where heartbeats come more often and spare the ping."""
@@ -72,6 +75,7 @@ def open_channel(
     reconnect_s: float = 2.0,
     keepalive_s: float = KEEPALIVE_S,
     node: NodeName | None = None,
+    window_bytes: int | None = None,
 ) -> grpc.aio.Channel:
     """A channel to `host:port`: to the node of that name, or to the coordinator.
 
@@ -83,7 +87,8 @@ def open_channel(
     does and the gRPC of the peer does not answer, as behind a proxy or when the process stands still, the peer counts
     as gone after `ping_timeout_s`; None leaves it at gRPC's minute. It may be short for a channel that carries little:
     behind bulk on a slow link the answer takes as long as the bulk. Attempts to connect come at least every
-    `reconnect_s`; a call made between them fails without an attempt.
+    `reconnect_s`; a call made between them fails without an attempt. `window_bytes` is as of a `Server`: how much the
+    peer may send ahead on a stream.
     """
     check_secure(target, tls, field)
     options: list[tuple[str, int | str]] = [
@@ -100,6 +105,8 @@ def open_channel(
     ]
     if ping_timeout_s is not None:
         options.append(("grpc.http2.ping_timeout_ms", int(ping_timeout_s * 1000)))
+    if window_bytes is not None:
+        options += fixed_window(window_bytes)
     if tls is None:
         return grpc.aio.insecure_channel(target, options)
     site = tls.principal().site
@@ -107,6 +114,12 @@ def open_channel(
     options.append(("grpc.ssl_target_name_override", peer.dns_name))
     files = tls
     return RenewingChannel(files, lambda: grpc.aio.secure_channel(target, files.channel_credentials(), options))
+
+
+def fixed_window(window_bytes: int) -> list[tuple[str, int]]:
+    """Options that fix how much a peer may send ahead on a stream. Without them gRPC measures the path with pings,
+    which wake both ends once more for a message where messages come one by one."""
+    return [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", window_bytes)]
 
 
 def is_sendable(message: Message) -> bool:

@@ -16,7 +16,7 @@ from edgeshard.domain.audit import CALLER_LEFT
 from edgeshard.domain.errors import CancelledRequestError, EdgeShardError, InternalError, UnavailableError
 from edgeshard.domain.identity import Principal
 from edgeshard.rpc.access import COUNTED_ELSEWHERE, CallFrom, call_from, check_access, check_enrolment
-from edgeshard.rpc.channel import COMMON_OPTIONS, KEEPALIVE_S
+from edgeshard.rpc.channel import COMMON_OPTIONS, KEEPALIVE_S, fixed_window
 from edgeshard.rpc.denials import Denials
 from edgeshard.rpc.open_calls import OpenCalls
 from edgeshard.rpc.tls import TlsFiles, check_secure, join_address, split_address
@@ -59,7 +59,7 @@ def _limits(most_connections: int, idle_s: float) -> list[tuple[str, int]]:
 def _options(keepalive_s: float, window_bytes: int | None, most_connections: int) -> list[tuple[str, int]]:
     options = [*_OPTIONS, *_limits(most_connections, IDLE_S), ("grpc.keepalive_time_ms", int(keepalive_s * 1000))]
     if window_bytes is not None:
-        options += [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", window_bytes)]
+        options += fixed_window(window_bytes)
     return options
 
 

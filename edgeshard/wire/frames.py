@@ -7,8 +7,9 @@ flipped on the way. What a refusal means for the stream is in the class: `FrameD
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import google_crc32c
 from google.protobuf.message import DecodeError
@@ -43,7 +44,6 @@ from edgeshard.wire.generation import (
     sampling_from_wire,
     sampling_to_wire,
     timings_from_wire,
-    timings_to_wire,
     top_from_wire,
     top_to_wire,
 )
@@ -99,18 +99,16 @@ class FrameContract:
 
 def encode_step(pipeline: str, epoch: int, step: WireStep, part_bytes: int = PART_BYTES) -> list[pb.Frame]:
     """The frames of a step, each with at most `part_bytes` of payload, from `LEAST_PART_BYTES` to `PART_BYTES`."""
-    header = pb.FrameHeader(pipeline=pipeline, epoch=epoch, step=step.number)
-    data = b""
+    data, described = b"", dict[str, Any]()
     if isinstance(step, ReturnedStep):
-        header.result.CopyFrom(_result_to_wire(step.result))
+        described["result"] = _result_fields(step.result)
     else:
-        header.forward.CopyFrom(_plan_to_wire(step.plan, step.timings))
+        described["forward"] = _plan_fields(step.plan, step.timings)
         if step.hidden is not None:
             data = step.hidden.data
-            header.tensor.dtype = dtype_to_wire(step.hidden.dtype)
-            header.tensor.shape.extend(step.hidden.shape)
+            described["tensor"] = {"dtype": dtype_to_wire(step.hidden.dtype), "shape": step.hidden.shape}
     parts = max(1, -(-len(data) // part_bytes))
-    header.parts = parts
+    header = pb.FrameHeader(pipeline=pipeline, epoch=epoch, step=step.number, parts=parts, **described)
     if parts == 1:
         return [_seal(header, data)]
     frames = [_seal(header, data[:part_bytes])]
@@ -378,54 +376,63 @@ def _decode(header: pb.FrameHeader, data: bytes) -> WireStep:
     return ForwardStep(header.step, _plan_from_wire(header.forward), hidden, timings_from_wire(header.forward.timings))
 
 
-def _plan_to_wire(plan: StepPlan, timings: Iterable[StageTiming]) -> pb.Step:
-    return pb.Step(
-        frees=plan.frees,
-        grants=[
-            pb.KvGrant(
-                request=g.request,
-                first_index=g.first_index,
-                blocks=g.blocks,
-                filled=g.filled,
-                swapped=g.swapped,
-                slot=g.slot,
-            )
-            for g in plan.grants
-        ],
-        spans=[_span_to_wire(span) for span in plan.spans],
-        timings=timings_to_wire(timings),
-        following=plan.following,
-        swap_outs=plan.swap_outs,
-        saves=map(_copy_to_wire, plan.saves),
-        restores=map(_copy_to_wire, plan.restores),
-    )
+def _plan_fields(plan: StepPlan, timings: Iterable[StageTiming]) -> dict[str, Any]:
+    """The fields of a plan's message, of which most steps have few. Messages within are given by their fields, too: one
+    that is made apart is copied into the header."""
+    fields: dict[str, Any] = {"timings": list(map(_timing_fields, timings))}
+    if plan.spans:
+        fields["spans"] = list(map(_span_fields, plan.spans))
+    if plan.frees:
+        fields["frees"] = plan.frees
+    if plan.grants:
+        fields["grants"] = list(map(_grant_fields, plan.grants))
+    if plan.following:
+        fields["following"] = plan.following
+    if plan.swap_outs:
+        fields["swap_outs"] = plan.swap_outs
+    if plan.saves:
+        fields["saves"] = list(map(_copy_to_wire, plan.saves))
+    if plan.restores:
+        fields["restores"] = list(map(_copy_to_wire, plan.restores))
+    return fields
+
+
+def _timing_fields(timing: StageTiming) -> dict[str, Any]:
+    return {"stage": timing.stage, "wait_s": timing.wait_s, "compute_s": timing.compute_s}
+
+
+def _grant_fields(grant: KvGrant) -> dict[str, Any]:
+    return {
+        "request": grant.request,
+        "first_index": grant.first_index,
+        "blocks": grant.blocks,
+        "filled": grant.filled,
+        "swapped": grant.swapped,
+        "slot": grant.slot,
+    }
 
 
 def _copy_to_wire(copy: StateCopy) -> pb.StateCopy:
     return pb.StateCopy(request=copy.request, position=copy.position, slot=copy.slot)
 
 
-def _span_to_wire(span: Span) -> pb.Span:
-    message = pb.Span(
-        request=span.request,
-        first_position=span.first_position,
-        token_count=span.token_count,
-        sample=span.sample,
-    )
+def _span_fields(span: Span) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "request": span.request,
+        "first_position": span.first_position,
+        "token_count": span.token_count,
+        "sample": span.sample,
+    }
     if span.sampling is not None:
-        message.sampling.sampling.CopyFrom(sampling_to_wire(span.sampling))
-        message.sampling.seen_tokens.extend(span.seen_tokens)
+        first: dict[str, Any] = {"sampling": sampling_to_wire(span.sampling), "seen_tokens": span.seen_tokens}
         if span.guide is not None:
-            message.sampling.guide.CopyFrom(guide_to_wire(span.guide))
-            message.sampling.party = span.party
-        message.sampling.guided_tokens.extend(span.answer_tokens)
+            first |= {"guide": guide_to_wire(span.guide), "party": span.party}
+        fields["sampling"] = first | {"guided_tokens": span.answer_tokens}
     if span.targets is not None:
-        message.targets.position = span.targets.position
-        message.targets.tokens.extend(span.targets.tokens)
+        fields["targets"] = {"position": span.targets.position, "tokens": span.targets.tokens}
     if span.guesses:
-        message.guesses.assumed_count = span.guesses
-        message.guesses.confirmed = span.certain_position
-    return message
+        fields["guesses"] = {"assumed_count": span.guesses, "confirmed": span.certain_position}
+    return fields
 
 
 def _plan_from_wire(step: pb.Step) -> StepPlan:
@@ -451,7 +458,7 @@ def _grant_from_wire(grant: pb.KvGrant) -> KvGrant:
 
 def _span_from_wire(span: pb.Span) -> Span:
     targets = Targets(span.targets.position, tuple(span.targets.tokens)) if span.HasField("targets") else None
-    guesses = span.guesses.assumed_count
+    guesses = span.guesses.assumed_count if span.HasField("guesses") else 0
     if not span.HasField("sampling"):
         return Span(span.request, span.first_position, span.token_count, span.sample, targets=targets, guesses=guesses)
     first = span.sampling
@@ -477,24 +484,34 @@ def _guide_from_wire(message: common_pb2.Guide) -> Guide:
         raise FrameRefusedError(error.message, field="guide") from None
 
 
-def _result_to_wire(result: StepResult) -> pb.StepResult:
-    tokens: Sequence[SampledToken] = result.tokens
-    return pb.StepResult(
-        tokens=[
-            pb.SampledToken(
-                request=t.request, position=t.position, token=t.token, logprob=t.logprob, top=top_to_wire(t.top)
-            )
-            for t in tokens
-        ],
-        timings=timings_to_wire(result.timings),
-        prompt_logprobs=[
-            pb.SpanLogprobs(request=item.request, prompt_logprobs=prompt_logprobs_to_wire(item.prompt_logprobs))
+def _result_fields(result: StepResult) -> dict[str, Any]:
+    fields: dict[str, Any] = {"timings": list(map(_timing_fields, result.timings))}
+    if result.tokens:
+        fields["tokens"] = list(map(_sampled_fields, result.tokens))
+    if result.prompt_logprobs:
+        fields["prompt_logprobs"] = [
+            {"request": item.request, "prompt_logprobs": prompt_logprobs_to_wire(item.prompt_logprobs)}
             for item in result.prompt_logprobs
-        ],
-        guide_failures=[pb.GuideFailure(request=f.request, message=f.message) for f in result.guide_failures],
-        pending=result.pending,
-        forced=_guessed_to_wire(result.forced),
-    )
+        ]
+    if result.guide_failures:
+        fields["guide_failures"] = [{"request": f.request, "message": f.message} for f in result.guide_failures]
+    if result.pending:
+        fields["pending"] = result.pending
+    if result.forced:
+        fields["forced"] = _guessed_to_wire(result.forced)
+    return fields
+
+
+def _sampled_fields(token: SampledToken) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "request": token.request,
+        "position": token.position,
+        "token": token.token,
+        "logprob": token.logprob,
+    }
+    if token.top:
+        fields["top"] = top_to_wire(token.top)
+    return fields
 
 
 def _result_from_wire(message: pb.StepResult) -> StepResult:

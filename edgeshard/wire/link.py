@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from edgeshard.domain.nodes.profile import LinkSample
 from edgeshard.domain.requests.link import LinkBeacon, LinkHello, LinkPadding, LinkWelcome
@@ -25,6 +26,19 @@ def link_message_to_wire(message: LinkMessage) -> pb.LinkMessage:
     if isinstance(message, LinkPadding):
         return pb.LinkMessage(padding=bytes(message.size_bytes))
     return _to_wire(message)
+
+
+def exchange_request(message: LinkMessage) -> pb.ExchangeRequest:
+    return pb.ExchangeRequest(message=_fields(message))
+
+
+def exchange_response(message: LinkMessage) -> pb.ExchangeResponse:
+    return pb.ExchangeResponse(message=_fields(message))
+
+
+def _fields(message: LinkMessage) -> Any:
+    """The message within; a frame by its name, since a message that is made around it would copy it once more."""
+    return {"frame": message} if isinstance(message, Frame) else link_message_to_wire(message)
 
 
 def link_message_from_wire(message: pb.LinkMessage) -> LinkMessage | None:

@@ -55,6 +55,7 @@ RUNS = [
     ["test_planner_exact"],
     ["test_planner_plans"],
     ["test_planner_speed"],
+    ["token_budget --rounds 1"],
     ["token_cost --rounds 1 --stages 2 --streams 1"],
 ]
 """Programs with the arguments of their tiny form; what stands in one list runs one after the other."""
@@ -74,7 +75,7 @@ def _is_program(path: Path) -> bool:
 
 def why_not(name: str) -> str:
     """What this machine lacks for it; '' where it can run."""
-    needs_two = name in ("engine", "engine_trees", "promises", "replicas", "token_cost")
+    needs_two = name in ("engine", "engine_trees", "promises", "replicas", "token_budget", "token_cost")
     if needs_two and (len(os.sched_getaffinity(0)) < 2 or shutil.which("taskset") is None):
         return "needs two cores, and taskset"
     return ""

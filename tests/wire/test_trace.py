@@ -20,7 +20,9 @@ from edgeshard.wire.control import agent_message_from_wire, agent_message_to_wir
 from edgeshard.wire.site import trace_from_wire, trace_to_wire
 
 NAME = DeploymentName("tales")
-RECORD = StepRecord(2**40, 6, 5, 1e6, 1e6 + 1e-6, 1e6 + 0.25, 1e6 + 0.5, 1e6 + 1.0, guesses=3, right_guesses=2)
+RECORD = StepRecord(
+    2**40, 6, 5, 1e6, 1e6 + 1e-6, 1e6 + 0.25, 1e6 + 0.5, 1e6 + 1.0, guesses=3, right_guesses=2, came_s=1e6 + 0.9
+)
 READ = ReadRecord(5, 2**40, 1e6, 1e6 + 0.25)
 TRACE = StageTrace(1, "b", LayerRange(4, 9), (RECORD, replace(RECORD, step=2**40 + 1, returned_s=0.0)), (READ,))
 
@@ -54,6 +56,7 @@ def test_a_command_to_trace_for_ever_is_refused(seconds: float) -> None:
         {"sent_s": 1e6},
         {"returned_s": math.nan},
         {"returned_s": math.inf},
+        {"came_s": math.nan},
     ],
 )
 def test_times_that_cannot_be_are_refused(changes: dict[str, Any]) -> None:

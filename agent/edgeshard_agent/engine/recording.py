@@ -58,6 +58,8 @@ class StepRecorder:
         self._clock = clock
         self._most = most
         self._records: dict[int, StepRecord] = {}
+        self._came: dict[int, float] = {}
+        """When steps came that are not computed yet."""
         self._reads: deque[ReadRecord] = deque(maxlen=most)
 
     @property
@@ -78,8 +80,21 @@ class StepRecorder:
         guesses = sum(span.guesses for span in plan.spans)
         if len(self._records) >= self._most:
             del self._records[next(iter(self._records))]
-        times = (arrived_s, began_s, ended_s, ended_s)
-        self._records[step] = StepRecord(step, plan.token_count, prompt_tokens, *times, guesses=guesses)
+        times = arrived_s, began_s, ended_s, ended_s
+        came_s = self._came.pop(step, 0.0)
+        record = StepRecord(step, plan.token_count, prompt_tokens, *times, guesses=guesses, came_s=came_s)
+        self._records[step] = record
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    def came(self, step: int, at_s: float) -> None:
+        """The last frame of the step, or of its result, was there at `at_s` of the recorder's clock."""
+        record = self._records.get(step)
+        if record is not None:
+            self._records[step] = replace(record, came_s=at_s)
+        elif len(self._came) < self._most:
+            self._came[step] = at_s
 
     def sent(self, step: int) -> None:
         """The step's last frame is handed to the link now; only the first time counts."""

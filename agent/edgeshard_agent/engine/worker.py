@@ -10,8 +10,12 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from concurrent.futures import Future
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, ParamSpec, TypeVar
+
+import structlog
 
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.errors import UnavailableError
@@ -21,6 +25,8 @@ from edgeshard_agent.core.hanging import RunningStep
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+log = structlog.get_logger()
 
 
 def step_hangs() -> UnavailableError:
@@ -72,7 +78,9 @@ def _clock_of_this_thread() -> int | None:
 class ComputeThread:
     """One thread, calls in order. `threads` is how many cores torch may use inside a call.
 
-    It `hangs` from `give_up` until the call that it has returns after all.
+    It `hangs` from `give_up` until the call that it has returns after all. A step waits for the thread twice on each
+    node, so calls go through a bare queue: the locks of an executor take ten times as long while the caches hold
+    weights.
     """
 
     def __init__(self, threads: int, clock: Clock | None = None) -> None:
@@ -86,7 +94,30 @@ class ComputeThread:
         self._steps_over = 0
         self._steps_ended_s = float("-inf")
         self.hangs = False
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="compute", initializer=self._prepare)
+        self._queue: SimpleQueue[_Call | None] = SimpleQueue()
+        """Calls with what waits for them; None ends the thread."""
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def _put(self, call: Callable[[], object], waiting: Future[Any] | None = None) -> None:
+        if self._closed:
+            raise RuntimeError("the compute thread is closed")
+        if self._thread is None:
+            # It does not keep the process from ending: a call may take for ever.
+            self._thread = threading.Thread(target=self._work, name="compute", daemon=True)
+            self._thread.start()
+        self._queue.put((call, waiting))
+
+    def _work(self) -> None:
+        """Prepare the thread and run the calls, on it."""
+        _carry_out(self._prepare)
+        while (item := self._queue.get()) is not None:
+            call, waiting = item
+            del item
+            if waiting is None or waiting.set_running_or_notify_cancel():
+                _carry_out(call)
+            # Whatever a call has must not stay in memory until the next one.
+            del call, waiting
 
     def _prepare(self) -> None:
         import torch
@@ -101,15 +132,22 @@ class ComputeThread:
         if self.hangs:
             raise step_hangs()
 
-        def call() -> T:
+        done: Future[T] = Future()
+
+        def call() -> None:
             self._calls += 1
             self._on_thread = CallOnThread(self._calls, self._clock.now())
             try:
-                return function(*args, **kwargs)
-            finally:
+                result = function(*args, **kwargs)
+            except BaseException as error:
                 self._on_thread = None
+                done.set_exception(error)
+            else:
+                self._on_thread = None
+                done.set_result(result)
 
-        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+        self._put(call, done)
+        return await asyncio.wrap_future(done)
 
     def running(self) -> RunningStep | None:
         """The call of `run` that the thread has now, such as the loading of a stage. Stages tell of their steps."""
@@ -118,7 +156,7 @@ class ComputeThread:
 
     def submit(self, function: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Run a call on the thread and do not wait. The call itself must report its result and its errors."""
-        self._executor.submit(function, *args, **kwargs)
+        self._put(partial(function, *args, **kwargs))
 
     def submit_steps(self, function: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:
         """`submit` for a stage's steps; on the event loop.
@@ -136,7 +174,7 @@ class ComputeThread:
 
         self.on_steps()
         self._steps_given += 1
-        self._executor.submit(call)
+        self._put(call)
 
     def without_steps_s(self) -> float:
         """Seconds since the last step ended; 0 while one waits or runs, infinite where there was none."""
@@ -147,10 +185,28 @@ class ComputeThread:
     def give_up(self) -> None:
         """Take the thread to hang: the call that it has does not seem to return."""
         self.hangs = True
-        self._executor.submit(self._goes_on)
+        self._put(self._goes_on)
 
     def _goes_on(self) -> None:
         self.hangs = False
 
     def close(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        """End the thread behind the call that it has; those that wait for it are cancelled."""
+        self._closed = True
+        with contextlib.suppress(Empty):
+            while True:
+                item = self._queue.get_nowait()
+                if item is not None and item[1] is not None:
+                    item[1].cancel()
+        self._queue.put(None)
+
+
+_Call = tuple[Callable[[], object], Future[Any] | None]
+
+
+def _carry_out(call: Callable[[], object]) -> None:
+    """Run a call whose errors nobody else hears of."""
+    try:
+        call()
+    except Exception:
+        log.exception("compute_call_crashed")

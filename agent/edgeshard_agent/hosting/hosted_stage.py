@@ -156,6 +156,8 @@ class HostedStage:
         self.loaded.model.observe_reads(recorder)
         if self.sender is not None:
             self.sender.recorder = recorder
+        if self._receiver is not None:
+            self._receiver.recorder = recorder
 
     def freed(self) -> None:
         """Tell the coordinator early that KV blocks were freed."""

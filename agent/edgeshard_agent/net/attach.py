@@ -1,7 +1,7 @@
 """The head's own stream to the coordinator: requests and cancels down, tokens up; never on the control stream.
 
-While the head has requests the coordinator sends beacons, and each is answered: the coordinator notices a head that
-stands still, and the head a coordinator that does.
+While the head has requests the coordinator sends beacons, and each is answered, unless tokens were sent since the one
+before: the coordinator notices a head that stands still, and the head a coordinator that does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from edgeshard.domain.requests.generation import Token
 from edgeshard.proto.v1 import head_pb2 as pb
 from edgeshard.proto.v1.head_pb2_grpc import HeadServiceStub
 from edgeshard.rpc.channel import is_sendable
-from edgeshard.rpc.link_watch import ALIVE, TICK_S, LinkWatch
+from edgeshard.rpc.link_watch import ALIVE, BEACON_S, LinkWatch
+from edgeshard.rpc.ticking import next_tick
 from edgeshard.wire.head import head_command_from_wire, head_message_to_wire, request_of_command
 from edgeshard.wire.status import from_rpc_error
 from edgeshard_agent.engine.head import Head
@@ -65,6 +66,8 @@ class HeadStream:
         self._owed = asyncio.Event()
         """While the coordinator owes beacons."""
         self._answer_due = False
+        self._said_at = float("-inf")
+        """The time at which the coordinator was last sent something that shows that the head is there."""
         self.attached = asyncio.Event()
         self.suspicions = 0
         """How often a coordinator that owed beacons fell silent."""
@@ -110,6 +113,7 @@ class HeadStream:
                 self._unsent.clear()
                 self._overflow.clear()
                 self._answer_due = False
+                self._said_at = float("-inf")
                 if self._channel is channel:
                     self._owed.clear()
             if channel is not None and self._channel is not channel:
@@ -121,7 +125,7 @@ class HeadStream:
         loop = asyncio.get_running_loop()
         while True:
             await self._owed.wait()
-            await asyncio.sleep(TICK_S)
+            await next_tick()
             fault = self._watch.tick(loop.time()) if self._owed.is_set() else None
             if fault is None:
                 continue
@@ -146,8 +150,9 @@ class HeadStream:
         if not self._owed.is_set():
             self._watch.welcomed(0, now)
             self._owed.set()
-        self._answer_due = True
-        self._wake.set()
+        if now - self._said_at > BEACON_S:
+            self._answer_due = True
+            self._wake.set()
 
     async def _serve(self, call: Attach, head: Head) -> None:
         hello = messages.HeadHello(
@@ -168,6 +173,7 @@ class HeadStream:
                     await call.write(head_message_to_wire(messages.HeadBeacon()))
                 else:
                     await call.write(self._sendable(self._take()))
+                    self._said_at = asyncio.get_running_loop().time()
             self._wake.clear()
             await self._wake.wait()
 

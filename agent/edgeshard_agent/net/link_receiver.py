@@ -24,7 +24,8 @@ from edgeshard.proto.v1.stage_pb2_grpc import StageServiceServicer
 from edgeshard.rpc.access import check_acts_for_itself
 from edgeshard.rpc.link_watch import BEACON_S
 from edgeshard.wire.frames import Accepted, Frame, FrameContract, FrameReader
-from edgeshard.wire.link import LinkMessage, link_message_from_wire, link_message_to_wire
+from edgeshard.wire.link import LinkMessage, exchange_response, link_message_from_wire
+from edgeshard_agent.engine.recording import StepRecorder
 from edgeshard_agent.net.probes import Probes
 from edgeshard_agent.net.streams import first_request, heed
 
@@ -53,6 +54,8 @@ class LinkReceiver:
     """Gets the number of a delivered step that came again."""
     received_bytes: int = field(default=0, init=False)
     """Payload of all its streams."""
+    recorder: StepRecorder | None = field(default=None, init=False)
+    """Told when a step's last frame is there, before it is taken apart."""
 
     def __post_init__(self) -> None:
         self._reader = FrameReader(self.contract)
@@ -86,9 +89,13 @@ class LinkReceiver:
             self._stream.tell(frame)
 
     def _take(self, frame: Frame) -> Accepted:
+        recorder = self.recorder
+        came_s = recorder.now() if recorder is not None else 0.0
         accepted = self._reader.accept(frame)
         self.received_bytes += accepted.payload_bytes
         for step in accepted.steps:
+            if recorder is not None:
+                recorder.came(step.number, came_s)
             self.deliver(step)
         if accepted.repeated is not None:
             self.repeat(accepted.repeated)
@@ -183,19 +190,15 @@ class _Stream:
         with contextlib.suppress(grpc.aio.BaseError):  # the call is over
             while not self._over:
                 if self._unsent:
-                    await self._context.write(_response(self._unsent.popleft()))
+                    await self._context.write(exchange_response(self._unsent.popleft()))
                 elif self._beacon_at <= loop.time():
                     self._beacon_at = loop.time() + BEACON_S
-                    await self._context.write(_response(LinkBeacon(self._received_bytes, self._next_step())))
+                    await self._context.write(exchange_response(LinkBeacon(self._received_bytes, self._next_step())))
                 else:
                     self._wake.clear()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout_at(self._beacon_at):
                             await self._wake.wait()
-
-
-def _response(message: LinkMessage) -> pb.ExchangeResponse:
-    return pb.ExchangeResponse(message=link_message_to_wire(message))
 
 
 class StageServicer(StageServiceServicer):

@@ -23,15 +23,17 @@ from edgeshard.domain.requests.step import ForwardStep, WireStep
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.proto.v1.stage_pb2_grpc import StageServiceStub
 from edgeshard.rpc.channel import open_channel
-from edgeshard.rpc.link_watch import TICK_S, LinkWatch
+from edgeshard.rpc.link_watch import LinkWatch
+from edgeshard.rpc.ticking import next_tick
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard.wire.frames import Frame
-from edgeshard.wire.link import LinkMessage, link_message_from_wire, link_message_to_wire
+from edgeshard.wire.link import LinkMessage, exchange_request, link_message_from_wire
 from edgeshard.wire.status import from_rpc_error, is_answer
 from edgeshard_agent.engine.outbox import Outbox
 from edgeshard_agent.engine.recording import StepRecorder
 from edgeshard_agent.net.part_size import PartSize
-from edgeshard_agent.net.streams import end, status_of, until_one_ends
+from edgeshard_agent.net.prompt_writer import PromptWriter, Write
+from edgeshard_agent.net.streams import end, heed, status_of, until_one_ends
 
 log = structlog.get_logger()
 
@@ -83,9 +85,9 @@ class Carrier(Protocol):
 class LinkSender:
     """Keeps one stream to the next stage open for as long as the epoch lasts.
 
-    `send` puts a step into the outbox and returns at once; a task writes. When the stream breaks it is dialled again,
-    the receiver names the step it wants next, and sending goes on from there. While the link carries nothing, the
-    receiver is dialled over new connections: a dead one may be all that is wrong.
+    `send` puts a step into the outbox, begins to write it unless another is being written, and returns at once. When
+    the stream breaks it is dialled again, the receiver names the step it wants next, and sending goes on from there.
+    While the link carries nothing, the receiver is dialled over new connections: a dead one may be all that is wrong.
     """
 
     hop: Hop
@@ -113,6 +115,9 @@ class LinkSender:
         self._parts = PartSize(self.window)
         self._watch = LinkWatch(0.0)
         self._wake = asyncio.Event()
+        """Set for a carrier."""
+        self._writer: PromptWriter | None = None
+        """Writes to the stream that is open; None while there is none, and with a carrier."""
         self._task: asyncio.Task[None] | None = None
         self._channel: grpc.aio.Channel | None = None
         self.connected = asyncio.Event()
@@ -136,12 +141,17 @@ class LinkSender:
         self._parts.note(step.number, 0 if hidden is None else len(hidden.data))
         if self.carrier is not None:
             self.carrier.note(step)
-        self._wake.set()
+        self._has_news()
 
     def repeat(self, step: int) -> None:
         """Send a step again, because the stage before sent it again."""
         if self._outbox.repeat(step):
-            self._wake.set()
+            self._has_news()
+
+    def _has_news(self) -> None:
+        self._wake.set()
+        if self._writer is not None:
+            self._writer.poke()
 
     async def _run(self) -> None:
         """Send until the receiver refuses for good; over another connection whenever the link is suspect."""
@@ -164,7 +174,7 @@ class LinkSender:
     async def _until_suspect(self) -> None:
         fault = None
         while fault is None:
-            await asyncio.sleep(TICK_S)
+            await next_tick()
             fault = self._watch.tick(asyncio.get_running_loop().time())
         if fault.is_new:
             self.suspicions += 1
@@ -229,15 +239,32 @@ class LinkSender:
             if self.carrier is not None:
                 write_step, write = partial(self._write_step, call), partial(_write, call)
                 await self.carrier.carry(OpenStream(self._outbox, self._wake, ended.done, write_step, write))
-            while not ended.done():
-                self._wake.clear()
-                while (taken := self._outbox.take()) is not None:
-                    await self._write_step(call, *taken)
-                await self._wake.wait()
+            else:
+                await self._write_until(ended, call)
             ended.result()
         finally:
             ended.cancel()
             await asyncio.gather(ended, return_exceptions=True)
+
+    async def _write_until(self, ended: asyncio.Task[None], call: Exchange) -> None:
+        """Write steps as they come until the stream has ended. Raises the error of a write that failed."""
+        failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        failure.add_done_callback(heed)
+        ends: set[asyncio.Future[None]] = {ended, failure}
+
+        def next_write() -> Write | None:
+            taken = self._outbox.take()
+            return None if taken is None else self._write_step(call, *taken)
+
+        writer = self._writer = PromptWriter(next_write, failure.set_exception)
+        try:
+            writer.poke()
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if failure.done():
+                failure.result()
+        finally:
+            self._writer = None
+            writer.close()
 
     def _heard(self, message: LinkMessage | None) -> None:
         if isinstance(message, LinkBeacon):
@@ -265,7 +292,7 @@ class LinkSender:
 
 async def _write(call: Exchange, message: LinkMessage) -> None:
     try:
-        await call.write(pb.ExchangeRequest(message=link_message_to_wire(message)))
+        await call.write(exchange_request(message))
     except asyncio.InvalidStateError:
         await _raise_end(call)
 

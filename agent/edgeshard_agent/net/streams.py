@@ -36,8 +36,8 @@ async def end(task: asyncio.Task[None] | None, channel: grpc.aio.Channel | None)
         await channel.close()
 
 
-def heed(task: asyncio.Task[Any]) -> None:
-    """A callback for a task that nobody may be waiting for when it ends: its error is no news then."""
+def heed(task: asyncio.Future[Any]) -> None:
+    """A callback for a task or a future that nobody may be waiting for when it ends: its error is no news then."""
     if not task.cancelled():
         task.exception()
 

@@ -50,7 +50,8 @@ class ForgetRequest:
 
 @dataclass(frozen=True, slots=True)
 class HeadBeacon:
-    """Whoever says it is there. The coordinator does while a head has requests, and the head answers each.
+    """Whoever says it is there. The coordinator does while a head has requests, and the head answers each, unless it
+    has sent something since the one before.
 
     Unless another `follows`, none is due before there are requests again, or while a large message is under way.
     """

@@ -41,7 +41,8 @@ class StepRecord:
     It arrived, computing began and ended, and at `sent_s` its last frame was handed to the link, which may be at it for
     longer. `returned_s` is when the head had its result, on the first stage only, 0 while it had not. Of its `tokens`,
     `prompt_tokens` are prompts' and `guesses` are guesses, of which `right_guesses` were right: the first stage knows
-    once its head has the result.
+    once its head has the result. `came_s` is when its last frame was there and not yet taken apart, on the first stage
+    that of its result; 0 where none came.
     """
 
     step: int
@@ -54,14 +55,15 @@ class StepRecord:
     returned_s: float = 0.0
     guesses: int = 0
     right_guesses: int = 0
+    came_s: float = 0.0
 
     def check(self) -> None:
         times = (self.arrived_s, self.began_s, self.ended_s, self.sent_s)
         # In this order, which nan and infinity never are.
         if not (all(a <= b for a, b in pairwise(times)) and math.isfinite(times[-1] - times[0])):
             raise InvalidArgumentError(f"step {self.step} has times that are no times or out of order")
-        if not math.isfinite(self.returned_s):
-            raise InvalidArgumentError(f"step {self.step} returned at no time")
+        if not (math.isfinite(self.returned_s) and math.isfinite(self.came_s)):
+            raise InvalidArgumentError(f"step {self.step} came or returned at no time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,7 @@ def _moved(record: StepRecord, by_s: float) -> StepRecord:
         ended_s=record.ended_s - by_s,
         sent_s=record.sent_s - by_s,
         returned_s=record.returned_s - by_s if record.returned_s else 0.0,
+        came_s=record.came_s - by_s if record.came_s else 0.0,
     )
 
 

@@ -36,7 +36,7 @@ class ReadRecord(_message.Message):
     def __init__(self, layer: _Optional[int] = ..., size_bytes: _Optional[int] = ..., began_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., expert: _Optional[int] = ...) -> None: ...
 
 class StepRecord(_message.Message):
-    __slots__ = ("step", "tokens", "prompt_tokens", "arrived_s", "began_s", "ended_s", "sent_s", "returned_s", "guesses", "right_guesses")
+    __slots__ = ("step", "tokens", "prompt_tokens", "arrived_s", "began_s", "ended_s", "sent_s", "returned_s", "guesses", "right_guesses", "came_s")
     STEP_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,7 @@ class StepRecord(_message.Message):
     RETURNED_S_FIELD_NUMBER: _ClassVar[int]
     GUESSES_FIELD_NUMBER: _ClassVar[int]
     RIGHT_GUESSES_FIELD_NUMBER: _ClassVar[int]
+    CAME_S_FIELD_NUMBER: _ClassVar[int]
     step: int
     tokens: int
     prompt_tokens: int
@@ -57,4 +58,5 @@ class StepRecord(_message.Message):
     returned_s: float
     guesses: int
     right_guesses: int
-    def __init__(self, step: _Optional[int] = ..., tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., arrived_s: _Optional[float] = ..., began_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., sent_s: _Optional[float] = ..., returned_s: _Optional[float] = ..., guesses: _Optional[int] = ..., right_guesses: _Optional[int] = ...) -> None: ...
+    came_s: float
+    def __init__(self, step: _Optional[int] = ..., tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., arrived_s: _Optional[float] = ..., began_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., sent_s: _Optional[float] = ..., returned_s: _Optional[float] = ..., guesses: _Optional[int] = ..., right_guesses: _Optional[int] = ..., came_s: _Optional[float] = ...) -> None: ...

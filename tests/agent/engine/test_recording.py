@@ -50,6 +50,16 @@ def test_guesses_are_noted_and_how_many_were_right(clock: HandClock) -> None:
     assert [record.right_guesses for record in recorder.records] == [2, 0]
 
 
+def test_a_step_is_noted_to_have_come_before_it_was_computed_and_its_result_after(clock: HandClock) -> None:
+    recorder = StepRecorder(clock)
+    recorder.came(3, 0.75)
+    recorder.ran(3, StepPlan(), 1.0, 1.5, 2.0)
+    recorder.ran(4, StepPlan(), 2.0, 2.5, 3.0)
+    assert [record.came_s for record in recorder.records] == [0.75, 0.0]
+    recorder.came(4, 3.5)
+    assert [record.came_s for record in recorder.records] == [0.75, 3.5]
+
+
 def test_a_step_that_travels_nowhere_is_sent_when_it_ends(clock: HandClock) -> None:
     recorder = StepRecorder(clock)
     recorder.ran(0, StepPlan(), 1.0, 1.5, 2.0)

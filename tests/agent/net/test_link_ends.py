@@ -120,7 +120,7 @@ async def stuck_in_a_write(neighbour: Neighbour, monkeypatch: pytest.MonkeyPatch
     """A stream whose receiver writes more than the flow control of a caller that does not read lets through."""
     with monkeypatch.context() as patch:
         large = pb.ExchangeResponse(message=pb.LinkMessage(padding=bytes(1 << 20)))
-        patch.setattr(link_receiver, "_response", lambda message: large)
+        patch.setattr(link_receiver, "exchange_response", lambda message: large)
         call = await neighbour.dial(neighbour.narrow)
         watched = await neighbour.servicer.contexts.get()
         await watched.writing.wait()

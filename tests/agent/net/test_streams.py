@@ -209,11 +209,11 @@ async def test_a_request_that_the_head_cannot_read_is_refused_and_the_next_is_se
 
 
 class BeaconFront(HeadServiceServicer):
-    """Sends beacons unless it is `silent`, none behind a `last` one, and counts streams and answers."""
+    """Sends beacons unless it is `silent`, none behind a `last` one, and counts streams and what is said."""
 
     def __init__(self) -> None:
         self.streams = 0
-        self.answers = 0
+        self.answers = self.tokens = self.beacons = 0
         self.silent = self.last = False
 
     async def Attach(self, request_iterator: AsyncIterator[head_pb2.AttachRequest], context: Any) -> None:
@@ -223,6 +223,7 @@ class BeaconFront(HeadServiceServicer):
         while not self.last:
             if not self.silent:
                 await context.write(head_pb2.AttachResponse(beacon=head_pb2.HeadBeacon(follows=True)))
+                self.beacons += 1
             await asyncio.sleep(0.02)
         await context.write(head_pb2.AttachResponse(beacon=head_pb2.HeadBeacon()))
         await reading
@@ -230,6 +231,7 @@ class BeaconFront(HeadServiceServicer):
     async def _read(self, messages: AsyncIterator[head_pb2.AttachRequest]) -> None:
         async for message in messages:
             self.answers += message.WhichOneof("message") == "beacon"
+            self.tokens += message.WhichOneof("message") == "token"
 
 
 @asynccontextmanager
@@ -272,6 +274,20 @@ async def test_a_stream_goes_on_with_a_coordinator_that_stood_still(
         answers = front.answers
         await until(lambda: front.answers >= answers + 80)
         assert (front.streams, stream.suspicions) == (1, 1)
+
+
+async def test_tokens_are_answer_enough_to_beacons(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with beaconing(server, monkeypatch) as (front, stream):
+        monkeypatch.setattr(attach, "BEACON_S", 60.0)
+        stream.emit(HeadEvent(RequestId("r"), Token(5, 7, "word")))
+        await until(lambda: front.tokens == 1)
+        seen = front.beacons
+        await until(lambda: front.beacons >= seen + 2)  # an answer may have been on its way
+        answers = front.answers
+        await until(lambda: front.beacons >= seen + 12)
+        assert front.answers == answers and stream.suspicions == 0
+        monkeypatch.setattr(attach, "BEACON_S", 0.0)
+        await until(lambda: front.answers >= answers + 3)
 
 
 async def test_a_head_without_requests_waits_for_no_beacon(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ import structlog
 
 from edgeshard.domain.ids import DeploymentName
 from edgeshard.domain.requests.head import HeadBeacon
-from edgeshard.rpc.link_watch import ALIVE, BEACON_S, TICK_S, LinkWatch
+from edgeshard.rpc.link_watch import ALIVE, BEACON_S, LinkWatch
+from edgeshard.rpc.ticking import next_tick
 from edgeshard_coordinator.control.requests.running_request import Attachment
 from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.core.values.events import HeadReported
@@ -82,7 +83,7 @@ class HeadWatch:
     async def run(self) -> NoReturn:
         while True:
             await self._occupied.wait()
-            await asyncio.sleep(TICK_S)
+            await next_tick()
             for head in tuple(self._heads):
                 fault = head.tick(self._loop.now())
                 if fault is not None:
