@@ -41,7 +41,7 @@ from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.weights import StageWeights
 
 from bench import hybrids
-from bench.quantisation import DEMO as DEMO
+from bench.quantisation import MODEL as DEMO
 from bench.random_llama import write_checkpoint
 from bench.safetensors_directory import SafetensorsDirectory
 from bench.sites import demo_site, profiled, write_rows

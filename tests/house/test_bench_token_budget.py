@@ -16,7 +16,7 @@ def record(step: int, began: float, came: float, returned: float = 0.0) -> StepR
     """It waits 0.02 for the thread, computes and frames in 0.3, and is sent 0.03 later."""
     at = step * PERIOD_S + began
     returned_s = step * PERIOD_S + returned if returned else 0.0
-    return StepRecord(step, 1, 0, at, at + 0.02, at + 0.32, at + 0.35, returned_s, step * PERIOD_S + came)
+    return StepRecord(step, 1, 0, at, at + 0.02, at + 0.32, at + 0.35, returned_s, came_s=step * PERIOD_S + came)
 
 
 def ring(steps: int) -> tuple[StageTrace, StageTrace]:
