@@ -51,7 +51,7 @@ class Histogram:
             return None
         for bound, count in zip(self._bounds, counts, strict=False):
             if count and reached + count >= wanted:
-                return low + (bound - low) * (wanted - reached) / count
+                return min(bound, low + (bound - low) * (wanted - reached) / count)  # rounding may pass it
             reached, low = reached + count, bound
         return low
 

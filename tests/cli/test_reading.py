@@ -226,7 +226,7 @@ def test_a_placement_says_what_guesses_are_worth(
     assert as_json["speculation"] == "apart" and as_json["guesses"] == (None if guesses is None else asdict(guesses))
     off = replace(guessing, speculation=Speculation.STATES)
     site.states = [replace(site.states[0], placement=off)]
-    assert "nothing is guessed: what the model keeps" in " ".join(edgectl(*deploy).stdout.split())
+    assert "nothing is guessed: no memory for the states behind guesses" in " ".join(edgectl(*deploy).stdout.split())
 
 
 def test_a_deployment_without_a_prediction_says_nothing_of_one(edgectl: Any) -> None:

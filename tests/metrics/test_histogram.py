@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edgeshard.metrics.histogram import Histogram
@@ -29,6 +29,7 @@ def filled(values: list[float]) -> Histogram:
 
 
 @given(st.lists(st.floats(0.0, 20.0), min_size=1, max_size=40), st.sampled_from((0.0, 0.05, 0.5, 0.95, 0.99, 1.0)))
+@example([0.0, 0.0, 0.0, 1.0, 1.0, 1.0], 0.5)
 def test_a_quantile_is_wrong_by_less_than_its_buckets_width(values: list[float], share: float) -> None:
     exact = sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
     found = filled(values).quantile(share)
