@@ -47,10 +47,10 @@ serve: $(RUNS) ## the demo's model over HTTP; ARGS="./my-model" serves another
 wheels: $(STAMP) ## what operators install, kernels compiled, for x86-64 and aarch64: dist/wheels (some minutes, once)
 	@$(BIN)/python -m tools.build_wheels
 
-test: $(STAMP) ## the tests but for long forms (10 minutes on two cores); ARGS="tests/storage -x" narrows it
+test: $(STAMP) ## the tests but for long forms (12 minutes on two cores); ARGS="tests/storage -x" narrows it
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=10 $(ARGS)
 
-test-all: $(STAMP) ## all tests, long forms too (25 minutes)
+test-all: $(STAMP) ## all tests, long forms too (27 minutes)
 	@$(MAKE) test ARGS="--long $(ARGS)"
 
 retest: $(STAMP) ## what failed in the last run once more, alone: up to 3 tests of processes or clocks

@@ -27,7 +27,7 @@ def check_draft(model: ModelManifest, draft: ModelManifest) -> None:
     the same is not looked at."""
     if parse_config(model.config).states:
         raise _unfit(
-            f"nothing is guessed for {model.name}, which keeps states of a request; leave it out", "DRAFT_UNUSED"
+            f"a draft cannot guess for {model.name}, which keeps states of a request; leave it out", "DRAFT_UNUSED"
         )
     if draft.parameter_count >= model.parameter_count:
         raise _unfit(
