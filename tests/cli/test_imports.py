@@ -106,3 +106,8 @@ def test_help_fits_in_80_columns_and_names_every_command() -> None:
         "plan",
         "profile",
     } <= commands
+
+
+def test_a_client_loads_what_reads_certificates_only_where_it_has_one() -> None:
+    modules, _ = modules_after("import edgeshard.client, edgeshard.client.connection")
+    assert not {name for name in modules if name.partition(".")[0] == "cryptography"}
