@@ -78,8 +78,7 @@ OF_HYBRID = OF_DEMO | {"model": "hybrid", "layers": layers_of(Shape.HYBRID)}
 @pytest.mark.parametrize(
     "options",
     [
-        *one_in(2, [OF_DEMO, OF_DEMO | {"quantisation": {"*": "int4"}}]),
-        *one_in(2, [OF_HYBRID, OF_HYBRID | {"prefix_cache": True}]),
+        *one_in(4, [OF_DEMO, OF_DEMO | {"quantisation": {"*": "int4"}}, OF_HYBRID, OF_HYBRID | {"prefix_cache": True}]),
     ],
     ids=lambda options: " ".join(str(options[key]) for key in options if key != "layers"),
 )

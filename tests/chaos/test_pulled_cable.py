@@ -82,6 +82,7 @@ def start(network: namespaces.Network, launcher: processes.Launcher, directory: 
     return site
 
 
+@pytest.mark.long
 def test_an_answer_goes_on_when_a_cable_is_pulled(site: Site) -> None:
     asked = ("generate", DEPLOYMENT, "--prompt", PROMPT, "--max-tokens", str(NEW_TOKENS), "--temperature", "0")
     right = site.ask(*asked)

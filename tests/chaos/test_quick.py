@@ -21,4 +21,4 @@ async def test_no_token_changes_whichever_node_is_lost(tmp_path: Path, capsys: p
     seed = int(os.environ.get(SEED, in_form(6, day())))
     with capsys.disabled():
         run.say(f"\n{SEED}={seed} chose these cases")
-    assert await run.run(run.Options("quick", seed, keep=tmp_path, share=in_form(6, 2))) == 0, capsys.readouterr().out
+    assert await run.run(run.Options("quick", seed, keep=tmp_path, share=in_form(12, 2))) == 0, capsys.readouterr().out

@@ -20,6 +20,7 @@ KILLS = "EDGESHARD_CHAOS_REPLICA_KILLS"
 """Names the environment variable with the number of kills."""
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not native_available(), reason="torch's operators do not promise the bits")
 @pytest.mark.timeout(900)
 async def test_a_killed_replica_costs_no_token(tmp_path: Path) -> None:

@@ -561,6 +561,7 @@ async def test_an_address_that_is_taken_is_named(said: Said) -> None:
             await GatewayServer(make_app(said, Keyed()), HttpListen(address)).start()
 
 
+@pytest.mark.long
 @needs_clients
 async def test_answers_are_what_the_document_says(said: Said, http: Http, tmp_path: Path) -> None:
     said.texts = ["word"] * 3

@@ -45,6 +45,7 @@ def test_a_second_run_changes_nothing(box: Box, old: Path) -> None:
     assert box.version() == "0.1.0"
 
 
+@pytest.mark.long
 def test_an_upgrade_keeps_the_version_before_and_removes_older_ones(box: Box, old: Path, new: Path) -> None:
     newest = make_folder(new.with_name("newest"), "0.3.0")
     for folder in (old, new, newest):
@@ -55,6 +56,7 @@ def test_an_upgrade_keeps_the_version_before_and_removes_older_ones(box: Box, ol
     assert box.version() == "0.2.0"
 
 
+@pytest.mark.long
 def test_killed_after_each_step_leaves_what_works(box: Box, old: Path, new: Path) -> None:
     box.install(old)
     kept = box.directory / "kept"
@@ -90,6 +92,7 @@ def test_killed_after_each_step_leaves_what_works(box: Box, old: Path, new: Path
     assert ends == {"0.1.0", "0.2.0"}
 
 
+@pytest.mark.long
 def test_killed_within_pip_leaves_what_works(box: Box, old: Path, new: Path) -> None:
     box.install(old)
     process = subprocess.Popen(
@@ -124,6 +127,7 @@ def small_disk(directory: Path, size: str) -> Iterator[None]:
         subprocess.run(["umount", "-l", directory], check=True)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
 def test_a_full_disk_leaves_what_was_there(box: Box, old: Path) -> None:
     large = make_folder(box.directory / "large", "0.2.0", padding=16 << 20)

@@ -80,7 +80,7 @@ def write_large_model(directory: Path) -> None:
     save_file(tensors, directory / "model.safetensors")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 async def test_each_screen_opens_from_the_printed_link_and_every_reader_can_use_it(
@@ -270,6 +270,7 @@ async def one_answer(client: Client) -> None:
         pass
 
 
+@pytest.mark.long
 async def test_eight_tabs_share_one_stream_and_each_can_act(site: Site, browser: Browser) -> None:
     async with visiting(browser, site.cluster.coordinator.gateway) as visitor:
         first = await visitor.enter(site.client)

@@ -57,6 +57,7 @@ async def foretold(page: Page) -> None:
     await go(page, "site")
 
 
+@pytest.mark.long
 async def test_a_box_that_is_killed_is_red_at_once_and_its_layers_are_seen_to_move(
     site: Site, visitor: Visitor
 ) -> None:
@@ -111,6 +112,7 @@ async def asked(page: Page) -> asyncio.Task[str]:
     return asyncio.create_task(whole())
 
 
+@pytest.mark.long
 async def test_a_page_outlives_the_coordinator_and_says_how_to_come_in_again(site: Site, visitor: Visitor) -> None:
     """The picture stays, as an old one, while nobody answers; sessions are the coordinator's memory, and gone."""
     page = await visitor.enter(site.client)

@@ -107,6 +107,7 @@ async def test_a_lab_is_never_faster_than_what_it_emulates(lab_file: Path) -> No
     pytest.fail("two nodes do not work at once")
 
 
+@pytest.mark.long
 async def test_up_run_down(lab_file: Path) -> None:
     code, address, _ = await edgectl("lab", "up", str(lab_file), cwd=lab_file.parent)
     assert code == 0

@@ -93,7 +93,7 @@ async def test_files_for_viewers(site: tuple[str, Client], tmp_path: Path) -> No
         for name in ("trace.json", "trace.svg"):
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "edgeshard.cli.main", "--coordinator", address,
-                "trace", "tales", "--seconds", "2", "-o", str(tmp_path / name),
+                "trace", "tales", "--seconds", "1", "-o", str(tmp_path / name),
                 stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             )  # fmt: skip
             async with asyncio.timeout(60):

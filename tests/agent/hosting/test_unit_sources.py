@@ -88,7 +88,7 @@ FORMS = [Form(name, WHOLE, *scheme) for name in ("untied", "tied") for scheme in
     ("form", "kept"),
     # Where head and embedding are one matrix there is no embedding.
     one_in(
-        4, [(form, unit) for form in FORMS for unit in (EMBEDDING_UNIT, HEAD_UNIT, "layer-1") if unit in form.units]
+        8, [(form, unit) for form in FORMS for unit in (EMBEDDING_UNIT, HEAD_UNIT, "layer-1") if unit in form.units]
     ),
 )
 async def test_what_is_packed_is_read_and_the_rest_is_fetched(

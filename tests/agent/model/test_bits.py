@@ -358,7 +358,7 @@ OTHERS = sorted(set(CONFIGS) - {"llama"})
     ("name", "scheme"),
     # In float32 nothing is rounded away, so it sees the most.
     [
-        *one_in(3, product(OTHERS, ["float32"])),
+        *one_in(5, product(OTHERS, ["float32"])),
         *one_in(12, product(OTHERS, ("bfloat16", "int8", "int4", "int4, KV int4"))),
     ],
 )

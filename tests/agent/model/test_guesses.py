@@ -7,6 +7,8 @@ was certain, calls a block full for its guesses, keeps guesses aside, or goes on
 from __future__ import annotations
 
 import json
+import os
+import random
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,10 +48,11 @@ from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentErro
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.requests.generation import Generation, Guide, GuideKind, Sampling, Token
+from edgeshard.domain.requests.generation import Generation, Guide, GuideKind, Sampling, Token, TokenLogprob
 from edgeshard.domain.requests.step import GuessedTokens, KvGrant, Span, StepPlan, StepResult
 from tests.support.hybrids import save_random
 
+TALES = Path(__file__).parents[2] / "data" / "fairy-tales.valid.txt"
 MIXTURE = MODEL.parents[1] / "bench" / "mixture_model"
 needs_bits = pytest.mark.skipif(not native_available(), reason="torch's operators do not promise equal bits")
 
@@ -185,14 +188,19 @@ def hybrid(name: str) -> Path:
 made: list[tempfile.TemporaryDirectory[str]] = []
 
 
+def hybrid_of(scheme: str) -> str | None:
+    """The name in `HYBRIDS` of a scheme such as "int4 delta rule"."""
+    return next((name for name in HYBRIDS if scheme in (name, f"int4 {name}", f"int8 {name}")), None)
+
+
 @cache
 def stages(scheme: str, cuts: tuple[int, ...]) -> list[StageModel]:
     """The demo model on three nodes or one, the mixture, or a hybrid."""
-    path, layers = (MIXTURE, 8) if "mixture" in scheme else (MODEL, 12)
-    if scheme in HYBRIDS:
-        path, layers = hybrid(scheme), 4
-    directory, config = SafetensorsDirectory(path), json.loads((path / "config.json").read_text())
     quantisation = Quantisation(scheme.partition(" ")[0]) if scheme.startswith("int") else None
+    path, layers = (MIXTURE, 8) if "mixture" in scheme else (MODEL, 12)
+    if (name := hybrid_of(scheme)) is not None:
+        path, layers = hybrid(name), 4
+    directory, config = SafetensorsDirectory(path), json.loads((path / "config.json").read_text())
     kept = KvFormat.INT4 if "KV" in scheme else KvFormat.BFLOAT16
     edges = [0, *cuts, layers]
     guides = Guides(Setup(str(MODEL / "tokenizer.json"), 4096, (2,)))
@@ -217,13 +225,17 @@ def _closed() -> Iterator[None]:
         made.pop().cleanup()
 
 
+Row = tuple[int, float, tuple[TokenLogprob, ...]]
+"""A token, its log-probability, and the likeliest ones, as far as they were asked for."""
+
+
 @dataclass
 class Run:
     """One scheduler over real stages."""
 
     scheduler: Scheduler
     stages: list[StageModel]
-    tokens: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    tokens: dict[str, list[Row]] = field(default_factory=dict)
     longest_result: int = 0
     lost: int = 0
     """Of so many steps with guesses one's do not come in time, where head and sampling stage are apart."""
@@ -263,7 +275,8 @@ class Run:
         self.longest_result = max(self.longest_result, len(result.tokens))
         for event in self.scheduler.events(self.scheduler.on_result(formed.number, result, 0.0)):
             if isinstance(event.event, Token):
-                self.tokens.setdefault(event.request_id, []).append((event.event.token, event.event.logprob))
+                token = event.event
+                self.tokens.setdefault(event.request_id, []).append((token.token, token.logprob, token.top))
             assert not isinstance(event.event, Exception), event.event
         return True
 
@@ -283,21 +296,22 @@ def run(
     cancel: str = "",
     lost: int = 0,
     drafter: Drafter | None = None,
-    known: dict[str, list[tuple[int, float]]] | None = None,
-) -> tuple[dict[str, list[tuple[int, float]]], SchedulerStats]:
-    limits = Limits(512, 8, overcommit=blocks < 48, prefix_cache=True, save_every=SAVE_EVERY * (scheme in HYBRIDS))
+    known: dict[str, list[Row]] | None = None,
+) -> tuple[dict[str, list[Row]], SchedulerStats]:
+    has_states = hybrid_of(scheme) is not None
+    limits = Limits(512, 8, overcommit=blocks < 48, prefix_cache=True, save_every=SAVE_EVERY * has_states)
     of = stages(scheme, cuts)
-    slots = MOST_GUESSES if scheme in HYBRIDS else None
+    slots = MOST_GUESSES if has_states else None
     proposer = Repeats if drafter is None else partial(Repeats, LONGEST_MATCH)
     guessing = Guessing(frozenset({2}), proposer=proposer, drafts=drafter is not None, slots=slots)
     if known is not None:
         texts = [
-            [*tokenizer().encode(prompt), *(token for token, _ in known[name])]
+            [*tokenizer().encode(prompt), *(token for token, *_ in known[name])]
             for name, (prompt, _) in requests.items()
         ]
         guessing = replace(guessing, proposer=lambda: Remembered(texts))
     scheduler = Scheduler(
-        BlockAllocator(blocks, 16, STATES if scheme in HYBRIDS else 0), limits, Batching(Mode.NO_BUBBLES, 2, 8, 2),
+        BlockAllocator(blocks, 16, STATES if has_states else 0), limits, Batching(Mode.NO_BUBBLES, 2, 8, 2),
         Chunking(64), frozenset({2}), Swapping(swap_blocks), guessing if guesses else None,
     )  # fmt: skip
     running = Run(scheduler, of, lost=lost, drafter=drafter)
@@ -361,6 +375,7 @@ def test_no_option_of_a_generation_gets_another_answer(name: str) -> None:
 
 
 @needs_bits
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("cuts", [(), (3, 7)], ids=["one node", "three nodes"])
 @pytest.mark.parametrize(
     "scheme", ["bfloat16", "int8", "int4", "bfloat16, KV int4", "int4 mixture", "bfloat16 mixture"]
@@ -470,13 +485,14 @@ def same(scheme: str, guessed: Any, plain: Any) -> bool:
     if scheme in ("delta rule", "delta rule and experts"):
         return bool(guessed == plain)
     return guessed.keys() == plain.keys() and all(
-        [token for token, _ in guessed[name]] == [token for token, _ in plain[name]]
-        and np.allclose([logprob for _, logprob in guessed[name]], [logprob for _, logprob in plain[name]], atol=2e-2)
+        [token for token, *_ in guessed[name]] == [token for token, *_ in plain[name]]
+        and np.allclose([row[1] for row in guessed[name]], [row[1] for row in plain[name]], atol=2e-2)
         for name in plain
     )
 
 
 @needs_bits
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("cuts", [(), (1, 3)], ids=["one node", "three nodes"])
 @pytest.mark.parametrize("scheme", HYBRIDS)
 def test_no_kind_of_states_gets_another_answer(scheme: str, cuts: tuple[int, ...]) -> None:
@@ -531,6 +547,52 @@ def test_states_that_are_not_rolled_back_show_in_the_answers(
     monkeypatch.setattr(KvTable, "slot_behind", wrong[mutant])
     guessed, _ = run(requests, True, scheme, known=plain)
     assert not same(scheme, guessed, plain)
+
+
+PROMPTS = int(os.environ.get("EDGESHARD_GUESS_PROMPTS", "2"))
+"""How many the next test has for each case: two in the suite, 200 at times."""
+FORMS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"sampling": Sampling(temperature=0.7, top_p=0.95)},
+    "penalties": {"sampling": Sampling(repetition_penalty=1.05, presence_penalty=0.1, frequency_penalty=0.05)},
+    "guided": {"guide": PEOPLE},
+    "logprobs": {"sampling": Sampling(logprobs=True, top_logprobs=5)},
+}
+
+
+def prompts(count: int) -> Iterator[str]:
+    """Pieces of tales, of 6 to 40 words; every other one stands there twice, so that more is guessed."""
+    words = TALES.read_text().split()
+    chance = random.Random(4)
+    for number in range(count):
+        begin, length = chance.randrange(len(words) - 40), chance.randrange(6, 41)
+        piece = " ".join(words[begin : begin + length])
+        yield f"{piece}\n\n{piece}" if number % 2 else piece
+
+
+@needs_bits
+@pytest.mark.one_in(20)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("cuts", [(), (1, 3)], ids=["one node", "three nodes"])
+@pytest.mark.parametrize("model", ["", " delta rule"], ids=["demo", "hybrid"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
+def test_answers_to_many_prompts_are_the_same(dtype: str, model: str, cuts: tuple[int, ...], form: str) -> None:
+    """EDGESHARD_GUESS_PROMPTS=200 EDGESHARD_TEST_DAY=every and --long try 200 in each case, two at a time."""
+    scheme = f"{dtype}{model}".replace("bfloat16 ", "")
+    right, numbered = 0, list(enumerate(prompts(PROMPTS)))
+    for begin in range(0, PROMPTS, 2):
+        requests, pair = {}, numbered[begin : begin + 2]
+        for number, prompt in pair:
+            options = dict(FORMS[form])
+            options["sampling"] = replace(options.get("sampling", Sampling()), seed=number)
+            requests[f"r{number}"] = (prompt, generation(max_new_tokens=16 + number * 7 % 49, **options))
+        plain, _ = run(requests, False, scheme, cuts)
+        guessed, stats = run(
+            requests, True, scheme, cuts, known=plain if model or form in ("sampled", "penalties") else None
+        )
+        assert guessed == plain and len(plain) == len(pair)
+        right += stats.right_guesses
+    assert right > 0
 
 
 def test_guesses_that_follow_nothing_certain_are_refused() -> None:

@@ -375,6 +375,7 @@ async def test_mishaps_on_the_hops_never_change_a_token(
 
 
 @pytest.mark.skipif(not native_available(), reason="torch's operators do not promise equal bits")
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("model", "drafts"), [("llama", False), ("llama", True), ("hybrid", False)], indirect=["model"]
 )

@@ -106,6 +106,7 @@ def test_the_page_takes_two_machines_from_nothing_to_an_answer(machines: dict[st
         ends(running)
 
 
+@pytest.mark.long
 def test_the_page_leads_a_second_machine_to_a_site_whose_address_it_does_not_know(machines: dict[str, Machine]) -> None:
     announced, created, _ = (command for _, command in lines("--discover"))
     first, second = machines["first"], machines["second"]
