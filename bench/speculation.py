@@ -2,14 +2,16 @@
 
 Two real agents, a thread each, hold the demo model, the small mixture and a hybrid, each whole on one of them and in
 halves on both, each time with guesses and without. The mixture was measured before. The hybrid is random, of Qwen3.5's
-shape: an answer of one word, by a bias, is the best text that there is, and a sampled one the worst. One client asks
-for one answer at a time; with guesses and without take turns, and a row has the medians. Times go from an answer's
-first token to its last. Processor time is that of both agents, of user code. Answers must be equal, token for token.
+shape: an answer of one word, by a bias, is the best text that there is, and a sampled one the worst. So it is for the
+random Llama of 316 M parameters, which `--models large` names; `streamed` is the demo model on a node that reads a part
+of it from its disk in each step. One client asks for one answer at a time; with guesses and without take turns, and a
+row has the medians. Times go from an answer's first token to its last. Processor time is that of the agents, of user
+code. Answers must be equal, token for token.
 
 With `--draft` the demo model alone, once without guesses and once with those of a draft too, and what a step of each
 takes.
 
-    python -m bench.speculation [--rounds 5] [--models hybrid,...] [--quick] [--draft] [-o FILE]
+    python -m bench.speculation [--rounds 5] [--models hybrid,large,streamed] [--quick] [--draft] [-o FILE]
 
 prints JSON: a row a model, number of boxes and task.
 """
@@ -42,7 +44,7 @@ from edgeshard_agent.model.weights.weights import StageWeights
 
 from bench import hybrids
 from bench.quantisation import MODEL as DEMO
-from bench.random_llama import write_checkpoint
+from bench.random_llama import CONFIG, write_checkpoint
 from bench.safetensors_directory import SafetensorsDirectory
 from bench.sites import demo_site, profiled, write_rows
 from bench.sizes import sized
@@ -123,16 +125,25 @@ HYBRID = hybrids.HYBRID | {
     "layer_types": [*["linear_attention"] * 3, "full_attention"] * (HYBRID_LAYERS // 4),
     "vocab_size": 4096,
 }
+RANDOM = {"hybrid": HYBRID, "large": CONFIG | {"vocab_size": max(4096, CONFIG["vocab_size"])}}
+LARGE_LAYERS = CONFIG["num_hidden_layers"]
 LAYERS = {
     "tales": {1: "a=0:12", 2: "a=0:6,b=6:12"},
     "mixture": {1: "a=0:8", 2: "a=0:4,b=4:8"},
     "hybrid": {1: f"a=0:{HYBRID_LAYERS}", 2: f"a=0:{HYBRID_LAYERS // 2},b={HYBRID_LAYERS // 2}:{HYBRID_LAYERS}"},
+    "large": {1: f"a=0:{LARGE_LAYERS}", 2: f"a=0:{LARGE_LAYERS // 2},b={LARGE_LAYERS // 2}:{LARGE_LAYERS}"},
 }
 """By model and number of boxes."""
+STREAMED = {"model": "tales", "dtype": "float32", "allow_streaming": True, "max_context": 256}
+"""The demo model on a node that reads half of it from its disk in each step."""
+SMALL = {"off": "small", "auto": "small-too"}
+"""The nodes of it, of which each has room for one deployment."""
 ASKED = {
     "tales": MEASURED,
     "mixture": [task for task in MEASURED if task not in SCHEMAS],
     "hybrid": sized((ONE_WORD, "a new fairy tale"), (ONE_WORD,)),
+    "large": (ONE_WORD, "a new fairy tale"),
+    "streamed": [task for task in MEASURED if task not in SCHEMAS],
 }
 
 
@@ -211,26 +222,35 @@ async def measure(
     }
 
 
-async def add_hybrid(client: Client) -> None:
-    """The hybrid, with the demo model's tokenizer."""
+async def add_random(client: Client, name: str, config: dict[str, Any]) -> None:
+    """A random model with the demo model's tokenizer."""
     with tempfile.TemporaryDirectory(prefix="edgeshard-bench-") as scratch:
-        write_checkpoint(Path(scratch), HYBRID)
+        write_checkpoint(Path(scratch), config)
         shutil.copy(DEMO / "tokenizer.json", scratch)
-        await client.add_model(Path(scratch), "hybrid")
+        await client.add_model(Path(scratch), name)
 
 
 async def run(rounds: int, models: Sequence[str]) -> list[dict[str, Any]]:
-    async with demo_site(("a", "b"), "tales", threads=1) as (cluster, client):
+    small = list(SMALL.values()) if "streamed" in models else []
+    memory = dict.fromkeys(small, ("--memory", "84MiB"))
+    async with demo_site(("a", "b", *small), "tales", threads=1, arguments_by_agent=memory) as (cluster, client):
         await client.add_model(MIXTURE, "mixture")
         await profiled(client, "mixture", quick=True)
-        await add_hybrid(client)
+        if small:
+            async for _ in client.profile("tales", small, dtype=DType.FLOAT32, quick=True):
+                pass
+        for name, config in RANDOM.items():
+            if name in models:
+                await add_random(client, name, config)
         rows = []
         for model in models:
-            cuts = LAYERS[model]
+            cuts = {1: ""} if model == "streamed" else LAYERS[model]
             for boxes, layers in cuts.items():
-                for speculation in ("off", "auto"):
-                    values = {"name": name_of(model, boxes, speculation), "model": model, "layers": layers}
-                    await client.deploy(parse_spec({**values, "speculation": speculation, "concurrency": 1}))
+                for speculation, node in SMALL.items():
+                    values = {"name": name_of(model, boxes, speculation), "speculation": speculation}
+                    others = {"source": node, "exclude": sorted(set(cluster.nodes) - {node})}
+                    fields = STREAMED | others if model == "streamed" else {"model": model, "layers": layers}
+                    await client.deploy(parse_spec({**values, **fields, "concurrency": 1}))
                 for task in ASKED[model]:
                     rows.append(await measure(client, cluster, model, boxes, task, rounds))
         return rows
@@ -296,7 +316,7 @@ def whole_model(path: Path) -> StageModel:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--models", default=",".join(LAYERS), help="those to measure, with commas between")
+    parser.add_argument("--models", default="tales,mixture,hybrid", help="those to measure, with commas between")
     parser.add_argument("--quick", action="store_true", help="one round")
     parser.add_argument("--draft", action="store_true", help="the rows with a draft, and no others")
     parser.add_argument("-o", "--output", type=Path)
