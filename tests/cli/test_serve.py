@@ -204,6 +204,7 @@ def test_the_readmes_program_gets_a_chat_from_the_readmes_command(
     assert alone.returncode == 1 and "edgectl serve demo" in alone.stderr and "Traceback" not in alone.stderr
 
 
+@pytest.mark.long
 def test_a_port_that_is_taken_is_replaced_by_another(start: Callable[..., Running], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         wanted = f"127.0.0.1:{taken.getsockname()[1]}"

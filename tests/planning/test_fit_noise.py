@@ -12,6 +12,7 @@ from tests.support.forms import one_in
 SITES = 30
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("noise", one_in(3, LIMITS))
 def test_noise_costs_a_plan_little(noise: float, objective: Objective) -> None:

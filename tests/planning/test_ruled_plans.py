@@ -73,6 +73,7 @@ def test_a_plan_is_the_best_of_all_that_keep_the_rules(part: int, prover: CpSat)
         assert [broken(problem.rules, nodes_of(placement)) for placement in placements] == [()] * len(placements)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", of_the_day(1, range(PARTS)))
 def test_steady_rates_are_the_best_under_rules_and_bounds_of_searches_hold(
     part: int, prover: CpSat, monkeypatch: pytest.MonkeyPatch

@@ -192,6 +192,7 @@ def grouped(seed: int) -> Instance:
     )
 
 
+@pytest.mark.long
 def test_class_dp_on_real_classes_equals_subset_dp() -> None:
     shared = 0
     for seed in range(60):

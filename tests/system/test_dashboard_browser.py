@@ -309,6 +309,7 @@ async def test_a_tab_that_stands_still_keeps_the_stream_from_no_other(site: Site
         await expect(second.locator("main")).to_contain_text(f"{before + 1} served", timeout=60_000)
 
 
+@pytest.mark.long
 async def test_an_empty_site_says_what_to_do(browser: Browser, tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     async with (

@@ -14,7 +14,6 @@ import pytest_asyncio
 from edgeshard.client import Client, Completion
 from edgeshard.domain.deployments.deployment import Deployment
 from edgeshard.local.cluster import LocalCluster
-from tests.support.forms import one_in
 from tests.support.site import MakeSpec, Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -77,7 +76,8 @@ def files_aside(site: Site) -> dict[str, list[os.stat_result]]:
     return found
 
 
-@pytest.mark.parametrize("on_disk", one_in(2, [True, False]))
+@pytest.mark.long
+@pytest.mark.parametrize("on_disk", [True, False])
 async def test_a_request_that_gave_way_goes_on_where_it_was(site: Site, make_spec: MakeSpec, on_disk: bool) -> None:
     client = site.client
     await client.deploy(make_spec(name="whole", max_context=CONTEXT))

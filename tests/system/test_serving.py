@@ -19,6 +19,7 @@ from edgeshard.domain.deployments.deployment import DeploymentPhase, DeploymentS
 from edgeshard.domain.errors import ResourceExhaustedError, UnavailableError
 from edgeshard.domain.requests.generation import Finished, FinishReason, GenerationEvent, Started, Token
 from edgeshard.rpc.channel import KEEPALIVE_S
+from tests.support.forms import in_form
 from tests.support.site import MakeSpec, Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -177,7 +178,7 @@ def visits(chance: random.Random, count: int) -> list[Visit]:
 
 async def test_random_arrivals_all_get_the_unsplit_models_tokens(site: Site, crowd: None, unsplit: Unsplit) -> None:
     """They join, leave, cancel, come back when refused, begin alike, give way; sampled ones get what they get alone."""
-    all_visits = visits(random.Random(3), 30)
+    all_visits = visits(random.Random(3), in_form(15, 30))
     alone = {
         number: (await Reader(site, CROWD, visit.prompt, **visit.options).read()).tokens
         for number, visit in enumerate(all_visits)

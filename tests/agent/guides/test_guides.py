@@ -323,6 +323,7 @@ def test_a_request_that_is_freed_while_its_token_is_late_leaves_nothing(slow: Sl
     assert [token.request for token in (drawn if drawn.tokens else drawn_late(sampler)).tokens] == [1]
 
 
+@pytest.mark.long
 def test_a_guide_whose_every_token_is_dear_ends(guides: Guides) -> None:
     """Each of its masks is within what one may take."""
     guided = guides.open(Guide(GuideKind.GRAMMAR, "start: a\na: a a a | a a | /[a-zA-Z ,.]/"), party=3)

@@ -212,6 +212,7 @@ async def test_an_eviction_that_began_before_a_unit_was_chosen_leaves_it(
     assert node.packed_units(UNTIED) == set(UNTIED.units) and not node.store.fetched
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("standby", [False, True])
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
 async def test_the_source_of_a_unit_is_chosen_again_when_its_file_is_damaged_in_the_load(

@@ -311,6 +311,7 @@ def test_a_family_that_runs_is_not_refused() -> None:
 # -- tensors ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 def test_a_saved_checkpoint_is_what_its_config_requires(checkpoint: Any) -> None:
     check_manifest(checkpoint.manifest)
     config, architecture = checkpoint.config, checkpoint.manifest.architecture

@@ -108,6 +108,7 @@ def compared(
     return before, after
 
 
+@pytest.mark.one_in(2)
 @needs_bits
 @pytest.mark.parametrize("cuts", [(), (5,)], ids=["one node", "two nodes"])
 @pytest.mark.parametrize("name", GENERATIONS)

@@ -414,6 +414,7 @@ GUIDED: dict[str, Any] = {
 }
 
 
+@pytest.mark.one_in(2)
 @needs_bits
 @pytest.mark.parametrize("cuts", [(), (3, 7)], ids=["one node", "three nodes"])
 @pytest.mark.parametrize("name", GUIDED)
@@ -516,6 +517,7 @@ def test_no_option_gets_another_answer_of_states(name: str) -> None:
     assert stats.guesses > stats.right_guesses > 0
 
 
+@pytest.mark.one_in(2)
 @needs_bits
 @pytest.mark.parametrize("swap_blocks", [0, 40])
 @pytest.mark.parametrize("scheme", HYBRIDS)
@@ -530,6 +532,7 @@ def test_requests_with_states_give_way_or_are_cancelled_between_guesses(scheme: 
     assert stats.preemptions > 0 and (stats.swaps > 0) == (swap_blocks > 0)
 
 
+@pytest.mark.one_in(2)
 @needs_bits
 @pytest.mark.parametrize("mutant", ["behind the last guess", "behind what was certain"])
 @pytest.mark.parametrize("scheme", HYBRIDS)

@@ -35,6 +35,7 @@ def test_the_model_has_learned_what_its_record_says() -> None:
     assert 1.0 < found < record["valid_bits_per_byte"], f"{found:.3f}: the text's beginning is easier than all of it"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not native_available(), reason="two bits are for native kernels")
 def test_layers_that_the_curve_calls_dear_cost_more_in_two_bits_than_cheap_ones() -> None:
     """docs/experts.md: the first layer's experts cost 0.022 nats a token, the fourth's 0.001."""
