@@ -9,9 +9,9 @@ row has the medians. Times go from an answer's first token to its last. Processo
 code. Answers must be equal, token for token.
 
 With `--draft` the demo model alone, once without guesses and once with those of a draft too, and what a step of each
-takes.
+takes. With `--together` 8 and 16 new tales at once, prompts included.
 
-    python -m bench.speculation [--rounds 5] [--models hybrid,large,streamed] [--quick] [--draft] [-o FILE]
+    python -m bench.speculation [--rounds 5] [--models hybrid,large,streamed] [--quick] [--draft|--together] [-o FILE]
 
 prints JSON: a row a model, number of boxes and task.
 """
@@ -269,6 +269,41 @@ async def run_with_draft(rounds: int) -> list[dict[str, Any]]:
         return [*rows, step_times()]
 
 
+async def run_together(rounds: int, models: Sequence[str]) -> list[dict[str, Any]]:
+    """Rates of many new tales at once, for whom nothing is guessed while there are more than four."""
+    rows = []
+    async with demo_site(("a", "b"), "tales", threads=1) as (_, client):
+        for name in models:
+            if name in RANDOM:
+                await add_random(client, name, RANDOM[name])
+            for boxes, layers in LAYERS[name].items():
+                for speculation in ("off", "auto"):
+                    values = {"name": name_of(name, boxes, speculation), "speculation": speculation, "concurrency": 16}
+                    await client.deploy(parse_spec({**values, "model": name, "layers": layers, "max_context": 256}))
+                for streams in (8, 16):
+                    pairs = []
+                    for number in range(rounds + 1):
+                        order = ("off", "auto") if number % 2 else ("auto", "off")
+                        pair = {way: await together(client, name_of(name, boxes, way), streams) for way in order}
+                        pairs.append((pair["off"], pair["auto"]))
+                    of, on = zip(*pairs[1:], strict=True)
+                    times = median(there / here for here, there in pairs[1:])
+                    row = {"model": name, "boxes": boxes, "streams": streams, "off_tps": median(of)}
+                    rows.append(row | {"auto_tps": median(on), "times": times, "load": os.getloadavg()[0]})
+                for speculation in ("off", "auto"):
+                    await client.delete_deployment(name_of(name, boxes, speculation))
+    return rows
+
+
+async def together(client: Client, deployment: str, streams: int) -> float:
+    """Tokens a second of so many requests, of which each goes on to its limit."""
+    prompt, temperature = TASKS["a new fairy tale"]
+    options: dict[str, Any] = {"temperature": temperature, "ignore_eos": True, "max_new_tokens": NEW_TOKENS}
+    began = time.perf_counter()
+    await asyncio.gather(*(client.complete(deployment, prompt, seed=n, **options) for n in range(streams)))
+    return streams * NEW_TOKENS / (time.perf_counter() - began)
+
+
 def step_times() -> dict[str, Any]:
     """Milliseconds of a step of the demo model by its rows, and of one of the draft, on one thread, medians."""
     torch.set_num_threads(1)
@@ -319,10 +354,13 @@ def main() -> int:
     parser.add_argument("--models", default="tales,mixture,hybrid", help="those to measure, with commas between")
     parser.add_argument("--quick", action="store_true", help="one round")
     parser.add_argument("--draft", action="store_true", help="the rows with a draft, and no others")
+    parser.add_argument("--together", action="store_true", help="the rows of 8 and 16 streams, and no others")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     rounds = 1 if options.quick else options.rounds
-    rows = asyncio.run(run_with_draft(rounds) if options.draft else run(rounds, options.models.split(",")))
+    measured = run_together if options.together else run
+    models = options.models.split(",")
+    rows = asyncio.run(run_with_draft(rounds) if options.draft else measured(rounds, models))
     print(json.dumps(rows, indent=1))
     write_rows(options.output, rows)
     return 0

@@ -49,7 +49,7 @@ RUNS = [
     ["real_models --check"],
     ["replicas --rounds 1 --streams 2"],
     ["saturation"],
-    ["speculation --quick", "speculation --quick --draft"],
+    ["speculation --quick", "speculation --quick --draft", "speculation --quick --together --models tales"],
     ["soak --minutes 0.01 --gap 0.1 --every 1"],
     ["streaming {tmp} --budgets 50 --sweeps 1 --steps 1"],
     ["test_planner_exact"],
