@@ -134,7 +134,7 @@ LAYERS = {
     "large": {1: f"a=0:{LARGE_LAYERS}", 2: f"a=0:{LARGE_LAYERS // 2},b={LARGE_LAYERS // 2}:{LARGE_LAYERS}"},
 }
 """By model and number of boxes."""
-STREAMED = {"model": "tales", "dtype": "float32", "allow_streaming": True, "max_context": 256}
+STREAMED = {"model": "tales", "dtype": "float32", "allow_streaming": True, "max_context": 320}
 """The demo model on a node that reads half of it from its disk in each step."""
 SMALL = {"off": "small", "auto": "small-too"}
 """The nodes of it, of which each has room for one deployment."""
@@ -232,7 +232,7 @@ async def add_random(client: Client, name: str, config: dict[str, Any]) -> None:
 
 async def run(rounds: int, models: Sequence[str]) -> list[dict[str, Any]]:
     small = list(SMALL.values()) if "streamed" in models else []
-    memory = dict.fromkeys(small, ("--memory", "84MiB"))
+    memory = dict.fromkeys(small, ("--memory", "96MiB"))
     async with demo_site(("a", "b", *small), "tales", threads=1, arguments_by_agent=memory) as (cluster, client):
         await client.add_model(MIXTURE, "mixture")
         await profiled(client, "mixture", quick=True)
