@@ -94,7 +94,7 @@ class Pace:
         """When so many of the guesses were right: all, and twice as many may be; some, and these and one more; none,
         and it rests, twice as long each time."""
         if not proposed:
-            return replace(self, rest=max(0, self.rest - 1))
+            return replace(self, rest=self.rest - 1) if self.rest else self
         if accepted == proposed:
             return Pace(min(MOST_ROWS, 2 * max(self.length, proposed)))
         if accepted:
@@ -121,7 +121,8 @@ class Guessed:
 
     def noted(self, proposed: int, accepted: int, *, is_alone: bool = False) -> None:
         """So many of the newest guesses were right."""
-        self.counted[proposed, accepted] += is_alone
+        if is_alone:
+            self.counted[proposed, accepted] += 1
         if not self.are_forced:
             self.pace = self.pace.after(0, 0) if self.are_drafted else self.pace.after(proposed, accepted)
 

@@ -393,7 +393,9 @@ class Scheduler:
     def _guesses(self, sequence: Sequence, most: int) -> tuple[tuple[int, ...], DraftAsk | None]:
         """What is guessed of a request's next tokens, or what the draft is asked for them; never beyond its last one,
         nor in blocks that others may need."""
-        if self.guessing is None:
+        if self.guessing is None or most < 1:
+            if sequence.guessed is not None:
+                sequence.guessed.are_forced = sequence.guessed.are_drafted = False
             return (), None
         known, size, generation = len(sequence.tokens), self.allocator.block_tokens, sequence.generation
         most = min(most, sequence.longest - 1 - known)
