@@ -47,7 +47,7 @@ serve: $(RUNS) ## the demo's model over HTTP; ARGS="./my-model" serves another
 wheels: $(STAMP) ## what operators install, kernels compiled, for x86-64 and aarch64: dist/wheels (some minutes, once)
 	@$(BIN)/python -m tools.build_wheels
 
-test: $(STAMP) ## the tests but for long forms (12 minutes on two cores); ARGS="tests/storage -x" narrows it
+test: $(STAMP) ## the tests but for long forms (9 minutes on two cores); ARGS="tests/storage -x" narrows it
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=10 $(ARGS)
 
 test-all: $(STAMP) ## all tests, long forms too (27 minutes)
