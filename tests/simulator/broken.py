@@ -22,7 +22,7 @@ from edgeshard_agent.engine.journal import Entry
 from edgeshard_agent.model.attention.kv import KvTable
 from edgeshard_agent.model.attention.states import States
 from edgeshard_agent.net.attach import HeadStream
-from edgeshard_agent.scheduler.draft import Draft
+from edgeshard_agent.scheduler.forming import FormingStep
 from edgeshard_agent.scheduler.scheduler import Scheduler
 from edgeshard_coordinator.control.requests.head_reports import HeadReports
 from edgeshard_coordinator.control.requests.running_request import RunningRequest
@@ -151,14 +151,14 @@ def head_goes_on_a_token_too_far() -> Any:
 
 def swapped_request_comes_back_as_a_new_one() -> Any:
     """The stages grant it blocks and leave what they kept of it aside."""
-    plan = Draft.plan
+    plan = FormingStep.plan
 
     def telling(
-        self: Draft, frees: tuple[int, ...], swap_outs: tuple[int, ...] = (), swap_ins: tuple[KvGrant, ...] = ()
+        self: FormingStep, frees: tuple[int, ...], swap_outs: tuple[int, ...] = (), swap_ins: tuple[KvGrant, ...] = ()
     ) -> StepPlan:
         return plan(self, frees, swap_outs, tuple(replace(grant, swapped=False) for grant in swap_ins))
 
-    return mock.patch.object(Draft, "plan", telling)
+    return mock.patch.object(FormingStep, "plan", telling)
 
 
 def saved_states_are_empty() -> Any:

@@ -28,9 +28,9 @@ from edgeshard.domain.requests.step import (
 )
 from edgeshard_agent.scheduler.batching import Batching, Flight, Owed, check_owed
 from edgeshard_agent.scheduler.chunking import Chunking, Chunks
-from edgeshard_agent.scheduler.draft import Draft
 from edgeshard_agent.scheduler.drafting import DraftAsk
 from edgeshard_agent.scheduler.fairness import FairQueue, ServedTokens
+from edgeshard_agent.scheduler.forming import FormingStep
 from edgeshard_agent.scheduler.guessing import MOST_ROWS, Guessed, Guessing
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
 from edgeshard_agent.scheduler.micro_batch_tuner import MicroBatchTuner
@@ -325,13 +325,13 @@ class Scheduler:
         if not self._flight.has_room:
             return None
         self._admit()
-        draft = Draft(tuple(self._saves))
-        decodes = self._add_decodes(draft)
-        self._add_chunks(draft, decodes)
-        if not (draft.spans or self._frees or self._swap_outs or self._swap_ins or self._asks):
+        forming = FormingStep(tuple(self._saves))
+        decodes = self._add_decodes(forming)
+        self._add_chunks(forming, decodes)
+        if not (forming.spans or self._frees or self._swap_outs or self._swap_ins or self._asks):
             return None
         self._asks = False
-        del self._saves[: len(draft.saves)]
+        del self._saves[: len(forming.saves)]
         frees, self._frees = tuple(self._frees), []
         swap_outs, self._swap_outs = tuple(self._swap_outs), []
         swap_ins, self._swap_ins = tuple(self._swap_ins.values()), {}
@@ -340,13 +340,13 @@ class Scheduler:
         number = self._next_step
         self._next_step += 1
         self._counts.steps += 1
-        asked = {ask.request for ask in draft.asks}
-        guesses = {of: got for of, got in guessed_tokens(draft.spans, draft.tokens).items() if of not in asked}
-        self._flight.begin(decodes > 0, Owed.of(draft.spans, guesses, frees, is_alone=draft.is_alone))
-        prompt_tokens = len(draft.tokens) - decodes
+        asked = {ask.request for ask in forming.asks}
+        guesses = {of: got for of, got in guessed_tokens(forming.spans, forming.tokens).items() if of not in asked}
+        self._flight.begin(decodes > 0, Owed.of(forming.spans, guesses, frees, is_alone=forming.is_alone))
+        prompt_tokens = len(forming.tokens) - decodes
         self._tuner.formed(decodes, prompt_tokens)
-        self._chunks.formed(draft.pieces if prompt_tokens else (), prompt_tokens)
-        return HeadStep(number, draft.plan(frees, swap_outs, swap_ins), tuple(draft.tokens), tuple(draft.asks))
+        self._chunks.formed(forming.pieces if prompt_tokens else (), prompt_tokens)
+        return HeadStep(number, forming.plan(frees, swap_outs, swap_ins), tuple(forming.tokens), tuple(forming.asks))
 
     def drafted(self, step: HeadStep) -> None:
         """A step that asked the draft runs like this; to be told before its result comes."""
@@ -355,7 +355,7 @@ class Scheduler:
             if (sequence := self._known.get(span.request)) is not None:
                 sequence.scheduled = min(sequence.scheduled, sequence.certain + span.guesses)
 
-    def _add_decodes(self, draft: Draft) -> int:
+    def _add_decodes(self, forming: FormingStep) -> int:
         """Add one micro-batch of requests whose tokens are back, unless all micro-batches are in flight; how many."""
         if not self._ready:
             return 0
@@ -367,15 +367,15 @@ class Scheduler:
         chosen = list(self._ready.values())[:size]
         # The best standing first: a request that has to give way for it is then not in the step yet.
         most = self._most_guesses(len(decoding), len(chosen))
-        draft.is_alone = most > 0 and len(decoding) == 1
+        forming.is_alone = most > 0 and len(decoding) == 1
         held = {s.number: s.assumed for s in self._running.values()} if most else {}
         for sequence in sorted(chosen, key=lambda s: s.standing):
             if sequence.number in self._ready and self._make_room(sequence):
                 guesses = self._guesses(sequence, min(most, self._free_slots(sequence, held)))
-                self._add_span(draft, sequence, len(sequence.tokens), *guesses)
+                self._add_span(forming, sequence, len(sequence.tokens), *guesses)
                 held[sequence.number] = max(held.get(sequence.number, 0), sequence.assumed)
                 del self._ready[sequence.number]
-        return len(draft.spans)
+        return len(forming.spans)
 
     def _most_guesses(self, decoding: int, chosen: int) -> int:
         """For each of the `chosen` requests of a step, while so many decode: none where others need its rows."""
@@ -410,18 +410,18 @@ class Scheduler:
             return (), DraftAsk(sequence.number, tokens, sequence.prompt_count, generation.sampling, asked, ends)
         return tuple(takewhile(lambda token: token not in generation.stop_tokens, guesses)), None
 
-    def _add_chunks(self, draft: Draft, decodes: int) -> None:
+    def _add_chunks(self, forming: FormingStep, decodes: int) -> None:
         """Chunks of prompts behind the step's decodes, as many as fit."""
         decoding = len(self._running) > len(self._prefilling)
         prompts = dict(self._prefilling)
         while (sequence := self._served_tokens.first(prompts.values())) is not None:
             del prompts[sequence.number]
             first, end = sequence.scheduled, len(sequence.tokens)
-            length = self._chunks.length(draft.pieces, decodes, first, end, decoding)
-            if not length or not draft.has_room_for_seen(sequence):
+            length = self._chunks.length(forming.pieces, decodes, first, end, decoding)
+            if not length or not forming.has_room_for_seen(sequence):
                 return
             length = min(length, self._next_save(sequence) - first)
-            self._add_span(draft, sequence, first + length)
+            self._add_span(forming, sequence, first + length)
             self._counts.prompt_tokens += length
             if sequence.scheduled == end:
                 sequence.decoding = True
@@ -429,7 +429,7 @@ class Scheduler:
 
     def _add_span(
         self,
-        draft: Draft,
+        forming: FormingStep,
         sequence: Sequence,
         end: int,
         guesses: tuple[int, ...] = (),
@@ -440,7 +440,7 @@ class Scheduler:
         last = end + (len(guesses) if ask is None else ask.most)
         is_saved = end == self._next_save(sequence)
         restore = self.allocator.restore(number)
-        draft.add(sequence, end, self.allocator.extend(number, last), restore, guesses, ask)
+        forming.add(sequence, end, self.allocator.extend(number, last), restore, guesses, ask)
         self._served_tokens.charge(sequence.client, last - first)
         if self.limits.prefix_cache:
             self._publish(sequence, known, end)

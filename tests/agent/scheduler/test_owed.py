@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_agent.scheduler import draft
+from edgeshard_agent.scheduler import forming
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.scheduler import GIVES_WAY_S, HeadStep, Limits
@@ -179,7 +179,7 @@ def test_a_step_within_a_prompt_owes_nothing_and_says_how_far_it_is_read() -> No
 def test_requests_whose_seen_tokens_do_not_go_in_one_message_go_one_after_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(draft, "MOST_SEEN_TOKENS", 10)
+    monkeypatch.setattr(forming, "MOST_SEEN_TOKENS", 10)
     rig = Rig(blocks=60, chunking=Chunking(100, least_tokens=2))
     prompts = {f"r{n}": [n * 10 + i for i in range(6)] for n in range(4)} | {"large": list(range(20, 40))}
     for name, prompt in prompts.items():

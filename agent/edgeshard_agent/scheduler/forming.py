@@ -23,7 +23,7 @@ _UNKNOWN = 0
 
 
 @dataclass(slots=True)
-class Draft:
+class FormingStep:
     """Spans and grants so far, and the token ids that the first stage embeds.
 
     `saves` are of states as the steps before leave them.
