@@ -39,11 +39,12 @@ class AgentSettings(DaemonSettings):
     memory: ByteCount | None = Field(default=None, description="bytes stages may use, such as 2GiB")
     device: str = Field(default="cpu", description="cpu or cuda or cuda:N")
     idle_spin_s: float = Field(
-        default=0.03,
+        default=0.0,
         ge=0,
         le=1,
-        description="seconds after a step for which cores do not halt, so that the next one finds them ready; 0 saves "
-        "power. Only where the agent is pinned to some cores; not under a CPU quota, on an accelerator or in the lab",
+        description="seconds after a step for which cores do not halt, so that the next one finds them ready. Only "
+        "where the agent is pinned to some cores; beside others that keep these busy, it is slow to end. Not under a "
+        "CPU quota, on an accelerator or in the lab",
     )
     labels: Labels = Field(
         default_factory=dict, description="labels for the rules of deployments, such as zone=hall1,gpu=yes"
