@@ -26,8 +26,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -132,10 +132,11 @@ LAYERS = {
     "mixture": {1: "a=0:8", 2: "a=0:4,b=4:8"},
     "hybrid": {1: f"a=0:{HYBRID_LAYERS}", 2: f"a=0:{HYBRID_LAYERS // 2},b={HYBRID_LAYERS // 2}:{HYBRID_LAYERS}"},
     "large": {1: f"a=0:{LARGE_LAYERS}", 2: f"a=0:{LARGE_LAYERS // 2},b={LARGE_LAYERS // 2}:{LARGE_LAYERS}"},
+    "streamed": {1: ""},
 }
-"""By model and number of boxes."""
+"""By model and number of boxes; the planner places what streams."""
 STREAMED = {"model": "tales", "dtype": "float32", "allow_streaming": True, "max_context": 320}
-"""The demo model on a node that reads half of it from its disk in each step."""
+"""The demo model on a node that reads a part of it from its disk in each step."""
 SMALL = {"off": "small", "auto": "small-too"}
 """The nodes of it, of which each has room for one deployment."""
 ASKED = {
@@ -230,30 +231,41 @@ async def add_random(client: Client, name: str, config: dict[str, Any]) -> None:
         await client.add_model(Path(scratch), name)
 
 
-async def run(rounds: int, models: Sequence[str]) -> list[dict[str, Any]]:
+@asynccontextmanager
+async def site_of(models: Sequence[str]) -> AsyncIterator[tuple[LocalCluster, Client]]:
+    """Nodes a and b, and those of what streams, with these models in the store and measured where guesses want it."""
     small = list(SMALL.values()) if "streamed" in models else []
     memory = dict.fromkeys(small, ("--memory", "96MiB"))
     async with demo_site(("a", "b", *small), "tales", threads=1, arguments_by_agent=memory) as (cluster, client):
-        await client.add_model(MIXTURE, "mixture")
-        await profiled(client, "mixture", quick=True)
+        if "mixture" in models:
+            await client.add_model(MIXTURE, "mixture")
+            await profiled(client, "mixture", quick=True)
         if small:
-            async for _ in client.profile("tales", small, dtype=DType.FLOAT32, quick=True):
-                pass
-        for name, config in RANDOM.items():
-            if name in models:
-                await add_random(client, name, config)
-        rows = []
+            await profiled(client, "tales", dtype=DType.FLOAT32, quick=True)
+        for name in RANDOM.keys() & set(models):
+            await add_random(client, name, RANDOM[name])
+        yield cluster, client
+
+
+async def deploy_both(cluster: LocalCluster, client: Client, model: str, boxes: int, **fields: Any) -> None:
+    """Without guesses and with them."""
+    for way in ("off", "auto"):
+        if model == "streamed":
+            placed = STREAMED | {"source": SMALL[way], "exclude": sorted(set(cluster.nodes) - {SMALL[way]})}
+        else:
+            placed = {"model": model, "layers": LAYERS[model][boxes]}
+        await client.deploy(parse_spec({"name": name_of(model, boxes, way), "speculation": way, **placed, **fields}))
+
+
+async def run(rounds: int, models: Sequence[str]) -> list[dict[str, Any]]:
+    rows = []
+    async with site_of(models) as (cluster, client):
         for model in models:
-            cuts = {1: ""} if model == "streamed" else LAYERS[model]
-            for boxes, layers in cuts.items():
-                for speculation, node in SMALL.items():
-                    values = {"name": name_of(model, boxes, speculation), "speculation": speculation}
-                    others = {"source": node, "exclude": sorted(set(cluster.nodes) - {node})}
-                    fields = STREAMED | others if model == "streamed" else {"model": model, "layers": layers}
-                    await client.deploy(parse_spec({**values, **fields, "concurrency": 1}))
+            for boxes in LAYERS[model]:
+                await deploy_both(cluster, client, model, boxes, concurrency=1)
                 for task in ASKED[model]:
                     rows.append(await measure(client, cluster, model, boxes, task, rounds))
-        return rows
+    return rows
 
 
 async def run_with_draft(rounds: int) -> list[dict[str, Any]]:
@@ -272,26 +284,21 @@ async def run_with_draft(rounds: int) -> list[dict[str, Any]]:
 async def run_together(rounds: int, models: Sequence[str]) -> list[dict[str, Any]]:
     """Rates of many new tales at once, for whom nothing is guessed while there are more than four."""
     rows = []
-    async with demo_site(("a", "b"), "tales", threads=1) as (_, client):
-        for name in models:
-            if name in RANDOM:
-                await add_random(client, name, RANDOM[name])
-            for boxes, layers in LAYERS[name].items():
-                for speculation in ("off", "auto"):
-                    values = {"name": name_of(name, boxes, speculation), "speculation": speculation, "concurrency": 16}
-                    await client.deploy(parse_spec({**values, "model": name, "layers": layers, "max_context": 256}))
-                for streams in (8, 16):
-                    pairs = []
-                    for number in range(rounds + 1):
-                        order = ("off", "auto") if number % 2 else ("auto", "off")
-                        pair = {way: await together(client, name_of(name, boxes, way), streams) for way in order}
-                        pairs.append((pair["off"], pair["auto"]))
-                    of, on = zip(*pairs[1:], strict=True)
-                    times = median(there / here for here, there in pairs[1:])
-                    row = {"model": name, "boxes": boxes, "streams": streams, "off_tps": median(of)}
-                    rows.append(row | {"auto_tps": median(on), "times": times, "load": os.getloadavg()[0]})
-                for speculation in ("off", "auto"):
-                    await client.delete_deployment(name_of(name, boxes, speculation))
+    async with site_of(models) as (cluster, client):
+        for model, boxes in [(name, count) for name in models for count in LAYERS[name]]:
+            await deploy_both(cluster, client, model, boxes, concurrency=16, max_context=256)
+            for streams in (8, 16):
+                pairs = []
+                for number in range(rounds + 1):
+                    order = ("off", "auto") if number % 2 else ("auto", "off")
+                    pair = {way: await together(client, name_of(model, boxes, way), streams) for way in order}
+                    pairs.append((pair["off"], pair["auto"]))
+                of, on = zip(*pairs[1:], strict=True)
+                times = median(there / here for here, there in pairs[1:])
+                row = {"model": model, "boxes": boxes, "streams": streams, "off_tps": median(of)}
+                rows.append(row | {"auto_tps": median(on), "times": times, "load": os.getloadavg()[0]})
+            for way in ("off", "auto"):
+                await client.delete_deployment(name_of(model, boxes, way))
     return rows
 
 
