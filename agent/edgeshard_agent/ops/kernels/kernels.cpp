@@ -13,6 +13,9 @@ namespace {
 
 // Rows whose activations stay in the second-level cache while all panels pass.
 constexpr int ROW_BLOCK = 96;
+// Weights lie in one run, panel after panel, but a processor's own prefetching stops at the end of each page of 4 KiB.
+// Asked for two pages ahead and into the second-level cache (docs/decisions/0148-weights-are-asked-for-ahead.md).
+constexpr FetchAhead WEIGHTS_AHEAD = {8192};
 // A group of activations none of which is larger counts as zeros: the inverse of its scale could overflow. As in
 // quantize.py.
 constexpr float NEGLIGIBLE = 1e-30f;
@@ -30,7 +33,11 @@ struct FloatPolicy {
         const char* rows = static_cast<const char*>(x.rows) + row * x.row_bytes;
         Sums<ROWS> sums = {};
         const char* const halves[] = {weights, weights + 64};
-        Product::template add<128>(sums, rows, x.row_bytes, halves, linear.in_padded, NothingAhead{});
+        // One row reads as fast as the memory goes; more requests would only stand in the way of its own.
+        if constexpr (ROWS == 1)
+            Product::template add<128>(sums, rows, x.row_bytes, halves, linear.in_padded, NothingAhead{});
+        else
+            Product::template add<128>(sums, rows, x.row_bytes, halves, linear.in_padded, WEIGHTS_AHEAD);
         return sums;
     }
 };
@@ -63,10 +70,10 @@ struct IntegerPolicy {
     static ES_INLINE Sums<ROWS> sums(const Linear& linear, const Activations& x, int row, const char* weights) {
         const int groups = linear.in_padded / linear.group;
         const char* rows = static_cast<const char*>(x.rows) + row * x.row_bytes;
-        const float* row_scales = x.scales + static_cast<int64_t>(row) * groups;
-        const int32_t* offsets = x.offsets + static_cast<int64_t>(row) * groups;
+        const float* row_scales = x.scales + row;
+        const int32_t* offsets = x.offsets + row;
         Sums<ROWS> sums = {};
-        for (int g = 0; g < groups; g++) {
+        for (int g = 0; g < groups; g++, row_scales += x.count, offsets += x.count) {
             Float16 scales[2];
             for (int p = 0; p < 2; p++) {
                 const uint16_t* address = reinterpret_cast<const uint16_t*>(weights) + p * LANES;
@@ -75,9 +82,11 @@ struct IntegerPolicy {
             weights += 2 * PANEL;
             Int16 dots[ROWS][2];
 #pragma GCC unroll 12
-            for (int r = 0; r < ROWS; r++) dots[r][0] = dots[r][1] = splat(offsets[r * groups + g]);
+            for (int r = 0; r < ROWS; r++) dots[r][0] = dots[r][1] = splat(offsets[r]);
             for (int k = 0; k < linear.group; k += CHUNK, weights += 128, rows += CHUNK) {
                 Word16 w[2] = {load<Word16>(weights), load<Word16>(weights + 64)};
+                WEIGHTS_AHEAD.fetch(weights);
+                WEIGHTS_AHEAD.fetch(weights + 64);
 #pragma GCC unroll 12
                 for (int r = 0; r < ROWS; r++) {
                     add_chunk<BITS, 0>(dots[r], w, rows + r * x.row_bytes);
@@ -85,7 +94,8 @@ struct IntegerPolicy {
             }
 #pragma GCC unroll 12
             for (int r = 0; r < ROWS; r++) {
-                Float16 row_scale = splat(row_scales[r * groups + g]);
+                // As bits: adding zero to an integer is nothing, and to a float an instruction.
+                const Float16 row_scale = (Float16)splat(load<int32_t>(row_scales + r));
                 for (int p = 0; p < 2; p++)
                     sums.at[r][p] = fma16(to_float(dots[r][p]), scales[p] * row_scale, sums.at[r][p]);
             }
@@ -154,9 +164,9 @@ void linear(const Linear& linear, const Activations& x, const Output& out, int f
 }
 
 template <class T>
-void quantize_row(const Linear& linear, const T* x, int8_t* row, float* scales, int32_t* offsets) {
+void quantize_row(const Linear& linear, const T* x, int32_t rows, int8_t* row, float* scales, int32_t* offsets) {
     const int zero_point = linear.scheme == INT2 ? 3 : linear.scheme == INT4 ? 8 : 128;
-    for (int first = 0, g = 0; first < linear.in_padded; first += linear.group, g++) {
+    for (int first = 0; first < linear.in_padded; first += linear.group, scales += rows, offsets += rows) {
         Float16 values[8];
         Word16 largest = {};
         const int vectors = linear.group / LANES;
@@ -178,11 +188,11 @@ void quantize_row(const Linear& linear, const T* x, int8_t* row, float* scales, 
         const bool finite = peak < 0x7f800000u;
         if (!finite || magnitude < NEGLIGIBLE) {
             std::memset(row + first, 0, static_cast<size_t>(linear.group));
-            scales[g] = finite ? 0.0f : bits_to_float(0x7fc00000u);
-            offsets[g] = 0;
+            *scales = finite ? 0.0f : bits_to_float(0x7fc00000u);
+            *offsets = 0;
             continue;
         }
-        scales[g] = magnitude / 127.0f;
+        *scales = magnitude / 127.0f;
         const Float16 inverse = splat(127.0f / magnitude);
         Int16 total = {};
         for (int v = 0; v < vectors; v++) {
@@ -194,17 +204,18 @@ void quantize_row(const Linear& linear, const T* x, int8_t* row, float* scales, 
         }
         int32_t sum = 0;
         for (int i = 0; i < LANES; i++) sum += total[i];
-        offsets[g] = -zero_point * sum;
+        *offsets = -zero_point * sum;
     }
 }
 
 // From here on: the element type of a call chosen once.
 
-void quantize(const Linear& linear, const void* x, int32_t element, int8_t* row, float* scales, int32_t* offsets) {
+void quantize(const Linear& linear, const void* x, int32_t element, int32_t rows, int8_t* row, float* scales,
+              int32_t* offsets) {
     if (element == ELEMENT_BF16)
-        quantize_row(linear, static_cast<const uint16_t*>(x), row, scales, offsets);
+        quantize_row(linear, static_cast<const uint16_t*>(x), rows, row, scales, offsets);
     else
-        quantize_row(linear, static_cast<const float*>(x), row, scales, offsets);
+        quantize_row(linear, static_cast<const float*>(x), rows, row, scales, offsets);
 }
 
 template <class T>

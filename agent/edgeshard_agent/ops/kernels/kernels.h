@@ -30,8 +30,8 @@ struct Linear {
 struct Activations {
     const void* rows;
     int64_t row_bytes;
-    const float* scales;    // [rows][groups]
-    const int32_t* offsets;  // [rows][groups]
+    const float* scales;    // [groups][rows]: what a tile needs of a group lies together
+    const int32_t* offsets;  // [groups][rows]
     int32_t count;
 };
 
@@ -199,7 +199,9 @@ struct SampledRows {
 
 struct Kernels {
     void (*linear)(const Linear&, const Activations&, const Output&, int32_t first_panel, int32_t end_panel);
-    void (*quantize)(const Linear&, const void* x, int32_t element, int8_t* row, float* scales, int32_t* offsets);
+    // Writes one row, and its scale and offset of each group `rows` numbers behind the last group's.
+    void (*quantize)(const Linear&, const void* x, int32_t element, int32_t rows, int8_t* row, float* scales,
+                     int32_t* offsets);
     // One row of rms_norm; `residual` may be null. Both outputs are written.
     void (*rms_norm)(const void* x, const void* residual, const void* weight, void* normalised, void* sum,
                      int32_t width, float eps, int32_t form, int32_t element);

@@ -75,8 +75,8 @@ Activations quantized(const Linear& linear, const char* x, int64_t row_bytes, in
     scratch.scales.resize(static_cast<size_t>(rows * groups));
     scratch.offsets.resize(static_cast<size_t>(rows * groups));
     for (int64_t r = 0; r < rows; r++)
-        chosen.kernels->quantize(linear, x + r * row_bytes, element, scratch.rows.data() + r * linear.in_padded,
-                                 scratch.scales.data() + r * groups, scratch.offsets.data() + r * groups);
+        chosen.kernels->quantize(linear, x + r * row_bytes, element, rows, scratch.rows.data() + r * linear.in_padded,
+                                 scratch.scales.data() + r, scratch.offsets.data() + r);
     return {scratch.rows.data(), linear.in_padded, scratch.scales.data(), scratch.offsets.data(), rows};
 }
 
