@@ -205,8 +205,8 @@ SAVED = ("states", "saved", "taken up")
 """A request that began from states of another, or of its own before it gave way."""
 BEHIND_GUESS = ("states", "behind a guess", "gone on from")
 """A request whose guesses were right, and that had states."""
-GUESSES = (("drawn", "right"), ("drawn", "wrong"))
-"""What became of tokens that the head guessed."""
+GUESSES = (("drawn", "right"), ("drawn", "wrong"), ("drawn", "not told"))
+"""What became of tokens that the head guessed; those that came too late are not told."""
 SEEDS, TIMES = 10_000, 100
 """In so many seeds everything is to be met so often; in fewer seeds half as often, for luck has a share in it."""
 

@@ -25,6 +25,7 @@ _SELDOM_MET = ("ControlResponse trace", "TraceResponse", "ControlRequest suspect
 TARGETS = [(kind, way) for kind in (*MESSAGES, *_SELDOM_MET) for way in WAYS if way not in MESSAGES[kind]]
 
 SELDOM = (
+    "AttachRequest beacon",
     "suspected",
     "Delete",
     "Deploy",
@@ -46,13 +47,13 @@ SELDOM = (
 
 
 class Fates:
-    """What becomes of messages: each seed has two kinds that meet a given end, and some have others beside them."""
+    """What becomes of messages: each seed has three kinds that meet a given end, and some have others beside them."""
 
     def __init__(self, seed: int, watch: Watch, quiet: bool) -> None:
         self.off = quiet
         self._dice = random.Random(f"fates {seed}")
         self._watch = watch
-        self._targets = {TARGETS[seed % len(TARGETS)], TARGETS[seed * 31 % len(TARGETS)]}
+        self._targets = {TARGETS[seed * apart % len(TARGETS)] for apart in (1, 31, 47)}
         left = 1 if self.wants(*SELDOM) else self._dice.choice((1, 1, 2, 3, 6))
         self._left = dict.fromkeys(self._targets, left)
         self._drop = self._dice.choice((0.0, 0.0, 0.0005, 0.003))
@@ -145,6 +146,9 @@ class Plan:
             self.dice.choice((1, 2, 3, 5, 9, 14, 20)): self.dice.choice(names)
             for _ in range(self.dice.choice((0, 1, 2, 2)))
         }
+        if self.world.fates.wants("AttachRequest beacon"):
+            # A head sends one where no token came for a while.
+            aims |= dict.fromkeys((1, 4), "a link is cut")
 
         def came(count: int) -> None:
             if (name := aims.pop(count, None)) is not None:

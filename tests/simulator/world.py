@@ -186,7 +186,7 @@ class World:
         for name in self.names[: -1 if planned else None]:
             self.start_node(name)
         shapes = ("a=0:2,b=2:4,c=4:6", "a=0:3,b=3:6", "a=0:6", "b=0:2,a=2:4,c=4:6", "a=0:1,b=1:3,c=3:6")
-        layers = dice.choice(shapes[:2] if self.fates.wants("Link", "suspected") else shapes)
+        layers = dice.choice(shapes[:2] if self.fates.wants("Link", "suspected", "AttachRequest beacon") else shapes)
         base = {"model": "tiny", "dtype": "float32", "max_context": 96, "max_new_tokens": 48}
         places = 4 if self.fates.wants("AttachRequest tokens") else dice.choice((1, 2, 4))
         tale = {**base, "name": "tale", "source": layers[0], "layers": layers, "concurrency": places}
