@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 
-from tests.simulator.coverage import minima, missed
+from tests.simulator.coverage import minima, missed, strange
 from tests.simulator.setup import collected, say, steady, work_alone
 
 PIECE = 50
@@ -79,13 +79,13 @@ def main() -> int:
         f"{options.seeds} seeds in {took:.1f} s, {len(sums.failed)} failed: {sums.virtual_s:.0f} s of simulated time, "
         f"{sums.requests} requests"
     )
-    few = missed(sums.met, options.seeds) if options.coverage else []
-    for line in [*minima(sums.met), *few]:
+    amiss = [*(missed(sums.met, options.seeds) if options.coverage else ()), *strange(sums.met)]
+    for line in [*minima(sums.met), *amiss]:
         say(line)
     if sums.failed:
         seed = sums.failed[0][0]
         say(f"again: python -m tests.simulator.run --first {seed} --seeds 1 --trace")
-    return 1 if sums.failed or few else 0
+    return 1 if sums.failed or amiss else 0
 
 
 if __name__ == "__main__":
