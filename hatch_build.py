@@ -39,7 +39,7 @@ FLAGS = (*DECIDING, "-std=c++17", "-fPIC", "-Wno-psabi")
 # Nothing is fused but what the sources fuse (fma16 in vectors.h), so that compilers agree on every bit; GCC cannot be
 # told that for these instruction sets.
 EXACT, FUSED = "-ffp-contract=off", "-ffp-contract=fast"
-FUSED_BY_GCC = {"x86_64": ("avx2",)}
+FUSED_BY_GCC: dict[str, tuple[str, ...]] = {"x86_64": ()}
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")))
 # Instruction sets by the kernels' name, for each family of machines; PORTABLE for those that are not named.

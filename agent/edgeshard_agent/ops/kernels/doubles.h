@@ -77,11 +77,8 @@ ES_INLINE uint32_t at_least(Float16 a, Float16 b) {
 #if defined(__AVX512F__)
     return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GE_OQ);
 #elif defined(__AVX2__)
-    __m256 x[2], y[2];
-    std::memcpy(x, &a, 64);
-    std::memcpy(y, &b, 64);
-    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x[0], y[0], _CMP_GE_OQ)) |
-                                 _mm256_movemask_ps(_mm256_cmp_ps(x[1], y[1], _CMP_GE_OQ)) << 8);
+    auto bits = [&](int i) { return _mm256_movemask_ps(_mm256_cmp_ps((__m256)a.parts[i], (__m256)b.parts[i], _CMP_GE_OQ)); };
+    return static_cast<uint32_t>(bits(0) | bits(1) << 8);
 #else
     typedef float Float4 __attribute__((vector_size(16), may_alias));
     typedef int32_t Int4 __attribute__((vector_size(16), may_alias));

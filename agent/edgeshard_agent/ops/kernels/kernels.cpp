@@ -16,31 +16,52 @@ constexpr int ROW_BLOCK = 96;
 // Weights lie in one run, panel after panel, but a processor's own prefetching stops at the end of each page of 4 KiB.
 // Asked for two pages ahead and into the second-level cache (docs/decisions/0148-weights-are-asked-for-ahead.md).
 constexpr FetchAhead WEIGHTS_AHEAD = {8192};
+constexpr int64_t NEAR = 512;
 // A group of activations none of which is larger counts as zeros: the inverse of its scale could overflow. As in
 // quantize.py.
 constexpr float NEGLIGIBLE = 1e-30f;
 
-// One policy for each scheme: the sums of ROWS rows (from `row` on) times one panel.
+// One policy for each scheme: the sums of ROWS rows (from `row` on) times VECTORS vectors of a panel.
 
 template <class Product>
 struct FloatPolicy {
+    static constexpr int MOST = MOST_ROWS;
+
     static int64_t panel_bytes(const Linear& linear) {
         return int64_t{sizeof(typename Product::Panel)} * PANEL * linear.in_padded;
     }
 
-    template <int ROWS>
-    static ES_INLINE Sums<ROWS> sums(const Linear& linear, const Activations& x, int row, const char* weights) {
+    template <int ROWS, int VECTORS>
+    static ES_INLINE Sums<ROWS, VECTORS> sums(const Linear& linear, const Activations& x, int row, const char* weights, int vector, const FetchShare& share) {
         const char* rows = static_cast<const char*>(x.rows) + row * x.row_bytes;
-        Sums<ROWS> sums = {};
-        const char* const halves[] = {weights, weights + 64};
+        Sums<ROWS, VECTORS> sums = {};
+        const char* outputs[VECTORS];
+        for (int v = 0; v < VECTORS; v++) outputs[v] = weights + (vector + v) * 64;
+#if defined(__AVX512F__)
         // One row gains nothing by it, and a site's one stream was slower.
         if constexpr (ROWS == 1)
-            Product::template add<128>(sums, rows, x.row_bytes, halves, linear.in_padded, NothingAhead{});
+            Product::template add<128>(sums, rows, x.row_bytes, outputs, linear.in_padded, NothingAhead{});
         else
-            Product::template add<128>(sums, rows, x.row_bytes, halves, linear.in_padded, WEIGHTS_AHEAD);
+            Product::template add<128>(sums, rows, x.row_bytes, outputs, linear.in_padded, WEIGHTS_AHEAD);
+#else
+        if constexpr (VECTORS == 2)
+            Product::template add<128>(sums, rows, x.row_bytes, outputs, linear.in_padded, FetchAhead{NEAR});
+        else
+            Product::template add<128>(sums, rows, x.row_bytes, outputs, linear.in_padded, share);
+#endif
         return sums;
     }
 };
+
+template <int VECTORS>
+ES_INLINE void fetch(const char* weights, const FetchShare& share) {
+    if constexpr (VECTORS == 2) {
+        FetchAhead{NEAR}.fetch(weights);
+        FetchAhead{NEAR}.fetch(weights + 64);
+    } else {
+        share.fetch(weights);
+    }
+}
 
 // The inputs 4 * PART to 4 * PART + 3 of a chunk, unsigned. Of int2 twice the two bits, which is value + 3.
 template <int BITS, int PART>
@@ -50,54 +71,187 @@ ES_INLINE Word16 quarter(Word16 w) {
     if constexpr (BITS == 2) return (PART ? w >> (2 * PART - 1) : w << 1) & 0x06060606u;
 }
 
-template <int BITS, int PART>
-ES_INLINE void add_chunk(Int16 (&dots)[2], const Word16 (&w)[2], const char* row) {
-    const uint32_t inputs = load<uint32_t>(row + 4 * PART);
-    for (int p = 0; p < 2; p++) dots[p] = dot_u8s8(dots[p], quarter<BITS, PART>(w[p]), inputs);
-    if constexpr (PART + 1 < 8 / BITS) add_chunk<BITS, PART + 1>(dots, w, row);
+// The products of a group, exact integers, of ROWS rows and VECTORS vectors of outputs.
+template <int BITS, int ROWS, int VECTORS>
+struct Dots {
+    // Bytes become values again where products are of two signed ones, so there is no zero point to take away.
+#if defined(__ARM_FEATURE_DOTPROD)
+    static constexpr bool SIGNED = BITS == 8;
+#else
+    static constexpr bool SIGNED = false;
+#endif
+    Int16 at[ROWS][VECTORS];
+
+    ES_INLINE void begin(const int32_t* offsets) {
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; v++) at[r][v] = SIGNED ? Int16{} : splat(offsets[r]);
+    }
+
+    // The products of 32 inputs.
+    ES_INLINE void add(const char* weights, const char* rows, int64_t row_bytes, const FetchShare& share) {
+        constexpr int CHUNK = 32 / BITS;
+        for (int k = 0; k < 32; k += CHUNK, weights += 128, rows += CHUNK) {
+            Word16 w[VECTORS];
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; v++) {
+                w[v] = load<Word16>(weights + v * 64);
+                if constexpr (SIGNED) w[v] = w[v] ^ 0x80808080u;
+#if defined(__AVX512F__)
+                WEIGHTS_AHEAD.fetch(weights + v * 64);
+#endif
+            }
+#if !defined(__AVX512F__)
+            fetch<VECTORS>(weights, share);
+#endif
+#pragma GCC unroll 12
+            for (int r = 0; r < ROWS; r++) add_chunk<0>(r, w, rows + r * row_bytes);
+        }
+    }
+
+   private:
+    template <int PART>
+    ES_INLINE void add_chunk(int r, const Word16 (&w)[VECTORS], const char* row) {
+        const uint32_t inputs = load<uint32_t>(row + 4 * PART);
+        for (int v = 0; v < VECTORS; v++) at[r][v] = dot_u8s8(at[r][v], quarter<BITS, PART>(w[v]), inputs);
+        if constexpr (PART + 1 < 8 / BITS) add_chunk<PART + 1>(r, w, row);
+    }
+};
+
+#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__AVXVNNI__)
+// The value, made before what comes later: GCC adds integers in an order of its own, all products first, for which there
+// are no registers.
+ES_INLINE __m256i in_order(__m256i value) {
+    __asm__("" : "+x"(value));
+    return value;
 }
+
+// Of 4 bits or fewer 32 inputs' products fit 16 bits in every lane: 8 times 2 * 15 * 127 is 30,480.
+template <int BITS, int ROWS, int VECTORS>
+struct ShortDots : Dots<BITS, ROWS, VECTORS> {
+    ES_INLINE void add(const char* weights, const char* rows, int64_t row_bytes, const FetchShare& share) {
+        constexpr int CHUNK = 32 / BITS;
+        __m256i sums[ROWS][VECTORS][PARTS];
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; v++) sums[r][v][0] = sums[r][v][1] = _mm256_setzero_si256();
+#pragma GCC unroll 1
+        for (int k = 0; k < 32; k += CHUNK, weights += 128, rows += CHUNK) {
+            Word16 w[VECTORS];
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; v++) w[v] = load<Word16>(weights + v * 64);
+            fetch<VECTORS>(weights, share);
+            add_parts<0>(sums, w, rows, row_bytes);
+        }
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; v++)
+                this->at[r][v] += Int16::of([&](int i) { return (IntPart)_mm256_madd_epi16(sums[r][v][i], _mm256_set1_epi16(1)); });
+    }
+
+   private:
+    template <int PART>
+    static ES_INLINE void add_parts(__m256i (&sums)[ROWS][VECTORS][PARTS], const Word16 (&w)[VECTORS], const char* rows, int64_t row_bytes) {
+        Word16 part[VECTORS];
+#pragma GCC unroll 2
+        for (int v = 0; v < VECTORS; v++) part[v] = quarter<BITS, PART>(w[v]);
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; r++) {
+            const __m256i inputs = _mm256_set1_epi32(load<int32_t>(rows + r * row_bytes + 4 * PART));
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; v++)
+#pragma GCC unroll 2
+                for (int i = 0; i < PARTS; i++)
+                    sums[r][v][i] = in_order(_mm256_add_epi16(sums[r][v][i], _mm256_maddubs_epi16((__m256i)part[v].parts[i], inputs)));
+        }
+        if constexpr (PART + 1 < 8 / BITS) add_parts<PART + 1>(sums, w, rows, row_bytes);
+    }
+};
+// Of 8 bits the sign goes over to the row: 2 * 128 * 127 fits 16 bits. So there is no zero point to take away.
+template <int ROWS, int VECTORS>
+struct ByteDots : Dots<8, ROWS, VECTORS> {
+    ES_INLINE void begin(const int32_t*) {
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; v++) this->at[r][v] = Int16{};
+    }
+    ES_INLINE void add(const char* weights, const char* rows, int64_t row_bytes, const FetchShare& share) {
+        const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 2
+        for (int k = 0; k < 32; k += 4, weights += 128, rows += 4) {
+            __m256i value[VECTORS][PARTS], size[VECTORS][PARTS];
+            fetch<VECTORS>(weights, share);
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; v++)
+#pragma GCC unroll 2
+                for (int i = 0; i < PARTS; i++) {
+                    value[v][i] = _mm256_xor_si256(load<__m256i>(weights + v * 64 + i * 32), _mm256_set1_epi8(-128));
+                    size[v][i] = _mm256_abs_epi8(value[v][i]);
+                }
+#pragma GCC unroll 12
+            for (int r = 0; r < ROWS; r++) {
+                const __m256i inputs = _mm256_set1_epi32(load<int32_t>(rows + r * row_bytes));
+#pragma GCC unroll 2
+                for (int v = 0; v < VECTORS; v++)
+                    this->at[r][v] = Int16::of([&](int i) {
+                        const __m256i pairs = _mm256_maddubs_epi16(size[v][i], _mm256_sign_epi8(inputs, value[v][i]));
+                        return (IntPart)in_order(_mm256_add_epi32((__m256i)this->at[r][v].parts[i], _mm256_madd_epi16(pairs, ones)));
+                    });
+            }
+        }
+    }
+};
+template <int BITS, int ROWS, int VECTORS>
+using GroupDots = std::conditional_t<BITS == 8, ByteDots<ROWS, VECTORS>, ShortDots<BITS, ROWS, VECTORS>>;
+#else
+template <int BITS, int ROWS, int VECTORS>
+using GroupDots = Dots<BITS, ROWS, VECTORS>;
+#endif
 
 template <int BITS>
 struct IntegerPolicy {
     static constexpr int CHUNK = 32 / BITS;  // inputs in one vector
+#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__AVXVNNI__)
+    static constexpr int MOST = BITS == 8 ? 4 : MOST_ROWS;
+#else
+    static constexpr int MOST = MOST_ROWS;
+#endif
 
     static int64_t panel_bytes(const Linear& linear) {
         const int64_t group_bytes = 2 * PANEL + linear.group / CHUNK * 128;
         return linear.in_padded / linear.group * group_bytes;
     }
 
-    template <int ROWS>
-    static ES_INLINE Sums<ROWS> sums(const Linear& linear, const Activations& x, int row, const char* weights) {
+    template <int ROWS, int VECTORS>
+    static ES_INLINE Sums<ROWS, VECTORS> sums(const Linear& linear, const Activations& x, int row, const char* weights, int vector, const FetchShare& share) {
         const int groups = linear.in_padded / linear.group;
         const char* rows = static_cast<const char*>(x.rows) + row * x.row_bytes;
         const float* row_scales = x.scales + row;
         const int32_t* offsets = x.offsets + row;
-        Sums<ROWS> sums = {};
+        Sums<ROWS, VECTORS> sums = {};
         for (int g = 0; g < groups; g++, row_scales += x.count, offsets += x.count) {
-            Float16 scales[2];
-            for (int p = 0; p < 2; p++) {
-                const uint16_t* address = reinterpret_cast<const uint16_t*>(weights) + p * LANES;
-                scales[p] = linear.half_scales ? load_half(address) : load_bf16(address);
+            Float16 scales[VECTORS];
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; v++) {
+                const uint16_t* address = reinterpret_cast<const uint16_t*>(weights) + (vector + v) * LANES;
+                scales[v] = linear.half_scales ? load_half(address) : load_bf16(address);
             }
             weights += 2 * PANEL;
-            Int16 dots[ROWS][2];
-#pragma GCC unroll 12
-            for (int r = 0; r < ROWS; r++) dots[r][0] = dots[r][1] = splat(offsets[r]);
-            for (int k = 0; k < linear.group; k += CHUNK, weights += 128, rows += CHUNK) {
-                Word16 w[2] = {load<Word16>(weights), load<Word16>(weights + 64)};
-                WEIGHTS_AHEAD.fetch(weights);
-                WEIGHTS_AHEAD.fetch(weights + 64);
-#pragma GCC unroll 12
-                for (int r = 0; r < ROWS; r++) {
-                    add_chunk<BITS, 0>(dots[r], w, rows + r * x.row_bytes);
-                }
-            }
+            GroupDots<BITS, ROWS, VECTORS> dots;
+            dots.begin(offsets);
+            for (int k = 0; k < linear.group; k += 32, weights += 32 / CHUNK * 128, rows += 32)
+                dots.add(weights + vector * 64, rows, x.row_bytes, share);
 #pragma GCC unroll 12
             for (int r = 0; r < ROWS; r++) {
                 // As bits: adding zero to an integer is nothing, and to a float an instruction.
                 const Float16 row_scale = (Float16)splat(load<int32_t>(row_scales + r));
-                for (int p = 0; p < 2; p++)
-                    sums.at[r][p] = fma16(to_float(dots[r][p]), scales[p] * row_scale, sums.at[r][p]);
+#pragma GCC unroll 2
+                for (int v = 0; v < VECTORS; v++)
+                    sums.at[r][v] = fma16(to_float(dots.at[r][v]), scales[v] * row_scale, sums.at[r][v]);
             }
         }
         return sums;
@@ -117,46 +271,88 @@ ES_INLINE void write(const Linear& linear, const Output& out, int row, int colum
 }
 
 template <class Policy, int ROWS>
-void run_tile(const Linear& linear, const Activations& x, const Output& out, int row, int panel) {
+__attribute__((noinline)) void run_tile(const Linear& linear, const Activations& x, const Output& out, int row, int panel, int pass, int passes) {
     const char* weights = static_cast<const char*>(linear.weights) + panel * Policy::panel_bytes(linear);
-    Sums<ROWS> sums = Policy::template sums<ROWS>(linear, x, row, weights);
-    for (int r = 0; r < ROWS; r++) {
-        for (int p = 0; p < 2; p++) {
-            int column = panel * PANEL + p * LANES;
-            if (out.element == ELEMENT_BF16)
-                write<uint16_t>(linear, out, row + r, column, sums.at[r][p]);
-            else
-                write<float>(linear, out, row + r, column, sums.at[r][p]);
+    constexpr int VECTORS = vectors_with(ROWS, 2);
+    const int64_t bytes = Policy::panel_bytes(linear);
+    for (int vector = 0; vector < 2; vector += VECTORS, pass++) {
+        const FetchShare share = {weights, weights + bytes + bytes * pass / passes, (128 + passes - 1) / passes};
+        const Sums<ROWS, VECTORS> sums = Policy::template sums<ROWS, VECTORS>(linear, x, row, weights, vector, share);
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; r++) {
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; v++) {
+                int column = panel * PANEL + (vector + v) * LANES;
+                if (out.element == ELEMENT_BF16)
+                    write<uint16_t>(linear, out, row + r, column, sums.at[r][v]);
+                else
+                    write<float>(linear, out, row + r, column, sums.at[r][v]);
+            }
         }
     }
 }
 
 template <class Policy, int ROWS>
-ES_INLINE void run_tile_of(int count, const Linear& linear, const Activations& x, const Output& out, int row, int panel) {
-    if (count == ROWS) return run_tile<Policy, ROWS>(linear, x, out, row, panel);
-    if constexpr (ROWS > 1) run_tile_of<Policy, ROWS - 1>(count, linear, x, out, row, panel);
+ES_INLINE void run_tile_of(int count, const Linear& linear, const Activations& x, const Output& out, int row, int panel, int pass, int passes) {
+    if (count == ROWS) return run_tile<Policy, ROWS>(linear, x, out, row, panel, pass, passes);
+    if constexpr (ROWS > 1) run_tile_of<Policy, ROWS - 1>(count, linear, x, out, row, panel, pass, passes);
+}
+
+template <class Policy>
+void run_block(const Linear& linear, const Activations& x, const Output& out, int block, int end, int first_panel, int end_panel) {
+    for (int panel = first_panel; panel < end_panel; panel++) {
+        // Tiles of nearly equal size: 13 rows run as 7 and 6, not as 12 and a wasteful 1.
+        int tiles = (end - block + Policy::MOST - 1) / Policy::MOST;
+        const int passes = 2 * tiles;
+        int pass = 0;
+        for (int row = block; tiles > 0; tiles--) {
+            int count = (end - row + tiles - 1) / tiles;
+            run_tile_of<Policy, Policy::MOST>(count, linear, x, out, row, panel, pass, passes);
+            row += count;
+            pass += 2 / vectors_with(count, 2);
+        }
+    }
 }
 
 template <class Policy>
 void run_linear(const Linear& linear, const Activations& x, const Output& out, int first_panel, int end_panel) {
     for (int block = 0; block < x.count; block += ROW_BLOCK) {
         const int end = block + ROW_BLOCK < x.count ? block + ROW_BLOCK : x.count;
-        for (int panel = first_panel; panel < end_panel; panel++) {
-            // Tiles of nearly equal size: 13 rows run as 7 and 6, not as 12 and a wasteful 1.
-            int tiles = (end - block + MOST_ROWS - 1) / MOST_ROWS;
-            for (int row = block; tiles > 0; tiles--) {
-                int count = (end - row + tiles - 1) / tiles;
-                run_tile_of<Policy, MOST_ROWS>(count, linear, x, out, row, panel);
-                row += count;
-            }
-        }
+        run_block<Policy>(linear, x, out, block, end, first_panel, end_panel);
     }
 }
+
+#if !defined(__AVX512F__)
+thread_local Scratch widened;
+
+// Rows in bfloat16 become float32 first, exactly: a number is then one load into all lanes.
+void run_bf16(const Linear& linear, const Activations& x, const Output& out, int first_panel, int end_panel) {
+    const int64_t row_bytes = round_up(int64_t{linear.in_padded} * 4, 64) + 64;
+    for (int block = 0; block < x.count; block += ROW_BLOCK) {
+        const int count = x.count - block < ROW_BLOCK ? x.count - block : ROW_BLOCK;
+        char* wide = widened.room(row_bytes * count);
+        for (int r = 0; r < count; r++) {
+            const uint16_t* from = reinterpret_cast<const uint16_t*>(static_cast<const char*>(x.rows) + (block + r) * x.row_bytes);
+            float* to = reinterpret_cast<float*>(wide + r * row_bytes);
+            int i = 0;
+            for (; i + LANES <= linear.in_padded; i += LANES) store(to + i, load_bf16(from + i));
+            for (; i < linear.in_padded; i++) to[i] = from_bf16(from[i]);
+        }
+        const Activations rows = {wide, row_bytes, nullptr, nullptr, count};
+        const Output place = {static_cast<char*>(out.rows) + block * out.stride * (out.element == ELEMENT_BF16 ? 2 : 4), out.stride, out.element};
+        run_block<FloatPolicy<MixedProduct>>(linear, rows, place, 0, count, first_panel, end_panel);
+    }
+}
+#endif
 
 void linear(const Linear& linear, const Activations& x, const Output& out, int first_panel, int end_panel) {
     switch (linear.scheme) {
         case FP32: return run_linear<FloatPolicy<Fp32Product>>(linear, x, out, first_panel, end_panel);
+#if defined(__AVX512F__)
         case BF16: return run_linear<FloatPolicy<Bf16Product>>(linear, x, out, first_panel, end_panel);
+#else
+        case BF16: return run_bf16(linear, x, out, first_panel, end_panel);
+#endif
         case INT8: return run_linear<IntegerPolicy<8>>(linear, x, out, first_panel, end_panel);
         case INT4: return run_linear<IntegerPolicy<4>>(linear, x, out, first_panel, end_panel);
         case INT2: return run_linear<IntegerPolicy<2>>(linear, x, out, first_panel, end_panel);
@@ -180,7 +376,7 @@ void quantize_row(const Linear& linear, const T* x, int32_t rows, int8_t* row, f
             }
             // Compared as integers, so that a NaN or an infinity is the largest of all and reaches the scale.
             Word16 bits = (Word16)values[v] & 0x7fffffffu;
-            largest = bits > largest ? bits : largest;
+            largest = max_words(bits, largest);
         }
         uint32_t peak = 0;
         for (int i = 0; i < LANES; i++) peak = largest[i] > peak ? largest[i] : peak;

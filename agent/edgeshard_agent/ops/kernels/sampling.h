@@ -209,7 +209,7 @@ int32_t first_to_arrive(const Row<T>& row, double temperature, const Limit& limi
             for (int i = 0; i < GROUP / LANES; i++) {
                 Float16 line = fma16(difference(block + g + i * LANES, row.largest), splat(slope), splat(127 * unit));
                 line = max16(line, splat(unit));
-                const Float16 bound = (Float16)__builtin_convertvector(line, Int16);
+                const Float16 bound = (Float16)to_int(line);
                 open |= uint64_t{at_least(bound, numbers.tops[i] * bar)} << (i * LANES);
             }
             for (; open; open &= open - 1) {

@@ -7,6 +7,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define ES_INLINE inline __attribute__((always_inline))
@@ -15,11 +17,23 @@
 // between those by the linker could run where its instructions do not exist.
 namespace {
 
+constexpr int LANES = 16;
+
+#if defined(__AVX512F__)
+constexpr int NATIVE_LANES = 16;
+#elif defined(__AVX2__)
+constexpr int NATIVE_LANES = 8;
+#else
+constexpr int NATIVE_LANES = 4;
+#endif
+// Registers of sixteen lanes.
+constexpr int PARTS = LANES / NATIVE_LANES;
+
+#if defined(__AVX512F__)
+
 typedef float Float16 __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t Int16 __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint32_t Word16 __attribute__((vector_size(64), aligned(4), may_alias));
-
-constexpr int LANES = 16;
 
 template <class T>
 ES_INLINE T load(const void* address) {
@@ -35,6 +49,148 @@ ES_INLINE void store(void* address, T value) {
 
 ES_INLINE Float16 splat(float value) { return Float16{} + value; }
 ES_INLINE Int16 splat(int32_t value) { return Int16{} + value; }
+ES_INLINE Int16 to_int(Float16 value) { return __builtin_convertvector(value, Int16); }
+ES_INLINE Float16 to_float(Int16 value) { return __builtin_convertvector(value, Float16); }
+
+#else
+
+// Registers of the processor side by side. A vector wider than a register is legal C++ for GCC and clang, but GCC keeps
+// it in memory and moves it there in pieces; of a struct of registers both keep every piece in one.
+typedef float FloatPart __attribute__((vector_size(4 * NATIVE_LANES), may_alias));
+typedef int32_t IntPart __attribute__((vector_size(4 * NATIVE_LANES), may_alias));
+typedef uint32_t WordPart __attribute__((vector_size(4 * NATIVE_LANES), may_alias));
+
+template <class Element>
+struct PartOf;
+template <>
+struct PartOf<float> {
+    using Type = FloatPart;
+};
+template <>
+struct PartOf<int32_t> {
+    using Type = IntPart;
+};
+template <>
+struct PartOf<uint32_t> {
+    using Type = WordPart;
+};
+
+template <class Element>
+struct Wide {
+    using Part = typename PartOf<Element>::Type;
+    Part parts[PARTS];
+
+    // made(i) for each part. Without a loop: no pass of the compiler has to unroll it first.
+    template <class Made>
+    static ES_INLINE Wide of(const Made& made) {
+        if constexpr (PARTS == 2) return {{made(0), made(1)}};
+        else return {{made(0), made(1), made(2), made(3)}};
+    }
+
+    ES_INLINE Element operator[](int i) const { return parts[i / NATIVE_LANES][i % NATIVE_LANES]; }
+    ES_INLINE Element& operator[](int i) { return reinterpret_cast<Element*>(parts)[i]; }
+
+    template <class Other>
+    explicit ES_INLINE operator Wide<Other>() const {
+        return Wide<Other>::of([&](int i) { return (typename PartOf<Other>::Type)parts[i]; });
+    }
+
+#define ES_OPERATOR(op)                                                                                             \
+    friend ES_INLINE Wide operator op(const Wide& a, const Wide& b) {                                               \
+        return of([&](int i) { return a.parts[i] op b.parts[i]; });                                                 \
+    }                                                                                                               \
+    friend ES_INLINE Wide operator op(const Wide& a, Element b) {                                                   \
+        return of([&](int i) { return a.parts[i] op b; });                                                          \
+    }                                                                                                               \
+    friend ES_INLINE Wide operator op(Element a, const Wide& b) {                                                   \
+        return of([&](int i) { return a op b.parts[i]; });                                                          \
+    }                                                                                                               \
+    friend ES_INLINE Wide& operator op##=(Wide& a, const Wide& b) { return a = a op b; }
+    ES_OPERATOR(+)
+    ES_OPERATOR(-)
+    ES_OPERATOR(*)
+    ES_OPERATOR(/)
+    ES_OPERATOR(&)
+    ES_OPERATOR(|)
+    ES_OPERATOR(^)
+#undef ES_OPERATOR
+    friend ES_INLINE Wide operator>>(const Wide& a, int bits) {
+        return of([&](int i) { return a.parts[i] >> bits; });
+    }
+    friend ES_INLINE Wide operator<<(const Wide& a, int bits) {
+        return of([&](int i) { return a.parts[i] << bits; });
+    }
+    friend ES_INLINE Wide operator-(const Wide& a) {
+        return of([&](int i) { return -a.parts[i]; });
+    }
+    friend ES_INLINE Wide operator~(const Wide& a) {
+        return of([&](int i) { return ~a.parts[i]; });
+    }
+    friend ES_INLINE Wide<int32_t> operator<(const Wide& a, const Wide& b) {
+        return Wide<int32_t>::of([&](int i) { return (IntPart)(a.parts[i] < b.parts[i]); });
+    }
+};
+
+using Float16 = Wide<float>;
+using Int16 = Wide<int32_t>;
+using Word16 = Wide<uint32_t>;
+
+template <class T>
+struct Memory {
+    static ES_INLINE T load(const void* address) {
+        T value;
+        std::memcpy(&value, address, sizeof(T));
+        return value;
+    }
+    static ES_INLINE void store(void* address, const T& value) { std::memcpy(address, &value, sizeof(T)); }
+};
+template <class Element>
+struct Memory<Wide<Element>> {
+    using Part = typename PartOf<Element>::Type;
+    static ES_INLINE Wide<Element> load(const void* address) {
+        return Wide<Element>::of([&](int i) { return Memory<Part>::load(static_cast<const char*>(address) + i * sizeof(Part)); });
+    }
+    static ES_INLINE void store(void* address, const Wide<Element>& value) {
+#pragma GCC unroll 4
+        for (int i = 0; i < PARTS; i++) Memory<Part>::store(static_cast<char*>(address) + i * sizeof(Part), value.parts[i]);
+    }
+};
+
+template <class T>
+ES_INLINE T load(const void* address) {
+    return Memory<T>::load(address);
+}
+
+template <class T>
+ES_INLINE void store(void* address, const T& value) {
+    Memory<T>::store(address, value);
+}
+
+ES_INLINE FloatPart part_of(float value) {
+#if defined(__AVX2__)
+    return (FloatPart)_mm256_set1_ps(value);
+#else
+    return FloatPart{value, value, value, value};
+#endif
+}
+ES_INLINE IntPart part_of(int32_t value) { return IntPart{} + value; }
+
+ES_INLINE Float16 splat(float value) {
+    const FloatPart part = part_of(value);
+    return Float16::of([&](int) { return part; });
+}
+ES_INLINE Int16 splat(int32_t value) {
+    const IntPart part = part_of(value);
+    return Int16::of([&](int) { return part; });
+}
+ES_INLINE Int16 to_int(const Float16& value) {
+    return Int16::of([&](int i) { return __builtin_convertvector(value.parts[i], IntPart); });
+}
+ES_INLINE Float16 to_float(const Int16& value) {
+    return Float16::of([&](int i) { return __builtin_convertvector(value.parts[i], FloatPart); });
+}
+
+#endif
 
 ES_INLINE float bits_to_float(uint32_t bits) {
     float value;
@@ -62,10 +218,13 @@ ES_INLINE Float16 load_bf16(const uint16_t* address) {
     __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(address));
     return (Float16)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
 #elif defined(__AVX2__)
-    __m256i parts[2];
-    for (int i = 0; i < 2; i++)
-        parts[i] = _mm256_slli_epi32(_mm256_cvtepu16_epi32(load<__m128i>(address + 8 * i)), 16);
-    return load<Float16>(parts);
+    return Float16::of([&](int i) {
+        return (FloatPart)_mm256_slli_epi32(_mm256_cvtepu16_epi32(load<__m128i>(address + NATIVE_LANES * i)), 16);
+    });
+#elif defined(__SSE2__)
+    return Float16::of([&](int i) {
+        return (FloatPart)_mm_unpacklo_epi16(_mm_setzero_si128(), _mm_loadl_epi64((const __m128i*)(address + NATIVE_LANES * i)));
+    });
 #else
     Word16 words;
     for (int i = 0; i < LANES; i++) words[i] = static_cast<uint32_t>(address[i]) << 16;
@@ -87,6 +246,16 @@ ES_INLINE void store_bf16(uint16_t* address, Float16 value) {
     Word16 is_nan = (Word16)((bits & 0x7fffffffu) > 0x7f800000u);
     rounded = (is_nan & 0x7fc0u) | (~is_nan & rounded);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(address), _mm512_cvtepi32_epi16((__m512i)rounded));
+#elif defined(__AVX2__)
+    const Word16 bits = (Word16)value;
+    const Word16 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    auto part = [&](int i) {
+        // Neither has the sign's bit, so that signed comparison does.
+        const __m256i is_nan = _mm256_cmpgt_epi32((__m256i)(bits.parts[i] & 0x7fffffffu), _mm256_set1_epi32(0x7f800000));
+        return _mm256_blendv_epi8((__m256i)rounded.parts[i], _mm256_set1_epi32(0x7fc0), is_nan);
+    };
+    const __m256i halves = _mm256_permute4x64_epi64(_mm256_packus_epi32(part(0), part(1)), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(address), halves);
 #else
     for (int i = 0; i < LANES; i++) address[i] = to_bf16(value[i]);
 #endif
@@ -104,17 +273,17 @@ ES_INLINE void put_float(uint16_t* address, float value) { *address = to_bf16(va
 // a * b + c, rounded once where the CPU has an instruction for that. It is said here because a compiler fuses nothing by
 // itself (-ffp-contract=off): each would fuse something else, and give other bits. GCC has no such operation for vectors
 // wider than the CPU's, and goes through memory for parts of them: there it fuses what it likes (hatch_build.py).
-ES_INLINE Float16 fma16(Float16 a, Float16 b, Float16 c) {
+ES_INLINE Float16 fma16(const Float16& a, const Float16& b, const Float16& c) {
 #if defined(__AVX512F__)
     return (Float16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__clang__) && (defined(__FMA__) || defined(__aarch64__))
-    return __builtin_elementwise_fma(a, b, c);
+#elif defined(__FMA__)
+    return Float16::of([&](int i) { return (FloatPart)_mm256_fmadd_ps((__m256)a.parts[i], (__m256)b.parts[i], (__m256)c.parts[i]); });
+#elif defined(__aarch64__)
+    return Float16::of([&](int i) { return (FloatPart)vfmaq_f32((float32x4_t)c.parts[i], (float32x4_t)a.parts[i], (float32x4_t)b.parts[i]); });
 #else
     return a * b + c;
 #endif
 }
-
-ES_INLINE Float16 to_float(Int16 value) { return __builtin_convertvector(value, Float16); }
 
 // acc + even(w) * even(x) + odd(w) * odd(x): 16 pairs of bfloat16 times one broadcast pair.
 ES_INLINE Float16 dot_bf16(Float16 acc, Word16 w, uint32_t x) {
@@ -130,21 +299,22 @@ ES_INLINE Float16 dot_bf16(Float16 acc, Word16 w, uint32_t x) {
 ES_INLINE Int16 dot_u8s8(Int16 acc, Word16 w, uint32_t x) {
 #if defined(__AVX512VNNI__)
     return (Int16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32((int)x));
+#elif defined(__AVXVNNI__)
+    const __m256i inputs = _mm256_set1_epi32((int)x);
+    return Int16::of([&](int i) { return (IntPart)_mm256_dpbusd_avx_epi32((__m256i)acc.parts[i], (__m256i)w.parts[i], inputs); });
+#elif defined(__ARM_FEATURE_DOTPROD)
+    // Signed times signed: of 8 bits the caller has made values of the weights (dot_values).
+    const int8x16_t inputs = vreinterpretq_s8_u32(vdupq_n_u32(x));
+    return Int16::of([&](int i) { return (IntPart)vdotq_s32((int32x4_t)acc.parts[i], (int8x16_t)w.parts[i], inputs); });
 #elif defined(__AVX2__)
     // vpmaddubsw saturates; the bytes are widened to 16 bits instead, the even ones and the odd ones.
-    const __m256i mask = _mm256_set1_epi32(0x00ff00ff);
-    __m256i wide = _mm256_set1_epi32((int)x);
-    __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(wide, 8), 8), odd = _mm256_srai_epi16(wide, 8);
-    __m256i parts[2], sums[2];
-    std::memcpy(parts, &w, 64);
-    std::memcpy(sums, &acc, 64);
-    for (int i = 0; i < 2; i++) {
-        __m256i low = _mm256_madd_epi16(_mm256_and_si256(parts[i], mask), even);
-        __m256i high = _mm256_madd_epi16(_mm256_and_si256(_mm256_srli_epi16(parts[i], 8), mask), odd);
-        sums[i] = _mm256_add_epi32(sums[i], _mm256_add_epi32(low, high));
-    }
-    std::memcpy(&acc, sums, 64);
-    return acc;
+    const __m256i mask = _mm256_set1_epi32(0x00ff00ff), wide = _mm256_set1_epi32((int)x);
+    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(wide, 8), 8), odd = _mm256_srai_epi16(wide, 8);
+    return Int16::of([&](int i) {
+        const __m256i low = _mm256_madd_epi16(_mm256_and_si256((__m256i)w.parts[i], mask), even);
+        const __m256i high = _mm256_madd_epi16(_mm256_srli_epi16((__m256i)w.parts[i], 8), odd);
+        return (IntPart)_mm256_add_epi32((__m256i)acc.parts[i], _mm256_add_epi32(low, high));
+    });
 #else
     for (int byte = 0; byte < 4; byte++) {
         Int16 part = (Int16)((w >> (8 * byte)) & 0xffu);
@@ -155,26 +325,32 @@ ES_INLINE Int16 dot_u8s8(Int16 acc, Word16 w, uint32_t x) {
 }
 
 // b where either is a NaN.
-ES_INLINE Float16 max16(Float16 a, Float16 b) {
+ES_INLINE Float16 max16(const Float16& a, const Float16& b) {
 #if defined(__AVX512F__)
     return (Float16)_mm512_max_ps((__m512)a, (__m512)b);
 #elif defined(__AVX2__)
-    __m256 parts[2], others[2];
-    std::memcpy(parts, &a, 64);
-    std::memcpy(others, &b, 64);
-    for (int i = 0; i < 2; i++) parts[i] = _mm256_max_ps(parts[i], others[i]);
-    std::memcpy(&a, parts, 64);
-    return a;
+    return Float16::of([&](int i) { return (FloatPart)_mm256_max_ps((__m256)a.parts[i], (__m256)b.parts[i]); });
 #else
-    return a > b ? a : b;
+    return Float16::of([&](int i) { return a.parts[i] > b.parts[i] ? a.parts[i] : b.parts[i]; });
 #endif
 }
 
-ES_INLINE Float16 min16(Float16 a, Float16 b) {
+ES_INLINE Float16 min16(const Float16& a, const Float16& b) {
 #if defined(__AVX512F__)
     return (Float16)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return Float16::of([&](int i) { return (FloatPart)_mm256_min_ps((__m256)a.parts[i], (__m256)b.parts[i]); });
 #else
-    return a < b ? a : b;
+    return Float16::of([&](int i) { return a.parts[i] < b.parts[i] ? a.parts[i] : b.parts[i]; });
+#endif
+}
+
+// The larger of each two, as unsigned integers.
+ES_INLINE Word16 max_words(const Word16& a, const Word16& b) {
+#if defined(__AVX512F__)
+    return a > b ? a : b;
+#else
+    return Word16::of([&](int i) { return a.parts[i] > b.parts[i] ? a.parts[i] : b.parts[i]; });
 #endif
 }
 
@@ -182,6 +358,11 @@ ES_INLINE Float16 min16(Float16 a, Float16 b) {
 ES_INLINE float sum_lanes(Float16 value) {
 #if defined(__AVX512F__)
     __m256 eight = _mm256_add_ps(_mm512_castps512_ps256((__m512)value), _mm512_extractf32x8_ps((__m512)value, 1));
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+#elif defined(__AVX2__)
+    __m256 eight = _mm256_add_ps((__m256)value.parts[0], (__m256)value.parts[1]);
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     four = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
@@ -197,6 +378,11 @@ ES_INLINE float sum_lanes(Float16 value) {
 ES_INLINE float max_lanes(Float16 value) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps((__m512)value);
+#elif defined(__AVX2__)
+    __m256 eight = _mm256_max_ps((__m256)value.parts[0], (__m256)value.parts[1]);
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
 #else
     float largest = value[0];
     for (int i = 1; i < LANES; i++) largest = value[i] > largest ? value[i] : largest;
