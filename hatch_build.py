@@ -35,7 +35,7 @@ IN_THE_WHEEL = "edgeshard_agent/ops/libedgeshard_ops.so"
 
 # What decides about bits, and the rest.
 DECIDING = ("-O3", "-fno-math-errno")
-FLAGS = (*DECIDING, "-std=c++17", "-fPIC", "-Wno-psabi")
+FLAGS = (*DECIDING, "-std=c++17", "-fPIC", "-Wno-psabi", "-Wno-ignored-attributes")
 # Nothing is fused but what the sources fuse (fma16 in vectors.h), so that compilers agree on every bit; GCC cannot be
 # told that for these instruction sets.
 EXACT, FUSED = "-ffp-contract=off", "-ffp-contract=fast"

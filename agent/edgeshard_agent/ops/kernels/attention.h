@@ -291,11 +291,7 @@ class AttentionItem {
     // Vectors of outputs whose products are made together: few rows alone would wait for each sum to be ready.
     template <int ROWS>
     static constexpr int vectors() {
-#if defined(__AVX512F__)
-        return ROWS * 4 <= MOST_ROWS * 2 ? 4 : 2;
-#else
         return vectors_with(ROWS, 4);
-#endif
     }
 
     template <int ROWS>

@@ -1,6 +1,7 @@
 // The kernels, compiled once for each instruction set (ES_ISA names it). Every result is computed by the same
 // operations in the same order whatever the number of rows, so that a row alone equals the row in a batch bit for bit.
 #include "attention.h"
+#include "integer_products.h"
 #include "kernels.h"
 #include "kv_pages.h"
 #include "layers.h"
@@ -13,225 +14,95 @@ namespace {
 
 // Rows whose activations stay in the second-level cache while all panels pass.
 constexpr int ROW_BLOCK = 96;
-// Weights lie in one run, panel after panel, but a processor's own prefetching stops at the end of each page of 4 KiB.
-// Asked for two pages ahead and into the second-level cache (docs/decisions/0148-weights-are-asked-for-ahead.md).
-constexpr FetchAhead WEIGHTS_AHEAD = {8192};
-constexpr int64_t NEAR = 512;
 // A group of activations none of which is larger counts as zeros: the inverse of its scale could overflow. As in
 // quantize.py.
 constexpr float NEGLIGIBLE = 1e-30f;
 
-// One policy for each scheme: the sums of ROWS rows (from `row` on) times VECTORS vectors of a panel.
+// The passes over one panel: each tile of rows makes one for all its outputs, or one for each half of them.
+struct Pass {
+    int number, passes;
+};
+
+// What a pass fetches. Weights lie in one run, panel after panel, but a processor's own prefetching stops at the end of
+// each page of 4 KiB.
+#if defined(__AVX512F__)
+// Two pages ahead, into the second-level cache (docs/decisions/0148-weights-are-asked-for-ahead.md).
+constexpr FetchAhead WEIGHTS_AHEAD = {8192};
+
+template <int VECTORS>
+ES_INLINE FetchAhead weights_ahead(const char*, int64_t, Pass) {
+    return WEIGHTS_AHEAD;
+}
+#else
+// Few rows wait for memory: they fetch a little ahead of what they read, one line of every two. More rows read a panel several times, and fetch
+// the next one meanwhile (docs/decisions/0149-narrow-registers.md).
+constexpr FetchOncePerStep NEAR = {512};
+
+template <int VECTORS>
+ES_INLINE auto weights_ahead(const char* panel, int64_t panel_bytes, Pass pass) {
+    if constexpr (VECTORS == 2) {
+        return NEAR;
+    } else {
+        const int64_t first = panel_bytes * pass.number / pass.passes;
+        return FetchShare{panel + panel_bytes + first, (64 + pass.passes - 1) / pass.passes};
+    }
+}
+#endif
+
+// One policy for each scheme: the sums of ROWS rows (from `row` on) times VECTORS vectors of a panel, from `vector` on.
 
 template <class Product>
 struct FloatPolicy {
     static constexpr int MOST = MOST_ROWS;
+
+    static constexpr int vectors(int rows) { return vectors_with(rows, 2); }
 
     static int64_t panel_bytes(const Linear& linear) {
         return int64_t{sizeof(typename Product::Panel)} * PANEL * linear.in_padded;
     }
 
     template <int ROWS, int VECTORS>
-    static ES_INLINE Sums<ROWS, VECTORS> sums(const Linear& linear, const Activations& x, int row, const char* weights, int vector, const FetchShare& share) {
+    static ES_INLINE Sums<ROWS, VECTORS> sums(const Linear& linear, const Activations& x, int row, const char* panel,
+                                              int vector, Pass pass) {
+        constexpr int STRIDE = PANEL * Product::STEP * int{sizeof(typename Product::Panel)};
         const char* rows = static_cast<const char*>(x.rows) + row * x.row_bytes;
         Sums<ROWS, VECTORS> sums = {};
         const char* outputs[VECTORS];
-        for (int v = 0; v < VECTORS; v++) outputs[v] = weights + (vector + v) * 64;
+        for (int v = 0; v < VECTORS; v++) outputs[v] = panel + (vector + v) * 64;
 #if defined(__AVX512F__)
         // One row gains nothing by it, and a site's one stream was slower.
-        if constexpr (ROWS == 1)
-            Product::template add<128>(sums, rows, x.row_bytes, outputs, linear.in_padded, NothingAhead{});
-        else
-            Product::template add<128>(sums, rows, x.row_bytes, outputs, linear.in_padded, WEIGHTS_AHEAD);
-#else
-        if constexpr (VECTORS == 2)
-            Product::template add<128>(sums, rows, x.row_bytes, outputs, linear.in_padded, FetchAhead{NEAR});
-        else
-            Product::template add<128>(sums, rows, x.row_bytes, outputs, linear.in_padded, share);
+        if constexpr (ROWS == 1) {
+            Product::template add<STRIDE>(sums, rows, x.row_bytes, outputs, linear.in_padded, NothingAhead{});
+            return sums;
+        }
 #endif
+        const auto ahead = weights_ahead<VECTORS>(panel, panel_bytes(linear), pass);
+        Product::template add<STRIDE>(sums, rows, x.row_bytes, outputs, linear.in_padded, ahead);
         return sums;
     }
 };
 
-template <int VECTORS>
-ES_INLINE void fetch(const char* weights, const FetchShare& share) {
-    if constexpr (VECTORS == 2) {
-        FetchAhead{NEAR}.fetch(weights);
-        FetchAhead{NEAR}.fetch(weights + 64);
-    } else {
-        share.fetch(weights);
-    }
-}
-
-// The inputs 4 * PART to 4 * PART + 3 of a chunk, unsigned. Of int2 twice the two bits, which is value + 3.
-template <int BITS, int PART>
-ES_INLINE Word16 quarter(Word16 w) {
-    if constexpr (BITS == 8) return w;
-    if constexpr (BITS == 4) return (PART ? w >> 4 : w) & 0x0f0f0f0fu;
-    if constexpr (BITS == 2) return (PART ? w >> (2 * PART - 1) : w << 1) & 0x06060606u;
-}
-
-// The products of a group, exact integers, of ROWS rows and VECTORS vectors of outputs.
-template <int BITS, int ROWS, int VECTORS>
-struct Dots {
-    // Bytes become values again where products are of two signed ones, so there is no zero point to take away.
-#if defined(__ARM_FEATURE_DOTPROD)
-    static constexpr bool SIGNED = BITS == 8;
-#else
-    static constexpr bool SIGNED = false;
-#endif
-    Int16 at[ROWS][VECTORS];
-
-    ES_INLINE void begin(const int32_t* offsets) {
-#pragma GCC unroll 12
-        for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 2
-            for (int v = 0; v < VECTORS; v++) at[r][v] = SIGNED ? Int16{} : splat(offsets[r]);
-    }
-
-    // The products of 32 inputs.
-    ES_INLINE void add(const char* weights, const char* rows, int64_t row_bytes, const FetchShare& share) {
-        constexpr int CHUNK = 32 / BITS;
-        for (int k = 0; k < 32; k += CHUNK, weights += 128, rows += CHUNK) {
-            Word16 w[VECTORS];
-#pragma GCC unroll 2
-            for (int v = 0; v < VECTORS; v++) {
-                w[v] = load<Word16>(weights + v * 64);
-                if constexpr (SIGNED) w[v] = w[v] ^ 0x80808080u;
-#if defined(__AVX512F__)
-                WEIGHTS_AHEAD.fetch(weights + v * 64);
-#endif
-            }
-#if !defined(__AVX512F__)
-            fetch<VECTORS>(weights, share);
-#endif
-#pragma GCC unroll 12
-            for (int r = 0; r < ROWS; r++) add_chunk<0>(r, w, rows + r * row_bytes);
-        }
-    }
-
-   private:
-    template <int PART>
-    ES_INLINE void add_chunk(int r, const Word16 (&w)[VECTORS], const char* row) {
-        const uint32_t inputs = load<uint32_t>(row + 4 * PART);
-        for (int v = 0; v < VECTORS; v++) at[r][v] = dot_u8s8(at[r][v], quarter<BITS, PART>(w[v]), inputs);
-        if constexpr (PART + 1 < 8 / BITS) add_chunk<PART + 1>(r, w, row);
-    }
-};
-
-#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__AVXVNNI__)
-// The value, made before what comes later: GCC adds integers in an order of its own, all products first, for which there
-// are no registers.
-ES_INLINE __m256i in_order(__m256i value) {
-    __asm__("" : "+x"(value));
-    return value;
-}
-
-// Of 4 bits or fewer 32 inputs' products fit 16 bits in every lane: 8 times 2 * 15 * 127 is 30,480.
-template <int BITS, int ROWS, int VECTORS>
-struct ShortDots : Dots<BITS, ROWS, VECTORS> {
-    ES_INLINE void add(const char* weights, const char* rows, int64_t row_bytes, const FetchShare& share) {
-        constexpr int CHUNK = 32 / BITS;
-        __m256i sums[ROWS][VECTORS][PARTS];
-#pragma GCC unroll 12
-        for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 2
-            for (int v = 0; v < VECTORS; v++) sums[r][v][0] = sums[r][v][1] = _mm256_setzero_si256();
-#pragma GCC unroll 1
-        for (int k = 0; k < 32; k += CHUNK, weights += 128, rows += CHUNK) {
-            Word16 w[VECTORS];
-#pragma GCC unroll 2
-            for (int v = 0; v < VECTORS; v++) w[v] = load<Word16>(weights + v * 64);
-            fetch<VECTORS>(weights, share);
-            add_parts<0>(sums, w, rows, row_bytes);
-        }
-#pragma GCC unroll 12
-        for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 2
-            for (int v = 0; v < VECTORS; v++)
-                this->at[r][v] += Int16::of([&](int i) { return (IntPart)_mm256_madd_epi16(sums[r][v][i], _mm256_set1_epi16(1)); });
-    }
-
-   private:
-    template <int PART>
-    static ES_INLINE void add_parts(__m256i (&sums)[ROWS][VECTORS][PARTS], const Word16 (&w)[VECTORS], const char* rows, int64_t row_bytes) {
-        Word16 part[VECTORS];
-#pragma GCC unroll 2
-        for (int v = 0; v < VECTORS; v++) part[v] = quarter<BITS, PART>(w[v]);
-#pragma GCC unroll 12
-        for (int r = 0; r < ROWS; r++) {
-            const __m256i inputs = _mm256_set1_epi32(load<int32_t>(rows + r * row_bytes + 4 * PART));
-#pragma GCC unroll 2
-            for (int v = 0; v < VECTORS; v++)
-#pragma GCC unroll 2
-                for (int i = 0; i < PARTS; i++)
-                    sums[r][v][i] = in_order(_mm256_add_epi16(sums[r][v][i], _mm256_maddubs_epi16((__m256i)part[v].parts[i], inputs)));
-        }
-        if constexpr (PART + 1 < 8 / BITS) add_parts<PART + 1>(sums, w, rows, row_bytes);
-    }
-};
-// Of 8 bits the sign goes over to the row: 2 * 128 * 127 fits 16 bits. So there is no zero point to take away.
-template <int ROWS, int VECTORS>
-struct ByteDots : Dots<8, ROWS, VECTORS> {
-    ES_INLINE void begin(const int32_t*) {
-#pragma GCC unroll 12
-        for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 2
-            for (int v = 0; v < VECTORS; v++) this->at[r][v] = Int16{};
-    }
-    ES_INLINE void add(const char* weights, const char* rows, int64_t row_bytes, const FetchShare& share) {
-        const __m256i ones = _mm256_set1_epi16(1);
-#pragma GCC unroll 2
-        for (int k = 0; k < 32; k += 4, weights += 128, rows += 4) {
-            __m256i value[VECTORS][PARTS], size[VECTORS][PARTS];
-            fetch<VECTORS>(weights, share);
-#pragma GCC unroll 2
-            for (int v = 0; v < VECTORS; v++)
-#pragma GCC unroll 2
-                for (int i = 0; i < PARTS; i++) {
-                    value[v][i] = _mm256_xor_si256(load<__m256i>(weights + v * 64 + i * 32), _mm256_set1_epi8(-128));
-                    size[v][i] = _mm256_abs_epi8(value[v][i]);
-                }
-#pragma GCC unroll 12
-            for (int r = 0; r < ROWS; r++) {
-                const __m256i inputs = _mm256_set1_epi32(load<int32_t>(rows + r * row_bytes));
-#pragma GCC unroll 2
-                for (int v = 0; v < VECTORS; v++)
-                    this->at[r][v] = Int16::of([&](int i) {
-                        const __m256i pairs = _mm256_maddubs_epi16(size[v][i], _mm256_sign_epi8(inputs, value[v][i]));
-                        return (IntPart)in_order(_mm256_add_epi32((__m256i)this->at[r][v].parts[i], _mm256_madd_epi16(pairs, ones)));
-                    });
-            }
-        }
-    }
-};
-template <int BITS, int ROWS, int VECTORS>
-using GroupDots = std::conditional_t<BITS == 8, ByteDots<ROWS, VECTORS>, ShortDots<BITS, ROWS, VECTORS>>;
-#else
-template <int BITS, int ROWS, int VECTORS>
-using GroupDots = Dots<BITS, ROWS, VECTORS>;
-#endif
-
 template <int BITS>
 struct IntegerPolicy {
-    static constexpr int CHUNK = 32 / BITS;  // inputs in one vector
-#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__AVXVNNI__)
-    static constexpr int MOST = BITS == 8 ? 4 : MOST_ROWS;
-#else
-    static constexpr int MOST = MOST_ROWS;
-#endif
+    static constexpr int MOST = most_integer_rows<BITS>();
+
+    static constexpr int vectors(int rows) { return integer_vectors(rows); }
 
     static int64_t panel_bytes(const Linear& linear) {
-        const int64_t group_bytes = 2 * PANEL + linear.group / CHUNK * 128;
+        const int64_t group_bytes = 2 * PANEL + linear.group / CHUNK_INPUTS<BITS> * CHUNK_BYTES;
         return linear.in_padded / linear.group * group_bytes;
     }
 
     template <int ROWS, int VECTORS>
-    static ES_INLINE Sums<ROWS, VECTORS> sums(const Linear& linear, const Activations& x, int row, const char* weights, int vector, const FetchShare& share) {
+    static ES_INLINE Sums<ROWS, VECTORS> sums(const Linear& linear, const Activations& x, int row, const char* panel,
+                                              int vector, Pass pass) {
         const int groups = linear.in_padded / linear.group;
         const char* rows = static_cast<const char*>(x.rows) + row * x.row_bytes;
         const float* row_scales = x.scales + row;
         const int32_t* offsets = x.offsets + row;
+        const auto ahead = weights_ahead<VECTORS>(panel, panel_bytes(linear), pass);
+        const char* weights = panel;
+        int64_t line = 0;
         Sums<ROWS, VECTORS> sums = {};
         for (int g = 0; g < groups; g++, row_scales += x.count, offsets += x.count) {
             Float16 scales[VECTORS];
@@ -240,11 +111,16 @@ struct IntegerPolicy {
                 const uint16_t* address = reinterpret_cast<const uint16_t*>(weights) + (vector + v) * LANES;
                 scales[v] = linear.half_scales ? load_half(address) : load_bf16(address);
             }
+            if constexpr (VECTORS == 1) ahead.fetch(weights, line);
             weights += 2 * PANEL;
+            line++;
             GroupDots<BITS, ROWS, VECTORS> dots;
             dots.begin(offsets);
-            for (int k = 0; k < linear.group; k += 32, weights += 32 / CHUNK * 128, rows += 32)
-                dots.add(weights + vector * 64, rows, x.row_bytes, share);
+            dots.add(weights + vector * 64, rows, x.row_bytes, linear.group, line, ahead);
+            const int chunks = linear.group / CHUNK_INPUTS<BITS>;
+            weights += chunks * CHUNK_BYTES;
+            rows += linear.group;
+            line += 2 * chunks;
 #pragma GCC unroll 12
             for (int r = 0; r < ROWS; r++) {
                 // As bits: adding zero to an integer is nothing, and to a float an instruction.
@@ -271,13 +147,12 @@ ES_INLINE void write(const Linear& linear, const Output& out, int row, int colum
 }
 
 template <class Policy, int ROWS>
-__attribute__((noinline)) void run_tile(const Linear& linear, const Activations& x, const Output& out, int row, int panel, int pass, int passes) {
+__attribute__((noinline)) void run_tile(const Linear& linear, const Activations& x, const Output& out, int row,
+                                        int panel, Pass pass) {
+    constexpr int VECTORS = Policy::vectors(ROWS);
     const char* weights = static_cast<const char*>(linear.weights) + panel * Policy::panel_bytes(linear);
-    constexpr int VECTORS = vectors_with(ROWS, 2);
-    const int64_t bytes = Policy::panel_bytes(linear);
-    for (int vector = 0; vector < 2; vector += VECTORS, pass++) {
-        const FetchShare share = {weights, weights + bytes + bytes * pass / passes, (128 + passes - 1) / passes};
-        const Sums<ROWS, VECTORS> sums = Policy::template sums<ROWS, VECTORS>(linear, x, row, weights, vector, share);
+    for (int vector = 0; vector < 2; vector += VECTORS, pass.number++) {
+        const auto sums = Policy::template sums<ROWS, VECTORS>(linear, x, row, weights, vector, pass);
 #pragma GCC unroll 12
         for (int r = 0; r < ROWS; r++) {
 #pragma GCC unroll 2
@@ -293,54 +168,67 @@ __attribute__((noinline)) void run_tile(const Linear& linear, const Activations&
 }
 
 template <class Policy, int ROWS>
-ES_INLINE void run_tile_of(int count, const Linear& linear, const Activations& x, const Output& out, int row, int panel, int pass, int passes) {
-    if (count == ROWS) return run_tile<Policy, ROWS>(linear, x, out, row, panel, pass, passes);
-    if constexpr (ROWS > 1) run_tile_of<Policy, ROWS - 1>(count, linear, x, out, row, panel, pass, passes);
+ES_INLINE void run_tile_of(int count, const Linear& linear, const Activations& x, const Output& out, int row, int panel,
+                           Pass pass) {
+    if (count == ROWS) return run_tile<Policy, ROWS>(linear, x, out, row, panel, pass);
+    if constexpr (ROWS > 1) run_tile_of<Policy, ROWS - 1>(count, linear, x, out, row, panel, pass);
 }
 
+// The rows from `first_row` up to `end_row` times some panels.
 template <class Policy>
-void run_block(const Linear& linear, const Activations& x, const Output& out, int block, int end, int first_panel, int end_panel) {
+void run_rows(const Linear& linear, const Activations& x, const Output& out, int first_row, int end_row,
+              int first_panel, int end_panel) {
+    // Tiles of nearly equal size: 13 rows run as 7 and 6, not as 12 and a wasteful 1.
+    const int count = (end_row - first_row + Policy::MOST - 1) / Policy::MOST;
     for (int panel = first_panel; panel < end_panel; panel++) {
-        // Tiles of nearly equal size: 13 rows run as 7 and 6, not as 12 and a wasteful 1.
-        int tiles = (end - block + Policy::MOST - 1) / Policy::MOST;
-        const int passes = 2 * tiles;
-        int pass = 0;
-        for (int row = block; tiles > 0; tiles--) {
-            int count = (end - row + tiles - 1) / tiles;
-            run_tile_of<Policy, Policy::MOST>(count, linear, x, out, row, panel, pass, passes);
-            row += count;
-            pass += 2 / vectors_with(count, 2);
+        Pass pass = {0, 2 * count};
+        int row = first_row;
+        for (int tiles = count; tiles > 0; tiles--) {
+            const int rows = (end_row - row + tiles - 1) / tiles;
+            run_tile_of<Policy, Policy::MOST>(rows, linear, x, out, row, panel, pass);
+            row += rows;
+            pass.number += 2 / Policy::vectors(rows);
         }
     }
 }
 
 template <class Policy>
 void run_linear(const Linear& linear, const Activations& x, const Output& out, int first_panel, int end_panel) {
-    for (int block = 0; block < x.count; block += ROW_BLOCK) {
-        const int end = block + ROW_BLOCK < x.count ? block + ROW_BLOCK : x.count;
-        run_block<Policy>(linear, x, out, block, end, first_panel, end_panel);
+    for (int row = 0; row < x.count; row += ROW_BLOCK) {
+        const int end = row + ROW_BLOCK < x.count ? row + ROW_BLOCK : x.count;
+        run_rows<Policy>(linear, x, out, row, end, first_panel, end_panel);
     }
 }
 
-#if !defined(__AVX512F__)
-thread_local Scratch widened;
-
-// Rows in bfloat16 become float32 first, exactly: a number is then one load into all lanes.
+#if defined(__AVX512F__)
 void run_bf16(const Linear& linear, const Activations& x, const Output& out, int first_panel, int end_panel) {
-    const int64_t row_bytes = round_up(int64_t{linear.in_padded} * 4, 64) + 64;
-    for (int block = 0; block < x.count; block += ROW_BLOCK) {
-        const int count = x.count - block < ROW_BLOCK ? x.count - block : ROW_BLOCK;
-        char* wide = widened.room(row_bytes * count);
+    run_linear<FloatPolicy<Bf16Product>>(linear, x, out, first_panel, end_panel);
+}
+#else
+thread_local Scratch widened_rows;
+
+void widen_row(const uint16_t* row, int width, float* wide) {
+    int i = 0;
+    for (; i + LANES <= width; i += LANES) store(wide + i, load_bf16(row + i));
+    for (; i < width; i++) wide[i] = from_bf16(row[i]);
+}
+
+// Rows in bfloat16 become float32 first, exactly: one instruction then loads a number into all lanes.
+void run_bf16(const Linear& linear, const Activations& x, const Output& out, int first_panel, int end_panel) {
+    // 64 bytes more than a multiple of a cache line: rows do not share the sets of a cache.
+    const int64_t wide_bytes = round_up(int64_t{linear.in_padded} * 4, 64) + 64;
+    const int64_t out_bytes = out.stride * (out.element == ELEMENT_BF16 ? 2 : 4);
+    for (int row = 0; row < x.count; row += ROW_BLOCK) {
+        const int count = x.count - row < ROW_BLOCK ? x.count - row : ROW_BLOCK;
+        char* wide = widened_rows.room(wide_bytes * count);
         for (int r = 0; r < count; r++) {
-            const uint16_t* from = reinterpret_cast<const uint16_t*>(static_cast<const char*>(x.rows) + (block + r) * x.row_bytes);
-            float* to = reinterpret_cast<float*>(wide + r * row_bytes);
-            int i = 0;
-            for (; i + LANES <= linear.in_padded; i += LANES) store(to + i, load_bf16(from + i));
-            for (; i < linear.in_padded; i++) to[i] = from_bf16(from[i]);
+            const char* from = static_cast<const char*>(x.rows) + (row + r) * x.row_bytes;
+            widen_row(reinterpret_cast<const uint16_t*>(from), linear.in_padded,
+                      reinterpret_cast<float*>(wide + r * wide_bytes));
         }
-        const Activations rows = {wide, row_bytes, nullptr, nullptr, count};
-        const Output place = {static_cast<char*>(out.rows) + block * out.stride * (out.element == ELEMENT_BF16 ? 2 : 4), out.stride, out.element};
-        run_block<FloatPolicy<MixedProduct>>(linear, rows, place, 0, count, first_panel, end_panel);
+        const Activations rows = {wide, wide_bytes, nullptr, nullptr, count};
+        const Output results = {static_cast<char*>(out.rows) + row * out_bytes, out.stride, out.element};
+        run_rows<FloatPolicy<MixedProduct>>(linear, rows, results, 0, count, first_panel, end_panel);
     }
 }
 #endif
@@ -348,11 +236,7 @@ void run_bf16(const Linear& linear, const Activations& x, const Output& out, int
 void linear(const Linear& linear, const Activations& x, const Output& out, int first_panel, int end_panel) {
     switch (linear.scheme) {
         case FP32: return run_linear<FloatPolicy<Fp32Product>>(linear, x, out, first_panel, end_panel);
-#if defined(__AVX512F__)
-        case BF16: return run_linear<FloatPolicy<Bf16Product>>(linear, x, out, first_panel, end_panel);
-#else
         case BF16: return run_bf16(linear, x, out, first_panel, end_panel);
-#endif
         case INT8: return run_linear<IntegerPolicy<8>>(linear, x, out, first_panel, end_panel);
         case INT4: return run_linear<IntegerPolicy<4>>(linear, x, out, first_panel, end_panel);
         case INT2: return run_linear<IntegerPolicy<2>>(linear, x, out, first_panel, end_panel);
