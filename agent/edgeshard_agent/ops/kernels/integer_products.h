@@ -33,6 +33,7 @@ struct Dots {
 #else
     static constexpr bool IS_SIGNED = false;
 #endif
+    static constexpr int INPUT_BYTES = 1;
     Int16 at[ROWS][VECTORS];
 
     ES_INLINE void begin(const int32_t* offsets) {
@@ -153,47 +154,49 @@ struct ShortDots : Dots<BITS, ROWS, VECTORS> {
     }
 };
 
-// Weights of 8 bits: the sign of a weight moves to the row's number. A pair is at most 2 * 128 * 127, which fits 16 bits,
-// and there is no zero point.
+// Weights of 8 bits: they and the rows are widened to 16 bits, in which a product of two pairs is exact. Rows come widened,
+// as `widen_row` writes them, so that one instruction loads a pair into all lanes.
 template <int ROWS, int VECTORS>
 struct ByteDots : Dots<8, ROWS, VECTORS> {
-    ES_INLINE void begin(const int32_t*) {
-#pragma GCC unroll 12
-        for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 2
-            for (int v = 0; v < VECTORS; v++) this->at[r][v] = Int16{};
-    }
+    static constexpr int INPUT_BYTES = 2;
 
     template <class Ahead>
     ES_INLINE void add(const char* weights, const char* rows, int64_t row_bytes, int inputs, int64_t line,
                        Ahead ahead) {
         __m256i sums[ROWS][VECTORS][PARTS];
         for_each([&](int r, int v, int i) { sums[r][v][i] = (__m256i)this->at[r][v].parts[i]; });
-        const __m256i ones = _mm256_set1_epi16(1);
 #pragma GCC unroll 1
-        for (int n = 0; n < inputs; n += 4, weights += CHUNK_BYTES, rows += 4, line += 2) {
+        for (int n = 0; n < inputs; n += 4, weights += CHUNK_BYTES, rows += 8, line += 2) {
 #pragma GCC unroll 2
             for (int v = 0; v < VECTORS; v++) {
                 if (v < Ahead::VECTORS) ahead.fetch(weights + v * 64, line);
-#pragma GCC unroll 2
-                for (int i = 0; i < PARTS; i++) {
-                    const __m256i stored = load<__m256i>(weights + v * 64 + i * 32);
-                    const __m256i value = _mm256_xor_si256(stored, _mm256_set1_epi8(-128));
-                    const __m256i size = _mm256_abs_epi8(value);
-                    const char* inputs_of = rows_for<ROWS>(PARTS * v + i, rows);
-#pragma GCC unroll 12
-                    for (int r = 0; r < ROWS; r++) {
-                        const __m256i input = _mm256_set1_epi32(load<int32_t>(inputs_of + r * row_bytes));
-                        const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(input, value));
-                        add_doubles(sums[r][v][i], _mm256_madd_epi16(pairs, ones));
-                    }
-                }
+                add_chunk(sums, v, weights + v * 64, rows_for<ROWS>(v, rows), row_bytes);
             }
         }
         for_each([&](int r, int v, int i) { this->at[r][v].parts[i] = (IntPart)sums[r][v][i]; });
     }
 
    private:
+    static ES_INLINE void add_chunk(__m256i (&sums)[ROWS][VECTORS][PARTS], int v, const char* weights,
+                                    const char* rows, int64_t row_bytes) {
+        __m256i even[PARTS], odd[PARTS];
+#pragma GCC unroll 2
+        for (int i = 0; i < PARTS; i++) {
+            const __m256i bytes = load<__m256i>(weights + i * 32);
+            even[i] = _mm256_and_si256(bytes, _mm256_set1_epi32(0x00ff00ff));
+            odd[i] = _mm256_srli_epi16(bytes, 8);
+        }
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; r++) {
+            const __m256i even_inputs = _mm256_set1_epi32(load<int32_t>(rows + r * row_bytes));
+#pragma GCC unroll 2
+            for (int i = 0; i < PARTS; i++) add_doubles(sums[r][v][i], _mm256_madd_epi16(even[i], even_inputs));
+            const __m256i odd_inputs = _mm256_set1_epi32(load<int32_t>(rows + r * row_bytes + 4));
+#pragma GCC unroll 2
+            for (int i = 0; i < PARTS; i++) add_doubles(sums[r][v][i], _mm256_madd_epi16(odd[i], odd_inputs));
+        }
+    }
+
     template <class Task>
     static ES_INLINE void for_each(const Task& task) {
 #pragma GCC unroll 12
@@ -205,6 +208,16 @@ struct ByteDots : Dots<8, ROWS, VECTORS> {
     }
 };
 
+// The numbers of a row in 16 bits: of every four the even ones, then the odd ones. `width` is a multiple of four.
+ES_INLINE void widen_row(const int8_t* row, int width, int16_t* wide) {
+    for (int i = 0; i < width; i += 4) {
+        wide[i] = row[i];
+        wide[i + 1] = row[i + 2];
+        wide[i + 2] = row[i + 1];
+        wide[i + 3] = row[i + 3];
+    }
+}
+
 template <int BITS, int ROWS, int VECTORS>
 using GroupDots = std::conditional_t<BITS == 8, ByteDots<ROWS, VECTORS>, ShortDots<BITS, ROWS, VECTORS>>;
 #else
@@ -212,12 +225,12 @@ template <int BITS, int ROWS, int VECTORS>
 using GroupDots = Dots<BITS, ROWS, VECTORS>;
 #endif
 
-// The most rows of a tile, and the vectors of outputs that it computes together. AVX2 keeps weights, an input and a product
-// in registers besides the sums.
+// The most rows of a tile, and the vectors of outputs that it computes together. AVX2 keeps weights, an input and a
+// product in registers besides the sums.
 template <int BITS>
 constexpr int most_integer_rows() {
 #if defined(ES_PAIRS_OF_BYTES)
-    return BITS == 8 ? 5 : 4;
+    return 4;
 #else
     return MOST_ROWS;
 #endif

@@ -119,7 +119,7 @@ struct IntegerPolicy {
             dots.add(weights + vector * 64, rows, x.row_bytes, linear.group, line, ahead);
             const int chunks = linear.group / CHUNK_INPUTS<BITS>;
             weights += chunks * CHUNK_BYTES;
-            rows += linear.group;
+            rows += linear.group * dots.INPUT_BYTES;
             line += 2 * chunks;
 #pragma GCC unroll 12
             for (int r = 0; r < ROWS; r++) {
@@ -200,44 +200,51 @@ void run_linear(const Linear& linear, const Activations& x, const Output& out, i
     }
 }
 
-#if defined(__AVX512F__)
-void run_bf16(const Linear& linear, const Activations& x, const Output& out, int first_panel, int end_panel) {
-    run_linear<FloatPolicy<Bf16Product>>(linear, x, out, first_panel, end_panel);
-}
-#else
 thread_local Scratch widened_rows;
 
-void widen_row(const uint16_t* row, int width, float* wide) {
-    int i = 0;
-    for (; i + LANES <= width; i += LANES) store(wide + i, load_bf16(row + i));
-    for (; i < width; i++) wide[i] = from_bf16(row[i]);
-}
-
-// Rows in bfloat16 become float32 first, exactly: one instruction then loads a number into all lanes.
-void run_bf16(const Linear& linear, const Activations& x, const Output& out, int first_panel, int end_panel) {
+// The same with rows that are widened first, a block at a time, so that one instruction loads a number, or a pair, into
+// all lanes. `From` is the type of a number, `To` the wide one.
+template <class Policy, class From, class To>
+[[maybe_unused]] void run_widened(const Linear& linear, const Activations& x, const Output& out, int first_panel,
+                                  int end_panel) {
     // 64 bytes more than a multiple of a cache line: rows do not share the sets of a cache.
-    const int64_t wide_bytes = round_up(int64_t{linear.in_padded} * 4, 64) + 64;
+    const int64_t wide_bytes = round_up(int64_t{linear.in_padded} * int64_t{sizeof(To)}, 64) + 64;
     const int64_t out_bytes = out.stride * (out.element == ELEMENT_BF16 ? 2 : 4);
     for (int row = 0; row < x.count; row += ROW_BLOCK) {
         const int count = x.count - row < ROW_BLOCK ? x.count - row : ROW_BLOCK;
         char* wide = widened_rows.room(wide_bytes * count);
         for (int r = 0; r < count; r++) {
             const char* from = static_cast<const char*>(x.rows) + (row + r) * x.row_bytes;
-            widen_row(reinterpret_cast<const uint16_t*>(from), linear.in_padded,
-                      reinterpret_cast<float*>(wide + r * wide_bytes));
+            widen_row(reinterpret_cast<const From*>(from), linear.in_padded,
+                      reinterpret_cast<To*>(wide + r * wide_bytes));
         }
-        const Activations rows = {wide, wide_bytes, nullptr, nullptr, count};
+        const Activations rows = {wide, wide_bytes, x.scales + row, x.offsets + row, x.count};
         const Output results = {static_cast<char*>(out.rows) + row * out_bytes, out.stride, out.element};
-        run_rows<FloatPolicy<MixedProduct>>(linear, rows, results, 0, count, first_panel, end_panel);
+        run_rows<Policy>(linear, rows, results, 0, count, first_panel, end_panel);
     }
 }
+
+void run_bf16(const Linear& linear, const Activations& x, const Output& out, int first_panel, int end_panel) {
+#if defined(__AVX512F__)
+    run_linear<FloatPolicy<Bf16Product>>(linear, x, out, first_panel, end_panel);
+#else
+    run_widened<FloatPolicy<MixedProduct>, uint16_t, float>(linear, x, out, first_panel, end_panel);
 #endif
+}
+
+void run_int8(const Linear& linear, const Activations& x, const Output& out, int first_panel, int end_panel) {
+#if defined(ES_PAIRS_OF_BYTES)
+    run_widened<IntegerPolicy<8>, int8_t, int16_t>(linear, x, out, first_panel, end_panel);
+#else
+    run_linear<IntegerPolicy<8>>(linear, x, out, first_panel, end_panel);
+#endif
+}
 
 void linear(const Linear& linear, const Activations& x, const Output& out, int first_panel, int end_panel) {
     switch (linear.scheme) {
         case FP32: return run_linear<FloatPolicy<Fp32Product>>(linear, x, out, first_panel, end_panel);
         case BF16: return run_bf16(linear, x, out, first_panel, end_panel);
-        case INT8: return run_linear<IntegerPolicy<8>>(linear, x, out, first_panel, end_panel);
+        case INT8: return run_int8(linear, x, out, first_panel, end_panel);
         case INT4: return run_linear<IntegerPolicy<4>>(linear, x, out, first_panel, end_panel);
         case INT2: return run_linear<IntegerPolicy<2>>(linear, x, out, first_panel, end_panel);
     }

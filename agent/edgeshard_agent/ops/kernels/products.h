@@ -125,6 +125,13 @@ ES_INLINE void add_rows(Sums<ROWS, VECTORS>& sums, const Float16 (&weights)[SOME
     }
 }
 
+// The numbers of a row, exactly.
+ES_INLINE void widen_row(const uint16_t* row, int width, float* wide) {
+    int i = 0;
+    for (; i + LANES <= width; i += LANES) store(wide + i, load_bf16(row + i));
+    for (; i < width; i++) wide[i] = from_bf16(row[i]);
+}
+
 // A product adds ROWS rows of `depth` numbers, `row_bytes` apart, times vectors of outputs, each of which holds STEP
 // inputs at a time, STRIDE bytes after the last. `Row` is the element of a row, `Panel` that of the outputs' weights.
 // Each sum adds one product after the other in the order of the inputs, whatever else is computed with it.
