@@ -433,7 +433,7 @@ class AttentionItem {
             result.maximum = max_lanes(peak);
             Float16 added = {};
             for (; t < end_vector; t += LANES) {
-                Float16 values = exp16(load<Float16>(scores + t) - splat(result.maximum));
+                Float16 values = exp16_up_to_88(load<Float16>(scores + t) - splat(result.maximum));
                 if (t < first || t + LANES > end) {
                     for (int i = 0; i < LANES; i++)
                         if (t + i < first || t + i >= end) values[i] = 0;

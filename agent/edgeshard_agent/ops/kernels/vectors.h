@@ -415,12 +415,14 @@ ES_INLINE void transpose(Word16 (&rows)[LANES]) {
 #endif
 }
 
-// e^x within 2 units in the last place: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (Cephes' coefficients).
-ES_INLINE Float16 exp16(Float16 x) {
-    x = min16(splat(88.0f), max16(splat(-87.0f), x));
+// e^x for x of at most 88, within 2 units in the last place: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (Cephes'
+// coefficients).
+ES_INLINE Float16 exp16_up_to_88(Float16 x) {
+    x = max16(splat(-87.0f), x);
     const Float16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
     Float16 shifted = fma16(x, splat(1.44269504f), magic);
-    Int16 exponent = (Int16)shifted - 0x4b400000;
+    // n + 127 in a float's exponent: the shift drops the bits of `magic`.
+    Word16 power = ((Word16)shifted << 23) + 0x3f800000u;
     Float16 whole = shifted - magic;
     Float16 rest = fma16(whole, splat(-0.693359375f), x);
     rest = fma16(whole, splat(2.12194440e-4f), rest);
@@ -431,8 +433,10 @@ ES_INLINE Float16 exp16(Float16 x) {
     y = fma16(y, rest, splat(1.6666665459e-1f));
     y = fma16(y, rest, splat(5.0000001201e-1f));
     y = fma16(y, rest * rest, rest + splat(1.0f));
-    return y * (Float16)((exponent + 127) << 23);
+    return y * (Float16)power;
 }
+
+ES_INLINE Float16 exp16(Float16 x) { return exp16_up_to_88(min16(splat(88.0f), x)); }
 
 ES_INLINE Float16 magnitude16(Float16 x) { return (Float16)((Word16)x & 0x7fffffffu); }
 
