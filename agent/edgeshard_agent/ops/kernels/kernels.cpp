@@ -5,6 +5,7 @@
 #include "kernels.h"
 #include "kv_pages.h"
 #include "layers.h"
+#include "limits.h"
 #include "products.h"
 #include "recurrent.h"
 #include "sampling.h"
@@ -445,4 +446,5 @@ void gated_norm(const GatedNorm& n, int32_t first, int32_t end) {
 extern const Kernels ES_ISA;
 const Kernels ES_ISA = {linear,   quantize,       rms_norm,  gated_head_norm, sigmoid_gate,    swiglu,
                         geglu,    clamped_swiglu, rotary,    write_kv,        attention,       merge_attention,
-                        sample,   convolution,    delta_rule, delta_gates,    selective_scan,  gated_norm};
+                        sample,   convolution,    delta_rule, delta_gates,    selective_scan,  gated_norm,
+                        read_rate, fma_rate};

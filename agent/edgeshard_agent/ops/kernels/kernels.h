@@ -226,4 +226,6 @@ struct Kernels {
                         float* opened, int32_t heads, int32_t element);
     void (*selective_scan)(const SelectiveScan&, int32_t first, int32_t end);  // of spans * heads * scan_pieces
     void (*gated_norm)(const GatedNorm&, int32_t first, int32_t end);          // of rows
+    double (*read_rate)(const char* buffer, int64_t bytes);  // GB/s of one thread
+    double (*fma_rate)();                                    // GFLOP/s of one thread
 };

@@ -2,9 +2,11 @@
 #include "library.h"
 
 #include <pthread.h>
+#include <sys/mman.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "cpu.h"
@@ -291,6 +293,24 @@ void edgeshard_gated_norm(const GatedNorm* norm, int32_t thread_count) {
     threads->share(norm->rows, thread_count,
                    [&](int32_t first, int32_t end) { chosen.kernels->gated_norm(*norm, first, end); });
 }
+
+double edgeshard_read_rate(int64_t bytes) {
+    constexpr int64_t HUGE_PAGE = 2 << 20;
+    const size_t size = static_cast<size_t>(bytes + HUGE_PAGE);
+    void* mapping = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapping == MAP_FAILED) return 0.0;
+    char* buffer = static_cast<char*>(mapping);
+    buffer += -reinterpret_cast<intptr_t>(buffer) & (HUGE_PAGE - 1);
+#if defined(MADV_HUGEPAGE)
+    madvise(buffer, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // without them ordinary pages do
+#endif
+    std::memset(buffer, 1, static_cast<size_t>(bytes));  // pages that were never written share one of zeros
+    const double rate = chosen.kernels->read_rate(buffer, bytes);
+    munmap(mapping, size);
+    return rate;
+}
+
+double edgeshard_fma_rate() { return chosen.kernels->fma_rate(); }
 
 void edgeshard_sample(const SampledRows* sampled, int32_t rows, int32_t thread_count) {
     threads->share(rows, thread_count,

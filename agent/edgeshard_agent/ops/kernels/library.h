@@ -59,6 +59,11 @@ void edgeshard_delta_gates(const void* beta, const void* step, int64_t stride, c
 // CRC32C of so many bytes.
 uint32_t edgeshard_crc32c(const void* data, int64_t size);
 
+// The limits of this machine for one thread, by the kernels in use: GB/s of a stream over `bytes` bytes (0 without the
+// memory for them), and GFLOP/s of float32 multiply-adds.
+double edgeshard_read_rate(int64_t bytes);
+double edgeshard_fma_rate();
+
 // A token for each row.
 void edgeshard_sample(const SampledRows* sampled, int32_t rows, int32_t thread_count);
 }
