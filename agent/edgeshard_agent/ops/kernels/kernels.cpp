@@ -147,6 +147,17 @@ ES_INLINE void write(const Linear& linear, const Output& out, int row, int colum
     }
 }
 
+// `count` vectors of sums of one row, from `column` on.
+__attribute__((noinline)) void write_row(const Linear& linear, const Output& out, int row, int column,
+                                         const float* sums, int count) {
+    for (int v = 0; v < count; v++, column += LANES, sums += LANES) {
+        if (out.element == ELEMENT_BF16)
+            write<uint16_t>(linear, out, row, column, load<Float16>(sums));
+        else
+            write<float>(linear, out, row, column, load<Float16>(sums));
+    }
+}
+
 template <class Policy, int ROWS>
 __attribute__((noinline)) void run_tile(const Linear& linear, const Activations& x, const Output& out, int row,
                                         int panel, Pass pass) {
@@ -154,17 +165,14 @@ __attribute__((noinline)) void run_tile(const Linear& linear, const Activations&
     const char* weights = static_cast<const char*>(linear.weights) + panel * Policy::panel_bytes(linear);
     for (int vector = 0; vector < 2; vector += VECTORS, pass.number++) {
         const auto sums = Policy::template sums<ROWS, VECTORS>(linear, x, row, weights, vector, pass);
+        // Only the copy is unrolled. The code that follows would be, too, and take half of the compiler's time.
+        float values[ROWS][VECTORS][LANES];
 #pragma GCC unroll 12
-        for (int r = 0; r < ROWS; r++) {
+        for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 2
-            for (int v = 0; v < VECTORS; v++) {
-                int column = panel * PANEL + (vector + v) * LANES;
-                if (out.element == ELEMENT_BF16)
-                    write<uint16_t>(linear, out, row + r, column, sums.at[r][v]);
-                else
-                    write<float>(linear, out, row + r, column, sums.at[r][v]);
-            }
-        }
+            for (int v = 0; v < VECTORS; v++) store(values[r][v], sums.at[r][v]);
+        const int column = panel * PANEL + vector * LANES;
+        for (int r = 0; r < ROWS; r++) write_row(linear, out, row + r, column, values[r][0], VECTORS);
     }
 }
 
