@@ -92,8 +92,7 @@ def library_for(machine: str) -> Path:
     os.environ["ZIG_GLOBAL_CACHE_DIR"] = os.environ["ZIG_LOCAL_CACHE_DIR"] = str(HOME / "cache")
     made = kept.with_suffix(".new")
     built = hatch_build.compile_library(compiler_for(machine), machine, made)
-    wanted = hatch_build.INSTRUCTION_SETS.get(machine, hatch_build.PORTABLE)
-    if missing := [name for name in wanted if name not in built]:
+    if missing := [name for name in hatch_build.family_sets(machine) if name not in built]:
         raise WheelError(f"the kernels of {', '.join(missing)} do not compile for {machine}")
     made.replace(kept)
     return kept

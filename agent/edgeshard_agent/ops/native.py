@@ -144,6 +144,7 @@ _POINTER, _INT, _LONG = c_void_p, c_int32, c_int64
 _SIGNATURES = {
     "edgeshard_sources": (c_char_p, ()),
     "edgeshard_kernels": (c_char_p, (_INT,)),
+    "edgeshard_cpu_kernels": (c_char_p, (_INT,)),
     "edgeshard_use_kernels": (None, (_INT,)),
     "edgeshard_idle_spin": (None, (_INT, _LONG)),
     "edgeshard_linear": (None, (_POINTER, _POINTER, _LONG, _INT, _POINTER, _LONG, _INT, _INT)),
@@ -213,6 +214,13 @@ def kernel_names() -> tuple[str, ...]:
     while loaded is not None and (name := loaded.edgeshard_kernels(len(names))) is not None:
         names.append(name.decode())
     return tuple(names)
+
+
+def best_kernel_name() -> str:
+    """Name of the best instruction set that this CPU can run, compiled or not; "" without the native library."""
+    loaded = library()
+    name = None if loaded is None else loaded.edgeshard_cpu_kernels(0)
+    return "" if name is None else name.decode()
 
 
 def use_kernels(name: str) -> None:

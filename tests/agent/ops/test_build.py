@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import logging
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -53,12 +55,118 @@ def test_instruction_sets_that_the_compiler_does_not_know_are_left_out(
 ) -> None:
     sets = {**hatch_build.PORTABLE, "avx512bf16": ("-mno-such-instructions",)}
     monkeypatch.setattr(hatch_build, "INSTRUCTION_SETS", {hatch_build._machine(): sets})
+    monkeypatch.setenv("EDGESHARD_KERNEL_SETS", "all")
     assert hatch_build.build() == ""
     library = ctypes.CDLL(str(hatch_build.LIBRARY))
     library.edgeshard_kernels.restype = ctypes.c_char_p
     assert [library.edgeshard_kernels(index) for index in range(2)] == [b"portable", None]
     built = hatch_build.LIBRARY.stat()
     assert hatch_build.build() == "" and hatch_build.LIBRARY.stat().st_ino == built.st_ino, "of the same sources"
+
+
+X86_64 = "x86_64"
+
+
+@pytest.mark.parametrize(
+    ("machine", "runnable", "expected"),
+    [
+        (X86_64, ["portable"], ["portable"]),
+        (X86_64, ["avx2", "portable"], ["portable", "avx2"]),
+        (X86_64, ["avxvnni", "avx2", "portable"], ["portable", "avx2", "avxvnni"]),
+        (X86_64, ["avx512", "avx2", "portable"], ["portable", "avx2", "avx512"]),
+        (
+            X86_64,
+            ["avx512bf16", "avx512", "avxvnni", "avx2", "portable"],
+            ["portable", "avx2", "avx512", "avx512bf16"],
+        ),
+        ("aarch64", ["dotprod", "portable"], ["portable", "dotprod"]),
+        ("riscv64", ["portable"], ["portable"]),
+    ],
+)
+def test_a_checkout_gets_the_sets_that_its_processor_runs(
+    machine: str, runnable: list[str], expected: list[str], hatch_build: ModuleType
+) -> None:
+    assert list(hatch_build.sets_to_compile(machine, runnable)) == expected
+
+
+def test_a_wheel_has_every_set_of_its_family(hatch_build: ModuleType) -> None:
+    assert set(hatch_build.family_sets("aarch64")) == {"portable", "dotprod"}
+    assert set(hatch_build.family_sets(X86_64)) == {"portable", "avx2", "avxvnni", "avx512", "avx512bf16"}
+
+
+LIBRARY_SOURCE = """
+const char* edgeshard_sources(void) {{ return "{digest}"; }}
+const char* edgeshard_requested_kernels(void) {{ return "portable dotprod"; }}
+const char* edgeshard_cpu_kernels(int index) {{ return index == 0 ? "{best}" : index == 1 ? "portable" : 0; }}
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler")
+@pytest.mark.parametrize(("best", "is_complete"), [("dotprod", True), ("newer", False)])
+def test_a_library_that_lacks_what_this_processor_runs_is_compiled_again(
+    best: str, is_complete: bool, hatch_build: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkout may have been copied from another machine."""
+    sets = {"portable": (), "dotprod": (), "newer": ()}
+    monkeypatch.setattr(hatch_build, "INSTRUCTION_SETS", {hatch_build._machine(): sets})
+    source = LIBRARY_SOURCE.format(digest=hatch_build._digest(), best=best)
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(hatch_build.LIBRARY)]
+    subprocess.run(command, input=source, text=True, check=True)
+    assert hatch_build._is_up_to_date(all_sets=False) == is_complete
+    assert not hatch_build._is_up_to_date(all_sets=True), "a wheel has every set"
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler")
+def test_the_sets_of_this_processor_are_read_from_the_processor(hatch_build: ModuleType) -> None:
+    runnable = hatch_build._probe(["c++"])
+    assert runnable[-1] == "portable"
+    assert runnable[0] == (native.best_kernel_name() or runnable[0])
+
+
+CROSS_COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
+
+
+@pytest.mark.skipif(not shutil.which(CROSS_COMPILER) or not shutil.which(EMULATOR), reason="no aarch64 here")
+@pytest.mark.parametrize(("cpu", "expected"), [("cortex-a76", ["dotprod", "portable"]), ("cortex-a72", ["portable"])])
+def test_dot_products_are_chosen_on_cores_that_have_them(
+    cpu: str, expected: list[str], hatch_build: ModuleType, tmp_path: Path
+) -> None:
+    """Under emulation: the first is the core of a Raspberry Pi 5, the second that of a Pi 4."""
+    source, program = tmp_path / "probe.cpp", tmp_path / "probe"
+    source.write_text(hatch_build._PROBE)
+    options = ("-std=c++17", "-static", "-I", str(hatch_build.SOURCES))
+    subprocess.run((CROSS_COMPILER, *options, str(source), "-o", str(program)), check=True)
+    environment = {**os.environ, "QEMU_CPU": cpu}
+    done = subprocess.run((EMULATOR, str(program)), env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == expected
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("compiler", "machine", "name", "instruction", "absent"),
+    [
+        ("g++", X86_64, "avxvnni", "vpdpbusd", ("vpmaddubsw", "%zmm")),
+        (CROSS_COMPILER, "aarch64", "dotprod", "sdot", ("\tmla\t", "\tsmlal")),
+    ],
+    ids=["avxvnni", "dotprod"],
+)
+def test_integer_products_take_one_instruction(
+    compiler: str, machine: str, name: str, instruction: str, absent: tuple[str, ...], hatch_build: ModuleType,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """No processor with AVX-VNNI has run these kernels yet: what is compiled is checked instead."""
+    if not shutil.which(compiler) or (machine == X86_64 and hatch_build._machine() != X86_64):
+        pytest.skip(f"no {compiler} for {machine}")
+    target = tmp_path / "kernels.o"
+    assert hatch_build.compile_kernels([compiler], machine, name, str(target)) is None
+    disassembler = compiler.replace("g++", "objdump")
+    done = subprocess.run((disassembler, "-dC", str(target)), capture_output=True, text=True, check=True)
+    tiles = [text for text in done.stdout.split("\n\n") if re.search(r"run_tile<.*IntegerPolicy<[842]>", text[:300])]
+    assert len(tiles) >= 3, "tiles of int8, int4 and int2"
+    for tile in tiles:
+        assert instruction in tile, tile[:200]
+        assert not any(word in tile for word in absent), tile[:200]
 
 
 @pytest.fixture

@@ -13,7 +13,10 @@
 #include "idle_spin.h"
 #include "threads.h"
 
-extern const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_avx512bf16;
+// hatch_build.py lists in ES_COMPILED the kernels that it has compiled: ES_KERNELS(portable) ES_KERNELS(avx2) and so on.
+#define ES_KERNELS(name) extern const Kernels kernels_##name;
+ES_COMPILED
+#undef ES_KERNELS
 
 #define ES_TEXT_OF(number) #number
 #define ES_TEXT(number) ES_TEXT_OF(number)
@@ -33,23 +36,18 @@ struct Choice {
     const Kernels* kernels;
 };
 
+#define ES_KERNELS(name) {#name, &kernels_##name},
+const Choice compiled[] = {ES_COMPILED};
+#undef ES_KERNELS
+
+const std::vector<const char*> cpu_sets = runnable_sets();
+
 // The best first.
 std::vector<Choice> runnable() {
     std::vector<Choice> choices;
-    // hatch_build.py says which ones the compiler could make.
-#if defined(__x86_64__)
-    [[maybe_unused]] const Cpu cpu = this_cpu();
-#endif
-#if defined(ES_WITH_AVX512BF16)
-    if (cpu.avx512bf16) choices.push_back({"avx512bf16", &kernels_avx512bf16});
-#endif
-#if defined(ES_WITH_AVX512)
-    if (cpu.avx512) choices.push_back({"avx512", &kernels_avx512});
-#endif
-#if defined(ES_WITH_AVX2)
-    if (cpu.avx2) choices.push_back({"avx2", &kernels_avx2});
-#endif
-    choices.push_back({"portable", &kernels_portable});
+    for (const char* name : cpu_sets)
+        for (const Choice& choice : compiled)
+            if (std::strcmp(choice.name, name) == 0) choices.push_back(choice);
     return choices;
 }
 
@@ -161,6 +159,12 @@ const char* edgeshard_kernel_set() { return ES_COMPILER " " ES_FLAGS; }
 const char* edgeshard_kernels(int32_t index) {
     return index >= 0 && index < static_cast<int32_t>(choices.size()) ? choices[index].name : nullptr;
 }
+
+const char* edgeshard_cpu_kernels(int32_t index) {
+    return index >= 0 && index < static_cast<int32_t>(cpu_sets.size()) ? cpu_sets[index] : nullptr;
+}
+
+const char* edgeshard_requested_kernels() { return ES_REQUESTED; }
 
 void edgeshard_use_kernels(int32_t index) { chosen = choices[index]; }
 

@@ -14,6 +14,12 @@ const char* edgeshard_kernel_set();
 // The name of the i-th kernels this CPU can run, the best first, or null.
 const char* edgeshard_kernels(int32_t index);
 
+// The name of the i-th kernels this CPU could run if the library had them, the best first, or null.
+const char* edgeshard_cpu_kernels(int32_t index);
+
+// The names of the kernels that were to be compiled, separated by spaces; a compiler too old for some has left them out.
+const char* edgeshard_requested_kernels();
+
 // For tests: run the i-th kernels from now on.
 void edgeshard_use_kernels(int32_t index);
 
