@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -48,6 +48,47 @@ class OpenCall:
         if self.error is not None and self.task is not None:
             self.task.uncancel()
         return self.error
+
+
+class CallContext:
+    """gRPC's context of an open call, whose end waits until the initial metadata are sent.
+
+    If a task is cancelled while gRPC sends them, gRPC sends them once more with the status. The core refuses that, and
+    the call stays open.
+    """
+
+    __slots__ = ("_call", "_context", "_has_begun")
+
+    def __init__(self, context: Any, call: OpenCall) -> None:
+        self._context = context
+        self._call = call
+        self._has_begun = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def send_initial_metadata(self, metadata: Any) -> None:
+        """Send the metadata. Raises DeniedError if the caller was revoked meanwhile."""
+        await self._begin(self._context.send_initial_metadata(metadata))
+
+    async def write(self, message: Any) -> None:
+        """Send a message, the first one with the metadata. Raises DeniedError if the caller was revoked meanwhile."""
+        sending = self._context.write(message)
+        await (sending if self._has_begun else self._begin(sending))
+
+    async def _begin(self, sending: Awaitable[None]) -> None:
+        if asyncio.current_task() is not self._call.task:
+            await sending  # No end of the call cancels this task.
+            self._has_begun = True
+            return
+        self._call.is_sending = True
+        try:
+            await sending
+        finally:
+            self._call.is_sending = False
+        self._has_begun = True
+        if self._call.error is not None:
+            raise self._call.error
 
 
 class OpenCalls:

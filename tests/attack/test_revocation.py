@@ -1,4 +1,4 @@
-"""Whoever is revoked has nothing open a second later, at the coordinator and at nodes."""
+"""Whoever is revoked soon has nothing open, at the coordinator and at nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from tests.support.identities import Identities
 from tests.support.membership import joined, opened
 
 pytestmark = pytest.mark.timing
-SECONDS = 1.0
+SECONDS = 10.0
+"""A quiet machine needs 0.1 s; a call that is left open stays so for good."""
 
 
 async def test_a_client_that_is_revoked_hears_nothing_more(tmp_path: Path) -> None:
