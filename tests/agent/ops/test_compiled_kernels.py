@@ -1,0 +1,185 @@
+"""What compilers make of the kernels: the bits of linear layers, and inner loops that keep their sums in registers."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from edgeshard_agent.ops import native
+
+import hatch_build
+from tests.support import compiled_kernels
+from tests.support.compiled_kernels import NAME
+from tests.support.hot_loops import Loop, hottest
+
+MACHINE = os.uname().machine
+AVX2 = "avx2"
+EMULATOR = ("qemu-aarch64-static", "-L", "/usr/aarch64-linux-gnu", "-cpu")
+CROSS_COMPILER = "aarch64-linux-gnu-g++"
+COMPILERS = ("gcc", "clang")
+MAX_STACK_REFERENCES = 2
+MAX_TILE_ROWS = 6
+FEWEST_PRODUCTS = 8
+"""A loop of attention with as many is one of its two matrix products, whose rows may be tiled and unrolled."""
+
+_TILE = re.compile(r"run_tile<(FloatPolicy<\w+>|IntegerPolicy<\d>), (\d+)>")
+_ATTENTION = re.compile(r"AttentionItem<PlainPages<\w+> ?>::attend_")
+needs_x86 = pytest.mark.skipif(MACHINE != "x86_64", reason="AVX2 is of x86-64")
+needs_avx2 = pytest.mark.skipif(AVX2 not in native.kernel_names(), reason="this CPU runs no AVX2")
+
+CompileAvx2 = Callable[[str], Path]
+
+
+def is_fused(name: str) -> bool:
+    """True if the kernels of this name round a product and its sum once."""
+    return name != "portable" or MACHINE == "aarch64"
+
+
+def schemes_of(name: str) -> tuple[str, ...]:
+    """The schemes whose sums have one definition; a bfloat16 product of AVX-512 has bits of its own."""
+    return ("fp32", "int8", "int4", "int2") if name == "avx512bf16" else ()
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """The command of the scalar reference."""
+    command = compiled_kernels.gcc() or ("c++",)
+    if shutil.which(command[0]) is None:
+        pytest.skip("no C++ compiler")
+    program = tmp_path_factory.mktemp("reference") / "linear_reference"
+    compiled_kernels.compile_reference(command, program)
+    return (str(program),)
+
+
+@pytest.mark.parametrize("name", native.kernel_names())
+def test_linear_layers_have_the_bits_of_scalar_code(name: str, reference: tuple[str, ...]) -> None:
+    found, _ = compiled_kernels.differences(reference, native.LIBRARY, name, schemes_of(name), fused=is_fused(name))
+    assert found and not any(found.values()), found
+
+
+def compiler(name: str) -> tuple[str, ...]:
+    command = compiled_kernels.gcc() if name == "gcc" else compiled_kernels.clang(MACHINE)
+    if command is None:
+        pytest.skip("no g++" if name == "gcc" else "the compiler of wheels cannot be installed: make wheels")
+    return command
+
+
+@pytest.fixture(scope="module")
+def compile_avx2(tmp_path_factory: pytest.TempPathFactory) -> CompileAvx2:
+    """Compiles the AVX2 kernels by the compiler of this name, once."""
+    folder = tmp_path_factory.mktemp("avx2")
+
+    def compile_one(name: str) -> Path:
+        library = folder / f"{name}.so"
+        if not library.exists():
+            flags = hatch_build.INSTRUCTION_SETS[MACHINE][AVX2]
+            compiled_kernels.compile_alone(compiler(name), MACHINE, flags, library)
+        return library
+
+    return compile_one
+
+
+@needs_x86
+@needs_avx2
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_both_compilers_give_the_same_bits(compile_avx2: CompileAvx2, reference: tuple[str, ...]) -> None:
+    hashes = []
+    for name in COMPILERS:
+        found, outputs = compiled_kernels.differences(reference, compile_avx2(name), NAME, fused=True)
+        assert found and not any(found.values()), (name, found)
+        hashes.append(outputs)
+    assert hashes[0] == hashes[1]
+
+
+@needs_x86
+@needs_avx2
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_compiler_that_fuses_by_itself_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: tuple[str, ...]
+) -> None:
+    """GCC may fuse the product and the sum that round a row to integers: some of them are then others."""
+    monkeypatch.setattr(hatch_build, "EXACT", "-ffp-contract=fast")
+    library = tmp_path / "fusing.so"
+    flags = hatch_build.INSTRUCTION_SETS[MACHINE][AVX2]
+    compiled_kernels.compile_alone(compiler("gcc"), MACHINE, flags, library)
+    found, _ = compiled_kernels.differences(reference, library, NAME, fused=True)
+    assert found["int8"] and found["int4"] and found["int2"], found
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(shutil.which(EMULATOR[0]) is None, reason="no qemu-aarch64-static")
+@pytest.mark.skipif(shutil.which(CROSS_COMPILER) is None, reason=f"no {CROSS_COMPILER}")
+def test_emulated_aarch64_has_the_bits_of_scalar_code(tmp_path: Path) -> None:
+    """By GCC, as a checkout has it: a Cortex-A72 has plain NEON, a Cortex-A76 dotprod as well."""
+    library = tmp_path / "library.so"
+    program = tmp_path / "linear_reference"
+    built = hatch_build.compile_library((CROSS_COMPILER,), "aarch64", library)
+    compiled_kernels.compile_reference((CROSS_COMPILER,), program)
+    examined: set[str] = set()
+    for cpu in ("cortex-a72", "cortex-a76"):
+        command = (*EMULATOR, cpu, str(program))
+        for name in compiled_kernels.names_of(command, library):
+            found, _ = compiled_kernels.differences(command, library, name, fused=True)
+            assert found and not any(found.values()), (cpu, name, found)
+            examined.add(name)
+    assert "portable" in examined
+    assert examined == set(built) - {"i8mm"}, "neither of these processors has i8mm"
+
+
+def spilling_tiles(loops: dict[str, list[Loop]]) -> dict[str, int]:
+    """The tiles whose hottest loop refers to the stack too often, and how often it does."""
+    return {
+        name: loop.stack_references
+        for name, loop in hot_tiles(loops).items()
+        if loop.stack_references > MAX_STACK_REFERENCES
+    }
+
+
+def hot_tiles(loops: dict[str, list[Loop]]) -> dict[str, Loop]:
+    """The hottest loop of each tile of linear layers, and of attention's functions that with the most references."""
+    tiles: dict[str, Loop] = {}
+    for function, inner in loops.items():
+        if match := _TILE.search(function):
+            loop = hottest(inner)
+            assert loop is not None, f"{function} multiplies nothing"
+            tiles[f"{match[1]} of {match[2]} rows"] = loop
+        elif _ATTENTION.search(function):
+            products = [loop for loop in inner if loop.products >= FEWEST_PRODUCTS]
+            if products:
+                name = function.split("(")[0].removeprefix("void ")
+                tiles[name] = max(products, key=lambda loop: loop.stack_references)
+    return tiles
+
+
+@needs_x86
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump")
+@pytest.mark.parametrize("name", COMPILERS)
+def test_inner_loops_keep_their_sums_in_registers(name: str, compile_avx2: CompileAvx2) -> None:
+    assert_tiles_are_fast(compile_avx2(name), "objdump")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(shutil.which(CROSS_COMPILER) is None, reason=f"no {CROSS_COMPILER}")
+def test_inner_loops_of_aarch64_keep_their_sums_in_registers(tmp_path: Path) -> None:
+    library = tmp_path / "library.so"
+    compiled_kernels.compile_alone((CROSS_COMPILER,), "aarch64", (), library)
+    assert_tiles_are_fast(library, "aarch64-linux-gnu-objdump")
+
+
+def assert_tiles_are_fast(library: Path, objdump: str) -> None:
+    loops = compiled_kernels.loops_of(library, objdump)
+    tiles = hot_tiles(loops)
+    kinds = {name.split(" of ")[0] for name in tiles if " of " in name}
+    assert len(kinds) >= 5, f"fp32, bf16, int8, int4 and int2 have tiles, but only {kinds} have names"
+    assert any("AttentionItem" in name for name in tiles)
+    assert spilling_tiles(loops) == {}
