@@ -141,7 +141,7 @@ MOST_TAPS, MOST_KEY_DIM, MOST_STATE_DIM = 8, 512, 512
 NOT_FINITE, NOT_TAKEN = -1, -2
 
 _POINTER, _INT, _LONG = c_void_p, c_int32, c_int64
-_SIGNATURES = {
+SIGNATURES = {
     "edgeshard_sources": (c_char_p, ()),
     "edgeshard_kernels": (c_char_p, (_INT,)),
     "edgeshard_cpu_kernels": (c_char_p, (_INT,)),
@@ -185,7 +185,7 @@ def library() -> ctypes.CDLL | None:
         _log.warning("%s %s. Install a C++ compiler (on Debian: g++) and install EdgeShard again.", slow, error)
         return None
     try:
-        for name, (result, arguments) in _SIGNATURES.items():
+        for name, (result, arguments) in SIGNATURES.items():
             function = getattr(loaded, name)
             function.restype, function.argtypes = result, arguments
         is_ours = loaded.edgeshard_sources() == sources.digest().encode()
