@@ -36,7 +36,7 @@ ES_INLINE FetchAhead weights_ahead(const char*, int64_t, Pass) {
 }
 #else
 // Few rows wait for memory: they fetch a little ahead of what they read, one line of every two. More rows read a panel several times, and fetch
-// the next one meanwhile (docs/decisions/0149-narrow-registers.md).
+// the next one meanwhile (docs/decisions/0150-narrow-registers.md).
 constexpr FetchOncePerStep NEAR = {512};
 
 template <int VECTORS>
