@@ -21,9 +21,11 @@ from edgeshard.architectures.record import BlockStyle, Routing
 from edgeshard_agent.model.attention.attention import Rotary, StepAttention
 from edgeshard_agent.model.delta import DeltaMixer
 from edgeshard_agent.model.projection import Integers, Piece, Projection
+from edgeshard_agent.ops.activations import gelu, quick_gelu
 from edgeshard_agent.ops.attention import Scoring
 from edgeshard_agent.ops.elementwise import clamped_swiglu, geglu, rms_norm, rotary_, sigmoid_gate, swiglu
 from edgeshard_agent.ops.fused_blocks import NativeBlock
+from edgeshard_agent.ops.routing import route
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -32,20 +34,16 @@ Gating = Callable[[torch.Tensor], torch.Tensor]
 """[T, width] from the results [T, 2 * width] of gate and up, or those of up, [T, width], where there is no gate."""
 
 
-def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
-    return x * torch.sigmoid(1.702 * x)
-
-
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "gelu": functional.gelu,
-    "quick_gelu": _quick_gelu,
+    "gelu": gelu,
+    "quick_gelu": quick_gelu,
     "relu": functional.relu,
 }
 _GATINGS: dict[str, Gating] = {
     **dict.fromkeys(("silu", "swish"), swiglu),
     **dict.fromkeys(("gelu_fast", "gelu_new", "gelu_pytorch_tanh"), geglu),
 }
-"""Those that the kernels have. With `_ACTIVATIONS` they are all that a record lets through."""
+"""Those that the kernels have in one pass. With `_ACTIVATIONS` they are all that a record lets through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +135,6 @@ class GatedMlp(nn.Module):
         return "gate_up", self.gate_up.rows - self.down.columns if part == "up_proj" else 0
 
 
-_LEAST_SUM = 1e-20
-"""Sigmoids may all be 0; any other sum of shares stays what it is."""
 ExpertSource = Callable[[torch.Tensor], Iterator[int]]
 """The experts in `chosen` [tokens, per token], each once; one is in memory until the next is asked for."""
 
@@ -258,18 +254,16 @@ def routed(
     logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The experts chosen for each token and their shares, both [T, chosen], from the router's logits [T, experts]."""
-    scores = _sigmoid(logits.float()) if routing.sigmoid else torch.softmax(logits, dim=-1, dtype=torch.float32)
-    ranked = scores if correction is None else scores + correction
-    if routing.groups > 1:
-        by_group = ranked.view(len(ranked), routing.groups, -1)
-        kept = by_group.topk(2, dim=-1).values.sum(-1).topk(routing.kept_groups, dim=-1).indices
-        left_out = torch.ones(by_group.shape[:2], dtype=torch.bool, device=logits.device).scatter_(1, kept, False)
-        ranked = by_group.masked_fill(left_out.unsqueeze(-1), float("-inf")).view(ranked.shape)
-    chosen = ranked.topk(routing.chosen, dim=-1).indices
-    shares = scores.gather(1, chosen)
-    if routing.normalised:
-        shares = shares / (shares.sum(dim=-1, keepdim=True) + _LEAST_SUM)
-    shares = shares * routing.scale
+    chosen, shares = route(
+        logits,
+        routing.chosen,
+        correction,
+        sigmoid=routing.sigmoid,
+        normalised=routing.normalised,
+        scale=routing.scale,
+        groups=routing.groups,
+        kept_groups=routing.kept_groups,
+    )
     return chosen, shares if routing.sigmoid else shares.to(dtype)
 
 

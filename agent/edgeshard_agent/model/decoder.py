@@ -18,6 +18,7 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.modules import StageContext, StageModules
 from edgeshard_agent.model.projection import Projection, whole
+from edgeshard_agent.ops.activations import softcap
 from edgeshard_agent.ops.quantize import QuantizedWeight
 
 
@@ -113,7 +114,7 @@ class DecoderModules(StageModules):
         ends = self._ends
         if ends.logit_divisor != 1.0:
             logits = logits / ends.logit_divisor
-        return logits if ends.logit_cap is None else torch.tanh(logits / ends.logit_cap) * ends.logit_cap
+        return logits if ends.logit_cap is None else softcap(logits, ends.logit_cap)
 
     @property
     def is_static(self) -> bool:

@@ -15,6 +15,7 @@ from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.modules import Batch, StageContext
 from edgeshard_agent.model.projection import whole
 from edgeshard_agent.model.rotary import RotaryFrequencies
+from edgeshard_agent.ops.angles import rotary_angles
 from edgeshard_agent.ops.fused_blocks import NativeBlock, NativePass, NativeRows, run_blocks
 from edgeshard_agent.ops.kv_arena import NativeArena
 from edgeshard_agent.ops.quantize import QuantizedWeight
@@ -154,10 +155,8 @@ class FusedModules(DecoderModules):
         if kind is None:
             return None
         frequencies, scaling = self.rotary_emb.of(kind)
-        half = torch.outer(positions.to(torch.float32), frequencies)
-        angles = torch.cat((half, half), dim=-1)
         dtype = self.context.torch_dtype
         factors = self.rotary_emb.query_factors(positions, kind)
         if factors is not None:
             factors = factors.to(dtype).view(-1, 1, 1)
-        return Rotary(angles.cos().mul_(scaling).to(dtype), angles.sin().mul_(scaling).to(dtype), factors)
+        return Rotary(*rotary_angles(positions, frequencies, scaling, dtype), factors)

@@ -2,12 +2,17 @@
 
 A pair of dimensions i of `dims` turns by theta^(-2i/dims) radians from one position to the next. What stretches the
 context beyond that of the first training makes the slow ones slower.
+
+Powers and logarithms are computed in decimal, which rounds them correctly, and everything else by single IEEE
+operations. So the bits are the same on every machine, which those of a C library's `pow` and `log` are not.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from decimal import Context, Decimal
+from functools import cache
 
 import torch
 from torch import nn
@@ -34,7 +39,7 @@ class RotaryFrequencies(nn.Module):
     def query_factors(self, positions: torch.Tensor, kind: str) -> torch.Tensor | None:
         """What queries at `positions` [T] are multiplied by, [T] in float64; None where that is 1 for all of them.
 
-        In float64, for torch's logarithm gives the last elements of a tensor other bits than those before them.
+        On a CPU the logarithms come from a table of `_log`. Elsewhere they are torch's, in float64.
         """
         rotation = self._rotations[kind]
         if not rotation.growth:
@@ -42,8 +47,13 @@ class RotaryFrequencies(nn.Module):
         trained = rotation.options["original_max_position_embeddings"]
         if positions.is_cpu and int(positions.max()) < trained:  # elsewhere a step reads nothing back
             return None
-        passed = torch.div(positions, trained, rounding_mode="floor").double()
-        return 1.0 + rotation.growth * torch.log1p(passed)
+        passed = torch.div(positions, trained, rounding_mode="floor").long()
+        if positions.is_cpu:
+            table = [_log(1.0 + count) for count in range(int(passed.max()) + 1)]
+            logarithms = torch.tensor(table, dtype=torch.float64)[passed]
+        else:
+            logarithms = torch.log1p(passed.double())
+        return 1.0 + rotation.growth * logarithms
 
 
 def _buffer(kind: str) -> str:
@@ -53,7 +63,23 @@ def _buffer(kind: str) -> str:
 def rotary_frequencies(rotation: Rotation) -> tuple[torch.Tensor, float]:
     """The frequencies [dims / 2] in float32, and the factor of cosines and sines."""
     steps = torch.arange(0, rotation.dims, 2, dtype=torch.float32) / rotation.dims
-    return _BY_KIND[rotation.kind](rotation, rotation.theta**steps)
+    periods = torch.tensor([_power(rotation.theta, step) for step in steps.tolist()], dtype=torch.float32)
+    return _BY_KIND[rotation.kind](rotation, periods)
+
+
+_DIGITS = Context(prec=40)
+
+
+@cache
+def _log(value: float) -> float:
+    """The natural logarithm, correctly rounded."""
+    return float(Decimal(value).ln(_DIGITS))
+
+
+def _power(base: float, exponent: float) -> float:
+    """base^exponent, correctly rounded."""
+    logarithm = Decimal(base).ln(_DIGITS)
+    return float(_DIGITS.multiply(Decimal(exponent), logarithm).exp(_DIGITS))
 
 
 def _default(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, float]:
@@ -91,7 +117,7 @@ def _yarn(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, floa
 
     def dimension(rounds: float) -> float:
         """The dimension where a wave goes round so often within the first context."""
-        return dims * math.log(trained / (rounds * 2 * math.pi)) / (2 * math.log(rotation.theta))
+        return dims * _log(trained / (rounds * 2 * math.pi)) / (2 * _log(rotation.theta))
 
     first, last = dimension(options.get("beta_fast") or 32), dimension(options.get("beta_slow") or 1)
     if options.get("truncate", True):
@@ -110,7 +136,7 @@ def _yarn_scaling(options: Mapping[str, float], factor: float) -> float:
         return given
 
     def scale(share: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * share * math.log(factor) + 1.0
+        return 1.0 if factor <= 1 else 0.1 * share * _log(factor) + 1.0
 
     over, under = options.get("mscale"), options.get("mscale_all_dim")
     return scale(over) / scale(under) if over and under else scale(1.0)

@@ -1,7 +1,7 @@
-"""A short hash of the bits that this node computes, to be compared with that of others.
+"""A short hash of the bits that this node computes, for comparison with those of other nodes.
 
-Where two nodes have the same one, a layer of a family in our own blocks gives the same bits on both (docs/kernels.md,
-Numbers). Instruction sets, compilers and versions of torch may each change the last bit of a sum.
+If two nodes have the same one, a layer of a family in our own blocks gives the same bits on both (docs/kernels.md,
+Numbers). Compilers and processors give one hash; two kinds of kernels have their own (decision 0149).
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
+import numpy as np
 import torch
-from torch.nn.functional import gelu, silu
 
 from edgeshard_agent.ops import native
+from edgeshard_agent.ops.activations import gelu, quick_gelu, softcap
+from edgeshard_agent.ops.angles import rotary_angles
 from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
 from edgeshard_agent.ops.elementwise import (
     clamped_swiglu,
@@ -28,6 +30,7 @@ from edgeshard_agent.ops.kv_int4 import PAGE, Int4Arena
 from edgeshard_agent.ops.linear import ROW_DTYPES, PackedLinear
 from edgeshard_agent.ops.quantize import Scheme
 from edgeshard_agent.ops.recurrent import SpanStates, delta_gates, gated_delta_rule, short_convolution
+from edgeshard_agent.ops.routing import route
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _ROWS = 13
@@ -35,6 +38,7 @@ _ROWS = 13
 _HEAD_DIM = 80
 _PAST = 600
 """Positions: past two edges between tiles of keys."""
+_RANDOM_ROWS = 64
 _SLOTS = -(-(_PAST + _ROWS) // PAGE) * PAGE
 
 
@@ -55,6 +59,7 @@ def _outputs() -> Iterator[torch.Tensor]:
         layer = PackedLinear.pack(_made(97, 192), scheme)
         for dtype in ROW_DTYPES[scheme]:
             yield layer(_made(_ROWS, 192).to(dtype))
+    yield from _random_linears()
     yield from _angles()
     for dtype in _DTYPES:
         wide = _made(_ROWS, 1000).to(dtype)
@@ -66,22 +71,36 @@ def _outputs() -> Iterator[torch.Tensor]:
         yield clamped_swiglu(wide * 4, 1.702, 2.0)
         yield sigmoid_gate(wide.flip(0).contiguous(), wide * 4)
         yield from _advanced(dtype)
-        # What blocks leave to torch: other activations, norms in float32, a router's shares.
-        yield gelu(wide)
-        yield silu(wide)
-        yield torch.rsqrt(wide.float().square().mean(-1, keepdim=True) + 1e-5)
-        yield torch.softmax(wide[:, :60], dim=-1, dtype=torch.float32)
+        yield gelu(wide * 4)
+        yield quick_gelu(wide * 4)
+        yield softcap(wide * 4, 2.5)
+        yield from _routed(wide[:, :60].contiguous() * 4)
         for kept in _DTYPES:
             yield from _attended(dtype, PanelArena(_SLOTS, 1, _HEAD_DIM, kept))
         yield from _attended(dtype, Int4Arena(_SLOTS, 1, _HEAD_DIM))
 
 
 def _angles() -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of a rotary embedding."""
-    frequencies = 1.0 / (10_000.0 ** (torch.arange(0, _HEAD_DIM, 2, dtype=torch.float32) / _HEAD_DIM))
-    half = torch.outer(torch.arange(0, 64 * _ROWS, 64, dtype=torch.float32), frequencies)
-    angles = torch.cat((half, half), dim=-1)
-    return angles.cos(), angles.sin()
+    """Cosines and sines of a rotary embedding, at positions up to 2^24."""
+    positions = torch.arange(_ROWS) ** 2 * 116_508
+    frequencies = torch.arange(_HEAD_DIM // 2, 0, -1).float() ** 2 / (_HEAD_DIM // 2) ** 2
+    return rotary_angles(positions, frequencies, 1.0, torch.float32)
+
+
+def _random_linears() -> Iterator[torch.Tensor]:
+    """Products of integers with random weights and rows: enough numbers that some of the rows lie next to the middle of
+    two integers, where a fused sum rounds to the other one."""
+    rows, weight = _random(_RANDOM_ROWS, 512), _random(64, 512)
+    for scheme in (Scheme.INT8, Scheme.INT4, Scheme.INT2):
+        layer = PackedLinear.pack(weight, scheme)
+        for dtype in _DTYPES:
+            yield layer(rows.to(dtype))
+
+
+def _routed(logits: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Experts and shares by softmax, and by sigmoid in groups."""
+    yield from route(logits, 6)
+    yield from route(logits, 6, _made(60), sigmoid=True, scale=2.5, groups=5, kept_groups=2)
 
 
 def _attended(dtype: torch.dtype, arena: NativeArena) -> Iterator[torch.Tensor]:
@@ -120,3 +139,14 @@ def _made(*shape: int) -> torch.Tensor:
     count = torch.Size(shape).numel()
     scattered = torch.arange(1, count + 1, dtype=torch.int64) * 2_654_435_761 % (1 << 24)
     return (scattered.double() / (1 << 23) - 1.0).float().view(shape)
+
+
+def _random(*shape: int) -> torch.Tensor:
+    """Numbers near a normal distribution: sums of four random integers of 16 bits, by splitmix64. Exact in float32."""
+    mixed = np.arange(1, torch.Size(shape).numel() + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    for bits, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ mixed >> np.uint64(bits)) * np.uint64(factor)
+    mixed ^= mixed >> np.uint64(31)
+    parts = mixed.view(np.uint16).reshape(-1, 4).astype(np.int64)
+    centred = parts.sum(1) - 2 * 0xFFFF
+    return torch.from_numpy(centred.astype(np.float32) / np.float32(1 << 16)).view(shape)

@@ -25,6 +25,10 @@ ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
 INT4 = 2
 # `NORM_...` of kernels.h.
 NORM_PLAIN, NORM_UNIT_OFFSET, NORM_ROUNDED_LAST = range(3)
+# `ACTIVATION_...` of kernels.h.
+ACTIVATION_GELU, ACTIVATION_QUICK_GELU, ACTIVATION_SOFTCAP = range(3)
+# `MOST_EXPERTS` of kernels.h.
+MAX_EXPERTS = 1024
 
 _NANOSECONDS = 1_000_000_000
 _STREAM_BYTES = 128 << 20
@@ -134,6 +138,28 @@ class GatedNormStruct(ctypes.Structure):
     )
 
 
+class AnglesStruct(ctypes.Structure):
+    """`Angles` of kernels.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("positions", "frequencies", "cos", "sin")),
+        *((name, c_int32) for name in ("rows", "pairs")),
+        ("scaling", c_float),
+        ("element", c_int32),
+    )
+
+
+class RoutingStruct(ctypes.Structure):
+    """`Routing` of kernels.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("logits", "correction", "places", "shares")),
+        ("scale", c_float),
+        *((name, c_int32) for name in ("rows", "experts", "chosen", "groups", "kept_groups")),
+        *((name, c_int32) for name in ("sigmoid", "normalised", "element")),
+    )
+
+
 # `MOST_TAPS`, `MOST_KEY_DIM` and `MOST_STATE_DIM` of kernels.h.
 MOST_TAPS, MOST_KEY_DIM, MOST_STATE_DIM = 8, 512, 512
 
@@ -157,6 +183,9 @@ SIGNATURES = {
     "edgeshard_swiglu": (None, (_POINTER, _POINTER, _INT, _INT, _INT)),
     "edgeshard_geglu": (None, (_POINTER, _POINTER, _INT, _INT, _INT)),
     "edgeshard_clamped_swiglu": (None, (_POINTER, _POINTER, _INT, _INT, c_float, c_float, _INT)),
+    "edgeshard_activate": (None, (_POINTER, _LONG, _POINTER, _INT, _INT, _INT, c_float, _INT)),
+    "edgeshard_route": (None, (_POINTER, _INT)),
+    "edgeshard_angles": (None, (_POINTER,)),
     "edgeshard_rotary": (None, (_POINTER, _LONG, _INT, _INT, _INT, _INT, _POINTER, _POINTER, _INT, _INT)),
     "edgeshard_blocks": (c_int64, (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _POINTER, _INT)),
     "edgeshard_attention": (_INT, (_POINTER, _INT)),

@@ -128,7 +128,7 @@ def _fitted(scales: torch.Tensor, grouped: torch.Tensor) -> torch.Tensor:
     """The scales with the least squared error for the values that these give, found twice."""
     for _ in range(2):
         values = _rounded(grouped, scales, Scheme.INT2).float()
-        scales = ((values * grouped).sum(-1) / values.square().sum(-1)).bfloat16()
+        scales = (_sums(values * grouped) / _sums(values.square())).bfloat16()
     return scales
 
 
@@ -137,7 +137,18 @@ _SCALES = {Scheme.INT8: _int8_scales, Scheme.INT4: _int4_scales, Scheme.INT2: _i
 
 def _squared_error(grouped: torch.Tensor, scales: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     restored = _rounded(grouped, scales, scheme).float() * scales.float().unsqueeze(-1)
-    return (restored - grouped).square_().sum(-1)
+    return _sums((restored - grouped).square_())
+
+
+def _sums(groups: torch.Tensor) -> torch.Tensor:
+    """The sums [...] of groups [..., n], where n is a power of two, added half to half.
+
+    torch's own sum has another order on each processor, so that two nodes would keep different scales of one weight.
+    """
+    while groups.shape[-1] > 1:
+        first, second = groups.chunk(2, dim=-1)
+        groups = first + second
+    return groups.squeeze(-1)
 
 
 def _rounded(grouped: torch.Tensor, scales: torch.Tensor, scheme: Scheme) -> torch.Tensor:

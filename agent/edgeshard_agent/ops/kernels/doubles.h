@@ -2,6 +2,7 @@
 // four with AVX2, two elsewhere. Compilers lower arithmetic on wider vectors than the CPU's, but comparisons badly.
 #pragma once
 
+#include <initializer_list>
 #include <limits>
 
 #include "vectors.h"

@@ -1,5 +1,7 @@
 // The kernels, compiled once for each instruction set (ES_ISA names it). Every result is computed by the same
 // operations in the same order whatever the number of rows, so that a row alone equals the row in a batch bit for bit.
+#include "activations.h"
+#include "angles.h"
 #include "attention.h"
 #include "integer_products.h"
 #include "kernels.h"
@@ -8,6 +10,7 @@
 #include "limits.h"
 #include "products.h"
 #include "recurrent.h"
+#include "routing.h"
 #include "sampling.h"
 #include "vectors.h"
 
@@ -455,4 +458,4 @@ extern const Kernels ES_ISA;
 const Kernels ES_ISA = {linear,   quantize,       rms_norm,  gated_head_norm, sigmoid_gate,    swiglu,
                         geglu,    clamped_swiglu, rotary,    write_kv,        attention,       merge_attention,
                         sample,   convolution,    delta_rule, delta_gates,    selective_scan,  gated_norm,
-                        read_rate, fma_rate};
+                        angles,   activate,       route,     read_rate,       fma_rate};

@@ -162,6 +162,34 @@ struct GatedNorm {
     int32_t rows, width, groups, gate_first, element;
 };
 
+// Cosines and sines of positions, [rows][2 * pairs] each, with both halves alike, times `scaling`.
+struct Angles {
+    const int64_t* positions;   // [rows]
+    const float* frequencies;   // [pairs], radians from one position to the next
+    void *cos, *sin;            // [rows][2 * pairs]
+    int32_t rows, pairs;
+    float scaling;
+    int32_t element;
+};
+
+// The last one is cap * tanh(x / cap).
+enum : int32_t { ACTIVATION_GELU = 0, ACTIVATION_QUICK_GELU = 1, ACTIVATION_SOFTCAP = 2 };
+
+// The experts of each row and their shares: the `chosen` largest of softmax, or of sigmoid, with a correction added, which
+// shares are without. Of several groups the `kept_groups` are chosen from whose best two are largest together. Of equal
+// values the first ones are chosen.
+constexpr int32_t MOST_EXPERTS = 1024;
+// Added to the sum of shares that are normalised: sigmoids may all be 0.
+constexpr float LEAST_SHARES = 1e-20f;
+struct Routing {
+    const void* logits;       // [rows][experts]
+    const float* correction;  // [experts], or null
+    int64_t* places;          // [rows][chosen], the largest first
+    float* shares;            // [rows][chosen]
+    float scale;
+    int32_t rows, experts, chosen, groups, kept_groups, sigmoid, normalised, element;
+};
+
 // Where rms_norm rounds: before it multiplies by the weight, or once, behind 1 + weight or the weight.
 enum : int32_t { NORM_PLAIN = 0, NORM_UNIT_OFFSET = 1, NORM_ROUNDED_LAST = 2 };
 
@@ -226,6 +254,10 @@ struct Kernels {
                         float* opened, int32_t heads, int32_t element);
     void (*selective_scan)(const SelectiveScan&, int32_t first, int32_t end);  // of spans * heads * scan_pieces
     void (*gated_norm)(const GatedNorm&, int32_t first, int32_t end);          // of rows
+    void (*angles)(const Angles&, int32_t row);
+    // One row; `cap` is the softcap's.
+    void (*activate)(const void* x, void* out, int32_t width, int32_t activation, float cap, int32_t element);
+    void (*route)(const Routing&, int32_t first, int32_t end);  // of rows
     double (*read_rate)(const char* buffer, int64_t bytes);  // GB/s of one thread
     double (*fma_rate)();                                    // GFLOP/s of one thread
 };

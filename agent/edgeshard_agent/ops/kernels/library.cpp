@@ -233,6 +233,23 @@ void edgeshard_clamped_swiglu(const void* gate_up, void* out, int32_t rows, int3
                                        static_cast<char*>(out) + r * row_bytes, inner, alpha, limit, element);
 }
 
+void edgeshard_activate(const void* x, int64_t stride, void* out, int32_t rows, int32_t width, int32_t activation,
+                        float cap, int32_t element) {
+    const int64_t size = size_of(element);
+    for (int64_t r = 0; r < rows; r++)
+        chosen.kernels->activate(static_cast<const char*>(x) + r * stride * size,
+                                 static_cast<char*>(out) + r * width * size, width, activation, cap, element);
+}
+
+void edgeshard_route(const Routing* routing, int32_t thread_count) {
+    threads->share(routing->rows, routing->rows > FEW_TOKENS ? thread_count : 1,
+                   [&](int32_t first, int32_t end) { chosen.kernels->route(*routing, first, end); });
+}
+
+void edgeshard_angles(const Angles* angles) {
+    for (int32_t r = 0; r < angles->rows; r++) chosen.kernels->angles(*angles, r);
+}
+
 void edgeshard_rotary(void* x, int64_t row_stride, int32_t rows, int32_t heads, int32_t head_dim, int32_t element,
                       const void* cos, const void* sin, int32_t rotary_dim, int32_t angle_element) {
     const int64_t angle_bytes = rotary_dim * size_of(angle_element);

@@ -44,6 +44,13 @@ void edgeshard_geglu(const void* gate_up, void* out, int32_t rows, int32_t inner
 void edgeshard_clamped_swiglu(const void* gate_up, void* out, int32_t rows, int32_t inner, float alpha, float limit,
                               int32_t element);
 
+// `x` has `stride` between rows; `out` is [rows][width].
+void edgeshard_activate(const void* x, int64_t stride, void* out, int32_t rows, int32_t width, int32_t activation,
+                        float cap, int32_t element);
+
+void edgeshard_route(const Routing* routing, int32_t thread_count);
+
+void edgeshard_angles(const Angles* angles);
 void edgeshard_rotary(void* x, int64_t row_stride, int32_t rows, int32_t heads, int32_t head_dim, int32_t element,
                       const void* cos, const void* sin, int32_t rotary_dim, int32_t angle_element);
 

@@ -1,0 +1,159 @@
+// Prints a hash of what each function between the linear layers computes on inputs made by integer arithmetic, one a line:
+// its name and 16 hexadecimal digits. test_common_bits.py compiles it by several compilers and for several processors.
+// With the argument "erf" it prints the largest error of erf16 over all floats in [0, 8), in units in the last place.
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "activations.h"
+#include "angles.h"
+#include "recurrent.h"
+#include "routing.h"
+
+namespace {
+
+struct Hash {
+    uint64_t state = 14695981039346656037u;
+
+    template <class T>
+    void add(const std::vector<T>& values) {
+        const unsigned char* bytes = reinterpret_cast<const unsigned char*>(values.data());
+        for (size_t i = 0; i < values.size() * sizeof(T); i++) state = (state ^ bytes[i]) * 1099511628211u;
+    }
+
+    void print(const char* name) const { std::printf("%s %016llx\n", name, static_cast<unsigned long long>(state)); }
+};
+
+uint64_t seed = 1;
+
+// In [-range, range), from 24 bits of splitmix64.
+float number(float range) {
+    uint64_t z = seed++ * 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    z ^= z >> 31;
+    return (static_cast<float>(z >> 40) * 0x1p-23f - 1.0f) * range;
+}
+
+template <class T>
+std::vector<T> numbers(size_t count, float range) {
+    std::vector<T> made(count);
+    for (T& value : made) put_float(&value, number(range));
+    return made;
+}
+
+void hash_angles() {
+    constexpr int PAIRS = 37;
+    std::vector<int64_t> positions;
+    for (int64_t p = 0; p < 512; p++) positions.push_back(p);
+    for (int64_t p = 1 << 24; p > 512; p = p * 7 / 8 - 1) positions.push_back(p);
+    std::vector<float> frequencies = numbers<float>(PAIRS, 1.0f);
+    const size_t size = positions.size() * 2 * PAIRS;
+    std::vector<float> cos(size), sin(size);
+    std::vector<uint16_t> cos16(size), sin16(size);
+    const int32_t rows = static_cast<int32_t>(positions.size());
+    const Angles wide = {positions.data(), frequencies.data(), cos.data(), sin.data(), rows, PAIRS, 1.1f, ELEMENT_FP32};
+    const Angles half = {positions.data(), frequencies.data(), cos16.data(), sin16.data(), rows, PAIRS, 1.0f, ELEMENT_BF16};
+    for (int32_t row = 0; row < rows; row++) {
+        angles(wide, row);
+        angles(half, row);
+    }
+    Hash hash;
+    hash.add(cos);
+    hash.add(sin);
+    hash.add(cos16);
+    hash.add(sin16);
+    hash.print("angles");
+}
+
+template <class Function>
+void hash_function(const char* name, float range, const Function& function) {
+    std::vector<float> values = numbers<float>(1 << 16, range);
+    for (size_t i = 0; i < values.size(); i += LANES) store(&values[i], function(load<Float16>(&values[i])));
+    Hash hash;
+    hash.add(values);
+    hash.print(name);
+}
+
+template <class T>
+void hash_rows(const char* name) {
+    constexpr int WIDTH = 1003;
+    Hash hash;
+    std::vector<T> weight = numbers<T>(WIDTH, 1.0f);
+    for (int row = 0; row < 50; row++) {
+        std::vector<T> x = numbers<T>(WIDTH, 3.0f), residual = numbers<T>(WIDTH, 2.0f), out(WIDTH), sum(WIDTH);
+        for (int form : {NORM_PLAIN, NORM_UNIT_OFFSET, NORM_ROUNDED_LAST}) {
+            rms_norm_row(x.data(), residual.data(), weight.data(), out.data(), sum.data(), WIDTH, 1e-5f, form);
+            hash.add(out);
+        }
+        gated_head_norm_row(x.data(), residual.data(), weight.data(), out.data(), WIDTH, 1e-6f);
+        hash.add(out);
+        for (int activation : {ACTIVATION_GELU, ACTIVATION_QUICK_GELU, ACTIVATION_SOFTCAP}) {
+            activate_row(x.data(), out.data(), WIDTH, activation, 2.5f);
+            hash.add(out);
+        }
+        std::vector<T> gated(WIDTH / 2);
+        swiglu_row(x.data(), gated.data(), WIDTH / 2);
+        hash.add(gated);
+        geglu_row(x.data(), gated.data(), WIDTH / 2);
+        hash.add(gated);
+        clamped_swiglu_row(x.data(), gated.data(), WIDTH / 2, 1.702f, 2.0f);
+        hash.add(gated);
+        sigmoid_gate_row(x.data(), residual.data(), WIDTH);
+        hash.add(x);
+    }
+    hash.print(name);
+}
+
+void hash_routing() {
+    constexpr int ROWS = 200, EXPERTS = 60, CHOSEN = 6;
+    const std::vector<float> correction = numbers<float>(EXPERTS, 0.1f);
+    Hash hash;
+    for (int form = 0; form < 4; form++) {
+        const std::vector<uint16_t> logits = numbers<uint16_t>(ROWS * EXPERTS, 4.0f);
+        std::vector<int64_t> places(ROWS * CHOSEN);
+        std::vector<float> shares(ROWS * CHOSEN);
+        const bool sigmoid = form & 1, grouped = form & 2;
+        const Routing routing = {logits.data(), sigmoid ? correction.data() : nullptr, places.data(), shares.data(), 2.5f,
+                                 ROWS, EXPERTS, CHOSEN, grouped ? 5 : 1, grouped ? 2 : 1, sigmoid, true, ELEMENT_BF16};
+        route(routing, 0, ROWS);
+        hash.add(places);
+        hash.add(shares);
+    }
+    hash.print("routing");
+}
+
+void print_error_of_erf() {
+    double largest = 0.0;
+    float worst = 0.0f;
+    for (uint32_t bits = 0; bits < 0x41000000u; bits += LANES) {
+        float x[LANES], y[LANES];
+        for (int i = 0; i < LANES; i++) x[i] = bits_to_float(bits + static_cast<uint32_t>(i));
+        store(y, erf16(load<Float16>(x)));
+        for (int i = 0; i < LANES; i++) {
+            const double right = std::erf(static_cast<double>(x[i]));
+            const float near = static_cast<float>(right);
+            const double unit = std::nextafter(near, 9.0f) - static_cast<double>(near);
+            const double error = std::fabs(y[i] - right) / unit;
+            if (error > largest) largest = error, worst = x[i];
+        }
+    }
+    std::printf("%.3f at %.9g\n", largest, static_cast<double>(worst));
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+    if (count > 1 && !std::strcmp(arguments[1], "erf")) {
+        print_error_of_erf();
+        return 0;
+    }
+    hash_angles();
+    hash_function("exp", 90.0f, [](Float16 x) { return exp16(x); });
+    hash_function("tanh", 10.0f, [](Float16 x) { return tanh16(x); });
+    hash_function("erf", 5.0f, [](Float16 x) { return erf16(x); });
+    hash_function("softplus", 30.0f, [](Float16 x) { return softplus16(x); });
+    hash_rows<float>("rows-fp32");
+    hash_rows<uint16_t>("rows-bf16");
+    hash_routing();
+}
