@@ -26,7 +26,7 @@ from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.generation import Generation, Sampling
-from edgeshard.domain.requests.step import DRAFT_TOKENS, Span, StepPlan
+from edgeshard.domain.requests.step import DRAFT_TOKENS, GuessedTokens, Span, StepPlan
 from tests.agent.model.test_guesses import GENERATIONS, LIST, TALE, generation, needs_bits, run, stages, tokenizer
 
 DRAFT = MODEL.parents[1] / "bench" / "draft_model"
@@ -85,6 +85,30 @@ class Always(Drafter):
         self.prices = Free()
 
 
+class Marred(Always):
+    """A draft that proposes every fourth token of `answer` as it is and every fourth one wrong; others are its own.
+
+    So some draft tokens are accepted and some rejected, whatever bits the draft computes.
+    """
+
+    answer: tuple[int, ...] = ()
+
+    def guess(self, asks: Sequence[DraftAsk]) -> GuessedTokens:
+        drafted = super().guess(asks)
+        begins = {ask.request: len(ask.tokens) - ask.prompt_count for ask in asks}
+        return {request: self._marred(begins[request], tokens) for request, tokens in drafted.items()}
+
+    def _marred(self, begin: int, drafted: tuple[int, ...]) -> tuple[int, ...]:
+        tokens = list(drafted)
+        for index, right in enumerate(self.answer[begin : begin + len(tokens)]):
+            kind = (begin + index) % 4
+            if kind == 1:
+                tokens[index] = right
+            if kind == 3:
+                tokens[index] = right ^ 1
+        return tuple(tokens)
+
+
 def steps_of(name: str, in_native_rows: bool = True) -> DraftSteps:
     model = draft_model(name)
     model.reset()
@@ -113,8 +137,14 @@ def compared(
 @pytest.mark.parametrize("cuts", [(), (5,)], ids=["one node", "two nodes"])
 @pytest.mark.parametrize("name", GENERATIONS)
 def test_no_option_of_a_generation_gets_another_answer(name: str, cuts: tuple[int, ...]) -> None:
-    _, stats = compared({"r": (TALE, generation(**GENERATIONS[name]))}, drafter("small"), cuts)
-    assert stats.guesses > stats.right_guesses > 3
+    """The draft is another model. Some draft tokens are accepted and some rejected, on every processor."""
+    requests = {"r": (TALE, generation(**GENERATIONS[name]))}
+    plain, _ = run(requests, False)
+    own = Marred(steps_of("small"))
+    own.answer = tuple(token for token, *_ in plain["r"])
+    guessed, stats = run(requests, True, cuts=cuts, drafter=own)
+    assert guessed == plain
+    assert stats.guesses > stats.right_guesses > 0
 
 
 @needs_bits
@@ -138,12 +168,13 @@ def test_wrong_guesses_leave_no_trace_in_what_the_draft_knows() -> None:
             made = {of: list(guesses) for of, guesses in super().guess(asks).items()}
             for guesses in made.values():
                 if len(guesses) > 2:
-                    guesses[2] = 7
+                    guesses[2] ^= 1  # The draft is the model: its own token would be right.
                     self.spoilt += 1
             return {of: tuple(guesses) for of, guesses in made.items()}
 
     own = Spoilt(steps_of("itself"))
-    request = {"r": (TALE, generation(sampling=Sampling(temperature=0.8, seed=2, logprobs=True)))}
+    sampling = Sampling(temperature=0.8, seed=2, logprobs=True)
+    request = {"r": (TALE, generation(sampling=sampling, ignore_eos=True))}
     plain, _ = run(request, False)
     guessed, stats = run(request, True, drafter=own)
     assert guessed == plain and own.spoilt > 10 and stats.right_guesses == 2 * own.spoilt + stats.right_guesses % 2

@@ -363,15 +363,16 @@ def generation(**options: Any) -> Generation:
 @needs_bits
 @pytest.mark.parametrize("name", GENERATIONS)
 def test_no_option_of_a_generation_gets_another_answer(name: str) -> None:
-    seen = []
-    for number, prompt in enumerate((LIST, TALE)):
-        requests = {"r": (prompt, generation(**GENERATIONS[name]))}
-        plain, _ = run(requests, guesses=False)
-        guessed, stats = run(requests, guesses=True, cuts=((), (3, 7))[number])
-        assert guessed == plain and len(plain["r"]) > 3
-        seen.append(stats)
-    assert sum(stats.right_guesses for stats in seen) > 0
-    assert sum(stats.guesses - stats.right_guesses for stats in seen) > 0
+    """Some draft tokens of the tale are accepted and some rejected, on every processor."""
+    listed = {"r": (LIST, generation(**GENERATIONS[name]))}
+    plain, _ = run(listed, guesses=False)
+    guessed, _ = run(listed, guesses=True)
+    assert guessed == plain and len(plain["r"]) > 3
+    told = {"r": (TALE, generation(**GENERATIONS[name]))}
+    plain, _ = run(told, guesses=False)
+    guessed, stats = run(told, guesses=True, cuts=(3, 7), known=plain)
+    assert guessed == plain and len(plain["r"]) > 3
+    assert stats.guesses > stats.right_guesses > 0
 
 
 @needs_bits
@@ -381,13 +382,13 @@ def test_no_option_of_a_generation_gets_another_answer(name: str) -> None:
     "scheme", ["bfloat16", "int8", "int4", "bfloat16, KV int4", "int4 mixture", "bfloat16 mixture"]
 )
 def test_no_format_gets_another_answer(scheme: str, cuts: tuple[int, ...]) -> None:
-    """Through block borders, to the last token and beside each other, with fewer steps."""
+    """Through block borders, to the last token and together in a step, with fewer steps."""
     requests = {
         "list": (LIST, generation(sampling=Sampling(logprobs=True))),
         "tale": (TALE, generation(sampling=Sampling(temperature=0.8, seed=1, logprobs=True))),
     }
     plain, before = run(requests, False, scheme, cuts)
-    guessed, stats = run(requests, True, scheme, cuts)
+    guessed, stats = run(requests, True, scheme, cuts, known=plain)
     assert guessed == plain
     assert stats.guesses > stats.right_guesses > 10 and stats.steps < before.steps
 
@@ -580,8 +581,13 @@ def prompts(count: int) -> Iterator[str]:
 @pytest.mark.parametrize("model", ["", " delta rule"], ids=["demo", "hybrid"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
 def test_answers_to_many_prompts_are_the_same(dtype: str, model: str, cuts: tuple[int, ...], form: str) -> None:
-    """EDGESHARD_GUESS_PROMPTS=200 EDGESHARD_TEST_DAY=every and --long try 200 in each case, two at a time."""
+    """EDGESHARD_GUESS_PROMPTS=200 EDGESHARD_TEST_DAY=every and --long try 200 in each case, two at a time.
+
+    Few prompts repeat themselves, so that n-grams may all be wrong.
+    """
     scheme = f"{dtype}{model}".replace("bfloat16 ", "")
+    is_known = bool(model) or form in ("sampled", "penalties")
+    has_right = is_known or form == "guided"
     right, numbered = 0, list(enumerate(prompts(PROMPTS)))
     for begin in range(0, PROMPTS, 2):
         requests, pair = {}, numbered[begin : begin + 2]
@@ -590,12 +596,10 @@ def test_answers_to_many_prompts_are_the_same(dtype: str, model: str, cuts: tupl
             options["sampling"] = replace(options.get("sampling", Sampling()), seed=number)
             requests[f"r{number}"] = (prompt, generation(max_new_tokens=16 + number * 7 % 49, **options))
         plain, _ = run(requests, False, scheme, cuts)
-        guessed, stats = run(
-            requests, True, scheme, cuts, known=plain if model or form in ("sampled", "penalties") else None
-        )
+        guessed, stats = run(requests, True, scheme, cuts, known=plain if is_known else None)
         assert guessed == plain and len(plain) == len(pair)
         right += stats.right_guesses
-    assert right > 0
+    assert right > 0 or not has_right
 
 
 def test_guesses_that_follow_nothing_certain_are_refused() -> None:
