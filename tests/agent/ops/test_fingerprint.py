@@ -48,7 +48,18 @@ def _nudged(real: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.mark.skipif(not native.native_available(), reason="the native kernels are not built")
 @pytest.mark.parametrize(
-    "operator", ["rms_norm", "swiglu", "geglu", "clamped_swiglu", "attend", "gelu", "silu", "_angles"]
+    "operator",
+    [
+        "rms_norm",
+        "swiglu",
+        "geglu",
+        "clamped_swiglu",
+        "attend",
+        "gelu",
+        "quick_gelu",
+        "softcap",
+        "rotary_angles",
+    ],
 )
 def test_one_other_bit_of_an_operator_shows(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = bits_fingerprint()

@@ -1,9 +1,10 @@
 // Prints a hash of what each function between the linear layers computes on inputs made by integer arithmetic, one a line:
 // its name and 16 hexadecimal digits. test_common_bits.py compiles it by several compilers and for several processors.
+// It needs no C++ library, so that an object of one compiler is linked by another.
 // With the argument "erf" it prints the largest error of erf16 over all floats in [0, 8), in units in the last place.
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
-#include <vector>
 
 #include "activations.h"
 #include "angles.h"
@@ -12,11 +13,23 @@
 
 namespace {
 
+// Zeros at first; never freed.
+template <class T>
+struct Values {
+    T* values;
+    size_t count;
+
+    explicit Values(size_t size) : values(static_cast<T*>(std::calloc(size, sizeof(T)))), count(size) {}
+    T* data() const { return values; }
+    size_t size() const { return count; }
+    T& operator[](size_t i) const { return values[i]; }
+};
+
 struct Hash {
     uint64_t state = 14695981039346656037u;
 
     template <class T>
-    void add(const std::vector<T>& values) {
+    void add(const Values<T>& values) {
         const unsigned char* bytes = reinterpret_cast<const unsigned char*>(values.data());
         for (size_t i = 0; i < values.size() * sizeof(T); i++) state = (state ^ bytes[i]) * 1099511628211u;
     }
@@ -36,21 +49,22 @@ float number(float range) {
 }
 
 template <class T>
-std::vector<T> numbers(size_t count, float range) {
-    std::vector<T> made(count);
-    for (T& value : made) put_float(&value, number(range));
+Values<T> numbers(size_t count, float range) {
+    Values<T> made(count);
+    for (size_t i = 0; i < count; i++) put_float(&made[i], number(range));
     return made;
 }
 
 void hash_angles() {
     constexpr int PAIRS = 37;
-    std::vector<int64_t> positions;
-    for (int64_t p = 0; p < 512; p++) positions.push_back(p);
-    for (int64_t p = 1 << 24; p > 512; p = p * 7 / 8 - 1) positions.push_back(p);
-    std::vector<float> frequencies = numbers<float>(PAIRS, 1.0f);
+    Values<int64_t> positions(600);
+    for (size_t i = 0; i < 512; i++) positions[i] = static_cast<int64_t>(i);
+    int64_t far = 1 << 24;
+    for (size_t i = 512; i < 600; i++, far = far * 7 / 8) positions[i] = far;
+    Values<float> frequencies = numbers<float>(PAIRS, 1.0f);
     const size_t size = positions.size() * 2 * PAIRS;
-    std::vector<float> cos(size), sin(size);
-    std::vector<uint16_t> cos16(size), sin16(size);
+    Values<float> cos(size), sin(size);
+    Values<uint16_t> cos16(size), sin16(size);
     const int32_t rows = static_cast<int32_t>(positions.size());
     const Angles wide = {positions.data(), frequencies.data(), cos.data(), sin.data(), rows, PAIRS, 1.1f, ELEMENT_FP32};
     const Angles half = {positions.data(), frequencies.data(), cos16.data(), sin16.data(), rows, PAIRS, 1.0f, ELEMENT_BF16};
@@ -68,7 +82,7 @@ void hash_angles() {
 
 template <class Function>
 void hash_function(const char* name, float range, const Function& function) {
-    std::vector<float> values = numbers<float>(1 << 16, range);
+    Values<float> values = numbers<float>(1 << 16, range);
     for (size_t i = 0; i < values.size(); i += LANES) store(&values[i], function(load<Float16>(&values[i])));
     Hash hash;
     hash.add(values);
@@ -79,9 +93,9 @@ template <class T>
 void hash_rows(const char* name) {
     constexpr int WIDTH = 1003;
     Hash hash;
-    std::vector<T> weight = numbers<T>(WIDTH, 1.0f);
+    Values<T> weight = numbers<T>(WIDTH, 1.0f);
     for (int row = 0; row < 50; row++) {
-        std::vector<T> x = numbers<T>(WIDTH, 3.0f), residual = numbers<T>(WIDTH, 2.0f), out(WIDTH), sum(WIDTH);
+        Values<T> x = numbers<T>(WIDTH, 3.0f), residual = numbers<T>(WIDTH, 2.0f), out(WIDTH), sum(WIDTH);
         for (int form : {NORM_PLAIN, NORM_UNIT_OFFSET, NORM_ROUNDED_LAST}) {
             rms_norm_row(x.data(), residual.data(), weight.data(), out.data(), sum.data(), WIDTH, 1e-5f, form);
             hash.add(out);
@@ -92,7 +106,7 @@ void hash_rows(const char* name) {
             activate_row(x.data(), out.data(), WIDTH, activation, 2.5f);
             hash.add(out);
         }
-        std::vector<T> gated(WIDTH / 2);
+        Values<T> gated(WIDTH / 2);
         swiglu_row(x.data(), gated.data(), WIDTH / 2);
         hash.add(gated);
         geglu_row(x.data(), gated.data(), WIDTH / 2);
@@ -101,18 +115,20 @@ void hash_rows(const char* name) {
         hash.add(gated);
         sigmoid_gate_row(x.data(), residual.data(), WIDTH);
         hash.add(x);
+        rotary_head(x.data(), residual.data(), sum.data(), 2 * 53);
+        hash.add(x);
     }
     hash.print(name);
 }
 
 void hash_routing() {
     constexpr int ROWS = 200, EXPERTS = 60, CHOSEN = 6;
-    const std::vector<float> correction = numbers<float>(EXPERTS, 0.1f);
+    const Values<float> correction = numbers<float>(EXPERTS, 0.1f);
     Hash hash;
     for (int form = 0; form < 4; form++) {
-        const std::vector<uint16_t> logits = numbers<uint16_t>(ROWS * EXPERTS, 4.0f);
-        std::vector<int64_t> places(ROWS * CHOSEN);
-        std::vector<float> shares(ROWS * CHOSEN);
+        const Values<uint16_t> logits = numbers<uint16_t>(ROWS * EXPERTS, 4.0f);
+        Values<int64_t> places(ROWS * CHOSEN);
+        Values<float> shares(ROWS * CHOSEN);
         const bool sigmoid = form & 1, grouped = form & 2;
         const Routing routing = {logits.data(), sigmoid ? correction.data() : nullptr, places.data(), shares.data(), 2.5f,
                                  ROWS, EXPERTS, CHOSEN, grouped ? 5 : 1, grouped ? 2 : 1, sigmoid, true, ELEMENT_BF16};
