@@ -11,7 +11,7 @@ from edgeshard_agent.model.stage import StageInputs, StageModel
 from edgeshard_agent.model.weights.weights import StageWeights
 
 from bench.random_llama import CONFIG, RandomWeights
-from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.generation import Sampling
 from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
@@ -20,14 +20,26 @@ BLOCK_TOKENS = 16
 
 
 class DecodingStage:
-    """`rows` requests with prompts of `context` tokens, some or all of which decode `steps` tokens over and over."""
+    """`rows` requests with prompts of `context` tokens, some or all of which decode `steps` tokens over and over.
 
-    def __init__(self, layers: LayerRange, rows: int, context: int, steps: int) -> None:
+    Each request has room for `max_prompt` tokens, if that is more. Weights are bfloat16 without a `quantisation`.
+    """
+
+    def __init__(
+        self,
+        layers: LayerRange,
+        rows: int,
+        context: int,
+        steps: int,
+        *,
+        max_prompt: int = 0,
+        quantisation: Quantisation | None = None,
+    ) -> None:
         self._context, self._steps = context, steps
         self._random = np.random.default_rng(0)
-        blocks = -(-(context + steps) // BLOCK_TOKENS)
+        blocks = -(-max(context + steps, max_prompt) // BLOCK_TOKENS)
         weights = StageWeights.load(
-            RandomWeights(layers=layers), CONFIG, layers, dtype=DType.BFLOAT16, device="cpu", quantisation=None
+            RandomWeights(layers=layers), CONFIG, layers, dtype=DType.BFLOAT16, device="cpu", quantisation=quantisation
         )
         self._model = StageModel.with_kv(weights, KvMemory(DType.BFLOAT16, blocks * rows, BLOCK_TOKENS))
         for row in range(rows):
@@ -42,6 +54,11 @@ class DecodingStage:
         while not taken or time.perf_counter() < give_up:
             taken += [self._step(rows, self._context + step) for step in range(self._steps)]
         return taken
+
+    def prompt(self, tokens: int) -> float:
+        """Seconds of the first request's prompt of `tokens` tokens, which replaces what the request had before."""
+        span = Span(0, 0, tokens, sample=True, sampling=Sampling())
+        return self._timed(StepPlan(spans=(span,)), tokens)
 
     def _step(self, rows: int, position: int) -> float:
         # The first step cuts off what an earlier turn has decoded.

@@ -1,13 +1,18 @@
-"""llama.cpp's RPC backend over the same random weights, for `bench.engine`, where a build of it is at hand.
+"""llama.cpp with the same random weights, for `bench.engine` (its RPC backend) and `bench.one_core`.
 
-A build is a folder with `ggml-rpc-server` and `llama-batched-bench` (made with -DGGML_RPC=ON). The weights are written
-with the `gguf` package, which only this needs.
+A build is a folder with `ggml-rpc-server` and `llama-batched-bench`, and `llama-quantize` for weights as integers:
+
+    cmake -S llama.cpp -B build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DGGML_RPC=ON
+    cmake --build build --target ggml-rpc-server llama-batched-bench llama-quantize
+
+The weights are written with the `gguf` package, which only this needs.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import time
@@ -36,6 +41,8 @@ _LAYER_NAMES = {
     "mlp.down_proj.weight": "ffn_down.weight",
 }
 _SERVER_READY_S = 20.0
+QUANTISED = {"int8": "Q8_0", "int4": "Q4_0"}
+"""llama.cpp's formats that are compared with our weights as integers, by the name of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,29 @@ def is_build(folder: Path) -> bool:
     return all((folder / name).is_file() for name in ("ggml-rpc-server", "llama-batched-bench"))
 
 
+def has_quantiser(folder: Path) -> bool:
+    """True if the build can write weights as integers."""
+    return (folder / "llama-quantize").is_file()
+
+
+def quantise(folder: Path, source: Path, dtype: str, target: Path) -> str:
+    """Write the model of `source`, in bfloat16, as the format of `dtype`. Returns the format of its LM head.
+
+    The build chooses the head's format: Q6_K with Q4_0, while our head is int8. So the two are not the same mixture.
+    """
+    command = [str(folder / "llama-quantize"), str(source), str(target), QUANTISED[dtype], "1"]
+    subprocess.run(command, env=_environment(folder), capture_output=True, timeout=600, check=True)
+    return head_format(target)
+
+
+def head_format(path: Path) -> str:
+    """The format of the LM head's weights, such as "Q6_K"."""
+    import gguf
+
+    (head,) = (tensor for tensor in gguf.GGUFReader(path).tensors if tensor.name == "output.weight")
+    return gguf.GGMLQuantizationType(head.tensor_type).name
+
+
 def write_gguf(path: Path) -> None:
     """The random Llama in bfloat16. llama.cpp's rotary layout has other rows; of random ones any order is as random."""
     import gguf
@@ -63,6 +93,8 @@ def write_gguf(path: Path) -> None:
     writer.add_feed_forward_length(CONFIG["intermediate_size"])
     writer.add_head_count(CONFIG["num_attention_heads"])
     writer.add_head_count_kv(CONFIG["num_key_value_heads"])
+    writer.add_key_length(CONFIG["head_dim"])
+    writer.add_value_length(CONFIG["head_dim"])
     writer.add_rope_dimension_count(CONFIG["head_dim"])
     writer.add_layer_norm_rms_eps(CONFIG["rms_norm_eps"])
     writer.add_vocab_size(CONFIG["vocab_size"])
@@ -115,24 +147,41 @@ class LlamaCppRpc:
             server.wait(10)
 
     def rates(self, prompt_tokens: int, new_tokens: int, streams: Sequence[int]) -> list[Rate]:
-        """As `llama-batched-bench` tells them, every number of streams once."""
+        """As `llama-batched-bench` prints them, each number of streams once."""
         servers = ",".join(f"127.0.0.1:{port}" for port in self._ports)
-        context = max(streams) * (prompt_tokens + new_tokens)
-        command = [str(self._folder / "llama-batched-bench"), "-m", str(self._model), "-t", "1", "-tb", "1"]
-        command += ["-c", str(context), "-npp", str(prompt_tokens), "-ntg", str(new_tokens)]
-        command += ["-npl", ",".join(map(str, streams)), "--output-format", "jsonl", "--rpc", servers, "-ngl", "99"]
-        ended = subprocess.run(
-            command, capture_output=True, text=True, env=self._environment(), timeout=600, check=True
+        return batched_bench(
+            self._folder, self._model, prompt_tokens, new_tokens, streams, ("--rpc", servers, "-ngl", "99")
         )
-        found = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
-        return [Rate(int(row["pl"]), float(row["speed_tg"]), float(row["t_pp"])) for row in found]
 
     def _started(self, command: list[str], core: int) -> subprocess.Popen[bytes]:
         quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        return subprocess.Popen(["taskset", "-c", str(core), *command], env=self._environment(), **quiet)
+        return subprocess.Popen(["taskset", "-c", str(core), *command], env=_environment(self._folder), **quiet)
 
-    def _environment(self) -> dict[str, str]:
-        return {**os.environ, "LD_LIBRARY_PATH": str(self._folder)}
+
+def batched_bench(
+    folder: Path,
+    model: Path,
+    prompt_tokens: int,
+    new_tokens: int,
+    streams: Sequence[int],
+    options: Sequence[str] = (),
+    core: int | None = None,
+) -> list[Rate]:
+    """The rates of one thread by `llama-batched-bench`, on one core if it is given."""
+    context = max(streams) * (prompt_tokens + new_tokens)
+    command = [str(folder / "llama-batched-bench"), "-m", str(model), "-t", "1", "-tb", "1"]
+    command += ["-c", str(context), "-npp", str(prompt_tokens), "-ntg", str(new_tokens)]
+    command += ["-npl", ",".join(map(str, streams)), "--output-format", "jsonl", *options]
+    if core is not None:
+        command = ["taskset", "-c", str(core), *command]
+    ended = subprocess.run(command, capture_output=True, text=True, env=_environment(folder), timeout=600, check=True)
+    # A row may follow what the log wrote on the same line.
+    rows = [json.loads(text) for text in re.findall(r"{.*}", ended.stdout)]
+    return [Rate(int(row["pl"]), float(row["speed_tg"]), float(row["t_pp"])) for row in rows]
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "LD_LIBRARY_PATH": str(folder)}
 
 
 def _free_port() -> int:

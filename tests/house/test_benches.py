@@ -19,6 +19,7 @@ pytestmark = pytest.mark.timing
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench"
+LIBRARY = ROOT / "agent/edgeshard_agent/ops/libedgeshard_ops.so"
 TIMEOUT_S = 280
 TEXT = "tests/data/fairy-tales.valid.txt"
 ENGINE_CASE = "no-bubbles-bf16-s1-m1-c512 x1"
@@ -39,11 +40,12 @@ RUNS = [
     ["hop --rounds 1 --tokens 4"],
     ["hpipe_paper --check"],
     ["hybrids --quick"],
-    ["kernels --quick"],
+    ["kernels --quick", "kernels --quick --linear --rows 3 --library {library} -o {tmp}/kernels.json"],
     ["lab --rounds 1 --new-tokens 2"],
     ["loading {tmp} --rounds 1"],
     ["many_boxes --nodes 3 --seconds 1 -o {tmp}/nodes.json"],
     ["mtls --rounds 1 --streams 2"],
+    ["one_core --turns 1 -o {tmp}/one_core.json"],
     ["promises --quick --rounds 1"],
     ["quantisation --bytes 200"],
     ["real_models --check"],
@@ -82,7 +84,7 @@ def why_not(name: str) -> str:
 
 
 def run(line: str, directory: Path) -> None:
-    name, *words = shlex.split(line.format(tmp=directory, root=ROOT))
+    name, *words = shlex.split(line.format(tmp=directory, root=ROOT, library=LIBRARY))
     command = ["pytest", "-q", f"bench/{name}.py"] if name.startswith("test_") else [f"bench.{name}"]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     ended = subprocess.run(

@@ -1,12 +1,16 @@
-"""What compilers make of the kernels: the bits of linear layers, and inner loops that keep their sums in registers."""
+"""What compilers make of the kernels: bits and speed of linear layers, and inner loops that keep sums in registers."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from edgeshard_agent.ops import native
@@ -21,7 +25,20 @@ AVX2 = "avx2"
 EMULATOR = ("qemu-aarch64-static", "-L", "/usr/aarch64-linux-gnu", "-cpu")
 CROSS_COMPILER = "aarch64-linux-gnu-g++"
 COMPILERS = ("gcc", "clang")
+ROOT = Path(__file__).resolve().parents[3]
 MAX_STACK_REFERENCES = 2
+MIN_SHARES = {
+    1: {"bf16": 0.75, "int8": 0.75, "int4": 0.75},
+    8: {"bf16": 0.6, "int8": 0.8, "int4": 1.0},
+    64: {"bf16": 0.6, "int8": 0.7, "int4": 0.85},
+    256: {"bf16": 0.6, "int8": 0.7, "int4": 0.85},
+}
+"""By rows and scheme: the share of the machine's read rate (one row) or FMA rate that an idle machine reaches."""
+ON_A_BUSY_MACHINE = 0.5
+MIN_GCC_TO_CLANG = 0.8
+TRIES = 3
+COPIES = 8
+"""Of the bench's matrices: 53 MB in int4, more than a core finds in its caches."""
 MAX_TILE_ROWS = 6
 FEWEST_PRODUCTS = 8
 """A loop of attention with as many is one of its two matrix products, whose rows may be tiled and unrolled."""
@@ -183,3 +200,69 @@ def assert_tiles_are_fast(library: Path, objdump: str) -> None:
     assert len(kinds) >= 5, f"fp32, bf16, int8, int4 and int2 have tiles, but only {kinds} have names"
     assert any("AttentionItem" in name for name in tiles)
     assert spilling_tiles(loops) == {}
+
+
+def slow_rows(rows: list[dict[str, Any]]) -> list[str]:
+    """The rows of `bench.kernels` below their shares, and those of GCC below clang's rate; empty if all are fast."""
+    problems = []
+    rates: dict[tuple[int, str], dict[str, float]] = {}
+    for row in rows:
+        if row["limit"] is None:
+            continue
+        share = row["share_of_read"] if row["rows"] == 1 else row["share_of_fma"]
+        smallest = ON_A_BUSY_MACHINE * MIN_SHARES[row["rows"]][row["scheme"]]
+        what = f"{row['scheme']} of {row['rows']} rows by {row['compiler']}"
+        if share < smallest:
+            problems.append(f"{what} reaches {share:.2f} of {row['limit']:.1f}, less than {smallest:.2f}")
+        compiler_name = row["compiler"].split()[0]
+        rates.setdefault((row["rows"], row["scheme"]), {})[compiler_name] = row["gflop_per_s"]
+    for (count, scheme), by_compiler in rates.items():
+        ratio = by_compiler["gcc"] / by_compiler["clang"]
+        if ratio < MIN_GCC_TO_CLANG:
+            problems.append(f"{scheme} of {count} rows by GCC has {ratio:.2f} of clang's rate")
+    return problems
+
+
+def bench_row(compiler_name: str, share: float) -> dict[str, Any]:
+    """A row of `bench.kernels` for bf16 and 8 rows."""
+    return {
+        "rows": 8,
+        "scheme": "bf16",
+        "compiler": compiler_name,
+        "limit": 90.0,
+        "gflop_per_s": 90 * share,
+        "share_of_read": None,
+        "share_of_fma": share,
+    }
+
+
+@pytest.mark.parametrize(
+    ("gcc_share", "clang_share", "problems"),
+    [(0.9, 0.9, 0), (0.31, 0.31, 0), (0.29, 0.31, 1), (0.6, 0.9, 1), (0.02, 0.6, 2)],
+    ids=["fast", "a busy machine", "one below its share", "GCC slower than clang", "the fault of old kernels"],
+)
+def test_slow_rows_are_found(gcc_share: float, clang_share: float, problems: int) -> None:
+    both = [bench_row("gcc 12.2.0", gcc_share), bench_row("clang 22.1.8", clang_share)]
+    assert len(slow_rows(both)) == problems
+
+
+@needs_x86
+@needs_avx2
+@pytest.mark.long
+@pytest.mark.timing
+@pytest.mark.timeout(1200)
+def test_linear_layers_reach_the_limits_of_the_machine(compile_avx2: CompileAvx2, tmp_path: Path) -> None:
+    """At least half of what an idle machine reaches, by both compilers; one of three tries must do."""
+    output = tmp_path / "rows.json"
+    command = [sys.executable, "-m", "bench.kernels", "--linear", "--kernels", NAME, "-o", str(output)]
+    command += ["--copies", str(COPIES), "--rounds", "5", "--schemes", "bf16,int8,int4"]
+    command += ["--rows", ",".join(map(str, MIN_SHARES))]
+    for name in COMPILERS:
+        command += ["--library", str(compile_avx2(name))]
+    problems: list[str] = []
+    for _ in range(TRIES):
+        subprocess.run(command, cwd=ROOT, check=True, timeout=300, stdout=subprocess.DEVNULL)
+        problems = slow_rows(json.loads(output.read_text())["rows"])
+        if not problems:
+            return
+    pytest.fail("\n".join(problems))
