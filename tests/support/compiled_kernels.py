@@ -13,6 +13,7 @@ from unittest import mock
 import hatch_build
 from tests.support.hot_loops import Loop, innermost_loops
 from tools import build_wheels
+from tools.lock import LockError
 
 REFERENCE = Path(__file__).resolve().parents[1] / "agent" / "ops" / "linear_reference.cpp"
 NAME = "portable"
@@ -28,7 +29,7 @@ def clang(machine: str) -> tuple[str, ...] | None:
     """The command of the wheels' compiler, with symbols kept; None if it is not installed and cannot be."""
     try:
         build_wheels.install_tools()
-    except (build_wheels.WheelError, build_wheels.LockError, OSError):
+    except (build_wheels.WheelError, LockError, OSError):
         return None
     return tuple(word for word in build_wheels.compiler_for(machine) if word != "-Wl,-s")
 
