@@ -60,6 +60,7 @@ from edgeshard_agent.measuring.node import MeasuredNode, Reports
 from edgeshard_agent.measuring.others import OthersWatch
 from edgeshard_agent.net.control import MAX_RETRY_S, ControlClient
 from edgeshard_agent.net.link_receiver import StageServicer
+from edgeshard_agent.ops.sources import BF16_SWITCH
 from edgeshard_agent.settings import AgentSettings
 from edgeshard_agent.store.cache import BlobCache
 
@@ -92,6 +93,8 @@ async def run(settings: AgentSettings, read: Callable[[], AgentSettings]) -> NoR
 async def serve(settings: AgentSettings, read: Callable[[], AgentSettings]) -> None:
     """Run until SIGTERM or SIGINT. Raises typed errors for what an operator must mend."""
     notifier = Notifier.from_environment()
+    if not settings.bf16_products:
+        os.environ[BF16_SWITCH] = "0"  # processes that measure inherit it
     node_id, tls = _identity(settings)
     held = lock_state_dir(settings.state_dir)
     emulation, facts = _emulation(settings), machine_facts(settings.device, settings.memory)

@@ -46,6 +46,11 @@ class AgentSettings(DaemonSettings):
         "where the agent is pinned to some cores; beside others that keep these busy, it is slow to end. Not under a "
         "CPU quota, on an accelerator or in the lab",
     )
+    bf16_products: bool = Field(
+        default=True,
+        description="multiply bfloat16 by AVX512-BF16 instructions if the processor has them. They round otherwise "
+        "than all other processors; false gives this node the others' bits, and its products of bfloat16 take longer",
+    )
     labels: Labels = Field(
         default_factory=dict, description="labels for the rules of deployments, such as zone=hall1,gpu=yes"
     )

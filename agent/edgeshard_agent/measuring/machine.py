@@ -12,9 +12,9 @@ import psutil
 
 from edgeshard import __version__
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.nodes.device import DeviceFacts
+from edgeshard.domain.nodes.device import BF16_PRODUCTS, DeviceFacts
 from edgeshard.process.machine import usable_cores
-from edgeshard_agent.ops.sources import kernel_set
+from edgeshard_agent.ops.sources import has_bf16_products, kernel_set
 
 # Left to the operating system and to this daemon itself (an idle agent is about 280 MB).
 RESERVE_BYTES = 512 << 20
@@ -29,6 +29,8 @@ def machine_facts(device: str, memory_limit_bytes: int | None) -> DeviceFacts:
     cores = usable_cores()
     versions = f"edgeshard {__version__}, torch {version('torch')}, Python {platform.python_version()}"
     software = f"{versions}, kernels {kernel_set() or 'none'}"
+    if has_bf16_products():
+        software = f"{software}, {BF16_PRODUCTS}"
     if kind == "cuda":
         return DeviceFacts(kind, "", cores, 0, 0, False, software)
     if device != "cpu":

@@ -2,7 +2,8 @@
 
 It has a plain C interface and knows nothing of torch, so it outlives torch's upgrades. `hatch_build.py` compiles it
 when EdgeShard is installed, for every instruction set of the machine's family; which of them runs is decided when it is
-loaded. Set the environment variable EDGESHARD_NATIVE_OPS to 0 to do without.
+loaded. Set the environment variable EDGESHARD_NATIVE_OPS to 0 to do without, and EDGESHARD_BF16_PRODUCTS to 0 to leave
+out the kernels of AVX512-BF16.
 """
 
 from __future__ import annotations
@@ -223,6 +224,9 @@ def library() -> ctypes.CDLL | None:
     if not is_ours:  # its structs may be laid out otherwise
         _log.warning("%s %s is of other sources; install EdgeShard again, or run hatch_build.py.", slow, LIBRARY.name)
         return None
+    names = sources.kernel_names(loaded)
+    if not sources.is_allowed(names[0]):
+        loaded.edgeshard_use_kernels(next(index for index, name in enumerate(names) if sources.is_allowed(name)))
     return loaded
 
 
@@ -237,12 +241,9 @@ def native_available() -> bool:
 
 
 def kernel_names() -> tuple[str, ...]:
-    """The instruction sets whose kernels this CPU can run, the best (and default) first."""
+    """The kernels that this process may run on this CPU, the best (and default) first."""
     loaded = library()
-    names: list[str] = []
-    while loaded is not None and (name := loaded.edgeshard_kernels(len(names))) is not None:
-        names.append(name.decode())
-    return tuple(names)
+    return () if loaded is None else tuple(filter(sources.is_allowed, sources.kernel_names(loaded)))
 
 
 def best_kernel_name() -> str:
@@ -256,7 +257,7 @@ def use_kernels(name: str) -> None:
     """Run the kernels of this name from now on, in the whole process; for tests and benchmarks."""
     loaded = library()
     assert loaded is not None
-    loaded.edgeshard_use_kernels(kernel_names().index(name))
+    loaded.edgeshard_use_kernels(sources.kernel_names(loaded).index(name))
 
 
 def read_rate_gb_per_s(stream_bytes: int = _STREAM_BYTES) -> float:

@@ -10,6 +10,9 @@ from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, check_
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.condition import Condition
 
+BF16_PRODUCTS = "AVX512-BF16 products"
+"""In the `software` of a node whose kernels multiply bfloat16 by these instructions."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
@@ -31,6 +34,11 @@ class DeviceFacts:
     bits_fingerprint: str = ""
     takes_guesses: bool = False
     keeps_states_of_guesses: bool = False
+
+    @property
+    def has_bf16_products(self) -> bool:
+        """Whether bits differ from those of other processors because of AVX512-BF16."""
+        return BF16_PRODUCTS in self.software
 
     def check_told(self) -> None:
         """Raise InvalidArgumentError naming the text that is not plain, where a node says so of itself.

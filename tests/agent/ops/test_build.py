@@ -15,7 +15,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from edgeshard_agent.ops import native
+from edgeshard_agent.ops import native, sources
+from edgeshard_agent.ops.fingerprint import bits_fingerprint
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -232,3 +233,18 @@ def test_a_missing_library_is_told_once(without_library: None, caplog: pytest.Lo
         assert not native.native_available()
     assert len(caplog.records) == 1
     assert "g++" in caplog.text
+
+
+@pytest.mark.skipif(len(native.kernel_names()) < 2, reason="this CPU runs one kind of kernels")
+def test_the_environment_leaves_out_kernels_with_bits_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = native.kernel_names()
+    monkeypatch.setattr(sources, "_BF16_KERNELS", names[0])
+    assert sources.has_bf16_products()
+    native.use_kernels(names[1])
+    second = bits_fingerprint()
+    native.use_kernels(names[0])
+    monkeypatch.setenv(sources.BF16_SWITCH, "0")
+    native.library.cache_clear()
+    assert native.kernel_names() == names[1:] and not sources.has_bf16_products()
+    assert bits_fingerprint() == second
+    native.use_kernels(names[0])

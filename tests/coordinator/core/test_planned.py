@@ -36,7 +36,7 @@ from edgeshard.domain.ids import Digest, ModelName, NodeId, NodeName
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import ModelManifest, TensorInfo
 from edgeshard.domain.models.residency import in_disk_blocks, room_for_experts
-from edgeshard.domain.nodes.device import DeviceFacts
+from edgeshard.domain.nodes.device import BF16_PRODUCTS, DeviceFacts
 from edgeshard.domain.nodes.profile import DiskProfile, EnergyProfile, LinkProfile
 from edgeshard.planning.inputs.shapes import model_from_config
 from tests.support.forms import in_form
@@ -337,6 +337,17 @@ def test_a_note_says_when_the_nodes_compute_different_bits(
     note = place(nodes, measured(a=1e-3, b=1e-3), layers="a=0:4,b=4:12").note
     assert told in note and ("Bits fingerprints differ" in note) == bool(told)
     assert "Bits" not in place([nodes[0]], measured(a=1e-3)).note
+
+
+def test_a_note_names_the_nodes_whose_bits_are_their_own_by_bf16_products(place: Any, measured: Any) -> None:
+    own, other = node("a"), node("b")
+    own = replace(own, facts=replace(own.facts, bits_fingerprint="3f", software=f"torch, {BF16_PRODUCTS}"))
+    other = replace(other, facts=replace(other.facts, bits_fingerprint="a0"))
+    times = measured(a=1e-3, b=1e-3)
+    note = place([own, other], times, layers="a=0:4,b=4:12").note
+    assert "a multiplies bfloat16 by AVX512-BF16" in note and "bf16_products = false" in note and "cost" in note
+    same = replace(other, facts=replace(other.facts, bits_fingerprint="3f"))
+    assert "AVX512-BF16" not in place([own, same], times, layers="a=0:4,b=4:12").note
 
 
 def test_a_note_names_the_nodes_that_were_busy_while_measured(place: Any, measured: Any) -> None:
