@@ -4,7 +4,8 @@ A pair of dimensions i of `dims` turns by theta^(-2i/dims) radians from one posi
 context beyond that of the first training makes the slow ones slower.
 
 Powers and logarithms are computed in decimal, which rounds them correctly, and everything else by single IEEE
-operations. So the bits are the same on every machine, which those of a C library's `pow` and `log` are not.
+operations. So the bits are the same on every machine. A C library's `pow` and `log` do not
+guarantee that.
 """
 
 from __future__ import annotations

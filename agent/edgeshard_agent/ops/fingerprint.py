@@ -1,4 +1,4 @@
-"""A short hash of the bits that this node computes, for comparison with those of other nodes.
+"""A short hash of the bits that this node computes, for comparison with other nodes.
 
 If two nodes have the same one, a layer of a family in our own blocks gives the same bits on both (docs/kernels.md,
 Numbers). Compilers and processors give one hash; two kinds of kernels have their own (decision 0149).
@@ -88,8 +88,8 @@ def _angles() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _random_linears() -> Iterator[torch.Tensor]:
-    """Products of integers with random weights and rows: enough numbers that some of the rows lie next to the middle of
-    two integers, where a fused sum rounds to the other one."""
+    """Products of integers with random weights and rows. A few of so many numbers lie next to the middle of two
+    integers, and a fused sum rounds them to the other one."""
     rows, weight = _random(_RANDOM_ROWS, 512), _random(64, 512)
     for scheme in (Scheme.INT8, Scheme.INT4, Scheme.INT2):
         layer = PackedLinear.pack(weight, scheme)

@@ -141,9 +141,9 @@ def _squared_error(grouped: torch.Tensor, scales: torch.Tensor, scheme: Scheme) 
 
 
 def _sums(groups: torch.Tensor) -> torch.Tensor:
-    """The sums [...] of groups [..., n], where n is a power of two, added half to half.
+    """The sums [...] of groups [..., n], added half to half; n is a power of two.
 
-    torch's own sum has another order on each processor, so that two nodes would keep different scales of one weight.
+    torch's own sum has another order on each processor. Two nodes would keep different scales of one weight.
     """
     while groups.shape[-1] > 1:
         first, second = groups.chunk(2, dim=-1)

@@ -37,7 +37,7 @@ class DeviceFacts:
 
     @property
     def has_bf16_products(self) -> bool:
-        """Whether bits differ from those of other processors because of AVX512-BF16."""
+        """Whether AVX512-BF16 gives this node's kernels bits of their own."""
         return BF16_PRODUCTS in self.software
 
     def check_told(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ def test_gelu_keeps_a_nan_and_the_ends(kernels: str) -> None:
 
 def test_angles_are_the_nearest_floats_up_to_the_longest_context(kernels: str) -> None:
     if kernels == "torch":
-        return  # its last bits are those of the processor
+        return  # its last bits depend on the processor
     generator = torch.Generator().manual_seed(1)
     far = torch.randint(0, LONGEST_CONTEXT, (3000,), generator=generator)
     positions = torch.cat((torch.arange(3000), far, torch.tensor([LONGEST_CONTEXT])))
@@ -114,7 +115,7 @@ def test_of_equal_scores_the_first_experts_are_chosen(kernels: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{"count": 9}, {"count": 0}, {"count": 2, "groups": 3}])
-def test_a_choice_that_does_not_fit_is_refused(options: dict[str, int], kernels: str) -> None:
+def test_a_choice_that_does_not_fit_is_refused(options: dict[str, Any], kernels: str) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         route(torch.zeros(1, 8), **options)
     assert refused.value.field == "count"

@@ -135,7 +135,7 @@ def test_libraries_of_all_compilers_have_one_fingerprint(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A library whose only kernels are those of AVX2, to compile them once."""
+    """A library that has only the kernels of AVX2, compiled once."""
     sets: Mapping[str, tuple[str, ...]] = {"portable": (*AVX2, *fused)}
     monkeypatch.setattr(hatch_build, "INSTRUCTION_SETS", {"x86_64": sets})
     library = tmp_path / "library.so"

@@ -18,7 +18,7 @@ ES_INLINE void largest_of(const float* values, int size, int count, int32_t* pla
     }
 }
 
-// Softmax in place; behind the values is room for LANES more.
+// Softmax in place. The memory after the values must hold LANES more.
 ES_INLINE void softmax(float* values, int size) {
     float peak = values[0];
     for (int i = 1; i < size; i++) peak = values[i] > peak ? values[i] : peak;
