@@ -20,11 +20,12 @@ import asyncio
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.engine_cases import FULL, LIMIT_S, LONG_CONTEXT, LONG_PROMPTS, QUICK, Case, Plan, setups
+from bench.engine_cases import FULL, LIMIT_S, LONG_CONTEXT, QUICK, Case, Plan, setups
 from bench.engine_kernels import kernels
 from bench.engine_limit import measure_limit
 from bench.engine_others import others, tell, usable_llama_cpp
@@ -38,6 +39,7 @@ _TOKENS_AFTER_LONG_PROMPT = 16
 
 async def run(plan: Plan, scratch: Path, llama_cpp: Path | None) -> list[dict[str, Any]]:
     """Every row of the plan; the model's files and the daemons' go into `scratch`."""
+    began = time.monotonic()
     async with site_with(scratch) as site:
         if plan.limit:
             await site.profile()  # while they are empty: beside stages figures are doubtful
@@ -48,14 +50,18 @@ async def run(plan: Plan, scratch: Path, llama_cpp: Path | None) -> list[dict[st
         ):
             rows = Rows(stages)
             for number in range(plan.rounds):
+                round_began = time.monotonic()
                 await measure_cases(site, plan.cases, plan.new_tokens, rows, f"{number + 1}/{plan.rounds}")
                 await beside.measure(plan, rows)
                 await asyncio.to_thread(stages.measure)
+                ended = time.monotonic()
+                if ended - began + ended - round_began > plan.decoding_s:
+                    break
             await hold(site, setups(plan.long_cases), setups(plan.cases))
             for number in range(plan.long_rounds):
                 name = f"{number + 1}/{plan.long_rounds}"
                 await measure_cases(site, plan.long_cases, _TOKENS_AFTER_LONG_PROMPT, rows, name)
-                await beside.measure_long(max(LONG_PROMPTS), _TOKENS_AFTER_LONG_PROMPT, rows)
+                await beside.measure_long(plan.longest_prompt, _TOKENS_AFTER_LONG_PROMPT, rows)
         report = rows.report()
         if plan.limit:
             await hold(site, (), setups(plan.long_cases))
@@ -102,7 +108,7 @@ async def measure(site: Site, case: Case, new_tokens: int) -> tuple[Sample, dict
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer cases and rounds, under 5 minutes")
+    parser.add_argument("--quick", action="store_true", help="fewer cases and tokens, up to 2 rounds: under 5 minutes")
     parser.add_argument("--limit", action="store_true", help="only the long prompt among streams, under 3 minutes")
     parser.add_argument("--llama-cpp", type=Path, metavar="DIR", help="where its ggml-rpc-server is")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", required=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from bench.engine_site import PROMPT_CUT, Setup
 from bench.sizes import sized
 
-PROMPT_TOKENS, SHORT_PROMPT_TOKENS = sized((128, 64), (16, 16))
+PROMPT_TOKENS, SHORT_PROMPT_TOKENS = sized((128, 32), (16, 16))
 LONG_PROMPTS = sized((128, 1024, 4096), (16, 32, 64))
+QUICK_LONG_PROMPT = LONG_PROMPTS[1]
 LONG_CONTEXT = max(LONG_PROMPTS) + 256
 LIMIT_S = 0.25
 DECODING, PROMPTS = "decoding", "prompts"
@@ -41,7 +43,10 @@ class Case:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What a run measures: `prompt_tokens` and `new_tokens` of every stream; the others compare at `streams`, and
-    llama.cpp behind the longest prompt too."""
+    llama.cpp after the longest prompt too.
+
+    No further round begins that would probably end later than `decoding_s` seconds after the run's begin.
+    """
 
     rounds: int
     prompt_tokens: int
@@ -51,6 +56,12 @@ class Plan:
     long_cases: tuple[Case, ...]
     streams: tuple[int, ...]
     limit: bool
+    decoding_s: float = math.inf
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt of a case."""
+        return max(case.prompt_tokens for case in self.long_cases)
 
 
 def quantised(stages: int) -> list[Setup]:
@@ -84,13 +95,14 @@ QUICK = Plan(
     cases=(
         *(Case(setup, streams, SHORT_PROMPT_TOKENS) for streams in QUICK_STREAMS for setup in (WHOLE, AUTO, SPLIT)),
         Case(RING, QUICK_STREAMS[1], SHORT_PROMPT_TOKENS),
-        *(Case(setup, QUICK_STREAMS[2], SHORT_PROMPT_TOKENS) for setup in (BUBBLES, SPLIT_4)),
+        Case(BUBBLES, QUICK_STREAMS[2], SHORT_PROMPT_TOKENS),
         *(Case(setup, 1, SHORT_PROMPT_TOKENS) for setup in (SEQUENTIAL, *quantised(1))),
     ),
     long_rounds=1,
-    long_cases=tuple(Case(setup, 1, max(LONG_PROMPTS), PROMPTS) for setup in (LONG_SPLIT, SEQUENTIAL)),
+    long_cases=tuple(Case(setup, 1, QUICK_LONG_PROMPT, PROMPTS) for setup in (LONG_SPLIT, SEQUENTIAL)),
     streams=QUICK_STREAMS,
     limit=False,
+    decoding_s=200.0,
 )
 
 
