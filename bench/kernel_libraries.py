@@ -89,7 +89,7 @@ def library_of_checkout(kernels: str | None) -> Library:
 def open_library(path: Path, kernels: str | None) -> Library:
     """A compiled library, also of older sources if its structs are the same.
 
-    `kernels` is the name of an instruction set, or None for the best one. Raises LibraryError.
+    `kernels` is the name of an instruction set, and the default is the best one. Raises LibraryError.
     """
     with tempfile.TemporaryDirectory() as folder:
         # A copy: of one file the system loads one library, and the choice of kernels would be shared.

@@ -1,9 +1,9 @@
 """How fast the CPU's compute operators are, compared with the machine's limits and with torch: one thread on one core.
 
-A pass runs the four matrices of a decoder block (hidden 1024, 16 heads, 8 KV heads of 64, inner 2816) in many copies,
-so that weights come from memory and not from a cache, as they do when a model decodes. The contenders take turns within
-every round, and the machine's limits are measured once in each: the rate at which a thread streams from memory, and the
-rate of its multiply-adds in float32. Rates are those of the median turn; the fastest turn is printed as well.
+A pass runs the four matrices of a decoder block (hidden 1024, 16 heads, 8 KV heads of 64, inner 2816) in many copies.
+So weights come from memory and not from a cache, as they do when a model decodes. The contenders take turns in every
+round. Each round also measures the limits of one thread: the read rate of a stream from memory, and the rate of
+multiply-adds in float32. Rates are of the median turn, and the best turn is printed as well.
 
     python -m bench.kernels [--quick] [-o FILE]     a table on a terminal, else JSON; with -o both
     python -m bench.kernels --library A.so --library B.so --kernels avx2      compiled libraries in turns
@@ -41,7 +41,7 @@ ROUNDS, QUICK_ROUNDS = 15, sized(5, 1)
 
 
 def libraries_of(paths: Sequence[Path], kernels: str | None) -> list[Library]:
-    """The libraries that take turns: those of `paths`, or the checkout's own. Raises LibraryError."""
+    """The libraries of `paths`, which take turns, or the checkout's own. Raises LibraryError."""
     if paths:
         return [open_library(path, kernels) for path in paths]
     return [library_of_checkout(kernels)]

@@ -2,8 +2,8 @@
 
 The random Llama of `bench/random_llama.py` runs in this process as one stage without a network around it, and
 llama.cpp as `llama-batched-bench`. They take turns, and a row has the medians: of one stream, of 8 streams, and of a
-prompt of 512 tokens. Weights are bf16, int8 and int4, llama.cpp's are BF16, Q8_0 and Q4_0. The LM heads differ: ours is
-int8 with both kinds of integers, and llama.cpp keeps Q6_K in a Q4_0 model; each row names the two.
+prompt of 512 tokens. Weights are bf16, int8 and int4, llama.cpp's are BF16, Q8_0 and Q4_0. The LM heads differ. Ours
+is int8 with both kinds of integers, and llama.cpp keeps Q6_K in a Q4_0 model. Each row names the two.
 
     python -m bench.one_core [--llama-cpp DIR] [--library FILE] [--turns N] [-o FILE]      a table; JSON in FILE
 """
@@ -133,7 +133,7 @@ def run(dtypes: Sequence[str], turns: int, core: int, build: Path | None) -> lis
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--llama-cpp", type=Path, metavar="DIR", help="where its llama-batched-bench is")
+    parser.add_argument("--llama-cpp", type=Path, metavar="DIR", help="the folder of its llama-batched-bench")
     parser.add_argument("--library", type=Path, metavar="FILE", help="compiled kernels; default: the checkout's")
     parser.add_argument("--kernels", metavar="NAME", help="the library's instruction set; default: the best one")
     parser.add_argument("--dtypes", default=",".join(DTYPES), metavar="NAME,...", help="of the weights")
