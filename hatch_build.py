@@ -111,14 +111,22 @@ def build(all_sets: bool = False) -> str:
 
 
 def _make(all_sets: bool) -> str:
-    compiler = _compiler()
-    if not compiler:
+    compilers = _compilers()
+    if not compilers:
         return _NO_COMPILER
+    for compiler in compilers:
+        problem = _make_by(compiler.split(), all_sets)
+        if not problem:
+            break
+    return problem
+
+
+def _make_by(command: Sequence[str], all_sets: bool) -> str:
     # A running agent keeps the file it has mapped: the new one takes its place as a whole.
     staged = LIBRARY.with_suffix(".new")
     try:
-        names = family_sets(_machine()) if all_sets else sets_to_compile(_machine(), _probe(compiler.split()))
-        compile_library(compiler.split(), _machine(), staged, names)
+        names = family_sets(_machine()) if all_sets else sets_to_compile(_machine(), _probe(command))
+        compile_library(command, _machine(), staged, names)
     except OSError as error:
         return f"the C++ compiler does not run: {error}. {_NO_COMPILER}"
     except CompileError as error:
@@ -167,8 +175,15 @@ def _machine() -> str:
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
 
 
-def _compiler() -> str:
-    return os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), "")
+def _compilers() -> list[str]:
+    """Commands of the compilers to try, in this order: that of CXX, or else those that are installed.
+
+    Clang's kernels are the faster ones (docs/kernels.md). If it does not compile, because it lacks a C++ library for
+    instance, the next is tried.
+    """
+    if chosen := os.environ.get("CXX"):
+        return [chosen]
+    return [name for name in ("clang++", "c++", "g++") if shutil.which(name)]
 
 
 def _is_up_to_date(all_sets: bool) -> bool:
@@ -254,7 +269,7 @@ def compile_kernels(command: Sequence[str], machine: str, name: str, target: str
 
 
 if __name__ == "__main__":
-    if not _is_up_to_date(os.environ.get(SETS_SWITCH) == ALL_SETS) and _compiler():
+    if not _is_up_to_date(os.environ.get(SETS_SWITCH) == ALL_SETS) and _compilers():
         print("compiling kernels, about a minute", flush=True)
     found = build()
     if found:

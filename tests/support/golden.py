@@ -21,6 +21,8 @@ _TEXTS = (
     (re.compile(r"\b\d+(\.\d+)? (B|[KMGT]iB)(?= |$|,|\)|/)"), "# B"),
     (re.compile(r"(?<=[\s(])\d+(\.\d+)? ?%"), "# %"),
 )
+_SOMETIMES = ("Huge pages", "Warning:")
+"""Lines that only some machines have: a warning about kernels, for instance, on one that was busy."""
 _MACHINE = {"software", "bits_fingerprint", "bottleneck", "note", "doubts", "huge_pages", "text", "failure"}
 """Keys whose values are of the machine, or in words that depend on what was measured."""
 
@@ -31,14 +33,18 @@ def masked_text(text: str) -> str:
     for line in text.splitlines():
         for pattern, name in _TEXTS:
             line = pattern.sub(name, line)
-        line = re.sub(r"^(Device|Bottleneck|Note|Bits|Gap|Memory|Expected|Better|Not weighed): .*", r"\1: ...", line)
+        line = re.sub(
+            r"^(Device|Kernels|Bottleneck|Note|Bits|Gap|Memory|Expected|Better|Not weighed): .*", r"\1: ...", line
+        )
         lines.append(re.sub(r" {2,}", "  ", _NUMBER.sub("#", line)).rstrip())
-    return "".join(line + "\n" for line in lines if not line.startswith("Huge pages"))
+    return "".join(line + "\n" for line in lines if not line.startswith(_SOMETIMES))
 
 
 def masked_json(value: Any, key: str = "") -> Any:
     """The keys and the sorts of values. A list has its first item for all that are alike."""
     match value:
+        case dict() if key == "kernels":
+            return dict.fromkeys(value, "...")
         case dict():
             return {name: masked_json(item, name) for name, item in value.items()}
         case list():

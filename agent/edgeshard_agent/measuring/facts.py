@@ -10,17 +10,26 @@ from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard_agent.measuring.machine import available_bytes, budget_bytes, machine_facts, no_device
 from edgeshard_agent.ops.fingerprint import bits_fingerprint
+from edgeshard_agent.ops.kernel_speed import kernel_speed
 
 
 def read_facts(device: str, memory_limit_bytes: int | None, known_bits: str | None = None) -> DeviceFacts:
     """Facts of `cpu` or of a CUDA device; raises InvalidArgumentError for a device that is not there.
 
-    The fingerprint of a processor's bits takes a second or two; `known_bits` is taken for it where given.
+    The fingerprint of a processor's bits takes a second or two; `known_bits` is taken for it where given, and the
+    kernels' speed is left out then.
     """
     known = machine_facts(device, memory_limit_bytes)
     if device == "cpu":
         bits = bits_fingerprint() if known_bits is None else known_bits
-        return replace(known, bits_fingerprint=bits, takes_guesses=bool(bits), keeps_states_of_guesses=bool(bits))
+        speed = kernel_speed() if known_bits is None else None
+        return replace(
+            known,
+            bits_fingerprint=bits,
+            takes_guesses=bool(bits),
+            keeps_states_of_guesses=bool(bits),
+            kernels=speed,
+        )
     if not torch.cuda.is_available():
         raise no_device(device)
     try:

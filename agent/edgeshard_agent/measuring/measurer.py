@@ -22,6 +22,7 @@ from edgeshard_agent.measuring.node import MeasuredNode, Reports
 from edgeshard_agent.measuring.probing import at_once, probe_link
 from edgeshard_agent.measuring.process import Tell, measure_apart
 from edgeshard_agent.measuring.worker import MeasuringJob
+from edgeshard_agent.ops.kernel_speed import measure_kernels
 
 log = structlog.get_logger()
 
@@ -67,6 +68,10 @@ class Measurer:
             return ProfileReport(node.node_id, None, (profile,))
         # The node holds no stage now, so the free memory is what stages may have.
         facts = await asyncio.to_thread(read_facts, node.device, node.memory, node.facts.bits_fingerprint)
+        speed = node.facts.kernels
+        if speed is not None and command.again:
+            speed = await asyncio.to_thread(measure_kernels)
+        facts = replace(facts, kernels=speed)
         return ProfileReport(node.node_id, facts, (profile,))
 
     async def _kept(self, command: MeasureCompute, effort: Effort, beside_stages: bool) -> ComputeProfile | None:

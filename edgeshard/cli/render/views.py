@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from edgeshard.cli.render.kernel_views import COMPILE_AGAIN, kernel_problem, kernel_text
 from edgeshard.cli.render.output import Column, gap_text, human_bytes, human_count, human_seconds
 from edgeshard.domain.audit import AuditCheck, AuditEntry
 from edgeshard.domain.control.site_event import SiteEvent
@@ -228,6 +229,9 @@ def node_fields(node: Node) -> dict[str, str]:
     facts, status = node.facts, node_status(node)
     pages = node.huge_pages
     huge = {}
+    kernels = {} if facts.kernels is None else {"Kernels": kernel_text(facts.kernels)}
+    if facts.kernels is not None and (problem := kernel_problem(facts.kernels)):
+        kernels["Warning"] = f"{problem}; {COMPILE_AGAIN}"
     if pages is not None and pages.wanted_bytes:
         huge = {"Huge pages": f"{human_bytes(pages.held_bytes)} of {human_bytes(pages.wanted_bytes)}"}
     return {
@@ -243,6 +247,7 @@ def node_fields(node: Node) -> dict[str, str]:
         "Budget": f"{human_bytes(facts.memory_budget_bytes)} for stages, {human_bytes(node.free_bytes)} free",
         **huge,
         "Software": facts.software,
+        **kernels,
         "Bits": facts.bits_fingerprint or _NO_BITS,
         "Wire version": str(node.wire_version),
         "Labels": labels_text(node.labels) or "-",

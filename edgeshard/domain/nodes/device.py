@@ -9,6 +9,7 @@ from enum import StrEnum
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, check_plain
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.condition import Condition
+from edgeshard.domain.nodes.kernels import KernelSpeed
 
 BF16_PRODUCTS = "AVX512-BF16 products"
 """In the `software` of a node whose kernels multiply bfloat16 by these instructions."""
@@ -21,7 +22,8 @@ class DeviceFacts:
     `memory_budget_bytes` is what stages may use: the operator's limit, or available memory less a reserve. Nodes of one
     `bits_fingerprint` compute the same bits (docs/kernels.md, Numbers); "" where bits are not promised. A node that
     `takes_guesses` gives a row the same bits beside others, and its stages know guesses that the head tells apart. One
-    that `keeps_states_of_guesses` can go on from any of them with a model whose requests have states.
+    that `keeps_states_of_guesses` can go on from any of them with a model whose requests have states. `kernels` is None
+    on an accelerator, while the node is starting, and of an older agent.
     """
 
     kind: str
@@ -34,6 +36,7 @@ class DeviceFacts:
     bits_fingerprint: str = ""
     takes_guesses: bool = False
     keeps_states_of_guesses: bool = False
+    kernels: KernelSpeed | None = None
 
     @property
     def has_bf16_products(self) -> bool:
@@ -47,6 +50,8 @@ class DeviceFacts:
         """
         for name in ("kind", "model", "software", "bits_fingerprint"):
             check_plain(getattr(self, name), f"facts.{name}")
+        for name in ("name", "best_name", "compiler") if self.kernels is not None else ():
+            check_plain(getattr(self.kernels, name), f"facts.kernels.{name}")
 
 
 class StagePhase(StrEnum):

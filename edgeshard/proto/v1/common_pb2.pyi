@@ -250,7 +250,7 @@ class HugePages(_message.Message):
     def __init__(self, wanted_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ...) -> None: ...
 
 class DeviceFacts(_message.Message):
-    __slots__ = ("kind", "model", "cores", "memory_total_bytes", "memory_budget_bytes", "unified_memory", "software", "bits_fingerprint", "takes_guesses", "keeps_states_of_guesses")
+    __slots__ = ("kind", "model", "cores", "memory_total_bytes", "memory_budget_bytes", "unified_memory", "software", "bits_fingerprint", "takes_guesses", "keeps_states_of_guesses", "kernels")
     KIND_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CORES_FIELD_NUMBER: _ClassVar[int]
@@ -261,6 +261,7 @@ class DeviceFacts(_message.Message):
     BITS_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TAKES_GUESSES_FIELD_NUMBER: _ClassVar[int]
     KEEPS_STATES_OF_GUESSES_FIELD_NUMBER: _ClassVar[int]
+    KERNELS_FIELD_NUMBER: _ClassVar[int]
     kind: str
     model: str
     cores: int
@@ -271,7 +272,26 @@ class DeviceFacts(_message.Message):
     bits_fingerprint: str
     takes_guesses: bool
     keeps_states_of_guesses: bool
-    def __init__(self, kind: _Optional[str] = ..., model: _Optional[str] = ..., cores: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., memory_budget_bytes: _Optional[int] = ..., unified_memory: _Optional[bool] = ..., software: _Optional[str] = ..., bits_fingerprint: _Optional[str] = ..., takes_guesses: _Optional[bool] = ..., keeps_states_of_guesses: _Optional[bool] = ...) -> None: ...
+    kernels: KernelSpeed
+    def __init__(self, kind: _Optional[str] = ..., model: _Optional[str] = ..., cores: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., memory_budget_bytes: _Optional[int] = ..., unified_memory: _Optional[bool] = ..., software: _Optional[str] = ..., bits_fingerprint: _Optional[str] = ..., takes_guesses: _Optional[bool] = ..., keeps_states_of_guesses: _Optional[bool] = ..., kernels: _Optional[_Union[KernelSpeed, _Mapping]] = ...) -> None: ...
+
+class KernelSpeed(_message.Message):
+    __slots__ = ("name", "best_name", "compiler", "read_gb_per_s", "fma_gflop_per_s", "row_gb_per_s", "rows_gflop_per_s")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BEST_NAME_FIELD_NUMBER: _ClassVar[int]
+    COMPILER_FIELD_NUMBER: _ClassVar[int]
+    READ_GB_PER_S_FIELD_NUMBER: _ClassVar[int]
+    FMA_GFLOP_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ROW_GB_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ROWS_GFLOP_PER_S_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    best_name: str
+    compiler: str
+    read_gb_per_s: float
+    fma_gflop_per_s: float
+    row_gb_per_s: float
+    rows_gflop_per_s: float
+    def __init__(self, name: _Optional[str] = ..., best_name: _Optional[str] = ..., compiler: _Optional[str] = ..., read_gb_per_s: _Optional[float] = ..., fma_gflop_per_s: _Optional[float] = ..., row_gb_per_s: _Optional[float] = ..., rows_gflop_per_s: _Optional[float] = ...) -> None: ...
 
 class PackedUnit(_message.Message):
     __slots__ = ("id", "model", "unit", "form", "size_bytes", "in_use", "model_name")

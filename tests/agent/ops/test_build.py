@@ -49,6 +49,27 @@ def test_a_compiler_that_fails_leaves_no_library(
     assert not hatch_build.LIBRARY.exists()
 
 
+def test_a_compiler_that_fails_is_followed_by_the_next(
+    hatch_build: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clang may be installed without a C++ library."""
+    commands: list[str] = []
+
+    def compile_library(command: list[str], machine: str, linked: Path, names: tuple[str, ...]) -> None:
+        commands.append(command[0])
+        if command[0] == "clang++":
+            raise hatch_build.CompileError("no header <vector>")
+        linked.write_bytes(b"a library")
+
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(hatch_build.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(hatch_build, "_probe", lambda command: ("portable",))
+    monkeypatch.setattr(hatch_build, "compile_library", compile_library)
+    assert hatch_build.build() == ""
+    assert commands == ["clang++", "c++"]
+    assert hatch_build.LIBRARY.read_bytes() == b"a library"
+
+
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler")
 def test_instruction_sets_that_the_compiler_does_not_know_are_left_out(

@@ -48,7 +48,7 @@ inline double fma_rate() {
     return best;
 }
 
-// Without AHEAD the processor alone foresees the reads.
+// With AHEAD 0 only the processor prefetches.
 template <int AHEAD>
 inline uint32_t read_all(const char* buffer, int64_t bytes) {
     Word16 first = {}, second = {};

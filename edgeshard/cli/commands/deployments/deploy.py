@@ -132,11 +132,22 @@ async def _deployed(
         reporter = DeployReporter(status)
         try:
             found = await deploy_measured(client, spec, reporter, measure_s, wait=wait, timeout_s=timeout_s)
-            return await client.replicas(spec.name) if found.spec.replica else [found]
+            deployments = await client.replicas(spec.name) if found.spec.replica else [found]
+            for warning in await placed_kernel_warnings(client, deployments):
+                console.print(warning, markup=False)
+            return deployments
         except asyncio.CancelledError:
             # The answer may have been under way: whether it goes on, only the coordinator knows.
             console.print(interrupted(spec.name, reporter.begun), markup=False)
             raise
+
+
+async def placed_kernel_warnings(client: Client, deployments: Sequence[Deployment]) -> list[str]:
+    """Warnings about missing or slow kernels of the nodes that deployments are placed on, with a remedy."""
+    from edgeshard.cli.render.kernel_views import kernel_warnings
+
+    names = {stage.node_name for deployment in deployments for stage in deployment.placement.stages}
+    return list(kernel_warnings(node for node in await client.nodes() if node.name in names))
 
 
 async def deploy_measured(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from edgeshard.cli.render.profile_views import NodeRow
     from edgeshard.client import Client, NodeProgress
+    from edgeshard.domain.nodes.device import Node
 
 DEFAULT_DTYPE = "bfloat16"
 
@@ -63,18 +64,29 @@ def profile(  # noqa: PLR0913 - one parameter for each option
                 raise InvalidArgumentError(f"--{option} is about measuring for a model: give --model too", field=option)
     kind, quantisation = DType.parse(dtype or DEFAULT_DTYPE), parse_quantisation(quantise, head_quantisation)
 
-    async def work(client: Client) -> list[NodeRow]:
+    async def work(client: Client) -> tuple[list[NodeRow], list[Node]]:
         told = client.profile(
             model or "", tuple(nodes or ()), dtype=kind, quick=quick, again=again, quantisation=quantisation
         )
         outcomes = await _outcomes(told)
         site = await client.site(model or "")
-        return node_rows(site, outcomes, site.profiles_of(kind, quantisation))
+        rows = node_rows(site, outcomes, site.profiles_of(kind, quantisation))
+        return rows, [node for node in site.nodes if str(node.name) in outcomes]
 
-    rows = ask(context, work)
+    rows, measured = ask(context, work)
     _show(rows, model is not None, output)
+    if model is not None and output in TABLES:
+        show_kernels(measured)
     if any(row.failure is not None or row.missed for row in rows):
         raise typer.Exit(1)
+
+
+def show_kernels(nodes: Sequence[Node]) -> None:
+    """Print the kernels of nodes, and warnings, to standard error."""
+    from edgeshard.cli.render.kernel_views import kernel_lines, kernel_warnings
+
+    for line in (*kernel_lines(nodes), *kernel_warnings(nodes)):
+        typer.echo(line, err=True)
 
 
 async def _outcomes(told: AsyncGenerator[NodeProgress, None]) -> dict[str, NodeProgress]:

@@ -25,6 +25,7 @@ from edgeshard.cli.commands.observing.doctor_checks import (
 )
 from edgeshard.cli.commands.options import option
 from edgeshard.cli.connect import Connect, connect_of, run
+from edgeshard.cli.render.kernel_views import kernel_lines
 from edgeshard.cli.render.output import TABLES, Column, Output, OutputOption, print_table, show_value, table
 from edgeshard.domain.errors import EdgeShardError
 
@@ -58,6 +59,9 @@ def doctor(
     left_out = set(ignore or ())
     findings = [finding for finding in diagnose(facts) if finding.fault not in left_out]
     show_findings(findings, output)
+    if output in TABLES:
+        for line in kernel_lines(facts.site.nodes if facts.site is not None else ()):
+            typer.echo(line, err=True)
     if findings:
         raise typer.Exit(1)
     nodes = f"{len(facts.site.nodes)} nodes, " if facts.site is not None else ""

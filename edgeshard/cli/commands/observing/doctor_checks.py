@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from edgeshard.cli.render.kernel_views import kernel_problem
 from edgeshard.cli.render.output import human_bytes, human_rate, human_seconds
 from edgeshard.domain.control.site import Site
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase
@@ -44,6 +45,7 @@ class Fault(StrEnum):
     SWAP_IN_USE = "swap-in-use"
     CUDA_UNUSED = "cuda-unused"
     KERNELS_MISSING = "kernels-missing"
+    KERNELS_SLOW = "kernels-slow"
     HUGE_PAGES_OFF = "huge-pages-off"
     CPU_QUOTA = "cpu-quota"
     LINK_SLOW = "link-slow"
@@ -116,6 +118,11 @@ ADVICE: Mapping[Fault, Advice] = {
     Fault.KERNELS_MISSING: Advice(
         "Layers on the processor run several times slower than with the native kernels.",
         "Install a C++ compiler (on Debian: g++) and install EdgeShard again.",
+    ),
+    Fault.KERNELS_SLOW: Advice(
+        "Products on the processor stay far below what its memory and its multiply-adds allow.",
+        "In the node's checkout run python hatch_build.py (CXX=clang++ tries another compiler), or install a wheel; "
+        "restart the agent. If the node was busy when it started, edgectl profile --again measures anew.",
     ),
     Fault.HUGE_PAGES_OFF: Advice(
         "Weights lie in small pages, which costs a tenth or more of the speed on most processors.",
@@ -225,7 +232,9 @@ def _node(node: Node, utc_s: float) -> Iterator[Finding]:
     if not node.connected:
         yield Finding(Fault.NODE_AWAY, node.name, f"last heard {node.heartbeat_age_s:.0f} s ago")
         return
-    known, pages = node.condition, node.huge_pages
+    known, pages, speed = node.condition, node.huge_pages, node.facts.kernels
+    if speed is not None and speed.name and (problem := kernel_problem(speed)):
+        yield Finding(Fault.KERNELS_SLOW, node.name, problem)
     if known is not None:
         # Figures of a node age: its times are of its own clock, which the coordinator compared.
         yield from _machine(node.name, known, utc_s)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeshard.cli.commands.deployments.deploy import MEASURE_S, deploy_measured, model_source
+from edgeshard.cli.commands.deployments.deploy import MEASURE_S, deploy_measured, model_source, placed_kernel_warnings
 from edgeshard.cli.commands.deployments.model import adding_bars
 from edgeshard.cli.commands.options import argument, option, switch, with_option_groups
 from edgeshard.cli.commands.site.demo import NAME as DEMO_MODEL
@@ -224,6 +224,8 @@ async def _loaded(options: ServeOptions, site: OwnSite, narrator: Narrator) -> t
                 await _add(client, options, narrator)
                 await site.joined()
                 deployment = await _deploy(client, options, site.nodes[0], narrator)
+                for warning in await placed_kernel_warnings(client, [deployment]):
+                    narrator.say(warning)
                 link = await client.dashboard_link()
                 return deployment, await site.api_key(client), link.url
         except UnavailableError:
