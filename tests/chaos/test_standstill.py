@@ -18,7 +18,7 @@ TRIES, STEP_S = "EDGESHARD_CHAOS_PAUSES", "EDGESHARD_CHAOS_STEP_S"
 """Names the environment variables with the number of each pause, and with the seconds of a long step."""
 
 SOON_S = 8.0
-"""A quiet machine needs 3.3 s."""
+"""Until the coordinator gives up a node: 3.0 s, 10 s if no other node watches it."""
 
 pytestmark = [
     pytest.mark.skipif(not native_available(), reason="torch's operators do not promise the bits"),
@@ -44,9 +44,9 @@ async def test_a_coordinator_that_stood_still_for_long_gives_up_nobody(tmp_path:
     [pytest.param([1], id="sole node"), pytest.param([1, 1, 2, 2, 3, 4], marks=pytest.mark.long, id="any node")],
 )
 async def test_a_node_that_stays_still_is_replaced_whatever_it_holds(tmp_path: Path, stages: list[int]) -> None:
-    """Sooner than a silent node that nobody watches, which takes 10 s."""
+    """It is noticed soon. How long its work takes on another node depends on what else the machine does."""
     done = await stops.stops(tmp_path, stages, seed=7)
-    assert [stop for stop in done if stop.problems or stop.pause_s > SOON_S] == []
+    assert [stop for stop in done if stop.problems or stop.noticed_s > SOON_S] == []
 
 
 @pytest.mark.parametrize("kind", ["emulated", "computed"])
