@@ -250,7 +250,7 @@ def test_slow_rows_are_found(gcc_share: float, clang_share: float, problems: int
 @needs_avx2
 @pytest.mark.long
 @pytest.mark.timing
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2000)
 def test_linear_layers_reach_the_limits_of_the_machine(compile_avx2: CompileAvx2, tmp_path: Path) -> None:
     """At least half of what an idle machine reaches, by both compilers; one of three tries must do."""
     output = tmp_path / "rows.json"
@@ -261,7 +261,7 @@ def test_linear_layers_reach_the_limits_of_the_machine(compile_avx2: CompileAvx2
         command += ["--library", str(compile_avx2(name))]
     problems: list[str] = []
     for _ in range(TRIES):
-        subprocess.run(command, cwd=ROOT, check=True, timeout=300, stdout=subprocess.DEVNULL)
+        subprocess.run(command, cwd=ROOT, check=True, timeout=600, stdout=subprocess.DEVNULL)
         problems = slow_rows(json.loads(output.read_text())["rows"])
         if not problems:
             return
