@@ -55,12 +55,16 @@ from edgeshard_agent.hosting.metrics import AgentMetrics
 from edgeshard_agent.hosting.operator_requests import Dumps, PackedRequests
 from edgeshard_agent.measuring.huge_pages import HugePageWatch
 from edgeshard_agent.measuring.live_links import LiveLinks
-from edgeshard_agent.measuring.machine import available_bytes, has_cores_of_its_own, machine_facts
+from edgeshard_agent.measuring.machine import (
+    available_bytes,
+    has_cores_of_its_own,
+    leave_out_bf16_products,
+    machine_facts,
+)
 from edgeshard_agent.measuring.node import MeasuredNode, Reports
 from edgeshard_agent.measuring.others import OthersWatch
 from edgeshard_agent.net.control import MAX_RETRY_S, ControlClient
 from edgeshard_agent.net.link_receiver import StageServicer
-from edgeshard_agent.ops.sources import BF16_SWITCH
 from edgeshard_agent.settings import AgentSettings
 from edgeshard_agent.store.cache import BlobCache
 
@@ -94,7 +98,7 @@ async def serve(settings: AgentSettings, read: Callable[[], AgentSettings]) -> N
     """Run until SIGTERM or SIGINT. Raises typed errors for what an operator must mend."""
     notifier = Notifier.from_environment()
     if not settings.bf16_products:
-        os.environ[BF16_SWITCH] = "0"  # processes that measure inherit it
+        leave_out_bf16_products()
     node_id, tls = _identity(settings)
     held = lock_state_dir(settings.state_dir)
     emulation, facts = _emulation(settings), machine_facts(settings.device, settings.memory)

@@ -14,7 +14,7 @@ from edgeshard import __version__
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.nodes.device import BF16_PRODUCTS, DeviceFacts
 from edgeshard.process.machine import usable_cores
-from edgeshard_agent.ops.sources import has_bf16_products, kernel_set
+from edgeshard_agent.ops.sources import BF16_SWITCH, has_bf16_products, kernel_set
 
 # Left to the operating system and to this daemon itself (an idle agent is about 280 MB).
 RESERVE_BYTES = 512 << 20
@@ -68,3 +68,11 @@ def _processor_name() -> str:
 def has_cores_of_its_own() -> bool:
     """Whether this process may run on some of the machine's cores only, as the operator pinned it."""
     return hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)
+
+
+def leave_out_bf16_products() -> None:
+    """Let this process and its children compute without bfloat16 products, so that their bits are the common ones.
+
+    Must run before the kernels are loaded.
+    """
+    os.environ[BF16_SWITCH] = "0"

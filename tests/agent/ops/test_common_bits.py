@@ -52,7 +52,7 @@ def hashes(
 ) -> dict[str, str]:
     """The driver's hashes by name, compiled as kernels are."""
     program, compiled = str(tmp_path / "driver"), str(tmp_path / "driver.o")
-    how = (*hatch_build.FLAGS, hatch_build.EXACT, "-w", *flags, f"-I{hatch_build.SOURCES}")
+    how = (*hatch_build.FLAGS, "-w", *flags, f"-I{hatch_build.SOURCES}")
     cache = str(ROOT / ".venv-wheels" / "cache")
     environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": cache, "ZIG_LOCAL_CACHE_DIR": cache}
     subprocess.run((*compiler, *how, "-c", str(DRIVER), "-o", compiled), check=True, env=environment)
