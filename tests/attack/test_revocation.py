@@ -1,4 +1,4 @@
-"""Whoever is revoked soon has nothing open, at the coordinator and at nodes."""
+"""A revoked certificate leaves nothing open for long, at the coordinator and at nodes."""
 
 from __future__ import annotations
 

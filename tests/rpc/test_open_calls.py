@@ -95,7 +95,7 @@ async def ends_of(calls: dict[str, Any], reads: bool) -> dict[str, str]:
 @pytest.mark.parametrize("way", SENDS)
 @pytest.mark.parametrize("role", [Role.AGENT, Role.CLIENT, Role.OPERATOR])
 async def test_whoever_is_revoked_has_nothing_open(role: Role, way: str, tmp_path: Path) -> None:
-    """As a refusal; and the servicers are over. Another's calls go on."""
+    """As a refusal; and the servicers are over. Calls of another client stay open."""
     identities = Identities(tmp_path)
     server, held = Server("127.0.0.1:0", identities.coordinator()), Held(way)
     server.grpc.add_generic_rpc_handlers((held,))
@@ -120,7 +120,7 @@ async def test_whoever_is_revoked_has_nothing_open(role: Role, way: str, tmp_pat
 
 
 class Beginning(grpc.GenericRpcHandler):
-    """Calls `revoke` while gRPC sends the initial metadata of a call, which then says nothing more."""
+    """Calls `revoke` while gRPC sends the initial metadata of a call, which then sends nothing more."""
 
     def __init__(self, way: str, revoke: Callable[[], None]) -> None:
         self._way = way
