@@ -47,7 +47,8 @@ FEWEST_PRODUCTS = 8
 
 # Two bits are for single experts: their loop handles 32 inputs in one piece, whose addresses do not fit registers.
 _TILE = re.compile(r"run_tile<(FloatPolicy<\w+>|IntegerPolicy<[48]>), (\d+)>")
-_ATTENTION = re.compile(r"AttentionItem<PlainPages<\w+> ?>::attend_")
+# Fewer rows wait for memory, not for their sums.
+_ATTENTION = re.compile(r"AttentionItem<PlainPages<\w+> ?>::attend_(rows<[4-6]>|tile)")
 needs_x86 = pytest.mark.skipif(MACHINE != "x86_64", reason="AVX2 is of x86-64")
 needs_avx2 = pytest.mark.skipif(AVX2 not in native.kernel_names(), reason="this CPU runs no AVX2")
 
@@ -165,7 +166,7 @@ def spilling_tiles(loops: dict[str, list[Loop]]) -> dict[str, int]:
 
 
 def hot_tiles(loops: dict[str, list[Loop]]) -> dict[str, Loop]:
-    """The hottest loop of each tile of linear layers, and of attention's functions that with the most references."""
+    """The hottest loop of each tile of linear layers, and of attention's functions that with the most products."""
     tiles: dict[str, Loop] = {}
     for function, inner in loops.items():
         if match := _TILE.search(function):
@@ -176,7 +177,7 @@ def hot_tiles(loops: dict[str, list[Loop]]) -> dict[str, Loop]:
             products = [loop for loop in inner if loop.products >= FEWEST_PRODUCTS]
             if products:
                 name = function.split("(")[0].removeprefix("void ")
-                tiles[name] = max(products, key=lambda loop: loop.stack_references)
+                tiles[name] = max(products, key=lambda loop: loop.products)
     return tiles
 
 
