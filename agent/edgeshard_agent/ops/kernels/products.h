@@ -80,7 +80,7 @@ struct FetchShare {
     static constexpr int VECTORS = 1;
 
     const char* share;
-    int64_t step;  // bytes for each line, at most 32, so that two lines on no line of the share is left out
+    int64_t step;  // bytes for each line; at most 32, or a pass that reads two lines at a time leaves one out
 
     ES_INLINE void fetch(const char*, int64_t line) const { __builtin_prefetch(share + line * step, 0, 2); }
 };
