@@ -57,7 +57,7 @@ retest: $(STAMP) ## what failed in the last run once more, alone: up to 3 tests 
 	@$(BIN)/python tools/retest.py
 
 aarch64: $(STAMP) ## tests of the kernels on an emulated aarch64; ARGS="tests/agent/ops/test_linear.py -k int4" chooses
-	@$(BIN)/python -m tools.emulate_aarch64 $(or $(ARGS),$(wildcard tests/agent/ops/test_[afklrs]*.py) tests/agent/model/test_bits.py)
+	@$(BIN)/python -m tools.emulate_aarch64 $(or $(ARGS),$(wildcard tests/agent/ops/test_[afklrs]*.py) tests/agent/model/test_bits.py tests/agent/model/test_common_tokens.py)
 
 check: $(STAMP) ## lint, format, types, import rules, unused code, protocol, generated code and pictures
 	@$(MAKE) -j 2 --output-sync=target types rules

@@ -56,6 +56,8 @@ INSTRUCTION_SETS = {
     },
     "aarch64": {**PORTABLE, "dotprod": ("-march=armv8.2-a+dotprod",)},
 }
+# The wheels' compiler takes a name of its own for a processor.
+_BY_ZIGLANG = {"-march=armv8.2-a+dotprod": "-march=generic+v8_2a+dotprod"}
 SETS_SWITCH, ALL_SETS = "EDGESHARD_KERNEL_SETS", "all"
 # What a build of wheels gives the hook: a library that it has compiled, and the wheel's platform.
 READY_LIBRARY, READY_PLATFORM = "EDGESHARD_KERNELS", "EDGESHARD_PLATFORM"
@@ -262,8 +264,10 @@ def compile_kernels(command: Sequence[str], machine: str, name: str, target: str
 
     Returns the compiler's output if it fails, else None. Raises OSError if the compiler does not run.
     """
-    options = (*FLAGS, *INSTRUCTION_SETS.get(machine, PORTABLE)[name], f"-DES_ISA=kernels_{name}")
-    compile_one = (*command, *options, "-c", str(SOURCES / "kernels.cpp"), "-o", target)
+    own = INSTRUCTION_SETS.get(machine, PORTABLE)[name]
+    if "ziglang" in command:
+        own = tuple(_BY_ZIGLANG.get(option, option) for option in own)
+    compile_one = (*command, *FLAGS, *own, f"-DES_ISA=kernels_{name}", "-c", str(SOURCES / "kernels.cpp"), "-o", target)
     result = subprocess.run(compile_one, capture_output=True, check=False)
     return None if result.returncode == 0 else result.stderr.decode(errors="replace")
 

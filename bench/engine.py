@@ -21,9 +21,13 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from edgeshard_agent.measuring.machine import processor_name
+from edgeshard_agent.ops import native
+from edgeshard_agent.ops.sources import kernel_set
 
 from bench.engine_cases import FULL, LIMIT_S, LONG_CONTEXT, QUICK, Case, Plan, setups
 from bench.engine_kernels import kernels
@@ -106,6 +110,13 @@ async def measure(site: Site, case: Case, new_tokens: int) -> tuple[Sample, dict
     return sample, {name: (used - before[name]) / tokens for name, used in site.processor_s().items()}
 
 
+def described(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with the trees of git, the processor, and the kernels that it runs."""
+    kernels = f"{native.best_kernel_name()} by {' '.join(kernel_set().split()[:2])}"
+    machine = f"{processor_name()}, kernels {kernels}"
+    return [{**row, "machine": machine} for row in with_trees(rows)]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer cases and tokens, up to 2 rounds: under 5 minutes")
@@ -118,9 +129,9 @@ def main() -> int:
         if options.limit:
             known = json.loads(options.output.read_text(encoding="utf-8")) if options.output.exists() else []
             kept = [row for row in known if row["section"] != "limit"]
-            report = [*kept, *with_trees([asyncio.run(run_limit(Path(scratch)))])]
+            report = [*kept, *described([asyncio.run(run_limit(Path(scratch)))])]
         else:
-            report = with_trees(asyncio.run(run(QUICK if options.quick else FULL, Path(scratch), llama_cpp)))
+            report = described(asyncio.run(run(QUICK if options.quick else FULL, Path(scratch), llama_cpp)))
     options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 0
 

@@ -42,8 +42,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run measures: `prompt_tokens` and `new_tokens` of every stream; the others compare at `streams`, and
-    llama.cpp after the longest prompt too.
+    """What a run measures: `prompt_tokens` and `new_tokens` of every stream; llama.cpp compares at `streams` and after
+    the longest prompt, transformers at `transformers_streams`.
 
     No further round begins that would probably end later than `decoding_s` seconds after the run's begin.
     """
@@ -55,6 +55,7 @@ class Plan:
     long_rounds: int
     long_cases: tuple[Case, ...]
     streams: tuple[int, ...]
+    transformers_streams: tuple[int, ...]
     limit: bool
     decoding_s: float = math.inf
 
@@ -85,6 +86,7 @@ FULL = Plan(
         Case(s, 1, tokens, PROMPTS) for tokens in LONG_PROMPTS for s in (LONG_WHOLE, LONG_SPLIT, SEQUENTIAL)
     ),
     streams=(1, 8, 16),
+    transformers_streams=(1, 8, 16),
     limit=True,
 )
 QUICK_STREAMS = sized((1, 8, 16), (1, 2, 4))
@@ -101,6 +103,7 @@ QUICK = Plan(
     long_rounds=1,
     long_cases=tuple(Case(setup, 1, QUICK_LONG_PROMPT, PROMPTS) for setup in (LONG_SPLIT, SEQUENTIAL)),
     streams=QUICK_STREAMS,
+    transformers_streams=QUICK_STREAMS[:2],  # 16 streams take half a minute without AVX-512
     limit=False,
     decoding_s=200.0,
 )

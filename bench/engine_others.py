@@ -32,7 +32,7 @@ class Others:
 
     async def measure(self, plan: Plan, rows: Rows) -> None:
         tokens = plan.prompt_tokens, plan.new_tokens
-        for streams in plan.streams:
+        for streams in plan.transformers_streams:
             sample = await asyncio.to_thread(transformers_sample, self._transformers, streams, *tokens)
             rows.add_other(TRANSFORMERS, streams, plan.prompt_tokens, sample)
             tell(f"transformers x{streams}: {sample.tokens_per_s:.1f} tok/s")

@@ -33,7 +33,9 @@ the first agent. Client and coordinator have no core of their own and take their
 [The kernels](benchmarks/kernels.md), [weights from the disk](benchmarks/memory.md), [a token's
 time](benchmarks/token.md), [a coordinator of many nodes](benchmarks/coordinator.md) and [what was measured
 once](benchmarks/once.md) have pages of their own, and [docs/real-models.md](real-models.md) has plans of models that
-people run. This page and its plots are written from a run; `make figures` says whether the code has changed since:
+people run. [Processors with AVX2 and with AVX-512](benchmarks/processors.md) are compared on another page. This page
+was measured on {machine}. It and its plots are written from a run; `make figures` says whether the code has changed
+since:
 
 <!-- not run: it wants two idle cores and, in full, most of an hour -->
 ```console
@@ -70,7 +72,7 @@ stage does not compute.
 def document(rows: Sequence[Row]) -> str:
     """The page. Sections that the rows have nothing for are left out."""
     quick = " --quick" if _rounds(rows) < FULL.rounds else ""
-    introduction = INTRODUCTION.format(quick=quick, rounds=_rounds(rows), load=_load(rows))
+    introduction = INTRODUCTION.format(quick=quick, rounds=_rounds(rows), load=_load(rows), machine=_machine(rows))
     parts = [
         introduction,
         _speed(rows),
@@ -320,6 +322,10 @@ def _cut(stages: int) -> str:
 
 def _rounds(rows: Sequence[Row]) -> int:
     return max(len(row.get("samples_tokens_per_s", ())) for row in rows)
+
+
+def _machine(rows: Iterable[Row]) -> str:
+    return next((row["machine"] for row in rows if "machine" in row), "an unnamed processor")
 
 
 def _load(rows: Iterable[Row]) -> float:

@@ -37,7 +37,7 @@ def machine_facts(device: str, memory_limit_bytes: int | None) -> DeviceFacts:
         raise no_device(device)
     memory = psutil.virtual_memory()
     budget = budget_bytes(memory.total, memory.available, memory_limit_bytes)
-    return DeviceFacts(kind, _processor_name(), cores, memory.total, budget, False, software)
+    return DeviceFacts(kind, processor_name(), cores, memory.total, budget, False, software)
 
 
 def no_device(device: str) -> InvalidArgumentError:
@@ -54,7 +54,8 @@ def available_bytes() -> int:
     return psutil.virtual_memory().available
 
 
-def _processor_name() -> str:
+def processor_name() -> str:
+    """As the operating system names it."""
     try:
         with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
             for line in file:

@@ -83,7 +83,7 @@ ES_INLINE void add_words(__m256i& sum, __m256i value) {
     __asm__("vpaddw %1, %0, %0" : "+x"(sum) : "x"(value));
 #endif
 }
-ES_INLINE void add_doubles(__m256i& sum, __m256i value) {
+ES_INLINE void add_double_words(__m256i& sum, __m256i value) {
 #if defined(__clang__)
     sum = _mm256_add_epi32(sum, value);
 #else
@@ -190,10 +190,10 @@ struct ByteDots : Dots<8, ROWS, VECTORS> {
         for (int r = 0; r < ROWS; r++) {
             const __m256i even_inputs = _mm256_set1_epi32(load<int32_t>(rows + r * row_bytes));
 #pragma GCC unroll 2
-            for (int i = 0; i < PARTS; i++) add_doubles(sums[r][v][i], _mm256_madd_epi16(even[i], even_inputs));
+            for (int i = 0; i < PARTS; i++) add_double_words(sums[r][v][i], _mm256_madd_epi16(even[i], even_inputs));
             const __m256i odd_inputs = _mm256_set1_epi32(load<int32_t>(rows + r * row_bytes + 4));
 #pragma GCC unroll 2
-            for (int i = 0; i < PARTS; i++) add_doubles(sums[r][v][i], _mm256_madd_epi16(odd[i], odd_inputs));
+            for (int i = 0; i < PARTS; i++) add_double_words(sums[r][v][i], _mm256_madd_epi16(odd[i], odd_inputs));
         }
     }
 
@@ -231,6 +231,8 @@ template <int BITS>
 constexpr int most_integer_rows() {
 #if defined(ES_PAIRS_OF_BYTES)
     return 4;
+#elif defined(__aarch64__) && !defined(__ARM_FEATURE_DOTPROD)
+    return BITS == 8 ? 3 : 2;  // products are widened twice, in registers besides
 #else
     return MOST_ROWS;
 #endif
@@ -238,6 +240,8 @@ constexpr int most_integer_rows() {
 constexpr int integer_vectors(int rows) {
 #if defined(ES_PAIRS_OF_BYTES)
     return rows <= 2 ? 2 : 1;
+#elif defined(__aarch64__) && !defined(__ARM_FEATURE_DOTPROD)
+    return 1;
 #else
     return vectors_with(rows, 2);
 #endif

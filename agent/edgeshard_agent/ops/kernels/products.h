@@ -8,13 +8,17 @@ namespace {
 constexpr int PANEL = 2 * LANES;
 
 // The rows that a tile computes together, and the vectors of sums that it keeps in registers: 12 rows times 32 outputs in
-// the 32 registers of AVX-512, 6 rows times 16 outputs in 16 registers of 8 lanes or in 32 of 4 lanes.
+// the 32 registers of AVX-512, 6 rows times 16 outputs in 16 registers of 8 lanes, 4 rows times 16 outputs in 32 of 4
+// lanes. NEON has room for 6 rows, but GCC then keeps some sums in memory.
 #if defined(__AVX512F__)
 constexpr int MOST_ROWS = 12;
 constexpr int MOST_VECTORS = 24;
-#elif defined(__AVX2__) || defined(__aarch64__)
+#elif defined(__AVX2__)
 constexpr int MOST_ROWS = 6;
 constexpr int MOST_VECTORS = 6;
+#elif defined(__aarch64__)
+constexpr int MOST_ROWS = 4;
+constexpr int MOST_VECTORS = 3;
 #else
 constexpr int MOST_ROWS = 3;
 constexpr int MOST_VECTORS = 3;
