@@ -332,8 +332,14 @@ class Architecture:
 
     def matrix(self, name: str, size: tuple[int, ...]) -> tuple[int, ...]:
         """The size [outputs, inputs] of the matrix in a block that is stored in this `size`; others are as stored."""
-        transposed = self.experts is not None and self.experts.transposed and self.is_expert(name)
-        return size[::-1] if transposed and len(size) == 2 else size
+        return size[::-1] if self.is_transposed(name, len(size)) else size
+
+    def is_transposed(self, name: str, dimensions: int) -> bool:
+        """Whether the tensor of this name in a block is a matrix that is stored as [inputs, outputs].
+
+        The shape does not show it if a matrix is square.
+        """
+        return self.experts is not None and self.experts.transposed and self.is_expert(name) and dimensions == 2
 
     def place(self, name: str) -> Place:
         """The place of the tensor of this name in a block; name and path are without `layers.N.`."""

@@ -50,9 +50,9 @@ class Rope:
 
     With `partial`, an embedding may turn a part of each head only. With `by_layer_type`, config.json gives one for each
     type of layer. `zeros` are keys whose number may be 0, `unread` keys that do not matter. `theta` and `sliding_theta`
-    (by layer type, for layers with a window) are the bases that transformers assumes where config.json leaves them out;
-    `assumed` is the entry that it assumes where there is none, by layer type too. Only families on the agent's own
-    blocks need these. `growth` is the entry's key for how much queries grow (`Rotation`). With a `switch`, a key and
+    (by layer type, for layers with a window) are the default bases of transformers' configuration class, `sliding_key`
+    is the latter's key beside the entries; `assumed` is the default entry of that class, by layer type too. Only
+    families on the agent's own blocks need these. `growth` is the entry's key for how much queries grow (`Rotation`). With a `switch`, a key and
     its value, there are none without it.
     """
 
@@ -63,6 +63,7 @@ class Rope:
     unread: frozenset[str] = frozenset()
     theta: float = 10_000.0
     sliding_theta: float = 10_000.0
+    sliding_key: str = "rope_local_base_freq"
     assumed: Mapping[str, Any] = field(default_factory=dict)
     growth: str = ""
     switch: tuple[str, str] | None = None
@@ -91,10 +92,11 @@ class Rope:
         full = {"rope_type": "default"} if not given else given.get(FULL) or {"rope_type": "default"}
         sliding = given.get(SLIDING) or {}
         of_full, of_sliding = widths.get(FULL, head_dim), widths.get(SLIDING, head_dim)
-        local, theta = "rope_local_base_freq", self.sliding_theta
         return {
             FULL: self._rotation(fields, {**full, **scaling}, "rope_theta", self.theta, of_full, max_context),
-            SLIDING: self._rotation(fields, sliding, local, theta, of_sliding, max_context),
+            SLIDING: self._rotation(
+                fields, sliding, self.sliding_key, self.sliding_theta, of_sliding, max_context
+            ),
         }
 
     def _rotation(

@@ -66,6 +66,12 @@ def matrix_size(shape: ModelShape, name: str, size: tuple[int, ...]) -> tuple[in
     return record.matrix(name_in_block(name), size) if name.startswith(f"{record.block_list}.") else size
 
 
+def is_transposed(shape: ModelShape, name: str, dimensions: int) -> bool:
+    """Whether a whole tensor, by canonical name, is a matrix that is stored as [inputs, outputs]."""
+    record = architecture_named(shape.architecture)
+    return name.startswith(f"{record.block_list}.") and record.is_transposed(name_in_block(name), dimensions)
+
+
 def keeps_float32(shape: ModelShape, name: str) -> bool:
     """Whether a tensor, by canonical name, keeps full precision in any dtype."""
     record = architecture_named(shape.architecture)

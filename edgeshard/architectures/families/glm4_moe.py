@@ -77,6 +77,7 @@ ARCHITECTURE = Architecture(
         "first_k_dense_replace": 1,
         "norm_topk_prob": True,
         "num_nextn_predict_layers": 1,
+        "partial_rotary_factor": 0.5,
     },
     flags=("attention_bias", "use_qk_norm", "norm_topk_prob"),
     sizes=("intermediate_size", "moe_intermediate_size", "n_shared_experts", "n_group", "topk_group"),
