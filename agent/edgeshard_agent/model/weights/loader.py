@@ -68,17 +68,16 @@ class ParameterLoader:
             )
         value = source.read(stored[name])
         shape = modules.context.shape
-        required = tensor.shape
         if isinstance(value, QuantizedWeight):  # stored by rows of outputs in any family
-            size = tuple(value.values.shape)
-            required = matrix_size(shape, name, required)
+            size = matrix = tuple(value.values.shape)
         else:
-            size = tuple(value.shape)
-            if is_transposed(shape, name, len(size)):
+            size = matrix = tuple(value.shape)
+            if is_transposed(shape, name, size):
                 value = value.t()
-        if size != required:
+                matrix = size[::-1]
+        if matrix != matrix_size(shape, name, tensor.shape):
             raise InvalidArgumentError(
-                f"tensor {stored[name]} has shape {list(size)}, but config.json requires {list(required)}",
+                f"tensor {stored[name]} has shape {list(size)}, but config.json requires {list(tensor.shape)}",
                 field=stored[name],
                 reason="WRONG_TENSOR_SHAPE",
             )
