@@ -31,12 +31,16 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
     block |= attention(shape, input_bias=fields.flag("attention_bias"))
     if fields.flag("use_qk_norm"):
         block |= head_norms(shape)
+    return block | dense_or_mixture(fields, shape, layer)
+
+
+def dense_or_mixture(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
+    """The tensors of a block's MLP, or of its mixture with one more MLP that every token uses."""
     if layer < fields.count("first_k_dense_replace"):
-        return block | gated_mlp(shape, fields.size("intermediate_size"))
+        return gated_mlp(shape, fields.size("intermediate_size"))
     count, inner = expert_count(_EXPERTS, fields), fields.size("moe_intermediate_size")
     return (
-        block
-        | linear("mlp.gate", count, shape.hidden_size)
+        linear("mlp.gate", count, shape.hidden_size)
         | {"mlp.gate.e_score_correction_bias": (count,)}
         | expert_mlps(shape, count, inner)
         | gated_mlp(shape, inner * fields.size("n_shared_experts"), path="mlp.shared_experts")

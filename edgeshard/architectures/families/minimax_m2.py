@@ -36,7 +36,7 @@ def _current(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The values with the rotary share of a head, for which published files have the number of its dimensions."""
     dims = values.get(_ROTARY)
     head_dim = values.get("head_dim") or _HEAD_DIM
-    if _SHARE in values or type(dims) is not int or type(head_dim) is not int:
+    if _SHARE in values or type(dims) is not int or type(head_dim) is not int or not 0 < dims <= head_dim:
         return values
     return {**values, _SHARE: dims / head_dim}
 

@@ -103,9 +103,7 @@ def random_model(config: Any, auto: str = "AutoModelForCausalLM") -> Any:
     return model
 
 
-def saved_checkpoint(
-    model: Any, path: Path, config: dict[str, Any], lengths: Sequence[int] = LENGTHS
-) -> Checkpoint:
+def saved_checkpoint(model: Any, path: Path, config: dict[str, Any], lengths: Sequence[int] = LENGTHS) -> Checkpoint:
     """The checkpoint at `path`, read by `config`, with the logits of `model`, which was saved there."""
     source = SafetensorsDirectory(path)
     infos = tuple(_tensor_info(name, source.read(name)) for name in source.names())

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from transformers import CONFIG_MAPPING
+
 PUBLISHED = Path(__file__).parents[2] / "architectures" / "published"
 LAYERS = 4
 MORE_LAYERS = {"gemma-3-4b": 6, "gemma-3-1b": 6}
@@ -24,6 +26,15 @@ _WIDTHS = (
     "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
     "share_expert_dim", "share_expert_dims",
 )  # fmt: skip
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+)
 _NARROW = (40, 24, 48, 20, 28, 56)
 _NUMBERS: dict[str, int | float] = {
     "vocab_size": 61,
@@ -35,7 +46,7 @@ _NUMBERS: dict[str, int | float] = {
     "model_max_length": 64,
     "max_seq_len": 64,
     "initial_context_length": 16,
-    "original_max_position_embeddings": 16,
+    "original_max_position_embeddings": 12,
     "sliding_window": 6,
     "attention_chunk_size": 16,
     "initializer_range": 0.15,
@@ -133,10 +144,17 @@ def shrunk(config: Mapping[str, Any], layers: int = LAYERS) -> dict[str, Any]:
     if not isinstance(nested, Mapping):
         small = _Shrinking(config, layers).object(config) | {"initializer_range": 0.15}
         return _with_small_parts(small)
+    nested = _class_sizes(nested) | nested
     small = {key: value for key, value in config.items() if key != "text_config"}
     small["initializer_range"] = 0.15
     small["text_config"] = _Shrinking(nested, layers).object(nested) | {"initializer_range": 0.15}
     return _with_small_parts(_Shrinking({}, layers).object(small))
+
+
+def _class_sizes(decoder: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes that a `text_config` leaves out, from its class: they would be those of a large model."""
+    values = CONFIG_MAPPING[decoder["model_type"]]().to_dict()
+    return {key: values[key] for key in _SIZES if values.get(key) is not None}
 
 
 def _with_small_parts(config: dict[str, Any]) -> dict[str, Any]:
@@ -185,12 +203,11 @@ class _Shrinking:
         for layer in range(self.old_layers):
             first.setdefault(json.dumps([value[layer] for value in lists]), layer)
         chosen = list(first.values())[: self.layers]
+        last, types = self.old_layers - 1, self.decoder.get("layer_types")
+        if isinstance(types, list) and types[-1] != types[max(chosen)]:  # some classes fix the kind of the last
+            chosen = [*chosen[: self.layers - 1], last]
         left = [layer for layer in range(self.old_layers) if layer not in chosen]
-        chosen = sorted(chosen + left[: self.layers - len(chosen)])
-        types = self.decoder.get("layer_types")
-        if isinstance(types, list) and types[-1] != types[chosen[-1]]:  # some classes fix the kind of the last
-            chosen[-1] = self.old_layers - 1
-        return chosen
+        return sorted(chosen + left[: self.layers - len(chosen)])
 
     def object(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return {key: self.value(key, value) for key, value in values.items()}
