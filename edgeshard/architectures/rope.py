@@ -116,7 +116,7 @@ class Rope:
         }
 
     def _entry(self, fields: ConfigFields) -> dict[str, Any]:
-        """The entry of all layers, with the first training's context if it stands beside."""
+        """The entry of all layers, and in it the first training's context that config.json may have outside."""
         values = fields.values
         given = values.get("rope_parameters")
         entry = dict(values.get("rope_scaling") or (self.assumed if given is None else given))
@@ -129,7 +129,7 @@ class Rope:
         return int(entry[_TRAINED]) if _kind(entry) == _LONG else 0
 
     def _with_factors(self, entry: dict[str, Any], max_context: int, context: int) -> dict[str, Any]:
-        """The entry with `factors`, those of requests up to `context`, in place of its two lists."""
+        """The entry with one list of factors, `factors`, which `context` selects from its two lists."""
         if _kind(entry) != _LONG:
             return entry
         trained = entry[_TRAINED]
@@ -215,7 +215,7 @@ class Rope:
 
 
 def _kind(entry: Mapping[str, Any]) -> str:
-    """The type of an entry, under the name of those that turn alike."""
+    """The type of an entry. Types with the same frequencies have one name."""
     kind: str = entry.get("rope_type", entry.get("type", "default"))
     return _SAME.get(kind, kind)
 

@@ -45,14 +45,14 @@ def reading(config: dict[str, Any]) -> Any:
     except UnsupportedModelError:
         return None
     record, fields, shape = decoder.architecture, decoder.fields, decoder.shape
-    is_fused = isinstance(record.runs, Fused)
+    runs = record.runs
     return {
         "shape": shape,
         "windows": decoder.windows(),
         "tensors": {name: tensor.shape for name, tensor in expected_tensors(config).items()},
         "ends": record.ends(fields, shape),
-        "rotations": decoder.rotations() if is_fused and record.rope is not None else None,
-        "styles": [record.runs.style(fields, shape, layer) for layer in range(LAYERS)] if is_fused else None,
+        "rotations": decoder.rotations() if isinstance(runs, Fused) and record.rope is not None else None,
+        "styles": [runs.style(fields, shape, layer) for layer in range(LAYERS)] if isinstance(runs, Fused) else None,
         "chunks": [record.chunks(fields, layer) for layer in range(LAYERS)] if record.chunks else None,
     }
 
@@ -73,7 +73,7 @@ def test_a_key_that_is_left_out_has_the_default_of_its_class(name: str) -> None:
     decoder = read_config(config)
     keys = set(config.get("text_config", config))
     made = class_of(decoder)
-    # What the class computes of other keys, if a key is left out, has no default of its own.
+    # A value that the class computes from other keys is no default.
     defaults = {key: getattr(made, key, None) for key in made().to_dict()}
     other_names = {name for pair in made.attribute_map.items() if set(pair) & keys for name in pair}
     wrong = {}

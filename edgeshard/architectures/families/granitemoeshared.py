@@ -1,4 +1,4 @@
-"""granitemoeshared: granitemoe with an MLP beside the experts that every token uses."""
+"""granitemoeshared: granitemoe with one more MLP, which every token uses, in each block."""
 
 from __future__ import annotations
 

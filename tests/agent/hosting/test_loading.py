@@ -17,6 +17,7 @@ from edgeshard_agent.engine.background_thread import BackgroundThread
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting.around import LoadedModel, LoadProgress
 from edgeshard_agent.hosting.loading import StageLoader
+from edgeshard_agent.model.fused import FusedModules
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.scheduler.drafting import DraftAsk
 from edgeshard_agent.store.cache import BlobCache
@@ -114,7 +115,9 @@ async def test_a_stage_has_the_rotary_factors_of_its_deployments_context(node: N
     first: dict[int, float] = {}
     for max_context in (0, 32, 33):
         loaded = await node.load(digest, max_context=max_context)
-        frequencies, _ = loaded.model.weights.modules.rotary_emb.of("")
+        modules = loaded.model.weights.modules
+        assert isinstance(modules, FusedModules)
+        frequencies, _ = modules.rotary_emb.of("")
         first[max_context] = float(frequencies[0])
     assert first == {0: 0.125, 32: 1.0, 33: 0.125}
 

@@ -144,7 +144,7 @@ def shrunk(config: Mapping[str, Any], layers: int = LAYERS) -> dict[str, Any]:
     if not isinstance(nested, Mapping):
         small = _Shrinking(config, layers).object(config) | {"initializer_range": 0.15}
         return _with_small_parts(small)
-    nested = _class_sizes(nested) | nested
+    nested = {**_class_sizes(nested), **nested}
     small = {key: value for key, value in config.items() if key != "text_config"}
     small["initializer_range"] = 0.15
     small["text_config"] = _Shrinking(nested, layers).object(nested) | {"initializer_range": 0.15}
@@ -152,7 +152,7 @@ def shrunk(config: Mapping[str, Any], layers: int = LAYERS) -> dict[str, Any]:
 
 
 def _class_sizes(decoder: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes that a `text_config` leaves out, from its class: they would be those of a large model."""
+    """The sizes that the class of a `text_config` has for keys that it leaves out; they are those of a large model."""
     values = CONFIG_MAPPING[decoder["model_type"]]().to_dict()
     return {key: values[key] for key in _SIZES if values.get(key) is not None}
 

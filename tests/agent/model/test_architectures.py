@@ -464,6 +464,23 @@ def test_the_place_of_a_tensor(family: str, name: str, place: Place) -> None:
     assert architecture_named(family).place(name) == place
 
 
+@pytest.mark.parametrize(
+    ("family", "name"), [("gpt_oss", "mlp.experts.0.down_proj"), ("llama4", "feed_forward.experts.0.gate_up_proj")]
+)
+def test_square_experts_are_transposed_by_the_record(family: str, name: str) -> None:
+    record = architecture_named(family)
+    assert record.is_transposed(name, (32, 32), 32) and not record.is_transposed(
+        "self_attn.q_proj.weight", (32, 32), 32
+    )
+
+
+def test_the_size_of_an_expert_shows_its_layout_where_both_are_read() -> None:
+    record = architecture_named("qwen3_vl_moe")
+    for name, transposed in (("gate_up_proj", (32, 48)), ("down_proj", (24, 32))):
+        sizes = [record.matrix(f"mlp.experts.0.{name}", size, 32) for size in (transposed, transposed[::-1])]
+        assert sizes == [transposed[::-1]] * 2
+
+
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 
 
