@@ -181,12 +181,19 @@ def _fields(architecture: Architecture, values: Mapping[str, Any]) -> ConfigFiel
     return ConfigFields(architecture.current(values), "", architecture.defaults, architecture.name)
 
 
-def is_tied(config: Mapping[str, Any], fields: ConfigFields) -> bool:
-    """Whether the embedding is the LM head too; a nested config may say it at either level."""
-    tied = ConfigFields(config).flag("tie_word_embeddings", fields.flag("tie_word_embeddings"))
-    if fields.given("tie_word_embeddings") and fields.flag("tie_word_embeddings") != tied:
-        raise refuse("tie_word_embeddings", "differs from the one in text_config; make the two agree")
-    return tied
+def is_tied(architecture: Architecture, config: Mapping[str, Any], fields: ConfigFields) -> bool:
+    """Whether the embedding is the LM head too. A nested config may have the key at either level.
+
+    Of two that differ, a false one at the top counts, as in transformers, except for `either_ties`. A true one at the
+    top is refused: it would drop an LM head that the checkpoint may have.
+    """
+    key = "tie_word_embeddings"
+    inner, outer = fields.flag(key), ConfigFields(config).flag(key, fields.flag(key))
+    if outer == inner or not fields.given(key):
+        return outer
+    if outer:
+        raise refuse(key, "differs from the one in text_config; make the two agree")
+    return config.get("model_type") in architecture.either_ties
 
 
 def _check_general(config: Mapping[str, Any]) -> None:
@@ -231,7 +238,7 @@ def _shape(architecture: Architecture, config: Mapping[str, Any], fields: Config
         kv_heads=kv_heads,
         head_dim=_head_dim(architecture, fields, hidden, heads),
         max_context=fields.size(keys.context, most=MAX_CONTEXT),
-        tied=is_tied(config, fields),
+        tied=is_tied(architecture, config, fields),
         eos_tokens=_eos_tokens(config, fields, vocab),
         frame_width=hidden,
         stored_as=_stored_as(architecture, config),

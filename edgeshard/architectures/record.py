@@ -250,7 +250,8 @@ class Architecture:
     decoder's keys at the top instead. `current` turns older keys into those that transformers' configuration class has,
     where that does not do it alone. `defaults` are the values of transformers' configuration class for keys that
     checkpoints leave out; without one a key is required. `nested_defaults` are further ones: a `text_config` leaves out
-    whatever has the class's default. `activation` is a key, `activations` its values.
+    whatever has the class's default. `either_ties` are the values of model_type of those of `nested` for which a
+    `tie_word_embeddings` at either level counts. `activation` is a key, `activations` its values.
     `flags`, `sizes` and `numbers` are keys that are checked for their type, `refused` keys that may only be missing,
     null or false, with the reason. Families with learned positions, or without any, have no `rope`. `chunks` is for
     families with blocks that attend within chunks of positions.
@@ -274,6 +275,7 @@ class Architecture:
     current: Current = lambda values: values
     defaults: Mapping[str, Any]
     nested_defaults: Mapping[str, Any] = field(default_factory=dict)
+    either_ties: frozenset[str] = frozenset()
     keys: SizeKeys = _KEYS
     activation: str = "hidden_act"
     activations: frozenset[str] = ACTIVATIONS

@@ -45,6 +45,7 @@ ARCHITECTURE = replace(
     },
     nested={},
     nested_defaults={},
+    either_ties=frozenset(),
     checks=(_check,),
     prefixes=("transformer.", "model."),
     aliases=(

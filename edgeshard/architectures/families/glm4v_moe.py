@@ -15,6 +15,7 @@ ARCHITECTURE = replace(
     name="glm4v_moe",
     model_types=("glm4v_moe_text",),
     nested={"glm4v_moe": "glm4v_moe_text"},
+    either_ties=frozenset({"glm4v_moe"}),
     defaults={
         **GLM4_MOE.defaults,
         "vocab_size": 151_424,

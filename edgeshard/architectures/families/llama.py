@@ -36,6 +36,7 @@ def _llama2(hidden: int, inner: int, layers: int, heads: int, kv_heads: int) -> 
 ARCHITECTURE = Architecture(
     name="llama",
     nested={"llava": "llama"},
+    either_ties=frozenset({"llava"}),
     defaults={
         "num_key_value_heads": "num_attention_heads",
         "hidden_act": "silu",

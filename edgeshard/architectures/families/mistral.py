@@ -9,6 +9,7 @@ from edgeshard.architectures.windows import Windows
 ARCHITECTURE = Architecture(
     name="mistral",
     nested={"mistral3": "mistral", "llava": "mistral"},
+    either_ties=frozenset({"llava"}),
     defaults={"hidden_act": "silu", "rms_norm_eps": 1e-6, "eos_token_id": 2},
     nested_defaults={
         "hidden_size": 4096,

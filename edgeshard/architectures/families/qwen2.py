@@ -22,6 +22,7 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
 ARCHITECTURE = Architecture(
     name="qwen2",
     nested={"internvl": "qwen2", "llava": "qwen2"},
+    either_ties=frozenset({"llava"}),
     defaults={"hidden_act": "silu", "rms_norm_eps": 1e-6},
     nested_defaults={
         "hidden_size": 4096,

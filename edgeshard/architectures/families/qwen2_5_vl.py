@@ -12,5 +12,6 @@ ARCHITECTURE = replace(
     name="qwen2_5_vl",
     model_types=("qwen2_5_vl", "qwen2_5_vl_text"),
     nested={"qwen2_5_vl": "qwen2_5_vl_text"},
+    either_ties=frozenset({"qwen2_5_vl"}),
     library=Library("qwen2_5_vl", "Qwen2_5_VL", config="Qwen2_5_VLTextConfig", norm="Qwen2RMSNorm"),
 )

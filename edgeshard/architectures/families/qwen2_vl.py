@@ -17,6 +17,7 @@ ARCHITECTURE = replace(
     name="qwen2_vl",
     model_types=("qwen2_vl", "qwen2_vl_text"),
     nested={"qwen2_vl": "qwen2_vl_text"},
+    either_ties=frozenset({"qwen2_vl"}),
     defaults={
         "hidden_size": 8192,
         "intermediate_size": 29_568,

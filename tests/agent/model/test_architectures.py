@@ -153,7 +153,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "text_config.quantization_config",
     ),
     (
-        {"model_type": "gemma3", "tie_word_embeddings": False, "text_config": GEMMA3 | {"tie_word_embeddings": True}},
+        {"model_type": "gemma3", "tie_word_embeddings": True, "text_config": GEMMA3 | {"tie_word_embeddings": False}},
         "tie_word_embeddings",
     ),
     (GPT2 | {"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn"),
@@ -274,6 +274,13 @@ def test_a_deployments_context_chooses_rotary_factors(max_context: int, first: f
     words = "long" if first == 5.0 else "short, because the context of 32 tokens is at most 32"
     assert context_note(config, max_context).startswith(f"Rotary factors: {words}")
     assert for_context(PHI3, max_context) is PHI3 and context_note(PHI3, max_context) == ""
+
+
+@pytest.mark.parametrize(("outer", "inner", "tied"), [("gemma3", GEMMA3, False), ("llava", LLAMA, True)])
+def test_a_level_that_ties_counts_as_in_transformers(outer: str, inner: dict[str, Any], tied: bool) -> None:
+    text = inner | {"tie_word_embeddings": True}
+    assert parse_config({"model_type": outer, "tie_word_embeddings": False, "text_config": text}).tied is tied
+    assert parse_config({"model_type": outer, "text_config": text}).tied
 
 
 def test_lengths_beyond_the_context_do_not_count_for_dynamic_frequencies() -> None:

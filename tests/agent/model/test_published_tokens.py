@@ -16,7 +16,7 @@ from edgeshard_agent.model.rotary import rotary_frequencies
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, LlamaConfig
 
-from edgeshard.architectures import expected_tensors, for_context, read_config
+from edgeshard.architectures import check_manifest, expected_tensors, for_context, read_config
 from edgeshard.architectures.record import Fused
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.importing.quantised import without_quantisation
@@ -152,6 +152,7 @@ def test_a_short_context_has_the_short_factors(name: str, tmp_path: Path, tiny_h
 @pytest.mark.parametrize("name", cases())
 def test_a_published_config_gives_transformers_tokens_at_every_cut(name: str, tmp_path: Path, tiny_head: Any) -> None:
     checkpoint = published_checkpoint(name, tmp_path)
+    check_manifest(checkpoint.manifest)
     for cut in cuts(MORE_LAYERS.get(name, LAYERS)):
         assert run_packed(checkpoint, [checkpoint.stage(layers) for layers in cut], tiny_head) == "", cut
         if len(cut) == 1:
