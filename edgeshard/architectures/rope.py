@@ -120,7 +120,7 @@ class Rope:
         values = fields.values
         given = values.get("rope_parameters")
         entry = dict(values.get("rope_scaling") or (self.assumed if given is None else given))
-        trained = values.get(_TRAINED, fields.defaults.get(_TRAINED))
+        trained = values.get(_TRAINED) or fields.defaults.get(_TRAINED)
         return entry if trained is None else entry | {_TRAINED: trained}
 
     def trained_context(self, fields: ConfigFields) -> int:

@@ -6,11 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.limits import MAX_CONTEXT
 from edgeshard.architectures.parts import linear, llama_style, norms
 from edgeshard.architectures.record import Architecture, Fused, Library, Shapes
 from edgeshard.architectures.rope import WITH_FACTORS, Rope
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.windows import Windows
+
+_TRAINED = "original_max_position_embeddings"
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
@@ -26,7 +29,9 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
 
 
 def _check(fields: ConfigFields, layer_count: int) -> None:
-    """Refuse lists of factors that have not one for each frequency."""
+    """Refuse a context of the first training without a logarithm, and lists without a factor for each frequency."""
+    if fields.size(_TRAINED, most=MAX_CONTEXT) < 2:
+        raise fields.refuse(_TRAINED, "is 1; it must be 2 or more")
     head_dim = fields.size("hidden_size") // fields.size("num_attention_heads")
     for path in ("rope_scaling", "rope_parameters"):
         entry = fields.values.get(path)
@@ -46,7 +51,7 @@ ARCHITECTURE = Architecture(
         "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "eos_token_id": 32000,
-        "original_max_position_embeddings": 4096,
+        _TRAINED: 4096,
     },
     checks=(_check,),
     rope=Rope(kinds=WITH_FACTORS, partial=True),

@@ -139,6 +139,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (PHI3 | {"rope_scaling": LONG | {"short_factor": [1.0]}}, "rope_scaling.short_factor"),
     (PHI3 | {"rope_scaling": LONG | {"long_factor": [1.0, 1.0, 1.0, 0]}}, "rope_scaling.long_factor"),
     (PHI3 | {"rope_scaling": LONG, "edgeshard_context": 65}, "edgeshard_context"),
+    (PHI3 | {"rope_scaling": LONG, "original_max_position_embeddings": "32"}, "original_max_position_embeddings"),
+    (PHI3 | {"rope_scaling": LONG, "original_max_position_embeddings": 1}, "original_max_position_embeddings"),
     (LLAMA | {"rope_scaling": LONG}, "rope_scaling.type"),
     (PHI3 | {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_scaling.type"),
     (GEMMA3 | {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
