@@ -456,9 +456,6 @@ VARIANTS = {
         num_experts_per_tok=2,
         shared_intermediate_size=20,
     ),
-    "granitemoeshared-tied": _rotary(
-        "GraniteMoeSharedConfig", num_local_experts=3, num_experts_per_tok=2, tie_word_embeddings=True, head_dim=12
-    ),
     "granitemoe-tied": _rotary(
         "GraniteMoeConfig",
         num_local_experts=3,
@@ -594,15 +591,6 @@ VARIANTS = {
         sliding_window=WINDOW,
         max_window_layers=2,
     ),
-    "dots1-full": _rotary(
-        "Dots1Config",
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        n_shared_experts=1,
-        moe_intermediate_size=20,
-        sliding_window=None,
-        tie_word_embeddings=True,
-    ),
     "glm4v_moe-nested": Variant(
         "Glm4vMoeTextConfig",
         _BASE
@@ -613,7 +601,6 @@ VARIANTS = {
         auto="AutoModelForImageTextToText",
     ),
     "gemma-plain": _rotary("GemmaConfig", sharded=True, head_dim=12),
-    "gemma-untied": _rotary("GemmaConfig", head_dim=16, attention_bias=True, tie_word_embeddings=False),
     "qwen2_vl-nested": Variant(
         "Qwen2VLTextConfig",
         _BASE | {"rope_parameters": _ROPE | {"mrope_section": [2, 1, 1]}},
@@ -880,13 +867,6 @@ VARIANTS = {
         wrap=partial(_with_frames, family="Qwen3VLMoe"),
         auto="AutoModelForImageTextToText",
         joined=True,
-    ),
-    "qwen3_vl_moe-saved": Variant(
-        "Qwen3VLMoeTextConfig",
-        _BASE | _MOE | {"rope_parameters": _ROPE | {"mrope_section": [2, 2, 2]}, "head_dim": 12},
-        sharded=True,
-        wrap=partial(_with_frames, family="Qwen3VLMoe"),
-        auto="AutoModelForImageTextToText",
     ),
     "qwen3_vl_moe-tied": Variant(
         "Qwen3VLMoeTextConfig",

@@ -37,7 +37,7 @@ FOR_TRANSFORMERS: dict[str, dict[str, Any]] = {
     "nemotron-nano-9b-v2": {"time_step_min": 1e-9},
 }
 """Values that transformers 5.23 gets in place of the file's."""
-QUICK = {"exaone-3.5-2.4b", "glm-4.5v", "gpt-oss-20b", "minimax-m2.7", "olmo-3-7b", "qwen2.5-vl-7b"}
+QUICK = {"exaone-3.5-2.4b", "glm-4.5v", "gpt-oss-20b", "minimax-m2.7", "olmo-3-7b", "qwen2.5-vl-7b", "qwen3-vl-30b-a3b"}
 """The files of the quick form: the families of which tokens were wrong, and those with keys or tensors of their own."""
 
 
