@@ -24,6 +24,7 @@ from tests.agent.model.conftest import Checkpoint, random_model, saved_checkpoin
 from tests.agent.model.families import with_patches
 from tests.agent.model.published import LAYERS, MORE_LAYERS, published_config, published_names, shrunk
 from tests.agent.model.test_equivalence import run_packed, run_whole
+from tests.support import forms
 
 REFUSED = {"gemma-4-e2b", "gemma-4-e4b"}
 """Files of models that EdgeShard does not run."""
@@ -119,12 +120,13 @@ def rename_tensors(file: Path, names: dict[str, str]) -> None:
 
 
 def cuts(layers: int) -> list[tuple[LayerRange, ...]]:
-    """All divisions of the layers into stages."""
-    return [
+    """All divisions of the layers into stages; in the quick form one stage, and a stage for each layer."""
+    divisions = [
         tuple(LayerRange(a, b) for a, b in zip((0, *inner), (*inner, layers), strict=True))
         for count in range(layers)
         for inner in combinations(range(1, layers), count)
     ]
+    return divisions if forms.LONG else [divisions[0], divisions[-1]]
 
 
 def cases() -> list[Any]:
