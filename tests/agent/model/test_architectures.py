@@ -268,8 +268,9 @@ def test_a_nested_decoder_may_leave_out_sizes() -> None:
 
 
 @pytest.mark.parametrize(("max_context", "first"), [(0, 5.0), (33, 5.0), (32, 1.0), (64, 5.0), (1000, 5.0)])
-def test_a_deployments_context_chooses_rotary_factors(max_context: int, first: float) -> None:
-    config = PHI3 | {"rope_scaling": LONG, "original_max_position_embeddings": 32}
+@pytest.mark.parametrize("kind", ["longrope", "su"])
+def test_a_deployments_context_chooses_rotary_factors(kind: str, max_context: int, first: float) -> None:
+    config = PHI3 | {"rope_scaling": LONG | {"type": kind}, "original_max_position_embeddings": 32}
     chosen = for_context(config, max_context)
     assert parse_config(chosen) == parse_config(config)
     assert read_config(chosen).rotations()[""].options["factors"][0] == first
@@ -283,6 +284,14 @@ def test_a_level_that_ties_counts_as_in_transformers(outer: str, inner: dict[str
     text = inner | {"tie_word_embeddings": True}
     assert parse_config({"model_type": outer, "tie_word_embeddings": False, "text_config": text}).tied is tied
     assert parse_config({"model_type": outer, "text_config": text}).tied
+
+
+def test_layers_with_windows_have_the_base_of_the_file() -> None:
+    scaling = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16}
+    config = LLAMA | {"model_type": "olmo3", "rope_theta": 300_000, "rope_scaling": scaling, "sliding_window": 8}
+    full, sliding = (read_config(config).rotations()[f"{kind}_attention"] for kind in ("full", "sliding"))
+    assert (full.kind, full.theta) == ("yarn", 300_000)
+    assert (sliding.kind, sliding.theta) == ("default", 300_000)
 
 
 def test_lengths_beyond_the_context_do_not_count_for_dynamic_frequencies() -> None:
