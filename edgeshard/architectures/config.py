@@ -184,8 +184,8 @@ def _fields(architecture: Architecture, values: Mapping[str, Any]) -> ConfigFiel
 def is_tied(architecture: Architecture, config: Mapping[str, Any], fields: ConfigFields) -> bool:
     """Whether the embedding is the LM head too. A nested config may have the key at either level.
 
-    Of two that differ, a false one at the top counts, as in transformers, except for `either_ties`. A true one at the
-    top is refused: it would drop an LM head that the checkpoint may have.
+    If the levels differ, a false one at the top counts, as in transformers, unless the family's `either_ties` has the
+    model_type. A true one at the top is refused: it would drop an LM head that the checkpoint may have.
     """
     key = "tie_word_embeddings"
     inner, outer = fields.flag(key), ConfigFields(config).flag(key, fields.flag(key))

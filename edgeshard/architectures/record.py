@@ -248,10 +248,10 @@ class Architecture:
     `model_types` are the values of model_type that the family answers to. `nested` maps the model_type of a config.json
     that holds the decoder in its `text_config` to the model_type in there. A model_type that is in both may have the
     decoder's keys at the top instead. `current` turns older keys into those that transformers' configuration class has,
-    where that does not do it alone. `defaults` are the values of transformers' configuration class for keys that
-    checkpoints leave out; without one a key is required. `nested_defaults` are further ones: a `text_config` leaves out
-    whatever has the class's default. `either_ties` are the values of model_type of those of `nested` for which a
-    `tie_word_embeddings` at either level counts. `activation` is a key, `activations` its values.
+    if the class does not do so itself. `defaults` are the values of that class for keys that checkpoints leave out;
+    without one a key is required. `nested_defaults` are further ones: a `text_config` leaves out each key that has the
+    class's default. `either_ties` has each model_type of `nested` whose `tie_word_embeddings` counts at either level.
+    `activation` is a key, `activations` its values.
     `flags`, `sizes` and `numbers` are keys that are checked for their type, `refused` keys that may only be missing,
     null or false, with the reason. Families with learned positions, or without any, have no `rope`. `chunks` is for
     families with blocks that attend within chunks of positions.
