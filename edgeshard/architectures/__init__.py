@@ -5,7 +5,15 @@ A family is one record in a file of `families/`. Pure and free of torch; the age
 
 from __future__ import annotations
 
-from edgeshard.architectures.config import EXPERT_WIDTHS, STORED_AS, Decoder, parse_config, read_config
+from edgeshard.architectures.config import (
+    EXPERT_WIDTHS,
+    STORED_AS,
+    Decoder,
+    context_note,
+    for_context,
+    parse_config,
+    read_config,
+)
 from edgeshard.architectures.manifest import check_manifest, stage_tensors
 from edgeshard.architectures.record import Architecture
 from edgeshard.architectures.registry import ARCHITECTURES, KNOWN_MODELS, architecture_named
@@ -24,6 +32,7 @@ from edgeshard.architectures.weights import (
     expert_width,
     held_bytes,
     integers_of,
+    is_transposed,
     keeps_float32,
     matrix_size,
     shares_embedding,
@@ -46,10 +55,13 @@ __all__ = [
     "canonical_name",
     "check_manifest",
     "check_quantisation",
+    "context_note",
     "expected_tensors",
     "expert_width",
+    "for_context",
     "held_bytes",
     "integers_of",
+    "is_transposed",
     "keeps_float32",
     "matrix_size",
     "name_in_block",

@@ -14,6 +14,7 @@ from edgeshard.architectures.record import Architecture
 from edgeshard.architectures.registry import ARCHITECTURES, NESTED, REFUSED, find
 from edgeshard.architectures.rope import Rotation
 from edgeshard.architectures.shape import ModelShape
+from edgeshard.domain.errors import UnsupportedModelError
 from edgeshard.domain.models.dtypes import ExpertWidths, Quantisation
 
 STORED_AS = "edgeshard_stored_as"
@@ -21,17 +22,32 @@ STORED_AS = "edgeshard_stored_as"
 EXPERT_WIDTHS = "edgeshard_expert_widths"
 """The key for the bits of each expert where the weights become small integers: `ExpertWidths.layers`."""
 
+CONTEXT = "edgeshard_context"
+"""The key that EdgeShard adds for the tokens of a deployment's longest request (`for_context`)."""
+
 _LONGEST_COMPARED = 40
-"""Characters of a model_type that are looked for among the names of families."""
+"""Characters of a model_type that are compared with the names of families."""
+_NEAR = 0.75
+"""The least similarity (`difflib`) of two names that may be confused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """The config.json of a model that runs: its family's record, the fields of its decoder, its shape."""
+    """The config.json of a model that runs: its family's record, the fields of its decoder, its shape.
+
+    `context` is that of the longest request: the model's limit, or a deployment's own.
+    """
 
     architecture: Architecture
     fields: ConfigFields
     shape: ModelShape
+    context: int
+
+    @property
+    def short_context(self) -> int:
+        """The longest context for which the rotary embedding is another one than beyond it; 0 for models with one."""
+        rope = self.architecture.rope
+        return 0 if rope is None else rope.trained_context(self.fields)
 
     def windows(self) -> tuple[int, ...]:
         """The most positions that a token of each block sees, its own included; 0 for all positions before it."""
@@ -49,7 +65,7 @@ class Decoder:
         if rope.by_layer_type and windows is not None:
             types = windows.layer_types(self.fields, shape.layer_count)
             widths = {kind: shape.kv_of(layer).head_dim for layer, kind in enumerate(types)}
-        return rope.rotations(self.fields, shape.head_dim, shape.max_context, widths)
+        return rope.rotations(self.fields, shape.head_dim, shape.max_context, self.context, widths)
 
 
 def parse_config(config: Mapping[str, Any]) -> ModelShape:
@@ -81,7 +97,41 @@ def read_config(config: Mapping[str, Any]) -> Decoder:
     if architecture.states is not None:
         states = (architecture.states(fields, shape, layer) for layer in range(shape.layer_count))
         shape = replace(shape, states=tuple(states))
-    return Decoder(architecture, fields, shape)
+    return Decoder(architecture, fields, shape, _context(config, shape))
+
+
+def for_context(config: Mapping[str, Any], max_context: int) -> Mapping[str, Any]:
+    """`config` as a deployment with this `max_context` (0: the model's) runs it.
+
+    The shape is the same. Only rotary embeddings can depend on it. Raises as `parse_config` does.
+    """
+    decoder = read_config(config)
+    if not max_context or not decoder.short_context:
+        return config
+    return {**config, CONTEXT: min(max_context, decoder.shape.max_context)}
+
+
+def context_note(config: Mapping[str, Any], max_context: int) -> str:
+    """The rotary factors that a deployment with this `max_context` (0: the model's) has; "" for models with one set."""
+    decoder = read_config(for_context(config, max_context))
+    trained = decoder.short_context
+    if not trained:
+        return ""
+    if decoder.context <= trained:
+        return f"Rotary factors: short, because the context of {decoder.context} tokens is at most {trained}."
+    return (
+        f"Rotary factors: long, because the context of {decoder.context} tokens is beyond {trained}; with max_context "
+        f"{trained} or less they are short."
+    )
+
+
+def _context(config: Mapping[str, Any], shape: ModelShape) -> int:
+    value = config.get(CONTEXT)
+    if value is None:
+        return shape.max_context
+    if type(value) is not int or not 0 < value <= shape.max_context:
+        raise refuse(CONTEXT, f"is {shown(value)}; it must be between 1 and {shape.max_context}")
+    return value
 
 
 def decoder_fields(config: Mapping[str, Any]) -> tuple[Architecture, ConfigFields]:
@@ -91,17 +141,26 @@ def decoder_fields(config: Mapping[str, Any]) -> tuple[Architecture, ConfigField
         raise refuse("model_type", "is missing; use the complete config.json of the checkpoint")
     if model_type in REFUSED:
         raise refuse("model_type", f"{shown(model_type)} is not supported: it {REFUSED[model_type]}")
-    if (wrapped := NESTED.get(model_type)) is not None:
-        return _nested_fields(model_type, wrapped, config.get("text_config"))
     architecture = find(model_type)
-    if architecture is None or model_type not in architecture.own_types:
-        near = get_close_matches(model_type[:_LONGEST_COMPARED], ARCHITECTURES, n=3, cutoff=0.0)
-        why = f"{shown(model_type)} is not supported; of the {len(ARCHITECTURES)} families that run {', '.join(near)} "
-        why += "have the nearest names, and docs/models.md lists all"
-        if config.get("auto_map"):
-            why += "; the code that its auto_map names is never run"
-        raise refuse("model_type", why)
+    has_decoder = architecture is not None and model_type in architecture.own_types
+    wrapped = NESTED.get(model_type)
+    if wrapped is not None and not (has_decoder and config.get("text_config") is None):
+        return _nested_fields(model_type, wrapped, config.get("text_config"))
+    if architecture is None or not has_decoder:
+        raise _unknown(model_type, bool(config.get("auto_map")))
     return architecture, _fields(architecture, config)
+
+
+def _unknown(model_type: str, has_code: bool) -> UnsupportedModelError:
+    """The error for a model_type that no family has."""
+    why = f"{shown(model_type)} is not supported"
+    near = get_close_matches(model_type[:_LONGEST_COMPARED], ARCHITECTURES, n=3, cutoff=_NEAR)
+    if near:
+        why += f"; families with near names are {', '.join(near)}"
+    why += f"; docs/models.md lists the {len(ARCHITECTURES)} families that run"
+    if has_code:
+        why += "; the code that its auto_map names is never run"
+    return refuse("model_type", why)
 
 
 def _nested_fields(
@@ -113,19 +172,28 @@ def _nested_fields(
     found = nested.get("model_type", next(iter(wrapped)) if len(wrapped) == 1 else None)
     if not isinstance(found, str) or found not in wrapped:
         raise refuse("text_config.model_type", f"is {shown(found)}; it must be {' or '.join(wrapped)}")
-    return wrapped[found], _fields(wrapped[found], nested, "text_config.")
+    record = wrapped[found]
+    defaults = {**record.defaults, **record.nested_defaults}
+    return record, ConfigFields(record.current(nested), "text_config.", defaults, record.name)
 
 
-def _fields(architecture: Architecture, values: Mapping[str, Any], prefix: str = "") -> ConfigFields:
-    return ConfigFields(architecture.current(values), prefix, architecture.defaults, architecture.name)
+def _fields(architecture: Architecture, values: Mapping[str, Any]) -> ConfigFields:
+    return ConfigFields(architecture.current(values), "", architecture.defaults, architecture.name)
 
 
-def is_tied(config: Mapping[str, Any], fields: ConfigFields) -> bool:
-    """Whether the embedding is the LM head too; a nested config may say it at either level."""
-    tied = ConfigFields(config).flag("tie_word_embeddings", fields.flag("tie_word_embeddings"))
-    if fields.given("tie_word_embeddings") and fields.flag("tie_word_embeddings") != tied:
-        raise refuse("tie_word_embeddings", "differs from the one in text_config; make the two agree")
-    return tied
+def is_tied(architecture: Architecture, config: Mapping[str, Any], fields: ConfigFields) -> bool:
+    """Whether the embedding is the LM head too. A nested config may have the key at either level.
+
+    If the levels differ, a false one at the top counts, as in transformers, unless the family's `either_ties` has the
+    model_type. A true one at the top is refused: it would drop an LM head that the checkpoint may have.
+    """
+    key = "tie_word_embeddings"
+    inner, outer = fields.flag(key), ConfigFields(config).flag(key, fields.flag(key))
+    if outer == inner or not fields.given(key):
+        return outer
+    if outer:
+        raise refuse(key, "differs from the one in text_config; make the two agree")
+    return config.get("model_type") in architecture.either_ties
 
 
 def _check_general(config: Mapping[str, Any]) -> None:
@@ -170,7 +238,7 @@ def _shape(architecture: Architecture, config: Mapping[str, Any], fields: Config
         kv_heads=kv_heads,
         head_dim=_head_dim(architecture, fields, hidden, heads),
         max_context=fields.size(keys.context, most=MAX_CONTEXT),
-        tied=is_tied(config, fields),
+        tied=is_tied(architecture, config, fields),
         eos_tokens=_eos_tokens(config, fields, vocab),
         frame_width=hidden,
         stored_as=_stored_as(architecture, config),

@@ -15,8 +15,6 @@ LINEAR = "linear_attention"
 FLOAT32 = r"(A_log|dt_bias)$"
 WHOLE = r"(gate|in_proj_(a|b|ba))\.weight$"
 """What opens and decays a state is no small integers, as a router is none."""
-ROTARY_SECTIONS = frozenset({"mrope_section", "mrope_interleaved"})
-"""How three rotary axes share a head's dimensions; with text alone the positions of all three are equal."""
 DEFAULTS = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,

@@ -56,9 +56,10 @@ def check_manifest(manifest: ModelManifest) -> None:
             )
         found[name] = tensor
         required = expected[name].shape
-        if tensor.integers is not None:
-            required = matrix_size(shape, name, required)
-        if tensor.shape != required:
+        matrix = matrix_size(shape, name, required)
+        found_matrix = tensor.shape if tensor.integers is not None else matrix_size(shape, name, tensor.shape)
+        if found_matrix != matrix:
+            required = required if tensor.integers is None else matrix
             raise _wrong(tensor, f"has shape {list(tensor.shape)}, but config.json requires {list(required)}")
         if tensor.integers is not None and (
             len(tensor.shape) != 2 or tensor.shape[1] % STORED_GROUP or tensor.dtype is not DType.FLOAT32

@@ -90,7 +90,8 @@ class Experts:
     flag is set.
 
     Where a checkpoint has `joined` tensors, each expert's are read out of them. `transposed` matrices are stored as
-    [inputs, outputs].
+    [inputs, outputs]. With `both_layouts` some checkpoints have them as [outputs, inputs], and the sizes tell which:
+    such a family refuses square matrices.
     """
 
     count: tuple[str, ...] = ("num_experts", "num_local_experts")
@@ -99,6 +100,7 @@ class Experts:
     switch: str = ""
     joined: tuple[Joined, ...] = ()
     transposed: bool = False
+    both_layouts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +246,12 @@ class Architecture:
 
     Of a config.json:
     `model_types` are the values of model_type that the family answers to. `nested` maps the model_type of a config.json
-    that holds the decoder in its `text_config` to the model_type in there. `current` turns older keys into those that
-    transformers' configuration class has, where that does not do it alone. `defaults` are the values of transformers'
-    configuration class for keys that checkpoints leave out; without one a key is required. `activation` is a key,
-    `activations` its values.
+    that holds the decoder in its `text_config` to the model_type in there. A model_type that is in both may have the
+    decoder's keys at the top instead. `current` turns older keys into those that transformers' configuration class has,
+    if the class does not do so itself. `defaults` are the values of that class for keys that checkpoints leave out;
+    without one a key is required. `nested_defaults` are further ones: a `text_config` leaves out each key that has the
+    class's default. `either_ties` has each model_type of `nested` whose `tie_word_embeddings` counts at either level.
+    `activation` is a key, `activations` its values.
     `flags`, `sizes` and `numbers` are keys that are checked for their type, `refused` keys that may only be missing,
     null or false, with the reason. Families with learned positions, or without any, have no `rope`. `chunks` is for
     families with blocks that attend within chunks of positions.
@@ -270,6 +274,8 @@ class Architecture:
     nested: Mapping[str, str] = field(default_factory=dict)
     current: Current = lambda values: values
     defaults: Mapping[str, Any]
+    nested_defaults: Mapping[str, Any] = field(default_factory=dict)
+    either_ties: frozenset[str] = frozenset()
     keys: SizeKeys = _KEYS
     activation: str = "hidden_act"
     activations: frozenset[str] = ACTIVATIONS
@@ -330,10 +336,21 @@ class Architecture:
         found = re.search(r"\bexperts\.(\d+)\.", self.place(name).parameter)
         return None if found is None else int(found[1])
 
-    def matrix(self, name: str, size: tuple[int, ...]) -> tuple[int, ...]:
+    def matrix(self, name: str, size: tuple[int, ...], hidden: int) -> tuple[int, ...]:
         """The size [outputs, inputs] of the matrix in a block that is stored in this `size`; others are as stored."""
-        transposed = self.experts is not None and self.experts.transposed and self.is_expert(name)
-        return size[::-1] if transposed and len(size) == 2 else size
+        return size[::-1] if self.is_transposed(name, size, hidden) else size
+
+    def is_transposed(self, name: str, size: tuple[int, ...], hidden: int) -> bool:
+        """Whether the tensor of this name in a block is a matrix that is stored, in this `size`, as [inputs, outputs].
+
+        The size does not show it if a matrix is square. It counts only for families with `both_layouts`, whose down
+        projections have `hidden` outputs and the others `hidden` inputs.
+        """
+        experts = self.experts
+        if experts is None or not experts.transposed or len(size) != 2 or not self.is_expert(name):
+            return False
+        hidden_at = 1 if "down_proj" in name else 0
+        return not experts.both_layouts or size[hidden_at] == hidden
 
     def place(self, name: str) -> Place:
         """The place of the tensor of this name in a block; name and path are without `layers.N.`."""

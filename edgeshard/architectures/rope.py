@@ -16,11 +16,26 @@ _NEEDED = {
     "linear": ("factor",),
     "yarn": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+    "su": ("short_factor", "long_factor"),
 }
-"""Rotary types whose frequencies depend on the config alone, with the keys each needs."""
-STATIC = frozenset(_NEEDED)
+"""The keys that a rotary type needs."""
+STATIC = frozenset({"default", "linear", "yarn", "llama3", "dynamic"})
+"""Types whose frequencies depend on the config only; `dynamic` ones do so up to the longest context of the config."""
+WITH_SECTIONS = STATIC | {"mrope"}
+"""Those of models for pictures, where sections of a head's dimensions turn by the three axes of a picture."""
+SECTION_KEYS = frozenset({"mrope_section", "mrope_interleaved"})
+"""The keys of these sections. The three positions of a text's token are equal, so that sections do not matter."""
+_LONG = "longrope"
+WITH_FACTORS = frozenset({"default", _LONG, "su"})
+"""Those of models with a factor for each frequency: short ones up to the first training's context, long ones beyond.
 
-
+A deployment's context decides for all of its requests: keys of one request cannot have both.
+"""
+_SAME = {"dynamic": "default", "mrope": "default", "su": _LONG}
+"""Types that turn as another one does: beyond the longest context nothing runs, the positions of a text are equal."""
+_LISTS = frozenset({"short_factor", "long_factor"})
+_TRAINED = "original_max_position_embeddings"
 _PROPORTIONAL = "proportional"
 _NO_WIDTHS: Mapping[str, int] = MappingProxyType({})
 _WITH_CONTEXT = frozenset({"yarn", "llama3"})
@@ -50,10 +65,10 @@ class Rope:
 
     With `partial`, an embedding may turn a part of each head only. With `by_layer_type`, config.json gives one for each
     type of layer. `zeros` are keys whose number may be 0, `unread` keys that do not matter. `theta` and `sliding_theta`
-    (by layer type, for layers with a window) are the bases that transformers assumes where config.json leaves them out;
-    `assumed` is the entry that it assumes where there is none, by layer type too. Only families on the agent's own
-    blocks need these. `growth` is the entry's key for how much queries grow (`Rotation`). With a `switch`, a key and
-    its value, there are none without it.
+    (by layer type, for layers with a window) are the default bases of transformers' configuration class. `sliding_key`
+    is the key of the latter's base in files without entries by layer type. `assumed` is that class's default entry, by
+    layer type too. Only families on the agent's own blocks need these. `growth` is the entry's key for how much queries
+    grow (`Rotation`). With a `switch`, a key and its value, there are none without it.
     """
 
     kinds: frozenset[str] = STATIC
@@ -63,6 +78,7 @@ class Rope:
     unread: frozenset[str] = frozenset()
     theta: float = 10_000.0
     sliding_theta: float = 10_000.0
+    sliding_key: str = "rope_local_base_freq"
     assumed: Mapping[str, Any] = field(default_factory=dict)
     growth: str = ""
     switch: tuple[str, str] | None = None
@@ -72,30 +88,54 @@ class Rope:
         return self.switch is None or fields.values.get(self.switch[0]) == self.switch[1]
 
     def rotations(
-        self, fields: ConfigFields, head_dim: int, max_context: int, widths: Mapping[str, int] = _NO_WIDTHS
+        self,
+        fields: ConfigFields,
+        head_dim: int,
+        max_context: int,
+        context: int,
+        widths: Mapping[str, int] = _NO_WIDTHS,
     ) -> dict[str, Rotation]:
-        """The rotary embedding of each layer type, or of all layers under "", of a config that `check` lets through.
+        """The rotary embedding of each layer type, or of all layers under "", of a config that `check` accepts.
 
-        `widths` are those of heads of layer types where they are not `head_dim`. Where two entries contradict each
-        other, the one that transformers takes wins.
+        `context` is that of the longest request, up to `max_context`, the model's limit. `widths` are those of heads of
+        layer types if they are not `head_dim`. Of two entries that contradict each other, transformers' choice wins.
         """
         values = fields.values
+        if not self.by_layer_type:
+            entry = self._with_factors(self._entry(fields), max_context, context)
+            return {"": self._rotation(fields, entry, "rope_theta", self.theta, head_dim, max_context)}
         scaling = values.get("rope_scaling") or {}
         given = values.get("rope_parameters")
         given = self.assumed if given is None else given
-        if not self.by_layer_type:
-            entry = dict(scaling or given)
-            if (trained := values.get("original_max_position_embeddings")) is not None:
-                entry["original_max_position_embeddings"] = trained
-            return {"": self._rotation(fields, entry, "rope_theta", self.theta, head_dim, max_context)}
         full = {"rope_type": "default"} if not given else given.get(FULL) or {"rope_type": "default"}
         sliding = given.get(SLIDING) or {}
         of_full, of_sliding = widths.get(FULL, head_dim), widths.get(SLIDING, head_dim)
-        local, theta = "rope_local_base_freq", self.sliding_theta
         return {
             FULL: self._rotation(fields, {**full, **scaling}, "rope_theta", self.theta, of_full, max_context),
-            SLIDING: self._rotation(fields, sliding, local, theta, of_sliding, max_context),
+            SLIDING: self._rotation(fields, sliding, self.sliding_key, self.sliding_theta, of_sliding, max_context),
         }
+
+    def _entry(self, fields: ConfigFields) -> dict[str, Any]:
+        """The entry of all layers, and in it the first training's context that config.json may have outside."""
+        values = fields.values
+        given = values.get("rope_parameters")
+        entry = dict(values.get("rope_scaling") or (self.assumed if given is None else given))
+        trained = values.get(_TRAINED) or fields.defaults.get(_TRAINED)
+        return entry if trained is None else entry | {_TRAINED: trained}
+
+    def trained_context(self, fields: ConfigFields) -> int:
+        """The longest context of a deployment that has short factors; 0 for models without two lists of factors."""
+        entry = {} if self.by_layer_type else self._entry(fields)
+        return int(entry[_TRAINED]) if _kind(entry) == _LONG else 0
+
+    def _with_factors(self, entry: dict[str, Any], max_context: int, context: int) -> dict[str, Any]:
+        """The entry with one list of factors, `factors`, which `context` selects from its two lists."""
+        if _kind(entry) != _LONG:
+            return entry
+        trained = entry[_TRAINED]
+        factors = entry["short_factor" if context <= trained else "long_factor"]
+        rest = {key: value for key, value in entry.items() if key not in _LISTS}
+        return {"factor": max_context / trained, **rest, "factors": tuple(factors)}
 
     def _rotation(
         self,
@@ -106,10 +146,10 @@ class Rope:
         head_dim: int,
         max_context: int,
     ) -> Rotation:
-        kind = entry.get("rope_type", entry.get("type", "default"))
+        kind = _kind(entry)
         theta = entry.get("rope_theta") or fields.number(theta_key, default_theta)
         share = entry.get("partial_rotary_factor") or fields.number("partial_rotary_factor")
-        options: dict[str, Any] = {"original_max_position_embeddings": max_context} if kind in _WITH_CONTEXT else {}
+        options: dict[str, Any] = {_TRAINED: max_context} if kind in _WITH_CONTEXT else {}
         dims = int(head_dim * share)
         if kind == _PROPORTIONAL:  # all of a head turns, some of it by nothing
             dims, options = head_dim, {**options, "partial_rotary_factor": share}
@@ -154,6 +194,10 @@ class Rope:
         for key, number in entry.items():
             if isinstance(number, bool) or number is None or key in ("rope_type", "type"):
                 continue
+            if key in _LISTS:
+                if not _is_factors(number):
+                    raise fields.refuse(f"{path}.{key}", f"is {shown(number)}; it must be a list of positive numbers")
+                continue
             if key in self.unread or (number == 0 and key in self.zeros):
                 continue
             if not isinstance(number, int | float) or not 0 < number <= sys.float_info.max:
@@ -168,3 +212,16 @@ class Rope:
             raise fields.refuse(path, f"is {shown(factor)}; it must be a number")
         if factor > 1 or (factor != 1 and not self.partial):
             raise fields.refuse(path, f"is {shown(factor)}, which {fields.family} does not support; it must be 1")
+
+
+def _kind(entry: Mapping[str, Any]) -> str:
+    """The type of an entry. Types with the same frequencies have one name."""
+    kind: str = entry.get("rope_type", entry.get("type", "default"))
+    return _SAME.get(kind, kind)
+
+
+def _is_factors(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(
+        isinstance(item, int | float) and not isinstance(item, bool) and 0 < item <= sys.float_info.max
+        for item in value
+    )

@@ -68,8 +68,8 @@ def unit_of(architecture: str, tensor_name: str, config: Mapping[str, Any]) -> U
         index = int(block[2])
         return Part.FURTHER if is_further_block(record, fields, index) else index
     if name == record.embedding:
-        return Part.TIED if is_tied(config, fields) else Part.EMBEDDING
-    if name == HEAD_WEIGHT and not is_tied(config, fields):
+        return Part.TIED if is_tied(record, config, fields) else Part.EMBEDDING
+    if name == HEAD_WEIGHT and not is_tied(record, config, fields):
         return Part.HEAD
     return record.outer_names.get(name)
 

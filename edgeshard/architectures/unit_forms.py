@@ -15,7 +15,7 @@ from edgeshard.domain.models.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.models.packed import NOTHING_HELD, Held
 
-LAYOUT = 2
+LAYOUT = 3
 """Version of packed files and of the kernels' layout in them; a file of another one is made again."""
 
 

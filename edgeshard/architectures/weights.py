@@ -63,7 +63,17 @@ def shares_embedding(shape: ModelShape, quantisation: Quantisation | None) -> bo
 def matrix_size(shape: ModelShape, name: str, size: tuple[int, ...]) -> tuple[int, ...]:
     """The size [outputs, inputs] of a matrix, by canonical name, stored in this `size`; that of others is as stored."""
     record = architecture_named(shape.architecture)
-    return record.matrix(name_in_block(name), size) if name.startswith(f"{record.block_list}.") else size
+    if not name.startswith(f"{record.block_list}."):
+        return size
+    return record.matrix(name_in_block(name), size, shape.hidden_size)
+
+
+def is_transposed(shape: ModelShape, name: str, size: tuple[int, ...]) -> bool:
+    """Whether a whole tensor, by canonical name, is a matrix that is stored, in this `size`, as [inputs, outputs]."""
+    record = architecture_named(shape.architecture)
+    if not name.startswith(f"{record.block_list}."):
+        return False
+    return record.is_transposed(name_in_block(name), size, shape.hidden_size)
 
 
 def keeps_float32(shape: ModelShape, name: str) -> bool:

@@ -35,7 +35,7 @@ def notes_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     notes = []
     if config.get("auto_map"):
         notes.append("its config.json names code of its own (auto_map), which is neither fetched nor run")
-    if read_config(config).fields.prefix:
+    if read_config(config).fields.prefix or isinstance(config.get("vision_config"), Mapping):
         notes.append("only its text is run: weights of its other parts, such as those for pictures, are left out")
     return tuple(notes)
 

@@ -228,7 +228,7 @@ def frequencies(rope: dict[str, Any]) -> np.ndarray:
     config = {**LLAMA, "rope_parameters": rope}
     decoder = read_config(config)
     assert decoder.architecture.rope is not None
-    rotations = decoder.architecture.rope.rotations(decoder.fields, 64, 8192)
+    rotations = decoder.architecture.rope.rotations(decoder.fields, 64, 8192, 8192)
     return RotaryFrequencies(rotations).of("")[0].numpy()
 
 

@@ -12,6 +12,7 @@ from edgeshard.architectures import expected_tensors
 from edgeshard.cli.render.views import model_fields
 from edgeshard.domain.models.model import FurtherBlocks
 from edgeshard.importing.blocks import Width
+from edgeshard.importing.imported import notes_of
 from edgeshard.importing.outlook import further_notes
 from edgeshard.importing.sources import Source, open_directory
 from edgeshard.storage.checkpoint import build_manifest
@@ -47,6 +48,14 @@ def test_of_a_model_for_pictures_the_text_is_added(tmp_path: Path) -> None:
     assert {tensor.name for tensor in build_manifest("text", imported.checkpoint).tensors} == set(needed)
     (note,) = imported.notes
     assert note == "only its text is run: weights of its other parts, such as those for pictures, are left out"
+
+
+def test_a_model_for_pictures_without_a_text_config_gets_the_note_too() -> None:
+    config = SIZES | {"model_type": "qwen2_vl", "vision_config": {"depth": 1}}
+    assert notes_of(config) == (
+        "only its text is run: weights of its other parts, such as those for pictures, are left out",
+    )
+    assert notes_of(SIZES | {"model_type": "llama"}) == ()
 
 
 def test_of_blocks_for_further_tokens_none_is_added(tmp_path: Path) -> None:

@@ -14,7 +14,15 @@ from typing import Any, TypeVar
 import grpc
 import structlog
 
-from edgeshard.architectures import ModelShape, canonical_name, held_bytes, parse_config, stage_tensors, unit_of
+from edgeshard.architectures import (
+    ModelShape,
+    canonical_name,
+    for_context,
+    held_bytes,
+    parse_config,
+    stage_tensors,
+    unit_of,
+)
 from edgeshard.architectures.unit_forms import UnitForm
 from edgeshard.architectures.units import tensors_of_units
 from edgeshard.domain.control.commands import KeepStandby, PrepareStage
@@ -256,7 +264,7 @@ class StageLoader:
         if budget:
             files += [file for file in manifest.files if file.name == forms.EXPERT_TABLE]
         form = UnitForm(digest, command.spec.dtype, quantisation, shape)
-        return _Needs(manifest, layers, tensors, wanted, files, form, units, budget or None)
+        return _Needs(manifest, layers, command.spec.max_context, tensors, wanted, files, form, units, budget or None)
 
     def _load_stage(
         self,
@@ -287,7 +295,7 @@ class StageLoader:
         needs = fetched.needs
         return StageWeights.load(
             fetched.source,
-            needs.manifest.config,
+            for_context(needs.manifest.config, needs.max_context),
             needs.layers,
             dtype=needs.form.dtype,
             device=self.device,
@@ -308,6 +316,7 @@ class _Needs:
 
     manifest: ModelManifest
     layers: LayerRange
+    max_context: int
     tensors: tuple[TensorInfo, ...]
     wanted: dict[str, TensorInfo]
     files: list[FileInfo]

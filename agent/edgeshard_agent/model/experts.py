@@ -18,7 +18,7 @@ def replace_experts(layer: nn.Module, context: StageContext, index: int) -> None
     if not isinstance(runs, Plugged) or not runs.experts:
         return
     block = record.block(context.decoder.fields, shape, index)
-    sizes = {record.place(name).parameter: record.matrix(name, size) for name, size in block.items()}
+    sizes = {record.place(name).parameter: record.matrix(name, size, shape.hidden_size) for name, size in block.items()}
     count = len({expert for name in block if (expert := record.expert_index(name)) is not None})
     if not count:
         return

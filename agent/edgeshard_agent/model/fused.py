@@ -107,8 +107,11 @@ class FusedModules(DecoderModules):
     def _shapes(self, layer: int) -> Shapes:
         """Shapes of a block's tensors, by their names in blocks of the Llama kind."""
         record = self.context.architecture
-        shapes = record.block(self.context.decoder.fields, self.context.shape, layer)
-        return {record.place(name).parameter: record.matrix(name, size) for name, size in shapes.items()}
+        shape = self.context.shape
+        shapes = record.block(self.context.decoder.fields, shape, layer)
+        return {
+            record.place(name).parameter: record.matrix(name, size, shape.hidden_size) for name, size in shapes.items()
+        }
 
     def _options(self, layer: int) -> BlockOptions:
         context, shape = self.context, self.context.shape

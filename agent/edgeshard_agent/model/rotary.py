@@ -110,6 +110,21 @@ def _llama3(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, fl
     return frequencies * (kept + (1.0 - kept) / options["factor"]), 1.0
 
 
+def _longrope(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Every pair of dimensions is slower by a factor of its own; a factor for all sharpens the scores."""
+    options = rotation.options
+    factors = torch.tensor(options["factors"], dtype=torch.float32)
+    return 1.0 / (factors * periods), _longrope_scaling(options)
+
+
+def _longrope_scaling(options: Mapping[str, float]) -> float:
+    given = options.get("attention_factor")
+    if given is not None:
+        return given
+    factor, trained = options["factor"], options["original_max_position_embeddings"]
+    return 1.0 if factor <= 1 else math.sqrt(1.0 + _log(factor) / _log(trained))
+
+
 def _yarn(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, float]:
     """Frequencies as of `_llama3`, with a ramp over the dimensions instead of the rounds, and a factor that sharpens
     the scores."""
@@ -147,6 +162,7 @@ _BY_KIND: dict[str, Callable[[Rotation, torch.Tensor], tuple[torch.Tensor, float
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,
+    "longrope": _longrope,
     "proportional": _proportional,
     "yarn": _yarn,
 }

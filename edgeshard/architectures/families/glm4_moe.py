@@ -31,12 +31,16 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
     block |= attention(shape, input_bias=fields.flag("attention_bias"))
     if fields.flag("use_qk_norm"):
         block |= head_norms(shape)
+    return block | dense_or_mixture(fields, shape, layer)
+
+
+def dense_or_mixture(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
+    """The tensors of a block's MLP, or of its mixture with one more MLP that every token uses."""
     if layer < fields.count("first_k_dense_replace"):
-        return block | gated_mlp(shape, fields.size("intermediate_size"))
+        return gated_mlp(shape, fields.size("intermediate_size"))
     count, inner = expert_count(_EXPERTS, fields), fields.size("moe_intermediate_size")
     return (
-        block
-        | linear("mlp.gate", count, shape.hidden_size)
+        linear("mlp.gate", count, shape.hidden_size)
         | {"mlp.gate.e_score_correction_bias": (count,)}
         | expert_mlps(shape, count, inner)
         | gated_mlp(shape, inner * fields.size("n_shared_experts"), path="mlp.shared_experts")
@@ -77,6 +81,7 @@ ARCHITECTURE = Architecture(
         "first_k_dense_replace": 1,
         "norm_topk_prob": True,
         "num_nextn_predict_layers": 1,
+        "partial_rotary_factor": 0.5,
     },
     flags=("attention_bias", "use_qk_norm", "norm_topk_prob"),
     sizes=("intermediate_size", "moe_intermediate_size", "n_shared_experts", "n_group", "topk_group"),

@@ -1,4 +1,4 @@
-"""llama: the family that the others are compared with."""
+"""llama: the family that the others are compared with. Of llava the text runs."""
 
 from __future__ import annotations
 
@@ -35,12 +35,23 @@ def _llama2(hidden: int, inner: int, layers: int, heads: int, kv_heads: int) -> 
 
 ARCHITECTURE = Architecture(
     name="llama",
+    nested={"llava": "llama"},
+    either_ties=frozenset({"llava"}),
     defaults={
         "num_key_value_heads": "num_attention_heads",
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         "eos_token_id": 2,
     },
+    nested_defaults={
+        "hidden_size": 4096,
+        "intermediate_size": 11_008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "vocab_size": 32_000,
+        "max_position_embeddings": 2048,
+    },
+    prefixes=("model.", "language_model."),
     block=llama_block(bias="attention_bias", mlp_bias="mlp_bias"),
     library=Library("llama", "Llama"),
     runs=Fused(llama_style),

@@ -6,7 +6,9 @@ Files may hold blocks for predicting further tokens behind the decoder's own; th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.parts import (
@@ -26,6 +28,17 @@ from edgeshard.architectures.shape import ModelShape
 
 _EXPERTS = Experts(count=("num_local_experts",))
 _PATH = "block_sparse_moe"
+_HEAD_DIM = 128
+_ROTARY, _SHARE = "rotary_dim", "partial_rotary_factor"
+
+
+def _current(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The values with the rotary share of a head, for which published files have the number of its dimensions."""
+    dims = values.get(_ROTARY)
+    head_dim = values.get("head_dim") or _HEAD_DIM
+    if _SHARE in values or type(dims) is not int or type(head_dim) is not int or not 0 < dims <= head_dim:
+        return values
+    return {**values, _SHARE: dims / head_dim}
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
@@ -48,8 +61,8 @@ def _style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
 def _check(fields: ConfigFields, layer_count: int) -> None:
     fields.count("num_mtp_modules")
     head_dim = fields.size("head_dim")
-    if (rotary := fields.size("rotary_dim", head_dim)) > head_dim or rotary % 2:
-        raise fields.refuse("rotary_dim", f"is {rotary}; it must be even and at most head_dim {head_dim}")
+    if (rotary := fields.size(_ROTARY, head_dim)) > head_dim or rotary % 2:
+        raise fields.refuse(_ROTARY, f"is {rotary}; it must be even and at most head_dim {head_dim}")
     kinds = fields.values.get("attn_type_list")
     if kinds is not None and (not isinstance(kinds, list | tuple) or any(kind != 1 for kind in kinds)):
         raise fields.refuse("attn_type_list", "has other layers than 1, full attention, which minimax_m2 does not run")
@@ -57,10 +70,11 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
 
 ARCHITECTURE = Architecture(
     name="minimax_m2",
+    current=_current,
     defaults={
         "num_attention_heads": 48,
         "num_key_value_heads": 8,
-        "head_dim": 128,
+        "head_dim": _HEAD_DIM,
         "vocab_size": 200_064,
         "max_position_embeddings": 196_608,
         "hidden_act": "silu",
@@ -80,7 +94,7 @@ ARCHITECTURE = Architecture(
             shared_intermediate_size=0,
         ),
     ),
-    rope=Rope(partial=True),
+    rope=Rope(partial=True, theta=5_000_000.0),
     experts=_EXPERTS,
     further_blocks="num_mtp_modules",
     block=_block,

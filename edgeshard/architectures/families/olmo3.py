@@ -13,6 +13,7 @@ from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.windows import LAYER_TYPES, SLIDING, Windows, all_but_every
 
 _WINDOWS = Windows(4096, sliding=all_but_every(4))
+_THETA = 500_000.0
 
 
 def _style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
@@ -39,7 +40,9 @@ ARCHITECTURE = Architecture(
     },
     flags=("attention_bias",),
     checks=(_check,),
-    rope=Rope(by_layer_type=True),
+    # Published files have one base, for both types of layers. transformers 5.23 gives it to full attention only: layers
+    # with a window get its default, which is the published value.
+    rope=Rope(by_layer_type=True, theta=_THETA, sliding_theta=_THETA, sliding_key="rope_theta"),
     windows=_WINDOWS,
     block=llama_block(bias="attention_bias", norm_names=BEHIND_NORMS, attention_norms=row_norms),
     library=Library("olmo3", "Olmo3"),

@@ -1,13 +1,19 @@
-"""phi3: queries, keys and values in one tensor, gate and up in another; a rotary embedding of a part of each head."""
+"""phi3: queries, keys and values in one tensor, gate and up in another; a rotary embedding of a part of each head, with
+factors that depend on the deployment's context."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.limits import MAX_CONTEXT
 from edgeshard.architectures.parts import linear, llama_style, norms
 from edgeshard.architectures.record import Architecture, Fused, Library, Shapes
-from edgeshard.architectures.rope import Rope
+from edgeshard.architectures.rope import WITH_FACTORS, Rope
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.windows import Windows
+
+_TRAINED = "original_max_position_embeddings"
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
@@ -22,6 +28,22 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
     )
 
 
+def _check(fields: ConfigFields, layer_count: int) -> None:
+    """Refuse a context of the first training without a logarithm, and lists without a factor for each frequency."""
+    if fields.size(_TRAINED, most=MAX_CONTEXT) < 2:
+        raise fields.refuse(_TRAINED, "is 1; it must be 2 or more")
+    head_dim = fields.size("hidden_size") // fields.size("num_attention_heads")
+    for path in ("rope_scaling", "rope_parameters"):
+        entry = fields.values.get(path)
+        if not isinstance(entry, Mapping):
+            continue
+        share = entry.get("partial_rotary_factor") or fields.number("partial_rotary_factor")
+        pairs = int(head_dim * share) // 2
+        for key in ("short_factor", "long_factor"):
+            if entry.get(key) is not None and len(entry[key]) != pairs:
+                raise fields.refuse(f"{path}.{key}", f"has {len(entry[key])} factors; it must have {pairs}")
+
+
 ARCHITECTURE = Architecture(
     name="phi3",
     defaults={
@@ -29,9 +51,10 @@ ARCHITECTURE = Architecture(
         "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "eos_token_id": 32000,
+        _TRAINED: 4096,
     },
-    # longrope picks its factors by the longest position of all requests in a step.
-    rope=Rope(kinds=frozenset({"default"}), partial=True),
+    checks=(_check,),
+    rope=Rope(kinds=WITH_FACTORS, partial=True),
     windows=Windows(),
     block=_block,
     library=Library("phi3", "Phi3"),

@@ -1,4 +1,5 @@
-"""qwen2: biases of queries, keys and values; windows by layer where they are switched on."""
+"""qwen2: biases of queries, keys and values; windows by layer if they are switched on. Of llava and internvl the text
+runs."""
 
 from __future__ import annotations
 
@@ -20,8 +21,20 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
 
 ARCHITECTURE = Architecture(
     name="qwen2",
+    nested={"internvl": "qwen2", "llava": "qwen2"},
+    either_ties=frozenset({"llava"}),
     defaults={"hidden_act": "silu", "rms_norm_eps": 1e-6},
+    nested_defaults={
+        "hidden_size": 4096,
+        "intermediate_size": 22_016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "vocab_size": 151_936,
+        "max_position_embeddings": 32_768,
+    },
     windows=Windows(4096, switch="use_sliding_window", sliding=from_layer(28, "max_window_layers")),
+    prefixes=("model.", "language_model."),
     block=_block,
     library=Library("qwen2", "Qwen2"),
     runs=Fused(llama_style),

@@ -7,7 +7,7 @@ from edgeshard.architectures import gated_delta
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.parts import gated_mlp
 from edgeshard.architectures.record import Architecture, Fused, Library, Shapes
-from edgeshard.architectures.rope import Rope
+from edgeshard.architectures.rope import SECTION_KEYS, Rope
 from edgeshard.architectures.shape import ModelShape
 
 
@@ -25,7 +25,7 @@ ARCHITECTURE = Architecture(
     flags=("attention_bias",),
     sizes=("intermediate_size", *gated_delta.SIZES),
     checks=(gated_delta.check,),
-    rope=Rope(partial=True, unread=gated_delta.ROTARY_SECTIONS),
+    rope=Rope(partial=True, unread=SECTION_KEYS),
     prefixes=("model.", "language_model."),
     block=_block,
     kv=gated_delta.kv,

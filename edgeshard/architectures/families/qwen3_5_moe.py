@@ -9,7 +9,7 @@ from edgeshard.architectures import gated_delta
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.parts import expert_count, expert_mlps, fixed_values, gated_mlp, joined_mlps, linear
 from edgeshard.architectures.record import Architecture, Experts, Fused, Library, Shapes
-from edgeshard.architectures.rope import Rope
+from edgeshard.architectures.rope import SECTION_KEYS, Rope
 from edgeshard.architectures.shape import ModelShape
 
 _EXPERTS = Experts(count=("num_experts",), joined=joined_mlps())
@@ -43,7 +43,7 @@ ARCHITECTURE = Architecture(
     flags=("attention_bias",),
     sizes=("moe_intermediate_size", "shared_expert_intermediate_size", *gated_delta.SIZES),
     checks=(gated_delta.check, fixed_values(norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[])),
-    rope=Rope(partial=True, unread=gated_delta.ROTARY_SECTIONS),
+    rope=Rope(partial=True, unread=SECTION_KEYS),
     experts=_EXPERTS,
     prefixes=("model.", "language_model."),
     block=_block,

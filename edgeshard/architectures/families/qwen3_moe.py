@@ -41,12 +41,14 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
 
 ARCHITECTURE = Architecture(
     name="qwen3_moe",
+    nested={"internvl": "qwen3_moe"},
     defaults={"hidden_act": "silu", "rms_norm_eps": 1e-6, "num_experts_per_tok": 8, "decoder_sparse_step": 1},
     flags=("attention_bias", "norm_topk_prob"),
     sizes=("intermediate_size", "moe_intermediate_size", "decoder_sparse_step"),
     checks=(_check,),
     windows=Windows(4096, switch="use_sliding_window"),
     experts=_EXPERTS,
+    prefixes=("model.", "language_model."),
     block=_block,
     library=Library("qwen3_moe", "Qwen3Moe"),
     runs=Fused(mixture_style()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgeshard.architectures.parts import head_norms, llama_block, llama_style
 from edgeshard.architectures.record import Architecture, Fused, Library
-from edgeshard.architectures.rope import Rope
+from edgeshard.architectures.rope import SECTION_KEYS, Rope
 
 ARCHITECTURE = Architecture(
     name="qwen3_vl",
@@ -20,7 +20,7 @@ ARCHITECTURE = Architecture(
         "rms_norm_eps": 1e-6,
     },
     flags=("attention_bias",),
-    rope=Rope(unread=frozenset({"mrope_section"}), theta=500_000.0),
+    rope=Rope(unread=SECTION_KEYS, theta=500_000.0),
     prefixes=("model.", "language_model."),
     block=llama_block(bias="attention_bias", attention_norms=head_norms),
     library=Library("qwen3_vl", "Qwen3VLText"),

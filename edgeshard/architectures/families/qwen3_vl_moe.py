@@ -1,5 +1,7 @@
-"""qwen3_vl_moe, its text part only: qwen3_moe without windows, all experts of a block in two tensors with the matrices
-transposed. For text the three positions of a token are the same one."""
+"""qwen3_vl_moe, its text part only: qwen3_moe without windows, all experts of a block in two tensors. For text the
+three positions of a token are the same one.
+
+Published files have the experts' matrices transposed, those that transformers 5 saves have them not."""
 
 from __future__ import annotations
 
@@ -14,10 +16,10 @@ from edgeshard.architectures.parts import (
     transposed_mlps,
 )
 from edgeshard.architectures.record import Architecture, Experts, Fused, Library, Shapes
-from edgeshard.architectures.rope import Rope
+from edgeshard.architectures.rope import SECTION_KEYS, Rope
 from edgeshard.architectures.shape import ModelShape
 
-_EXPERTS = Experts(joined=joined_transposed(), transposed=True)
+_EXPERTS = Experts(joined=joined_transposed(), transposed=True, both_layouts=True)
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
@@ -26,6 +28,13 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
     if len(kept) == len(block):
         return block
     return kept | transposed_mlps(shape, expert_count(_EXPERTS, fields), fields.size("moe_intermediate_size"))
+
+
+def _check(fields: ConfigFields, layer_count: int) -> None:
+    hidden, inner = fields.size("hidden_size"), fields.size("moe_intermediate_size")
+    if hidden in (inner, 2 * inner):
+        why = f"is {inner}: experts have square matrices for hidden_size {hidden}, which do not show their layout"
+        raise fields.refuse("moe_intermediate_size", why)
 
 
 ARCHITECTURE = Architecture(
@@ -47,8 +56,8 @@ ARCHITECTURE = Architecture(
     },
     flags=("attention_bias",),
     sizes=("intermediate_size", "moe_intermediate_size", "decoder_sparse_step"),
-    checks=(*QWEN3_MOE.checks, fixed_values(norm_topk_prob=True)),
-    rope=Rope(unread=frozenset({"mrope_section", "mrope_interleaved"}), theta=500_000.0),
+    checks=(*QWEN3_MOE.checks, _check, fixed_values(norm_topk_prob=True)),
+    rope=Rope(unread=SECTION_KEYS, theta=500_000.0),
     experts=_EXPERTS,
     prefixes=("model.", "language_model."),
     block=_block,

@@ -12,15 +12,18 @@ from typing import Any
 
 import grpc
 import pytest
+import torch
 from edgeshard_agent.engine.background_thread import BackgroundThread
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting.around import LoadedModel, LoadProgress
 from edgeshard_agent.hosting.loading import StageLoader
+from edgeshard_agent.model.fused import FusedModules
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.scheduler.drafting import DraftAsk
 from edgeshard_agent.store.cache import BlobCache
 from edgeshard_coordinator.store import models
 
+from edgeshard.architectures import expected_tensors
 from edgeshard.client.models import add_model
 from edgeshard.domain.control.commands import PrepareStage
 from edgeshard.domain.deployments.deployment import DeploymentSpec
@@ -31,6 +34,7 @@ from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.generation import Sampling
 from edgeshard.storage import checkpoint, forms
+from tests.support.imports import write_checkpoint
 from tests.support.tokenizers import PANICS, write_tokenizer
 
 pytestmark = pytest.mark.timing
@@ -53,9 +57,11 @@ class Node:
     async def add(self) -> Digest:
         return await add_model(self._channel, self.files, "tiny")
 
-    async def load(self, digest: Digest, draft: PlacedDraft | None = None, stage: int = 0) -> LoadedModel:
+    async def load(
+        self, digest: Digest, draft: PlacedDraft | None = None, stage: int = 0, max_context: int = 0
+    ) -> LoadedModel:
         placed = PlacedStage(0, NodeId("n"), NodeName("n"), "127.0.0.1:9", LayerRange(0, 2), 0, 0)
-        spec = DeploymentSpec(name="tale", model="tiny", source="n", dtype=DType.FLOAT32)
+        spec = DeploymentSpec(name="tale", model="tiny", source="n", dtype=DType.FLOAT32, max_context=max_context)
         stages, guesses = (placed,) * (stage + 1), Speculation.GUESSES
         placement = Placement(stages, 16, 4, 1, 1, speculation=guesses, draft=draft)
         return await self._loader.load(PrepareStage(spec, placement, stage, Epoch(1), digest), LoadProgress())
@@ -95,6 +101,25 @@ async def test_an_end_of_a_model_fetches_the_files_that_a_head_reads_and_no_othe
     assert manifest is not None
     there = {file.name: await node.cache.is_intact(file.sha256, file.size) for file in manifest.files}
     assert there == {"tokenizer.json": True, SETTINGS: True, "chat_template.jinja": False}
+
+
+async def test_a_stage_has_the_rotary_factors_of_its_deployments_context(node: Node) -> None:
+    factors = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
+    config = {"model_type": "phi3", "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 4, "vocab_size": 61, "max_position_embeddings": 64, "rope_scaling": factors}
+    config |= {"original_max_position_embeddings": 32}
+    weights = {name: torch.zeros(tensor.shape) for name, tensor in expected_tensors(config).items()}
+    node.files = write_checkpoint(node.files.parent / "phi3", config, weights)
+    write_tokenizer(node.files / "tokenizer.json")
+    digest = await node.add()
+    first: dict[int, float] = {}
+    for max_context in (0, 32, 33):
+        loaded = await node.load(digest, max_context=max_context)
+        modules = loaded.model.weights.modules
+        assert isinstance(modules, FusedModules)
+        frequencies, _ = modules.rotary_emb.of("")
+        first[max_context] = float(frequencies[0])
+    assert first == {0: 0.125, 32: 1.0, 33: 0.125}
 
 
 @pytest.mark.usefixtures("of_an_older_version")

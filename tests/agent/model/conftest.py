@@ -73,17 +73,7 @@ class Checkpoint:
 
 def build(variant: Variant, path: Path, lengths: Sequence[int] = LENGTHS) -> Checkpoint:
     """With sequences of these lengths."""
-    torch.manual_seed(7)
-    auto = getattr(transformers, variant.auto)
-    model = auto.from_config(variant.library_config(), attn_implementation="eager", dtype=torch.float32).eval()
-    saved_names = model.state_dict().keys()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1 or not parameter.any():
-                parameter.add_(torch.randn_like(parameter) * 0.2)
-        for name, buffer in model.named_buffers():
-            if name in saved_names and buffer.is_floating_point():
-                buffer.add_(torch.randn_like(buffer) * 0.2)
+    model = random_model(variant.library_config(), variant.auto)
     model.save_pretrained(path, max_shard_size="8KB" if variant.sharded else "1GB")
     assert variant.sharded == (path / "model.safetensors.index.json").exists()
     if variant.strip:
@@ -94,17 +84,38 @@ def build(variant: Variant, path: Path, lengths: Sequence[int] = LENGTHS) -> Che
     saved = json.loads((path / "config.json").read_text())
     if variant.joined:
         _join(path / "model.safetensors", saved)
+    return saved_checkpoint(model, path, saved, lengths)
+
+
+def random_model(config: Any, auto: str = "AutoModelForCausalLM") -> Any:
+    """transformers' model of a config, in float32, with norms and biases that are not all alike."""
+    torch.manual_seed(7)
+    made: Any = getattr(transformers, auto)
+    model = made.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    saved_names = model.state_dict().keys()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1 or not parameter.any():
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+        for name, buffer in model.named_buffers():
+            if name in saved_names and buffer.is_floating_point():
+                buffer.add_(torch.randn_like(buffer) * 0.2)
+    return model
+
+
+def saved_checkpoint(model: Any, path: Path, config: dict[str, Any], lengths: Sequence[int] = LENGTHS) -> Checkpoint:
+    """The checkpoint at `path`, read by `config`, with the logits of `model`, which was saved there."""
     source = SafetensorsDirectory(path)
     infos = tuple(_tensor_info(name, source.read(name)) for name in source.names())
-    parsed = parse_config(saved)
-    manifest = ModelManifest(ModelName("tiny"), parsed.architecture, json.dumps(saved), infos, ())
+    parsed = parse_config(config)
+    manifest = ModelManifest(ModelName("tiny"), parsed.architecture, json.dumps(config), infos, ())
     generator = np.random.default_rng(3)
     sequences = tuple(generator.integers(0, parsed.vocab_size, length) for length in lengths)
     with torch.no_grad():
         reference = tuple(model(torch.from_numpy(ids)[None]).logits[0] for ids in sequences)
         pairs = zip(sequences, reference, strict=True) if parsed.architecture in DELTA_RULES else ()
         slack = 3 * max((_apart(model, *pair) for pair in pairs), default=0.0)
-    return Checkpoint(path, saved, manifest, sequences, reference, slack)
+    return Checkpoint(path, config, manifest, sequences, reference, slack)
 
 
 def _apart(model: Any, ids: np.ndarray, whole: torch.Tensor) -> float:

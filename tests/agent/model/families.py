@@ -213,7 +213,7 @@ def _with_pixels(text: Any) -> Any:
     )
 
 
-def _with_patches(text: Any) -> Any:
+def with_patches(text: Any) -> Any:
     vision = {"width": 16, "layers": 1, "heads": 2, "image_size": 28, "patch_size": 14, "mlp_ratio": 2.0}
     made: Any = transformers.Step3p7Config
     tied = text.to_dict().get("tie_word_embeddings", False)
@@ -233,6 +233,15 @@ def _with_frames(text: Any, family: str = "Qwen3VL") -> Any:
         vision["deepstack_visual_indexes"] = [0]
     tied = text.to_dict().get("tie_word_embeddings", False)
     made: Any = getattr(transformers, f"{family}Config")
+    return made(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=tied)
+
+
+def _with_frames_of(text: Any, family: str) -> Any:
+    """As `_with_frames`, for Qwen's earlier models for pictures."""
+    vision: dict[str, Any] = {"depth": 1, "embed_dim": 16, "intermediate_size": 16, "num_heads": 2}
+    vision |= {"hidden_size": 32 if family == "Qwen2VL" else 16, "out_hidden_size": 32, "fullatt_block_indexes": [0]}
+    made: Any = getattr(transformers, f"{family}Config")
+    tied = text.to_dict().get("tie_word_embeddings", False)
     return made(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=tied)
 
 
@@ -439,6 +448,14 @@ VARIANTS = {
         num_experts_per_tok=2,
         attention_bias=True,
     ),
+    "granitemoeshared-options": _rotary(
+        "GraniteMoeSharedConfig",
+        sharded=True,
+        **_GRANITE,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        shared_intermediate_size=20,
+    ),
     "granitemoe-tied": _rotary(
         "GraniteMoeConfig",
         num_local_experts=3,
@@ -557,6 +574,48 @@ VARIANTS = {
             "tie_word_embeddings": True,
         },
     ),
+    "dots1-windows": _rotary(
+        "Dots1Config",
+        sharded=True,
+        head_dim=12,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        n_shared_experts=2,
+        moe_intermediate_size=24,
+        first_k_dense_replace=1,
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=1.5,
+        norm_topk_prob=True,
+        attention_bias=True,
+        sliding_window=WINDOW,
+        max_window_layers=2,
+    ),
+    "glm4v_moe-nested": Variant(
+        "Glm4vMoeTextConfig",
+        _BASE
+        | {"rope_parameters": _ROPE | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}, "head_dim": 16}
+        | {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 2},
+        sharded=True,
+        wrap=partial(_with_frames, family="Glm4vMoe"),
+        auto="AutoModelForImageTextToText",
+    ),
+    "gemma-plain": _rotary("GemmaConfig", sharded=True, head_dim=12),
+    "qwen2_vl-nested": Variant(
+        "Qwen2VLTextConfig",
+        _BASE | {"rope_parameters": _ROPE | {"mrope_section": [2, 1, 1]}},
+        sharded=True,
+        wrap=partial(_with_frames_of, family="Qwen2VL"),
+        auto="AutoModelForImageTextToText",
+    ),
+    "qwen2_5_vl-windows": Variant(
+        "Qwen2_5_VLTextConfig",
+        _BASE
+        | {"rope_parameters": _YARN | {"mrope_section": [2, 1, 1]}, "tie_word_embeddings": True}
+        | {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
+        wrap=partial(_with_frames_of, family="Qwen2_5_VL"),
+        auto="AutoModelForImageTextToText",
+    ),
     "minimax_m2-partial": _rotary(
         "MiniMaxM2Config",
         sharded=True,
@@ -587,7 +646,7 @@ VARIANTS = {
         auto="AutoModelForImageTextToText",
     ),
     "step3p5-clamped": Variant(
-        "Step3p7TextConfig", _BASE | _STEP, True, "", _with_patches, "AutoModelForImageTextToText"
+        "Step3p7TextConfig", _BASE | _STEP, True, "", with_patches, "AutoModelForImageTextToText"
     ),
     "step3p5-full": Variant(
         "Step3p7TextConfig",
@@ -601,7 +660,7 @@ VARIANTS = {
             "moe_intermediate_size": 24,
         }
         | {"share_expert_dim": 20, "attention_bias": True, "tie_word_embeddings": True, "query_pre_attn_scalar": 9},
-        wrap=_with_patches,
+        wrap=with_patches,
         auto="AutoModelForImageTextToText",
     ),
     "seed_oss-plain": _rotary("SeedOssConfig", head_dim=12),
@@ -1043,6 +1102,10 @@ VARIANTS = {
         strip="model.",
     ),
 }
+
+
+WITHOUT_A_CLASS = frozenset({"exaone"})
+"""Families that transformers has not; the test of their published config.json uses another family's class."""
 
 
 @cache

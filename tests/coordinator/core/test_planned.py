@@ -100,6 +100,21 @@ def cuts(placement: Placement) -> str:
     return ",".join(f"{stage.node_name}={stage.layers}" for stage in placement.stages)
 
 
+def test_a_note_names_the_rotary_factors_of_the_deployments_context(manifest: ModelManifest) -> None:
+    factors = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    config = {"model_type": "phi3", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4}
+    config |= {"num_attention_heads": 4, "vocab_size": 128, "max_position_embeddings": 512, "rope_scaling": factors}
+    config |= {"original_max_position_embeddings": 128}
+    digest = manifest.tensors[0].sha256
+    tensors = [TensorInfo(t.name, DType.FLOAT32, t.shape, digest) for t in expected_tensors(config).values()]
+    phi = ModelManifest(ModelName("tiny"), "phi3", json.dumps(config), tuple(tensors), ())
+    for max_context, words in ((0, "long, because the context of 512"), (128, "short, because the context of 128")):
+        problem = PlacementProblem(spec_of(max_context=max_context), phi, ABC, {})
+        assert f"Rotary factors: {words}" in PlanningPlacer().place(problem).note
+    plain = PlanningPlacer().place(PlacementProblem(spec_of(), manifest, ABC, {}))
+    assert "Rotary factors" not in plain.note
+
+
 def test_the_fast_node_gets_what_the_source_need_not_hold(place: Any, measured: Any) -> None:
     placement = place(ABC, measured(a=1e-2, b=1e-3, c=5e-3), objective="latency")
     assert cuts(placement) == "a=0:1,b=1:12"

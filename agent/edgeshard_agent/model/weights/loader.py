@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from edgeshard.architectures import ExpectedTensor, canonical_name, keeps_float32, matrix_size
+from edgeshard.architectures import ExpectedTensor, canonical_name, is_transposed, keeps_float32, matrix_size
 from edgeshard.domain.errors import DataLossError, InternalError, InvalidArgumentError, ResourceExhaustedError
 from edgeshard.domain.models.dtypes import DType
 from edgeshard_agent.model.modules import StageModules
@@ -67,17 +67,20 @@ class ParameterLoader:
                 reason="MISSING_TENSOR",
             )
         value = source.read(stored[name])
-        matrix = matrix_size(modules.context.shape, name, tensor.shape)
-        required = matrix if isinstance(value, QuantizedWeight) else tensor.shape
-        numbers = value.values if isinstance(value, QuantizedWeight) else value
-        if tuple(numbers.shape) != required:
+        shape = modules.context.shape
+        if isinstance(value, QuantizedWeight):  # stored by rows of outputs in any family
+            size = matrix = tuple(value.values.shape)
+        else:
+            size = matrix = tuple(value.shape)
+            if is_transposed(shape, name, size):
+                value = value.t()
+                matrix = size[::-1]
+        if matrix != matrix_size(shape, name, tensor.shape):
             raise InvalidArgumentError(
-                f"tensor {stored[name]} has shape {list(numbers.shape)}, but config.json requires {list(required)}",
+                f"tensor {stored[name]} has shape {list(size)}, but config.json requires {list(tensor.shape)}",
                 field=stored[name],
                 reason="WRONG_TENSOR_SHAPE",
             )
-        if required != matrix:
-            value = numbers.t()
         try:
             modules.accept(name, value)
         except (RuntimeError, OSError, MemoryError) as error:

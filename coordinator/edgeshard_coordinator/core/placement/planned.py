@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
-from edgeshard.architectures import ModelShape
+from edgeshard.architectures import ModelShape, context_note
 from edgeshard.domain.deployments import rules
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.placement import ExplicitStage, Placement, Prediction, rank_among
@@ -68,9 +68,12 @@ class PlanningPlacer:
 
     def _noted(self, site: _Site) -> Placement:
         placement = weighed(self._with_starting(site))
-        return replace(
-            placement, note=f"{placement.note} {describe_planned.mixed_bits(placement, site.candidates)}".strip()
-        )
+        notes = [
+            placement.note,
+            describe_planned.mixed_bits(placement, site.candidates),
+            site.context_note,
+        ]
+        return replace(placement, note=" ".join(note for note in notes if note))
 
     def outlook(self, problem: PlacementProblem, placement: Placement) -> Outlook:
         held, nodes = repair.layers_of(placement), problem.candidates
@@ -193,6 +196,11 @@ class _Site:
         self._context = self.spec.max_context or self._shape.max_context
         self._typical = typical_request(self.spec, self._context, problem.traffic)
         self._nodes = by_memory.usable_nodes(self.spec, self.candidates)
+
+    @property
+    def context_note(self) -> str:
+        """The consequence of the deployment's context for the model's arithmetic, if there is any."""
+        return context_note(self._manifest.config, self.spec.max_context)
 
     @property
     def formats(self) -> frozenset[Quantisation | None]:
