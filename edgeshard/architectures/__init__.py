@@ -5,8 +5,15 @@ A family is one record in a file of `families/`. Pure and free of torch; the age
 
 from __future__ import annotations
 
-from edgeshard.architectures.config import EXPERT_WIDTHS, STORED_AS, Decoder, parse_config, read_config
-from edgeshard.architectures.manifest import check_manifest, stage_tensors
+from edgeshard.architectures.config import (
+    EXPERT_WIDTHS,
+    STORED_AS,
+    Decoder,
+    named_eos_tokens,
+    parse_config,
+    read_config,
+)
+from edgeshard.architectures.manifest import check_manifest, check_names, stage_tensors
 from edgeshard.architectures.record import Architecture
 from edgeshard.architectures.registry import ARCHITECTURES, KNOWN_MODELS, architecture_named
 from edgeshard.architectures.shape import KvHeads, ModelShape, StateSize
@@ -45,6 +52,7 @@ __all__ = [
     "architecture_named",
     "canonical_name",
     "check_manifest",
+    "check_names",
     "check_quantisation",
     "expected_tensors",
     "expert_width",
@@ -53,6 +61,7 @@ __all__ = [
     "keeps_float32",
     "matrix_size",
     "name_in_block",
+    "named_eos_tokens",
     "parse_config",
     "parts_of_joined",
     "read_config",

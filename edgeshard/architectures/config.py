@@ -220,9 +220,21 @@ def _head_dim(architecture: Architecture, fields: ConfigFields, hidden: int, hea
     return head_dim
 
 
+def named_eos_tokens(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The ids of tokens that end an answer which config.json itself names, without its family's default.
+
+    Raises as `parse_config` does.
+    """
+    fields = decoder_fields(config)[1]
+    return _eos_ids(config.get("eos_token_id", fields.values.get("eos_token_id")), fields.size("vocab_size"))
+
+
 def _eos_tokens(config: Mapping[str, Any], fields: ConfigFields, vocab_size: int) -> tuple[int, ...]:
     default = fields.values.get("eos_token_id", fields.defaults.get("eos_token_id"))
-    value = config.get("eos_token_id", default)
+    return _eos_ids(config.get("eos_token_id", default), vocab_size)
+
+
+def _eos_ids(value: object, vocab_size: int) -> tuple[int, ...]:
     items = value if isinstance(value, list | tuple) else [] if value is None else [value]
     for item in items:
         if isinstance(item, bool) or not isinstance(item, int) or item < 0:

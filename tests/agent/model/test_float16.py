@@ -1,4 +1,4 @@
-"""float16 with small integers as weights: the kernels have no such rows, and its results are those of float32."""
+"""float16 with small integers as weights gives the results of float32: the kernels take no rows of float16."""
 
 from __future__ import annotations
 
