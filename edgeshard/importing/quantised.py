@@ -42,12 +42,13 @@ _PARTS = _SCALES.union(
     ("weight_packed", "weight_shape", "weight_zero_point", "weight_g_idx", "weight_global_scale", "weight_scale_2"),
     ("qweight", "qzeros", "scales", "g_idx"),
 )
-# Scales of activations and of the KV cache, which EdgeShard rounds in its own way. Those of joined experts have the
-# matrix's name before them, as in gate_up_proj_activation_scale.
-_NOT_WEIGHTS = (
-    *("activation_scale", "input_scale", "output_scale", "input_zero_point", "input_global_scale", "input_scale_ub"),
-    *("q_scale", "k_scale", "v_scale"),
+# Scales of activations and of the KV cache, which EdgeShard rounds in its own way.
+_NOT_WEIGHTS = frozenset(
+    {"activation_scale", "input_scale", "output_scale", "input_zero_point", "input_global_scale", "input_scale_ub"}
+    | {"q_scale", "k_scale", "v_scale"}
 )
+_JOINED_NOT_WEIGHTS = ("_proj_activation_scale", "_proj_input_scale")
+"""Ends of the same of joined experts, as in gate_up_proj_activation_scale."""
 _MLX_KEYS = ("quantization", "quantization_config")
 _MLX_SETTINGS = frozenset({"group_size", "bits"})
 _MLX_PARTS = frozenset({"weight", "scales", "biases"})
@@ -149,7 +150,7 @@ def open_quantised(
 
 def check_method(settings: Mapping[str, Any]) -> str:
     """The method by which the weights were quantised. Raises UnsupportedModelError, by name, for others."""
-    method = settings.get("quant_method") or ("compressed-tensors" if settings.get("config_groups") else "")
+    method = settings.get("quant_method") or _unnamed_method(settings)
     if method not in _METHODS:
         raise _refused(f"quant_method {str(method)[:40]!r} is not read; EdgeShard reads {', '.join(_METHODS)}")
     if method == "awq" and (settings.get("version", "gemm") != "gemm" or settings.get("bits", 4) != 4):
@@ -165,6 +166,13 @@ def check_method(settings: Mapping[str, Any]) -> str:
     return str(method)
 
 
+def _unnamed_method(settings: Mapping[str, Any]) -> str:
+    """The method of settings without a quant_method, as older programs wrote them; "" if unknown."""
+    if settings.get("config_groups"):
+        return "compressed-tensors"
+    return "bitsandbytes" if any(key.startswith("load_in_") for key in settings) else ""
+
+
 def sorted_parts(tensors: tuple[StoredTensor, ...]) -> tuple[list[StoredTensor], dict[str, Parts]]:
     """The whole tensors, and the parts of quantised weights by the weight's name and the end of their own."""
     modules: defaultdict[str, Parts] = defaultdict(dict)
@@ -175,7 +183,7 @@ def sorted_parts(tensors: tuple[StoredTensor, ...]) -> tuple[list[StoredTensor],
             modules[f"{module}.weight"][leaf] = tensor
         elif (end := leaf[-7:]) in _EXPERTS and tensor.stored_dtype == "U8":
             modules[tensor.name.removesuffix(end)][end] = tensor
-        elif not leaf.endswith(_NOT_WEIGHTS):
+        elif leaf not in _NOT_WEIGHTS and not leaf.endswith(_JOINED_NOT_WEIGHTS):
             whole[tensor.name] = tensor
     for name in list(modules):
         if name in whole:

@@ -249,6 +249,7 @@ def test_blocks_of_fp8_beside_what_was_not_converted(tmp_path: Path) -> None:
         ({"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24"}}, "sparse-24"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "NVFP4_AWQ"),
         ({"quant_method": "compressed-tensors", "transform_config": {"x": 1}}, "transform_config"),
+        ({"load_in_8bit": True, "llm_int8_threshold": 6.0}, "'bitsandbytes' is not read"),
         ({"group_size": 64, "bits": 4}, "quantization_config is of MLX"),
         ({"group_size": 32, "bits": 8, "mode": "affine"}, "quantization_config is of MLX"),
     ],
