@@ -71,7 +71,9 @@ def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress) -> Im
 
 
 def check_planned(file: GgufFile, config: Mapping[str, Any], width: Width) -> None:
-    """Raise as `check_manifest` does for the tensors that the model would have, before any is converted."""
+    """Raise as `open_gguf` does for types that cannot be read, and as `check_manifest` does, before a conversion."""
+    for kind in {tensor.type for tensor in file.tensors.values()} - _KEPT:
+        _decoder(kind)
     tensors = tuple(stored_types(file, width))
     draft_manifest("model", Checkpoint(file.path.parent, json.dumps(config), tensors, ()))
 

@@ -17,6 +17,7 @@ from edgeshard.storage.forms import GENERATION, TOKENIZER, TOKENIZER_SETTINGS, c
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPACE = "▁"
+_TEMPLATE = "tokenizer.chat_template"
 _MERGES_LIMIT = 1 << 30
 """The most of the squares of pieces' lengths together, which their merges take as time; real ones have a thousandth."""
 _TEKKEN = (
@@ -37,9 +38,10 @@ _SPLITS = {
 }
 _ENDS = frozenset(
     {
-        *("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "<end_of_turn>", "<|end|>"),
-        *("<|return|>", "<|call|>", "<|end_of_turn|>", "<|END_OF_TURN_TOKEN|>", "<|eot|>", "<|eom|>", "[EOS]", "[EOT]"),
-        *("<EOT>", "_<EOT>", "<end_of_utterance>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
+        *("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|eot|>", "<|eom|>", "<|im_end|>", "<|endoftext|>", "<|end|>"),
+        *("<|return|>", "<|call|>", "<|end_of_turn|>", "<|END_OF_TURN_TOKEN|>", "<end_of_turn>", "<turn|>"),
+        *("[EOS]", "[EOT]", "<EOT>", "_<EOT>", "[|endofturn|]", "<end_of_utterance>"),
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
     }
 )
 """The tokens that end an answer in the chat templates of published models."""
@@ -195,13 +197,11 @@ def _config(file: GgufFile) -> dict[str, Any]:
 
 def _templates(file: GgufFile) -> dict[str, Any]:
     """The chat template as a tokenizer_config.json has it: a text, or a list if the file names others."""
-    default = file.metadata.get("tokenizer.chat_template")
-    names = file.metadata.get("tokenizer.chat_templates")
+    default = file.metadata.get(_TEMPLATE)
     found = {"default": default} if isinstance(default, str) else {}
-    for name in names if isinstance(names, list) else ():
-        template = file.metadata.get(f"tokenizer.chat_template.{name}")
-        if isinstance(name, str) and isinstance(template, str):
-            found.setdefault(name, template)
+    for key, template in file.metadata.items():
+        if key.startswith(f"{_TEMPLATE}.") and isinstance(template, str):
+            found.setdefault(key.removeprefix(f"{_TEMPLATE}."), template)
     if not found:
         return {}
     if found.keys() == {"default"}:

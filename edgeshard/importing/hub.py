@@ -37,7 +37,13 @@ from edgeshard.importing.older_settings import LIMIT_BYTES, OLDER_FILES
 from edgeshard.importing.quantised import check_layout, checked_quantisation, without_quantisation
 from edgeshard.importing.tiktoken import RANKS_LIMIT_BYTES, check_kind, ranks_file
 from edgeshard.storage.blobs import sha256_of
-from edgeshard.storage.checkpoint import CONFIG_LIMIT_BYTES, HEADER_LIMIT_BYTES, check_file_size, read_config
+from edgeshard.storage.checkpoint import (
+    CONFIG_LIMIT_BYTES,
+    HEADER_LIMIT_BYTES,
+    check_file_size,
+    needed_files,
+    read_config,
+)
 from edgeshard.storage.files import free_bytes
 from edgeshard.storage.forms import SMALL_FILES, TOKENIZER, TOKENIZER_SETTINGS, decode_text, parse_json_object
 
@@ -310,6 +316,8 @@ def _shards(directory: Path, found: Repository) -> list[str]:
         check_layout(named.keys())
     names = list(named.values()) if isinstance(named, dict) else []
     shards = sorted(set(names)) if all(isinstance(name, str) for name in names) else []
+    needed = needed_files(named, without_quantisation(read_config(directory))) if shards else set()
+    shards = [shard for shard in shards if shard in found.sizes or shard in needed]
     missing = [shard for shard in shards if shard not in found.sizes or not shard.endswith(".safetensors")]
     if missing or not shards:
         raise InvalidArgumentError(

@@ -118,7 +118,7 @@ def open_quantised(
     plain = without_quantisation(config)
     architecture = parse_config(plain).architecture
     notes: list[str] = []
-    tensors = stored_tensors(model, notes)
+    tensors = stored_tensors(model, notes, plain)
     check_layout({tensor.name for tensor in tensors})
     whole, modules = sorted_parts(experts_apart(plain, tensors))
     kept = [tensor for tensor in whole if is_run(architecture, tensor.name, plain)]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgeshard.architectures import check_manifest, parse_config, parts_of_joined, unit_of
+from edgeshard.architectures import check_manifest, is_run, parse_config, parts_of_joined, unit_of
 from edgeshard.domain.errors import (
     EdgeShardError,
     InvalidArgumentError,
@@ -142,7 +142,7 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     config = parse_json_object(config_json, _CONFIG)
     parse_config(config)  # refuses before any header is read
     notes: list[str] = []
-    tensors = experts_apart(config, stored_tensors(model, notes))
+    tensors = experts_apart(config, stored_tensors(model, notes, config))
     return Checkpoint(model.root, config_json, tensors, small_files(model), tuple(notes))
 
 
@@ -158,15 +158,18 @@ def read_config(directory: Path) -> dict[str, Any]:
     return parse_json_object(read_config_json(ModelDirectory.at(directory)), _CONFIG)
 
 
-def stored_tensors(model: ModelDirectory, notes: list[str] | None = None) -> tuple[StoredTensor, ...]:
+def stored_tensors(
+    model: ModelDirectory, notes: list[str] | None = None, config: Mapping[str, Any] | None = None
+) -> tuple[StoredTensor, ...]:
     """All tensors of a directory, whatever their purpose. Raises as `open_checkpoint` does.
 
-    Differences between an index and its files go into `notes`.
+    Differences between an index and its files go into `notes`. With a `config`, a file may be missing if the index
+    names nothing in it that the model needs.
     """
     if model.has(_SINGLE):
         return read_header(model.file(_SINGLE), _SINGLE)
     if model.has(_INDEX):
-        return _read_shards(model, [] if notes is None else notes)
+        return _read_shards(model, [] if notes is None else notes, config)
     raise _no_weights(model.root)
 
 
@@ -370,7 +373,13 @@ def _is_size_list(value: object) -> bool:
     return isinstance(value, list) and all(type(item) is int and 0 <= item <= _LARGEST for item in value)
 
 
-def _read_shards(model: ModelDirectory, notes: list[str]) -> tuple[StoredTensor, ...]:
+def needed_files(places: Mapping[str, str], config: Mapping[str, Any]) -> set[str]:
+    """The files in which an index, the file of each tensor by its name, places a tensor that some stage needs."""
+    architecture = parse_config(config).architecture
+    return {file for name, file in places.items() if is_run(architecture, name, config)}
+
+
+def _read_shards(model: ModelDirectory, notes: list[str], config: Mapping[str, Any] | None) -> tuple[StoredTensor, ...]:
     """The tensors of all files that the index names, first those at the place that it gives for them.
 
     An entry without a tensor is ignored, and a tensor without an entry is added: what the model needs, its manifest
@@ -381,6 +390,8 @@ def _read_shards(model: ModelDirectory, notes: list[str]) -> tuple[StoredTensor,
     others: dict[str, StoredTensor] = {}
     for shard in sorted(set(places.values())):
         if not model.has(shard):
+            if config is not None and shard not in needed_files(places, config):
+                continue
             raise NotFoundError(f"{shard}, which {_INDEX} names, is missing from {model.root}", field=shard)
         for tensor in read_header(model.file(shard), shard):
             if places.get(tensor.name) == shard:
@@ -406,7 +417,7 @@ def _counted(names: Sequence[str]) -> str:
 
 
 def _read_index(model: ModelDirectory) -> dict[str, str]:
-    """The file of each tensor in the index, by the tensor's name. Raises InvalidArgumentError for anything but names."""
+    """The file of each tensor in the index, by the tensor's name. Raises InvalidArgumentError unless all are names."""
     index = parse_json_object(decode_text(_read(model.file(_INDEX), _INDEX, HEADER_LIMIT_BYTES), _INDEX), _INDEX)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:

@@ -173,7 +173,7 @@ def test_named_templates_are_kept_by_their_names() -> None:
     plain = [1] * len(ENDING)
     assert files_with(plain)["template"] is None
     assert files_with(plain, chat_template="x")["template"] == "x"
-    named = {"chat_templates": ["tool_use", "absent"], "chat_template__tool_use": "y"}
+    named = {"chat_templates": ["absent"], "chat_template__tool_use": "y"}
     tool_use = {"name": "tool_use", "template": "y"}
     assert files_with(plain, **named)["template"] == [tool_use]
     found = files_with(plain, chat_template="x", **named)["template"]

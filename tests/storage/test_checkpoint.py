@@ -226,6 +226,13 @@ def test_a_missing_shard_is_named(make_checkpoint: MakeCheckpoint) -> None:
         open_checkpoint(directory)
 
 
+def test_a_file_with_nothing_that_the_model_needs_may_be_missing(make_checkpoint: MakeCheckpoint) -> None:
+    directory = make_checkpoint(shards=2)
+    change_index(directory, lambda places: places.update({"vision.patch.weight": "model-00003-of-00003.safetensors"}))
+    checkpoint = open_checkpoint(directory)
+    assert "vision.patch.weight" in checkpoint.notes[0]
+
+
 def test_entries_of_an_index_without_a_tensor_are_ignored(make_checkpoint: MakeCheckpoint) -> None:
     directory = make_checkpoint(shards=2)
     plain = build_manifest("tiny", open_checkpoint(directory))
