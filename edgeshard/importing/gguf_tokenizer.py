@@ -38,10 +38,10 @@ _SPLITS = {
 }
 _ENDS = frozenset(
     {
-        *("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|eot|>", "<|eom|>", "<|im_end|>", "<|endoftext|>", "<|end|>"),
-        *("<|return|>", "<|call|>", "<|end_of_turn|>", "<|END_OF_TURN_TOKEN|>", "<end_of_turn>", "<turn|>"),
-        *("[EOS]", "[EOT]", "<EOT>", "_<EOT>", "[|endofturn|]", "<end_of_utterance>"),
-        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+        *("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|eot|>", "<|eom|>", "<|im_end|>"),
+        *("<|endoftext|>", "<|end|>", "<|return|>", "<|call|>", "<|end_of_turn|>", "<end_of_turn>"),
+        *("<|END_OF_TURN_TOKEN|>", "<turn|>", "<end_of_utterance>", "[|endofturn|]", "[EOS]", "[EOT]"),
+        *("<EOT>", "_<EOT>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
     }
 )
 """The tokens that end an answer in the chat templates of published models."""
