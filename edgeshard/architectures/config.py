@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
@@ -235,7 +235,7 @@ def _eos_tokens(config: Mapping[str, Any], fields: ConfigFields, vocab_size: int
 
 
 def _eos_ids(value: object, vocab_size: int) -> tuple[int, ...]:
-    items = value if isinstance(value, list | tuple) else [] if value is None else [value]
+    items: Iterable[Any] = value if isinstance(value, list | tuple) else [] if value is None else [value]
     for item in items:
         if isinstance(item, bool) or not isinstance(item, int) or item < 0:
             raise refuse("eos_token_id", f"is {shown(value)}; it must be a token id, a list of them or null")

@@ -312,12 +312,10 @@ def _index_of(directory: Path) -> dict[str, Any]:
 def _shards(directory: Path, found: Repository) -> list[str]:
     """The files of the weights, sorted. Raises InvalidArgumentError for names of files that the model does not have."""
     named = _index_of(directory).get("weight_map")
-    if isinstance(named, dict):
-        check_layout(named.keys())
-    names = list(named.values()) if isinstance(named, dict) else []
-    shards = sorted(set(names)) if all(isinstance(name, str) for name in names) else []
-    needed = needed_files(named, without_quantisation(read_config(directory))) if shards else set()
-    shards = [shard for shard in shards if shard in found.sizes or shard in needed]
+    places = named if isinstance(named, dict) and all(isinstance(file, str) for file in named.values()) else {}
+    check_layout(places.keys())
+    needed = needed_files(places, without_quantisation(read_config(directory)))
+    shards = sorted(file for file in set(places.values()) if file in found.sizes or file in needed)
     missing = [shard for shard in shards if shard not in found.sizes or not shard.endswith(".safetensors")]
     if missing or not shards:
         raise InvalidArgumentError(

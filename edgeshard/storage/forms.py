@@ -154,7 +154,8 @@ def _recommendation(name: str, value: object, kind: type[int] | type[float]) -> 
         raise refused from None
     if number != value or abs(number) == math.inf:
         raise refused
-    GenerationDefaults(**{name: number}).validate()
+    values: dict[str, Any] = {name: number}
+    GenerationDefaults(**values).validate()
     return number
 
 
