@@ -404,7 +404,7 @@ def _read_shards(model: ModelDirectory, notes: list[str], config: Mapping[str, A
     added = [tensor for name, tensor in others.items() if name not in listed]
     absent = [name for name in places if name not in listed and name not in others]
     if absent:
-        notes.append(f"{_INDEX} names {_counted(absent)} that no file has; ignored")
+        notes.append(f"{_INDEX} names {_counted(absent)} that no file has")
     if added:
         names = [tensor.name for tensor in added]
         notes.append(f"{_INDEX} does not name {_counted(names)} at its place in the files; added")
