@@ -1,4 +1,4 @@
-"""Settings of a tokenizer that older checkpoints keep in files beside tokenizer_config.json."""
+"""Settings of a tokenizer that older checkpoints keep in other files than tokenizer_config.json."""
 
 from __future__ import annotations
 

@@ -163,8 +163,8 @@ def stored_tensors(
 ) -> tuple[StoredTensor, ...]:
     """All tensors of a directory, whatever their purpose. Raises as `open_checkpoint` does.
 
-    Differences between an index and its files go into `notes`. With a `config`, a file may be missing if the index
-    names nothing in it that the model needs.
+    Differences between an index and its files go into `notes`. A file may be missing if `config` is given and needs
+    no tensor that the index places in it.
     """
     if model.has(_SINGLE):
         return read_header(model.file(_SINGLE), _SINGLE)
