@@ -11,10 +11,11 @@ from edgeshard.architectures.config import (
     Decoder,
     context_note,
     for_context,
+    named_eos_tokens,
     parse_config,
     read_config,
 )
-from edgeshard.architectures.manifest import check_manifest, stage_tensors
+from edgeshard.architectures.manifest import check_manifest, check_names, stage_tensors
 from edgeshard.architectures.record import Architecture
 from edgeshard.architectures.registry import ARCHITECTURES, KNOWN_MODELS, architecture_named
 from edgeshard.architectures.shape import KvHeads, ModelShape, StateSize
@@ -23,6 +24,7 @@ from edgeshard.architectures.tensors import (
     ExpectedTensor,
     canonical_name,
     expected_tensors,
+    is_run,
     name_in_block,
     parts_of_joined,
     unit_of,
@@ -54,6 +56,7 @@ __all__ = [
     "architecture_named",
     "canonical_name",
     "check_manifest",
+    "check_names",
     "check_quantisation",
     "context_note",
     "expected_tensors",
@@ -61,10 +64,12 @@ __all__ = [
     "for_context",
     "held_bytes",
     "integers_of",
+    "is_run",
     "is_transposed",
     "keeps_float32",
     "matrix_size",
     "name_in_block",
+    "named_eos_tokens",
     "parse_config",
     "parts_of_joined",
     "read_config",

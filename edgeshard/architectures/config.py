@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
@@ -288,10 +288,22 @@ def _head_dim(architecture: Architecture, fields: ConfigFields, hidden: int, hea
     return head_dim
 
 
+def named_eos_tokens(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The ids of tokens that end an answer which config.json itself names, without its family's default.
+
+    Raises as `parse_config` does.
+    """
+    fields = decoder_fields(config)[1]
+    return _eos_ids(config.get("eos_token_id", fields.values.get("eos_token_id")), fields.size("vocab_size"))
+
+
 def _eos_tokens(config: Mapping[str, Any], fields: ConfigFields, vocab_size: int) -> tuple[int, ...]:
     default = fields.values.get("eos_token_id", fields.defaults.get("eos_token_id"))
-    value = config.get("eos_token_id", default)
-    items = value if isinstance(value, list | tuple) else [] if value is None else [value]
+    return _eos_ids(config.get("eos_token_id", default), vocab_size)
+
+
+def _eos_ids(value: object, vocab_size: int) -> tuple[int, ...]:
+    items: Iterable[Any] = value if isinstance(value, list | tuple) else [] if value is None else [value]
     for item in items:
         if isinstance(item, bool) or not isinstance(item, int) or item < 0:
             raise refuse("eos_token_id", f"is {shown(value)}; it must be a token id, a list of them or null")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 from edgeshard.architectures.config import parse_config
 from edgeshard.architectures.tensors import (
     HEAD_WEIGHT,
@@ -28,48 +31,62 @@ def stage_tensors(manifest: ModelManifest, layers: LayerRange) -> tuple[TensorIn
 def check_manifest(manifest: ModelManifest) -> None:
     """Raise unless the manifest holds exactly the tensors its config requires, each with its shape.
 
-    DataLossError for one that is missing; InvalidArgumentError for a wrong shape, for two tensors in one place and for
-    a tensor of a decoder block that the config does not call for (ignoring it would give other tokens). The error's
-    `field` is the tensor's name. Raises UnsupportedModelError as `parse_config` does.
+    Raises as `check_names` does, and InvalidArgumentError for a wrong shape and for the experts of a whole layer in one
+    tensor. The error's `field` is the tensor's name.
     """
     config = manifest.config
-    expected = expected_tensors(config)
     shape = parse_config(config)
     architecture = shape.architecture
-    found: dict[str, TensorInfo] = {}
-    for tensor in manifest.tensors:
-        if not is_run(architecture, tensor.name, config):
-            continue
-        name = canonical_name(architecture, tensor.name)
+    tensors = [tensor for tensor in manifest.tensors if is_run(architecture, tensor.name, config)]
+    for tensor in tensors:
         if parts_of_joined(config, tensor.name, tensor.shape):
             why = "has the experts of a whole layer, as models were added before; add the model again"
-            raise _wrong(tensor, why, "UNEXPECTED_TENSOR")
-        if name not in expected:
-            remedy = "use the config.json that belongs to the checkpoint"
-            why = f"has no place in the model that config.json describes; {remedy}"
-            raise _wrong(tensor, why, "UNEXPECTED_TENSOR")
-        if name in found:
-            raise InvalidArgumentError(
-                f"tensors {found[name].name} and {tensor.name} are the same part of the model; keep one",
-                field=tensor.name,
-                reason="DUPLICATE_TENSOR",
-            )
-        found[name] = tensor
+            raise _wrong(tensor.name, why, "UNEXPECTED_TENSOR")
+    check_names(config, [tensor.name for tensor in tensors])
+    expected = expected_tensors(config)
+    for tensor in tensors:
+        name = canonical_name(architecture, tensor.name)
         required = expected[name].shape
         matrix = matrix_size(shape, name, required)
         found_matrix = tensor.shape if tensor.integers is not None else matrix_size(shape, name, tensor.shape)
         if found_matrix != matrix:
             required = required if tensor.integers is None else matrix
-            raise _wrong(tensor, f"has shape {list(tensor.shape)}, but config.json requires {list(required)}")
+            raise _wrong(tensor.name, f"has shape {list(tensor.shape)}, but config.json requires {list(required)}")
         if tensor.integers is not None and (
             len(tensor.shape) != 2 or tensor.shape[1] % STORED_GROUP or tensor.dtype is not DType.FLOAT32
         ):
             only = f"only float32 matrices of whole groups of {STORED_GROUP} inputs can be"
-            raise _wrong(tensor, f"is stored as {tensor.integers}, which {only}")
+            raise _wrong(tensor.name, f"is stored as {tensor.integers}, which {only}")
+
+
+def check_names(config: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raise unless the tensors of these names are exactly those that the model of `config` runs with.
+
+    `names` are of tensors that some stage needs (`is_run`). DataLossError for one that is missing;
+    InvalidArgumentError for two tensors in one place and for a tensor of a decoder block that the config does not call
+    for (ignoring it would give other tokens). The error's `field` is the tensor's name. Raises UnsupportedModelError
+    as `parse_config` does.
+    """
+    architecture = parse_config(config).architecture
+    expected = expected_tensors(config)
+    found: dict[str, str] = {}
+    for stored in names:
+        name = canonical_name(architecture, stored)
+        if name not in expected:
+            remedy = "use the config.json that belongs to the checkpoint"
+            why = f"has no place in the model that config.json describes; {remedy}"
+            raise _wrong(stored, why, "UNEXPECTED_TENSOR")
+        if name in found:
+            raise InvalidArgumentError(
+                f"tensors {found[name]} and {stored} are the same part of the model; keep one",
+                field=stored,
+                reason="DUPLICATE_TENSOR",
+            )
+        found[name] = stored
     missing = next((name for name in expected if name not in found), None)
     if missing is not None:
         # Named as its neighbours in this checkpoint are; the LM head stands beside the decoder they are part of.
-        beside = ((name, tensor.name) for name, tensor in found.items() if name != HEAD_WEIGHT)
+        beside = ((name, stored) for name, stored in found.items() if name != HEAD_WEIGHT)
         prefix = next((stored.removesuffix(name) for name, stored in beside if stored.endswith(name)), "")
         if missing == HEAD_WEIGHT:
             prefix = prefix.removesuffix("model.") if prefix.endswith(".model.") else ""
@@ -80,5 +97,5 @@ def check_manifest(manifest: ModelManifest) -> None:
         )
 
 
-def _wrong(tensor: TensorInfo, why: str, reason: str = "WRONG_TENSOR_SHAPE") -> InvalidArgumentError:
-    return InvalidArgumentError(f"tensor {tensor.name} {why}", field=tensor.name, reason=reason)
+def _wrong(name: str, why: str, reason: str = "WRONG_TENSOR_SHAPE") -> InvalidArgumentError:
+    return InvalidArgumentError(f"tensor {name} {why}", field=name, reason=reason)

@@ -99,7 +99,12 @@ class ModelShape:
         """Bytes of keys and values one token takes in these layers."""
         return sum(own.bytes_per_token(kept) for own in self.kv_in(layers))
 
+    @property
+    def kv_widths(self) -> tuple[int, ...]:
+        """The widths of heads whose keys and values are kept, ascending, each once."""
+        return tuple(sorted({own.head_dim for own in self.kv if own.heads} or {self.head_dim}))
+
     def check_kv(self, kept: KvFormat) -> None:
         """Raise InvalidArgumentError naming `kv_dtype` where a block's heads cannot be kept in this format."""
-        for head_dim in sorted({own.head_dim for own in self.kv if own.heads} or {self.head_dim}):
+        for head_dim in self.kv_widths:
             kept.check_heads(head_dim)

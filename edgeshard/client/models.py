@@ -104,13 +104,23 @@ async def add_model(
 
     Raises as `parse_source`, `opened` and `add_checkpoint` do.
     """
-    where = parse_source(str(source)) if isinstance(source, str) else Source(path=source)
+    where, name = named_source(source, name)
     async with _prepared(where, adding.width, progress) as imported:
-        name = where.name if name is None else name
         if adding.on_note is not None:
             for note in (*imported.notes, *_missing(imported, name)):
                 adding.on_note(note)
         return await add_checkpoint(channel, imported.checkpoint, name, progress, here=here)
+
+
+def named_source(source: Path | str, name: str | None) -> tuple[Source, str]:
+    """The place of a model, and its name in the store: before a download or a conversion that takes minutes.
+
+    Raises InvalidArgumentError for a name that is not valid, and as `parse_source` does.
+    """
+    where = parse_source(source) if isinstance(source, str) else Source(path=source)
+    chosen = where.name if name is None else name
+    check_name(chosen, "name")
+    return where, chosen
 
 
 def _missing(imported: Imported, name: str) -> list[str]:

@@ -208,6 +208,8 @@ class SiteCalls(Calls):
         from edgeshard.client import models
 
         channel = self._connection.open()
+        models.named_source(source, name)
+        await self.stored_models()  # report a coordinator that cannot be reached before a conversion of minutes
         here = await asyncio.to_thread(is_of_this_machine, split_address(self._connection.target)[0])
         return await models.add_model(channel, source, name, progress, here=here, adding=adding or models.Adding())
 

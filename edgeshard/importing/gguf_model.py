@@ -16,14 +16,14 @@ import numpy as np
 from edgeshard.architectures import STORED_AS
 from edgeshard.architectures.gguf import Gguf
 from edgeshard.domain.errors import FailedPreconditionError, extra_line
-from edgeshard.domain.models.dtypes import IntegerFormat
+from edgeshard.domain.models.dtypes import STORED_GROUP, IntegerFormat
 from edgeshard.importing.blocks import AT_ONCE, Floats, TensorWriter, Width
 from edgeshard.importing.gguf_config import checkpoint_name, config_of, form_of
 from edgeshard.importing.gguf_file import GgufFile, GgufTensor, read_gguf
 from edgeshard.importing.gguf_tokenizer import tokenizer_files
-from edgeshard.importing.imported import CONVERTING, Imported, Progress
+from edgeshard.importing.imported import CONVERTING, Imported, Progress, size_notes
 from edgeshard.importing.stored_as import stored_quantisation
-from edgeshard.storage.checkpoint import Checkpoint, StoredFile, StoredTensor
+from edgeshard.storage.checkpoint import Checkpoint, StoredFile, StoredTensor, draft_manifest
 
 _FLOATS = frozenset({"F32", "F16", "BF16"})
 _INTEGERS = {"Q8_0": IntegerFormat.INT8, "Q4_0": IntegerFormat.INT4}
@@ -42,6 +42,9 @@ def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress) -> Im
     file = read_gguf(path)
     config, form = config_of(file), form_of(file)
     named = {tensor: checkpoint_name(file, tensor) for tensor in file.tensors}
+    notes: list[str] = []
+    tokenizer = tokenizer_files(file, notes)
+    check_planned(file, config, width)
     opener = _Opener(file, form, config["num_attention_heads"], config["num_key_value_heads"], width)
     total = opener.converted_bytes(named)
 
@@ -58,13 +61,21 @@ def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress) -> Im
     if stored_as is not None:
         config[STORED_AS] = stored_as.value
     files = []
-    notes = opener.notes(writer)
-    for name, content in tokenizer_files(file, notes).items():
+    for name, content in tokenizer.items():
         place = scratch / name
         place.write_bytes(content)
         files.append(StoredFile(name, place, len(content)))
     checkpoint = Checkpoint(path.resolve().parent, json.dumps(config, sort_keys=True), tensors, tuple(files))
-    return Imported(checkpoint, tuple(notes))
+    read_bytes = sum(file.tensors[tensor].size for tensor, name in named.items() if name)
+    return Imported(checkpoint, (*notes, *opener.notes(writer), *size_notes(read_bytes, tensors)))
+
+
+def check_planned(file: GgufFile, config: Mapping[str, Any], width: Width) -> None:
+    """Raise as `open_gguf` does for types that cannot be read, and as `check_manifest` does, before a conversion."""
+    for kind in {tensor.type for tensor in file.tensors.values()} - _KEPT:
+        _decoder(kind)
+    tensors = tuple(stored_types(file, width))
+    draft_manifest("model", Checkpoint(file.path.parent, json.dumps(config), tensors, ()))
 
 
 def stored_types(file: GgufFile, width: Width) -> list[StoredTensor]:
@@ -74,6 +85,8 @@ def stored_types(file: GgufFile, width: Width) -> list[StoredTensor]:
         name = checkpoint_name(file, tensor.name)
         if name is not None:
             chosen = _INTEGERS.get(tensor.type) or (None if tensor.type in _FLOATS else width.integers)
+            if len(tensor.shape) != 2 or tensor.shape[1] % STORED_GROUP:
+                chosen = None
             found.append(StoredTensor(name, "F32", tensor.shape, file.path, tensor.offset, tensor.size, chosen))
     return found
 

@@ -17,6 +17,7 @@ from edgeshard.storage.forms import GENERATION, TOKENIZER, TOKENIZER_SETTINGS, c
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPACE = "▁"
+_TEMPLATE = "tokenizer.chat_template"
 _MERGES_LIMIT = 1 << 30
 """The most of the squares of pieces' lengths together, which their merges take as time; real ones have a thousandth."""
 _TEKKEN = (
@@ -35,6 +36,15 @@ _SPLITS = {
     "gpt-2": "",
     "smollm": "",
 }
+_ENDS = frozenset(
+    {
+        *("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|eot|>", "<|eom|>", "<|im_end|>"),
+        *("<|endoftext|>", "<|end|>", "<|return|>", "<|call|>", "<|end_of_turn|>", "<end_of_turn>"),
+        *("<|END_OF_TURN_TOKEN|>", "<turn|>", "<end_of_utterance>", "[|endofturn|]", "[EOS]", "[EOT]"),
+        *("<EOT>", "_<EOT>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
+    }
+)
+"""The tokens that end an answer in the chat templates of published models."""
 _WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
 _COMPOSED = frozenset({"qwen2", "deepseek-r1-qwen"})
 
@@ -182,17 +192,36 @@ def _config(file: GgufFile) -> dict[str, Any]:
     values = {
         name: _text_of(tokens, file.metadata.get(f"tokenizer.ggml.{key}_token_id")) for name, key in named.items()
     }
-    template = file.metadata.get("tokenizer.chat_template")
-    values["chat_template"] = template if isinstance(template, str) else None
-    return {name: text for name, text in values.items() if text is not None}
+    return {name: value for name, value in values.items() if value is not None} | _templates(file)
+
+
+def _templates(file: GgufFile) -> dict[str, Any]:
+    """The chat template as a tokenizer_config.json has it: a text, or a list if the file names others."""
+    default = file.metadata.get(_TEMPLATE)
+    found = {"default": default} if isinstance(default, str) else {}
+    for key, template in file.metadata.items():
+        if key.startswith(f"{_TEMPLATE}.") and isinstance(template, str):
+            found.setdefault(key.removeprefix(f"{_TEMPLATE}."), template)
+    if not found:
+        return {}
+    if found.keys() == {"default"}:
+        return {"chat_template": default}
+    return {"chat_template": [{"name": name, "template": text} for name, text in found.items()]}
 
 
 def _generation(file: GgufFile) -> dict[str, Any]:
-    """The generation_config.json: an answer ends with the end of a text, and with the end of a turn."""
-    found = [file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot")]
-    ends = sorted({token for token in found if type(token) is int})
+    """The generation_config.json: an answer ends with the end of a text, of a turn or of a message.
+
+    Keys name them. Many files name one of them only, and mark the others as control tokens.
+    """
+    tokens, types = _tokens(file)
+    named = [file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
+    ends = {token for token in named if type(token) is int and 0 <= token < len(tokens)}
+    for index, (token, kind) in enumerate(zip(tokens, types, strict=True)):
+        if token in _ENDS and kind in (_CONTROL, _USER_DEFINED):
+            ends.add(index)
     bos = file.metadata.get("tokenizer.ggml.bos_token_id")
-    return ({"eos_token_id": ends} if ends else {}) | ({"bos_token_id": bos} if isinstance(bos, int) else {})
+    return ({"eos_token_id": sorted(ends)} if ends else {}) | ({"bos_token_id": bos} if isinstance(bos, int) else {})
 
 
 def _text_of(tokens: Sequence[str], index: object) -> str | None:

@@ -33,10 +33,17 @@ from edgeshard.domain.errors import (
     extra_line,
 )
 from edgeshard.importing.imported import DOWNLOADING, Progress
-from edgeshard.importing.quantised import check_method, quantisation_of, without_quantisation
+from edgeshard.importing.older_settings import LIMIT_BYTES, OLDER_FILES
+from edgeshard.importing.quantised import check_layout, checked_quantisation, without_quantisation
 from edgeshard.importing.tiktoken import RANKS_LIMIT_BYTES, check_kind, ranks_file
 from edgeshard.storage.blobs import sha256_of
-from edgeshard.storage.checkpoint import CONFIG_LIMIT_BYTES, HEADER_LIMIT_BYTES, check_file_size, read_config
+from edgeshard.storage.checkpoint import (
+    CONFIG_LIMIT_BYTES,
+    HEADER_LIMIT_BYTES,
+    check_file_size,
+    needed_files,
+    read_config,
+)
 from edgeshard.storage.files import free_bytes
 from edgeshard.storage.forms import SMALL_FILES, TOKENIZER, TOKENIZER_SETTINGS, decode_text, parse_json_object
 
@@ -79,7 +86,7 @@ def fetch(name: str, revision: str, progress: Progress) -> Path:
     with _translated(name, revision):
         first = hub.config(found, revision)
     _check_config(first)
-    wanted = [file for file in SMALL_FILES if file in found.sizes]
+    wanted = [file for file in (*SMALL_FILES, *OLDER_FILES) if file in found.sizes]
     with _translated(name, revision):
         wanted += _ranks(hub, found)
     with _translated(name, revision):
@@ -269,9 +276,10 @@ def _ranks(hub: _Hub, found: Repository) -> list[str]:
 
 def _check_sizes(found: Repository) -> None:
     """Refuse files that would not be read, before they are fetched: anybody can make a repository."""
-    for file in (*SMALL_FILES, _CONFIG, _INDEX):
+    limits = {_CONFIG: CONFIG_LIMIT_BYTES, _INDEX: HEADER_LIMIT_BYTES, **dict.fromkeys(OLDER_FILES, LIMIT_BYTES)}
+    for file in (*SMALL_FILES, *limits):
         size = found.sizes.get(file, 0)
-        if size > {_CONFIG: CONFIG_LIMIT_BYTES, _INDEX: HEADER_LIMIT_BYTES}.get(file, size):
+        if size > limits.get(file, size):
             raise InvalidArgumentError(f"{file} has {size} bytes, too many", field=file, reason="FILE_TOO_LARGE")
         check_file_size(file, size)
 
@@ -279,9 +287,7 @@ def _check_sizes(found: Repository) -> None:
 def _check_config(directory: Path) -> None:
     """Refuse a model that is not run, before its weights are fetched."""
     config = read_config(directory)
-    settings = quantisation_of(config)
-    if settings is not None:
-        check_method(settings)
+    checked_quantisation(config)
     parse_config(without_quantisation(config))
 
 
@@ -306,8 +312,10 @@ def _index_of(directory: Path) -> dict[str, Any]:
 def _shards(directory: Path, found: Repository) -> list[str]:
     """The files of the weights, sorted. Raises InvalidArgumentError for names of files that the model does not have."""
     named = _index_of(directory).get("weight_map")
-    names = list(named.values()) if isinstance(named, dict) else []
-    shards = sorted(set(names)) if all(isinstance(name, str) for name in names) else []
+    places = named if isinstance(named, dict) and all(isinstance(file, str) for file in named.values()) else {}
+    check_layout(places.keys())
+    needed = needed_files(places, without_quantisation(read_config(directory)))
+    shards = sorted(file for file in set(places.values()) if file in found.sizes or file in needed)
     missing = [shard for shard in shards if shard not in found.sizes or not shard.endswith(".safetensors")]
     if missing or not shards:
         raise InvalidArgumentError(

@@ -10,7 +10,8 @@ from edgeshard.architectures import read_config
 from edgeshard.architectures.config import decoder_fields
 from edgeshard.architectures.tensors import unit_of
 from edgeshard.domain.models.model import Part
-from edgeshard.storage.checkpoint import Checkpoint, StoredTensor
+from edgeshard.storage.checkpoint import Checkpoint, StoredFile, StoredTensor
+from edgeshard.storage.forms import GENERATION, parse_json_object, unusable_defaults
 
 Progress = Callable[[str, int, int], None]
 """A call with the kind of work (`DOWNLOADING`, `CONVERTING`), the bytes so far and in all, from the working thread; an
@@ -25,6 +26,28 @@ class Imported:
 
     checkpoint: Checkpoint
     notes: tuple[str, ...] = ()
+
+
+def size_notes(read_bytes: int, tensors: Iterable[StoredTensor]) -> tuple[str, ...]:
+    """A note with both sizes if tensors of `read_bytes` bytes take more in the store."""
+    stored_bytes = sum(tensor.size for tensor in tensors)
+    if stored_bytes <= read_bytes:
+        return ()
+    return (f"its weights grow from {mebibytes(read_bytes)} to {mebibytes(stored_bytes)} in the store",)
+
+
+def mebibytes(size: int) -> str:
+    """A number of bytes for a note."""
+    return f"{size / (1 << 20):,.1f} MiB"
+
+
+def recommendation_notes(files: Iterable[StoredFile]) -> tuple[str, ...]:
+    """A note for each recommendation of generation_config.json that no request may have."""
+    path = next((file.path for file in files if file.name == GENERATION), None)
+    if path is None:
+        return ()
+    values = parse_json_object(path.read_text(encoding="utf-8"), GENERATION)
+    return tuple(f"{GENERATION}: {why}; this recommendation is left out" for why in unusable_defaults(values))
 
 
 def notes_of(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -46,7 +69,7 @@ def tensor_notes(config: Mapping[str, Any], tensors: Iterable[StoredTensor]) -> 
     further = [tensor.size for tensor in tensors if unit_of(architecture, tensor.name, config) is Part.FURTHER]
     if not further:
         return ()
-    return (f"its blocks for predicting further tokens ({sum(further) / (1 << 20):,.1f} MiB) are left out",)
+    return (f"its blocks for predicting further tokens ({mebibytes(sum(further))}) are left out",)
 
 
 def named_further_notes(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from edgeshard.importing.blocks import Width
 from edgeshard.importing.gguf_file import read_gguf
 from edgeshard.importing.gguf_model import stored_types
 from edgeshard.importing.imported import named_further_notes, tensor_notes
-from edgeshard.importing.quantised import check_method, quantisation_of, without_quantisation
+from edgeshard.importing.quantised import check_method, checked_quantisation, without_quantisation
 from edgeshard.importing.sources import Source
 from edgeshard.importing.stored_as import stored_quantisation
 from edgeshard.storage.checkpoint import read_config, stored_tensors
@@ -37,7 +37,7 @@ def config_of(source: Source, width: Width) -> dict[str, Any]:
         config = read_json(path, str(path), "model")
         if not isinstance(config, dict):
             raise InvalidArgumentError(f"{path}: holds no object", field="model")
-    settings = quantisation_of(config)
+    settings = checked_quantisation(config)
     plain = without_quantisation(config)
     parse_config(plain)
     return plain if settings is None else _stored(plain, _expected(settings, width))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,22 +15,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeshard.architectures import STORED_AS, parse_config
+from edgeshard.architectures import STORED_AS, check_names, parse_config
 from edgeshard.architectures.tensors import is_run
 from edgeshard.domain.errors import UnsupportedModelError
 from edgeshard.domain.models.dtypes import IntegerFormat
 from edgeshard.importing import packings
 from edgeshard.importing.arrays import read_array
 from edgeshard.importing.blocks import Floats, TensorWriter, Width, dequantised, kept_scales
-from edgeshard.importing.imported import CONVERTING, Imported, Progress
+from edgeshard.importing.imported import CONVERTING, Imported, Progress, size_notes
 from edgeshard.importing.packings import Matrix, malformed
 from edgeshard.importing.stored_as import may_be_integers, stored_quantisation, whole_matrices
 from edgeshard.storage.checkpoint import (
     Checkpoint,
+    StoredFile,
     StoredTensor,
     experts_apart,
     read_config,
-    small_files,
     stored_tensors,
 )
 from edgeshard.storage.model_directory import ModelDirectory
@@ -44,9 +44,16 @@ _PARTS = _SCALES.union(
 )
 # Scales of activations and of the KV cache, which EdgeShard rounds in its own way.
 _NOT_WEIGHTS = frozenset(
-    {"input_scale", "output_scale", "input_zero_point", "input_global_scale", "input_scale_ub"}
+    {"activation_scale", "input_scale", "output_scale", "input_zero_point", "input_global_scale", "input_scale_ub"}
     | {"q_scale", "k_scale", "v_scale"}
 )
+_JOINED_NOT_WEIGHTS = ("_proj_activation_scale", "_proj_input_scale")
+"""Ends of the same of joined experts, as in gate_up_proj_activation_scale."""
+_MLX_KEYS = ("quantization", "quantization_config")
+_MLX_SETTINGS = frozenset({"group_size", "bits"})
+_MLX_PARTS = frozenset({"weight", "scales", "biases"})
+_BITSANDBYTES_ENDS = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", ".SCB")
+_BITSANDBYTES_STATE = ".quant_state.bitsandbytes__"
 _EXPERTS = ("_blocks", "_scales")
 Parts = dict[str, StoredTensor]
 
@@ -61,6 +68,33 @@ def quantisation_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None
 
 
+def checked_quantisation(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The same. Raises UnsupportedModelError, by name, for weights that are quantised in a way that is not read."""
+    nested = config.get("text_config")
+    for part in (config, nested if isinstance(nested, Mapping) else {}):
+        for key in _MLX_KEYS:
+            settings = part.get(key)
+            if isinstance(settings, Mapping) and "quant_method" not in settings and settings.keys() >= _MLX_SETTINGS:
+                raise _refused(f"{key} is of MLX, whose quantised weights are not read")
+    found = quantisation_of(config)
+    if found is not None:
+        check_method(found)
+    return found
+
+
+def check_layout(names: Collection[str]) -> None:
+    """Raise UnsupportedModelError, by name, for tensors that MLX or bitsandbytes quantised.
+
+    `names` are those of all tensors of a checkpoint. Its config.json may have no settings of such weights.
+    """
+    for name in names:
+        if name.endswith(_BITSANDBYTES_ENDS) or _BITSANDBYTES_STATE in name:
+            raise _unread_layout(name, "bitsandbytes")
+        stem, _, leaf = name.rpartition(".")
+        if leaf == "biases" and all(f"{stem}.{part}" in names for part in _MLX_PARTS):
+            raise _unread_layout(name, "MLX")
+
+
 def without_quantisation(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json of the same model with whole weights."""
     plain = {key: value for key, value in config.items() if key not in _KEYS}
@@ -69,32 +103,40 @@ def without_quantisation(config: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def open_quantised(directory: Path, scratch: Path, width: Width, progress: Progress) -> Imported:
-    """The checkpoint of a directory whose config.json has the settings of quantised weights.
+def open_quantised(
+    directory: Path, files: tuple[StoredFile, ...], scratch: Path, width: Width, progress: Progress
+) -> Imported:
+    """The checkpoint of a directory whose config.json has the settings of quantised weights; `files` go with it.
 
-    Raises UnsupportedModelError for a method that is not read, and as `open_checkpoint` does.
+    Raises UnsupportedModelError for a method that is not read, and as `open_checkpoint` and `check_names` do, before
+    anything is converted.
     """
     model = ModelDirectory.at(directory)
     config = read_config(directory)
-    settings = quantisation_of(config)
+    settings = checked_quantisation(config)
     assert settings is not None
-    method = check_method(settings)
     plain = without_quantisation(config)
     architecture = parse_config(plain).architecture
-    whole, modules = sorted_parts(experts_apart(plain, stored_tensors(model)))
+    notes: list[str] = []
+    tensors = stored_tensors(model, notes, plain)
+    check_layout({tensor.name for tensor in tensors})
+    whole, modules = sorted_parts(experts_apart(plain, tensors))
     kept = [tensor for tensor in whole if is_run(architecture, tensor.name, plain)]
     left_out = [tensor for tensor in whole if not is_run(architecture, tensor.name, plain)]
     for module in [module for module in modules if not is_run(architecture, module, plain)]:
         left_out += modules.pop(module).values()
+    check_names(plain, [*(tensor.name for tensor in kept), *modules])
     total, read = sum(part.size for parts in modules.values() for part in parts.values()), 0
+    read_bytes = total + sum(tensor.size for tensor in kept)
     with TensorWriter(scratch) as writer:
-        converter = Converter(plain, method, settings, width, writer)
+        converter = Converter(plain, check_method(settings), settings, width, writer)
         for module, parts in modules.items():
             progress(CONVERTING, read, total)
             kept.append(converter.stored(module, parts))
             read += sum(part.size for part in parts.values())
     stored_as = stored_quantisation(plain, kept)
-    notes = converter.notes()
+    notes += converter.notes()
+    notes += size_notes(read_bytes, kept)
     if stored_as is not None:
         plain[STORED_AS] = stored_as.value
         if count := whole_matrices(plain, kept):
@@ -102,13 +144,13 @@ def open_quantised(directory: Path, scratch: Path, width: Width, progress: Progr
                 f"{count} matrices of its blocks are not quantised; they run as {stored_as.blocks} too, unless it is "
                 "deployed with --quantise none"
             )
-    checkpoint = Checkpoint(model.root, json.dumps(plain, sort_keys=True), (*kept, *left_out), small_files(model))
+    checkpoint = Checkpoint(model.root, json.dumps(plain, sort_keys=True), (*kept, *left_out), files)
     return Imported(checkpoint, tuple(notes))
 
 
 def check_method(settings: Mapping[str, Any]) -> str:
     """The method by which the weights were quantised. Raises UnsupportedModelError, by name, for others."""
-    method = settings.get("quant_method") or ("compressed-tensors" if settings.get("config_groups") else "")
+    method = settings.get("quant_method") or _unnamed_method(settings)
     if method not in _METHODS:
         raise _refused(f"quant_method {str(method)[:40]!r} is not read; EdgeShard reads {', '.join(_METHODS)}")
     if method == "awq" and (settings.get("version", "gemm") != "gemm" or settings.get("bits", 4) != 4):
@@ -124,6 +166,13 @@ def check_method(settings: Mapping[str, Any]) -> str:
     return str(method)
 
 
+def _unnamed_method(settings: Mapping[str, Any]) -> str:
+    """The method of settings without a quant_method, as older programs wrote them; "" if unknown."""
+    if settings.get("config_groups"):
+        return "compressed-tensors"
+    return "bitsandbytes" if any(key.startswith("load_in_") for key in settings) else ""
+
+
 def sorted_parts(tensors: tuple[StoredTensor, ...]) -> tuple[list[StoredTensor], dict[str, Parts]]:
     """The whole tensors, and the parts of quantised weights by the weight's name and the end of their own."""
     modules: defaultdict[str, Parts] = defaultdict(dict)
@@ -134,7 +183,7 @@ def sorted_parts(tensors: tuple[StoredTensor, ...]) -> tuple[list[StoredTensor],
             modules[f"{module}.weight"][leaf] = tensor
         elif (end := leaf[-7:]) in _EXPERTS and tensor.stored_dtype == "U8":
             modules[tensor.name.removesuffix(end)][end] = tensor
-        elif leaf not in _NOT_WEIGHTS:
+        elif leaf not in _NOT_WEIGHTS and not leaf.endswith(_JOINED_NOT_WEIGHTS):
             whole[tensor.name] = tensor
     for name in list(modules):
         if name in whole:
@@ -248,6 +297,15 @@ class Converter:
 def _check_finite(name: str, numbers: Floats) -> None:
     if not np.isfinite(numbers).all():
         raise malformed(name, "has weights that are no numbers")
+
+
+def _unread_layout(name: str, program: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"tensor {name} is of weights that {program} quantised, which are not read; use the checkpoint that is not "
+        "quantised, or a GGUF file of it",
+        field=name,
+        reason="UNSUPPORTED_QUANTISATION",
+    )
 
 
 def _refused(what: str) -> UnsupportedModelError:

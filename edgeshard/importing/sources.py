@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from edgeshard.architectures import parse_config
 from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.gguf_model import open_gguf
 from edgeshard.importing.hub import fetch
-from edgeshard.importing.imported import Imported, Progress, notes_of, tensor_notes
-from edgeshard.importing.quantised import open_quantised, quantisation_of
+from edgeshard.importing.imported import Imported, Progress, notes_of, recommendation_notes, tensor_notes
+from edgeshard.importing.older_settings import older_settings
+from edgeshard.importing.quantised import check_layout, checked_quantisation, open_quantised, without_quantisation
 from edgeshard.importing.tiktoken import RANKS_LIMIT_BYTES, ranks_file, tokenizer_of
-from edgeshard.storage.checkpoint import StoredFile, open_checkpoint, read_config
-from edgeshard.storage.forms import TOKENIZER, TOKENIZER_SETTINGS, parse_json_object
+from edgeshard.storage.checkpoint import StoredFile, open_checkpoint, read_config, small_files
+from edgeshard.storage.forms import (
+    CHAT_TEMPLATE,
+    TOKENIZER,
+    TOKENIZER_SETTINGS,
+    check_small_file,
+    parse_json_object,
+)
 from edgeshard.storage.model_directory import ModelDirectory, open_regular
 
 _REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@([\w.+/-]{1,200}))?", re.ASCII)
@@ -62,31 +72,59 @@ def parse_source(text: str) -> Source:
 
 def open_directory(path: Path, scratch: Path, width: Width, progress: Progress) -> Imported:
     """The model in a directory of safetensors. Raises as `open_checkpoint` and `open_quantised` do."""
-    if quantisation_of(read_config(path)) is not None:
-        imported = open_quantised(path, scratch, width, progress)
-    else:
-        imported = Imported(open_checkpoint(path))
-    notes = notes_of(imported.checkpoint.config) + tensor_notes(imported.checkpoint.config, imported.checkpoint.tensors)
-    return _with_tokenizer(replace(imported, notes=(*notes, *imported.notes)), path, scratch)
-
-
-def _with_tokenizer(imported: Imported, path: Path, scratch: Path) -> Imported:
-    """The same model with a tokenizer.json, written into `scratch`, where its directory has one of tiktoken's only."""
-    checkpoint = imported.checkpoint
-    files = {file.name: file.path for file in checkpoint.files}
     model = ModelDirectory.at(path)
-    name = None if TOKENIZER in files else ranks_file(entry.name for entry in model.root.iterdir())
+    config = read_config(path)
+    notes: list[str] = []
+    if checked_quantisation(config) is None:
+        checkpoint = open_checkpoint(path)
+        check_layout({tensor.name for tensor in checkpoint.tensors})
+        files = _with_settings(model, _with_tokenizer(model, checkpoint.files, scratch, notes), scratch)
+        imported = Imported(replace(checkpoint, files=files), checkpoint.notes)
+    else:
+        parse_config(without_quantisation(config))
+        files = _with_settings(model, _with_tokenizer(model, small_files(model), scratch, notes), scratch)
+        imported = open_quantised(path, files, scratch, width, progress)
+    checkpoint = imported.checkpoint
+    about_model = notes_of(checkpoint.config) + tensor_notes(checkpoint.config, checkpoint.tensors)
+    return replace(imported, notes=(*about_model, *imported.notes, *notes, *recommendation_notes(files)))
+
+
+def _with_tokenizer(
+    model: ModelDirectory, files: tuple[StoredFile, ...], scratch: Path, notes: list[str]
+) -> tuple[StoredFile, ...]:
+    """The files with a tokenizer.json, written into `scratch`, if the directory has one of tiktoken's only."""
+    paths = {file.name: file.path for file in files}
+    name = None if TOKENIZER in paths else ranks_file(entry.name for entry in model.root.iterdir())
     if name is None:
-        return imported
-    text = files[TOKENIZER_SETTINGS].read_text(encoding="utf-8") if TOKENIZER_SETTINGS in files else "{}"
-    settings = parse_json_object(text, TOKENIZER_SETTINGS)
+        return files
     with open_regular(model.file(name), name) as file:
-        data = tokenizer_of(name, file.read(RANKS_LIMIT_BYTES + 1), settings)
-    made = scratch / TOKENIZER
-    made.write_bytes(data)
-    checkpoint = replace(checkpoint, files=(*checkpoint.files, StoredFile(TOKENIZER, made, len(data))))
-    note = f"its {TOKENIZER} was made of {name}, without the model's code"
-    return replace(imported, checkpoint=checkpoint, notes=(*imported.notes, note))
+        data = tokenizer_of(name, file.read(RANKS_LIMIT_BYTES + 1), _settings(files))
+    notes.append(f"its {TOKENIZER} was made of {name}, without the model's code")
+    return (*files, _written(scratch, TOKENIZER, data))
+
+
+def _with_settings(model: ModelDirectory, files: tuple[StoredFile, ...], scratch: Path) -> tuple[StoredFile, ...]:
+    """The files with a tokenizer_config.json, written into `scratch`, if older files of the directory add to it."""
+    settings = _settings(files)
+    added = older_settings(model, settings, any(file.name == CHAT_TEMPLATE for file in files))
+    if not added:
+        return files
+    data = json.dumps(settings | added, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    check_small_file(TOKENIZER_SETTINGS, data)
+    others = (file for file in files if file.name != TOKENIZER_SETTINGS)
+    return (*others, _written(scratch, TOKENIZER_SETTINGS, data))
+
+
+def _settings(files: tuple[StoredFile, ...]) -> dict[str, Any]:
+    """The decoded tokenizer_config.json; empty without one."""
+    path = next((file.path for file in files if file.name == TOKENIZER_SETTINGS), None)
+    return {} if path is None else parse_json_object(path.read_text(encoding="utf-8"), TOKENIZER_SETTINGS)
+
+
+def _written(scratch: Path, name: str, data: bytes) -> StoredFile:
+    path = scratch / name
+    path.write_bytes(data)
+    return StoredFile(name, path, len(data))
 
 
 @contextmanager

@@ -17,9 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgeshard.architectures import check_manifest, parse_config, parts_of_joined, unit_of
+from edgeshard.architectures import check_manifest, is_run, parse_config, parts_of_joined, unit_of
 from edgeshard.domain.errors import (
-    DataLossError,
     EdgeShardError,
     InvalidArgumentError,
     NotFoundError,
@@ -115,12 +114,13 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint whose headers are checked and whose tensors are not yet read."""
+    """A checkpoint whose headers are checked and whose tensors are not yet read. `notes` are for an operator."""
 
     directory: Path
     config_json: str
     tensors: tuple[StoredTensor, ...]
     files: tuple[StoredFile, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def config(self) -> dict[str, Any]:
@@ -141,11 +141,15 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     config_json = read_config_json(model)
     config = parse_json_object(config_json, _CONFIG)
     parse_config(config)  # refuses before any header is read
-    return Checkpoint(model.root, config_json, experts_apart(config, stored_tensors(model)), small_files(model))
+    notes: list[str] = []
+    tensors = experts_apart(config, stored_tensors(model, notes, config))
+    return Checkpoint(model.root, config_json, tensors, small_files(model), tuple(notes))
 
 
 def read_config_json(model: ModelDirectory) -> str:
     """The text of config.json. Raises NotFoundError, and InvalidArgumentError for bytes that are no text."""
+    if not model.has(_CONFIG) and (error := _only_gguf(model.root)) is not None:
+        raise error
     return decode_text(_read(model.file(_CONFIG), _CONFIG, CONFIG_LIMIT_BYTES), _CONFIG)
 
 
@@ -154,12 +158,18 @@ def read_config(directory: Path) -> dict[str, Any]:
     return parse_json_object(read_config_json(ModelDirectory.at(directory)), _CONFIG)
 
 
-def stored_tensors(model: ModelDirectory) -> tuple[StoredTensor, ...]:
-    """All tensors of a directory, whatever their purpose. Raises as `open_checkpoint` does."""
+def stored_tensors(
+    model: ModelDirectory, notes: list[str] | None = None, config: Mapping[str, Any] | None = None
+) -> tuple[StoredTensor, ...]:
+    """All tensors of a directory, whatever their purpose. Raises as `open_checkpoint` does.
+
+    Differences between an index and its files go into `notes`. A file may be missing if `config` is given and needs
+    no tensor that the index places in it.
+    """
     if model.has(_SINGLE):
         return read_header(model.file(_SINGLE), _SINGLE)
     if model.has(_INDEX):
-        return _read_shards(model)
+        return _read_shards(model, [] if notes is None else notes, config)
     raise _no_weights(model.root)
 
 
@@ -363,7 +373,51 @@ def _is_size_list(value: object) -> bool:
     return isinstance(value, list) and all(type(item) is int and 0 <= item <= _LARGEST for item in value)
 
 
-def _read_shards(model: ModelDirectory) -> tuple[StoredTensor, ...]:
+def needed_files(places: Mapping[str, str], config: Mapping[str, Any]) -> set[str]:
+    """The files in which an index, the file of each tensor by its name, places a tensor that some stage needs."""
+    architecture = parse_config(config).architecture
+    return {file for name, file in places.items() if is_run(architecture, name, config)}
+
+
+def _read_shards(model: ModelDirectory, notes: list[str], config: Mapping[str, Any] | None) -> tuple[StoredTensor, ...]:
+    """The tensors of all files that the index names, first those at the place that it gives for them.
+
+    An entry without a tensor is ignored, and a tensor without an entry is added: what the model needs, its manifest
+    checks. `notes` gets a line for each of the two.
+    """
+    places = _read_index(model)
+    listed: dict[str, StoredTensor] = {}
+    others: dict[str, StoredTensor] = {}
+    for shard in sorted(set(places.values())):
+        if not model.has(shard):
+            if config is not None and shard not in needed_files(places, config):
+                continue
+            raise NotFoundError(f"{shard}, which {_INDEX} names, is missing from {model.root}", field=shard)
+        for tensor in read_header(model.file(shard), shard):
+            if places.get(tensor.name) == shard:
+                listed[tensor.name] = tensor
+            elif tensor.name in others and tensor.name not in places:
+                what = f"does not say which of two tensors {tensor.name} counts; name its file there"
+                raise malformed(_INDEX, what, "weight_map")
+            else:
+                others[tensor.name] = tensor
+    added = [tensor for name, tensor in others.items() if name not in listed]
+    absent = [name for name in places if name not in listed and name not in others]
+    if absent:
+        notes.append(f"{_INDEX} names {_counted(absent)} that no file has")
+    if added:
+        names = [tensor.name for tensor in added]
+        notes.append(f"{_INDEX} does not name {_counted(names)} at its place in the files; added")
+    return (*listed.values(), *added)
+
+
+def _counted(names: Sequence[str]) -> str:
+    first = names[0][:_NAME_LIMIT]
+    return f"tensor {first}" if len(names) == 1 else f"{len(names)} tensors, such as {first},"
+
+
+def _read_index(model: ModelDirectory) -> dict[str, str]:
+    """The file of each tensor in the index, by the tensor's name. Raises InvalidArgumentError unless all are names."""
     index = parse_json_object(decode_text(_read(model.file(_INDEX), _INDEX, HEADER_LIMIT_BYTES), _INDEX), _INDEX)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -372,20 +426,23 @@ def _read_shards(model: ModelDirectory) -> tuple[StoredTensor, ...]:
         if not isinstance(shard, str) or not _SHARD.fullmatch(shard) or ".." in shard:
             shown = repr(shard[:80]) if isinstance(shard, str) else f"of type {type(shard).__name__}"
             raise malformed(_INDEX, f"names the file {shown}; it must be a plain *.safetensors name", "weight_map")
-    shards = sorted(set(weight_map.values()))
-    if len(shards) > _SHARDS_LIMIT:
-        raise malformed(_INDEX, f"names {len(shards)} files; at most {_SHARDS_LIMIT} are accepted", "weight_map")
-    tensors = []
-    for shard in shards:
-        if not model.has(shard):
-            raise NotFoundError(f"{shard}, which {_INDEX} names, is missing from {model.root}", field=shard)
-        tensors += [t for t in read_header(model.file(shard), shard) if weight_map.get(t.name) == shard]
-    found = {tensor.name for tensor in tensors}
-    if missing := [name for name in weight_map if name not in found]:
-        name, shard = missing[0][:_NAME_LIMIT], weight_map[missing[0]]
-        what = f"tensor {name} is missing from {shard}, where {_INDEX} says it is; fetch the checkpoint again"
-        raise DataLossError(what, field=name, reason="MISSING_TENSOR")
-    return tuple(tensors)
+    count = len(set(weight_map.values()))
+    if count > _SHARDS_LIMIT:
+        raise malformed(_INDEX, f"names {count} files; at most {_SHARDS_LIMIT} are accepted", "weight_map")
+    return weight_map
+
+
+def _only_gguf(directory: Path) -> EdgeShardError | None:
+    """The error of a directory that has a GGUF file in place of a checkpoint; None if it has none."""
+    names = sorted(path.name for path in directory.iterdir() if path.suffix.lower() == ".gguf")
+    models = [name for name in names if not name.lower().startswith("mmproj")] or names
+    if not models:
+        return None
+    return UnsupportedModelError(
+        f"{directory} has no checkpoint, but the GGUF file {models[0]}; name the file: {directory / models[0]}",
+        field="directory",
+        reason="GGUF_DIRECTORY",
+    )
 
 
 def _no_weights(directory: Path) -> EdgeShardError:
@@ -397,6 +454,8 @@ def _no_weights(directory: Path) -> EdgeShardError:
             field="directory",
             reason="PICKLED_WEIGHTS",
         )
+    if (gguf := _only_gguf(directory)) is not None:
+        return gguf
     return NotFoundError(f"{directory} has neither {_SINGLE} nor {_INDEX}", field="directory")
 
 

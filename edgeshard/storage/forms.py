@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -25,6 +26,13 @@ have half of them."""
 TOKEN_LIMIT = 1 << 22
 """The most tokens of a vocabulary; the largest published ones have a quarter of a million."""
 _EOS_LIMIT = 4096
+_RECOMMENDED: dict[str, type[int] | type[float]] = {
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+    "repetition_penalty": float,
+}
+_KIND_NAMES = {int: "whole number", float: "number"}
 _TEMPLATES_LIMIT = 16
 
 
@@ -105,29 +113,67 @@ def eos_tokens_of(generation_config: dict[str, Any]) -> frozenset[int] | None:
 
 
 def defaults_of(generation_config: dict[str, Any]) -> GenerationDefaults:
-    """The options that a generation_config.json recommends.
+    """The options that a generation_config.json recommends, without those that no request may ask for.
 
     `do_sample: false` is greedy, whatever stands beside it; without it a temperature counts, as with other servers.
-    Raises InvalidArgumentError for a value that no request may ask for.
     """
+    return _recommended(generation_config)[0]
+
+
+def unusable_defaults(generation_config: dict[str, Any]) -> tuple[str, ...]:
+    """The recommendations that `defaults_of` leaves out, each with the reason."""
+    return _recommended(generation_config)[1]
+
+
+def _recommended(generation_config: dict[str, Any]) -> tuple[GenerationDefaults, tuple[str, ...]]:
     if generation_config.get("do_sample") is False:
-        return GenerationDefaults(temperature=0.0)
+        return GenerationDefaults(temperature=0.0), ()
     values: dict[str, Any] = {}
-    for name, kind in (("temperature", float), ("top_k", int), ("top_p", float), ("repetition_penalty", float)):
+    unusable: list[str] = []
+    for name, kind in _RECOMMENDED.items():
         value = generation_config.get(name)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or (kind is int and value != int(value)):
-            raise malformed(GENERATION, f"has a {name} that is no number")
-        values[name] = kind(value)
+        try:
+            values[name] = _recommendation(name, value, kind)
+        except InvalidArgumentError as error:
+            unusable.append(error.message)
     if generation_config.get("do_sample") is True:
         values.setdefault("temperature", 1.0)
-    defaults = GenerationDefaults(**values)
+    return GenerationDefaults(**values), tuple(unusable)
+
+
+def _recommendation(name: str, value: object, kind: type[int] | type[float]) -> int | float:
+    """The value as a request has it. Raises InvalidArgumentError for one that no request may have."""
+    refused = InvalidArgumentError(f"{name} is {repr(value)[:40]}, which is no {_KIND_NAMES[kind]}", field=name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise refused
     try:
-        defaults.validate()
-    except InvalidArgumentError as error:
-        raise malformed(GENERATION, f"has a {error.message}") from None
-    return defaults
+        number = kind(value)
+    except (OverflowError, ValueError):  # a NaN or an infinity as a whole number, or digits without end
+        raise refused from None
+    if number != value or abs(number) == math.inf:
+        raise refused
+    values: dict[str, Any] = {name: number}
+    GenerationDefaults(**values).validate()
+    return number
+
+
+def end_text_of(tokenizer_settings: dict[str, Any]) -> str | None:
+    """The text of the token that ends an answer by a tokenizer_config.json; None if it names none."""
+    return special_tokens_of(tokenizer_settings).get("eos_token")
+
+
+def token_id(tokenizer: dict[str, Any], text: str) -> int | None:
+    """The id of the token with this text in a tokenizer.json; None if there is none."""
+    added = tokenizer.get("added_tokens")
+    for item in added if isinstance(added, list) else ():
+        if isinstance(item, dict) and item.get("content") == text:
+            return item.get("id") if _is_token(item.get("id")) else None
+    model = tokenizer.get("model")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    found = vocab.get(text) if isinstance(vocab, dict) else None
+    return found if _is_token(found) else None
 
 
 def templates_of(tokenizer_settings: dict[str, Any]) -> dict[str, str]:

@@ -87,8 +87,10 @@ def test_a_plan_says_what_guesses_are_worth(measured: Any, plan: Any, data: Any)
         (line,) = [line for line in plan(*arguments).stdout.splitlines() if line.startswith("speculation:")]
         return str(line)
 
-    assert "a node or the model promises no equal bits (bits)" in said() and data()["speculation"] == "bits"
+    assert "a node, the model or its dtype promises no equal bits (bits)" in said() and data()["speculation"] == "bits"
     measured.nodes = [replace(node, facts=replace(node.facts, takes_guesses=True)) for node in measured.nodes]
+    half = data("--kv-dtype", "float16")
+    assert half["speculation"] == "bits" and half["guesses"] is None
     assert "none were seen yet" in said() and (data()["speculation"], data()["guesses"]) == ("apart", None)
     counts = GuessCounts.of({(0, 0): 10, (4, 4): 20, (7, 0): 5})
     measured.traffic = NO_TRAFFIC.after(100, 200, guesses=counts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -206,6 +207,22 @@ async def test_a_request_beyond_its_time_is_a_deadline_error_and_is_cancelled(si
         with pytest.raises(DeadlineError, match=site.address):
             await client.complete("tales", "Once", timeout_s=2.0)
         assert await happens(site.cancelled)
+
+
+async def test_a_model_is_not_opened_for_a_coordinator_that_cannot_be_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_nothing(*_: object) -> None:
+        raise AssertionError("the model was opened")
+
+    monkeypatch.setattr("edgeshard.client.models.opened", open_nothing)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        async with Client(f"127.0.0.1:{taken.getsockname()[1]}") as client:
+            with pytest.raises(UnavailableError):
+                await client.add_model(tmp_path, "tiny")
+            with pytest.raises(NotFoundError):
+                await client.add_model(str(tmp_path / "absent"))
 
 
 async def test_an_unreachable_coordinator_is_named_within_seconds() -> None:

@@ -29,7 +29,8 @@ from edgeshard.importing.gguf_config import config_of
 from edgeshard.importing.gguf_file import read_gguf
 from edgeshard.importing.gguf_model import open_gguf
 from edgeshard.storage.checkpoint import build_manifest, open_checkpoint
-from tests.support.gguf_files import DEMO, everywhere, gguf_name, permuted, write_demo_gguf
+from tests.support import gguf_files
+from tests.support.gguf_files import DEMO, demo_weights, everywhere, gguf_name, permuted, write_demo_gguf
 from tests.support.imports import nothing, stage_of, tensors_of, write_checkpoint
 
 HEADS = {"q_proj": 4, "k_proj": 2}
@@ -122,8 +123,21 @@ def test_k_quants_are_rounded_to_a_width_and_the_loss_is_said(tmp_path: Path) ->
         found = whole(source.read(name)).float().numpy()
         weights = expected[gguf_name(name)]
         errors[width] = float(np.linalg.norm(found - weights) / np.linalg.norm(weights))
-        assert len(imported.notes) == 1 and f"Q5_1 became {width}" in imported.notes[0]
+        assert f"Q5_1 became {width}" in imported.notes[0]
+        assert ("its weights grow from" in imported.notes[-1]) is (width is not Width.INT4)
     assert 0.001 < errors[Width.INT8] < 0.01 < errors[Width.INT4] < 0.12 and errors[Width.FLOAT32] == 0
+
+
+def test_a_tensor_that_is_missing_is_told_before_anything_is_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = demo_weights()
+    del weights["model.layers.3.mlp.up_proj.weight"]
+    monkeypatch.setattr(gguf_files, "demo_weights", lambda: weights)
+    path = write_demo_gguf(tmp_path / "demo.gguf", everywhere(Type.Q5_1))
+    with pytest.raises(DataLossError, match=r"layers\.3\.mlp\.up_proj\.weight is missing"):
+        open_gguf(path, tmp_path, Width.INT8, nothing)
+    assert not (tmp_path / "converted.tensors").exists()
 
 
 def test_files_that_cannot_be_read_are_refused_by_name(tmp_path: Path) -> None:

@@ -132,3 +132,49 @@ def test_names_that_are_no_text_are_refused() -> None:
     assert tokenizer_files(file, []) == {}
     with pytest.raises(UnsupportedModelError, match="cannot be read from a GGUF file"):
         form_of(file)
+
+
+ENDING = ["<s>", "</s>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "a", "<|im_start|>"]
+
+
+def files_with(kinds: list[int], **metadata: Any) -> dict[str, Any]:
+    """The generation_config.json and the tokenizer_config.json of a file with the tokens of ENDING, of these kinds."""
+    values = {f"tokenizer.{key.replace('__', '.')}": value for key, value in metadata.items()}
+    values |= {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": ENDING,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.eos_token_id": 1,
+    }
+    files = tokenizer_files(GgufFile(Path("x.gguf"), values, {}), [])
+    generation, settings = (json.loads(files[f"{name}_config.json"]) for name in ("generation", "tokenizer"))
+    return {"ends": generation["eos_token_id"], "template": settings.get("chat_template")}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "metadata", "ends"),
+    [
+        ([3, 3, 1, 1, 1, 1, 1, 3], {}, [1]),
+        ([3, 3, 3, 1, 1, 1, 1, 3], {}, [1, 2]),
+        ([3, 3, 3, 3, 3, 4, 1, 3], {}, [1, 2, 3, 4, 5]),
+        ([3, 3, 1, 1, 1, 1, 1, 3], {"ggml__eot_token_id": 4, "ggml__eom_token_id": 3}, [1, 3, 4]),
+        ([3, 3, 1, 1, 1, 1, 1, 3], {"ggml__eot_token_id": 2**32 - 1}, [1]),
+    ],
+)
+def test_an_answer_ends_with_each_token_that_a_file_names_or_marks_as_an_end(
+    kinds: list[int], metadata: dict[str, Any], ends: list[int]
+) -> None:
+    assert files_with(kinds, **metadata)["ends"] == ends
+
+
+def test_named_templates_are_kept_by_their_names() -> None:
+    plain = [1] * len(ENDING)
+    assert files_with(plain)["template"] is None
+    assert files_with(plain, chat_template="x")["template"] == "x"
+    named = {"chat_templates": ["absent"], "chat_template__tool_use": "y"}
+    tool_use = {"name": "tool_use", "template": "y"}
+    assert files_with(plain, **named)["template"] == [tool_use]
+    found = files_with(plain, chat_template="x", **named)["template"]
+    assert found == [{"name": "default", "template": "x"}, tool_use]

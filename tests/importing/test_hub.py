@@ -91,6 +91,24 @@ def test_code_that_a_config_names_is_not_fetched_and_a_note_says_so(hub: HubServ
     assert not any(name.endswith(".py") for name in hub.served)
 
 
+def test_files_of_older_checkpoints_are_fetched(hub: HubServer, repository: Path) -> None:
+    (repository / "special_tokens_map.json").write_text('{"bos_token": "<s>"}')
+    with opened(parse_source(NAME), Width.INT8, nothing) as imported:
+        (settings,) = (file for file in imported.checkpoint.files if file.name == "tokenizer_config.json")
+        assert json.loads(settings.path.read_text()) == {"bos_token": "<s>"}
+
+
+def test_a_layout_that_is_not_read_is_refused_before_its_weights(hub: HubServer, repository: Path) -> None:
+    index = repository / "model.safetensors.index.json"
+    values = json.loads(index.read_text())
+    places = values["weight_map"]
+    places["model.layers.0.mlp.up_proj.weight.absmax"] = places["model.layers.0.mlp.up_proj.weight"]
+    index.write_text(json.dumps(values))
+    with pytest.raises(UnsupportedModelError, match="bitsandbytes"):
+        fetch(NAME, "", nothing)
+    assert not any(name.endswith(".safetensors") for name in hub.served)
+
+
 def test_a_broken_download_goes_on_where_it_stopped(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     shard = "model-00001-of-00002.safetensors"
     size = (hub.repositories[NAME] / shard).stat().st_size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
 import tempfile
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, deserialize
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load_file, save, save_file
 
 from edgeshard.domain.errors import (
     DataLossError,
@@ -211,16 +212,90 @@ def test_an_index_holds_names_and_no_paths(make_checkpoint: MakeCheckpoint, shar
     assert caught.value.field == "weight_map"
 
 
-def test_a_missing_shard_and_a_missing_tensor_are_named(make_checkpoint: MakeCheckpoint) -> None:
+def change_index(directory: Path, change: Callable[[dict[str, str]], object]) -> None:
+    path = directory / "model.safetensors.index.json"
+    values = json.loads(path.read_text())
+    change(values["weight_map"])
+    path.write_text(json.dumps(values))
+
+
+def test_a_missing_shard_is_named(make_checkpoint: MakeCheckpoint) -> None:
     directory = make_checkpoint(shards=2)
-    index = directory / "model.safetensors.index.json"
-    values = json.loads(index.read_text())
-    values["weight_map"]["model.extra"] = "model-00001-of-00002.safetensors"
-    index.write_text(json.dumps(values))
-    with pytest.raises(DataLossError, match=r"model\.extra"):
-        open_checkpoint(directory)
     (directory / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(NotFoundError, match="model-00002-of-00002"):
+        open_checkpoint(directory)
+
+
+def test_a_file_with_nothing_that_the_model_needs_may_be_missing(make_checkpoint: MakeCheckpoint) -> None:
+    directory = make_checkpoint(shards=2)
+    change_index(directory, lambda places: places.update({"vision.patch.weight": "model-00003-of-00003.safetensors"}))
+    checkpoint = open_checkpoint(directory)
+    assert "vision.patch.weight" in checkpoint.notes[0]
+
+
+def test_entries_of_an_index_without_a_tensor_are_ignored(make_checkpoint: MakeCheckpoint) -> None:
+    directory = make_checkpoint(shards=2)
+    plain = build_manifest("tiny", open_checkpoint(directory))
+    more = {f"model.layers.{layer}.rotary.inv_freq": "model-00001-of-00002.safetensors" for layer in (0, 1)}
+    change_index(directory, lambda places: places.update(more))
+    checkpoint = open_checkpoint(directory)
+    assert build_manifest("tiny", checkpoint) == plain
+    (note,) = checkpoint.notes
+    assert "names 2 tensors, such as model.layers.0.rotary.inv_freq, that no file has" in note
+
+
+@pytest.mark.parametrize("place", [None, "model-00002-of-00002.safetensors"])
+def test_tensors_that_an_index_does_not_name_at_their_place_are_added(
+    place: str | None, make_checkpoint: MakeCheckpoint
+) -> None:
+    directory = make_checkpoint(shards=2)
+    plain = build_manifest("tiny", open_checkpoint(directory))
+    name = "model.embed_tokens.weight"
+
+    def move(places: dict[str, str]) -> None:
+        assert places.pop(name) == "model-00001-of-00002.safetensors"
+        places.update({} if place is None else {name: place})
+
+    change_index(directory, move)
+    checkpoint = open_checkpoint(directory)
+    assert set(build_manifest("tiny", checkpoint).tensors) == set(plain.tensors)
+    (note,) = checkpoint.notes
+    assert f"does not name tensor {name} at its place" in note
+
+
+def test_a_needed_tensor_that_no_file_has_is_refused(make_checkpoint: MakeCheckpoint) -> None:
+    directory = make_checkpoint(shards=2)
+    shard = directory / "model-00001-of-00002.safetensors"
+    tensors = load_file(shard)
+    name = next(name for name in tensors if name.startswith("model.layers."))
+    del tensors[name]
+    save_file(tensors, shard)
+    checkpoint = open_checkpoint(directory)
+    assert name in checkpoint.notes[0]
+    refused_before_hashing(checkpoint, DataLossError, re.escape(name))
+
+
+def test_of_two_tensors_with_one_name_the_index_chooses(make_checkpoint: MakeCheckpoint) -> None:
+    directory = make_checkpoint(shards=2)
+    plain = build_manifest("tiny", open_checkpoint(directory))
+    first, second = (directory / f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
+    name, tensor = next(iter(load_file(first).items()))
+    save_file(load_file(second) | {name: tensor + 1}, second)
+    checkpoint = open_checkpoint(directory)
+    assert set(build_manifest("tiny", checkpoint).tensors) == set(plain.tensors) and not checkpoint.notes
+    change_index(directory, lambda places: places.pop(name))
+    with pytest.raises(InvalidArgumentError, match="does not say which of two tensors"):
+        open_checkpoint(directory)
+
+
+@pytest.mark.parametrize("config", [True, False])
+def test_a_directory_with_a_gguf_file_only_names_the_file(config: bool, make_checkpoint: MakeCheckpoint) -> None:
+    directory = make_checkpoint()
+    (directory / "model.safetensors").rename(directory / "tiny-Q4_K_M.gguf")
+    (directory / "mmproj-F16.gguf").touch()
+    if not config:
+        (directory / "config.json").unlink()
+    with pytest.raises(UnsupportedModelError, match=re.escape(f"name the file: {directory}/tiny-Q4_K_M.gguf")):
         open_checkpoint(directory)
 
 

@@ -15,10 +15,10 @@ import grpc
 import structlog
 
 from edgeshard.architectures import (
-    ModelShape,
     canonical_name,
     for_context,
     held_bytes,
+    named_eos_tokens,
     parse_config,
     stage_tensors,
     unit_of,
@@ -63,11 +63,12 @@ from edgeshard_agent.store.packed import PACKED_DAMAGED
 from edgeshard_agent.store.unit_sources import UnitSources
 
 T = TypeVar("T", bound=StageModel | StageWeights)
+R = TypeVar("R")
 
 log = structlog.get_logger()
 
-# Of the head; the last stage has them for guides, also where none comes: some megabytes beside its weights.
-_HEAD_FILES = (forms.TOKENIZER, forms.GENERATION)
+# Files of the head. The last stage fetches them too, for guides: some megabytes.
+_HEAD_FILES = (forms.TOKENIZER, forms.GENERATION, forms.TOKENIZER_SETTINGS)
 _PADDING_BYTES = 4 * DISK_BLOCK_BYTES
 """Of a packed file: its header, and what fills up its two parts."""
 
@@ -384,8 +385,7 @@ async def _for_head(fetched: _Fetched, held: Sequence[HeldWeights]) -> ForHead |
     paths, tokenizer = fetched.paths, None
     if forms.TOKENIZER in paths:  # many megabytes of JSON
         tokenizer = await asyncio.to_thread(Tokenizer.load, paths[forms.TOKENIZER])
-    eos_tokens = await asyncio.to_thread(_eos_tokens, fetched.needs.form.shape, paths.get(forms.GENERATION))
-    return ForHead(tokenizer, eos_tokens)
+    return ForHead(tokenizer, await asyncio.to_thread(_eos_tokens, fetched))
 
 
 def _draft_command(prepare: PrepareStage) -> PrepareStage | None:
@@ -419,20 +419,35 @@ def _guides(fetched: _Fetched) -> Guides | None:
     shape, paths = fetched.needs.form.shape, fetched.paths
     if fetched.needs.layers.end < shape.layer_count or forms.TOKENIZER not in paths:
         return None
-    eos_tokens = tuple(sorted(_eos_tokens(shape, paths.get(forms.GENERATION))))
+    eos_tokens = tuple(sorted(_eos_tokens(fetched)))
     return Guides(Setup(str(paths[forms.TOKENIZER]), shape.vocab_size, eos_tokens))
 
 
-def _eos_tokens(shape: ModelShape, generation_config: Path | None) -> frozenset[int]:
-    """End-of-sequence ids of generation_config.json where there are any, of config.json otherwise."""
-    if generation_config is not None:
-        try:
-            text = generation_config.read_text(encoding="utf-8")
-            found = forms.eos_tokens_of(forms.parse_json_object(text, forms.GENERATION))
-            if found is not None:
-                return found
-        except (OSError, ValueError, InvalidArgumentError) as error:
-            raise DataLossError(
-                f"generation_config.json cannot be read: {error}", field="generation_config.json"
-            ) from None
-    return frozenset(shape.eos_tokens)
+def _eos_tokens(fetched: _Fetched) -> frozenset[int]:
+    """The ids of the tokens that end an answer: those that any of the model's files names.
+
+    The default of a family counts only if neither config.json nor generation_config.json names a token.
+    """
+    needs = fetched.needs
+    shape = needs.form.shape
+    ends = set(_small_file(fetched, forms.GENERATION, forms.eos_tokens_of) or ())
+    ends.update(named_eos_tokens(needs.manifest.config) if ends else shape.eos_tokens)
+    text = _small_file(fetched, forms.TOKENIZER_SETTINGS, forms.end_text_of)
+    if text is not None:
+        found = _small_file(fetched, forms.TOKENIZER, lambda tokenizer: forms.token_id(tokenizer, text))
+        ends.update(() if found is None else (found,))
+    return frozenset(token for token in ends if token < shape.vocab_size)
+
+
+def _small_file(fetched: _Fetched, name: str, read: Callable[[dict[str, Any]], R | None]) -> R | None:
+    """What `read` finds in the JSON object of one of the model's files; None without the file.
+
+    Raises DataLossError naming the file.
+    """
+    path = fetched.paths.get(name)
+    if path is None:
+        return None
+    try:
+        return read(forms.parse_json_object(path.read_text(encoding="utf-8"), name))
+    except (OSError, ValueError, InvalidArgumentError) as error:
+        raise DataLossError(f"{name} cannot be read: {error}", field=name) from None

@@ -174,8 +174,10 @@ class Projection(nn.Module):
         self.packed = PackedLinear.pack(weight.data, scheme, None if bias is None else bias.data, group)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, rows] from [T, columns]."""
+        """[T, rows] from [T, columns], in x's dtype."""
         if self.packed is not None:
+            if x.dtype is torch.float16:  # rows of integer matrices, which the kernels take in float32
+                return self.packed(x.float()).half()
             return self.packed(x)
         assert self.weight is not None
         return linear(x, self.weight, self.bias)

@@ -7,12 +7,10 @@ from typing import Literal
 import torch
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.models.dtypes import UNSUPPORTED_KV_DTYPE, KvFormat
+from edgeshard.domain.models.dtypes import KV_VECTOR, UNSUPPORTED_KV_DTYPE, KvFormat
 from edgeshard_agent.ops import native
 from edgeshard_agent.ops.huge_pages import mapped
 from edgeshard_agent.ops.kv_int4 import PAGE, Int4Arena
-
-_VECTOR = 16
 
 
 class RowArena:
@@ -70,12 +68,12 @@ class PanelArena:
         self, slots: int, kv_heads: int, head_dim: int, dtype: torch.dtype, memory: torch.Tensor | None = None
     ) -> None:
         step = 4 // dtype.itemsize
-        pages, vectors = slots // PAGE, head_dim // _VECTOR
+        pages, vectors = slots // PAGE, head_dim // KV_VECTOR
         keys, values = (
             [zeroed((slots * kv_heads * head_dim,), dtype, "cpu") for _ in range(2)] if memory is None else memory
         )
         self.keys = keys.view(pages, kv_heads, head_dim // step, PAGE, step)
-        self.values = values.view(pages, kv_heads, vectors, PAGE // step, _VECTOR, step)
+        self.values = values.view(pages, kv_heads, vectors, PAGE // step, KV_VECTOR, step)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -106,7 +104,7 @@ class PanelArena:
         page, at, step = slots // PAGE, slots % PAGE, self.keys.shape[-1]
         kv_heads, head_dim = self.width
         all_keys[page, at] = keys.to(self.dtype).reshape(-1, kv_heads, head_dim // step, step)
-        split = values.to(self.dtype).reshape(-1, kv_heads, head_dim // _VECTOR, _VECTOR)
+        split = values.to(self.dtype).reshape(-1, kv_heads, head_dim // KV_VECTOR, KV_VECTOR)
         all_values[page, at // step, at % step] = split
 
     def _rows(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,7 +147,7 @@ def make_arena(
     if isinstance(dtype, KvFormat):
         check_int4(head_dim, block_tokens, device)
         return Int4Arena(slots, kv_heads, head_dim, memory)
-    whole_pages = block_tokens % PAGE == 0 and head_dim % _VECTOR == 0
+    whole_pages = block_tokens % PAGE == 0 and head_dim % KV_VECTOR == 0
     if device == "cpu" and whole_pages and dtype in native.ELEMENTS and native.native_available():
         return PanelArena(slots, kv_heads, head_dim, dtype, memory)
     return RowArena(slots, kv_heads, head_dim, dtype, device, memory)

@@ -320,7 +320,7 @@ _SPECULATION = {
     Speculation.STATES: "nothing is guessed: no memory for the states behind guesses, or a node is older (states)",
     Speculation.EXPERTS: "nothing is guessed: what each guess's experts cost is not measured (experts)",
     Speculation.PROMISE: "nothing is guessed: a time between tokens was promised (promise)",
-    Speculation.BITS: "nothing is guessed: a node or the model promises no equal bits (bits)",
+    Speculation.BITS: "nothing is guessed: a node, the model or its dtype promises no equal bits (bits)",
 }
 
 

@@ -34,8 +34,8 @@ class DType(StrEnum):
         return _member(cls, text, field)
 
 
-INT4_KV_STEP = 16
-"""So many numbers of a head are read at once where keys and values are of 4 bits."""
+KV_VECTOR = 16
+"""The numbers of a head that the native kernels read at once; a head of another width has no whole vectors."""
 UNSUPPORTED_KV_DTYPE = "UNSUPPORTED_KV_DTYPE"
 """Reason of the error for keys and values that cannot be kept as is asked."""
 
@@ -63,8 +63,8 @@ class KvFormat(StrEnum):
 
     def check_heads(self, head_dim: int) -> None:
         """Raise InvalidArgumentError where the kernels do not read keys and values of heads of this width kept so."""
-        if self is KvFormat.INT4 and head_dim % INT4_KV_STEP:
-            why = f"int4 takes heads whose width is a multiple of {INT4_KV_STEP}; this model's is {head_dim}"
+        if self is KvFormat.INT4 and head_dim % KV_VECTOR:
+            why = f"int4 takes heads whose width is a multiple of {KV_VECTOR}; this model's is {head_dim}"
             raise InvalidArgumentError.about("kv_dtype", f"{why}; use bfloat16", UNSUPPORTED_KV_DTYPE)
 
     def head_bytes(self, head_dim: int) -> int:

@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from edgeshard.architectures import architecture_named
+from edgeshard.architectures import ModelShape, architecture_named
 from edgeshard.architectures.record import Fused
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.guesses import MOST_GUESSES, ExpectedGuesses, GuessCounts
 from edgeshard.domain.deployments.placement import Placement, Speculation
+from edgeshard.domain.models.dtypes import KV_VECTOR, DType, KvFormat
 from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.planning.costs.costs import Costs
 from edgeshard.planning.costs.guesses import expected_guesses
@@ -26,14 +27,26 @@ def speculation_of(
     behind guesses, where requests have any."""
     if spec.speculation == "off":
         return Speculation.OFF
-    own_blocks = isinstance(architecture_named(model.shape.architecture).runs, Fused)
-    if not (own_blocks and all(facts.takes_guesses for facts in nodes)):
+    if not (keeps_bits(spec, model.shape) and all(facts.takes_guesses for facts in nodes)):
         return Speculation.BITS
     if spec.max_time_per_token_s is not None or spec.max_inter_token_latency_s is not None:
         return Speculation.PROMISE
     if model.shape.states and not (guess_slots and all(facts.keeps_states_of_guesses for facts in nodes)):
         return Speculation.STATES
     return Speculation.EXPERTS if any(block.experts for block in model.blocks) else Speculation.GUESSES
+
+
+def keeps_bits(spec: DeploymentSpec, shape: ModelShape) -> bool:
+    """Return whether the native kernels give a token the same bits in a prompt and by itself (docs/kernels.md).
+
+    That needs our own blocks, and attention over the kernels' order of keys and values (`make_arena` of the agent):
+    no float16, and heads of whole vectors.
+    """
+    if not isinstance(architecture_named(shape.architecture).runs, Fused):
+        return False
+    if spec.dtype is DType.FLOAT16 or spec.effective_kv_dtype is KvFormat.FLOAT16:
+        return False
+    return all(width % KV_VECTOR == 0 for width in shape.kv_widths)
 
 
 def with_expected(placement: Placement, counts: GuessCounts) -> Placement:
@@ -64,7 +77,13 @@ class SiteGuesses:
         """Whether a feasible plan would guess, and what that is worth: as of a deployment of it."""
         assert result.prediction is not None
         problem = result.problem
-        spec = DeploymentSpec("plan", problem.model.name, max_time_per_token_s=problem.max_time_per_token_s)
+        spec = DeploymentSpec(
+            "plan",
+            problem.model.name,
+            dtype=problem.dtype,
+            kv_dtype=problem.kv_dtype,
+            max_time_per_token_s=problem.max_time_per_token_s,
+        )
         facts = [self.facts[stage.node] for stage in result.stages]
         speculation = speculation_of(spec, problem.model, facts, MOST_GUESSES)  # as where memory is left over
         if speculation is Speculation.EXPERTS and not result.streams:

@@ -33,6 +33,8 @@ from edgeshard.domain.ids import Digest, Epoch, ModelName, NodeId, NodeName
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.generation import Sampling
+from edgeshard.importing import sources
+from edgeshard.importing.bpe import added_token
 from edgeshard.storage import checkpoint, forms
 from tests.support.imports import write_checkpoint
 from tests.support.tokenizers import PANICS, write_tokenizer
@@ -91,6 +93,7 @@ def of_an_older_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """Client and coordinator take a model without a look at its small files."""
     for module in (checkpoint, models):
         monkeypatch.setattr(module, "check_small_file", lambda name, data: None)
+    monkeypatch.setattr(sources, "recommendation_notes", lambda files: ())
 
 
 async def test_an_end_of_a_model_fetches_the_files_that_a_head_reads_and_no_others(node: Node) -> None:
@@ -143,6 +146,33 @@ async def test_settings_that_cannot_be_read_fail_the_load_by_name(node: Node, te
     assert caught.value.field == SETTINGS
 
 
+@pytest.mark.parametrize(
+    ("config", "generation", "settings", "expected"),
+    [
+        ({"eos_token_id": 5}, {"eos_token_id": [3]}, {"eos_token": "1"}, {5, 3, 1}),
+        ({"eos_token_id": 5}, {}, {"eos_token": {"content": "<end>"}}, {5, 4}),
+        ({"eos_token_id": None}, {}, {"eos_token": "<end>"}, {4}),
+        ({}, {"eos_token_id": 3}, {}, {3}),
+        ({}, {}, {}, {2}),  # the family's default
+        ({"eos_token_id": 5}, {"eos_token_id": 3}, {"eos_token": "unknown"}, {5, 3}),
+    ],
+)
+async def test_every_token_that_a_file_names_as_an_end_ends_an_answer(
+    node: Node, config: dict[str, Any], generation: dict[str, Any], settings: dict[str, Any], expected: set[int]
+) -> None:
+    path = node.files / "config.json"
+    values = json.loads(path.read_text())
+    values.pop("eos_token_id", None)
+    path.write_text(json.dumps(values | config))
+    (node.files / SETTINGS).write_text(json.dumps(generation))
+    (node.files / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = json.loads((node.files / "tokenizer.json").read_text())
+    tokenizer["added_tokens"] = [added_token(4, "<end>", True)]
+    (node.files / "tokenizer.json").write_text(json.dumps(tokenizer))
+    loaded = await node.load(await node.add())
+    assert loaded.for_head is not None and loaded.for_head.eos_tokens == expected
+
+
 async def test_settings_are_read_off_the_event_loop(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     (node.files / SETTINGS).write_text(json.dumps({"eos_token_id": [3, 4]}))
     threads: list[threading.Thread] = []
@@ -154,7 +184,7 @@ async def test_settings_are_read_off_the_event_loop(node: Node, monkeypatch: pyt
     added = await node.add()
     monkeypatch.setattr(forms, "parse_json_object", parse)
     loaded = await node.load(added)
-    assert loaded.for_head is not None and loaded.for_head.eos_tokens == {3, 4}
+    assert loaded.for_head is not None and loaded.for_head.eos_tokens == {2, 3, 4}
     assert threads and threading.main_thread() not in threads
 
 

@@ -182,6 +182,11 @@ def test_states_are_kept_behind_guesses_in_what_all_nodes_have_left(make_manifes
         ("llama-plain", {"max_time_per_token_s": 0.1}, Speculation.PROMISE),
         ("llama-plain", {"max_inter_token_latency_s": 0.1}, Speculation.PROMISE),
         ("llama-plain", {"layers": "a=0:6,old=6:12"}, Speculation.BITS),
+        ("llama-options", {}, Speculation.BITS),  # heads of 10
+        ("llama-plain", {"dtype": "float16"}, Speculation.BITS),
+        ("llama-plain", {"dtype": "float32", "kv_dtype": "float16"}, Speculation.BITS),
+        ("llama-plain", {"dtype": "float32", "kv_dtype": "bfloat16"}, Speculation.GUESSES),
+        ("llama-plain", {"dtype": "float16", "speculation": "on"}, Speculation.BITS),
         ("opt-plain", {}, Speculation.BITS),
         ("qwen3_5-text", {}, Speculation.GUESSES),
         ("qwen3_5-text", {"layers": "a=0:6,older=6:12"}, Speculation.STATES),
@@ -195,6 +200,8 @@ def test_states_are_kept_behind_guesses_in_what_all_nodes_have_left(make_manifes
 def test_guesses_are_for_where_they_change_nothing(family: str, changes: Any, speculation: Speculation) -> None:
     values = {"name": "tale", "model": "tiny", "source": "a", **changes}
     config = json.loads(VARIANTS[family].library_config().to_json_string(use_diff=False))
+    if family.startswith("qwen3_moe"):
+        config["head_dim"] = 16
     model = model_from_config("tiny", config)
     new = replace(FACTS, takes_guesses=True, keeps_states_of_guesses=True)
     known = {"old": FACTS, "older": replace(FACTS, takes_guesses=True)}

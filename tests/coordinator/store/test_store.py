@@ -107,6 +107,19 @@ async def test_a_name_with_other_content_is_refused_and_changes_nothing(
     assert files_under(tmp_path / "coordinator") == before
 
 
+async def test_a_name_that_is_not_valid_is_refused_before_the_model_is_opened(
+    make_checkpoint: MakeCheckpoint, run_store: RunStore, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_nothing(*_: object) -> None:
+        raise AssertionError("the model was opened")
+
+    monkeypatch.setattr("edgeshard.client.models.opened", open_nothing)
+    server = await run_store()
+    with pytest.raises(InvalidArgumentError, match="not a valid name") as caught:
+        await add_model(connect(server.address), make_checkpoint(), "Big-Q4")
+    assert caught.value.field == "name"
+
+
 async def test_an_upload_goes_on_where_the_connection_broke(
     make_checkpoint: MakeCheckpoint, run_store: RunStore, run_wire: RunWire, connect: Connect, until: Until
 ) -> None:
