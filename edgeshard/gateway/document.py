@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from html import escape
 from typing import Any, Literal
 
 from fastapi import FastAPI
@@ -11,7 +12,10 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from edgeshard.gateway.errors import ErrorBody
+from edgeshard.gateway.field_tables import values_text
 
+PAGE_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
+"""Headers of the page: a browser loads nothing for it."""
 _REF = "#/components/schemas/{model}"
 
 
@@ -174,3 +178,40 @@ def describe(app: FastAPI, bodies: Iterable[type[BaseModel]]) -> None:
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
+
+
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+    "table{border-collapse:collapse;width:100%}td,th{border:1px solid #999;padding:.2rem .5rem;text-align:left}"
+    "code{font-family:ui-monospace,monospace}"
+)
+
+
+def page(app: FastAPI) -> str:
+    """The application's document as a page for people, in HTML without scripts."""
+    document = app.openapi()
+    parts = [
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>EdgeShard</title>'
+        f"<style>{_STYLE}</style><h1>EdgeShard {escape(document['info']['version'])}</h1>"
+        '<p>The same for programs: <a href="openapi.json">openapi.json</a></p>'
+    ]
+    schemas = document["components"]["schemas"]
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            key = "no key" if operation.get("security") == [] else "with a key"
+            parts.append(f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{key}</p>")
+            body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+            parts += _fields(schemas.get(body.get("$ref", "").rpartition("/")[2], {}))
+    return "".join(parts)
+
+
+def _fields(schema: dict[str, Any]) -> Iterator[str]:
+    """The rows of a body's fields."""
+    if "properties" not in schema:
+        return
+    yield "<table><tr><th>field</th><th>values</th><th>meaning</th></tr>"
+    for name, field in schema["properties"].items():
+        shown = f"{name} (required)" if name in schema.get("required", ()) else name
+        cells = (shown, values_text(field), field.get("description", ""))
+        yield "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
+    yield "</table>"

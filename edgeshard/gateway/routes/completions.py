@@ -27,6 +27,7 @@ from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.response_writer import ChunkWriter, finish_reason
 from edgeshard.gateway.errors import Refused, renamed
 from edgeshard.gateway.routes.fields import (
+    MAX_ANSWERS,
     MOST_CHOICES,
     MOST_PROMPTS,
     FirstFault,
@@ -34,6 +35,7 @@ from edgeshard.gateway.routes.fields import (
     StreamOptions,
     TokenId,
     bounded,
+    check_stream_options,
     never,
 )
 from edgeshard.gateway.routes.prompts import AnswerRoutes
@@ -59,21 +61,22 @@ class CompletionRequest(FormedFields):
     prompt: str | _Prompts | _Tokens
     max_tokens: int | None = bounded("max_new_tokens")
     n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
-    best_of: int | None = Field(default=None, description="as many as n")
+    best_of: int | None = Field(default=None, description="only the value of n")
     echo: bool | None = None
     logprobs: int | None = bounded("top_logprobs")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    suffix: never(str) = None  # type: ignore[valid-type]
+    suffix: never("text after the answer") = None  # type: ignore[valid-type]
 
     @model_validator(mode="after")
     def _check(self) -> CompletionRequest:
         if self.best_of not in (None, self.n or 1):
-            raise Refused("best_of is not supported here: leave it out")
-        if self.stream_options is not None and not self.stream:
-            raise Refused("stream_options is for streams: set stream, or leave it out", "INVALID_VALUE")
+            raise Refused("is not supported here unless it is n: leave it out", field="best_of")
+        check_stream_options(self.stream, self.stream_options)
         if self.max_tokens == 0 and not (self.echo and self.logprobs is not None):
-            raise Refused("max_tokens must be 1 or more without echo and logprobs", "INVALID_VALUE")
+            raise Refused("must be 1 or more without echo and logprobs", "INVALID_VALUE", "max_tokens")
+        if len(self.prompts()) * (self.n or 1) > MAX_ANSWERS:
+            raise Refused(f"asks for more than {MAX_ANSWERS} answers to all prompts", "INVALID_VALUE", "n")
         return self
 
     def prompts(self) -> Sequence[str | tuple[int, ...]]:

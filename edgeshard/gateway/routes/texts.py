@@ -36,7 +36,7 @@ class TokenizeRequest(RequestModel):
     @model_validator(mode="after")
     def _check(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
-            raise Refused("give either prompt or messages", "INVALID_VALUE")
+            raise Refused("give either prompt or messages", "INVALID_VALUE", "prompt")
         return self
 
     def conversation(self) -> Conversation:
