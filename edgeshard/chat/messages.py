@@ -34,6 +34,7 @@ MESSAGE_FIELDS: Mapping[str, str] = {
 }
 """The fields of a message that are used; others are ignored."""
 _CALLS = ("tool_calls", "function_call")
+_PAST_ROLES = ("assistant", "tool", "function")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _TEXTS = ("name", "tool_call_id")
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
@@ -76,7 +77,7 @@ def parse_tools(text: str) -> list[dict[str, Any]]:
 
 def parse_variables(text: str) -> dict[str, Any]:
     """Further variables of the template; none for "". Raises InvalidArgumentError naming `variables`."""
-    variables = _parsed(text, "variables") if text else {}
+    variables = _present(_parsed(text, "variables")) if text else {}
     if not isinstance(variables, dict):
         raise _wrong("variables", "is not an object")
     taken = sorted(_RESERVED & variables.keys())
@@ -121,7 +122,7 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     result["content"] = _content(message.get("content"), f"{where}.content", is_past=is_past)
     if any(key in result for key in _CALLS):
         _take_calls(result)
-    elif "content" not in message and not is_past:
+    elif "content" not in message and role not in _PAST_ROLES:
         raise _wrong(f"{where}.content", "is missing")
     return result
 

@@ -181,13 +181,15 @@ async def test_only_a_forced_choice_of_such_a_tool_is_refused(http: Http, said: 
     named = {"type": "function", "function": {"name": "find"}}
     other = {"type": "custom", "custom": {"name": "patch"}}
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named, other]}}
-    for choice in ("auto", "required", named, allowed, None):
+    choices: tuple[Any, ...] = ("auto", "required", named, allowed, None)
+    for choice in choices:
         assert (await http.post(CHAT, {**ASKED, **tools, "tool_choice": choice})).status == 200, choice
     none = {"type": "allowed_tools", "mode": "auto", "tools": []}
     assert (await http.post(CHAT, {**ASKED, **tools, "tool_choice": none})).status == 200
     assert not said.conversations[-1].tools
     forced = {"type": "allowed_tools", "mode": "required", "tools": [other]}
-    for choice in (other, {"type": "web_search"}, {"type": "mcp", "server_label": "x"}, forced, {"type": "function"}):
+    choices = (other, {"type": "web_search"}, {"type": "mcp", "server_label": "x"}, forced, {"type": "function"})
+    for choice in choices:
         refused = await http.post(CHAT, {**ASKED, **tools, "tool_choice": choice})
         assert (refused.status, refused.error["param"]) == (400, "tool_choice"), choice
     only = {**ASKED, "tools": [CUSTOM], "tool_choice": "required"}
@@ -247,19 +249,19 @@ async def test_options_of_ollama_without_effect_are_taken(http: Http, said: Said
     generate = {"model": "m", "prompt": "x", "stream": False, "options": options}
     assert (await http.post("/api/generate", {**generate, **empty})).status == 200
     assert said.asked[-1].max_new_tokens == 4
-    effective = {"typical_p": 0.5, "mirostat": 1, "rope_frequency_base": 1e4, "num_ctx": 0, "num_predict": 4.5}
+    effective = {"typical_p": 0.5, "mirostat": 1, "rope_frequency_base": 1e4, "num_ctx": -1, "num_predict": 4.5}
     for name, value in {**effective, "repeat_last_n": 64}.items():
         more = {**options, "repeat_penalty": 1.5, "repeat_last_n": -1, name: value}
         refused = await http.post("/api/generate", {**generate, "options": more})
         assert refused.status == 400 and f"options.{name}" in refused.json["error"]
-    for name, value in (("images", ["x"]), ("context", [1]), ("suffix", "x"), ("template", "x")):
-        refused = await http.post("/api/generate", {**generate, name: value})
+    for name, given in {"images": ["x"], "context": [1], "suffix": "x", "template": "x"}.items():
+        refused = await http.post("/api/generate", {**generate, name: given})
         assert refused.status == 400 and name in refused.json["error"]
 
 
 async def test_the_context_of_ollamas_client_bounds_its_answer(http: Http, said: Said) -> None:
     chat = {"model": "m", "messages": ASKED["messages"], "stream": False}
-    for num_ctx, expected in ((8192, 50), (13, 10), (3, 50), (2, 50)):
+    for num_ctx, expected in ((8192, 50), (13, 10), (3, 50), (0, 50)):
         await http.post("/api/chat", {**chat, "options": {"num_ctx": num_ctx}})
         assert said.asked[-1].max_new_tokens == expected, num_ctx
     off = {"repeat_last_n": 0, "repeat_penalty": 1.5, "presence_penalty": 1.0}

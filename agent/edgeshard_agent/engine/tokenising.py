@@ -35,7 +35,9 @@ class AnyTokenizer(Protocol):
 
     growth: float
     longest_token_bytes: int
-    special_tokens: Mapping[str, int]
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]: ...
 
     def encode(self, text: str) -> list[int]: ...
 

@@ -102,9 +102,9 @@ def _only(*values: Any) -> Callable[[Any], Any]:
     return check
 
 
-def ignored(meaning: str = "") -> Any:
-    """A field of any value, which has no effect on the answer."""
-    return Annotated[Any, Treatment.IGNORED, Field(default=None, description=meaning or None)]
+def ignored(meaning: str) -> Any:
+    """A field of any value; `meaning` is the reason why it has no effect on the answer."""
+    return Annotated[Any, Treatment.IGNORED, Field(default=None, description=meaning)]
 
 
 def never(meaning: str) -> Any:
@@ -118,7 +118,7 @@ def only(kind: Any, *values: Any, meaning: str = "") -> Any:
     return Annotated[kind | None, AfterValidator(_only(*values)), shown]
 
 
-Taken = ignored()
+Taken = Annotated[Any, Treatment.IGNORED, Field(default=None)]
 """A field for its sender's accounts."""
 
 

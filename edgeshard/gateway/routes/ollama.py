@@ -45,7 +45,10 @@ NAMES = {
     "temperature": "options.temperature",
     "variables": "think",
 }
-Placed = ignored("the site decides where and how a model runs")
+Placed = Annotated[
+    Any, Treatment.IGNORED, Field(default=None, description="the site decides where and how a model runs")
+]
+"""An option about a model's memory."""
 LATEST = ":latest"
 """The tag that Ollama's clients append to a name without one."""
 FOREVER = "9999-12-31T23:59:59Z"
@@ -58,7 +61,7 @@ class Options(ChoiceFields):
         "max_new_tokens", low=-(2**31), description="0 and less: as much as there is room for"
     )
     num_ctx: Annotated[int | None, Treatment.CLAMPED] = Field(
-        default=None, ge=1, description="tokens of prompt and answer; the deployment's context if that is smaller"
+        default=None, ge=0, description="tokens of prompt and answer; the deployment's context if that is smaller"
     )
     repeat_last_n: int | None = Field(
         default=None, ge=-1, description="0: no penalties; other values than -1 need a repeat_penalty of 1"

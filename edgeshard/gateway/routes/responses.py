@@ -210,7 +210,7 @@ def messages_of(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         elif kind.endswith("_call_output"):
             output = _text(item.get("output"), f"{where}.output")
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
-        elif kind.endswith("_call") and item.get("call_id"):
+        elif kind in _OWN_CALLS or (kind.endswith("_call") and item.get("call_id")):
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
             messages[-1].setdefault("tool_calls", []).append(_past_call(kind, item))
@@ -227,9 +227,11 @@ def _past_call(kind: str, item: dict[str, Any]) -> dict[str, Any]:
     elif kind != "function_call" and arguments is None:
         arguments = item.get("action")
     name = item.get("name") or kind.removesuffix("_call")
-    return {"id": item["call_id"], "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"id": item.get("call_id"), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+_OWN_CALLS = ("function_call", "custom_tool_call")
+"""Types of calls that the client runs."""
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
 
 
