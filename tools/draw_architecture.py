@@ -3,7 +3,7 @@
 `make drawings` writes all; `--check`, which `make check` runs, writes nothing and fails when one is not as the code
 says. Phases are the coordinator's transitions table, import rules the layers in `.importlinter`, keys the fields of
 `DeploymentSpec`, settings those of the daemons, options those of `edgectl plan`, models the cards of
-`tests/architectures/cards.toml` with what the registry says of each, and fields of HTTP bodies those of the gateway's
+`tests/architectures/cards.toml` with what the registry says of each. Fields of HTTP bodies are those of the gateway's
 classes.
 """
 

@@ -139,7 +139,13 @@ def test_the_older_form_of_a_call_becomes_the_newer() -> None:
 
 def test_nulls_and_fields_of_other_servers_are_ignored() -> None:
     message = {"role": "assistant", "content": [{"type": "text", "text": "a", "annotations": None}, {"type": "audio"}]}
-    others: dict[str, Any] = {"annotations": [], "audio": None, "tool_calls": None, "reasoning": {"effort": "low"}, "name": None}
+    others: dict[str, Any] = {
+        "annotations": [],
+        "audio": None,
+        "tool_calls": None,
+        "reasoning": {"effort": "low"},
+        "name": None,
+    }
     assert parse_messages(json.dumps([{**message, **others}])) == [{"role": "assistant", "content": "a"}]
     tool = {"type": None, "strict": None, "function": {"name": "x", "description": None, "parameters": None}}
     assert parse_tools(json.dumps([tool])) == [{"function": {"name": "x"}}]

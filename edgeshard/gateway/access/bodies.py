@@ -207,8 +207,8 @@ class Bodies:
 async def read_body(request: Request, form: type[FormT], check_place: PlaceCheck | None = None) -> FormT:
     """The body as `form`; `check_place` refuses a caller that may have no place for it.
 
-    Raises InvalidArgumentError naming the field or the header Content-Encoding, DeadlineError for a body that does not
-    come, ResourceExhaustedError and UnavailableError where there is no place or no memory for it.
+    Raises InvalidArgumentError naming the field or the header Content-Encoding, and DeadlineError for a body that does
+    not come. Raises ResourceExhaustedError and UnavailableError if there is no place or no memory for it.
     """
     bodies: Bodies = request.scope["state"]["bodies"]
     identity = caller_of(request).identity

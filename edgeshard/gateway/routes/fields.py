@@ -57,9 +57,10 @@ class Treatment(StrEnum):
 
 
 class RequestModel(BaseModel):
-    """A body, or a part of one: an unknown field is refused, a null is an absent field, and no type is converted.
+    """A body, or a part of one.
 
-    4.0 is a whole number, as in JSON schemas.
+    An unknown field is refused, and a null is an absent field. No type is converted, but 4.0 is a whole number, as in
+    JSON schemas.
     """
 
     model_config = ConfigDict(
@@ -147,7 +148,7 @@ def check_stream_options(stream: bool | None, options: StreamOptions | None) -> 
 
 Stop = Annotated[
     str | Annotated[list[Annotated[str, Field(min_length=1, max_length=STOP_LIMIT_BYTES)]], FirstFault] | None,
-    Field(default=None, description="text that ends the answer, also that of a special token; at most 16"),
+    Field(default=None, description="texts that end the answer, at most 16; one may be a special token"),
 ]
 
 
