@@ -134,6 +134,8 @@ _REFUSALS = {
     403: "The key is not for this model, or the request comes from a page of another site.",
     404: "There is no such model.",
     409: "Something else with this id is there.",
+    413: "The body is too large, decoded.",
+    415: "The body has a Content-Encoding that is not known here.",
     429: "Too much at once; Retry-After says when to try again.",
     500: "The site failed.",
     503: "The deployment does not answer at the moment.",
@@ -172,8 +174,11 @@ def describe(app: FastAPI, bodies: Iterable[type[BaseModel]]) -> None:
             _, definitions = models_json_schema([(form, "validation") for form in bodies], ref_template=_REF)
             components = made.setdefault("components", {})
             components.setdefault("schemas", {}).update(definitions.get("$defs", {}))
-            components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-            made["security"] = [{"key": []}]
+            components["securitySchemes"] = {
+                "key": {"type": "http", "scheme": "bearer"},
+                "key_header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            }
+            made["security"] = [{"key": []}, {"key_header": []}]
             app.openapi_schema = made
         return app.openapi_schema
 

@@ -237,7 +237,12 @@ REFUSED: dict[str, tuple[str, Any, str | None, str]] = {
     "out of bounds": ("/v1/chat/completions", {**TALK, "temperature": -1}, "temperature", "invalid_value"),
     "missing": ("/v1/chat/completions", {"model": "tales"}, "messages", "missing_required_parameter"),
     "too many answers": ("/v1/chat/completions", {**TALK, "n": 17}, "n", "invalid_value"),
-    "two limits": ("/v1/chat/completions", {**TALK, "max_completion_tokens": 2}, None, "invalid_value"),
+    "two limits": (
+        "/v1/chat/completions",
+        {**TALK, "max_completion_tokens": 2},
+        "max_completion_tokens",
+        "invalid_value",
+    ),
     "limit": ("/v1/completions", {**COMPLETION, "max_tokens": 2000}, "max_tokens", "too_many_new_tokens"),
     "other limit": (
         "/v1/chat/completions",

@@ -82,7 +82,8 @@ class GatewayMiddleware:
         try:
             scope = canonical(scope)
             headers = Headers(scope=scope)
-            is_page = self._pages is not None and self._pages.takes(scope, headers)
+            # The page itself is for browsers, which never look at it by HEAD.
+            is_page = self._pages is not None and self._pages.takes({**scope, "method": method}, headers)
             if is_page:
                 assert self._pages is not None
                 await self._pages(scope, receive, tell)
@@ -124,8 +125,9 @@ class GatewayMiddleware:
         origin = None if self._origins.allows(headers) else headers.get("origin")
         for name, host in (("Host", called), ("Origin", origin and host_of(origin))):
             if host is not None and not is_loopback_name(host):
+                named_host = "another machine" if host else "no machine"
                 raise DeniedError(
-                    f"{name} names another machine, and this address is for programs of this one: call it by 127.0.0.1",
+                    f"{name} names {named_host}, and this address is for programs of this one: call it by 127.0.0.1",
                     field=name.lower(),
                     reason="FOREIGN_HOST",
                 )

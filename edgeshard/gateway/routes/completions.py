@@ -27,7 +27,6 @@ from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.response_writer import ChunkWriter, finish_reason
 from edgeshard.gateway.errors import Refused, renamed
 from edgeshard.gateway.routes.fields import (
-    MAX_ANSWERS,
     MOST_CHOICES,
     MOST_PROMPTS,
     FirstFault,
@@ -75,8 +74,6 @@ class CompletionRequest(FormedFields):
         check_stream_options(self.stream, self.stream_options)
         if self.max_tokens == 0 and not (self.echo and self.logprobs is not None):
             raise Refused("must be 1 or more without echo and logprobs", "INVALID_VALUE", "max_tokens")
-        if len(self.prompts()) * (self.n or 1) > MAX_ANSWERS:
-            raise Refused(f"asks for more than {MAX_ANSWERS} answers to all prompts", "INVALID_VALUE", "n")
         return self
 
     def prompts(self) -> Sequence[str | tuple[int, ...]]:

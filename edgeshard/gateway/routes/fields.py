@@ -27,11 +27,9 @@ from edgeshard.domain.requests.generation import (
 from edgeshard.gateway.errors import Refused
 from edgeshard.gateway.routes.schemas import closed, without_nulls
 
-MOST_CHOICES = 128
-"""The most answers for one prompt, as OpenAI's."""
+MOST_CHOICES = 16
+"""The most answers for one prompt."""
 MOST_PROMPTS = 256
-MAX_ANSWERS = 4096
-"""The most answers of one request, to all of its prompts."""
 
 
 FirstFault = Field(fail_fast=True)
