@@ -14,7 +14,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING
+from dataclasses import MISSING, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.errors import UnsupportedModelError
 from edgeshard.domain.options import option_fields
-from edgeshard.gateway.field_tables import rows_of
+from edgeshard.gateway.field_tables import FieldRow, field_rows
 from edgeshard.gateway.routes.chat import ChatRequest
 from edgeshard.gateway.routes.completions import CompletionRequest
 from edgeshard.gateway.routes.fields import Treatment
@@ -162,8 +162,24 @@ def card_table(cards: Sequence[Mapping[str, Any]]) -> str:
 
 def field_table(**forms: type[BaseModel]) -> str:
     """A row for each field of an interface, whose bodies are `forms` by the names of their routes."""
-    rows = ((f"`{row.name}`", row.treatment, row.values, row.meaning) for row in rows_of(forms))
+    rows = ((f"`{row.name}`", row.treatment, row.values, row.meaning) for row in _rows_of(forms))
     return _table(("field", "treatment", "values", "meaning"), *rows)
+
+
+def _rows_of(forms: Mapping[str, type[BaseModel]]) -> list[FieldRow]:
+    """The rows of an interface, whose bodies are `forms` by the names of their routes."""
+    rows: dict[str, FieldRow] = {}
+    routes: dict[str, list[str]] = {}
+    for route, form in forms.items():
+        for row in field_rows(form):
+            rows.setdefault(row.name, row)
+            routes.setdefault(row.name, []).append(route)
+    for name, row in rows.items():
+        named = dict.fromkeys(routes[name])
+        if len(named) < len(forms):
+            only = f"of {', '.join(named)} only"
+            rows[name] = replace(row, meaning=f"{only}; {row.meaning}" if row.meaning else only)
+    return list(rows.values())
 
 
 def member_table(members: Mapping[str, str], other: str) -> str:

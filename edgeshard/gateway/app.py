@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -69,8 +70,9 @@ def make_app(
     for path, listed in (("/api/tags", ollama.tags), ("/api/ps", ollama.running)):
         app.add_api_route(path, listed, responses=answers_of(forms.OllamaModels, ollama=True))
     _add_posts(app, of_ollama)
-    forms.describe(app, [form for _, _, form, _, _ in (*openai, *of_ollama)])
-    app.add_api_route("/docs", partial(_docs, app), include_in_schema=False)
+    bodies = {path: form for path, _, form, _, _ in (*openai, *of_ollama)}
+    forms.describe(app, bodies.values())
+    app.add_api_route("/docs", partial(_docs, app, bodies), include_in_schema=False)
     if pages is not None:
         pages.api = app
     return GatewayMiddleware(app, authenticator, metrics, local_only=local_only, origins=origins, pages=pages)
@@ -145,8 +147,8 @@ class Site:
         }
 
 
-async def _docs(app: FastAPI) -> Response:
-    return HTMLResponse(forms.page(app), headers=forms.PAGE_HEADERS)
+async def _docs(app: FastAPI, bodies: Mapping[str, type[BaseModel]]) -> Response:
+    return HTMLResponse(forms.page(app, bodies), headers=forms.PAGE_HEADERS)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

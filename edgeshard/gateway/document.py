@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from edgeshard.gateway.errors import ErrorBody
-from edgeshard.gateway.field_tables import values_text
+from edgeshard.gateway.field_tables import field_rows
 
 PAGE_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
 """Headers of the page: a browser loads nothing for it."""
@@ -192,31 +192,27 @@ _STYLE = (
 )
 
 
-def page(app: FastAPI) -> str:
-    """The application's document as a page for people, in HTML without scripts."""
+def page(app: FastAPI, bodies: Mapping[str, type[BaseModel]]) -> str:
+    """The application's routes as a page for people, in HTML without scripts; `bodies` are the forms by their paths."""
     document = app.openapi()
     parts = [
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>EdgeShard</title>'
         f"<style>{_STYLE}</style><h1>EdgeShard {escape(document['info']['version'])}</h1>"
         '<p>The same for programs: <a href="openapi.json">openapi.json</a></p>'
     ]
-    schemas = document["components"]["schemas"]
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             key = "no key" if operation.get("security") == [] else "with a key"
             parts.append(f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{key}</p>")
-            body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-            parts += _fields(schemas.get(body.get("$ref", "").rpartition("/")[2], {}))
+        if path in bodies:
+            parts += _table(bodies[path])
     return "".join(parts)
 
 
-def _fields(schema: dict[str, Any]) -> Iterator[str]:
-    """The rows of a body's fields."""
-    if "properties" not in schema:
-        return
-    yield "<table><tr><th>field</th><th>values</th><th>meaning</th></tr>"
-    for name, field in schema["properties"].items():
-        shown = f"{name} (required)" if name in schema.get("required", ()) else name
-        cells = (shown, values_text(field), field.get("description", ""))
+def _table(form: type[BaseModel]) -> Iterator[str]:
+    """The fields of a body as a table."""
+    yield "<table><tr><th>field</th><th>treatment</th><th>values</th><th>meaning</th></tr>"
+    for row in field_rows(form):
+        cells = (row.name, row.treatment, row.values, row.meaning)
         yield "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
     yield "</table>"

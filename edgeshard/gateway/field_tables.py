@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -21,22 +21,6 @@ class FieldRow:
     treatment: Treatment
     values: str
     meaning: str
-
-
-def rows_of(forms: Mapping[str, type[BaseModel]]) -> list[FieldRow]:
-    """The rows of an interface, whose bodies are `forms` by the names of their routes."""
-    rows: dict[str, FieldRow] = {}
-    routes: dict[str, list[str]] = {}
-    for route, form in forms.items():
-        for row in field_rows(form):
-            rows.setdefault(row.name, row)
-            routes.setdefault(row.name, []).append(route)
-    for name, row in rows.items():
-        named = dict.fromkeys(routes[name])
-        if len(named) < len(forms):
-            only = f"of {', '.join(named)} only"
-            rows[name] = replace(row, meaning=f"{only}; {row.meaning}" if row.meaning else only)
-    return list(rows.values())
 
 
 def field_rows(form: type[BaseModel], prefix: str = "") -> Iterator[FieldRow]:

@@ -245,10 +245,8 @@ async def test_what_is_written_has_the_same_form(tmp_path: Path) -> None:
     )
     later = later.replace('"mode":', f'"speculation":"{SPEC.speculation}","draft":"off","mode":')
     later = later.replace('},"manifest_digest":', ',"replicas":1,"replica":0},"manifest_digest":')
-    node = (
-        NODE_BODY[:-2]
-        + ',"takes_guesses":false,"keeps_states_of_guesses":false,"kernels":null},"own_labels":{},"set_labels":{}}'
-    )
+    facts = ',"takes_guesses":false,"keeps_states_of_guesses":false,"kernels":null}'
+    node = NODE_BODY[:-2] + facts + ',"own_labels":{},"set_labels":{}}'
     traffic = TRAFFIC_BODY[:-1] + ',"guesses":{"steps":[]}}'
     for table, body in (("deployments", later), ("nodes", node), ("traffic", traffic)):
         # The same keys in the same order.
