@@ -80,6 +80,8 @@ async def test_a_request_without_host_is_served(http: Http) -> None:
     head = f"POST {CHAT} HTTP/1.0\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {len(BODY)}\r\n\r\n"
     assert (await raw(http, head.encode() + BODY)).startswith(b"HTTP/1.1 200 ")
     assert b" 403 " in (await raw(http, b"GET /health HTTP/1.0\r\nHost: evil.example\r\n\r\n"))
+    assert b"Host is missing" in (await raw(http, b"GET /health HTTP/1.1\r\n\r\n"))
+    assert b"several headers Host" in (await raw(http, b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"))
     assert b"Host names no machine" in (await raw(http, b"GET /health HTTP/1.0\r\nHost:\r\n\r\n"))
 
 
@@ -174,6 +176,8 @@ async def test_tools_that_no_server_runs_here_are_named_and_left_out(http: Http,
     answer = await http.post("/v1/responses", responses)
     assert (answer.status, answer.headers["x-ignored-tools"]) == (200, "web_search")
     assert [tool["name"] for tool in answer.json["tools"]] == ["find"]
+    counted = {"model": "m", "messages": ASKED["messages"], "tools": [SEARCH]}
+    assert (await http.post("/tokenize", counted)).headers["x-ignored-tools"] == "web_search"
     assert "x-ignored-tools" not in (await http.post(CHAT, {**ASKED, "tools": [FUNCTION]})).headers
 
 

@@ -17,6 +17,7 @@ from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.errors import Refused, json_response, renamed
 from edgeshard.gateway.routes.fields import FirstFault, Items, RequestModel, TokenId
 from edgeshard.gateway.routes.prompts import conversation_of
+from edgeshard.gateway.routes.tools import IGNORED_TOOLS, offer_of
 
 NAMES = {"variables": "chat_template_kwargs"}
 """The names here of fields of the chat worker."""
@@ -40,7 +41,8 @@ class TokenizeRequest(RequestModel):
         return self
 
     def conversation(self) -> Conversation:
-        return conversation_of(self.messages, self.tools, self.chat_template_kwargs, self.add_generation_prompt)
+        tools = offer_of(self.tools, None).tools
+        return conversation_of(self.messages, tools, self.chat_template_kwargs, self.add_generation_prompt)
 
 
 class DetokenizeRequest(RequestModel):
@@ -62,7 +64,10 @@ class Texts:
             tokens = await unless_left(request.receive, self._tokens(served.deployment, asked, caller.identity))
         except EdgeShardError as error:
             raise renamed(error, NAMES, served.max_context) from None
-        return json_response({"count": len(tokens), "max_model_len": served.max_context, "tokens": tokens})
+        ignored = offer_of(asked.tools, None).ignored
+        headers = {IGNORED_TOOLS: ", ".join(ignored)} if ignored else {}
+        body = {"count": len(tokens), "max_model_len": served.max_context, "tokens": tokens}
+        return json_response(body, headers=headers)
 
     async def detokenize(self, request: Request) -> Response:
         asked = await read_body(request, DetokenizeRequest)
