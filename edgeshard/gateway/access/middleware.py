@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeshard.domain.errors import DeniedError, EdgeShardError
+from edgeshard.gateway.access.answer_headers import added_headers
 from edgeshard.gateway.access.auth import Authenticator, Caller
 from edgeshard.gateway.access.bodies import Bodies
 from edgeshard.gateway.access.cors import NOBODY, Origins
@@ -70,7 +71,7 @@ class GatewayMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 allowed = [] if is_page else self._origins.headers(headers)
-                own = [(b"x-request-id", request_id.encode()), *allowed]
+                own = [(b"x-request-id", request_id.encode()), *allowed, *added_headers(scope)]
                 message["headers"] = [*message.get("headers", ()), *own]
                 await send(message)
                 if method == "HEAD":

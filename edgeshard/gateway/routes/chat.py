@@ -133,8 +133,7 @@ class Chats(AnswerRoutes):
             made = await self._chat_answers(request, served, asked, asked.conversation, tools, choice)
             words = self._backend.words(served.deployment) if asked.logprobs else None
             run = ChatRun(asked, served.deployment, words, made)
-            stream = bool(asked.stream)
-            return await self._respond(request, served, made.generations, run, stream, made.ignored_tools)
+            return await self._respond(request, served, made.generations, run, bool(asked.stream))
         except EdgeShardError as error:
             raise renamed(error, asked.names, served.max_context) from None
 

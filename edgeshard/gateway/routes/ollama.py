@@ -316,8 +316,7 @@ class Ollama(AnswerRoutes):
         try:
             made = await making
             run = OllamaRun(asked.model, made, is_chat=is_chat)
-            stream = asked.stream is not False
-            return await self._respond(request, served, made.generations, run, stream, made.ignored_tools)
+            return await self._respond(request, served, made.generations, run, asked.stream is not False)
         except EdgeShardError as error:
             raise renamed(error, NAMES, served.max_context) from None
 

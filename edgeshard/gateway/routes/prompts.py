@@ -23,7 +23,7 @@ from edgeshard.gateway.answers.response_writer import ResponseWriter, respond
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.routes.fields import GuidedFields
-from edgeshard.gateway.routes.tools import IGNORED_TOOLS, PLAIN, ForcedCall, ToolChoice, forced_call, offer_of
+from edgeshard.gateway.routes.tools import PLAIN, ForcedCall, ToolChoice, forced_call, name_ignored, offer_of
 
 
 def conversation_of(messages: Any, tools: Any, variables: Any, generation_prompt: bool | None = None) -> Conversation:
@@ -68,12 +68,10 @@ class ChatRequestModel(GuidedFields):
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswers:
-    """The requests to the engine, one for each answer, and the reader of an answer; `ignored_tools` are the types of
-    tools that the server does not run."""
+    """The requests to the engine, one for each answer, and the reader of an answer."""
 
     generations: tuple[Generation, ...]
     parser: Callable[[], Parser]
-    ignored_tools: tuple[str, ...] = ()
 
 
 class AnswerRoutes:
@@ -98,6 +96,7 @@ class AnswerRoutes:
         fields that contradict each other.
         """
         offer, guide = offer_of(tools, choice), asked.guide()
+        name_ignored(request, offer)
         forced = forced_call(offer, asked.open_objects)
         if forced is not None and guide is not None:
             raise InvalidArgumentError("tool_choice: the answer has a form already", field="tool_choice")
@@ -115,8 +114,7 @@ class AnswerRoutes:
         )
         generations[0].validate()
         answer_format = PLAIN if guide is not None else prompt.format
-        parser = ForcedCall if forced else partial(AnswerParser, answer_format, offer.tools)
-        return ChatAnswers(generations, parser, offer.ignored)
+        return ChatAnswers(generations, ForcedCall if forced else partial(AnswerParser, answer_format, offer.tools))
 
     async def _respond(
         self,
@@ -125,12 +123,8 @@ class AnswerRoutes:
         generations: Sequence[Generation],
         run: ResponseWriter,
         stream: bool,
-        ignored_tools: Sequence[str] = (),
     ) -> Response:
-        """The response that `run` writes of these answers; a header names `ignored_tools`. Raises EdgeShardError."""
+        """The response that `run` writes of these answers. Raises EdgeShardError."""
         identity = caller_of(request).identity
         opened = [partial(self._backend.generate, served.deployment, item, identity) for item in generations]
-        response = await respond(request, opened, run, self._metrics, stream=stream)
-        if ignored_tools:
-            response.headers[IGNORED_TOOLS] = ", ".join(ignored_tools)
-        return response
+        return await respond(request, opened, run, self._metrics, stream=stream)

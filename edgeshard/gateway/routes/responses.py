@@ -280,8 +280,7 @@ class Responses(AnswerRoutes):
             tools, choice = asked.chat_tools(), asked.tool_choice
             made = await self._chat_answers(request, served, asked, asked.to_conversation, tools, choice)
             run = ResponsesRun(asked, served.deployment, made)
-            stream = bool(asked.stream)
-            return await self._respond(request, served, made.generations, run, stream, made.ignored_tools)
+            return await self._respond(request, served, made.generations, run, bool(asked.stream))
         except EdgeShardError as error:
             raise renamed(error, NAMES, served.max_context) from None
 

@@ -17,7 +17,7 @@ from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.errors import Refused, json_response, renamed
 from edgeshard.gateway.routes.fields import FirstFault, Items, RequestModel, TokenId
 from edgeshard.gateway.routes.prompts import conversation_of
-from edgeshard.gateway.routes.tools import IGNORED_TOOLS, offer_of
+from edgeshard.gateway.routes.tools import name_ignored, offer_of
 
 NAMES = {"variables": "chat_template_kwargs"}
 """The names here of fields of the chat worker."""
@@ -60,14 +60,12 @@ class Texts:
         asked = await read_body(request, TokenizeRequest)
         caller = caller_of(request)
         served = caller.find(self._backend, asked.model)
+        name_ignored(request, offer_of(asked.tools, None))
         try:
             tokens = await unless_left(request.receive, self._tokens(served.deployment, asked, caller.identity))
         except EdgeShardError as error:
             raise renamed(error, NAMES, served.max_context) from None
-        ignored = offer_of(asked.tools, None).ignored
-        headers = {IGNORED_TOOLS: ", ".join(ignored)} if ignored else {}
-        body = {"count": len(tokens), "max_model_len": served.max_context, "tokens": tokens}
-        return json_response(body, headers=headers)
+        return json_response({"count": len(tokens), "max_model_len": served.max_context, "tokens": tokens})
 
     async def detokenize(self, request: Request) -> Response:
         asked = await read_body(request, DetokenizeRequest)

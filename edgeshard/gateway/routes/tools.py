@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from starlette.requests import Request
+
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.requests.chat import AnswerDelta, AnswerFormat, ContentDelta, ToolCall
 from edgeshard.domain.requests.generation import Guide
+from edgeshard.gateway.access.answer_headers import add_header
 from edgeshard.gateway.routes.fields import schema_guide
 
 ValueT = TypeVar("ValueT")
@@ -59,6 +62,12 @@ def offer_of(tools: Sequence[Any] | None, choice: ToolChoice | None) -> Offer:
     if is_forced and not functions:
         raise InvalidArgumentError("tool_choice: there are no tools to choose from", field="tool_choice")
     return Offer(functions, is_forced, names, ignored)
+
+
+def name_ignored(request: Request, offer: Offer) -> None:
+    """Have the answer to a request name the tools of an offer that are left out."""
+    if offer.ignored:
+        add_header(request, IGNORED_TOOLS, ", ".join(offer.ignored))
 
 
 def _type_of(tool: Any) -> str:
