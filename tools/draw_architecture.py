@@ -176,8 +176,8 @@ def _rows_of(forms: Mapping[str, type[BaseModel]]) -> list[FieldRow]:
             routes.setdefault(row.name, []).append(route)
     for name, row in rows.items():
         named = dict.fromkeys(routes[name])
-        if len(named) < len(forms):
-            only = f"of {', '.join(named)} only"
+        if len(named) == 1 < len(forms):
+            only = f"of {next(iter(named))} only"
             rows[name] = replace(row, meaning=f"{only}; {row.meaning}" if row.meaning else only)
     return list(rows.values())
 

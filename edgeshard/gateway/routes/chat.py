@@ -50,8 +50,8 @@ NAMES = {
 class ChatRequest(ChatRequestModel, FormedFields):
     model: str
     messages: Items = Field(min_length=1)
-    max_tokens: int | None = bounded("max_new_tokens", low=1)
-    max_completion_tokens: int | None = bounded("max_new_tokens", low=1)
+    max_tokens: Annotated[int | None, Treatment.CLAMPED] = bounded("max_new_tokens", low=1)
+    max_completion_tokens: Annotated[int | None, Treatment.CLAMPED] = bounded("max_new_tokens", low=1)
     n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
     logprobs: bool | None = None
     top_logprobs: int | None = bounded("top_logprobs")

@@ -33,6 +33,7 @@ from edgeshard.gateway.routes.fields import (
     FormedFields,
     StreamOptions,
     TokenId,
+    Treatment,
     bounded,
     check_stream_options,
     never,
@@ -58,7 +59,7 @@ _Prompts = Annotated[
 class CompletionRequest(FormedFields):
     model: str
     prompt: str | _Prompts | _Tokens
-    max_tokens: int | None = bounded("max_new_tokens")
+    max_tokens: Annotated[int | None, Treatment.CLAMPED] = bounded("max_new_tokens")
     n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
     best_of: int | None = Field(default=None, description="only the value of n")
     echo: bool | None = None

@@ -57,7 +57,7 @@ FOREVER = "9999-12-31T23:59:59Z"
 
 class Options(ChoiceFields):
     repeat_penalty: float | None = bounded("repetition_penalty")
-    num_predict: int | None = bounded(
+    num_predict: Annotated[int | None, Treatment.CLAMPED] = bounded(
         "max_new_tokens", low=-(2**31), description="0 and less: as much as there is room for"
     )
     num_ctx: Annotated[int | None, Treatment.CLAMPED] = Field(

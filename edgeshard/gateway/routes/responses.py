@@ -111,7 +111,7 @@ class ResponsesRequest(ChatRequestModel):
     model: str
     input: str | Items
     instructions: str | None = None
-    max_output_tokens: int | None = bounded("max_new_tokens", low=1)
+    max_output_tokens: Annotated[int | None, Treatment.CLAMPED] = bounded("max_new_tokens", low=1)
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
     tools: (
