@@ -3,7 +3,8 @@
 `make drawings` writes all; `--check`, which `make check` runs, writes nothing and fails when one is not as the code
 says. Phases are the coordinator's transitions table, import rules the layers in `.importlinter`, keys the fields of
 `DeploymentSpec`, settings those of the daemons, options those of `edgectl plan`, models the cards of
-`tests/architectures/cards.toml` with what the registry says of each.
+`tests/architectures/cards.toml` with what the registry says of each. Fields of HTTP bodies are those of the gateway's
+classes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING
+from dataclasses import MISSING, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,22 @@ import typer
 from edgeshard_agent.settings import AgentSettings
 from edgeshard_coordinator.core.deployments.transitions import TRANSITIONS, Trigger
 from edgeshard_coordinator.settings import CoordinatorSettings
+from pydantic import BaseModel
 
 from edgeshard.architectures.config import decoder_fields
+from edgeshard.chat.messages import MESSAGE_FIELDS
 from edgeshard.cli.commands.deployments.plan import plan
 from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.errors import UnsupportedModelError
 from edgeshard.domain.options import option_fields
+from edgeshard.gateway.field_tables import FieldRow, field_rows
+from edgeshard.gateway.routes.chat import ChatRequest
+from edgeshard.gateway.routes.completions import CompletionRequest
+from edgeshard.gateway.routes.fields import Treatment
+from edgeshard.gateway.routes.ollama import ChatBody, GenerateBody, ShowBody
+from edgeshard.gateway.routes.responses import ITEMS, ResponsesRequest
+from edgeshard.gateway.routes.texts import DetokenizeRequest, TokenizeRequest
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.outlook import config_of
 from edgeshard.importing.sources import Source
@@ -45,6 +55,13 @@ DOCUMENTS = {
     "coordinator": "docs/configure.md",
     "options": "docs/planning-reference.md",
     "cards": "docs/models.md",
+    "chat": "docs/http.md",
+    "completions": "docs/http.md",
+    "responses": "docs/http.md",
+    "ollama": "docs/http.md",
+    "texts": "docs/http.md",
+    "messages": "docs/http.md",
+    "items": "docs/http.md",
 }
 """Where each drawing stands."""
 
@@ -143,6 +160,34 @@ def card_table(cards: Sequence[Mapping[str, Any]]) -> str:
     return f"\n{runs} of {count} cards run.\n" + _table(("model", "cards", "model_type", "runs"), *rows)
 
 
+def field_table(**forms: type[BaseModel]) -> str:
+    """A row for each field of an interface, whose bodies are `forms` by the names of their routes."""
+    rows = ((f"`{row.name}`", row.treatment, row.values, row.meaning) for row in _rows_of(forms))
+    return _table(("field", "treatment", "values", "meaning"), *rows)
+
+
+def _rows_of(forms: Mapping[str, type[BaseModel]]) -> list[FieldRow]:
+    """The rows of an interface, whose bodies are `forms` by the names of their routes."""
+    rows: dict[str, FieldRow] = {}
+    routes: dict[str, list[str]] = {}
+    for route, form in forms.items():
+        for row in field_rows(form):
+            rows.setdefault(row.name, row)
+            routes.setdefault(row.name, []).append(route)
+    for name, row in rows.items():
+        named = dict.fromkeys(routes[name])
+        if len(named) == 1 < len(forms):
+            only = f"of {next(iter(named))} only"
+            rows[name] = replace(row, meaning=f"{only}; {row.meaning}" if row.meaning else only)
+    return list(rows.values())
+
+
+def member_table(members: Mapping[str, str], other: str) -> str:
+    """A row for each member of a list in a body, and one for all others."""
+    rows = ((f"`{name}`", Treatment.ACCEPTED, meaning) for name, meaning in members.items())
+    return _table(("member", "treatment", "meaning"), *rows, ("any other", Treatment.IGNORED, other))
+
+
 def _shown(flags: Sequence[str], metavar: str) -> str:
     """An option by the first of its names, and what stands for its value."""
     return f"`{f'{flags[0]} {metavar}'.strip()}`" if flags else ""
@@ -175,6 +220,13 @@ def drawings() -> dict[str, str]:
         "coordinator": settings_table(CoordinatorSettings),
         "options": option_table(plan),
         "cards": card_table(read_cards()),
+        "chat": field_table(chat=ChatRequest),
+        "completions": field_table(completions=CompletionRequest),
+        "responses": field_table(responses=ResponsesRequest),
+        "ollama": field_table(chat=ChatBody, generate=GenerateBody, show=ShowBody),
+        "texts": field_table(tokenize=TokenizeRequest, detokenize=DetokenizeRequest),
+        "messages": member_table(MESSAGE_FIELDS, ""),
+        "items": member_table(ITEMS, "the item is skipped"),
     }
 
 

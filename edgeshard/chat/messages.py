@@ -1,12 +1,14 @@
 """A conversation from a stranger: JSON text to messages and tools of the form that chat templates take.
 
 The form is that of OpenAI's chat completions, with two changes that templates expect: parts of text are one text, and
-the arguments of calls are objects. What a text model cannot read is refused by name.
+the arguments of calls are objects. A null is an absent field. What a text model cannot read is refused by name, but not
+what a model wrote before: unknown fields and parts are dropped, and a call of another form is passed on as text.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from edgeshard.domain.errors import InvalidArgumentError
@@ -18,11 +20,23 @@ TEXTS = ("messages", "tools", "variables")
 """The fields of a conversation that are JSON texts."""
 VARIABLES_LIMIT_BYTES = 64 << 10
 """Of a template's further variables: switches and short texts. A template may go through all of them over and over."""
-_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
-_KEYS = frozenset(
-    {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking", "refusal"}
-)
-_TEXTS = ("name", "tool_call_id", "reasoning_content", "reasoning", "thinking")
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+MESSAGE_FIELDS: Mapping[str, str] = {
+    "role": "system, developer, user, assistant, tool or function",
+    "content": "a text, or a list of parts of text",
+    "name": "the speaker, or the tool",
+    "tool_calls": "calls that the assistant made",
+    "tool_call_id": "the call that a tool's message answers",
+    "function_call": "the older form of tool_calls",
+    "reasoning_content": "what the assistant thought",
+    "reasoning": "another name of it",
+    "thinking": "another name of it",
+}
+"""The fields of a message that are used; others are ignored."""
+_CALLS = ("tool_calls", "function_call")
+_PAST_ROLES = ("assistant", "tool", "function")
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+_TEXTS = ("name", "tool_call_id")
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
@@ -49,9 +63,11 @@ def parse_tools(text: str) -> list[dict[str, Any]]:
         raise _wrong("tools", "is not a list")
     for place, tool in enumerate(tools):
         where = f"tools[{place}]"
+        tool = tools[place] = _present(tool)
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(tool, dict) or tool.get("type", "function") != "function" or not isinstance(function, dict):
             raise _wrong(where, 'is not of the form {"type": "function", "function": {...}}')
+        function = tool["function"] = _present(function)
         if not isinstance(function.get("name"), str) or not function["name"]:
             raise _wrong(f"{where}.function.name", "is missing")
         if not isinstance(function.get("parameters", {}), dict):
@@ -61,7 +77,7 @@ def parse_tools(text: str) -> list[dict[str, Any]]:
 
 def parse_variables(text: str) -> dict[str, Any]:
     """Further variables of the template; none for "". Raises InvalidArgumentError naming `variables`."""
-    variables = _parsed(text, "variables") if text else {}
+    variables = _present(_parsed(text, "variables")) if text else {}
     if not isinstance(variables, dict):
         raise _wrong("variables", "is not an object")
     taken = sorted(_RESERVED & variables.keys())
@@ -91,25 +107,33 @@ def _check_size(text: str, field: str) -> None:
 def _message(message: Any, where: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise _wrong(where, "is not an object with a role and a content")
-    unknown = sorted(message.keys() - _KEYS)
-    if unknown:
-        raise _wrong(f"{where}.{unknown[0]}", f"is not supported; a message has {', '.join(sorted(_KEYS))}")
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise _wrong(f"{where}.role", f"must be one of {', '.join(sorted(_ROLES))}")
-    result = {key: value for key, value in message.items() if value is not None and key != "refusal"}
+    result = {key: value for key, value in _present(message).items() if key in MESSAGE_FIELDS}
     for key in _TEXTS:
         if not isinstance(result.get(key, ""), str):
             raise _wrong(f"{where}.{key}", "is not text")
-    result["content"] = _content(message.get("content"), f"{where}.content")
-    if "tool_calls" in result:
-        result["tool_calls"] = _calls(result["tool_calls"], f"{where}.tool_calls")
-    elif "content" not in message:
+    for key in _REASONING:
+        if not isinstance(result.get(key, ""), str):
+            del result[key]  # Another server's form of it.
+    is_past = role == "assistant"
+    result["role"] = "tool" if role == "function" else role
+    result["content"] = _content(message.get("content"), f"{where}.content", is_past=is_past)
+    if any(key in result for key in _CALLS):
+        _take_calls(result)
+    elif "content" not in message and role not in _PAST_ROLES:
         raise _wrong(f"{where}.content", "is missing")
     return result
 
 
-def _content(content: Any, where: str) -> str:
+def _present(value: Any) -> Any:
+    """An object without its nulls; other values as they are."""
+    return {key: part for key, part in value.items() if part is not None} if isinstance(value, dict) else value
+
+
+def _content(content: Any, where: str, *, is_past: bool) -> str:
+    """The text of a message's content; what a model wrote before (`is_past`) may have parts that are no text."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -119,31 +143,53 @@ def _content(content: Any, where: str) -> str:
     texts: list[str] = []
     for place, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
+        if kind == "refusal" and is_past:
+            kind, part = "text", {"text": part.get("refusal")}
+        if kind in ("text", "input_text", "output_text") and isinstance(part.get("text"), str):
+            texts.append(_text(part["text"], f"{where}[{place}].text"))
+        elif not is_past:
             raise _wrong(f"{where}[{place}].type", f"is {str(kind)[:40]!r}; only parts of type text are supported")
-        texts.append(_text(part["text"], f"{where}[{place}].text"))
     return "".join(texts)
 
 
-def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    if not isinstance(calls, list):
-        raise _wrong(where, "is not a list")
-    return [_call(call, f"{where}[{place}]") for place, call in enumerate(calls)]
+def _take_calls(message: dict[str, Any]) -> None:
+    """Put a message's calls into one form. A call without a function's name becomes a part of the message's text."""
+    older = message.pop("function_call", None)
+    given = message.pop("tool_calls", [])
+    calls = given if isinstance(given, list) else [given]
+    if older is not None:
+        calls = [*calls, {"function": older}]
+    functions: list[dict[str, Any]] = []
+    for call in calls:
+        function = _called(call)
+        if function is None:
+            message["content"] += json.dumps(call)
+        else:
+            functions.append(function)
+    message["tool_calls"] = functions
 
 
-def _call(call: Any, where: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
+def _called(call: Any) -> dict[str, Any] | None:
+    """A call of a function; None if it names none. Arguments that are no JSON object stay as the model wrote them."""
+    present = _present(call)
+    if not isinstance(present, dict):
+        return None
+    custom = _present(present.pop("custom", None))
+    if isinstance(custom, dict):
+        present["function"] = {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
+    function = _present(present.get("function"))
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise _wrong(f"{where}.function", "is not an object with a name and arguments")
+        return None
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
+            parsed = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
-            raise _wrong(f"{where}.function.arguments", "is not valid JSON") from None
-    if not isinstance(arguments, dict):
-        raise _wrong(f"{where}.function.arguments", "is not a JSON object")
-    return {**call, "type": "function", "function": {**function, "arguments": arguments}}
+            parsed = arguments
+        arguments = {} if parsed is None else parsed if isinstance(parsed, dict) else arguments
+    elif not isinstance(arguments, dict):
+        arguments = json.dumps(arguments)
+    return {**present, "type": "function", "function": {**function, "arguments": arguments}}
 
 
 def _text(text: str, where: str) -> str:

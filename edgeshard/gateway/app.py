@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import PlainTextResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from edgeshard import __version__
@@ -44,7 +47,7 @@ def make_app(
     """The application. `/metrics` shows `site_metrics` too. `local_only` refuses requests that pages of other sites
     have a browser send to this machine, but for pages of `origins`. `pages` are for people, beside it."""
     metrics = HttpMetrics(site_metrics)
-    app = FastAPI(title="EdgeShard", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="EdgeShard", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(EdgeShardError, _refused)
     app.add_exception_handler(HTTPException, _not_a_route)
     app.add_exception_handler(Exception, _failed)
@@ -67,12 +70,16 @@ def make_app(
     for path, listed in (("/api/tags", ollama.tags), ("/api/ps", ollama.running)):
         app.add_api_route(path, listed, responses=answers_of(forms.OllamaModels, ollama=True))
     _add_posts(app, of_ollama)
-    forms.describe(app, [form for _, _, form, _, _ in (*openai, *of_ollama)])
+    bodies = {path: form for path, _, form, _, _ in (*openai, *of_ollama)}
+    forms.describe(app, bodies.values())
+    app.add_api_route("/docs", partial(_docs, app, bodies), include_in_schema=False)
     if pages is not None:
         pages.api = app
     return GatewayMiddleware(app, authenticator, metrics, local_only=local_only, origins=origins, pages=pages)
 
 
+MAX_NEAR_CHARACTERS = 200
+"""The longest path for which a route of a similar path is searched."""
 _Posts = tuple[tuple[str, Any, type[BaseModel], type[BaseModel], str], ...]
 """Routes that read a body: path, function, form of the body, form of the answer, media type of its stream or ""."""
 
@@ -84,7 +91,7 @@ def _add_posts(app: FastAPI, posts: _Posts) -> None:
 
 
 def _add_site(app: FastAPI, site: Site) -> None:
-    app.add_api_route("/", site.here, methods=["GET", "HEAD"], include_in_schema=False)
+    app.add_api_route("/", site.here, include_in_schema=False)
     app.add_api_route("/health", site.health, response_model=forms.Health, openapi_extra=forms.OPEN)
     app.add_api_route("/version", site.version, response_model=forms.Version, openapi_extra=forms.OPEN)
     app.add_api_route("/metrics", site.metrics, include_in_schema=False)
@@ -140,6 +147,10 @@ class Site:
         }
 
 
+async def _docs(app: FastAPI, bodies: Mapping[str, type[BaseModel]]) -> Response:
+    return HTMLResponse(forms.page(app, bodies), headers=forms.PAGE_HEADERS)
+
+
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, EdgeShardError)
     return error_response(error, request.url.path)
@@ -152,9 +163,27 @@ async def _failed(request: Request, _error: Exception) -> Response:
 
 async def _not_a_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    path = request.url.path
-    what = {404: f"there is no {path[:200]} here", 405: f"{request.method} is not taken here"}
-    message = what.get(error.status_code, str(error.detail))
+    path = request.scope["path"]
+    message = str(error.detail)
+    headers = dict(error.headers or {})
+    if error.status_code == 404:
+        near = _near(request, path)
+        message = f"there is no {path[:200]} here" + (f": call {near}" if near else "")
+    elif error.status_code == 405:
+        message = f"{request.method} is not supported here"
+        if "GET" in headers.get("Allow", ""):
+            headers["Allow"] += ", HEAD"
     code = "unknown_url" if error.status_code == 404 else None
     body = {"error": message} if path.startswith(OLLAMA) else error_body(message, "invalid_request_error", None, code)
-    return json_response(body, error.status_code, error.headers)
+    return json_response(body, error.status_code, headers)
+
+
+def _near(request: Request, path: str) -> str:
+    """The path of a route that a caller with a base URL without /v1, or with too much of it, means; "" if none."""
+    if len(path) > MAX_NEAR_CHARACTERS:
+        return ""
+    shorter = [path[at:] for at, sign in enumerate(path) if sign == "/" and at > 0]
+    for meant in (f"/v1{path}", f"/api{path}", *shorter):
+        if any(isinstance(route, Route) and route.path_regex.match(meant) for route in request.app.routes):
+            return meant
+    return ""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from html import escape
 from typing import Any, Literal
 
 from fastapi import FastAPI
@@ -11,7 +12,10 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from edgeshard.gateway.errors import ErrorBody
+from edgeshard.gateway.field_tables import field_rows
 
+PAGE_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
+"""Headers of the page: a browser loads nothing for it."""
 _REF = "#/components/schemas/{model}"
 
 
@@ -130,6 +134,8 @@ _REFUSALS = {
     403: "The key is not for this model, or the request comes from a page of another site.",
     404: "There is no such model.",
     409: "Something else with this id is there.",
+    413: "The body is too large, decoded.",
+    415: "The body has a Content-Encoding that is not known here.",
     429: "Too much at once; Retry-After says when to try again.",
     500: "The site failed.",
     503: "The deployment does not answer at the moment.",
@@ -168,9 +174,45 @@ def describe(app: FastAPI, bodies: Iterable[type[BaseModel]]) -> None:
             _, definitions = models_json_schema([(form, "validation") for form in bodies], ref_template=_REF)
             components = made.setdefault("components", {})
             components.setdefault("schemas", {}).update(definitions.get("$defs", {}))
-            components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-            made["security"] = [{"key": []}]
+            components["securitySchemes"] = {
+                "key": {"type": "http", "scheme": "bearer"},
+                "key_header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            }
+            made["security"] = [{"key": []}, {"key_header": []}]
             app.openapi_schema = made
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
+
+
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+    "table{border-collapse:collapse;width:100%}td,th{border:1px solid #999;padding:.2rem .5rem;text-align:left}"
+    "code{font-family:ui-monospace,monospace}"
+)
+
+
+def page(app: FastAPI, bodies: Mapping[str, type[BaseModel]]) -> str:
+    """The application's routes as a page for people, in HTML without scripts; `bodies` are the forms by their paths."""
+    document = app.openapi()
+    parts = [
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>EdgeShard</title>'
+        f"<style>{_STYLE}</style><h1>EdgeShard {escape(document['info']['version'])}</h1>"
+        '<p>The same for programs: <a href="openapi.json">openapi.json</a></p>'
+    ]
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            key = "no key" if operation.get("security") == [] else "with a key"
+            parts.append(f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{key}</p>")
+        if path in bodies:
+            parts += _table(bodies[path])
+    return "".join(parts)
+
+
+def _table(form: type[BaseModel]) -> Iterator[str]:
+    """The fields of a body as a table."""
+    yield "<table><tr><th>field</th><th>treatment</th><th>values</th><th>meaning</th></tr>"
+    for row in field_rows(form):
+        cells = (row.name, row.treatment, row.values, row.meaning)
+        yield "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
+    yield "</table>"

@@ -28,6 +28,8 @@ STATUSES: Mapping[Code, tuple[int, str]] = {
     Code.UNAUTHENTICATED: (401, "authentication_error"),
 }
 """A typed error's HTTP status and the `type` of its body."""
+_STATUSES_OF_REASONS = {"BODY_TOO_LARGE": 413, "UNSUPPORTED_ENCODING": 415}
+"""Statuses of reasons that HTTP has one for."""
 OVERFLOW = "context_length_exceeded"
 CODES = {
     "MODEL_NOT_SERVED": "model_not_found",
@@ -76,7 +78,8 @@ def error_response(error: EdgeShardError, path: str = "") -> Response:
     if error.code is Code.UNAUTHENTICATED:
         headers["www-authenticate"] = "Bearer"
     body = {"error": error.message} if path.startswith(OLLAMA) else body_of(error)
-    return json_response(body, STATUSES[error.code][0], headers)
+    status = _STATUSES_OF_REASONS.get(error.reason, STATUSES[error.code][0])
+    return json_response(body, status, headers)
 
 
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -121,16 +124,23 @@ def refusal_of(error: ValidationError) -> InvalidArgumentError:
         case "json_invalid":
             return InvalidArgumentError("the body is not JSON", reason="INVALID_JSON")
     given, message = first.get("ctx", {}).get("error"), first["msg"].removeprefix("Value error, ")
-    reason = given.reason if isinstance(given, Refused) else "INVALID_VALUE"
+    reason = "INVALID_VALUE"
+    if isinstance(given, Refused):
+        reason = given.reason
+        name = ".".join(part for part in (name, given.field) if part)
     return InvalidArgumentError(f"{name or 'the body'}: {message[:1].lower()}{message[1:]}", field=name, reason=reason)
 
 
 class Refused(ValueError):
-    """The error of a field's check: its value is known, and not supported here."""
+    """The error of a field's check: its value is known, and not supported here.
 
-    def __init__(self, message: str, reason: str = "UNSUPPORTED_VALUE") -> None:
+    `field` is the name of the field if the check is one of the object around it.
+    """
+
+    def __init__(self, message: str, reason: str = "UNSUPPORTED_VALUE", field: str = "") -> None:
         super().__init__(message)
         self.reason = reason
+        self.field = field
 
 
 _KINDS = frozenset({"str", "int", "float", "bool", "none"})

@@ -103,14 +103,52 @@ BAD = {
                             '[{"role": "user", "content": "\\ud800"}]'],
     "messages[0].content[0].type": ['[{"role": "user", "content": [{"type": "image_url"}]}]',
                                     '[{"role": "user", "content": [1]}]'],
-    "messages[0].audio": ['[{"role": "user", "content": "", "audio": 1}]'],
     "messages[0].name": ['[{"role": "user", "content": "", "name": 1}]'],
-    "messages[0].tool_calls": ['[{"role": "assistant", "tool_calls": 1}]'],
-    "messages[0].tool_calls[0].function": ['[{"role": "assistant", "tool_calls": [{}]}]'],
-    "messages[0].tool_calls[0].function.arguments": [
-        '[{"role": "assistant", "tool_calls": [{"function": {"name": "x", "arguments": "{"}}]}]',
-        '[{"role": "assistant", "tool_calls": [{"function": {"name": "x", "arguments": "[]"}}]}]'],
 }  # fmt: skip
+PAST_CALLS: dict[str, tuple[Any, list[Any], str]] = {
+    "cut off": ([{"function": {"name": "x", "arguments": '{"a": '}}], ['{"a": '], ""),
+    "null": ([{"id": None, "type": None, "function": {"name": "x", "arguments": None}}], [{}], ""),
+    "null as text": ([{"function": {"name": "x", "arguments": "null"}}], [{}], ""),
+    "a list": ([{"function": {"name": "x", "arguments": "[1]"}}], ["[1]"], ""),
+    "a value": ([{"function": {"name": "x", "arguments": [1]}}], ["[1]"], ""),
+    "another tool": ([{"type": "custom", "custom": {"name": "x", "input": "+a"}}], [{"input": "+a"}], ""),
+    "no call": (1, [], "1"),
+    "no name": ([{"function": {}}], [], '{"function": {}}'),
+}
+"""Calls of a message, the arguments that a template gets of them, and the text for those that are none."""
+
+
+@pytest.mark.parametrize("name", PAST_CALLS)
+def test_a_call_that_a_model_wrote_wrongly_is_passed_on(name: str) -> None:
+    calls, arguments, text = PAST_CALLS[name]
+    (message,) = parse_messages(json.dumps([{"role": "assistant", "content": None, "tool_calls": calls}]))
+    assert [call["function"]["arguments"] for call in message["tool_calls"]] == arguments
+    assert message["content"] == text
+    assert all(call["type"] == "function" and "id" not in call for call in message["tool_calls"])
+
+
+def test_the_older_form_of_a_call_becomes_the_newer() -> None:
+    older = [
+        {"role": "assistant", "function_call": {"name": "x", "arguments": '{"a": 1}'}},
+        {"role": "function", "name": "x", "content": "done"},
+    ]
+    called, result = parse_messages(json.dumps(older))
+    assert called["tool_calls"][0]["function"] == {"name": "x", "arguments": {"a": 1}}
+    assert result == {"role": "tool", "name": "x", "content": "done"}
+
+
+def test_nulls_and_fields_of_other_servers_are_ignored() -> None:
+    message = {"role": "assistant", "content": [{"type": "text", "text": "a", "annotations": None}, {"type": "audio"}]}
+    others: dict[str, Any] = {
+        "annotations": [],
+        "audio": None,
+        "tool_calls": None,
+        "reasoning": {"effort": "low"},
+        "name": None,
+    }
+    assert parse_messages(json.dumps([{**message, **others}])) == [{"role": "assistant", "content": "a"}]
+    tool = {"type": None, "strict": None, "function": {"name": "x", "description": None, "parameters": None}}
+    assert parse_tools(json.dumps([tool])) == [{"function": {"name": "x"}}]
 
 
 @pytest.mark.parametrize(("field", "text"), [(field, text) for field, texts in BAD.items() for text in texts])

@@ -140,7 +140,7 @@ async def test_every_option_reaches_the_server(site: Any) -> None:
         ("", {}, "prompt"),
         ([], {}, "prompt"),
         ("x", {"temperature": -0.1}, "temperature"),
-        ("x", {"top_p": 0.0}, "top_p"),
+        ("x", {"top_p": -0.1}, "top_p"),
         ("x", {"max_new_tokens": 0}, "max_new_tokens"),
         ("x", {"stop": [""]}, "stop"),
         ("x", {"top_logprobs": 21}, "top_logprobs"),

@@ -48,7 +48,7 @@ def test_a_form_has_the_bounds_of_each_option(form: type[BaseModel]) -> None:
         (ChatRequest, "max_completion_tokens", 1),
         (CompletionRequest, "max_tokens", 0),
         (ResponsesRequest, "max_output_tokens", 1),
-        (Options, "num_predict", -2),
+        (Options, "num_predict", -(2**31)),
     ],
 )
 def test_so_has_the_most_new_tokens_under_each_name(form: type[BaseModel], name: str, low: int) -> None:

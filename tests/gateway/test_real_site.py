@@ -140,6 +140,29 @@ async def test_stop_strings_end_an_answer(http: Http) -> None:
     }
 
 
+STOPPED: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": PROMPT, "max_tokens": 8},
+    "/v1/chat/completions": {"messages": CHAT, "max_tokens": 8},
+    "/v1/responses": {"input": "x", "max_output_tokens": 8},
+}
+
+
+@pytest.mark.parametrize("path", STOPPED)
+async def test_a_stop_string_that_is_a_special_token_ends_an_answer(http: Http, path: str) -> None:
+    likeliest = {"logit_bias": {"2": 100}, "ignore_eos": True}
+    asked = {**GREEDY, **STOPPED[path], **likeliest}
+    for stop, expected in ((["</s>", "king"], 1), ("<s>", 8)):
+        usage = (await http.post(path, {**asked, "stop": stop})).json["usage"]
+        assert usage.get("completion_tokens", usage.get("output_tokens")) == expected, stop
+
+
+async def test_top_p_of_0_takes_the_likeliest_token(http: Http) -> None:
+    sampled = {"model": "tales", "prompt": PROMPT, "max_tokens": 20, "top_p": 0, "temperature": 1.5}
+    texts = [(await http.post("/v1/completions", body)).json["choices"][0]["text"] for body in (
+        sampled, {**GREEDY, "prompt": PROMPT, "max_tokens": 20})]  # fmt: skip
+    assert texts[0] == texts[1]
+
+
 async def test_responses_say_the_same_whole_and_in_events(http: Http) -> None:
     asked = {**GREEDY, "input": CHAT[0]["content"], "max_output_tokens": 12}
     chat = (await http.post("/v1/chat/completions", {**GREEDY, "messages": CHAT, "max_tokens": 12})).json
@@ -214,7 +237,12 @@ REFUSED: dict[str, tuple[str, Any, str | None, str]] = {
     "out of bounds": ("/v1/chat/completions", {**TALK, "temperature": -1}, "temperature", "invalid_value"),
     "missing": ("/v1/chat/completions", {"model": "tales"}, "messages", "missing_required_parameter"),
     "too many answers": ("/v1/chat/completions", {**TALK, "n": 17}, "n", "invalid_value"),
-    "two limits": ("/v1/chat/completions", {**TALK, "max_completion_tokens": 2}, None, "invalid_value"),
+    "two limits": (
+        "/v1/chat/completions",
+        {**TALK, "max_completion_tokens": 2},
+        "max_completion_tokens",
+        "invalid_value",
+    ),
     "limit": ("/v1/completions", {**COMPLETION, "max_tokens": 2000}, "max_tokens", "too_many_new_tokens"),
     "other limit": (
         "/v1/chat/completions",

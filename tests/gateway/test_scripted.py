@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,26 +15,20 @@ import h11
 import pytest
 import pytest_asyncio
 
-from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.errors import (
     Code,
     DeniedError,
     InvalidArgumentError,
-    UnauthenticatedError,
     UnavailableError,
 )
-from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.chat import (
     AnswerFormat,
-    ChatPrompt,
-    Conversation,
     GenerationDefaults,
     Marker,
     ToolFormat,
 )
-from edgeshard.domain.requests.generation import Finished, FinishReason, Generation, GenerationEvent, Started, Token
+from edgeshard.domain.requests.generation import Generation
 from edgeshard.gateway.access import bodies
-from edgeshard.gateway.access.auth import Caller
 from edgeshard.gateway.access.cors import parse_origins
 from edgeshard.gateway.access.middleware import OPEN
 from edgeshard.gateway.answers import answers
@@ -48,63 +42,15 @@ from edgeshard.gateway.routes.responses import messages_of
 from edgeshard.identity.authority import Authority, now
 from edgeshard.rpc.tls_files import issue_files
 from tests.support.clients import CLIENTS, needs_clients, run
-from tests.support.clockwork import SERVED, Clockwork
 from tests.support.forms import in_form
 from tests.support.http import Answer, Http, Stream
+from tests.support.scripted_gateway import KEY, Keyed, Said
 
 pytestmark = pytest.mark.timing
 
-KEY = "secret"
 CHAT = [{"role": "user", "content": "x"}]
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
 ASKED: dict[str, Any] = {"model": "m", "messages": CHAT}
-
-
-class Keyed:
-    """One key opens."""
-
-    def enter(self, key: str | None, what: str, address: str) -> Caller:
-        if key != KEY:
-            raise UnauthenticatedError("no", reason="INVALID_API_KEY")
-        return Caller("key/me")
-
-
-class Said(Clockwork):
-    """Says `texts`, and then ends, or fails with `error`; remembers what it was asked."""
-
-    def __init__(self) -> None:
-        super().__init__(0.001, 4)
-        self.texts: list[str] = []
-        self.error: Exception | None = None
-        self.format = AnswerFormat()
-        self.defaults = GenerationDefaults()
-        self.asked: list[Generation] = []
-        self.conversations: list[Conversation] = []
-        self.running = 0
-        self.idle = asyncio.Event()
-
-    async def generate(
-        self, model: str, generation: Generation, identity: str
-    ) -> AsyncGenerator[GenerationEvent, None]:
-        self.asked.append(generation)
-        self.running += 1
-        self.idle.clear()
-        try:
-            yield Started(RequestId("r"), SERVED.deployment, (1, 2, 3), Placement((), 16, 1, 1, 1))
-            for position, text in enumerate(self.texts):
-                yield Token(3 + position, 100 + position, text)
-                await asyncio.sleep(0)
-            if self.error is not None:
-                raise self.error
-            yield Finished(FinishReason.STOP, "", 3, len(self.texts))
-        finally:
-            self.running -= 1
-            if not self.running:
-                self.idle.set()
-
-    async def prompt(self, model: str, conversation: Conversation, identity: str) -> ChatPrompt:
-        self.conversations.append(conversation)
-        return ChatPrompt((1, 2, 3), self.format, self.defaults, 50)
 
 
 @pytest_asyncio.fixture
@@ -381,14 +327,20 @@ async def test_slow_readers_hold_up_nobody(said: Said, http: Http) -> None:
 async def test_every_route_but_the_named_ones_asks_for_a_key(said: Said, http: Http) -> None:
     document = (await http.get("/openapi.json")).json
     routes = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
-    routes |= {("GET", "/metrics"), ("GET", "/openapi.json"), ("GET", "/"), ("HEAD", "/"), ("GET", "/docs")}
-    for method, path in routes - OPEN:
-        answer = await Http(http.url).send(method, path.replace("{model}", "m"), {} if method == "POST" else None)
-        assert answer.status == 401, (method, path)
+    routes |= {("GET", "/metrics"), ("GET", "/openapi.json"), ("GET", "/"), ("GET", "/docs")}
+    nobody = Http(http.url)
+    for method, path in routes:
+        path = path.replace("{model}", "m")
+        expected = 200 if (method, path) in OPEN else 401
+        answer = await nobody.send(method, path, {} if method == "POST" else None)
+        assert answer.status == expected, (method, path)
+        if method == "GET":
+            head = await nobody.send("HEAD", path, None)
+            assert (head.status, head.body) == (expected, b""), path
     unlocked = {
         (m.upper(), p) for p, ms in document["paths"].items() for m, op in ms.items() if op.get("security") == []
     }
-    assert unlocked == OPEN - {("GET", "/"), ("HEAD", "/")}
+    assert unlocked == OPEN - {("GET", "/")}
 
 
 def test_every_typed_error_has_a_status() -> None:
@@ -409,8 +361,30 @@ def test_items_of_an_input_become_messages() -> None:
     assert [call["function"]["name"] for call in calls["tool_calls"]] == ["f", "g"]
     assert calls["reasoning_content"] == "hm"
     assert result == {"role": "tool", "tool_call_id": "1", "content": "done"}
-    with pytest.raises(InvalidArgumentError, match=r"input\[0\]\.type"):
-        messages_of([{"type": "computer_call"}])
+
+
+def test_what_another_server_wrote_is_skipped_or_becomes_text() -> None:
+    items: Sequence[dict[str, Any]] = [
+        {"type": None, "role": "user", "content": "a"},
+        {"type": "computer_call"},
+        {"type": "item_reference", "id": "x"},
+        {"type": "web_search_call", "id": "w", "action": {"query": "x"}},
+        {"type": 7},
+        {"type": "reasoning", "content": None, "summary": [{"type": "summary_text", "text": "hm"}]},
+        {"type": "custom_tool_call", "call_id": "1", "name": "patch", "input": "+ x"},
+        {"type": "local_shell_call", "call_id": "2", "action": {"command": ["ls"]}},
+        {"type": "custom_tool_call_output", "call_id": "1", "output": None},
+        {"role": "assistant", "content": [{"type": "output_audio"}, {"type": "refusal", "refusal": "no"}]},
+    ]
+    user, called, result, answer = messages_of(items)
+    assert (user["content"], result["content"], answer["content"]) == ("a", "", "no")
+    assert called["reasoning_content"] == "hm"
+    assert [call["function"] for call in called["tool_calls"]] == [
+        {"name": "patch", "arguments": {"input": "+ x"}},
+        {"name": "local_shell", "arguments": {"command": ["ls"]}},
+    ]
+    with pytest.raises(InvalidArgumentError, match=r"input\[0\]\.content\[0\]"):
+        messages_of([{"role": "user", "content": [{"type": "input_image"}]}])
 
 
 async def test_plain_http_is_for_loopback_alone(said: Said, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from edgeshard_agent.engine.worker import step_hangs
@@ -124,6 +124,7 @@ class SimTokenizer:
     """A character for each of the first 64 tokens, half a character for the others but the end."""
 
     longest_token_bytes = 2
+    special_tokens: ClassVar[dict[str, int]] = {}
     growth = 1.0
     file = Path()
 

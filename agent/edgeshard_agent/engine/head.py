@@ -211,7 +211,7 @@ class Head:
             prompt = await self._prompts.prompt_tokens(
                 start, lambda: entry.cancelled or self._journal.find(request_id) is not entry
             )
-            generation = self._clipped(generation, len(prompt))
+            generation = self._ending(self._clipped(generation, len(prompt)))
             self._check(generation, prompt)
             entry.start = start = replace(entry.start, generation=generation)
             if (slices := self._epoch.slices) is not None:
@@ -336,6 +336,12 @@ class Head:
             return generation
         most = max(1, min(self._limits.max_new_tokens, self._limits.max_context - prompt_count))
         return replace(generation, max_new_tokens=min(generation.max_new_tokens, most))
+
+    def _ending(self, generation: Generation) -> Generation:
+        """The generation with stop strings that are special tokens among its stop tokens: no text contains them."""
+        special = {} if self._tokenizer is None else self._tokenizer.special_tokens
+        ends = tuple(special[text] for text in generation.stop_strings if text in special)
+        return replace(generation, stop_tokens=(*generation.stop_tokens, *ends)) if ends else generation
 
     def _check(self, generation: Generation, prompt: list[int]) -> None:
         if not 0 <= min(prompt) <= max(prompt) < self._limits.vocab_size:

@@ -11,7 +11,7 @@ it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -35,6 +35,9 @@ class AnyTokenizer(Protocol):
 
     growth: float
     longest_token_bytes: int
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]: ...
 
     def encode(self, text: str) -> list[int]: ...
 

@@ -17,7 +17,7 @@ class Tokenizer:
 
     `file` is where it was read. `growth` bounds what it makes of a byte of text (`edgeshard.storage.growth`).
     `longest_token_bytes` are those of the vocabulary's longest entry as it is written there, in UTF-8: at least as many
-    as the text that it stands for.
+    as the text that it stands for. `special_tokens` are the ids of tokens that `decode` leaves out, by their texts.
     """
 
     def __init__(self, tokenizer: _Tokenizer, file: Path) -> None:
@@ -26,6 +26,8 @@ class Tokenizer:
         # How training cut and filled up its texts; a prompt is taken as it is.
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_tokens = {token.content: number for number, token in added.items() if token.special}
         self.growth = loaded_growth(tokenizer)
         self.longest_token_bytes = max(map(text_bytes, tokenizer.get_vocab(with_added_tokens=True)), default=0)
 

@@ -40,8 +40,9 @@ class RequestSampler:
         penalty, reach = sampling.repetition_penalty, sampling_reference.reach(sampling)
         seen = None if self.seen is None else self.seen.ctypes.data
         figures = min(sampling.top_k, _MOST_INT32), sampling.logprobs, sampling.top_logprobs
+        temperature = 0.0 if sampling_reference.is_greedy(sampling) else sampling.temperature
         self._struct = native.ChoiceStruct(
-            sampling.temperature, sampling.top_p, penalty, reach, sampling.seed, seen, None, None, *figures
+            temperature, sampling.top_p, penalty, reach, sampling.seed, seen, None, None, *figures
         )
         self.address = ctypes.addressof(self._struct)
         self._show_offsets()
@@ -49,7 +50,7 @@ class RequestSampler:
     @property
     def is_plain_greedy(self) -> bool:
         """Whether the token is the largest logit and nothing else is asked."""
-        return self.sampling.temperature == 0 and not self.changes_logits and not self.wants_logprobs
+        return sampling_reference.is_greedy(self.sampling) and not self.changes_logits and not self.wants_logprobs
 
     @property
     def changes_logits(self) -> bool:

@@ -144,6 +144,11 @@ def penalised(logits: Floats, seen: Flags, penalty: float) -> Floats:
     return np.where(seen, np.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
+def is_greedy(sampling: Sampling) -> bool:
+    """Whether the likeliest token is taken always, of equal ones that of the lowest id."""
+    return sampling.temperature == 0 or sampling.top_p == 0
+
+
 def reach(sampling: Sampling) -> float:
     """The number added to the largest logit for the least logit that `min_p` keeps."""
     return sampling.temperature * math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
@@ -152,10 +157,10 @@ def reach(sampling: Sampling) -> float:
 def candidates(logits: Floats, sampling: Sampling) -> tuple[Ids, Floats]:
     """The tokens that may be drawn, in order of id, and their probabilities up to a common factor.
 
-    Temperature first, 0 leaving the likeliest alone; then top-k (ties at the edge: all are kept) and min-p; then top-p:
-    the fewest likeliest tokens whose probabilities reach top_p, of equal ones those of lower id.
+    Temperature first, 0 leaving the likeliest alone, as top-p 0 does; then top-k (ties at the edge: all are kept) and
+    min-p; then top-p: the fewest likeliest tokens whose probabilities reach top_p, of equal ones those of lower id.
     """
-    if sampling.temperature == 0:
+    if is_greedy(sampling):
         return np.array([logits.argmax()]), np.ones(1)
     tokens = np.arange(len(logits), dtype=np.int64)
     with np.errstate(over="ignore"):  # -infinity is what a tiny temperature makes of all but the likeliest

@@ -81,10 +81,11 @@ class Dashboard:
         ]
         self.paths = [route.path for route in routes]
         self._app = Starlette(routes=routes, exception_handlers={EdgeShardError: _refused})
+        self._app.router.redirect_slashes = False
 
     def takes(self, scope: Scope, headers: Headers) -> bool:
         """Whether a request is for the dashboard: any path below ROOT, and / for who reads HTML."""
-        if scope["path"].startswith(ROOT):
+        if f"{scope['path']}/".startswith(ROOT):
             return True
         return scope["path"] == "/" and scope["method"] == "GET" and "text/html" in headers.get("accept", "")
 

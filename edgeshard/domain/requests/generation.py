@@ -53,7 +53,9 @@ class Sampling:
 
     temperature: float = option(0.0, "0 always takes the likeliest token.", metavar="T", low=0, high=100)
     top_k: int = option(0, "Draw from the k likeliest tokens; 0 is off.", metavar="K", low=0, high=2**32 - 1)
-    top_p: float = option(1.0, "Draw from the likeliest tokens that reach p; 1 is off.", metavar="P", above=0, high=1)
+    top_p: float = option(
+        1.0, "Draw from the likeliest tokens that reach p; 0 takes the likeliest, 1 is off.", metavar="P", low=0, high=1
+    )
     min_p: float = option(
         0.0, "Drop tokens less likely than P times the likeliest; 0 is off.", metavar="P", low=0, high=1
     )

@@ -7,6 +7,7 @@ time between two: no thread could parse it meanwhile, since the parser holds the
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.errors import refusal_of
 
 MOST_BODY_BYTES = 32 << 20
-"""The most bytes of a request's body: a batch of the longest prompts."""
+"""The most bytes of a request's body, decoded: a batch of the longest prompts."""
 MOST_BYTES = 96 << 20
 """The most bytes of all bodies that are read or parsed."""
 ALWAYS_BYTES = 1 << 20
@@ -45,7 +46,10 @@ LARGE_BYTES = 256 << 10
 """The bytes above which a body is parsed in its turn: so many take a millisecond, the longest body 100."""
 REST = 3.0
 """The pause after a large body, in times of its parsing."""
+MAX_PIECE_BYTES = 256 << 10
+"""The most bytes of a compressed body that are decoded before others have their turn."""
 _MOST_WAITING = 1 << 10
+_GZIP = ("gzip", "x-gzip")
 
 FormT = TypeVar("FormT", bound=BaseModel)
 PlaceCheck = Callable[[str, int], None]
@@ -203,20 +207,23 @@ class Bodies:
 async def read_body(request: Request, form: type[FormT], check_place: PlaceCheck | None = None) -> FormT:
     """The body as `form`; `check_place` refuses a caller that may have no place for it.
 
-    Raises InvalidArgumentError naming the field, DeadlineError for a body that does not come, ResourceExhaustedError
-    and UnavailableError where there is no place or no memory for it.
+    Raises InvalidArgumentError naming the field or the header Content-Encoding, and DeadlineError for a body that does
+    not come. Raises ResourceExhaustedError and UnavailableError if there is no place or no memory for it.
     """
     bodies: Bodies = request.scope["state"]["bodies"]
     identity = caller_of(request).identity
     declared = _declared(request)
+    decoder = _decoder(request)
     with bodies.place(identity, check_place), bodies.room(identity, declared) as grow:
-        return await bodies.parsed(identity, await _body_of(request, grow), form)
+        return await bodies.parsed(identity, await _body_of(request, decoder, grow), form)
 
 
 def parse(body: bytearray, form: type[FormT]) -> FormT:
     """The body as `form`. Raises InvalidArgumentError naming the field."""
     if sum(map(body.count, (b"{", b"[", b'":'))) > MOST_PARTS or body.count(b",") > MOST_ITEMS:
-        raise _too_large("too many parts: send less at once")
+        raise InvalidArgumentError(
+            "the body has too many parts: send less at once", field="body", reason="TOO_MANY_PARTS"
+        )
     try:
         return form.model_validate_json(body)
     except ValidationError as error:
@@ -234,23 +241,71 @@ def _declared(request: Request) -> int:
 
 def _check_size(size: int) -> None:
     if size > MOST_BODY_BYTES:
-        raise _too_large(f"more than {MOST_BODY_BYTES} bytes")
+        raise InvalidArgumentError(
+            f"the body has more than {MOST_BODY_BYTES} bytes", field="body", reason="BODY_TOO_LARGE"
+        )
 
 
-def _too_large(what: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"the body has {what}", field="body", reason="BODY_TOO_LARGE")
+class Gunzip:
+    """A decoder of a gzip body of one member."""
+
+    def __init__(self) -> None:
+        self._decoder = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+
+    def pieces(self, data: bytes) -> Iterator[bytes]:
+        """The bytes that `data` adds, at most `MAX_PIECE_BYTES` at a time. Raises InvalidArgumentError."""
+        is_full = True
+        while data or is_full:
+            try:
+                piece = self._decoder.decompress(data, MAX_PIECE_BYTES)
+            except zlib.error:
+                raise _bad_gzip("the body is not gzip") from None
+            if self._decoder.unused_data:
+                raise _bad_gzip("something follows the end of the gzip body")
+            data = self._decoder.unconsumed_tail
+            is_full = len(piece) == MAX_PIECE_BYTES
+            yield piece
+
+    def finish(self) -> None:
+        """Raise InvalidArgumentError for a body that is cut off."""
+        if not self._decoder.eof:
+            raise _bad_gzip("the gzip body is cut off")
 
 
-async def _body_of(request: Request, grow: Callable[[int], None]) -> bytearray:
+def _decoder(request: Request) -> Gunzip | None:
+    """The decoder of the body; None if it is not encoded. Raises InvalidArgumentError for an unknown encoding."""
+    encoding = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
+    if encoding in ("", "identity"):
+        return None
+    if encoding in _GZIP:
+        return Gunzip()
+    raise InvalidArgumentError(
+        f"Content-Encoding {encoding[:40]!r} is not supported here: send the body as it is, or as gzip",
+        field="content-encoding",
+        reason="UNSUPPORTED_ENCODING",
+    )
+
+
+def _bad_gzip(what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"Content-Encoding: {what}", field="content-encoding", reason="INVALID_GZIP")
+
+
+async def _body_of(request: Request, decoder: Gunzip | None, grow: Callable[[int], None]) -> bytearray:
+    """The decoded body. Its size is bounded as it is decoded, its time by the bytes that were received."""
     body = bytearray()
+    received = 0
     began = asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout_at(began + patience_s(0)) as limit:
             async for part in request.stream():
-                _check_size(len(body) + len(part))
-                grow(len(body) + len(part))
-                body += part
-                limit.reschedule(began + patience_s(len(body)))
+                received += len(part)
+                for piece in (part,) if decoder is None else decoder.pieces(part):
+                    _check_size(len(body) + len(piece))
+                    grow(len(body) + len(piece))
+                    body += piece
+                    if decoder is not None:
+                        await asyncio.sleep(0)
+                limit.reschedule(began + patience_s(received))
     except TimeoutError:
         raise DeadlineError(
             f"the body came too slowly: at {LEAST_BPS} bytes a second it is waited for, and no longer than "
@@ -260,4 +315,6 @@ async def _body_of(request: Request, grow: Callable[[int], None]) -> bytearray:
         ) from None
     except ClientDisconnect:
         raise CancelledRequestError("the client has left", reason="CLIENT_LEFT") from None
+    if decoder is not None:
+        decoder.finish()
     return body

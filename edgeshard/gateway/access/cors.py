@@ -12,7 +12,7 @@ Headers = Mapping[str, str]
 """The headers of a request, by names in lower case."""
 
 ANY = "*"
-EXPOSED = "x-request-id, retry-after, retry-after-ms, x-should-retry"
+EXPOSED = "x-request-id, retry-after, retry-after-ms, x-should-retry, x-ignored-tools"
 """The headers of answers that a page may read."""
 _ALWAYS = ("authorization", "content-type")
 _NAMES = re.compile(r"[A-Za-z0-9-]{1,64}( *, *[A-Za-z0-9-]{1,64}){0,63}")
@@ -22,7 +22,7 @@ _PREFLIGHT_S = 600
 class Origins:
     """The origins of pages that may read answers, such as `https://chat.example`, or `*` for all.
 
-    Pages never get leave to send cookies or the like: each needs a key of its own, in Authorization.
+    Pages never get leave to send cookies or the like: each needs a key of its own, in Authorization or x-api-key.
     """
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:
@@ -61,7 +61,7 @@ class Origins:
         asked = headers.get("access-control-request-headers", "")
         named = [name.strip().lower() for name in asked.split(",")] if _NAMES.fullmatch(asked.strip()) else []
         return {
-            "access-control-allow-methods": "GET, POST",
+            "access-control-allow-methods": "GET, HEAD, POST",
             "access-control-allow-headers": ", ".join(dict.fromkeys((*_ALWAYS, *named))),
             "access-control-max-age": str(_PREFLIGHT_S),
         }

@@ -13,18 +13,24 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeshard.domain.errors import DeniedError, EdgeShardError
+from edgeshard.gateway.access.answer_headers import added_headers
 from edgeshard.gateway.access.auth import Authenticator, Caller
 from edgeshard.gateway.access.bodies import Bodies
 from edgeshard.gateway.access.cors import NOBODY, Origins
 from edgeshard.gateway.access.pages import Pages
+from edgeshard.gateway.access.targets import canonical
 from edgeshard.gateway.connections.listen import host_of, is_loopback_name
 from edgeshard.gateway.errors import error_response
 from edgeshard.gateway.metrics import HttpMetrics
 
 log = structlog.get_logger()
 
-OPEN = frozenset({("GET", "/"), ("HEAD", "/"), ("GET", "/health"), ("GET", "/version"), ("GET", "/api/version")})
+OPEN = frozenset({("GET", "/"), ("GET", "/health"), ("GET", "/version"), ("GET", "/api/version")})
 """The requests that are answered without a key: for a sign of life, and for the version."""
+OPEN_LOCALLY = frozenset({("GET", "/docs"), ("GET", "/openapi.json")})
+"""Further ones on loopback: a person reads them in a browser, which sends no key."""
+_KEY_HEADERS = ("x-api-key", "api-key")
+"""Headers of a key that clients of other services send in place of Authorization."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -54,23 +60,31 @@ class GatewayMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
+        method, headers = scope["method"], Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
         began, status = time.monotonic(), 0
+        is_page = False
 
         async def tell(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 allowed = [] if is_page else self._origins.headers(headers)
-                own = [(b"x-request-id", request_id.encode()), *allowed]
+                own = [(b"x-request-id", request_id.encode()), *allowed, *added_headers(scope)]
                 message["headers"] = [*message.get("headers", ()), *own]
-            await send(message)
+                await send(message)
+                if method == "HEAD":
+                    await send({"type": "http.response.body", "body": b""})
+            elif method != "HEAD":
+                await send(message)
 
         scope.setdefault("state", {})["bodies"] = self._bodies
-        is_page = self._pages is not None and self._pages.takes(scope, headers)
         try:
+            scope = canonical(scope)
+            headers = Headers(scope=scope)
+            # The page itself is for browsers, which never look at it by HEAD.
+            is_page = self._pages is not None and self._pages.takes({**scope, "method": method}, headers)
             if is_page:
                 assert self._pages is not None
                 await self._pages(scope, receive, tell)
@@ -88,35 +102,45 @@ class GatewayMiddleware:
             where = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-4:]]
             log.error("http_failed", route=_route(scope), error=type(error).__name__, where=where)
         finally:
-            self._metrics.request_ended(scope["method"], _route(scope), status, time.monotonic() - began)
+            self._metrics.request_ended(method, _route(scope), status, time.monotonic() - began)
 
     def _enter(self, scope: Scope, headers: Headers) -> Caller:
         self._check_local(headers)
-        if (scope["method"], scope["path"]) in OPEN:
+        what = (scope["method"], scope["path"])
+        if what in OPEN or (self._local_only and what in OPEN_LOCALLY):
             return Caller("", frozenset())
-        what = f"{scope['method']} {scope['path']}"
-        caller = self._authenticator.enter(_shown_key(headers), what, _address(scope))
+        caller = self._authenticator.enter(_shown_key(headers), " ".join(what), _address(scope))
         if (connection := scope["state"].get("connection")) is not None:
             connection.showed_key(caller.identity)
         return caller
 
     def _check_local(self, headers: Headers) -> None:
-        """Raise DeniedError for a request that a page of another site has a browser send."""
+        """Raise DeniedError for a request that a page of another site has a browser send.
+
+        A request of HTTP/1.0 may lack Host; no browser sends such a request.
+        """
         if not self._local_only:
             return
+        named = headers.get("host")
+        called = None if named is None else host_of(f"//{named}")
         origin = None if self._origins.allows(headers) else headers.get("origin")
-        for name, host in (("Host", host_of(f"//{headers.get('host', '')}")), ("Origin", origin and host_of(origin))):
+        for name, host in (("Host", called), ("Origin", origin and host_of(origin))):
             if host is not None and not is_loopback_name(host):
+                named_host = "another machine" if host else "no machine"
                 raise DeniedError(
-                    f"{name} names another machine, and this address is for programs of this one: call it by 127.0.0.1",
+                    f"{name} names {named_host}, and this address is for programs of this one: call it by 127.0.0.1",
                     field=name.lower(),
                     reason="FOREIGN_HOST",
                 )
 
 
 def _shown_key(headers: Headers) -> str | None:
+    """The key of a request: that of Authorization goes before other headers."""
     kind, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip() if kind.lower() == "bearer" and key.strip() else None
+    if kind.lower() == "bearer" and key.strip():
+        return key.strip()
+    shown = (headers.get(name, "").strip() for name in _KEY_HEADERS)
+    return next((key for key in shown if key), None)
 
 
 def _address(scope: Scope) -> str:

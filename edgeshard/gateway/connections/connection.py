@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from typing import Any
 
 import h11
@@ -17,6 +18,11 @@ from edgeshard.gateway.connections.accepting import Door, Guest
 
 STALLED_S = 120.0
 """The seconds without taking anything after which a client is taken for gone."""
+_HOST_FAULTS = {
+    "Missing mandatory Host: header": "The header Host is missing.",
+    "Found multiple Host: headers": "There are several headers Host.",
+}
+"""Errors of h11 that a person who writes a request by hand can act on, in words of ours."""
 _BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
 
 
@@ -101,7 +107,7 @@ class Connection(H11Protocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(msg)
+            super().send_400_response(_HOST_FAULTS.get(str(sys.exception()), msg))
         else:
             self.transport.close()
 

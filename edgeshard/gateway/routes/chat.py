@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from starlette.requests import Request
@@ -25,7 +25,10 @@ from edgeshard.gateway.routes.fields import (
     Items,
     StreamOptions,
     Taken,
+    Treatment,
     bounded,
+    check_stream_options,
+    ignored,
     never,
     only,
 )
@@ -47,8 +50,8 @@ NAMES = {
 class ChatRequest(ChatRequestModel, FormedFields):
     model: str
     messages: Items = Field(min_length=1)
-    max_tokens: int | None = bounded("max_new_tokens", low=1)
-    max_completion_tokens: int | None = bounded("max_new_tokens", low=1)
+    max_tokens: Annotated[int | None, Treatment.CLAMPED] = bounded("max_new_tokens", low=1)
+    max_completion_tokens: Annotated[int | None, Treatment.CLAMPED] = bounded("max_new_tokens", low=1)
     n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
     logprobs: bool | None = None
     top_logprobs: int | None = bounded("top_logprobs")
@@ -62,33 +65,46 @@ class ChatRequest(ChatRequestModel, FormedFields):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
         default=None, description="a variable of the chat template"
     )
-    functions: never(list[Any]) = None  # type: ignore[valid-type]
-    function_call: never(Any) = None  # type: ignore[valid-type]
-    audio: never(Any) = None  # type: ignore[valid-type]
-    prediction: never(Any) = None  # type: ignore[valid-type]
-    web_search_options: never(Any) = None  # type: ignore[valid-type]
+    verbosity: Literal["low", "medium", "high"] | None = Field(
+        default=None, description="a variable of the chat template"
+    )
+    functions: never("the older form of tools") = None  # type: ignore[valid-type]
+    function_call: only(  # type: ignore[valid-type]
+        Any, "none", "auto", meaning="the older form of tool_choice"
+    ) = None
+    audio: never("spoken answers") = None  # type: ignore[valid-type]
     modalities: only(list[str], ["text"]) = None  # type: ignore[valid-type]
-    verbosity: only(str, "medium") = None  # type: ignore[valid-type]
-    service_tier: only(str, "auto", "default") = None  # type: ignore[valid-type]
-    store: Taken = None
+    web_search_options: Annotated[dict[str, Any] | None, Treatment.IGNORED] = Field(
+        default=None, description="the server searches nowhere; a header of the answer states that"
+    )
+    prediction: ignored("it would only save time") = None  # type: ignore[valid-type]
+    service_tier: ignored("there is one tier") = None  # type: ignore[valid-type]
+    store: ignored("nothing is stored") = None  # type: ignore[valid-type]
     safety_identifier: Taken = None
     prompt_cache_key: Taken = None
+    prompt_cache_retention: Taken = None
 
     @model_validator(mode="after")
     def _check(self) -> ChatRequest:
-        if self.stream_options is not None and not self.stream:
-            raise Refused("stream_options is for streams: set stream, or leave it out", "INVALID_VALUE")
+        check_stream_options(self.stream, self.stream_options)
         if self.top_logprobs and not self.logprobs:
-            raise Refused("top_logprobs needs logprobs", "INVALID_VALUE")
+            raise Refused("needs logprobs", "INVALID_VALUE", "top_logprobs")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
-            raise Refused("max_tokens and max_completion_tokens contradict each other: give one", "INVALID_VALUE")
+            raise Refused("contradicts max_tokens: give one", "INVALID_VALUE", "max_completion_tokens")
         return self
 
     def conversation(self, tools: Sequence[Any]) -> Conversation:
         variables = dict(self.chat_template_kwargs or {})
         if self.reasoning_effort is not None:
             variables["reasoning_effort"] = self.reasoning_effort
+        if self.verbosity is not None:
+            variables["verbosity"] = self.verbosity
         return conversation_of(self.messages, tools, variables, self.add_generation_prompt)
+
+    def all_tools(self) -> list[dict[str, Any]]:
+        """The tools, with one for web_search_options."""
+        search = [] if self.web_search_options is None else [{"type": "web_search"}]
+        return [*(self.tools or ()), *search]
 
     def choices(self) -> int:
         return self.n or 1
@@ -113,7 +129,7 @@ class Chats(AnswerRoutes):
         asked = await read_body(request, ChatRequest, self._backend.check_place)
         served = caller_of(request).find(self._backend, asked.model)
         try:
-            tools, choice = asked.tools, asked.tool_choice
+            tools, choice = asked.all_tools(), asked.tool_choice
             made = await self._chat_answers(request, served, asked, asked.conversation, tools, choice)
             words = self._backend.words(served.deployment) if asked.logprobs else None
             run = ChatRun(asked, served.deployment, words, made)

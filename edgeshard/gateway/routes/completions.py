@@ -33,7 +33,9 @@ from edgeshard.gateway.routes.fields import (
     FormedFields,
     StreamOptions,
     TokenId,
+    Treatment,
     bounded,
+    check_stream_options,
     never,
 )
 from edgeshard.gateway.routes.prompts import AnswerRoutes
@@ -57,23 +59,22 @@ _Prompts = Annotated[
 class CompletionRequest(FormedFields):
     model: str
     prompt: str | _Prompts | _Tokens
-    max_tokens: int | None = bounded("max_new_tokens")
+    max_tokens: Annotated[int | None, Treatment.CLAMPED] = bounded("max_new_tokens")
     n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
-    best_of: int | None = Field(default=None, description="as many as n")
+    best_of: int | None = Field(default=None, description="only the value of n")
     echo: bool | None = None
     logprobs: int | None = bounded("top_logprobs")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    suffix: never(str) = None  # type: ignore[valid-type]
+    suffix: never("text after the answer") = None  # type: ignore[valid-type]
 
     @model_validator(mode="after")
     def _check(self) -> CompletionRequest:
         if self.best_of not in (None, self.n or 1):
-            raise Refused("best_of is not supported here: leave it out")
-        if self.stream_options is not None and not self.stream:
-            raise Refused("stream_options is for streams: set stream, or leave it out", "INVALID_VALUE")
+            raise Refused("is not supported here unless it is n: leave it out", field="best_of")
+        check_stream_options(self.stream, self.stream_options)
         if self.max_tokens == 0 and not (self.echo and self.logprobs is not None):
-            raise Refused("max_tokens must be 1 or more without echo and logprobs", "INVALID_VALUE")
+            raise Refused("must be 1 or more without echo and logprobs", "INVALID_VALUE", "max_tokens")
         return self
 
     def prompts(self) -> Sequence[str | tuple[int, ...]]:

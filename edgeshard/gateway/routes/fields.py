@@ -1,6 +1,6 @@
-"""Fields that several request bodies share.
+"""Fields that several request bodies share, and the ways in which a field is treated.
 
-A field that is not supported is refused by its name and never ignored; the value that is in force anyway is taken.
+A body's class declares the treatment of each of its fields. The tables of docs/http.md are made from these classes.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.options import option_fields
@@ -24,7 +25,7 @@ from edgeshard.domain.requests.generation import (
     Sampling,
 )
 from edgeshard.gateway.errors import Refused
-from edgeshard.gateway.routes.schemas import closed
+from edgeshard.gateway.routes.schemas import closed, without_nulls
 
 MOST_CHOICES = 16
 """The most answers for one prompt."""
@@ -40,35 +41,84 @@ Items = Annotated[list[dict[str, Any]], FirstFault]
 """Messages, tools and the like, whose own form is checked where they are used."""
 
 
-class RequestModel(BaseModel):
-    """A body, or a part of one: unknown fields are refused, and nothing is converted."""
+class Treatment(StrEnum):
+    """The use of a field of a body. A field without a mark is accepted."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    ACCEPTED = "accepted"
+    """It has its meaning. A value that is not listed is refused."""
+    CLAMPED = "clamped"
+    """A value beyond what is possible counts as the nearest possible one."""
+    IGNORED = "ignored"
+    """Any value is taken and has no effect on the answer."""
+    REFUSED = "refused"
+    """Only an empty value is taken: null, an empty text, list or object."""
+
+
+class RequestModel(BaseModel):
+    """A body, or a part of one.
+
+    An unknown field is refused, and a null is an absent field. No type is converted, but 4.0 is a whole number, as in
+    JSON schemas.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        json_schema_extra={"additionalProperties": {"type": "null"}},
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _present_fields(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        return {name: _as_whole(value) for name, value in body.items() if value is not None}
+
+
+def _as_whole(value: Any) -> Any:
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+    return int(value) if is_whole else value
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str | list | dict) and not value)
+
+
+def _refuse(value: Any) -> Any:
+    if not _is_empty(value):
+        raise Refused("is not supported here: leave it out")
+    return value
 
 
 def _only(*values: Any) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
-        if value not in (None, *values):
-            shown = " or ".join(repr(item) for item in values) or "null"
+        if value is not None and value not in values:
+            shown = " or ".join(json.dumps(item) for item in values)
             raise Refused(f"is not supported here: leave it out, or give {shown}")
         return value
 
     return check
 
 
-Zero = Annotated[float | None, AfterValidator(_only(0)), Field(default=None, description="0, or left out")]
-Taken = Annotated[Any, Field(default=None, description="taken, and not used")]
-"""A field for its sender's accounts, without an effect on the answer."""
+def ignored(meaning: str) -> Any:
+    """A field of any value; `meaning` is the reason why it has no effect on the answer."""
+    return Annotated[Any, Treatment.IGNORED, Field(default=None, description=meaning)]
 
 
-def never(kind: Any) -> Any:
-    """A field that is refused unless it is null."""
-    return Annotated[kind | None, AfterValidator(_only()), Field(default=None, description="left out")]
+def never(meaning: str) -> Any:
+    """A field that is refused unless it is empty; `meaning` is what it would do."""
+    return Annotated[Any, Treatment.REFUSED, AfterValidator(_refuse), Field(default=None, description=meaning)]
 
 
-def only(kind: Any, *values: Any) -> Any:
-    """A field that takes the values in force anyway."""
-    return Annotated[kind | None, AfterValidator(_only(*values)), Field(default=None, description=f"one of {values}")]
+def only(kind: Any, *values: Any, meaning: str = "") -> Any:
+    """A field of which these values are accepted: they mean what happens anyway."""
+    shown = Field(default=None, description=meaning or None, json_schema_extra={"enum": [*values, None]})
+    return Annotated[kind | None, AfterValidator(_only(*values)), shown]
+
+
+Taken = Annotated[Any, Treatment.IGNORED, Field(default=None)]
+"""A field for its sender's accounts."""
 
 
 _OPTIONS = {item.name: item for owner in (Sampling, Generation) for item in option_fields(owner)}
@@ -85,12 +135,18 @@ def bounded(name: str, *, low: int | None = None, description: str | None = None
 
 class StreamOptions(RequestModel):
     include_usage: bool | None = None
-    include_obfuscation: only(bool, False) = None  # type: ignore[valid-type]
+    include_obfuscation: Taken = None
+
+
+def check_stream_options(stream: bool | None, options: StreamOptions | None) -> None:
+    """Raise Refused for options of a stream that is not requested."""
+    if options is not None and not stream:
+        raise Refused("is for streams: set stream, or leave it out", "INVALID_VALUE", "stream_options")
 
 
 Stop = Annotated[
     str | Annotated[list[Annotated[str, Field(min_length=1, max_length=STOP_LIMIT_BYTES)]], FirstFault] | None,
-    Field(default=None, description="text that ends the answer, at most 16"),
+    Field(default=None, description="texts that end the answer, at most 16; one may be a special token"),
 ]
 
 
@@ -184,16 +240,17 @@ class JsonSchemaFormat(RequestModel):
     strict: bool | None = None
 
 
-def schema_guide(schema: dict[str, Any], open_objects: bool) -> Guide:
-    """The guide of an answer by a JSON schema, closed but for `open_objects`."""
-    return Guide(GuideKind.JSON_SCHEMA, json.dumps(schema if open_objects else closed(schema)))
+def schema_guide(schema: dict[str, Any], open_objects: bool | None) -> Guide:
+    """The guide of an answer by a JSON schema, closed but for `open_objects`. A null keyword is as if absent."""
+    present: dict[str, Any] = without_nulls(schema)
+    return Guide(GuideKind.JSON_SCHEMA, json.dumps(present if open_objects else closed(present)))
 
 
 class ResponseFormat(RequestModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
 
-    def guide(self, open_objects: bool) -> Guide | None:
+    def guide(self, open_objects: bool | None) -> Guide | None:
         """The guide that the format asks for. Raises InvalidArgumentError for contradicting fields."""
         if (self.json_schema is not None) != (self.type == "json_schema"):
             raise InvalidArgumentError(
@@ -210,8 +267,8 @@ class GuidedFields(SamplingFields):
     guided_json: str | dict[str, Any] | None = Field(default=None, description="a JSON schema")
     guided_regex: str | None = None
     guided_grammar: str | None = Field(default=None, description="a context-free grammar, as Lark writes them")
-    open_objects: bool = Field(
-        default=False, description="whether objects may have keys that a schema of an answer or a tool does not name"
+    open_objects: bool | None = Field(
+        default=None, description="whether objects may have keys that a schema of an answer or a tool does not name"
     )
 
     def form(self) -> tuple[str, Guide | None]:

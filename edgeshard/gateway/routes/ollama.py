@@ -7,9 +7,9 @@ import json
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,15 +21,17 @@ from edgeshard.domain.requests.generation import Finished, GenerationEvent, Guid
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.response_writer import LINES, ResponseWriter
-from edgeshard.gateway.errors import json_response, renamed
+from edgeshard.gateway.errors import Refused, json_response, renamed
 from edgeshard.gateway.routes.fields import (
     ChoiceFields,
     Items,
     RequestModel,
     Taken,
-    Zero,
+    Treatment,
     bounded,
+    ignored,
     never,
+    only,
     schema_guide,
 )
 from edgeshard.gateway.routes.prompts import AnswerRoutes, ChatAnswers, ChatRequestModel, conversation_of
@@ -43,6 +45,10 @@ NAMES = {
     "temperature": "options.temperature",
     "variables": "think",
 }
+Placed = Annotated[
+    Any, Treatment.IGNORED, Field(default=None, description="the site decides where and how a model runs")
+]
+"""An option about a model's memory."""
 LATEST = ":latest"
 """The tag that Ollama's clients append to a name without one."""
 FOREVER = "9999-12-31T23:59:59Z"
@@ -51,17 +57,48 @@ FOREVER = "9999-12-31T23:59:59Z"
 
 class Options(ChoiceFields):
     repeat_penalty: float | None = bounded("repetition_penalty")
-    num_predict: int | None = bounded("max_new_tokens", low=-2, description="0 and less: as much as there is room for")
-    num_ctx: int | None = Field(default=None, ge=1, le=2**31, description="at most the deployment's context")
-    open_objects: bool = Field(default=False, description="whether objects may have keys that `format` does not name")
-    mirostat: Zero = None
-    num_gpu: Taken = None
-    num_thread: Taken = None
-    num_batch: Taken = None
-    num_keep: Taken = None
-    main_gpu: Taken = None
-    use_mmap: Taken = None
-    numa: Taken = None
+    num_predict: Annotated[int | None, Treatment.CLAMPED] = bounded(
+        "max_new_tokens", low=-(2**31), description="0 and less: as much as there is room for"
+    )
+    num_ctx: Annotated[int | None, Treatment.CLAMPED] = Field(
+        default=None, ge=0, description="tokens of prompt and answer; the deployment's context if that is smaller"
+    )
+    repeat_last_n: int | None = Field(
+        default=None, ge=-1, description="0: no penalties; other values than -1 need a repeat_penalty of 1"
+    )
+    open_objects: bool | None = Field(
+        default=None, description="whether objects may have keys that `format` does not name"
+    )
+    mirostat: only(int, 0) = None  # type: ignore[valid-type]
+    mirostat_tau: ignored("there is no mirostat") = None  # type: ignore[valid-type]
+    mirostat_eta: ignored("there is no mirostat") = None  # type: ignore[valid-type]
+    typical_p: only(float, 1) = None  # type: ignore[valid-type]
+    tfs_z: only(float, 1) = None  # type: ignore[valid-type]
+    penalize_newline: ignored("a new line counts as any token") = None  # type: ignore[valid-type]
+    embedding_only: only(bool, False) = None  # type: ignore[valid-type]
+    vocab_only: only(bool, False) = None  # type: ignore[valid-type]
+    num_gpu: Placed = None
+    main_gpu: Placed = None
+    num_thread: Placed = None
+    num_batch: Placed = None
+    num_keep: Placed = None
+    num_gqa: Placed = None
+    numa: Placed = None
+    use_mmap: Placed = None
+    use_mlock: Placed = None
+    low_vram: Placed = None
+    f16_kv: Placed = None
+    logits_all: Placed = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Options:
+        is_off = self.repeat_penalty in (None, 1)
+        if self.repeat_last_n not in (None, -1, 0) and not is_off:
+            raise Refused(
+                "is not supported here with a repeat_penalty: it counts all tokens, give -1",
+                field="repeat_last_n",
+            )
+        return self
 
 
 _SAME = Options.model_fields.keys() & ChatRequestModel.model_fields.keys()
@@ -70,19 +107,29 @@ _SAME = Options.model_fields.keys() & ChatRequestModel.model_fields.keys()
 
 class OllamaFields(RequestModel):
     model: str
-    stream: bool | None = Field(default=None, description="true where it is left out")
+    stream: bool | None = Field(default=None, description="true by default")
     options: Options | None = None
     format: Literal["", "json"] | dict[str, Any] | None = Field(default=None, description="json, or a JSON schema")
     think: bool | Literal["low", "medium", "high"] | None = None
-    keep_alive: Taken = None
+    logprobs: only(bool, False) = None  # type: ignore[valid-type]
+    top_logprobs: only(int, 0) = None  # type: ignore[valid-type]
+    keep_alive: ignored("a served model stays") = None  # type: ignore[valid-type]
+    truncate: ignored("no prompt is shortened") = None  # type: ignore[valid-type]
+    shift: ignored("an answer ends at the end of the context") = None  # type: ignore[valid-type]
 
     def sampled(self) -> _Sampled:
         """The same in this engine's words."""
         options = self.options or Options()
+        same = {name: getattr(options, name) for name in _SAME}
+        penalty = options.repeat_penalty
+        if options.repeat_last_n == 0:
+            penalty = 1.0
+            same |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
         return _Sampled(
-            **{name: getattr(options, name) for name in _SAME},
-            repetition_penalty=options.repeat_penalty,
+            **same,
+            repetition_penalty=penalty,
             most=options.num_predict,
+            context=options.num_ctx,
             schema_=self.format if isinstance(self.format, dict) else None,
             is_json=self.format == "json",
         )
@@ -93,14 +140,6 @@ class OllamaFields(RequestModel):
             return {}
         effort = {"reasoning_effort": self.think} if isinstance(self.think, str) else {}
         return {"enable_thinking": bool(self.think), **effort}
-
-    def check(self, served: ServedModel) -> None:
-        """Raise InvalidArgumentError for more context than the deployment has."""
-        wanted = self.options.num_ctx if self.options is not None else None
-        if wanted is not None and wanted > served.max_context > 0:
-            raise InvalidArgumentError(
-                f"options.num_ctx: the deployment's context is {served.max_context}", field="options.num_ctx"
-            )
 
 
 class ChatBody(OllamaFields):
@@ -116,10 +155,10 @@ class GenerateBody(OllamaFields):
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = Field(default=None, description="the prompt as it is, without the model's template")
-    suffix: never(str) = None  # type: ignore[valid-type]
-    images: never(list[str]) = None  # type: ignore[valid-type]
-    template: never(str) = None  # type: ignore[valid-type]
-    context: never(list[int]) = None  # type: ignore[valid-type]
+    suffix: never("text after the answer") = None  # type: ignore[valid-type]
+    images: never("models here read text") = None  # type: ignore[valid-type]
+    template: never("another chat template") = None  # type: ignore[valid-type]
+    context: never("tokens of a conversation before") = None  # type: ignore[valid-type]
 
     def conversation(self, tools: Sequence[Any]) -> Conversation:
         messages = [{"role": "system", "content": self.system}] if self.system else []
@@ -134,11 +173,18 @@ class ShowBody(RequestModel):
 
 class _Sampled(ChatRequestModel):
     most: int | None = None
+    context: int | None = None
     schema_: dict[str, Any] | None = None
     is_json: bool = False
 
     def new_tokens(self) -> int | None:
         return self.most if self.most is not None and self.most > 0 else None
+
+    def within_context(self, prompt_tokens: int, new_tokens: int) -> int:
+        """A prompt that is longer than the client's context is answered all the same: nothing is cut from it."""
+        if self.context is None or self.context <= prompt_tokens:
+            return new_tokens
+        return min(new_tokens, self.context - prompt_tokens)
 
     def form(self) -> tuple[str, Guide | None]:
         if self.schema_ is not None:
@@ -222,7 +268,6 @@ class Ollama(AnswerRoutes):
         served = self._find(request, asked.model)
         if not asked.messages:
             return _loaded(asked.model, {"message": {"role": "assistant", "content": ""}})
-        asked.check(served)
         making = self._chat_answers(request, served, asked.sampled(), asked.conversation, asked.tools, None)
         return await self._answer(request, asked, served, making, is_chat=True)
 
@@ -231,7 +276,6 @@ class Ollama(AnswerRoutes):
         served = self._find(request, asked.model)
         if not asked.prompt:
             return _loaded(asked.model, {"response": ""})
-        asked.check(served)
         making = self._as_it_is(asked, served) if asked.raw else self._by_template(request, asked, served)
         return await self._answer(request, asked, served, making, is_chat=False)
 

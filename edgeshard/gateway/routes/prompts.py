@@ -23,7 +23,7 @@ from edgeshard.gateway.answers.response_writer import ResponseWriter, respond
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.routes.fields import GuidedFields
-from edgeshard.gateway.routes.tools import PLAIN, ForcedCall, ToolChoice, forced_call, tools_for
+from edgeshard.gateway.routes.tools import PLAIN, ForcedCall, ToolChoice, forced_call, name_ignored, offer_of
 
 
 def conversation_of(messages: Any, tools: Any, variables: Any, generation_prompt: bool | None = None) -> Conversation:
@@ -61,6 +61,10 @@ class ChatRequestModel(GuidedFields):
     def new_tokens(self) -> int | None:
         """The most tokens of one answer; None where the request does not say."""
 
+    def within_context(self, prompt_tokens: int, new_tokens: int) -> int:
+        """The most tokens of an answer to such a prompt, if the request itself bounds the context."""
+        return new_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswers:
@@ -91,13 +95,15 @@ class AnswerRoutes:
         Raises as `Backend.prompt` does, CancelledRequestError for a client that leaves, and InvalidArgumentError for
         fields that contradict each other.
         """
-        offered, guide = tools_for(tools, choice), asked.guide()
-        forced = forced_call(offered, choice, asked.open_objects)
+        offer, guide = offer_of(tools, choice), asked.guide()
+        name_ignored(request, offer)
+        forced = forced_call(offer, asked.open_objects)
         if forced is not None and guide is not None:
             raise InvalidArgumentError("tool_choice: the answer has a form already", field="tool_choice")
-        making = self._backend.prompt(served.deployment, conversation(offered), caller_of(request).identity)
+        making = self._backend.prompt(served.deployment, conversation(offer.tools), caller_of(request).identity)
         prompt = await unless_left(request.receive, making)
-        first = asked.generation(prompt.tokens, asked.new_tokens() or max(1, prompt.room), guide=forced or guide)
+        new_tokens = asked.within_context(len(prompt.tokens), asked.new_tokens() or max(1, prompt.room))
+        first = asked.generation(prompt.tokens, new_tokens, guide=forced or guide)
         seed, (logprobs, top_logprobs) = asked.first_seed(), asked.scores()
         generations = tuple(
             replace(
@@ -108,7 +114,7 @@ class AnswerRoutes:
         )
         generations[0].validate()
         answer_format = PLAIN if guide is not None else prompt.format
-        return ChatAnswers(generations, ForcedCall if forced else partial(AnswerParser, answer_format, offered))
+        return ChatAnswers(generations, ForcedCall if forced else partial(AnswerParser, answer_format, offer.tools))
 
     async def _respond(
         self,

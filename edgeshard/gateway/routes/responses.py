@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,11 +18,22 @@ from edgeshard.domain.requests.generation import Finished, GenerationEvent, Guid
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.response_writer import ResponseWriter
-from edgeshard.gateway.errors import renamed
-from edgeshard.gateway.routes.fields import FirstFault, Items, RequestModel, Taken, bounded, never, only, schema_guide
+from edgeshard.gateway.errors import Refused, renamed
+from edgeshard.gateway.routes.fields import (
+    FirstFault,
+    Items,
+    RequestModel,
+    Taken,
+    Treatment,
+    bounded,
+    ignored,
+    never,
+    only,
+    schema_guide,
+)
 from edgeshard.gateway.routes.prompts import AnswerRoutes, ChatAnswers, ChatRequestModel, conversation_of
 from edgeshard.gateway.routes.reading import Reading
-from edgeshard.gateway.routes.tools import NamedFunction, NamedTool, ToolChoice
+from edgeshard.gateway.routes.tools import ToolChoice
 from edgeshard.gateway.usage import Usage
 
 NAMES = {
@@ -35,7 +46,15 @@ NAMES = {
 }
 
 
+def _check_other(kind: str) -> str:
+    if kind == "function":
+        raise Refused("is a function's")
+    return kind
+
+
 class FunctionTool(RequestModel):
+    model_config = ConfigDict(extra="ignore")
+
     type: Literal["function"]
     name: str
     description: str | None = None
@@ -47,9 +66,18 @@ class FunctionTool(RequestModel):
         return {"type": "function", "function": {name: value for name, value in given.items() if value is not None}}
 
 
-class FunctionChoice(RequestModel):
-    type: Literal["function"]
-    name: str
+class OtherTool(RequestModel):
+    """A tool that a server would have to run, such as web_search."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Annotated[str, AfterValidator(_check_other)]
+
+
+def _check_include(parts: list[str] | None) -> list[str] | None:
+    if parts is not None and "message.output_text.logprobs" in parts:
+        raise Refused("has message.output_text.logprobs, which is not supported here: leave it out")
+    return parts
 
 
 class TextFormat(RequestModel):
@@ -62,43 +90,56 @@ class TextFormat(RequestModel):
 
 class TextOptions(RequestModel):
     format: TextFormat | None = None
-    verbosity: only(str, "medium") = None  # type: ignore[valid-type]
+    verbosity: Literal["low", "medium", "high"] | None = Field(
+        default=None, description="a variable of the chat template"
+    )
 
 
 class ReasoningOptions(RequestModel):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    summary: only(str, "auto") = None  # type: ignore[valid-type]
-    generate_summary: never(str) = None  # type: ignore[valid-type]
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        default=None, description="a variable of the chat template"
+    )
+    summary: ignored("reasoning is in the answer as it is") = None  # type: ignore[valid-type]
+    generate_summary: ignored("the older name of summary") = None  # type: ignore[valid-type]
 
 
 class ResponsesStreamOptions(RequestModel):
-    include_obfuscation: only(bool, False) = None  # type: ignore[valid-type]
+    include_obfuscation: Taken = None
 
 
 class ResponsesRequest(ChatRequestModel):
     model: str
     input: str | Items
     instructions: str | None = None
-    max_output_tokens: int | None = bounded("max_new_tokens", low=1)
+    max_output_tokens: Annotated[int | None, Treatment.CLAMPED] = bounded("max_new_tokens", low=1)
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
-    tools: Annotated[list[FunctionTool], FirstFault] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    tools: (
+        Annotated[list[Annotated[FunctionTool | OtherTool, Field(union_mode="left_to_right")]], FirstFault] | None
+    ) = Field(default=None, description="functions; a header of the answer names the types of others, which do not run")
+    tool_choice: ToolChoice | None = Field(default=None, description="a word, a function, or allowed_tools")
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     background: only(bool, False) = None  # type: ignore[valid-type]
-    conversation: never(Any) = None  # type: ignore[valid-type]
-    include: only(list[str], [], ["reasoning.encrypted_content"]) = None  # type: ignore[valid-type]
-    max_tool_calls: never(int) = None  # type: ignore[valid-type]
-    previous_response_id: never(str) = None  # type: ignore[valid-type]
-    prompt: never(Any) = None  # type: ignore[valid-type]
+    conversation: never("nothing is stored") = None  # type: ignore[valid-type]
+    previous_response_id: never("nothing is stored") = None  # type: ignore[valid-type]
+    prompt: never("nothing is stored") = None  # type: ignore[valid-type]
+    include: Annotated[list[str] | None, AfterValidator(_check_include)] = Field(
+        default=None, description="anything but message.output_text.logprobs; parts that no answer has have no effect"
+    )
     top_logprobs: only(int, 0) = None  # type: ignore[valid-type]
-    truncation: only(str, "disabled") = None  # type: ignore[valid-type]
-    service_tier: only(str, "auto", "default") = None  # type: ignore[valid-type]
-    store: Taken = None
+    truncation: Annotated[Literal["auto", "disabled"] | None, Treatment.IGNORED] = Field(
+        default=None, description="no prompt is shortened"
+    )
+    context_management: ignored("no prompt is shortened") = None  # type: ignore[valid-type]
+    max_tool_calls: ignored("the server runs no tools") = None  # type: ignore[valid-type]
+    service_tier: ignored("there is one tier") = None  # type: ignore[valid-type]
+    store: ignored("nothing is stored") = None  # type: ignore[valid-type]
     safety_identifier: Taken = None
     prompt_cache_key: Taken = None
+    prompt_cache_retention: Taken = None
+    client_metadata: Taken = None
 
     def new_tokens(self) -> int | None:
         return self.max_output_tokens
@@ -114,12 +155,9 @@ class ResponsesRequest(ChatRequestModel):
         return "text.format", schema_guide(asked.schema_, self.open_objects)
 
     def chat_tools(self) -> list[dict[str, Any]]:
-        return [tool.for_chat() for tool in self.tools or ()]
-
-    def chat_choice(self) -> ToolChoice | None:
-        if isinstance(self.tool_choice, FunctionChoice):
-            return NamedTool(type="function", function=NamedFunction(name=self.tool_choice.name))
-        return self.tool_choice
+        """The tools in the form of chat completions."""
+        tools = self.tools or ()
+        return [tool.for_chat() if isinstance(tool, FunctionTool) else tool.model_dump() for tool in tools]
 
     def to_conversation(self, tools: Sequence[Any]) -> Conversation:
         messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
@@ -127,63 +165,109 @@ class ResponsesRequest(ChatRequestModel):
             messages.append({"role": "user", "content": self.input})
         else:
             messages += messages_of(self.input)
-        effort = None if self.reasoning is None else self.reasoning.effort
-        return conversation_of(messages, tools, None if effort is None else {"reasoning_effort": effort})
+        hints = {
+            "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
+            "verbosity": None if self.text is None else self.text.verbosity,
+        }
+        return conversation_of(messages, tools, {name: hint for name, hint in hints.items() if hint is not None})
+
+
+ITEMS: Mapping[str, str] = {
+    "message": "a message of a role; the type may be absent",
+    "reasoning": "the reasoning of the assistant message or call that follows",
+    "function_call": "a call",
+    "function_call_output": "its result",
+    "..._call": "with a call_id a call, such as that of a custom tool; skipped without one",
+    "..._call_output": "its result",
+}
+"""The items of an input that become messages; others are skipped."""
 
 
 def messages_of(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items of an input as messages of a chat. Raises InvalidArgumentError naming an item that is none."""
+    """The items of an input as messages of a chat.
+
+    Items of unknown types are skipped: another server's tools wrote them. Raises InvalidArgumentError naming a part of
+    new input that no model here reads, such as a picture.
+    """
     messages: list[dict[str, Any]] = []
     reasoning = ""
     for place, item in enumerate(items):
-        kind = item.get("type", "message")
+        kind = item.get("type") or "message"
+        if not isinstance(kind, str):
+            continue
+        where = f"input[{place}]"
         if kind == "reasoning":
-            reasoning = _joined(item.get("content") or [], f"input[{place}].content")
+            reasoning = _past_text(item.get("content")) or _past_text(item.get("summary"))
         elif kind == "message":
             role = item.get("role")
-            message = {"role": role, "content": _text(item.get("content"), f"input[{place}].content")}
-            if reasoning and role == "assistant":
+            is_past = role == "assistant"
+            content = item.get("content")
+            text = _past_text(content) if is_past else _text(content, f"{where}.content")
+            message = {"role": role, "content": text}
+            if reasoning and is_past:
                 message["reasoning_content"], reasoning = reasoning, ""
             messages.append(message)
-        elif kind == "function_call":
-            call = {
-                "id": item.get("call_id"),
-                "type": "function",
-                "function": {"name": item.get("name"), "arguments": item.get("arguments")},
-            }
+        elif kind.endswith("_call_output"):
+            output = _text(item.get("output"), f"{where}.output")
+            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
+        elif kind in _OWN_CALLS or (kind.endswith("_call") and item.get("call_id")):
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
-            messages[-1].setdefault("tool_calls", []).append(call)
+            messages[-1].setdefault("tool_calls", []).append(_past_call(kind, item))
             if reasoning:
                 messages[-1]["reasoning_content"], reasoning = reasoning, ""
-        elif kind == "function_call_output":
-            output = _text(item.get("output"), f"input[{place}].output")
-            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
-        else:
-            raise InvalidArgumentError(
-                f"input[{place}].type is not supported here", field=f"input[{place}].type", reason="UNSUPPORTED_VALUE"
-            )
     return messages
 
 
-_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
+def _past_call(kind: str, item: dict[str, Any]) -> dict[str, Any]:
+    """A call in the form of chat completions. The arguments of a function are as the model wrote them."""
+    arguments = item.get("arguments")
+    if kind == "custom_tool_call":
+        arguments = {"input": item.get("input")}
+    elif kind != "function_call" and arguments is None:
+        arguments = item.get("action")
+    name = item.get("name") or kind.removesuffix("_call")
+    return {"id": item.get("call_id"), "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+_OWN_CALLS = ("function_call", "custom_tool_call")
+"""Types of calls that the client runs."""
+_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
+
+
+def _part_text(part: Any) -> str | None:
+    """The text of a part; None if it is no text."""
+    if not isinstance(part, dict) or part.get("type") not in _TEXT_PARTS:
+        return None
+    text = part.get("text", part.get("refusal"))
+    return text if isinstance(text, str) else None
+
+
+def _past_text(content: Any) -> str:
+    """The text of what a model wrote; parts that are no text are skipped."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "".join(_part_text(part) or "" for part in parts)
 
 
 def _text(content: Any, field: str) -> str:
-    return content if isinstance(content, str) else _joined(content, field)
-
-
-def _joined(parts: Any, field: str) -> str:
-    if not isinstance(parts, list):
+    """The text of new input."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
         raise InvalidArgumentError(f"{field} is neither a text nor a list of parts", field=field)
-    for place, part in enumerate(parts):
-        if not isinstance(part, dict) or part.get("type") not in _TEXT_PARTS or not isinstance(part.get("text"), str):
+    texts: list[str] = []
+    for place, part in enumerate(content):
+        text = _part_text(part)
+        if text is None:
             raise InvalidArgumentError(
                 f"{field}[{place}] is no part of text, and no other is supported here",
                 field=f"{field}[{place}]",
                 reason="UNSUPPORTED_VALUE",
             )
-    return "".join(part["text"] for part in parts)
+        texts.append(text)
+    return "".join(texts)
 
 
 class Responses(AnswerRoutes):
@@ -193,7 +277,7 @@ class Responses(AnswerRoutes):
         asked = await read_body(request, ResponsesRequest, self._backend.check_place)
         served = caller_of(request).find(self._backend, asked.model)
         try:
-            tools, choice = asked.chat_tools(), asked.chat_choice()
+            tools, choice = asked.chat_tools(), asked.tool_choice
             made = await self._chat_answers(request, served, asked, asked.to_conversation, tools, choice)
             run = ResponsesRun(asked, served.deployment, made)
             return await self._respond(request, served, made.generations, run, bool(asked.stream))
@@ -295,8 +379,12 @@ class ResponsesRun(ResponseWriter):
             "store": False,
             "temperature": self._sampling.temperature,
             "text": {"format": self._format()},
-            "tool_choice": choice.model_dump() if isinstance(choice, FunctionChoice) else choice or "auto",
-            "tools": [{**tool.model_dump(), "strict": tool.strict is not False} for tool in asked.tools or ()],
+            "tool_choice": choice or "auto",
+            "tools": [
+                {**tool.model_dump(), "strict": tool.strict is not False}
+                for tool in asked.tools or ()
+                if isinstance(tool, FunctionTool)
+            ],
             "top_p": self._sampling.top_p,
             "truncation": "disabled",
             "usage": self._usage() if is_over else None,

@@ -43,6 +43,27 @@ def closed(schema: Schema) -> Schema:
     return copy
 
 
+_VALUES = frozenset({"const", "default", "enum", "examples"})
+"""The keywords whose values are no schemas."""
+
+
+def without_nulls(schema: Any) -> Any:
+    """A copy of a schema without keywords that are null, which clients write for absent ones."""
+    if isinstance(schema, list):
+        return [without_nulls(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    copy: Schema = {}
+    for key, value in schema.items():
+        if key in _VALUES:
+            copy[key] = value
+        elif key in _BY_NAME and isinstance(value, dict):
+            copy[key] = {name: without_nulls(part) for name, part in value.items() if part is not None}
+        elif value is not None:
+            copy[key] = without_nulls(value)
+    return copy
+
+
 def _composed(nodes: list[Schema], root: Schema) -> set[int]:
     """The ids of schemas that together say which properties an object has."""
     groups = {id(node): [list(group) for group in _groups(node, root)] for node in nodes}

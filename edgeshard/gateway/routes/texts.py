@@ -17,6 +17,7 @@ from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.errors import Refused, json_response, renamed
 from edgeshard.gateway.routes.fields import FirstFault, Items, RequestModel, TokenId
 from edgeshard.gateway.routes.prompts import conversation_of
+from edgeshard.gateway.routes.tools import name_ignored, offer_of
 
 NAMES = {"variables": "chat_template_kwargs"}
 """The names here of fields of the chat worker."""
@@ -36,11 +37,12 @@ class TokenizeRequest(RequestModel):
     @model_validator(mode="after")
     def _check(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
-            raise Refused("give either prompt or messages", "INVALID_VALUE")
+            raise Refused("give either prompt or messages", "INVALID_VALUE", "prompt")
         return self
 
     def conversation(self) -> Conversation:
-        return conversation_of(self.messages, self.tools, self.chat_template_kwargs, self.add_generation_prompt)
+        tools = offer_of(self.tools, None).tools
+        return conversation_of(self.messages, tools, self.chat_template_kwargs, self.add_generation_prompt)
 
 
 class DetokenizeRequest(RequestModel):
@@ -58,6 +60,7 @@ class Texts:
         asked = await read_body(request, TokenizeRequest)
         caller = caller_of(request)
         served = caller.find(self._backend, asked.model)
+        name_ignored(request, offer_of(asked.tools, None))
         try:
             tokens = await unless_left(request.receive, self._tokens(served.deployment, asked, caller.identity))
         except EdgeShardError as error:

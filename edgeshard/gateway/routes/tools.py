@@ -3,48 +3,110 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from starlette.requests import Request
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.requests.chat import AnswerDelta, AnswerFormat, ContentDelta, ToolCall
 from edgeshard.domain.requests.generation import Guide
-from edgeshard.gateway.routes.fields import RequestModel, schema_guide
+from edgeshard.gateway.access.answer_headers import add_header
+from edgeshard.gateway.routes.fields import schema_guide
+
+ValueT = TypeVar("ValueT")
+
+ToolChoice = Literal["none", "auto", "required"] | dict[str, Any]
+"""The choice of a tool as requests have it: a word, a tool, or a list of allowed tools."""
+IGNORED_TOOLS = "x-ignored-tools"
+"""The header of an answer with the types of tools that the server does not run."""
+_TYPE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_MAX_TYPES = 16
 
 
-class NamedFunction(RequestModel):
-    name: str
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The functions that an answer may call. `is_forced`: the answer is a call of one of `names`, of any if None.
+
+    `ignored` are the types of the other tools, such as web_search, which a server would have to run.
+    """
+
+    tools: tuple[Any, ...] = ()
+    is_forced: bool = False
+    names: frozenset[str] | None = None
+    ignored: tuple[str, ...] = ()
 
 
-class NamedTool(RequestModel):
-    type: Literal["function"]
-    function: NamedFunction
+def offer_of(tools: Sequence[Any] | None, choice: ToolChoice | None) -> Offer:
+    """The offer of a request. Raises InvalidArgumentError for a choice that is not among the functions."""
+    functions = tuple(tool for tool in tools or () if _type_of(tool) == "function")
+    others = (_type_of(tool) for tool in tools or ())
+    types = [kind if _TYPE.fullmatch(kind) else "unknown" for kind in others if kind != "function"]
+    ignored = tuple(dict.fromkeys(types))[:_MAX_TYPES]
+    if choice in (None, "auto"):
+        return Offer(functions, ignored=ignored)
+    if choice == "none":
+        return Offer(ignored=ignored)
+    names: frozenset[str] | None = None
+    is_forced = True
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        allowed = choice.get("allowed_tools") or choice
+        names = _names(_of_type(allowed, dict).get("tools"))
+        functions = tuple(tool for tool in functions if _function(tool).get("name") in names)
+        is_forced = allowed.get("mode") == "required"
+    elif isinstance(choice, dict):
+        names = _names([choice])
+    if is_forced and not functions:
+        raise InvalidArgumentError("tool_choice: there are no tools to choose from", field="tool_choice")
+    return Offer(functions, is_forced, names, ignored)
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+def name_ignored(request: Request, offer: Offer) -> None:
+    """Have the answer to a request name the tools of an offer that are left out."""
+    if offer.ignored:
+        add_header(request, IGNORED_TOOLS, ", ".join(offer.ignored))
 
 
-def tools_for(tools: Sequence[Any] | None, choice: ToolChoice | None) -> Sequence[Any]:
-    """The tools for the template. Raises InvalidArgumentError for a choice among none."""
-    if not tools:
-        if choice not in (None, "none", "auto"):
-            raise InvalidArgumentError("tool_choice: there are no tools to choose from", field="tool_choice")
-        return ()
-    return () if choice == "none" else tools
+def _type_of(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return "function" if kind is None else str(kind)
 
 
-def forced_call(tools: Sequence[Any], choice: ToolChoice | None, open_objects: bool) -> Guide | None:
+def _names(chosen: Any) -> frozenset[str]:
+    """The names of the functions among chosen tools. Raises InvalidArgumentError if there is none."""
+    functions = [tool for tool in _of_type(chosen, list) if _type_of(tool) == "function"]
+    if chosen and not functions:
+        raise InvalidArgumentError(
+            f"tool_choice: a tool of type {_type_of(chosen[0])[:40]!r} is not run here; choose a function, or auto",
+            field="tool_choice",
+            reason="UNSUPPORTED_VALUE",
+        )
+    named = (_of_type(tool.get("function") or tool, dict).get("name") for tool in functions)
+    return frozenset(_of_type(name, str) for name in named)
+
+
+def _of_type(value: Any, kind: type[ValueT]) -> ValueT:
+    if not isinstance(value, kind):
+        raise InvalidArgumentError(
+            'tool_choice: is not of the form {"type": "function", "function": {"name": ...}}', field="tool_choice"
+        )
+    return value
+
+
+def forced_call(offer: Offer, open_objects: bool | None) -> Guide | None:
     """The guide of an answer that must be a call: an object with the name of a tool and its arguments.
 
-    The arguments follow the tools' own schemas, closed but for `open_objects`. None where no call is asked for. Raises
+    The arguments follow the tools' own schemas, closed but for `open_objects`. None if no call is required. Raises
     InvalidArgumentError for a tool that is not there.
     """
-    if choice in (None, "none", "auto"):
+    if not offer.is_forced:
         return None
-    wanted = [_function(tool) for tool in tools]
-    if isinstance(choice, NamedTool):
-        wanted = [function for function in wanted if function.get("name") == choice.function.name]
+    wanted = [_function(tool) for tool in offer.tools]
+    if offer.names is not None:
+        wanted = [function for function in wanted if function.get("name") in offer.names]
         if not wanted:
             raise InvalidArgumentError("tool_choice: names a function that is not among the tools", field="tool_choice")
     named = {f"tool{number}": function for number, function in enumerate(wanted)}

@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from edgeshard_agent.engine import head as head_module
@@ -42,6 +43,7 @@ class SlowTokenizer:
     """Encodes when told to."""
 
     longest_token_bytes = 16
+    special_tokens: ClassVar[dict[str, int]] = {}
     growth = 1.0
     file = Path()
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from edgeshard_agent.engine.tokenising import LONG_BYTES, Tokenising
@@ -29,6 +30,7 @@ class GatedTokenizer:
     """Encodes a text when it is let through, and says which it is at."""
 
     longest_token_bytes = 1 << 20
+    special_tokens: ClassVar[dict[str, int]] = {}
     growth = 1.0
 
     def __init__(self) -> None:
@@ -178,6 +180,8 @@ def asked(prompt: str | tuple[int, ...], new_tokens: int = 4) -> StartRequest:
 
 class Uncalled:
     """A tokenizer that nobody may ask."""
+
+    special_tokens: ClassVar[dict[str, int]] = {}
 
     def __init__(self, longest_token_bytes: int, growth: float = 1.0) -> None:
         self.longest_token_bytes = longest_token_bytes

@@ -66,7 +66,7 @@ def made_sampling(chance: np.random.Generator, vocab: int) -> Sampling:
     sampling = Sampling(
         temperature=float(chance.choice([0, 1e-6, 0.1, 0.5, 0.8, 1.0, 1.7, 100])),
         top_k=int(chance.choice([0, 0, 1, 5, 50, max(vocab - 1, 0), 2**32 - 1])),
-        top_p=float(chance.choice([1, 1, 1e-9, 0.1, 0.5, 0.9, 0.95, 0.999])),
+        top_p=float(chance.choice([1, 1, 0, 1e-9, 0.1, 0.5, 0.9, 0.95, 0.999])),
         min_p=float(chance.choice([0, 0, 0, 5e-324, 0.02, 0.1, 0.6, 1])),
         repetition_penalty=float(chance.choice([1, 1, 0.7, 1.3, 1e3])),
         presence_penalty=float(chance.choice([0, 0, 0, -2, 0.3, 2])),

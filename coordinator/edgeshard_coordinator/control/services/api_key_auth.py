@@ -32,8 +32,8 @@ class ApiKeyAuthenticator:
             return Caller(ANYONE)
         if key is None:
             raise UnauthenticatedError(
-                "no API key was shown: send `Authorization: Bearer KEY`; an operator makes a key with edgectl key "
-                "create NAME",
+                "there is no API key in Authorization or x-api-key: send `Authorization: Bearer KEY`; an operator "
+                "makes a key with edgectl key create NAME",
                 field="api_key",
                 reason="NO_API_KEY",
             )

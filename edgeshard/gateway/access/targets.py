@@ -1,0 +1,41 @@
+"""The target of a request in one form, whichever of the forms of HTTP the client sent (RFC 9112, 3.2). Pure."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote
+
+from starlette.types import Scope
+
+from edgeshard.domain.errors import InvalidArgumentError
+
+_ABSOLUTE = re.compile(r"https?://([^/]*)(/.*)?", re.IGNORECASE | re.DOTALL)
+_AUTHORITY = re.compile(r"[A-Za-z0-9._~:\[\]-]+")
+
+
+def canonical(scope: Scope) -> Scope:
+    """A copy of a request's scope as routes and rights are written.
+
+    HEAD becomes GET. Slashes at the end and empty segments leave the path: no redirect is needed, which would have to
+    guess the scheme and host that the client used. The authority of an absolute target takes the place of Host. Raises
+    InvalidArgumentError naming `target` for an authority that is not a host and a port.
+    """
+    made = dict(scope)
+    if scope["method"] == "HEAD":
+        made["method"] = "GET"
+    raw = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
+    path = scope["path"]
+    if (absolute := _ABSOLUTE.fullmatch(raw)) is not None:
+        authority = absolute[1]
+        if not _AUTHORITY.fullmatch(authority):
+            raise InvalidArgumentError(
+                "target: its authority is not HOST or HOST:PORT", field="target", reason="BAD_TARGET"
+            )
+        others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+        made["headers"] = [(b"host", authority.encode("latin-1")), *others]
+        path = unquote(absolute[2] or "/")
+    if path.startswith("/"):
+        path = "/" + "/".join(part for part in path.split("/") if part)
+    made["path"] = path
+    made["raw_path"] = path.encode()
+    return made
