@@ -15,12 +15,17 @@ from edgeshard_agent.scheduler.batching import MAX_MICRO_BATCH, Batching
 from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.guessing import LONGEST_MATCH, Guessing, Repeats
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
+from edgeshard_agent.scheduler.reservation import DEFAULT_ANSWER_TOKENS
 from edgeshard_agent.scheduler.scheduler import Limits, Scheduler
 from edgeshard_agent.scheduler.slices import PromptSlices
 from edgeshard_agent.scheduler.swapping import DISK_BPS, MEMORY_BPS, Swapping
 
-# Requests that may run for each one whose worst case the KV pool was made for, where a deployment overcommits.
 OVERCOMMIT = 2
+"""Requests that may run for each one whose longest text the KV pool holds, if a deployment overcommits."""
+DEFAULT_PROMPT_TOKENS = 128
+"""The typical length of a prompt if neither plan nor spec has one."""
+MAX_SHORT_REQUESTS = 8
+"""Requests that may run at once in a pool for fewer of the longest, if it holds so many of typical length."""
 WAITING_PER_PLACE = 4
 
 
@@ -38,6 +43,7 @@ def make_scheduler(
     limits = Limits(
         longest,
         waiting,
+        answer_tokens=_typical(prepare)[1],
         overcommit=spec.kv_overcommit,
         prefix_cache=spec.prefix_cache and (not shape.states or placement.saved_states > 0),
         save_every=shape.save_every(spec.dtype, spec.effective_kv_dtype, placement.kv_block_tokens),
@@ -88,6 +94,21 @@ def make_slices(prepare: PrepareStage) -> PromptSlices | None:
     return PromptSlices(placement.costs)
 
 
+def _typical(prepare: PrepareStage) -> tuple[int, int]:
+    """Tokens of a prompt and of an answer that the placement was planned for, else those of the spec or defaults."""
+    lengths = prepare.placement.predicted or prepare.spec
+    return lengths.prompt_tokens or DEFAULT_PROMPT_TOKENS, lengths.new_tokens or DEFAULT_ANSWER_TOKENS
+
+
+def _places(prepare: PrepareStage) -> int:
+    """Requests that may run at once: those whose longest text has memory, and short ones instead of few long ones."""
+    spec, placement = prepare.spec, prepare.placement
+    longest = spec.concurrency * (OVERCOMMIT if spec.kv_overcommit else 1)
+    typical_tokens = sum(_typical(prepare))
+    short = placement.kv_blocks * placement.kv_block_tokens // typical_tokens
+    return max(longest, min(MAX_SHORT_REQUESTS, short))
+
+
 def batching(prepare: PrepareStage) -> Batching:
     """The placement's (b, m), or a larger b so that as many requests run as the deployment has memory for.
 
@@ -98,8 +119,7 @@ def batching(prepare: PrepareStage) -> Batching:
     mode, micro_batch, micro_batches = Mode(spec.mode), placement.micro_batch, placement.micro_batches
     is_free = mode is not Mode.SEQUENTIAL and spec.max_time_per_token_s is None
     if is_free:
-        places = spec.concurrency * (OVERCOMMIT if spec.kv_overcommit else 1)
-        micro_batch = max(micro_batch, -(-places // micro_batches))
+        micro_batch = max(micro_batch, -(-_places(prepare) // micro_batches))
     fixed = spec.micro_batches > 0
     largest = min(micro_batch, MAX_MICRO_BATCH)
     if placement.sweep > 1:  # what a sweep reads is shared by its micro-batches: their number is the plan's

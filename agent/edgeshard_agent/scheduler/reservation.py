@@ -1,0 +1,48 @@
+"""The KV memory that is reserved when a request is admitted: its text so far, and an answer of likely length. Pure.
+
+An answer may be as long as its context, and few are. A request whose answer is longer than its reservation grows by
+blocks, and takes them from the newest request if memory is short. (docs/papers.md#kv-memory-in-pages)
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from edgeshard_agent.scheduler.sequence import Sequence
+
+DEFAULT_ANSWER_TOKENS = 128
+"""The likely length of an answer before any has ended and if the plan has none."""
+MAX_REMEMBERED_ANSWERS = 64
+"""The mean changes by at least one part in so many with each answer, so that it follows the newest ones."""
+
+
+class Reservation:
+    """Positions to reserve. `answer_tokens` is the likely length of an answer before any has ended.
+
+    With `overcommit` nothing is reserved for answers.
+    """
+
+    def __init__(self, answer_tokens: float = DEFAULT_ANSWER_TOKENS, *, overcommit: bool = False) -> None:
+        self._answer_tokens = float(answer_tokens)
+        self._answers = 1
+        self._overcommit = overcommit
+
+    def positions(self, sequence: Sequence) -> int:
+        """The positions to reserve for a request that is admitted: at most its longest text.
+
+        How long an answer has become says little about how much follows, so a preempted one has the same reserve
+        again. An answer that ignores the end of the text is as long as it may be.
+        """
+        if self._overcommit:
+            answer_tokens = 1
+        elif sequence.generation.ignore_eos:
+            return sequence.longest
+        else:
+            answer_tokens = max(1, ceil(self._answer_tokens))
+        return min(sequence.longest, len(sequence.tokens) + answer_tokens)
+
+    def ended(self, sequence: Sequence) -> None:
+        """Learn the length of an answer that came to its end."""
+        self._answers = min(self._answers + 1, MAX_REMEMBERED_ANSWERS)
+        new_tokens = len(sequence.tokens) - sequence.prompt_count
+        self._answer_tokens += (new_tokens - self._answer_tokens) / self._answers
