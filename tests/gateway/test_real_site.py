@@ -371,10 +371,13 @@ async def test_what_the_context_has_no_room_for_is_said_as_openai_says_it(http: 
     said = answer.json["error"] if path.startswith("/api/") else answer.error["message"]
     assert said.startswith("This model's maximum context length is 512 tokens. ")
     assert "context_length_exceeded" in said and "shorten it" in said
-    wanted = {"model": "tales", "messages": CHAT, "max_tokens": 511}
-    new = (await http.post("/v1/chat/completions", wanted)).error
-    assert (new["param"], new["code"]) == ("max_tokens", "context_length_exceeded")
-    assert "maximum context length is 512 tokens" in new["message"] and "max_new_tokens" not in new["message"]
+
+
+async def test_a_request_for_more_than_is_left_gets_the_rest(http: Http) -> None:
+    wanted = {"model": "tales", "prompt": [5] * 500, "max_tokens": 4096, "ignore_eos": True}
+    answer = (await http.post("/v1/completions", wanted)).json
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 12
 
 
 async def test_other_errors_have_the_same_form(http: Http) -> None:

@@ -333,17 +333,7 @@ class OllamaRun(ResponseWriter):
                 return self._said("", "", (delta,))
 
     def _said(self, content: str, thinking: str, calls: Sequence[ToolCall] = ()) -> str:
-        if not self._is_chat:
-            more = f',"thinking":{json.dumps(thinking)}' if thinking else ""
-            return f'"response":{json.dumps(content)}{more}'
-        message: dict[str, Any] = {"role": "assistant", "content": content}
-        if thinking:
-            message["thinking"] = thinking
-        if calls:
-            message["tool_calls"] = [
-                {"function": {"name": call.name, "arguments": _object(call.arguments)}} for call in calls
-            ]
-        return f'"message":{json.dumps(message, separators=(",", ":"))}'
+        return _said(self._is_chat, content, thinking, calls)
 
     def _end(self) -> str:
         now = time.monotonic()
@@ -358,6 +348,31 @@ class OllamaRun(ResponseWriter):
             "eval_duration": _nanoseconds(now - first),
         }
         return "," + json.dumps(record, separators=(",", ":"))[1:-1]
+
+
+def _failed(error: EdgeShardError) -> str:
+    """The line of an error in the midst of a stream."""
+    return json.dumps({"error": error.message}) + "\n"
+
+
+def _line(model: str, said: str, end: str) -> str:
+    """A line of a stream; `said` is a JSON key and its value, and `end` the text from the value of `done` on."""
+    return f'{{"model":{json.dumps(model)},"created_at":"{_time()}",{said},"done":{end}'
+
+
+def _said(is_chat: bool, content: str = "", thinking: str = "", calls: Sequence[ToolCall] = ()) -> str:
+    """The JSON keys of a piece of an answer, and their values."""
+    if not is_chat:
+        more = f',"thinking":{json.dumps(thinking)}' if thinking else ""
+        return f'"response":{json.dumps(content)}{more}'
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if thinking:
+        message["thinking"] = thinking
+    if calls:
+        message["tool_calls"] = [
+            {"function": {"name": call.name, "arguments": _object(call.arguments)}} for call in calls
+        ]
+    return f'"message":{json.dumps(message, separators=(",", ":"))}'
 
 
 def _loaded(model: str, said: dict[str, Any]) -> Response:

@@ -36,7 +36,7 @@ def typical_request(spec: DeploymentSpec, max_context: int, traffic: Traffic) ->
     if traffic.requests:
         prompt, new = math.floor(traffic.prompts.mean), math.floor(traffic.answers.mean)
     if spec.new_tokens is None:
-        new = max(1, min(new, spec.max_new_tokens, max_context - (spec.prompt_tokens or 1)))
+        new = max(1, min(new, spec.most_new_tokens(max_context), max_context - (spec.prompt_tokens or 1)))
     else:
         new = spec.new_tokens
     prompt = spec.prompt_tokens or max(1, min(prompt, max_context - new))
