@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from math import ceil
 
+from edgeshard.domain.deployments.running_requests import DEFAULT_TOKENS
 from edgeshard_agent.scheduler.sequence import Sequence
 
-DEFAULT_ANSWER_TOKENS = 128
-"""The likely length of an answer before any has ended and if the plan has none."""
 MAX_REMEMBERED_ANSWERS = 64
 """The mean changes by at least one part in so many with each answer, so that it follows the newest ones."""
 
@@ -22,7 +21,7 @@ class Reservation:
     With `overcommit` nothing is reserved for answers.
     """
 
-    def __init__(self, answer_tokens: float = DEFAULT_ANSWER_TOKENS, *, overcommit: bool = False) -> None:
+    def __init__(self, answer_tokens: float = DEFAULT_TOKENS, *, overcommit: bool = False) -> None:
         self._answer_tokens = float(answer_tokens)
         self._answers = 1
         self._overcommit = overcommit

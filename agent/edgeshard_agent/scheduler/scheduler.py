@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 
 from edgeshard.domain import errors
+from edgeshard.domain.deployments.running_requests import DEFAULT_TOKENS
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import FinishReason, Generation, StageTiming, Token
 from edgeshard.domain.requests.head import HeadEvent, RequestAdmitted, RequestEnd
@@ -35,7 +36,7 @@ from edgeshard_agent.scheduler.guessing import MOST_ROWS, Guessed, Guessing
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
 from edgeshard_agent.scheduler.micro_batch_tuner import MicroBatchTuner
 from edgeshard_agent.scheduler.prefix import extend_keys, next_save
-from edgeshard_agent.scheduler.reservation import DEFAULT_ANSWER_TOKENS, Reservation
+from edgeshard_agent.scheduler.reservation import Reservation
 from edgeshard_agent.scheduler.scoring import is_unscored
 from edgeshard_agent.scheduler.sequence import Sequence
 from edgeshard_agent.scheduler.swapping import SwappedOut, Swapping
@@ -108,7 +109,7 @@ class Limits:
 
     max_context: int
     waiting: int
-    answer_tokens: int = DEFAULT_ANSWER_TOKENS
+    answer_tokens: int = DEFAULT_TOKENS
     overcommit: bool = False
     prefix_cache: bool = False
     save_every: int = 0

@@ -8,6 +8,7 @@ from edgeshard.architectures import ModelShape
 from edgeshard.domain.control.commands import PrepareStage
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.deployments.placement import PlacedStage, Speculation
+from edgeshard.domain.deployments.running_requests import running_requests, typical_lengths
 from edgeshard.domain.deployments.step_cost import compute_s, inter_token_s
 from edgeshard.domain.requests.step import MAX_STEP_TOKENS
 from edgeshard.planning.costs.step_budget import step_tokens
@@ -15,17 +16,10 @@ from edgeshard_agent.scheduler.batching import MAX_MICRO_BATCH, Batching
 from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.guessing import LONGEST_MATCH, Guessing, Repeats
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
-from edgeshard_agent.scheduler.reservation import DEFAULT_ANSWER_TOKENS
 from edgeshard_agent.scheduler.scheduler import Limits, Scheduler
 from edgeshard_agent.scheduler.slices import PromptSlices
 from edgeshard_agent.scheduler.swapping import DISK_BPS, MEMORY_BPS, Swapping
 
-OVERCOMMIT = 2
-"""Requests that may run for each one whose longest text the KV pool holds, if a deployment overcommits."""
-DEFAULT_PROMPT_TOKENS = 128
-"""The typical length of a prompt if neither plan nor spec has one."""
-MAX_SHORT_REQUESTS = 8
-"""Requests that may run at once in a pool for fewer of the longest, if it holds so many of typical length."""
 WAITING_PER_PLACE = 4
 
 
@@ -39,11 +33,11 @@ def make_scheduler(
     """Where requests have states and there is no room to save any, nothing of one request is shared with another. With
     `drafts` there is a draft to be asked for guesses: what followed a short match is less likely than what it says."""
     spec, placement = prepare.spec, prepare.placement
-    longest, waiting = spec.max_context or shape.max_context, WAITING_PER_PLACE * spec.concurrency
+    longest, waiting = spec.max_context or shape.max_context, WAITING_PER_PLACE * running_requests(spec, placement)
     limits = Limits(
         longest,
         waiting,
-        answer_tokens=_typical(prepare)[1],
+        answer_tokens=typical_lengths(spec, placement)[1],
         overcommit=spec.kv_overcommit,
         prefix_cache=spec.prefix_cache and (not shape.states or placement.saved_states > 0),
         save_every=shape.save_every(spec.dtype, spec.effective_kv_dtype, placement.kv_block_tokens),
@@ -94,21 +88,6 @@ def make_slices(prepare: PrepareStage) -> PromptSlices | None:
     return PromptSlices(placement.costs)
 
 
-def _typical(prepare: PrepareStage) -> tuple[int, int]:
-    """Tokens of a prompt and of an answer that the placement was planned for, else those of the spec or defaults."""
-    lengths = prepare.placement.predicted or prepare.spec
-    return lengths.prompt_tokens or DEFAULT_PROMPT_TOKENS, lengths.new_tokens or DEFAULT_ANSWER_TOKENS
-
-
-def _places(prepare: PrepareStage) -> int:
-    """Requests that may run at once: those whose longest text has memory, and short ones instead of few long ones."""
-    spec, placement = prepare.spec, prepare.placement
-    longest = spec.concurrency * (OVERCOMMIT if spec.kv_overcommit else 1)
-    typical_tokens = sum(_typical(prepare))
-    short = placement.kv_blocks * placement.kv_block_tokens // typical_tokens
-    return max(longest, min(MAX_SHORT_REQUESTS, short))
-
-
 def batching(prepare: PrepareStage) -> Batching:
     """The placement's (b, m), or a larger b so that as many requests run as the deployment has memory for.
 
@@ -119,7 +98,7 @@ def batching(prepare: PrepareStage) -> Batching:
     mode, micro_batch, micro_batches = Mode(spec.mode), placement.micro_batch, placement.micro_batches
     is_free = mode is not Mode.SEQUENTIAL and spec.max_time_per_token_s is None
     if is_free:
-        micro_batch = max(micro_batch, -(-_places(prepare) // micro_batches))
+        micro_batch = max(micro_batch, -(-running_requests(spec, placement) // micro_batches))
     fixed = spec.micro_batches > 0
     largest = min(micro_batch, MAX_MICRO_BATCH)
     if placement.sweep > 1:  # what a sweep reads is shared by its micro-batches: their number is the plan's

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 from edgeshard_agent.scheduler.batching import MAX_MICRO_BATCH
-from edgeshard_agent.scheduler.reservation import DEFAULT_ANSWER_TOKENS
 from edgeshard_agent.scheduler.setup import (
-    MAX_SHORT_REQUESTS,
     batching,
     make_scheduler,
     make_slices,
@@ -22,6 +20,7 @@ from edgeshard.domain.control.commands import PrepareStage
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.deployments.placement import PlacedStage, Placement, Speculation
+from edgeshard.domain.deployments.running_requests import DEFAULT_TOKENS, MAX_SHORT_REQUESTS
 from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.ids import Digest, Epoch, NodeId, NodeName
 from edgeshard.domain.models.dtypes import DType
@@ -102,7 +101,7 @@ def test_slices_need_costs_several_stages_and_steps_that_follow_each_other() -> 
 def test_a_new_scheduler_has_the_placements_pool_and_nothing_to_do() -> None:
     scheduler = make_scheduler(prepared(costs=True), parse_config(BUILT_IN_CONFIGS["llama2-7b"]), frozenset(), None)
     assert scheduler.idle and scheduler.next_step() is None
-    assert scheduler.limits.answer_tokens == DEFAULT_ANSWER_TOKENS
+    assert scheduler.limits.answer_tokens == DEFAULT_TOKENS
     assert scheduler.stats.kv_blocks_free == 64
 
 

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 from edgeshard.domain.deployments.deployment import DeploymentSpec, check_typical
 from edgeshard.domain.deployments.placement import LengthsFrom
+from edgeshard.domain.deployments.running_requests import DEFAULT_TOKENS
 from edgeshard.domain.deployments.traffic import Traffic
-
-DEFAULT_TOKENS = 128
-"""Tokens of a prompt and of an answer, where nothing is known of either and the context allows."""
 
 
 @dataclass(frozen=True, slots=True)
