@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from edgeshard_agent.ops.native import native_available
 
-from edgeshard.domain.requests.generation import GenerateOptions
 from tests.chaos.checker import check, reference_of
 from tests.chaos.failpoints import Action, Failpoint, Place
 from tests.chaos.matrix import Ask
@@ -20,22 +18,7 @@ from tests.support.forms import one_in
 
 pytestmark = pytest.mark.skipif(not native_available(), reason="torch's operators do not promise the bits")
 
-END = 2
-"""The token that ends the demo model's texts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unending(Ask):
-    """A request whose answer may end at any token, and never does: the head cannot know how long it becomes."""
-
-    @property
-    def options(self) -> GenerateOptions:
-        options: GenerateOptions = Ask.options.__get__(self)
-        biases = {**options.get("logit_bias", {}), END: -100.0}
-        return options | GenerateOptions(ignore_eos=False, logit_bias=biases)
-
-
-ASKS = [Unending(seed, prompt_tokens=20, new_tokens=90, sampled=seed % 2 == 0) for seed in range(5)]
+ASKS = [Ask(seed, prompt_tokens=20, new_tokens=90, sampled=seed % 2 == 0) for seed in range(5)]
 
 
 async def answers(site: ChaosSite, at_once: int) -> Sequence[Stream]:

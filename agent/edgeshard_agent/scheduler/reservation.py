@@ -30,14 +30,9 @@ class Reservation:
         """The positions to reserve for a request that is admitted: at most its longest text.
 
         How long an answer has become says little about how much follows, so a preempted one has the same reserve
-        again. An answer that ignores the end of the text is as long as it may be.
+        again.
         """
-        if self._overcommit:
-            answer_tokens = 1
-        elif sequence.generation.ignore_eos:
-            return sequence.longest
-        else:
-            answer_tokens = max(1, ceil(self._answer_tokens))
+        answer_tokens = 1 if self._overcommit else max(1, ceil(self._answer_tokens))
         return min(sequence.longest, len(sequence.tokens) + answer_tokens)
 
     def ended(self, sequence: Sequence) -> None:

@@ -36,13 +36,12 @@ def test_a_likely_answer_is_reserved() -> None:
     assert reservation.positions(sequence_of(10, 8000)) == 110
     assert reservation.positions(sequence_of(10, 8000, emitted=500)) == 610, "as much again after a preemption"
     assert reservation.positions(sequence_of(10, 20)) == 30, "never more than its longest text"
-    assert reservation.positions(sequence_of(10, 8000, ignore_eos=True)) == 8010, "it ends nowhere else"
     assert reservation.positions(sequence_of(10, 0, prompt_logprobs=True)) == 10
 
 
 def test_with_overcommit_only_the_prompt_and_one_token_are_reserved() -> None:
     reservation = Reservation(100, overcommit=True)
-    assert reservation.positions(sequence_of(10, 8000, ignore_eos=True)) == 11
+    assert reservation.positions(sequence_of(10, 8000)) == 11
     assert reservation.positions(sequence_of(10, 0, prompt_logprobs=True)) == 10
 
 
