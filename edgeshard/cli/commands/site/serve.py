@@ -78,7 +78,7 @@ class ServeOptions:
             values["max_context"] = max_context
         if quantise != "none":
             values["quantisation"] = {"*": quantise}
-        return values | self.limits
+        return {**values, **self.limits}
 
     def agrees(self, spec: DeploymentSpec) -> bool:
         """Whether what was asked for is what a deployment is."""
