@@ -1,4 +1,4 @@
-"""Requests that give their memory to older ones, while a node is killed: every client gets what it gets alone."""
+"""Requests are preempted while a node is killed: every client gets the tokens of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ASKS = [Ask(seed, prompt_tokens=20, new_tokens=90, sampled=seed % 2 == 0) for se
 
 
 async def answers(site: ChaosSite, at_once: int) -> Sequence[Stream]:
-    """The answers to all requests, so many at a time."""
+    """The answers to all requests, `at_once` at a time."""
     places = asyncio.Semaphore(at_once)
 
     async def answer(ask: Ask) -> Stream:

@@ -37,7 +37,7 @@ class Box:
 
 
 async def chosen(monkeypatch: pytest.MonkeyPatch, memory: int, quantise: str = "auto", **limits: int) -> Any:
-    """The spec that `serve` chooses on a box, and what it says."""
+    """The spec that `serve` chooses on a box, and the lines that it prints."""
 
     async def measure(*_: object) -> None:
         pass

@@ -12,7 +12,7 @@ from edgeshard.domain.deployments.running_requests import DEFAULT_TOKENS
 from edgeshard_agent.scheduler.sequence import Sequence
 
 MAX_REMEMBERED_ANSWERS = 64
-"""The mean changes by at least one part in so many with each answer, so that it follows the newest ones."""
+"""The weight of all earlier answers in the mean is that of 63 answers at most, so that it follows the newest ones."""
 
 
 class Reservation:
@@ -29,8 +29,7 @@ class Reservation:
     def positions(self, sequence: Sequence) -> int:
         """The positions to reserve for a request that is admitted: at most its longest text.
 
-        How long an answer has become says little about how much follows, so a preempted one has the same reserve
-        again.
+        A preempted answer has the same reserve again: its length so far does not predict how much follows.
         """
         answer_tokens = 1 if self._overcommit else max(1, ceil(self._answer_tokens))
         return min(sequence.longest, len(sequence.tokens) + answer_tokens)

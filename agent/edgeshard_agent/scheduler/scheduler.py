@@ -100,7 +100,7 @@ TakenItem = HeadEvent | Taken
 class Limits:
     """`max_context` positions per request, at most `waiting` requests that are not admitted yet.
 
-    answer_tokens  the likely length of an answer, for which memory is reserved until answers have shown their length
+    answer_tokens  the likely length of an answer, before any has ended
     overcommit     reserve memory for prompts only
     prefix_cache   share the KV of equal beginnings among the requests of a client
     save_every     positions between two saves of a request's states, in whole KV blocks, with the prefix cache; 0 where
@@ -395,8 +395,8 @@ class Scheduler:
         return self.guessing.slots - sum(count for number, count in held.items() if number != sequence.number)
 
     def _guesses(self, sequence: Sequence, most: int) -> tuple[tuple[int, ...], DraftAsk | None]:
-        """What is guessed of a request's next tokens, or what the draft is asked for them; never beyond its last one,
-        nor in blocks that others have or were promised."""
+        """The draft tokens of a request, or the request for them to the draft model; never beyond its last token, nor
+        in blocks that others have or were promised."""
         if self.guessing is None or most < 1:
             if sequence.guessed is not None:
                 sequence.guessed.are_forced = sequence.guessed.are_drafted = False

@@ -238,7 +238,7 @@ def _state_of(request: RunningRequest) -> str:
 
 
 def _limit_of(request: RunningRequest, context: int) -> int | None:
-    """The most new tokens of a request; None for one that may fill its context, whose end is not near by that."""
+    """The most new tokens of a request; None if it may fill its context, which few answers do."""
     given = request.generation.prompt
     prompt = request.prompt_tokens or (() if isinstance(given, str) else given)
     most = request.generation.max_new_tokens

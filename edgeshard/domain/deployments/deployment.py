@@ -42,8 +42,8 @@ class DeploymentSpec:
     object made otherwise holds what it was given.
 
     `layers` places it by hand; without it the coordinator chooses, also the source where that is empty. A request is
-    admitted if memory is left for its prompt and an answer of likely length, with `kv_overcommit` for its prompt only;
-    the newest is preempted when memory runs out, and a node keeps up to `kv_swap_bytes` of their KV meanwhile.
+    admitted if memory is left for its prompt and an answer of likely length, with `kv_overcommit` for its prompt only.
+    The newest is preempted when memory runs out. A node keeps up to `kv_swap_bytes` of the KV of preempted requests.
     `quantisation` is by node, "*" for those not named; without it a model that is stored as small integers stays so,
     and "none" makes it whole.
     """
@@ -131,7 +131,7 @@ class DeploymentSpec:
         return KvFormat(self.kv_dtype or self.dtype)
 
     def most_new_tokens(self, context: int) -> int:
-        """The most new tokens of one request in a context of so many positions."""
+        """The most new tokens of one request, given the context in tokens."""
         return self.max_new_tokens or context
 
     @property

@@ -10,11 +10,11 @@ DEFAULT_TOKENS = 128
 OVERCOMMIT = 2
 """Requests that may run for each one whose longest text has memory, if a deployment overcommits."""
 MAX_SHORT_REQUESTS = 8
-"""Requests that may run in a KV pool for fewer of the longest, if it holds so many of typical length."""
+"""Requests of typical length that may run in a KV pool for fewer of the longest, if they fit."""
 
 
 def typical_lengths(spec: DeploymentSpec, placement: Placement) -> tuple[int, int]:
-    """Tokens of a prompt and of an answer that a placement was planned for, else those of the spec or defaults."""
+    """Tokens of a typical prompt and answer: those of the plan, else of the spec, else the defaults."""
     lengths = placement.predicted or spec
     return lengths.prompt_tokens or DEFAULT_TOKENS, lengths.new_tokens or DEFAULT_TOKENS
 

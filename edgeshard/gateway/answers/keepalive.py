@@ -29,7 +29,7 @@ COMMENT = ":\n\n"
 
 @dataclass(frozen=True, slots=True)
 class StreamForm:
-    """The form of the stream that a request asks for. `failed` makes the text of an error before the first event."""
+    """The form of a requested stream. `failed` makes the text of an error before the first event."""
 
     media_type: str
     failed: Callable[[EdgeShardError], str]
@@ -93,7 +93,7 @@ class Streamed(Response):
         try:
             await unless_left(receive, self._write(send))
         except CancelledRequestError:
-            return  # Nobody reads an error.
+            return  # The client has left, so an error has no reader.
 
     async def _write(self, send: Send) -> None:
         filling = asyncio.ensure_future(self._fill(send))

@@ -107,8 +107,8 @@ def test_the_newest_gives_its_memory_to_the_oldest(make_rig: type[Rig], alone: A
 def test_the_oldest_always_finishes_and_no_block_is_lost(
     make_rig: type[Rig], make_ring: type[Ring], alone: Alone, seed: int
 ) -> None:
-    """With any reservation in a pool of little more than one context: the oldest request of the highest priority is
-    never preempted while it runs, every request gets the tokens that it gets alone, and all blocks come back."""
+    """In a pool of one to two contexts, with any reservation: the oldest running request is never preempted. Every
+    request gets the tokens of an undisturbed run, and all blocks return to the pool."""
     dice = random.Random(seed)
     context, block_tokens, window = 32, dice.choice([1, 2, 4]), dice.randint(1, 4)
     rig = make_rig(

@@ -59,7 +59,7 @@ def test_as_many_run_as_the_kv_pool_was_made_for() -> None:
 
 
 def test_more_short_requests_run_than_the_pool_holds_long_ones() -> None:
-    """The pool of 1024 tokens holds four of 128 in and 128 out, and more of those that the spec is for."""
+    """The pool has 1024 tokens. By default a typical request has 128 in and 128 out."""
     assert batching(prepared(concurrency=2)).places == 4
     assert batching(prepared(concurrency=2, prompt_tokens=20, new_tokens=80)).places == MAX_SHORT_REQUESTS
     assert batching(prepared(concurrency=2, prompt_tokens=1000)).places == 2
