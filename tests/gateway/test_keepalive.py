@@ -29,8 +29,8 @@ from tests.support.idle_proxy import IdleProxy
 
 pytestmark = pytest.mark.timing
 
-TIMES = (14.0, 30.0, 120.0) if LONG else (0.2, 0.45, 1.8)
-"""Seconds: the longest silence, a proxy's limit of it, and how long a stream waits."""
+SILENCE_S, PROMISED_S, IDLE_S, WAIT_S = (14.0, 15.0, 30.0, 120.0) if LONG else (0.3, 0.8, 1.0, 2.4)
+"""The longest silence as set and as promised, a proxy's limit of it, and how long a stream waits."""
 CALL = '<tool_call>{"name": "find", "arguments": {}}</tool_call>'
 MESSAGES = [{"role": "user", "content": "x"}]
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
@@ -98,7 +98,7 @@ async def serving(slow: Slow) -> AsyncIterator[str]:
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
-    monkeypatch.setattr(keepalive, "MAX_SILENCE_S", TIMES[0])
+    monkeypatch.setattr(keepalive, "MAX_SILENCE_S", SILENCE_S)
     return Slow()
 
 
@@ -117,17 +117,16 @@ async def read(http: Http, path: str, body: dict[str, Any]) -> tuple[bytes, floa
 
 async def test_streams_that_wait_pass_a_proxy_with_an_idle_limit(slow: Slow) -> None:
     """All routes wait in all phases at the same time."""
-    silence_s, idle_s, _ = TIMES
 
     async def check(phase: str, path: str, body: dict[str, Any]) -> None:
         waiting = Slow()
-        waiting.phase, waiting.wait_s = phase, TIMES[2]
+        waiting.phase, waiting.wait_s = phase, WAIT_S
         async with serving(waiting) as url:
-            proxy = IdleProxy(urlsplit(url).port or 0, idle_s)
+            proxy = IdleProxy(urlsplit(url).port or 0, IDLE_S)
             async with proxy.running() as through:
                 data, longest_s = await read(Http(through), path, body)
         assert proxy.closed == 0
-        assert longest_s < (silence_s + idle_s) / 2
+        assert longest_s < PROMISED_S
         CHECKS[path](data.decode())
 
     cases = [(phase, *stream) for phase in PHASES for stream in STREAMS]
@@ -195,7 +194,7 @@ async def test_a_refusal_in_time_keeps_its_status(
 
 @pytest.mark.parametrize(("path", "body"), STREAMS)
 async def test_a_late_refusal_is_a_part_of_the_stream(slow: Slow, path: str, body: dict[str, Any]) -> None:
-    slow.wait_s = 2.5 * TIMES[0]
+    slow.wait_s = 2.5 * SILENCE_S
     slow.error = InvalidArgumentError("stop: too many", field="stop", reason="INVALID")
     async with serving(slow) as url:
         data, _ = await read(Http(url), path, body)

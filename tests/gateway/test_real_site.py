@@ -215,13 +215,6 @@ REFUSED: dict[str, tuple[str, Any, str | None, str]] = {
     "missing": ("/v1/chat/completions", {"model": "tales"}, "messages", "missing_required_parameter"),
     "too many answers": ("/v1/chat/completions", {**TALK, "n": 17}, "n", "invalid_value"),
     "two limits": ("/v1/chat/completions", {**TALK, "max_completion_tokens": 2}, None, "invalid_value"),
-    "limit": ("/v1/completions", {**COMPLETION, "max_tokens": 2000}, "max_tokens", "too_many_new_tokens"),
-    "other limit": (
-        "/v1/chat/completions",
-        {"model": "tales", "messages": CHAT, "max_completion_tokens": 2000},
-        "max_completion_tokens",
-        "too_many_new_tokens",
-    ),
     "too long": ("/v1/completions", {**COMPLETION, "prompt": "king " * 600}, "prompt", "context_length_exceeded"),
     "picture": (
         "/v1/chat/completions",
