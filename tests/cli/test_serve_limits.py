@@ -20,16 +20,18 @@ OWN_CONTEXT = 131072
 class Box:
     """A client of a site whose one node has `memory` bytes; a token of context takes one byte."""
 
+    own = OWN_CONTEXT
+
     def __init__(self, memory: int) -> None:
         self._memory = memory
         self.said: list[str] = []
 
     async def stored_model(self, name: str) -> Any:
-        return SimpleNamespace(max_context=OWN_CONTEXT)
+        return SimpleNamespace(max_context=self.own)
 
     async def plan(self, spec: DeploymentSpec) -> None:
         weights = WEIGHT_BYTES[spec.quantisation.get("*", "none")]
-        if weights + (spec.max_context or OWN_CONTEXT) > self._memory:
+        if weights + (spec.max_context or self.own) > self._memory:
             raise ResourceExhaustedError("memory is short", field="layers", reason="MEMORY_SHORT")
 
     def say(self, text: str) -> None:
@@ -61,6 +63,17 @@ async def test_else_the_largest_that_fits_and_it_is_printed(monkeypatch: pytest.
     assert f"own context of {OWN_CONTEXT} tokens" in said and "the context is 10000 tokens" in said
     spec, said = await chosen(monkeypatch, WEIGHT_BYTES["none"] + 100)
     assert (spec.max_context, spec.quantisation) == (12_096, {"*": "int4"}), "int8 leaves 8096 tokens"
+
+
+async def test_half_of_a_short_context_is_useful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model whose small integers save little."""
+    monkeypatch.setattr(Box, "own", 4000)
+    monkeypatch.setitem(WEIGHT_BYTES, "int8", 15_000)
+    monkeypatch.setitem(WEIGHT_BYTES, "int4", 14_500)
+    spec, _ = await chosen(monkeypatch, 16_000 + 2100)
+    assert (spec.max_context, spec.quantisation) == (2096, {})
+    spec, _ = await chosen(monkeypatch, 15_000 + 2100)
+    assert (spec.max_context, spec.quantisation) == (2096, {"*": "int8"})
 
 
 async def test_a_useful_context_is_worth_fewer_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,8 @@ LIMITS = ("max_context", "max_new_tokens", "concurrency")
 _CONTEXT_STEP = 16
 """Tokens of a KV block: contexts differ in memory by whole blocks."""
 _USEFUL_CONTEXT = 8192
-"""Tokens that conversations rarely exceed: weights of fewer bits are worth no more than this."""
+"""Tokens that conversations rarely exceed, if that is less than half of the model's own context: for a longer one no
+narrower weights are taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +357,7 @@ async def _with_shorter_context(
             return True
 
         context = await largest_context(own, fits)
-        if context >= _USEFUL_CONTEXT:
+        if context >= min(_USEFUL_CONTEXT, own // 2):
             break
     if not context:
         return None
