@@ -36,8 +36,6 @@ from edgeshard.proto.v1 import inference_pb2
 from edgeshard.wire.chat import chat_prompt_from_wire, conversation_to_wire, tokenize_request_to_wire
 from edgeshard.wire.site import served_model_from_wire
 
-DEFAULT_NEW_TOKENS = 1024
-"""Of an answer whose caller names no limit, where the deployment and the context have room for it."""
 _CONNECTS_S = 1.0
 
 
@@ -113,8 +111,8 @@ class InferenceCalls(Calls):
         `messages` and `tools` are as in OpenAI's chat completions; a text is one message of the user's. The model's
         chat template makes the prompt, at the coordinator; `variables` are further variables of the template, such as
         `{"enable_thinking": False}`. Options are those of `generate`. One that is not given is what the model's
-        generation_config.json recommends, if it says so, then the default of `generate`; `max_new_tokens` is what fits,
-        at most 1024.
+        generation_config.json recommends, if it says so, then the default of `generate`; `max_new_tokens` is all that
+        the context and the deployment's limit have left.
 
         Raises what `generate` raises; InvalidArgumentError naming `messages[2].content`, `tools` and the like;
         FailedPreconditionError for a model without a chat template.
@@ -132,7 +130,7 @@ class InferenceCalls(Calls):
             raise _late(timeout_s) from None
         wanted = cast("GenerateOptions", {**prompt.defaults.given(), **options})
         if prompt.room and not {"max_new_tokens", "max_tokens"} & options.keys():
-            wanted["max_new_tokens"] = max(1, min(DEFAULT_NEW_TOKENS, prompt.room))
+            wanted["max_new_tokens"] = max(1, prompt.room)
         if ends_at is not None:
             wanted["timeout_s"] = left_s = ends_at - self._clock.now()
             if left_s <= 0:

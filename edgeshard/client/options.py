@@ -19,12 +19,10 @@ def generation_of(prompt: str | Sequence[int], options: GenerateOptions) -> Gene
     # Asking for the best tokens implies asking for the chosen one.
     if sampling.get("top_logprobs", 0) > 0:
         sampling["logprobs"] = True
-    # A limit that nobody asked for must not fail a prompt.
-    own = {"clip_new_tokens": "max_new_tokens" not in options} | _given(Generation, options)
     generation = Generation(
         prompt=prompt if isinstance(prompt, str) else checked_tokens("prompt", prompt),
         sampling=Sampling(**sampling),
-        **own,
+        **_given(Generation, options),
     )
     generation.validate()
     for field, texts in (("prompt", (generation.prompt,)), ("stop", generation.stop_strings)):

@@ -22,6 +22,7 @@ from edgeshard.gateway.access.auth import Authenticator, caller_of
 from edgeshard.gateway.access.cors import NOBODY, Origins
 from edgeshard.gateway.access.middleware import GatewayMiddleware
 from edgeshard.gateway.access.pages import Pages
+from edgeshard.gateway.answers.keepalive import in_time
 from edgeshard.gateway.answers.response_writer import EVENT_STREAM, LINES
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.document import answers_of, body_of, refusals_of
@@ -87,7 +88,8 @@ _Posts = tuple[tuple[str, Any, type[BaseModel], type[BaseModel], str], ...]
 def _add_posts(app: FastAPI, posts: _Posts) -> None:
     for path, route, form, said, stream in posts:
         responses = answers_of(said, stream=stream, ollama=path.startswith(OLLAMA))
-        app.add_api_route(path, route, methods=["POST"], responses=responses, openapi_extra=body_of(form))
+        answer = in_time(route) if stream else route
+        app.add_api_route(path, answer, methods=["POST"], responses=responses, openapi_extra=body_of(form))
 
 
 def _add_site(app: FastAPI, site: Site) -> None:

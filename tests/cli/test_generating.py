@@ -92,7 +92,7 @@ def test_aliases_of_options_and_no_limit_of_its_own(edgectl: Any, site: Any) -> 
     edgectl("generate", "tales", "--prompt", "x", "--max-new-tokens", "9", "--stop-strings", "end")
     edgectl("generate", "tales", "--prompt", "x")
     first, second = (request.generation for request in site.sent(inference_pb2.GenerateRequest))
-    assert (first.max_new_tokens, first.clip_new_tokens, list(first.stop_strings)) == (9, False, ["end"])
+    assert (first.max_new_tokens, first.clip_new_tokens, list(first.stop_strings)) == (9, True, ["end"])
     assert (second.max_new_tokens, second.clip_new_tokens) == (128, True)
 
 

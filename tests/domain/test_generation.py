@@ -99,10 +99,10 @@ def test_an_alias_is_the_same_option_and_not_a_second_one(item: OptionField) -> 
     assert refused.value.field == item.keyword
 
 
-def test_only_a_limit_that_nobody_asked_for_is_clipped() -> None:
+def test_a_limit_is_clipped_unless_it_must_not_be() -> None:
     assert generation_of("x", {}).clip_new_tokens
-    assert not generation_of("x", {"max_new_tokens": 128}).clip_new_tokens
-    assert generation_of("x", {"max_new_tokens": 128, "clip_new_tokens": True}).clip_new_tokens
+    assert generation_of("x", {"max_new_tokens": 128}).clip_new_tokens
+    assert not generation_of("x", {"max_new_tokens": 128, "clip_new_tokens": False}).clip_new_tokens
 
 
 @pytest.mark.parametrize("item", [item for item in OPTIONS if item.option.rule], ids=lambda item: item.name)

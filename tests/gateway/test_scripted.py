@@ -124,10 +124,11 @@ async def test_what_is_not_given_is_the_models_recommendation(said: Said, http: 
     assert json.loads(said.conversations[-1].variables) == {"a": 1, "reasoning_effort": "low"}
 
 
-async def test_only_a_limit_that_was_not_asked_for_is_made_to_fit(said: Said, http: Http) -> None:
-    for asked, fits in (({}, True), ({"max_tokens": 16}, False)):
-        await http.post("/v1/completions", {"model": "m", "prompt": "x", **asked})
-        assert (said.asked[-1].max_new_tokens, said.asked[-1].clip_new_tokens) == (16, fits)
+async def test_a_limit_is_made_to_fit(said: Said, http: Http) -> None:
+    for asked, most in (({}, 16), ({"max_tokens": 1 << 20}, 1 << 20)):
+        answer = await http.post("/v1/completions", {"model": "m", "prompt": "x", **asked})
+        assert answer.status == 200
+        assert (said.asked[-1].max_new_tokens, said.asked[-1].clip_new_tokens) == (most, True)
 
 
 async def test_tools_that_must_not_be_called_are_not_mentioned(said: Said, http: Http) -> None:

@@ -198,7 +198,9 @@ class World:
         self.crowded = swaps.random() < 0.12
         if self.crowded:
             kept = swaps.choice((1 << 14, 1 << 17))
-            self.specs[0] |= {"max_context": 80, "concurrency": 1, "kv_overcommit": True, "kv_swap_bytes": kept}
+            self.specs[0] |= {"max_context": 80, "concurrency": 1, "kv_swap_bytes": kept}
+            # Either way more run than the pool of one context holds at their longest.
+            self.specs[0] |= {"prompt_tokens": 8, "new_tokens": 4, "kv_overcommit": swaps.random() < 0.5}
         self._give_states(random.Random(f"hybrids {self.seed}"))
         if planned:
             del self.specs[0]["layers"]

@@ -169,7 +169,7 @@ async def test_a_deadline_ends_the_request_everywhere(site: Site, tales: Deploym
         ({"temperature": float("nan")}, InvalidArgumentError, "temperature"),
         ({"top_p": 1.5}, InvalidArgumentError, "top_p"),
         ({"max_new_tokens": 0}, InvalidArgumentError, "max_new_tokens"),
-        ({"max_new_tokens": 512}, InvalidArgumentError, "max_new_tokens"),
+        ({"max_new_tokens": 512, "clip_new_tokens": False}, InvalidArgumentError, "max_new_tokens"),
         ({"prompt": "x " * 600}, InvalidArgumentError, "prompt"),
         ({"top_logprobs": 21}, InvalidArgumentError, "top_logprobs"),
     ],

@@ -352,7 +352,7 @@ def test_what_is_absent_is_as_the_class_says() -> None:
     assert PAIRS["sampling"][1](common_pb2.Sampling()).top_p == 1.0
     assert PAIRS["site"][1](admin_pb2.GetSiteResponse()).config == {}
     spec = PAIRS["spec"][1](common_pb2.DeploymentSpec(name="a", model="m"))
-    assert (spec.max_new_tokens, spec.concurrency, spec.kv_dtype) == (1024, 8, None)
+    assert (spec.max_new_tokens, spec.concurrency, spec.kv_dtype) == (0, 8, None)
 
 
 class _Later(StrEnum):

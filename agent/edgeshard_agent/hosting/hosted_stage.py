@@ -253,5 +253,6 @@ class HostedStage:
             former.begin(epoch)
             return former
         max_context = prepare.spec.max_context or shape.max_context
-        limits = HeadLimits(shape.vocab_size, prepare.spec.max_new_tokens, max_context, around.text_memory_bytes)
+        most_new_tokens = prepare.spec.most_new_tokens(max_context)
+        limits = HeadLimits(shape.vocab_size, most_new_tokens, max_context, around.text_memory_bytes)
         return Head(epoch, for_head.tokenizer, limits, around.clock.now)

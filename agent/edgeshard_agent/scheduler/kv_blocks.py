@@ -24,8 +24,8 @@ class _Table:
 class BlockAllocator:
     """Blocks 0..count-1 of `block_tokens` tokens each, and for models with states slots 0..slots-1. Pure.
 
-    Admission promises a request blocks (its worst case, unless the pool is overcommitted), so that an admitted request
-    cannot run out of them; it gets the blocks as it reaches their positions. A block counts how many requests hold it.
+    Admission promises a request blocks, which it gets as it reaches their positions. Beyond its promise it can have
+    blocks that no other request holds or was promised. A block counts how many requests hold it.
     A full block may be published under a key of its content. It then outlives its request until its memory is needed,
     and a request that begins with the same content shares it.
 
@@ -129,10 +129,14 @@ class BlockAllocator:
         key = next((key for key, slot in self._saved.items() if slot not in wanted), None)
         return None if key is None else self._saved.pop(key)
 
+    def reach(self, request: int) -> int:
+        """The most positions that the request can hold without a block that another one holds or was promised."""
+        table = self._tables[request]
+        return (len(table.blocks) + table.promised + self.unpromised) * self.block_tokens
+
     def can_extend(self, request: int, tokens: int) -> bool:
         """Whether the request can be given what it lacks to hold `tokens` positions."""
-        table = self._tables[request]
-        return self.blocks_for(tokens) - len(table.blocks) - table.promised <= self.unpromised
+        return tokens <= self.reach(request)
 
     def extend(self, request: int, tokens: int) -> KvGrant | None:
         """Blocks the request lacks to hold `tokens` positions, None when it has enough."""

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 
 from edgeshard.domain import errors
+from edgeshard.domain.deployments.running_requests import DEFAULT_TOKENS
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import FinishReason, Generation, StageTiming, Token
 from edgeshard.domain.requests.head import HeadEvent, RequestAdmitted, RequestEnd
@@ -35,6 +36,7 @@ from edgeshard_agent.scheduler.guessing import MOST_ROWS, Guessed, Guessing
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
 from edgeshard_agent.scheduler.micro_batch_tuner import MicroBatchTuner
 from edgeshard_agent.scheduler.prefix import extend_keys, next_save
+from edgeshard_agent.scheduler.reservation import Reservation
 from edgeshard_agent.scheduler.scoring import is_unscored
 from edgeshard_agent.scheduler.sequence import Sequence
 from edgeshard_agent.scheduler.swapping import SwappedOut, Swapping
@@ -98,15 +100,16 @@ TakenItem = HeadEvent | Taken
 class Limits:
     """`max_context` positions per request, at most `waiting` requests that are not admitted yet.
 
-    overcommit    admit a request once its prompt fits, and take the memory of the request of lowest standing when it
-                  runs out; otherwise a request is admitted only if it can be finished
-    prefix_cache  share the KV of equal beginnings among the requests of a client
-    save_every    positions between two saves of a request's states, in whole KV blocks, with the prefix cache; 0 where
-                  they have none
+    answer_tokens  the likely length of an answer, before any has ended
+    overcommit     reserve memory for prompts only
+    prefix_cache   share the KV of equal beginnings among the requests of a client
+    save_every     positions between two saves of a request's states, in whole KV blocks, with the prefix cache; 0 where
+                   they have none
     """
 
     max_context: int
     waiting: int
+    answer_tokens: int = DEFAULT_TOKENS
     overcommit: bool = False
     prefix_cache: bool = False
     save_every: int = 0
@@ -174,6 +177,7 @@ class Scheduler:
         self._flight = Flight(self.batching)
         self._tuner = MicroBatchTuner(self.batching, self.chunking.inter_token_s)
         self._chunks = Chunks(self.chunking, self._flight.window)
+        self._reservation = Reservation(self.limits.answer_tokens, overcommit=self.limits.overcommit)
         self._served_tokens = ServedTokens()
         self._waiting = FairQueue(self._served_tokens)
         self._requests: dict[RequestId, Sequence] = {}
@@ -391,16 +395,14 @@ class Scheduler:
         return self.guessing.slots - sum(count for number, count in held.items() if number != sequence.number)
 
     def _guesses(self, sequence: Sequence, most: int) -> tuple[tuple[int, ...], DraftAsk | None]:
-        """What is guessed of a request's next tokens, or what the draft is asked for them; never beyond its last one,
-        nor in blocks that others may need."""
+        """The draft tokens of a request, or the request for them to the draft model; never beyond its last token, nor
+        in blocks that others have or were promised."""
         if self.guessing is None or most < 1:
             if sequence.guessed is not None:
                 sequence.guessed.are_forced = sequence.guessed.are_drafted = False
             return (), None
-        known, size, generation = len(sequence.tokens), self.allocator.block_tokens, sequence.generation
-        most = min(most, sequence.longest - 1 - known)
-        if self.limits.overcommit:
-            most = min(most, self.allocator.blocks_for(known) * size - known)
+        known, generation = len(sequence.tokens), sequence.generation
+        most = min(most, sequence.longest - 1 - known, self.allocator.reach(sequence.number) - known)
         due = self._next_save(sequence)  # a span has to end there
         most = min(most, (due if due > known else due + self.limits.save_every) - 1 - known)
         guessed = sequence.guessed = sequence.guessed or Guessed(self.guessing.proposer())
@@ -571,6 +573,7 @@ class Scheduler:
             text = sequence.text.push(sampled.token)
         reason = self._finish_reason(sequence)
         if reason is not None:
+            self._reservation.ended(sequence)
             self._end(sequence)
         elif sequence.number in self._running:
             self._ready[sequence.number] = sequence
@@ -632,7 +635,7 @@ class Scheduler:
         if self.limits.prefix_cache and not is_unscored(sequence):  # its whole prompt has to be run
             extend_keys(sequence, size, known - 1)
             keys = sequence.keys[: (known - 1) // size]  # the last position has to be run for its token
-        shared = allocator.admit(sequence.number, known + 1 if self.limits.overcommit else sequence.longest, keys)
+        shared = allocator.admit(sequence.number, self._reservation.positions(sequence), keys)
         if shared is None:
             return False
         self._waiting.remove(sequence)
@@ -647,8 +650,7 @@ class Scheduler:
     def _swap_in(self, sequence: Sequence) -> bool:
         """Let a request in whose KV is kept aside; False while the pool has no room."""
         allocator, number = self.allocator, sequence.number
-        most = len(sequence.tokens) + 1 if self.limits.overcommit else sequence.longest
-        if allocator.admit(number, most) is None:
+        if allocator.admit(number, self._reservation.positions(sequence)) is None:
             return False
         grant = allocator.extend(number, sequence.scheduled)
         assert grant is not None
@@ -668,7 +670,11 @@ class Scheduler:
         return admitted
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """See to it that a decode has KV, by preemption if need be; False when it was preempted itself."""
+        """See to it that a decode has KV, by preemption of the newest if need be; False when it was preempted itself.
+
+        The oldest request of the highest priority is never preempted here while another one runs, and the pool holds
+        the longest text of any one request: so it always finishes.
+        """
         while not self.allocator.can_extend(sequence.number, len(sequence.tokens)):
             lowest = max(self._running.values(), key=lambda s: s.standing)
             self._preempt(lowest)

@@ -8,6 +8,7 @@ from edgeshard.architectures import ModelShape
 from edgeshard.domain.control.commands import PrepareStage
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.deployments.placement import PlacedStage, Speculation
+from edgeshard.domain.deployments.running_requests import running_requests, typical_lengths
 from edgeshard.domain.deployments.step_cost import compute_s, inter_token_s
 from edgeshard.domain.requests.step import MAX_STEP_TOKENS
 from edgeshard.planning.costs.step_budget import step_tokens
@@ -19,8 +20,6 @@ from edgeshard_agent.scheduler.scheduler import Limits, Scheduler
 from edgeshard_agent.scheduler.slices import PromptSlices
 from edgeshard_agent.scheduler.swapping import DISK_BPS, MEMORY_BPS, Swapping
 
-# Requests that may run for each one whose worst case the KV pool was made for, where a deployment overcommits.
-OVERCOMMIT = 2
 WAITING_PER_PLACE = 4
 
 
@@ -34,10 +33,11 @@ def make_scheduler(
     """Where requests have states and there is no room to save any, nothing of one request is shared with another. With
     `drafts` there is a draft to be asked for guesses: what followed a short match is less likely than what it says."""
     spec, placement = prepare.spec, prepare.placement
-    longest, waiting = spec.max_context or shape.max_context, WAITING_PER_PLACE * spec.concurrency
+    longest, waiting = spec.max_context or shape.max_context, WAITING_PER_PLACE * running_requests(spec, placement)
     limits = Limits(
         longest,
         waiting,
+        answer_tokens=typical_lengths(spec, placement)[1],
         overcommit=spec.kv_overcommit,
         prefix_cache=spec.prefix_cache and (not shape.states or placement.saved_states > 0),
         save_every=shape.save_every(spec.dtype, spec.effective_kv_dtype, placement.kv_block_tokens),
@@ -98,8 +98,7 @@ def batching(prepare: PrepareStage) -> Batching:
     mode, micro_batch, micro_batches = Mode(spec.mode), placement.micro_batch, placement.micro_batches
     is_free = mode is not Mode.SEQUENTIAL and spec.max_time_per_token_s is None
     if is_free:
-        places = spec.concurrency * (OVERCOMMIT if spec.kv_overcommit else 1)
-        micro_batch = max(micro_batch, -(-places // micro_batches))
+        micro_batch = max(micro_batch, -(-running_requests(spec, placement) // micro_batches))
     fixed = spec.micro_batches > 0
     largest = min(micro_batch, MAX_MICRO_BATCH)
     if placement.sweep > 1:  # what a sweep reads is shared by its micro-batches: their number is the plan's

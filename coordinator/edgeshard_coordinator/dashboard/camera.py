@@ -12,7 +12,7 @@ from edgeshard.domain.control.site import Site
 from edgeshard.domain.deployments.deployment import Deployment
 from edgeshard.views.rates import Look, Rates
 from edgeshard_coordinator.control.coordinator import Coordinator
-from edgeshard_coordinator.control.requests.models import stored_model
+from edgeshard_coordinator.control.requests.models import max_context, stored_model
 from edgeshard_coordinator.control.services.site_views import all_links, node_views
 from edgeshard_coordinator.core.values.state import State, deployment_view
 from edgeshard_coordinator.dashboard import picture
@@ -50,12 +50,13 @@ class Camera:
         counts = {str(name): self._front.meter.of(name) for name in state.deployments}
         measured = {name: picture.measured_picture(one) for name, one in counts.items()}
         recent = self._recent.of(now, counts)
+        contexts = {name: max_context(record, self._models) for name, record in state.deployments.items()}
         return {
             "site": self._unless_known("site", state.instance, lambda: _site(state)),
             "nodes": picture.nodes_picture(nodes),
             "links": self._links_of(state, {node.node_id: node.name for node in nodes}),
             "deployments": picture.deployments_picture(deployments, rates, measured, recent),
-            "requests": picture.requests_picture(self._front.running(), now),
+            "requests": picture.requests_picture(self._front.running(), now, contexts),
             "models": self._models_now(),
             "events": self._events_now(),
         }

@@ -14,6 +14,7 @@ from edgeshard.domain.control.site import StoredLink, StoredModel
 from edgeshard.domain.control.site_event import SiteEvent
 from edgeshard.domain.deployments.deployment import Deployment
 from edgeshard.domain.deployments.placement import Prediction
+from edgeshard.domain.ids import DeploymentName
 from edgeshard.domain.nodes.device import Node, StagePhase, StageStatus
 from edgeshard.domain.requests.trace import StageTrace, aligned, summarised
 from edgeshard.metrics.histogram import Histogram
@@ -206,8 +207,13 @@ def events_picture(events: Sequence[SiteEvent]) -> dict[str, Any]:
     }
 
 
-def requests_picture(requests: Iterable[RunningRequest], now: float) -> dict[str, Any]:
-    """The `MOST_REQUESTS` that came first, by id: who asks, and how far each is. No text of them, and no tokens."""
+def requests_picture(
+    requests: Iterable[RunningRequest], now: float, contexts: Mapping[DeploymentName, int]
+) -> dict[str, Any]:
+    """The `MOST_REQUESTS` that came first, by id: who asks, and how far each is. No text of them, and no tokens.
+
+    `contexts` are the positions that a request to each deployment may have, 0 if unknown.
+    """
     return {
         request.request_id: known(
             who=request.client or None,
@@ -216,7 +222,7 @@ def requests_picture(requests: Iterable[RunningRequest], now: float) -> dict[str
             prompt=None if request.prompt_tokens is None else len(request.prompt_tokens),
             read=_read_of(request),
             new=len(request.emitted),
-            limit=request.generation.max_new_tokens,
+            limit=_limit_of(request, contexts.get(request.deployment, 0)),
             age_s=int(now - request.times.began_at),
         )
         for request in islice(requests, MOST_REQUESTS)
@@ -229,6 +235,14 @@ def _state_of(request: RunningRequest) -> str:
     if not request.times.is_admitted:
         return "queued"
     return "writing" if request.emitted else "reading"
+
+
+def _limit_of(request: RunningRequest, context: int) -> int | None:
+    """The most new tokens of a request; None if it may fill its context, which few answers do."""
+    given = request.generation.prompt
+    prompt = request.prompt_tokens or (() if isinstance(given, str) else given)
+    most = request.generation.max_new_tokens
+    return None if context and most >= context - len(prompt) else most
 
 
 def _read_of(request: RunningRequest) -> int | None:

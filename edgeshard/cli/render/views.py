@@ -284,7 +284,7 @@ def deployment_fields(deployment: Deployment) -> dict[str, str]:
         "Privacy": spec.privacy,
         "Dtype": f"{spec.dtype.value}, KV cache {spec.effective_kv_dtype.value}",
         "Context": f"{spec.max_context} tokens" if spec.max_context else "the model's own limit",
-        "New tokens": f"at most {spec.max_new_tokens}",
+        "New tokens": f"at most {spec.max_new_tokens}" if spec.max_new_tokens else "as many as the context holds",
         "Concurrency": f"{spec.concurrency} requests, {_requests_text(deployment)}",
         "KV pool": f"{placement.kv_blocks} blocks of {placement.kv_block_tokens} tokens"
         + (f", {placement.saved_states} saved states" if placement.saved_states else "")

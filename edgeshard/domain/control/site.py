@@ -51,7 +51,7 @@ class StoredModel:
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A deployment that answers requests. `max_context` is prompt and new tokens together, `max_new_tokens` the most
-    that one request may ask for; 0 where it is not known."""
+    new tokens of one request; 0 if it is not known."""
 
     deployment: DeploymentName
     model: ModelName

@@ -41,10 +41,11 @@ class DeploymentSpec:
     docs/configure.md. It has its name in the message `DeploymentSpec` of the wire. `parse_spec` checks the values; an
     object made otherwise holds what it was given.
 
-    `layers` places it by hand; without it the coordinator chooses, also the source where that is empty. With
-    `kv_overcommit` twice as many requests are admitted as `concurrency` says, and the youngest is set back when memory
-    runs out; a node keeps up to `kv_swap_bytes` of their KV meanwhile. `quantisation` is by node, "*" for those not
-    named; without it a model that is stored as small integers stays so, and "none" makes it whole.
+    `layers` places it by hand; without it the coordinator chooses, also the source where that is empty. A request is
+    admitted if memory is left for its prompt and an answer of likely length, with `kv_overcommit` for its prompt only.
+    The newest is preempted when memory runs out. A node keeps up to `kv_swap_bytes` of the KV of preempted requests.
+    `quantisation` is by node, "*" for those not named; without it a model that is stored as small integers stays so,
+    and "none" makes it whole.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "allow_inf_nan": False}
@@ -61,15 +62,17 @@ class DeploymentSpec:
     dtype: DType = option(DType.BFLOAT16, "float32, float16 or bfloat16 (default).", metavar="DTYPE")
     kv_dtype: KvFormat | None = option(None, "Of the KV cache, or int4; else as --dtype.", metavar="DTYPE")
     max_context: int = option(0, "Tokens of prompt and answer; 0 is the model's.", low=0, high=2**31)
-    max_new_tokens: int = option(1024, "Most new tokens of one request.", low=1, high=2**31, alias="max_tokens")
+    max_new_tokens: int = option(
+        0, "Most new tokens of one request; 0 is the context.", low=0, high=2**31, alias="max_tokens"
+    )
     prompt_tokens: int | None = option(None, "Plan for prompts of N tokens, else for those seen.", low=1, high=2**31)
     new_tokens: int | None = option(None, "Plan for answers of N tokens, else for those seen.", low=1, high=2**31)
-    concurrency: int = option(8, "Requests at once that memory is kept for.", low=1, high=4096)
+    concurrency: int = option(8, "Requests of the longest context that memory is kept for.", low=1, high=4096)
     max_time_per_token_s: float | None = option(None, "Slowest a request may get its tokens.", above=0)
     max_inter_token_latency_s: float | None = option(
         None, "Longest that prompts may hold up a stream's next token.", above=0
     )
-    kv_overcommit: bool = option(False, "Let more requests in than memory holds at their longest.")
+    kv_overcommit: bool = option(False, "Admit twice the requests, and reserve memory for their prompts only.")
     allow_streaming: bool = option(False, "Nodes may read a part of their weights from disk in every step.")
     kv_swap_bytes: int = option(
         0, "KV of requests that gave way that a node may keep, such as 2GiB.", metavar="SIZE", low=0, high=2**50
@@ -126,6 +129,10 @@ class DeploymentSpec:
     @property
     def effective_kv_dtype(self) -> KvFormat:
         return KvFormat(self.kv_dtype or self.dtype)
+
+    def most_new_tokens(self, context: int) -> int:
+        """The most new tokens of one request, given the context in tokens."""
+        return self.max_new_tokens or context
 
     @property
     def served_name(self) -> str:
@@ -276,7 +283,7 @@ def _check_together(spec: DeploymentSpec) -> None:
     _check_rules(spec)
     _check_replicas(spec)
     # A typical request must be one that the deployment takes.
-    if spec.new_tokens is not None and spec.new_tokens > spec.max_new_tokens:
+    if spec.new_tokens is not None and spec.new_tokens > spec.max_new_tokens > 0:
         why = f"{spec.new_tokens} is beyond max_new_tokens {spec.max_new_tokens}; raise that, or give fewer"
         raise about("new_tokens", why, "TOO_MANY_NEW_TOKENS")
     if spec.max_context:

@@ -140,8 +140,8 @@ class Generation:
     prompt_logprobs: bool = option(False, "Report the log-probabilities of the prompt's own tokens.")
     guide: Guide | None = option(None, "What the answer must be.", flag=None)
     clip_new_tokens: bool = option(
-        False,
-        "Ask for fewer new tokens where the context or the deployment's limit leaves no room for so many.",
+        True,
+        "Generate fewer tokens if the context or the deployment's limit has no room for `max_new_tokens`; else refuse.",
         flag=None,
     )
 

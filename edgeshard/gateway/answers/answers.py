@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any, TypeVar
 
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive
 
 from edgeshard.domain.errors import CancelledRequestError, EdgeShardError
 from edgeshard.domain.requests.generation import Finished, GenerationEvent
@@ -81,23 +80,3 @@ async def unless_left(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> R
 async def _left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-class Streamed(Response):
-    """A response that is written part by part, until the client leaves."""
-
-    def __init__(self, parts: AsyncGenerator[bytes, None], media_type: str) -> None:
-        super().__init__(None, headers={"cache-control": "no-cache", "x-accel-buffering": "no"}, media_type=media_type)
-        del self.headers["content-length"]
-        self._parts = parts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with suppress(CancelledRequestError):  # Nobody reads what would be said.
-            await unless_left(receive, self._write(send))
-
-    async def _write(self, send: Send) -> None:
-        async with aclosing(self._parts) as parts:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async for part in parts:
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})

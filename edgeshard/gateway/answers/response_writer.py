@@ -15,7 +15,8 @@ from starlette.responses import Response
 
 from edgeshard.domain.errors import CancelledRequestError, EdgeShardError
 from edgeshard.domain.requests.generation import FinishReason, GenerationEvent
-from edgeshard.gateway.answers.answers import Answers, Opened, Streamed, answers, unless_left
+from edgeshard.gateway.answers.answers import Answers, Opened, answers, unless_left
+from edgeshard.gateway.answers.keepalive import Streamed, StreamForm
 from edgeshard.gateway.errors import body_of, json_response
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.usage import Usage
@@ -24,14 +25,14 @@ from edgeshard.gateway.words import Words
 EVENT_STREAM = "text/event-stream"
 LINES = "application/x-ndjson"
 """The media types of streams: OpenAI's and Ollama's."""
+DONE = "data: [DONE]\n\n"
+"""The last event of OpenAI's streams of chunks."""
 AT_ONCE = 16
 """The answers of one request that run at the same time; the others of a batch wait for them."""
 
 
 class ResponseWriter(ABC):
     """A writer of one request's answers. It takes their events in turn: either by `part` or by `gather`."""
-
-    media_type = EVENT_STREAM
 
     def __init__(self, usage: Usage, words: Words | None = None) -> None:
         self.usage = usage
@@ -86,7 +87,12 @@ class ChunkWriter(ResponseWriter):
         return sse({**self.head, "choices": [], "usage": self.usage.record()}) if self._with_usage else ""
 
     def done(self) -> str:
-        return "data: [DONE]\n\n"
+        return DONE
+
+
+def chunk_stream() -> StreamForm:
+    """The form of a stream of chunks."""
+    return StreamForm(EVENT_STREAM, lambda error: sse(body_of(error)) + DONE)
 
 
 def sse(record: dict[str, Any]) -> str:
@@ -106,7 +112,8 @@ async def respond(
 ) -> Response:
     """The response to a request, as a stream or whole.
 
-    A stream begins with the first event, so that an error until then is refused by a status. Raises EdgeShardError.
+    A stream begins with the first event, so that an error until then is refused by a status; its form is
+    `request.state.stream_form`. Raises EdgeShardError.
     """
     events = answers(opened, min(AT_ONCE, len(opened)))
     if not stream:
@@ -118,7 +125,7 @@ async def respond(
     except BaseException:
         await events.aclose()
         raise
-    return Streamed(_parts(first, events, run, metrics), run.media_type)
+    return Streamed(_parts(first, events, run, metrics), request.state.stream_form)
 
 
 async def _gathered(events: Answers, run: ResponseWriter) -> None:

@@ -17,7 +17,7 @@ from edgeshard.domain.requests.chat import AnswerDelta, ContentDelta, Conversati
 from edgeshard.domain.requests.generation import Finished, GenerationEvent, Started, Token
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
-from edgeshard.gateway.answers.response_writer import ChunkWriter
+from edgeshard.gateway.answers.response_writer import ChunkWriter, chunk_stream
 from edgeshard.gateway.errors import Refused, renamed
 from edgeshard.gateway.routes.fields import (
     MOST_CHOICES,
@@ -127,6 +127,8 @@ class Chats(AnswerRoutes):
 
     async def answer(self, request: Request) -> Response:
         asked = await read_body(request, ChatRequest, self._backend.check_place)
+        if asked.stream:
+            request.state.stream_form = chunk_stream()
         served = caller_of(request).find(self._backend, asked.model)
         try:
             tools, choice = asked.all_tools(), asked.tool_choice

@@ -24,7 +24,7 @@ from edgeshard.domain.requests.generation import (
 )
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
-from edgeshard.gateway.answers.response_writer import ChunkWriter, finish_reason
+from edgeshard.gateway.answers.response_writer import ChunkWriter, chunk_stream, finish_reason
 from edgeshard.gateway.errors import Refused, renamed
 from edgeshard.gateway.routes.fields import (
     MOST_CHOICES,
@@ -96,7 +96,6 @@ class CompletionRequest(FormedFields):
                 ),
                 prompt_logprobs=bool(self.echo) and self.logprobs is not None,
                 guide=guide,
-                clip_new_tokens=self.max_tokens is None,
             )
             for prompt in self.prompts()
             for choice in range(self.n or 1)
@@ -108,6 +107,8 @@ class Completions(AnswerRoutes):
 
     async def answer(self, request: Request) -> Response:
         asked = await read_body(request, CompletionRequest, self._backend.check_place)
+        if asked.stream:
+            request.state.stream_form = chunk_stream()
         caller = caller_of(request)
         served = caller.find(self._backend, asked.model)
         generations = asked.generations()

@@ -20,6 +20,7 @@ from edgeshard.domain.requests.chat import AnswerDelta, ContentDelta, Conversati
 from edgeshard.domain.requests.generation import Finished, GenerationEvent, Guide, GuideKind, Started
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
+from edgeshard.gateway.answers.keepalive import StreamForm
 from edgeshard.gateway.answers.response_writer import LINES, ResponseWriter
 from edgeshard.gateway.errors import Refused, json_response, renamed
 from edgeshard.gateway.routes.fields import (
@@ -296,7 +297,6 @@ class Ollama(AnswerRoutes):
             sampled.new_tokens() or served.max_new_tokens or 128,
             sampling=sampled.sampling(0, sampled.first_seed(), logprobs=False, top_logprobs=0),
             guide=sampled.guide(),
-            clip_new_tokens=sampled.new_tokens() is None,
         )
         generation.validate()
         return ChatAnswers((generation,), _AsItIs)
@@ -313,18 +313,20 @@ class Ollama(AnswerRoutes):
         *,
         is_chat: bool,
     ) -> Response:
+        stream = asked.stream is not False
+        if stream:
+            piece = _said(is_chat)
+            request.state.stream_form = StreamForm(LINES, _failed, lambda: _line(asked.model, piece, "false}\n"))
         try:
             made = await making
             run = OllamaRun(asked.model, made, is_chat=is_chat)
-            return await self._respond(request, served, made.generations, run, asked.stream is not False)
+            return await self._respond(request, served, made.generations, run, stream)
         except EdgeShardError as error:
             raise renamed(error, NAMES, served.max_context) from None
 
 
 class OllamaRun(ResponseWriter):
     """An answer as lines of JSON, or as one object."""
-
-    media_type = LINES
 
     def __init__(self, model: str, made: ChatAnswers, *, is_chat: bool) -> None:
         super().__init__(Usage())
@@ -341,7 +343,7 @@ class OllamaRun(ResponseWriter):
         return self._line(self._said("", ""), f"true{self._end()}}}\n")
 
     def failed(self, error: EdgeShardError) -> str:
-        return json.dumps({"error": error.message}) + "\n"
+        return _failed(error)
 
     def gather(self, answer: int, event: GenerationEvent) -> None:
         self._gathered.add(*self._take(answer, event))
@@ -363,7 +365,7 @@ class OllamaRun(ResponseWriter):
         return self._reading.take(event)
 
     def _line(self, said: str, end: str) -> str:
-        return f'{{"model":{json.dumps(self._model)},"created_at":"{_time()}",{said},"done":{end}'
+        return _line(self._model, said, end)
 
     def _delta(self, delta: AnswerDelta) -> str:
         match delta:
@@ -375,17 +377,7 @@ class OllamaRun(ResponseWriter):
                 return self._said("", "", (delta,))
 
     def _said(self, content: str, thinking: str, calls: Sequence[ToolCall] = ()) -> str:
-        if not self._is_chat:
-            more = f',"thinking":{json.dumps(thinking)}' if thinking else ""
-            return f'"response":{json.dumps(content)}{more}'
-        message: dict[str, Any] = {"role": "assistant", "content": content}
-        if thinking:
-            message["thinking"] = thinking
-        if calls:
-            message["tool_calls"] = [
-                {"function": {"name": call.name, "arguments": _object(call.arguments)}} for call in calls
-            ]
-        return f'"message":{json.dumps(message, separators=(",", ":"))}'
+        return _said(self._is_chat, content, thinking, calls)
 
     def _end(self) -> str:
         now = time.monotonic()
@@ -400,6 +392,31 @@ class OllamaRun(ResponseWriter):
             "eval_duration": _nanoseconds(now - first),
         }
         return "," + json.dumps(record, separators=(",", ":"))[1:-1]
+
+
+def _failed(error: EdgeShardError) -> str:
+    """The line of an error in the midst of a stream."""
+    return json.dumps({"error": error.message}) + "\n"
+
+
+def _line(model: str, said: str, end: str) -> str:
+    """A line of a stream; `said` is a JSON key and its value, and `end` the text from the value of `done` on."""
+    return f'{{"model":{json.dumps(model)},"created_at":"{_time()}",{said},"done":{end}'
+
+
+def _said(is_chat: bool, content: str = "", thinking: str = "", calls: Sequence[ToolCall] = ()) -> str:
+    """The JSON keys of a piece of an answer, and their values."""
+    if not is_chat:
+        more = f',"thinking":{json.dumps(thinking)}' if thinking else ""
+        return f'"response":{json.dumps(content)}{more}'
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if thinking:
+        message["thinking"] = thinking
+    if calls:
+        message["tool_calls"] = [
+            {"function": {"name": call.name, "arguments": _object(call.arguments)}} for call in calls
+        ]
+    return f'"message":{json.dumps(message, separators=(",", ":"))}'
 
 
 def _loaded(model: str, said: dict[str, Any]) -> Response:

@@ -17,8 +17,9 @@ from edgeshard.domain.requests.chat import AnswerDelta, ContentDelta, Conversati
 from edgeshard.domain.requests.generation import Finished, GenerationEvent, Guide, GuideKind, Started
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
-from edgeshard.gateway.answers.response_writer import ResponseWriter
-from edgeshard.gateway.errors import Refused, renamed
+from edgeshard.gateway.answers.keepalive import StreamForm
+from edgeshard.gateway.answers.response_writer import EVENT_STREAM, ResponseWriter, sse
+from edgeshard.gateway.errors import Refused, body_of, renamed
 from edgeshard.gateway.routes.fields import (
     FirstFault,
     Items,
@@ -275,6 +276,8 @@ class Responses(AnswerRoutes):
 
     async def answer(self, request: Request) -> Response:
         asked = await read_body(request, ResponsesRequest, self._backend.check_place)
+        if asked.stream:
+            request.state.stream_form = StreamForm(EVENT_STREAM, _failed_early)
         served = caller_of(request).find(self._backend, asked.model)
         try:
             tools, choice = asked.chat_tools(), asked.tool_choice
@@ -283,6 +286,13 @@ class Responses(AnswerRoutes):
             return await self._respond(request, served, made.generations, run, bool(asked.stream))
         except EdgeShardError as error:
             raise renamed(error, NAMES, served.max_context) from None
+
+
+def _failed_early(error: EdgeShardError) -> str:
+    """The event of an error before the response began."""
+    detail = body_of(error)["error"]
+    record = {"type": "error", **{name: detail[name] for name in ("code", "message", "param")}, "sequence_number": 0}
+    return f"event: error\n{sse(record)}"
 
 
 class _Item:

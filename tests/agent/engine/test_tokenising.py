@@ -200,7 +200,8 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(demo: To
         await prompts.prompt_tokens(asked("x" * PROMPT_LIMIT_BYTES), lambda: False)
     assert (refused.value.field, refused.value.reason) == ("prompt", "CONTEXT_EXCEEDED")
     with pytest.raises(InvalidArgumentError) as refused:
-        await prompts.prompt_tokens(asked("x", 512), lambda: False)
+        unclipped = Generation("x", 512, clip_new_tokens=False)
+        await prompts.prompt_tokens(StartRequest(RequestId("r"), unclipped), lambda: False)
     assert (refused.value.field, refused.value.reason) == ("max_new_tokens", "CONTEXT_EXCEEDED")
 
 

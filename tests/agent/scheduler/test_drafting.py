@@ -194,7 +194,9 @@ def test_no_schedule_changes_a_token(make_rig: type[Rig], make_ring: type[Ring],
     """As without a draft, which guesses wrong at times and fewer than it is asked for, or nothing."""
     dice = random.Random(1000 + seed)
     size = dice.choice([1, 2, 4])
-    limits = Limits(48, 6, overcommit=dice.random() < 0.7, prefix_cache=dice.random() < 0.7)
+    limits = Limits(
+        48, 6, overcommit=dice.random() < 0.4, answer_tokens=dice.choice([1, 8, 128]), prefix_cache=dice.random() < 0.7
+    )
     rig = make_rig(
         blocks=dice.randint(48, 80) // size, block_tokens=size, stages=dice.randint(1, 3), limits=limits,
         batching=Batching(dice.choice(list(Mode)), dice.randint(1, 4), 4, 1), chunking=Chunking(dice.randint(4, 24)),

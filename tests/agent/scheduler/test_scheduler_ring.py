@@ -23,8 +23,8 @@ EOS = 96
 
 
 def random_rig(make_rig: type[Rig], dice: random.Random) -> Rig:
-    """A pipeline with any mode, window, batching, budget and pool, overcommitted or not, caching or not, of a model
-    with states or without."""
+    """A pipeline with any mode, window, batching, budget, pool and reservation, caching or not, of a model with states
+    or without."""
     block_tokens = dice.choice([1, 2, 4])
     context = 32
     stages = dice.randint(1, 4)
@@ -48,7 +48,8 @@ def random_rig(make_rig: type[Rig], dice: random.Random) -> Rig:
         limits=Limits(
             context,
             6,
-            overcommit=dice.random() < 0.75,
+            overcommit=dice.random() < 0.5,
+            answer_tokens=dice.choice([1, 8, 128]),
             prefix_cache=caches,
             save_every=dice.randint(1, 2) * block_tokens if states else 0,
         ),

@@ -20,6 +20,7 @@ from edgeshard.domain.control.commands import PrepareStage
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.deployments.placement import PlacedStage, Placement, Speculation
+from edgeshard.domain.deployments.running_requests import DEFAULT_TOKENS, MAX_SHORT_REQUESTS
 from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.ids import Digest, Epoch, NodeId, NodeName
 from edgeshard.domain.models.dtypes import DType
@@ -57,6 +58,14 @@ def test_as_many_run_as_the_kv_pool_was_made_for() -> None:
     assert batching(prepared(1, 2, concurrency=8, kv_overcommit=True)).places == 16
 
 
+def test_more_short_requests_run_than_the_pool_holds_long_ones() -> None:
+    """The pool has 1024 tokens. By default a typical request has 128 in and 128 out."""
+    assert batching(prepared(concurrency=2)).places == 4
+    assert batching(prepared(concurrency=2, prompt_tokens=20, new_tokens=80)).places == MAX_SHORT_REQUESTS
+    assert batching(prepared(concurrency=2, prompt_tokens=1000)).places == 2
+    assert batching(prepared(concurrency=12, prompt_tokens=20, new_tokens=80)).places == 12
+
+
 def test_what_was_promised_or_asked_for_stays_as_placed() -> None:
     assert batching(prepared(2, 3, concurrency=8, max_time_per_token_s=0.5)).places == 6
     assert batching(prepared(1, 1, concurrency=8, mode="sequential")).places == 1
@@ -92,6 +101,7 @@ def test_slices_need_costs_several_stages_and_steps_that_follow_each_other() -> 
 def test_a_new_scheduler_has_the_placements_pool_and_nothing_to_do() -> None:
     scheduler = make_scheduler(prepared(costs=True), parse_config(BUILT_IN_CONFIGS["llama2-7b"]), frozenset(), None)
     assert scheduler.idle and scheduler.next_step() is None
+    assert scheduler.limits.answer_tokens == DEFAULT_TOKENS
     assert scheduler.stats.kv_blocks_free == 64
 
 

@@ -47,6 +47,7 @@ SPEC = parse_spec(
         "kv_dtype": "float16",
         "reserve": {"b": 7},
         "layers": "a=0:4,b=4:12",
+        "max_new_tokens": 1024,
         "max_time_per_token_s": 0.5,
         "quantisation": {"*": "int8", "a": "none"},
         "head_quantisation": "int4",

@@ -206,14 +206,14 @@ async def test_request_ids_are_unique_among_running_requests(site: Any, failing:
         ({"prompt": ""}, "prompt"),
         ({"prompt_tokens": [1]}, "prompt"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
-        ({"max_new_tokens": 2000}, "max_new_tokens"),
+        ({"max_new_tokens": 2000, "clip_new_tokens": False}, "max_new_tokens"),
         ({"sampling": {"temperature": -1.0}}, "temperature"),
     ],
 )
 async def test_a_wrong_request_never_reaches_the_head(
     site: Any, failing: Any, changes: dict[str, Any], field: str
 ) -> None:
-    _, head = await site.deployed()
+    _, head = await site.deployed(max_new_tokens=1024)
     generation = head_pb2.Generation(**{"prompt": "once", "max_new_tokens": 8, **changes})
     async with failing(InvalidArgumentError) as caught:
         await site.read(site.inference.Generate(inference_pb2.GenerateRequest(model="tale", generation=generation)))

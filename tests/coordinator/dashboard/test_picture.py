@@ -41,7 +41,7 @@ def test_a_request_is_who_asks_and_how_far_it_is() -> None:
     request = request_of(RequestMeter())
 
     def seen(now: float) -> dict[str, object]:
-        picture = requests_picture([request], now)
+        picture = requests_picture([request], now, {})
         assert "secret" not in json.dumps(picture)
         assert picture["r1"].pop("who") == "key/shop" and picture["r1"].pop("deployment") == "tales"
         found: dict[str, object] = picture["r1"]
@@ -55,22 +55,32 @@ def test_a_request_is_who_asks_and_how_far_it_is() -> None:
     assert (seen(12.0)["state"], seen(12.0)["read"]) == ("reading", 2)
     request.emitted += [904, 905]
     assert seen(13.0) == {"state": "writing", "prompt": 3, "read": 3, "new": 2, "limit": 64, "age_s": 3}
-    assert not any(str(token) in json.dumps(requests_picture([request], 13.0)) for token in range(901, 906))
+    assert not any(str(token) in json.dumps(requests_picture([request], 13.0, {})) for token in range(901, 906))
+
+
+def test_a_request_that_may_fill_its_context_has_no_limit_to_show() -> None:
+    request = request_of(RequestMeter())
+    request.prompt_tokens = (901, 902, 903)
+
+    def limit(context: int) -> object:
+        return requests_picture([request], 11.0, {TALES: context})["r1"].get("limit")
+
+    assert [limit(0), limit(68), limit(67), limit(10)] == [64, 64, None, None]
 
 
 def test_one_that_came_back_waits_until_its_first_token() -> None:
     meter = RequestMeter()
     request = RunningRequest(RequestId("r1"), TALES, Generation(SECRET, 64), "", (1, 2), attachment=HEAD)
     request.times = meter.began(TALES, "", 10.0, resumed=True)
-    assert requests_picture([request], 11.0)["r1"]["state"] == "queued"
+    assert requests_picture([request], 11.0, {})["r1"]["state"] == "queued"
     request.times.token(11.0)
-    found = requests_picture([request], 11.0)["r1"]
+    found = requests_picture([request], 11.0, {})["r1"]
     assert found["state"] == "writing" and "who" not in found
 
 
 def test_the_first_requests_are_shown() -> None:
     meter = RequestMeter()
-    picture = requests_picture([request_of(meter, f"r{number}") for number in range(MOST_REQUESTS + 5)], 11.0)
+    picture = requests_picture([request_of(meter, f"r{number}") for number in range(MOST_REQUESTS + 5)], 11.0, {})
     assert list(picture) == [f"r{number}" for number in range(MOST_REQUESTS)]
 
 

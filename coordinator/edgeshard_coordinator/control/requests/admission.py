@@ -85,7 +85,7 @@ class Admission:
         else:
             crowd = [other.deployment for other in others if other.standing is not Standing.AWAITING]
             crowd += [claim.deployment for claim in kept]
-        limit = most_requests(replicas[0].spec.concurrency)
+        limit = most_requests(replicas[0].running_requests)
         if crowd.count(request.deployment) >= (limit if standing is Standing.NEW else 2 * limit):
             raise ResourceExhaustedError(
                 f"deployment {request.deployment} has {limit} requests running or waiting, its limit; try again",

@@ -19,6 +19,9 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord
 COUNTED_LIMIT_BYTES = 1 << 20
 """Bytes of a text, or of a conversation, of which only the token ids are wanted."""
 
+UNKNOWN_CONTEXT = 2**31 - 1
+"""The context of a model whose manifest is damaged: its head knows it, and clips requests to it."""
+
 
 class Chats:
     """`record_of` gives the deployment that serves under a name, as for a request to generate."""
@@ -34,9 +37,9 @@ class Chats:
         record = self._record_of(model)
         files = self._files(record)
         prompt = await self._process.prompt(files, conversation, identity)
-        context = files.max_context
-        left = context - len(prompt.tokens) if context else record.spec.max_new_tokens
-        return replace(prompt, room=min(record.spec.max_new_tokens, left) or -1)
+        context = files.max_context or UNKNOWN_CONTEXT
+        left = context - len(prompt.tokens)
+        return replace(prompt, room=min(record.spec.most_new_tokens(context), left) or -1)
 
     async def tokenize(self, model: str, text: str, special: bool, identity: str) -> tuple[int, ...]:
         """Raises InvalidArgumentError naming `prompt` for a text that is too long, and as `prompt` does."""

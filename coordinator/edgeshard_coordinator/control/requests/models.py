@@ -32,7 +32,8 @@ class Models(Protocol):
 
 def served_model(record: DeploymentRecord, models: Models) -> ServedModel:
     """A deployment as applications see it."""
-    return ServedModel(record.served_name, record.model, max_context(record, models), record.spec.max_new_tokens)
+    context = max_context(record, models)
+    return ServedModel(record.served_name, record.model, context, record.spec.most_new_tokens(context))
 
 
 def max_context(record: DeploymentRecord, models: Models) -> int:

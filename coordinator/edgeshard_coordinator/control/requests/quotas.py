@@ -59,7 +59,7 @@ class QuotaBook:
             )
         self._check_count(identity, len(held))
         # In plaintext everyone is one identity, which would leave the rest to nobody.
-        share = sum(record.spec.concurrency for record in records) * (1 + QUEUED_OF_ONE)
+        share = sum(record.running_requests for record in records) * (1 + QUEUED_OF_ONE)
         if quota.requests is None and identity and sum(held.count(record.name) for record in records) >= share:
             name = records[0].served_name
             raise _too_many(f"{who} has {share} requests running or waiting at deployment {name}, its share")

@@ -112,7 +112,7 @@ class Replicas:
         names = self._state().deployments.keys()
         self._given = Counter({name: count for name, count in self._given.items() if name in names})
         active = {record.name: len(self._requests.of(record.name)) for record in ready}
-        roomy = [record for record in ready if active[record.name] < most_requests(record.spec.concurrency)]
+        roomy = [record for record in ready if active[record.name] < most_requests(record.running_requests)]
         rates = _rates_of(ready)
 
         def wait(record: DeploymentRecord) -> tuple[float, int, int]:

@@ -319,11 +319,14 @@ class RequestFront:
 
 
 def _check_length(record: DeploymentRecord, generation: Generation) -> None:
-    """Raise InvalidArgumentError for more new tokens than the deployment gives, unless they may be clipped."""
-    if generation.max_new_tokens > record.spec.max_new_tokens and not generation.clip_new_tokens:
+    """Raise InvalidArgumentError for more new tokens than the deployment gives, unless they may be clipped.
+
+    The head checks them against the context.
+    """
+    limit = record.spec.most_new_tokens(generation.max_new_tokens)
+    if generation.max_new_tokens > limit and not generation.clip_new_tokens:
         raise InvalidArgumentError(
-            f"max_new_tokens {generation.max_new_tokens} is beyond the {record.spec.max_new_tokens} that "
-            f"deployment {record.name} allows",
+            f"max_new_tokens {generation.max_new_tokens} is beyond the {limit} that deployment {record.name} allows",
             field="max_new_tokens",
             reason="TOO_MANY_NEW_TOKENS",
         )

@@ -47,7 +47,7 @@ _OF_CONDITION: tuple[tuple[str, str, Callable[[Condition], float]], ...] = (
 _OF_DEPLOYMENT: tuple[tuple[str, str, Callable[[DeploymentRecord], float]], ...] = (
     ("edgeshard_deployment_ready", "1 where it answers requests.", lambda of: of.phase is DeploymentPhase.READY),
     ("edgeshard_deployment_epoch", "How often it was opened; it grows with each recovery.", lambda of: of.epoch),
-    ("edgeshard_requests_limit", "Most requests that may run or wait.", lambda of: most_requests(of.spec.concurrency)),
+    ("edgeshard_requests_limit", "Most requests that may run or wait.", lambda of: most_requests(of.running_requests)),
 )
 _TAKEN_UP = "How often a service was taken up again: by another epoch, or by the same head over another stream."
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from edgeshard.domain.control import commands
 from edgeshard.domain.control.commands import CommandKey, CommandKind
@@ -150,8 +151,11 @@ def is_released(state: State, record: DeploymentRecord) -> bool:
 
 
 def _prepare(state: State, record: DeploymentRecord) -> Iterator[actions.Action]:
+    # Agents of earlier versions take 0 for a limit. No request is longer than the KV pool.
+    pool_tokens = record.placement.kv_blocks * record.placement.kv_block_tokens
+    spec = replace(record.spec, max_new_tokens=record.spec.most_new_tokens(pool_tokens))
     for index, progress in enumerate(record.prepared):
-        command = commands.PrepareStage(record.spec, record.placement, index, record.epoch, record.manifest_digest)
+        command = commands.PrepareStage(spec, record.placement, index, record.epoch, record.manifest_digest)
         yield from _send(state, record, command_key(record, CommandKind.PREPARE, index), command, progress)
 
 

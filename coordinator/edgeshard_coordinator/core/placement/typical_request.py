@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 from edgeshard.domain.deployments.deployment import DeploymentSpec, check_typical
 from edgeshard.domain.deployments.placement import LengthsFrom
+from edgeshard.domain.deployments.running_requests import DEFAULT_TOKENS
 from edgeshard.domain.deployments.traffic import Traffic
-
-DEFAULT_TOKENS = 128
-"""Tokens of a prompt and of an answer, where nothing is known of either and the context allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ def typical_request(spec: DeploymentSpec, max_context: int, traffic: Traffic) ->
     if traffic.requests:
         prompt, new = math.floor(traffic.prompts.mean), math.floor(traffic.answers.mean)
     if spec.new_tokens is None:
-        new = max(1, min(new, spec.max_new_tokens, max_context - (spec.prompt_tokens or 1)))
+        new = max(1, min(new, spec.most_new_tokens(max_context), max_context - (spec.prompt_tokens or 1)))
     else:
         new = spec.new_tokens
     prompt = spec.prompt_tokens or max(1, min(prompt, max_context - new))

@@ -60,9 +60,9 @@ class Quotas:
         return 0 if is_client else _LIMITS["max_priority"][1]
 
 
-def most_requests(concurrency: int) -> int:
-    """The number of requests that may run or wait at a deployment that computes `concurrency` of them at once."""
-    return concurrency * (1 + QUEUED_PER_SLOT)
+def most_requests(running: int) -> int:
+    """The number of requests that may run or wait at a deployment that runs `running` of them at once."""
+    return running * (1 + QUEUED_PER_SLOT)
 
 
 def parse_quotas(document: Mapping[str, Any], what: str) -> Quotas:

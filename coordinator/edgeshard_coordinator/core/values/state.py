@@ -9,6 +9,7 @@ from typing import Any
 from edgeshard.domain.control.commands import NO_TERM, Term
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, DeploymentSpec, SuspectHop
 from edgeshard.domain.deployments.placement import PlacedStage, Placement
+from edgeshard.domain.deployments.running_requests import running_requests
 from edgeshard.domain.errors import EdgeShardError, InternalError, InvalidArgumentError, NotFoundError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
 from edgeshard.domain.models.model import LayerRange
@@ -303,6 +304,11 @@ class DeploymentRecord:
     @property
     def head(self) -> PlacedStage:
         return self.placement.head
+
+    @property
+    def running_requests(self) -> int:
+        """The most requests that run at once."""
+        return running_requests(self.spec, self.placement)
 
     @property
     def is_live(self) -> bool:

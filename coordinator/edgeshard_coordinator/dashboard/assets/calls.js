@@ -68,7 +68,8 @@ export async function* chat(body, signal) {
     const lines = (rest + value).split("\n\n");
     rest = lines.pop();
     for (const line of lines) {
-      const data = line.replace(/^data: /, "");
+      if (!line.startsWith("data: ")) continue; // a comment, which keeps the connection open
+      const data = line.slice("data: ".length);
       if (data === "[DONE]") return;
       const part = JSON.parse(data);
       if (part.error) throw new Refused(answer.status, part);

@@ -24,7 +24,7 @@ const PERCENTILES = [
 ];
 
 function Progress({ done, of, part }) {
-  if (of === undefined) return "–";
+  if (of === undefined) return done ?? "–";
   const text = `${done} of ${of}`;
   return html`<span class="loading"><${Bar} label=${text} parts=${[[part, done]]} total=${of} /> ${text}</span>`;
 }

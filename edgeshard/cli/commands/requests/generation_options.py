@@ -11,7 +11,7 @@ from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.options import OptionField, option_fields
 from edgeshard.domain.requests.generation import Biases, Generation, Sampling
 
-UNSET = {"max_new_tokens": " Where not given, 128 or what there is room for."}
+UNSET = {"max_new_tokens": " By default 128, or for a chat all that the context has left."}
 """Options of which it matters whether they were given at all, and what their help says of that."""
 
 

@@ -199,7 +199,6 @@ async def _deploy(client: Client, request: DemoRequest, nodes: tuple[str, ...], 
             "source": stages[0].node,
             "dtype": "float32",
             "layers": stages,
-            "max_new_tokens": max(1024, request.max_tokens),
             "concurrency": _CONCURRENCY,
         }
     )

@@ -6,22 +6,28 @@ import asyncio
 import signal
 import tempfile
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeshard.cli.commands.deployments.deploy import MEASURE_S, deploy_measured, model_source, placed_kernel_warnings
+from edgeshard.cli.commands.deployments.deploy import (
+    MEASURE_S,
+    deploy_measured,
+    model_source,
+    placed_kernel_warnings,
+    spec_of,
+)
 from edgeshard.cli.commands.deployments.model import adding_bars
 from edgeshard.cli.commands.options import argument, option, switch, with_option_groups
 from edgeshard.cli.commands.site.demo import NAME as DEMO_MODEL
 from edgeshard.cli.commands.site.demo import Narrator, model_directory
 from edgeshard.cli.commands.site.site_watch import SiteWatch, measure
-from edgeshard.cli.commands.spec_options import spec_option
+from edgeshard.cli.commands.spec_options import flag_of, spec_option, spec_options
 from edgeshard.cli.connect import run
 from edgeshard.cli.render.output import human_bytes, stderr_console
 from edgeshard.domain.errors import InvalidArgumentError, PlacementError, ResourceExhaustedError, UnavailableError
@@ -41,6 +47,13 @@ _LISTEN = "0.0.0.0:7600"
 _WIDEST_FIRST = ("none", "int8", "int4")
 _FORMATS = ("auto", *_WIDEST_FIRST)
 _SHOWN_EVERY_S = 1.0
+LIMITS = ("max_context", "max_new_tokens", "concurrency")
+"""The keys of a spec about the number and the length of requests, which are options here as in `edgectl deploy`."""
+_CONTEXT_STEP = 16
+"""Tokens of a KV block: contexts differ in memory by whole blocks."""
+_USEFUL_CONTEXT = 8192
+"""Tokens that conversations rarely exceed, if that is less than half of the model's own context: for a longer one no
+narrower weights are taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +68,24 @@ class ServeOptions:
     stored: str
     name: str
     quantise: str
-    concurrency: int | None = None
-    max_context: int | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """The limits that were given, by their keys in the spec: `LIMITS`."""
     grow: bool = False
 
-    def spec(self, source: str, quantise: str) -> dict[str, object]:
-        """The deployment spec's values."""
-        quantisation = {"*": quantise} if quantise != "none" else None
-        given = {"concurrency": self.concurrency, "max_context": self.max_context, "quantisation": quantisation}
-        known = {key: value for key, value in given.items() if value is not None}
-        return {"name": self.name, "model": self.stored, "source": source, **known}
+    def spec(self, source: str, quantise: str, max_context: int = 0) -> dict[str, object]:
+        """The deployment spec's values, with `max_context` tokens if it was not given."""
+        values: dict[str, object] = {"name": self.name, "model": self.stored, "source": source}
+        if max_context:
+            values["max_context"] = max_context
+        if quantise != "none":
+            values["quantisation"] = {"*": quantise}
+        return {**values, **self.limits}
 
     def agrees(self, spec: DeploymentSpec) -> bool:
         """Whether what was asked for is what a deployment is."""
-        wanted = (self.concurrency or spec.concurrency, self.max_context or spec.max_context)
         quantise = spec.quantisation.get("*", "none")
-        return wanted == (spec.concurrency, spec.max_context) and self.quantise in ("auto", quantise)
+        limits_agree = all(getattr(spec, key) == value for key, value in self.limits.items())
+        return limits_agree and self.quantise in ("auto", quantise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +130,7 @@ def serve(  # noqa: PLR0913 - one parameter for each option
         str, spec_option("quantisation", "Weights as none, int8 or int4; auto takes the widest that fit.", "FORMAT")
     ] = "auto",
     nodes: Annotated[int, option("N", "Split this machine into so many.", "--nodes", "--boxes", min=1, max=16)] = 1,
-    concurrency: Annotated[int | None, spec_option("concurrency")] = None,
-    max_context: Annotated[int | None, spec_option("max_context")] = None,
+    limits: Annotated[dict[str, int], spec_options(*LIMITS)],
     state_dir: Annotated[Path | None, option("DIR", "Where the site is kept, and found again after a restart.")] = None,
     listen: Annotated[
         str,
@@ -144,7 +158,8 @@ def serve(  # noqa: PLR0913 - one parameter for each option
     narrator = Narrator(time.monotonic())
     with _found(model) as (source, stored):
         check_name(name or stored, "name")
-        options = ServeOptions(model, source, stored, name or stored, quantise, concurrency, max_context, grow)
+        spec_of(None, {"name": name or stored, "model": stored, **limits})  # names a limit out of its bounds
+        options = ServeOptions(model, source, stored, name or stored, quantise, limits, grow)
         _run(options, OwnSite(state_dir, nodes, listen, port, http=http.of_coordinator(), wheels=wheels), narrator)
 
 
@@ -281,15 +296,16 @@ async def _deploy(client: Client, options: ServeOptions, source: str, narrator: 
         narrator.say(f"{options.name} was served before: its nodes load it again")
         if not options.agrees(kept.spec):
             narrator.say(
-                f"note: it is as it was deployed then; for --quantise, --concurrency and --max-context to count, first "
-                f"run edgectl delete deployment {options.name}"
+                f"note: it is as it was deployed then; for --quantise, {', '.join(map(flag_of, LIMITS))} to count, "
+                f"first run edgectl delete deployment {options.name}"
             )
         return await client.wait_ready(options.name, on_change=reporter.show)
 
 
 async def _chosen(client: Client, options: ServeOptions, source: str, narrator: Narrator) -> DeploymentSpec:
-    """With the widest weights that fit. Where none do, those that fit with fewer requests at a time: the planner knows
-    what is lost by that once the nodes are measured. Raises what `Client.plan` raises for the narrowest."""
+    """With the widest weights that fit. If none do, those that fit with fewer requests at a time: the planner knows
+    what is lost by that once the nodes are measured. If none do either, with the largest context that fits, unless
+    one was given. Raises what `Client.plan` raises for the narrowest."""
     from edgeshard.domain.deployments.deployment import parse_spec
 
     formats = _WIDEST_FIRST if options.quantise == "auto" else (options.quantise,)
@@ -301,15 +317,65 @@ async def _chosen(client: Client, options: ServeOptions, source: str, narrator: 
             await client.plan(spec)
         except (ResourceExhaustedError, PlacementError):
             if measured and quantise == formats[-1]:
-                raise
+                shorter = await _with_shorter_context(client, options, source, formats, narrator)
+                if shorter is None:
+                    raise
+                return shorter
             if not measured:
                 narrator.say(
                     f"memory is short for the weights {'as they are' if quantise == 'none' else f'as {quantise}'}"
                 )
             continue
-        narrator.say(f"loading {options.name}" + (f" with {quantise} weights" if quantise != "none" else ""))
+        narrator.say(_loading(options.name, quantise))
         return spec
     raise AssertionError("unreachable")
+
+
+def _loading(name: str, quantise: str) -> str:
+    return f"loading {name}" + (f" with {quantise} weights" if quantise != "none" else "")
+
+
+async def _with_shorter_context(
+    client: Client, options: ServeOptions, source: str, formats: Sequence[str], narrator: Narrator
+) -> DeploymentSpec | None:
+    """With the largest context that fits, and the widest weights that leave a useful one; None if no context fits or
+    one was given."""
+    from edgeshard.domain.deployments.deployment import parse_spec
+
+    if options.limits.get("max_context"):
+        return None
+    own = (await client.stored_model(options.stored)).max_context
+    narrator.say(f"memory is short for the model's own context of {own} tokens: looking for the largest that fits")
+    context, quantise = 0, formats[-1]
+    for quantise in formats:
+
+        async def fits(tokens: int, quantise: str = quantise) -> bool:
+            try:
+                await client.plan(parse_spec(options.spec(source, quantise, tokens)))
+            except (ResourceExhaustedError, PlacementError):
+                return False
+            return True
+
+        context = await largest_context(own, fits)
+        if context >= min(_USEFUL_CONTEXT, own // 2):
+            break
+    if not context:
+        return None
+    narrator.say(f"the context is {context} tokens, the most that fits; a node with more memory takes the whole")
+    narrator.say(_loading(options.name, quantise))
+    return parse_spec(options.spec(source, quantise, context))
+
+
+async def largest_context(most: int, fits: Callable[[int], Awaitable[bool]]) -> int:
+    """The largest number of tokens that fits, a multiple of a KV block and less than `most`; 0 if none does."""
+    blocks, too_many = 0, -(-most // _CONTEXT_STEP)
+    while blocks + 1 < too_many:
+        middle = (blocks + too_many) // 2
+        if await fits(middle * _CONTEXT_STEP):
+            blocks = middle
+        else:
+            too_many = middle
+    return blocks * _CONTEXT_STEP
 
 
 def _show(site: OwnSite, name: str, key: str, link: str, deployment: Deployment, narrator: Narrator) -> None:
