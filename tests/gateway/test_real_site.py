@@ -593,10 +593,11 @@ async def test_a_client_that_people_have_works(http: Http, name: str) -> None:
 
 @needs_node_clients
 @pytest.mark.long
-async def test_the_ai_sdk_works(http: Http, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["ai", "openai"])
+async def test_a_client_for_node_works(http: Http, tmp_path: Path, name: str) -> None:
     assert http.key is not None
-    # Node looks for packages beside the script.
-    script = tmp_path / "ai_client.mjs"
+    # Node looks for packages next to the script.
+    script = tmp_path / f"{name}_client.mjs"
     script.write_bytes((Path(__file__).parent / "clients" / script.name).read_bytes())
     (tmp_path / "node_modules").symlink_to(CLIENTS / "node" / "node_modules")
     assert (await run("node", script, http.url, http.key)).rstrip().endswith("ok")
