@@ -1,5 +1,4 @@
-"""Builds .venv-clients by its locks: the clients of others, which tests try the HTTP gateway with, and published chat
-templates.
+"""Builds .venv-clients by its locks: client libraries for the tests of the HTTP gateway, and published chat templates.
 
     python -m tools.setup_clients      `make clients`
 

@@ -1,9 +1,8 @@
 """A conversation from a stranger: JSON text to messages and tools of the form that chat templates take.
 
-The form is that of OpenAI's chat completions, with two changes that templates expect: parts of text are one text, and
-the arguments of calls are objects that also have their text. A null is an absent field. What a text model cannot read
-is refused by name, but not what a model wrote before: unknown fields and parts are dropped, and a call of another form
-is passed on as text.
+The form is that of OpenAI's chat completions. Parts of text are joined into one text, and the arguments of calls are
+objects that also have their text. A null is an absent field. What a text model cannot read is refused by name, but not
+what a model wrote before: unknown fields and parts are dropped, and a call of another form is passed on as text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a chat template reads of a message, and messages in the forms that it reads.
 
-Templates differ in what they expect: some join a call's arguments as text, others walk through an object; some test
-`content is none`; each reads reasoning under a name of its own. Pure.
+Templates differ: some join a call's arguments as text, others walk through an object. Some test `content is none`.
+Each reads reasoning under a name of its own. Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import nodes
 
 REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
-"""The names under which clients send what the model thought, and templates read it."""
+"""The names of a message's reasoning, in clients and in templates."""
 _PROBE = "edgeshard-probe"
 """A text that no template contains."""
 

@@ -1,7 +1,7 @@
-"""Prompts by the chat templates of published models are those of transformers.
+"""With published chat templates, prompts equal those of transformers.
 
 The templates are those that the package trl ships, as their models' repositories have them; `make clients` installs it.
-docs/http.md lists what differs from transformers. `Reads` and `expected` write the same down once more.
+docs/http.md lists the differences from transformers. `Reads` and `expected` repeat them as code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgeshard.domain.requests.chat import Conversation
 from tests.support.chat_models import model_with
 from tests.support.clients import CLIENTS
 
-TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+TOKENS: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def expected(source: str, reads: Reads, talk: Talk) -> str | None:
     for empties, thinks in ((False, True), (True, True), (True, False)):
         messages = [adapted(message, source, reads, empties, thinks) for message in copy.deepcopy(talk.messages)]
         try:
-            texts, _ = render_jinja_template(
+            rendered = render_jinja_template(
                 [messages],
                 tools=[TOOL] if talk.has_tools else None,
                 chat_template=source,
@@ -177,7 +177,7 @@ def expected(source: str, reads: Reads, talk: Talk) -> str | None:
             )
         except Exception:
             continue
-        return str(texts[0])
+        return str(rendered[0][0])
     return None
 
 
@@ -206,7 +206,7 @@ def adapted_arguments(arguments: Any, reads: Reads, empties: bool) -> Any:
         return {} if empties else arguments
 
 
-def rendered(model: ChatModel, talk: Talk) -> str | None:
+def prompt_of(model: ChatModel, talk: Talk) -> str | None:
     """The prompt; None if it is refused."""
     tools = json.dumps([TOOL]) if talk.has_tools else ""
     variables = json.dumps(talk.variables) if talk.variables else ""
@@ -231,7 +231,7 @@ def test_prompts_are_those_of_transformers(name: str) -> None:
     model = model_with({**TOKENS, "chat_template": source})
     for what, talk in TALKS.items():
         wanted = None if talk.has_tools and not reads.knows_tools else expected(source, reads, talk)
-        assert rendered(model, talk) == wanted, what
+        assert prompt_of(model, talk) == wanted, what
 
 
 def test_there_are_as_many_as_the_documents_name() -> None:

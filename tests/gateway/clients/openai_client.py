@@ -64,7 +64,7 @@ def tools_and_forms():
 
 
 def history():
-    """What the library dumps of an answer goes back as it is, and so does what a model wrote wrongly."""
+    """An answer that the library dumped is accepted in the history, also with a malformed call."""
     asked = {"model": "handy", "max_tokens": 3, "top_p": 0, "tools": [{"type": "function", "function": FUNCTION}]}
     made = client.chat.completions.create(**{**asked, "max_tokens": 60}, messages=CHAT, tool_choice="required")
     dumped = made.choices[0].message.model_dump()
