@@ -126,6 +126,8 @@ class ChatModel:
         if "developer" not in template.source:
             messages = [{**item, "role": "system"} if item["role"] == "developer" else item for item in messages]
         text = _rendered(template, messages, tools, conversation.generation_prompt, variables)
+        # Half a surrogate pair, which a model may write as an escape of JSON, is no text.
+        text = text.encode("utf-8", "replace").decode("utf-8")
         return text, self._answer_format(template.source, tool_format, tags, text)
 
     def check_fits(self, text: str, max_context: int, field: str) -> None:

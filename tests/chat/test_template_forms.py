@@ -47,6 +47,12 @@ def test_reasoning_has_the_name_that_a_template_reads(name: str, read: str, sent
     assert THOUGHT in rendered(template, called(**{sent: THOUGHT}))
 
 
+def test_a_template_that_goes_through_names_gets_one_of_them() -> None:
+    names = "{% for name in ['thinking', 'reasoning_content'] %}{{ message[name] }}{% endfor %}"
+    answer = {"role": "assistant", "content": "x", "reasoning": THOUGHT}
+    assert rendered(EACH + names + "{% endfor %}", answer) == THOUGHT
+
+
 def test_reasoning_keeps_its_name_if_the_template_reads_it_and_is_given_once() -> None:
     both = EACH + "{% for name in message %}{{ name }} {% endfor %}{# #}" + "{{ message.thinking ~ message.reasoning }}"
     answer = {"role": "assistant", "content": "x", "reasoning": THOUGHT}
@@ -146,6 +152,12 @@ def test_the_first_failure_is_the_one_that_is_raised() -> None:
         rendered("{{ raise_exception('roles alternate') }}", called())
     with pytest.raises(UnsupportedModelError, match="is no template"):
         rendered("{% for %}", called())
+
+
+def test_half_a_surrogate_pair_of_a_call_is_replaced() -> None:
+    template = CALLS + "{{ call.function.name ~ call.function.arguments }}{{ call | tojson }}" + END
+    for arguments in ('{"a": "\\ud800"}', "\ud800"):
+        assert "?" in rendered(template, called(arguments=arguments))
 
 
 CUT = '{"kingdom": "Nor'
