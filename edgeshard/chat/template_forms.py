@@ -44,7 +44,8 @@ class TemplateForm:
     """The form in which a template gets messages.
 
     `reasoning_names` are those that it reads. `null_content`: the empty content of a message with calls is None.
-    `content_parts`: a text is a list of one part. `text_arguments`: arguments are text even if they are an object.
+    `content_parts`: a text is a list of one part. `thinking_parts`: reasoning is a part of the content, of that type.
+    `text_arguments`: arguments are text even if they are an object.
     `empty_arguments`: text that is no JSON object is an object without members. `has_reasoning` is False if reasoning
     is left out.
     """
@@ -52,6 +53,7 @@ class TemplateForm:
     reasoning_names: tuple[str, ...] = REASONING_NAMES
     null_content: bool = False
     content_parts: bool = False
+    thinking_parts: bool = False
     text_arguments: bool = False
     empty_arguments: bool = False
     has_reasoning: bool = True
@@ -68,24 +70,26 @@ class TemplateForm:
         return [self._message(message) for message in messages]
 
     def _message(self, message: Message) -> dict[str, Any]:
-        reasoning = [name for name in REASONING_NAMES if message.get(name)]
-        changed = {name: value for name, value in message.items() if name not in reasoning}
-        if reasoning and self.has_reasoning:
-            read = [name for name in reasoning if name in self.reasoning_names]
-            name = (read or self.reasoning_names or reasoning)[0]
-            changed[name] = message[(read or reasoning)[0]]
+        sent = [name for name in REASONING_NAMES if message.get(name)]
+        changed = {name: value for name, value in message.items() if name not in sent}
         calls = changed.pop("tool_calls", [])
         if calls:
             changed["tool_calls"] = [self._call(call) for call in calls]
         changed["content"] = self._content(message["content"], has_calls=bool(calls))
+        if not sent or not self.has_reasoning:
+            return changed
+        read = [name for name in sent if name in self.reasoning_names]
+        reasoning = message[(read or sent)[0]]
+        if self.thinking_parts:
+            changed["content"] = [{"type": "thinking", "thinking": reasoning}, *_parts(message["content"])]
+        else:
+            changed[(read or self.reasoning_names or sent)[0]] = reasoning
         return changed
 
     def _content(self, content: str, *, has_calls: bool) -> Any:
         if self.null_content and has_calls and not content:
             return None
-        if not self.content_parts:
-            return content
-        return [{"type": "text", "text": content}] if content else []
+        return _parts(content) if self.content_parts else content
 
     def _call(self, call: Message) -> dict[str, Any]:
         function = call["function"]
@@ -108,7 +112,9 @@ _DIFFERENCES: tuple[dict[str, Any], ...] = (
 
 def form_of(tree: nodes.Template) -> TemplateForm:
     """What the syntax tree of a template shows of the form that it reads; not whether it reads parts only."""
-    return TemplateForm(_read_names(tree), _tests_null(tree))
+    names = _read_names(tree)
+    thinking_parts = names == ("thinking",) and _tests_thinking_parts(tree)
+    return TemplateForm(names, _tests_null(tree), thinking_parts=thinking_parts)
 
 
 def reads_parts_only(render: Callable[[Sequence[Message]], str]) -> bool:
@@ -116,8 +122,12 @@ def reads_parts_only(render: Callable[[Sequence[Message]], str]) -> bool:
 
     `render` returns the prompt of messages, "" if the template fails on them.
     """
-    part = {"type": "text", "text": _PROBE}
-    return _PROBE not in render(_user_says(_PROBE)) and _PROBE in render(_user_says([part]))
+    return _PROBE not in render(_user_says(_PROBE)) and _PROBE in render(_user_says(_parts(_PROBE)))
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    """A content that is a list of parts."""
+    return [{"type": "text", "text": text}] if text else []
 
 
 def _user_says(content: Any) -> list[Message]:
@@ -147,6 +157,13 @@ def _key(node: nodes.Node) -> str:
         case nodes.Compare(expr=nodes.Const(value=str(key)), ops=[nodes.Operand(op="in" | "notin"), *_]):
             return key
     return ""
+
+
+def _tests_thinking_parts(tree: nodes.Template) -> bool:
+    """Whether a template compares the type of a part with `thinking`."""
+    compared = (node for node in tree.find_all(nodes.Compare) if _key(node.expr) == "type")
+    operands = (operand.expr for node in compared for operand in node.ops)
+    return any(isinstance(operand, nodes.Const) and operand.value == "thinking" for operand in operands)
 
 
 def _tests_null(tree: nodes.Template) -> bool:

@@ -53,6 +53,16 @@ def test_a_template_that_goes_through_names_gets_one_of_them() -> None:
     assert rendered(EACH + names + "{% endfor %}", answer) == THOUGHT
 
 
+@pytest.mark.parametrize("sent", REASONING_NAMES)
+def test_reasoning_is_a_part_of_the_content_if_the_template_reads_it_there(sent: str) -> None:
+    part = "{% if part.type == 'thinking' %}[{{ part['thinking'] }}]{% else %}{{ part.text }}{% endif %}"
+    either = "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    template = EACH + either + part + "{% endfor %}{% endif %}{% endfor %}"
+    answer = {"role": "assistant", "content": "On the hill.", sent: THOUGHT}
+    assert rendered(template, {"role": "user", "content": "Where?"}, answer) == f"Where?[{THOUGHT}]On the hill."
+    assert rendered(template, called(**{sent: THOUGHT})) == f"[{THOUGHT}]"
+
+
 def test_reasoning_keeps_its_name_if_the_template_reads_it_and_is_given_once() -> None:
     both = EACH + "{% for name in message %}{{ name }} {% endfor %}{# #}" + "{{ message.thinking ~ message.reasoning }}"
     answer = {"role": "assistant", "content": "x", "reasoning": THOUGHT}
