@@ -76,6 +76,9 @@ const past = [
 const short = { model, maxOutputTokens: 6, topP: 0, stopSequences: ["</s>"], maxRetries: 0, tools };
 assert.ok((await generateText({ ...short, messages: past })).text);
 
+const long = await generateText({ ...asked, model: provider("handy"), maxOutputTokens: 100_000 });
+assert.ok(long.finishReason === "stop" || long.usage.totalTokens === 256);
+
 for (const [wrong, status, said] of [
   [{ model: provider("none") }, 404, /none/],
   [{ prompt: "king ".repeat(600) }, 400, /maximum context length is 512 tokens/],

@@ -40,6 +40,8 @@ assert isinstance(formed.invoke("x"), Lamp)
 called = handy.with_structured_output(Lamp, method="function_calling")
 assert isinstance(called.invoke("x"), Lamp)
 responses = ChatOpenAI(model="tales", max_tokens=12, temperature=0, use_responses_api=True, **SHARED)
+long = ChatOpenAI(model="handy", max_tokens=100_000, extra_body={"ignore_eos": True}, **SHARED).invoke("Tell me")
+assert long.usage_metadata["total_tokens"] == 256
 told = responses.invoke("Tell me of a king")
 assert told.text == whole.content
 searching = responses.bind_tools([{"type": "web_search"}])

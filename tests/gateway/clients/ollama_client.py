@@ -55,6 +55,8 @@ unused = {"typical_p": 1.0, "tfs_z": 1.0, "mirostat": 0, "penalize_newline": Tru
 sent = {"options": {**OPTIONS, **memory, **unused}, "keep_alive": -1, "think": False}
 answer = client.chat(model="tales", messages=[CHAT[0], past, told[-1]], tools=[set_lamp], **sent)
 assert answer.message.content and client.chat(model="tales", messages=[*CHAT, answer.message, *CHAT], **sent).done
+long = client.chat(model="handy", messages=CHAT, options={"num_predict": 100_000, "num_ctx": 131072})
+assert long.done_reason == "stop" or long.prompt_eval_count + long.eval_count == 256
 empty = client.generate(model="tales", prompt="x", suffix="", context=[], images=[], template="", **sent)
 assert empty.done and empty.prompt_eval_count > 0
 try:

@@ -75,6 +75,13 @@ assert.equal(raw.headers.get("x-ignored-tools"), "web_search, local_shell");
 const forced = { ...asked, stop: ["</s>"], ignore_eos: true, logit_bias: { 2: 100 } };
 assert.equal((await client.chat.completions.create(forced)).choices[0].finish_reason, "stop");
 
+const endless = { model: "handy", messages: chat, ignore_eos: true };
+for (const limit of [{ max_tokens: 100_000 }, { max_completion_tokens: 4096 }, {}]) {
+  const answer = await client.chat.completions.create({ ...endless, ...limit });
+  assert.equal(answer.choices[0].finish_reason, "length");
+  assert.equal(answer.usage.total_tokens, 256);
+}
+
 await assert.rejects(client.models.retrieve("none"), (error) => {
   assert.ok(error instanceof NotFoundError && error instanceof APIError);
   return error.requestID.startsWith("req_") && error.message.includes("none");

@@ -104,6 +104,18 @@ def stops():
         assert client.completions.create(**asked, prompt="x", stop=stop).choices[0].finish_reason == reason
 
 
+def long_answers():
+    """A limit beyond the context, or none, is what the context has left."""
+    asked = {"model": "handy", "temperature": 0, "extra_body": {"ignore_eos": True}}
+    for limit in ({"max_tokens": 100_000}, {"max_completion_tokens": 4096}, {}):
+        answer = client.chat.completions.create(**asked, messages=CHAT, **limit)
+        assert (answer.choices[0].finish_reason, answer.usage.total_tokens) == ("length", 256), limit
+    text = client.completions.create(**asked, prompt="x", max_tokens=2000)
+    assert (text.choices[0].finish_reason, text.usage.total_tokens) == ("length", 256)
+    response = client.responses.create(**asked, input=CHAT, max_output_tokens=32_000)
+    assert (response.status, response.usage.total_tokens) == ("incomplete", 256)
+
+
 def plain_http():
     """The same requests as proxies and people send them."""
     asked = {"model": "tales", "messages": CHAT, "max_tokens": 3}
@@ -193,6 +205,7 @@ tools_and_forms()
 history()
 tools_of_the_server()
 stops()
+long_answers()
 plain_http()
 responses()
 completions()

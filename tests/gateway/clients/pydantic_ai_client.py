@@ -71,6 +71,8 @@ async def main():
     ]
     short = {"max_tokens": 6, "top_p": 0.0, "stop_sequences": ["</s>"]}
     assert (await tell.run("And?", message_history=past, model_settings=short)).output
+    long = {"max_tokens": 100_000, "extra_body": {"ignore_eos": True}}
+    assert (await tell.run("Tell me of a king", model_settings=long)).usage.total_tokens == 512
     try:
         await tell.run("king " * 600)
     except ModelHTTPError as error:
