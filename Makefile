@@ -32,9 +32,9 @@ setup: ## all of .venv, for developers (again only when pyproject.toml, the lock
 $(RUNS) $(STAMP): pyproject.toml constraints.lock tools/setup_environment.py hatch_build.py $(wildcard agent/edgeshard_agent/ops/kernels/*)
 	@$(PYTHON) tools/setup_environment.py $(if $(filter $(RUNS),$@),runtime)
 
-clients: $(CLIENTS) ## build .venv-clients: the openai client and others, which tests try the HTTP gateway with
+clients: $(CLIENTS) ## build .venv-clients: the openai client and others that tests try the HTTP gateway with, and chat templates
 
-$(CLIENTS): tests/clients/requirements.txt tests/clients/package-lock.json tools/setup_clients.py $(STAMP)
+$(CLIENTS): $(addprefix tests/clients/,requirements.txt templates.txt package-lock.json) tools/setup_clients.py $(STAMP)
 	@$(BIN)/python -m tools.setup_clients
 	@touch $@
 

@@ -1,4 +1,4 @@
-"""Builds .venv-clients by its locks: the clients of others, which tests try the HTTP gateway with.
+"""Builds .venv-clients by its locks: client libraries for the tests of the HTTP gateway, and published chat templates.
 
     python -m tools.setup_clients      `make clients`
 
@@ -16,6 +16,7 @@ from tools.lock import CLIENTS, ROOT, LockError, find_uv
 
 HOME = ROOT / ".venv-clients"
 NODE = HOME / "node"
+TEMPLATES = CLIENTS.parent / "templates.txt"
 _NODE_FILES = ("package.json", "package-lock.json", ".npmrc")
 
 
@@ -28,9 +29,9 @@ def main() -> int:
     print("clients: installing the clients of others into .venv-clients", flush=True)
     shutil.rmtree(HOME, ignore_errors=True)
     subprocess.run((str(uv), "venv", "--quiet", "--python", sys.executable, str(HOME)), env=environment, check=True)
-    lock = str(CLIENTS.with_suffix(".txt"))
+    locks = ("-r", str(CLIENTS.with_suffix(".txt")), "-r", str(TEMPLATES))
     install = ("pip", "install", "--quiet", "--no-deps", "--require-hashes", "--python", str(HOME / "bin" / "python"))
-    code = subprocess.run((str(uv), *install, "-r", lock), env=environment, check=False).returncode
+    code = subprocess.run((str(uv), *install, *locks), env=environment, check=False).returncode
     return code or install_for_node()
 
 

@@ -1,7 +1,7 @@
 """A conversation from a stranger: JSON text to messages and tools of the form that chat templates take.
 
-The form is that of OpenAI's chat completions, with two changes that templates expect: parts of text are one text, and
-the arguments of calls are objects. A null is an absent field. What a text model cannot read is refused by name, but not
+The form is that of OpenAI's chat completions. Parts of text are joined into one text, and the arguments of calls are
+objects that also have their text. A null is an absent field. What a text model cannot read is refused by name, but not
 what a model wrote before: unknown fields and parts are dropped, and a call of another form is passed on as text.
 """
 
@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from edgeshard.chat.template_forms import REASONING_NAMES, Arguments
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.requests.chat import Conversation
 from edgeshard.domain.requests.generation import PROMPT_LIMIT_BYTES, text_bytes
@@ -35,7 +36,6 @@ MESSAGE_FIELDS: Mapping[str, str] = {
 """The fields of a message that are used; others are ignored."""
 _CALLS = ("tool_calls", "function_call")
 _PAST_ROLES = ("assistant", "tool", "function")
-_REASONING = ("reasoning_content", "reasoning", "thinking")
 _TEXTS = ("name", "tool_call_id")
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
@@ -114,7 +114,7 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     for key in _TEXTS:
         if not isinstance(result.get(key, ""), str):
             raise _wrong(f"{where}.{key}", "is not text")
-    for key in _REASONING:
+    for key in REASONING_NAMES:
         if not isinstance(result.get(key, ""), str):
             del result[key]  # Another server's form of it.
     is_past = role == "assistant"
@@ -180,16 +180,20 @@ def _called(call: Any) -> dict[str, Any] | None:
     function = _present(present.get("function"))
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return None
-    arguments = function.get("arguments", {})
-    if isinstance(arguments, str):
-        try:
-            parsed = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            parsed = arguments
-        arguments = {} if parsed is None else parsed if isinstance(parsed, dict) else arguments
-    elif not isinstance(arguments, dict):
-        arguments = json.dumps(arguments)
+    arguments = _arguments(function.get("arguments"))
     return {**present, "type": "function", "function": {**function, "arguments": arguments}}
+
+
+def _arguments(sent: Any) -> Arguments | str:
+    """The arguments of a call, as an object and as text; only as text if they are no JSON object."""
+    text = sent if isinstance(sent, str) else json.dumps(sent, ensure_ascii=False)
+    try:
+        values = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return text
+    if values is None:
+        return Arguments({}, "{}")
+    return Arguments(values, text or "{}") if isinstance(values, dict) else text
 
 
 def _text(text: str, where: str) -> str:

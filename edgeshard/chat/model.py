@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -13,7 +14,13 @@ from edgeshard.chat.calls import SECTION_MARKERS
 from edgeshard.chat.messages import parse_messages, parse_tools, parse_variables
 from edgeshard.chat.parsing import CHANNEL_MARKERS
 from edgeshard.chat.templates import ChatTemplate
-from edgeshard.domain.errors import FailedPreconditionError, InternalError, InvalidArgumentError
+from edgeshard.domain.errors import (
+    EdgeShardError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    UnsupportedModelError,
+)
 from edgeshard.domain.requests.chat import AnswerFormat, Conversation, GenerationDefaults, Marker, ToolFormat
 from edgeshard.domain.requests.generation import PROMPT_LIMIT_TOKENS, check_prompt_size, text_bytes
 from edgeshard.storage.forms import (
@@ -118,7 +125,9 @@ class ChatModel:
             )
         if "developer" not in template.source:
             messages = [{**item, "role": "system"} if item["role"] == "developer" else item for item in messages]
-        text = template.render(messages, tools, conversation.generation_prompt, variables)
+        text = _rendered(template, messages, tools, conversation.generation_prompt, variables)
+        # Half a surrogate pair, which a model may write as an escape of JSON, is no text.
+        text = text.encode("utf-8", "replace").decode("utf-8")
         return text, self._answer_format(template.source, tool_format, tags, text)
 
     def check_fits(self, text: str, max_context: int, field: str) -> None:
@@ -229,3 +238,28 @@ class ChatModel:
         added = self._tokenizer.get_added_tokens_decoder()
         special = {token.content: number for number, token in added.items() if token.special}
         return (Marker(special[text], text) for text in dict.fromkeys(texts) if text in special)
+
+
+def _rendered(
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Any],
+    add_generation_prompt: bool,
+    variables: Mapping[str, Any],
+) -> str:
+    """The prompt's text of messages in the first form that the template renders. Raises its first failure."""
+    tried: list[list[dict[str, Any]]] = []
+    failure: EdgeShardError | None = None
+    for form in template.form.alternatives():
+        changed = form.of(messages)
+        if changed in tried:
+            continue
+        tried.append(changed)
+        try:
+            return template.render(changed, tools, add_generation_prompt, variables)
+        except (InvalidArgumentError, UnsupportedModelError) as error:
+            if error.reason not in ("TEMPLATE_REFUSES", "BAD_TEMPLATE"):
+                raise
+            failure = failure or error
+    assert failure is not None
+    raise failure

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -17,6 +18,7 @@ from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from edgeshard.chat.template_forms import TemplateForm, form_of, reads_parts_only
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, UnsupportedModelError
 from edgeshard.domain.requests.generation import PROMPT_LIMIT_BYTES, text_bytes
 
@@ -46,6 +48,21 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = dict(special_tokens)
         self._compiled: Template | None = None
+        self._form: TemplateForm | None = None
+
+    @property
+    def form(self) -> TemplateForm:
+        """The form in which it reads messages. Raises UnsupportedModelError naming `chat_template` if it is none."""
+        if self._form is None:
+            self._compiled, form = self._compile()
+            self._form = replace(form, content_parts=reads_parts_only(self._probe))
+        return self._form
+
+    def _probe(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        try:
+            return self.render(messages)
+        except (InvalidArgumentError, UnsupportedModelError):
+            return ""
 
     def render(
         self,
@@ -70,7 +87,8 @@ class ChatTemplate:
         pieces: list[str] = []
         size = 0
         try:
-            self._compiled = self._compiled or self._compile()
+            if self._compiled is None:
+                self._compiled, _ = self._compile()
             for piece in self._compiled.generate(values):
                 size += text_bytes(piece)
                 if size > PROMPT_LIMIT_BYTES:
@@ -94,14 +112,18 @@ class ChatTemplate:
             raise _broken(f"fails on these messages: {type(error).__name__}: {str(error)[:500]}") from None
         return "".join(pieces)
 
-    def _compile(self) -> Template:
+    def _compile(self) -> tuple[Template, TemplateForm]:
         """Not when the model is loaded: Jinja computes constants while it compiles, as long as that may take."""
         if text_bytes(self.source) > SOURCE_LIMIT_BYTES:
             raise _broken(f"has more than {SOURCE_LIMIT_BYTES} bytes")
+        environment = _environment()
         try:
-            return _environment().from_string(self.source)
+            tree = environment.parse(self.source)
+            form = form_of(tree)
+            code = environment.compile(tree)
         except TemplateSyntaxError as error:
             raise _broken(f"is no template: line {error.lineno}: {error.message}") from None
+        return Template.from_code(environment, code, environment.make_globals(None)), form
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -14,30 +14,12 @@ from edgeshard.chat.model import ChatModel
 from edgeshard.chat.parsing import AnswerParser
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
 from edgeshard.domain.requests.chat import AnswerFormat, Conversation, GenerationDefaults, Marker, ToolCall, ToolFormat
+from tests.support.chat_models import model_with
 
 DEMO = Path(__file__).parents[2] / "edgeshard" / "demo_model"
-TOKENIZER = (DEMO / "tokenizer.json").read_bytes()
 HELLO = Conversation(json.dumps([{"role": "developer", "content": "Hello"}]))
 TOOLS = json.dumps([{"type": "function", "function": {"name": "find"}}])
 TAGS: dict[str, Any] = {"call_begin": "<tool_call>", "call_end": "</tool_call>"}
-
-
-def model_with(
-    settings: dict[str, Any] | None = None, template: str = "", special: tuple[str, ...] = (), **more: Any
-) -> ChatModel:
-    tokenizer = json.loads(TOKENIZER)
-    for number, text in enumerate(special):
-        token = {"id": 4096 + number, "content": text, "special": True}
-        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        tokenizer["added_tokens"].append(token | flags)
-    files = {"tokenizer.json": json.dumps(tokenizer).encode()}
-    if settings is not None:
-        files["tokenizer_config.json"] = json.dumps(settings).encode()
-    if template:
-        files["chat_template.jinja"] = template.encode()
-    if more:
-        files["generation_config.json"] = json.dumps(more).encode()
-    return ChatModel.from_files(files)
 
 
 def rendered(model: ChatModel, conversation: Conversation = HELLO) -> str:

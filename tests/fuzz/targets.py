@@ -420,7 +420,7 @@ def _chat(data: bytes) -> None:
     for read in (parse_tools, parse_variables):
         with contextlib.suppress(EdgeShardError):
             read(text)
-    _TEMPLATE.render(parse_messages(text))
+    _TEMPLATE.render(_TEMPLATE.form.of(parse_messages(text)))
 
 
 def _answer(data: bytes) -> str:

@@ -56,6 +56,29 @@ const streamed = streamText({ ...talk, toolChoice: { type: "tool", toolName: "se
 for await (const part of streamed.fullStream) assert.notEqual(part.type, "error");
 lamp.parse((await streamed.toolCalls)[0].input);
 
+// What it sends back of earlier steps: reasoning, a call, and what that gave.
+const past = [
+  { role: "user", content: "x" },
+  {
+    role: "assistant",
+    content: [
+      { type: "reasoning", text: "The lamp" },
+      { type: "tool-call", toolCallId: "call1", toolName: "setLamp", input: { color: "red", on: true } },
+    ],
+  },
+  {
+    role: "tool",
+    content: [
+      { type: "tool-result", toolCallId: "call1", toolName: "setLamp", output: { type: "text", value: "done" } },
+    ],
+  },
+];
+const short = { model, maxOutputTokens: 6, topP: 0, stopSequences: ["</s>"], maxRetries: 0, tools };
+assert.ok((await generateText({ ...short, messages: past })).text);
+
+const long = await generateText({ ...asked, model: provider("handy"), maxOutputTokens: 100_000 });
+assert.ok(long.finishReason === "stop" || long.usage.totalTokens === 256);
+
 for (const [wrong, status, said] of [
   [{ model: provider("none") }, 404, /none/],
   [{ prompt: "king ".repeat(600) }, 400, /maximum context length is 512 tokens/],

@@ -8,7 +8,7 @@ from typing import Literal
 
 import instructor
 from openai import AsyncOpenAI, OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
 
 URL, KEY = sys.argv[1:]
 ASKED = {"model": "tales", "messages": [{"role": "user", "content": "Tell me of a king"}], "max_tokens": 80}
@@ -32,6 +32,24 @@ king, said = instructor.from_openai(OpenAI(**SHARED)).chat.completions.create_wi
     **ASKED, response_model=King
 )
 assert isinstance(king, King) and said.usage.completion_tokens > 0
+
+
+class Sad(King):
+    """A king that is refused once: the library sends its call back, and why."""
+
+    @model_validator(mode="after")
+    def refuse(self):
+        refused.append(self)
+        if len(refused) == 1:
+            raise ValueError("try again")
+        return self
+
+
+for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+    refused = []
+    client = instructor.from_openai(OpenAI(**SHARED), mode=mode)
+    assert isinstance(client.chat.completions.create(**ASKED, response_model=Sad, max_retries=2, top_p=0.9), Sad)
+    assert len(refused) == 2
 
 
 async def at_once():

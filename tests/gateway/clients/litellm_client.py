@@ -28,6 +28,17 @@ answer = litellm.completion(**{**ASKED, "max_tokens": 60}, response_format=forme
 assert json.loads(answer.choices[0].message.content).keys() == {"on"}
 ollama = {"model": "ollama_chat/tales", "messages": CHAT, "api_base": URL, "api_key": KEY, "max_tokens": 12}
 assert litellm.completion(**ollama, temperature=0).choices[0].message.content == text
+big = {**ollama, "num_ctx": 8192, "top_p": 0, "keep_alive": "5m"}
+assert litellm.completion(**big).choices[0].message.content == text
+long = litellm.completion(**{**ASKED, "model": "openai/handy", "max_tokens": 100_000}, ignore_eos=True)
+assert long.choices[0].finish_reason == "length" and long.usage.total_tokens == 256
+lamp = {"type": "function", "function": {"name": "set_lamp", "parameters": form}}
+made = litellm.completion(**{**ASKED, "model": "openai/handy", "max_tokens": 60}, tools=[lamp], tool_choice="required")
+dumped = made.choices[0].message.model_dump()
+assert dumped["function_call"] is None, "it goes back with nulls"
+told = {"role": "tool", "tool_call_id": dumped["tool_calls"][0]["id"], "content": "done"}
+back = {**ASKED, "model": "openai/handy", "messages": [*CHAT, dumped, told], "top_p": 0}
+assert litellm.completion(**back, tools=[lamp]).choices[0].message.content
 
 
 def deployed(name):

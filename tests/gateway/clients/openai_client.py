@@ -3,9 +3,11 @@
 # mypy: ignore-errors
 
 import asyncio
+import gzip
 import json
 import sys
 
+import httpx
 import openai
 from openai import AsyncOpenAI, OpenAI
 
@@ -61,13 +63,89 @@ def tools_and_forms():
     assert json.loads(formed.choices[0].message.content).keys() == {"color", "on"}
 
 
+def history():
+    """An answer that the library dumped is accepted in the history, also with a malformed call."""
+    asked = {"model": "handy", "max_tokens": 3, "top_p": 0, "tools": [{"type": "function", "function": FUNCTION}]}
+    made = client.chat.completions.create(**{**asked, "max_tokens": 60}, messages=CHAT, tool_choice="required")
+    dumped = made.choices[0].message.model_dump()
+    assert None in dumped.values()
+    (call,) = dumped["tool_calls"]
+    told = {"role": "tool", "tool_call_id": call["id"], "content": "done"}
+    others = {"annotations": None, "audio": None, "reasoning": "easy", "provider_specific_fields": {"a": 1}}
+    cut = {**call, "function": {**call["function"], "arguments": '{"color": "re'}}
+    nothing = {**call, "function": {**call["function"], "arguments": None}}
+    for message in (dumped, {**dumped, **others}, {**dumped, "tool_calls": [cut]}, {**dumped, "tool_calls": [nothing]}):
+        answer = client.chat.completions.create(**asked, messages=[*CHAT, message, told])
+        assert answer.choices[0].message.content, message
+    nulls = dict.fromkeys(("temperature", "stop", "response_format", "seed", "logit_bias", "user"))
+    assert client.chat.completions.create(**asked, messages=CHAT, extra_body=nulls).choices
+
+
+def tools_of_the_server():
+    """Tools that the server cannot run are left out, and the answer names them."""
+    search = {"type": "web_search"}
+    asked = {"model": "tales", "input": CHAT, "max_output_tokens": 3, "temperature": 0, "tools": [search]}
+    answer = client.responses.with_raw_response.create(**asked)
+    assert answer.headers["x-ignored-tools"] == "web_search" and answer.parse().output_text
+    try:
+        client.responses.create(**asked, tool_choice=search)
+    except openai.BadRequestError as error:
+        assert error.param == "tool_choice"
+    else:
+        raise AssertionError("it cannot be called")
+
+
+def stops():
+    """A text that is a special token ends an answer."""
+    ends = {"ignore_eos": True, "logit_bias": {"2": 100}}
+    asked = {"model": "tales", "max_tokens": 8, "temperature": 0, "extra_body": ends}
+    for stop, reason in (("</s>", "stop"), ("<unk>", "length")):
+        assert client.chat.completions.create(**asked, messages=CHAT, stop=[stop]).choices[0].finish_reason == reason
+        assert client.completions.create(**asked, prompt="x", stop=stop).choices[0].finish_reason == reason
+
+
+def long_answers():
+    """A limit beyond the context, or none, is what the context has left."""
+    asked = {"model": "handy", "temperature": 0, "extra_body": {"ignore_eos": True}}
+    for limit in ({"max_tokens": 100_000}, {"max_completion_tokens": 4096}, {}):
+        answer = client.chat.completions.create(**asked, messages=CHAT, **limit)
+        assert (answer.choices[0].finish_reason, answer.usage.total_tokens) == ("length", 256), limit
+    text = client.completions.create(**asked, prompt="x", max_tokens=2000)
+    assert (text.choices[0].finish_reason, text.usage.total_tokens) == ("length", 256)
+    response = client.responses.create(**asked, input=CHAT, max_output_tokens=32_000)
+    assert (response.status, response.usage.total_tokens) == ("incomplete", 256)
+
+
+def plain_http():
+    """The same requests as proxies and people send them."""
+    asked = {"model": "tales", "messages": CHAT, "max_tokens": 3}
+    chat, body = "/v1/chat/completions", json.dumps(asked).encode()
+    with httpx.Client(
+        base_url=URL, headers={"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+    ) as plain:
+        for path in ("/health", "/version", "/v1/models", "/api/tags", "/api/version"):
+            head = plain.head(path)
+            assert (head.status_code, head.content) == (200, b""), path
+        assert plain.post(f"{chat}/", json=asked).status_code == 200
+        assert plain.post(chat, content=gzip.compress(body), headers={"Content-Encoding": "gzip"}).status_code == 200
+        refused = plain.post(chat, content=body, headers={"Content-Encoding": "br"})
+        assert refused.status_code == 415 and "Content-Encoding" in refused.json()["error"]["message"]
+    assert httpx.get(f"{URL}/v1/models", headers={"x-api-key": KEY}).status_code == 200
+    assert OpenAI(base_url=f"{URL}/v1/", api_key=KEY).chat.completions.create(**asked).choices
+    try:
+        OpenAI(base_url=URL, api_key=KEY, max_retries=0).chat.completions.create(**asked)
+    except openai.NotFoundError as error:
+        assert chat in error.message
+    else:
+        raise AssertionError("/v1 is absent")
+
+
 def responses():
     whole = client.responses.create(model="tales", input="Tell me of a king", max_output_tokens=12, temperature=0)
     assert whole.output_text and whole.status == "incomplete" and whole.usage.output_tokens == 12
     with client.responses.stream(model="tales", input=CHAT, max_output_tokens=12, temperature=0) as stream:
         text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
-        final = stream.get_final_response() if False else None
-    assert final is None and text == whole.output_text
+    assert text == whole.output_text
     events = client.responses.create(
         model="handy", input="x", tools=[{"type": "function", "strict": True, **FUNCTION}], tool_choice="required",
         max_output_tokens=60, stream=True,
@@ -124,6 +202,11 @@ async def at_once():
 
 chats()
 tools_and_forms()
+history()
+tools_of_the_server()
+stops()
+long_answers()
+plain_http()
 responses()
 completions()
 errors()

@@ -8,7 +8,15 @@ from typing import Literal
 
 from pydantic import BaseModel
 from pydantic_ai import Agent, ModelHTTPError, NativeOutput
-from pydantic_ai.messages import ToolCallPart, ToolReturnPart
+from pydantic_ai.messages import (
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -53,6 +61,18 @@ async def main():
     parts = [part for message in answer.all_messages() for part in message.parts]
     assert any(isinstance(part, ToolCallPart) and part.tool_name == "king" for part in parts)
     assert any(isinstance(part, ToolReturnPart) and part.content == f"{called[0]} is a king" for part in parts)
+    thought = ThinkingPart("A king", id="reasoning_content", provider_name="openai")
+    cut = ToolCallPart("king", '{"name": "Mi', tool_call_id="call1")
+    past = [
+        ModelRequest([UserPromptPart("x")]),
+        ModelResponse([thought, cut]),
+        ModelRequest([ToolReturnPart("king", "no such king", tool_call_id="call1")]),
+        ModelResponse([thought, TextPart("Midas")]),
+    ]
+    short = {"max_tokens": 6, "top_p": 0.0, "stop_sequences": ["</s>"]}
+    assert (await tell.run("And?", message_history=past, model_settings=short)).output
+    long = {"max_tokens": 100_000, "extra_body": {"ignore_eos": True}}
+    assert (await tell.run("Tell me of a king", model_settings=long)).usage.total_tokens == 512
     try:
         await tell.run("king " * 600)
     except ModelHTTPError as error:
