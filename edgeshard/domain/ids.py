@@ -15,6 +15,19 @@ RequestId = NewType("RequestId", str)
 OperationId = NewType("OperationId", str)
 Digest = NewType("Digest", str)
 """A sha256 in lower-case hexadecimal."""
+MAX_EPOCH = 2**63 - 1
+"""The highest epoch that a message (uint64) and a row of SQLite (signed) can both hold."""
+COUNTED_EPOCHS = 2**62
+"""No coordinator counts this far: a higher epoch on its disk was falsified."""
+
+
+def check_epoch(value: int, field: str) -> int:
+    """Return an epoch from 0 to `MAX_EPOCH`; raises InvalidArgumentError naming `field`."""
+    if not 0 <= value <= MAX_EPOCH:
+        raise invalid(field, f"{value} is not an epoch: it must be between 0 and {MAX_EPOCH}", "INVALID_EPOCH")
+    return value
+
+
 Epoch = NewType("Epoch", int)
 StepNumber = NewType("StepNumber", int)
 RequestNumber = NewType("RequestNumber", int)

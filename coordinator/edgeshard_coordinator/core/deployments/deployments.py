@@ -225,7 +225,7 @@ def _load(state: State, record: DeploymentRecord, trigger: Trigger, now: float) 
 
 
 def next_epoch(state: State, record: DeploymentRecord) -> Epoch:
-    return Epoch(max(record.epoch + 1, state.first_epoch(record.name)))
+    return state.epoch_after(record.name, record.epoch)
 
 
 def _begun(state: State, record: DeploymentRecord, epoch: Epoch, now: float) -> DeploymentRecord:

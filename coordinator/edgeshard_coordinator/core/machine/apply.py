@@ -149,7 +149,9 @@ def _delete(state: State, event: events.DeleteRequested) -> State:
 
 def _delete_one(state: State, record: DeploymentRecord, event: events.DeleteRequested) -> State:
     # A new revision, so that the operation reaches the disk; also for a repeat under another operation id.
-    asked = replace(record, operations=(*record.operations, event.operation), revision=record.revision + 1)
+    operations = (*record.operations, event.operation)
+    forced = record.forced or event.force
+    asked = replace(record, operations=operations, revision=record.revision + 1, forced=forced)
     if record.phase is not DeploymentPhase.DELETING:
         asked = replace(asked, delete_revision=record.delete_revision or asked.revision)
     return state.with_record(asked)
@@ -238,6 +240,7 @@ def _save_failed(state: State, event: events.SaveFailed) -> State:
         save_after=event.now + event.retry_after_s,
         operations=(),
         delete_revision=0,
+        forced=False,
         move=None,
     )
     return state.with_record(retry)

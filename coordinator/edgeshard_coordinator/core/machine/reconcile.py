@@ -125,7 +125,8 @@ def _deployment_actions(state: State, record: DeploymentRecord, now: float) -> I
         yield from _release(state, record)
     elif record.phase is Phase.DELETING and not record.forgetting:
         yield from _release(state, record)
-        if record.durable and now >= record.save_after and is_released(state, record):
+        may_go = record.forced or is_released(state, record)
+        if record.durable and now >= record.save_after and may_go:
             yield actions.ForgetDeployment(record)
 
 

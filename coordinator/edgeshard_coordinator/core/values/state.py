@@ -284,6 +284,8 @@ class DeploymentRecord:
     former: Placement | None = None
     """The placement before its move, until it is ready with the new one: it goes back where that fails. Not on disk."""
     forgetting: bool = False
+    forced: bool = False
+    """Whether its deletion waits for no node. Not on disk."""
     shape: str = ""
     """The shape of its model, by which `State.configs` has the config; "" where that is not known. Not on disk."""
 
@@ -335,6 +337,9 @@ class State:
     instance: str
     timings: Timings = Timings()
     term: Term = NO_TERM
+    epoch_floor: Epoch = NO_EPOCH
+    """An epoch above all that the site issued before this run, whatever its disk has lost: the clock at the start, in
+    milliseconds since 1970."""
     nodes: Mapping[NodeId, KnownNode] = field(default_factory=dict)
     deployments: Mapping[DeploymentName, DeploymentRecord] = field(default_factory=dict)
     retired: Mapping[DeploymentName, Epoch] = field(default_factory=dict)
@@ -445,9 +450,19 @@ class State:
         return tuple(other for other in self.replicas_of(DeploymentName(spec.served_name)) if other.name != spec.name)
 
     def first_epoch(self, name: DeploymentName) -> Epoch:
-        """The epoch a new deployment of this name starts at: above every one a node may still hold."""
-        seen = [stage.epoch for node in self.nodes.values() for stage in node.stages if stage.deployment == name]
-        return Epoch(max([self.retired.get(name, NO_EPOCH), *seen]) + 1)
+        """The epoch at which a deployment of this name begins: above its last one."""
+        return self.epoch_after(name, self.retired.get(name, NO_EPOCH))
+
+    def epoch_after(self, name: DeploymentName, last: Epoch) -> Epoch:
+        """The epoch after `last`, the highest that this coordinator knows of a deployment.
+
+        A node may hold a higher one if the coordinator lost its state or was restored from a backup, and it refuses
+        lower ones. A node's word is no epoch, though: any such claim only moves the next epoch above `epoch_floor`.
+        """
+        stages = (stage for node in self.nodes.values() for stage in node.stages)
+        if any(stage.deployment == name and stage.epoch > last for stage in stages):
+            last = max(last, self.epoch_floor)
+        return Epoch(last + 1)
 
     def free_bytes(self, node: KnownNode) -> int:
         held = sum(held_bytes(stage) for stage in self._placed() if stage.node_id == node.node_id)
