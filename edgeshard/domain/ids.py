@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import NewType
+from typing import Annotated, NewType
 
 from edgeshard.domain.errors import invalid
 
@@ -28,7 +28,7 @@ def check_epoch(value: int, field: str) -> int:
     return value
 
 
-Epoch = NewType("Epoch", int)
+Epoch = NewType("Epoch", Annotated[int, check_epoch])
 StepNumber = NewType("StepNumber", int)
 RequestNumber = NewType("RequestNumber", int)
 """The head's number for a request, unique within (pipeline, epoch)."""

@@ -21,6 +21,7 @@ from edgeshard.domain.control.commands import (
     MOST_PACKED,
     MOST_PART_BYTES,
     MOST_STAGES,
+    ActivateHead,
     DumpPart,
     Heartbeat,
     HeartbeatChange,
@@ -30,17 +31,18 @@ from edgeshard.domain.control.commands import (
     ProbeLinks,
     ProfileReport,
     Registration,
+    ReleaseStage,
     TraceSteps,
 )
 from edgeshard.domain.control.site import BlobHeader, BlobRange, DeployCall, LocalFile, MeasureRequest
-from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.deployments.deployment import Deployment, DeploymentSpec
 from edgeshard.domain.deployments.guesses import GuessCounts
 from edgeshard.domain.deployments.placement import LengthsFrom, PlacedDraft, Placement, Speculation
 from edgeshard.domain.deployments.rules import Rule
 from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.identity import ApiKey, Enrolment, Role, TokenRequest
-from edgeshard.domain.ids import NodeId, NodeName, OperationId
+from edgeshard.domain.ids import MAX_EPOCH, NodeId, NodeName, OperationId
 from edgeshard.domain.models.packed import PackedUnit
 from edgeshard.domain.nodes import profile
 from edgeshard.domain.nodes.condition import Support
@@ -48,7 +50,8 @@ from edgeshard.domain.nodes.device import DeviceFacts, StageKey, StagePhase, Sta
 from edgeshard.domain.nodes.labels import LabelCall
 from edgeshard.domain.requests.chat import ToolFormat
 from edgeshard.domain.requests.generation import FinishReason
-from edgeshard.domain.requests.head import HeldRequest, StartRequest
+from edgeshard.domain.requests.head import HeadHello, HeldRequest, StartRequest
+from edgeshard.domain.requests.link import LinkHello, LinkSuspected
 from edgeshard.domain.requests.trace import MOST_RECORDS, ReadRecord, StageTrace, StepRecord
 from edgeshard.proto.v1 import admin_pb2, common_pb2, inference_pb2
 from edgeshard.wire import codec
@@ -186,7 +189,12 @@ def _kind(name: str) -> Any:
 
 
 TOO_MANY_STAGES = tuple(examples_of(StageStatus)[:1]) * (MOST_STAGES + 1)
+OF_AN_EPOCH = (
+    *(ActivateHead, Deployment, HeadHello, KeepStandby, LinkHello, LinkSuspected, PrepareStage, ReleaseStage),
+    *(StageStatus, TraceSteps),
+)
 REFUSED: dict[tuple[type, str], Any] = {
+    **{(kind, "epoch"): MAX_EPOCH + 1 for kind in OF_AN_EPOCH},
     (BlobHeader, "digest"): "../" * 22,
     (BlobRange, "digest"): "",
     (DeployCall, "measure_s"): -1.0,

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.values.state import State
+from edgeshard_coordinator.control.persistence.persistence import StateStore
+from edgeshard_coordinator.core.values.state import DeploymentRecord, State, Timings
 
 from edgeshard.domain.control.commands import ReleaseStage
+from edgeshard.domain.errors import InternalError
 from edgeshard.domain.ids import COUNTED_EPOCHS, MAX_EPOCH, DeploymentName, Epoch
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StagePhase, StageStatus
@@ -90,6 +92,32 @@ async def test_a_claim_to_a_high_epoch_moves_the_next_one_above_the_floor_and_no
     assert head.epoch == site.state.epoch_floor + 1
     record = site.state.deployments["tale"]
     assert site.state.epoch_after("tale", record.epoch) == record.epoch + 1, "the lie counts once"
+
+
+async def test_a_write_that_crashes_is_tried_again(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state waits for an answer to each write, so any end of it must be one."""
+    await site.deployed()
+    forget = site.coordinator._store.forget
+    crashes = [OverflowError("Python int too large to convert to SQLite INTEGER"), RuntimeError("unexpected")]
+
+    async def crashing(record: DeploymentRecord) -> None:
+        if crashes:
+            raise crashes.pop()
+        await forget(record)
+
+    monkeypatch.setattr(site.coordinator._store, "forget", crashing)
+    await site.admin.DeleteDeployment(delete_request("tale"), timeout=DEADLINE_S)
+    await site.until(lambda state: "tale" not in state.deployments)
+    assert not crashes
+
+
+async def test_an_epoch_that_sqlite_cannot_hold_is_a_typed_error(tmp_path: Path) -> None:
+    store = StateStore(tmp_path / "other.sqlite")
+    await store.open("one", Timings())
+    with pytest.raises(InternalError) as refused:
+        await store._run(lambda: store._write("INSERT INTO retired VALUES ('tale', ?)", (MAX_EPOCH + 1,)))
+    assert refused.value.reason == "STATE_STORE"
+    await store.close()
 
 
 def test_without_a_claim_epochs_are_counted() -> None:
