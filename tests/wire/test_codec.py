@@ -18,6 +18,8 @@ from google.protobuf.message import Message
 
 from edgeshard.domain.checks import checks_of
 from edgeshard.domain.control.commands import (
+    MAX_REPORTED_LINKS,
+    MAX_REPORTED_PROFILES,
     MOST_PACKED,
     MOST_PART_BYTES,
     MOST_STAGES,
@@ -226,6 +228,9 @@ REFUSED: dict[tuple[type, str], Any] = {
     (TokenRequest, "id"): "Kim",
     (TokenRequest, "role"): Role.COORDINATOR,
     (TraceSteps, "seconds"): math.nan,
+    (ProfileReport, "compute"): tuple(examples_of(profile.ComputeProfile)[:1]) * (MAX_REPORTED_PROFILES + 1),
+    (ProfileReport, "links"): tuple(examples_of(profile.MeasuredLink)[:1]) * (MAX_REPORTED_LINKS + 1),
+    (profile.ComputeProfile, "layers"): tuple(examples_of(profile.LayerProfile)[:1]) * (profile.MAX_LAYERS + 1),
     (profile.ComputeProfile, "others_share"): -1.0,
     (profile.ComputeProfile, "processor_share"): math.inf,
     (profile.ComputeProfile, "threads"): 0,
@@ -233,7 +238,9 @@ REFUSED: dict[tuple[type, str], Any] = {
     (profile.DiskProfile, "write_bytes_per_s"): -1.0,
     (profile.EnergyProfile, "busy_w"): math.nan,
     (profile.EnergyProfile, "idle_w"): -0.5,
+    (profile.LayerProfile, "decode"): (profile.Sample(1, 0, 1.0),) * (profile.MAX_SAMPLES + 1),
     (profile.LayerProfile, "layers"): 0,
+    (profile.LayerProfile, "prefill"): (profile.Sample(1, 0, 1.0),) * (profile.MAX_SAMPLES + 1),
     (profile.LinkProfile, "bandwidth_bps"): 0.0,
     (profile.LinkProfile, "latency_s"): -1.0,
     (profile.LinkProfile, "samples"): 1,
@@ -327,6 +334,7 @@ def test_fields_that_must_fit_each_other_are_checked_where_they_stand() -> None:
 UNFIT: dict[type, dict[str, Any]] = {
     ApiKey: {"requests": 0},
     profile.ComputeProfile: {"layers": ()},
+    profile.LayerProfile: {"decode": tuple(profile.Sample(count, 0, 1.0) for count in range(1, 34))},
     DeploymentSpec: {"concurrency": 0},
     PrepareStage: {"stage": 9},
     ProfileReport: {"links": (replace(examples_of(profile.MeasuredLink)[0], sender="another"),)},

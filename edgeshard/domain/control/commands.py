@@ -40,6 +40,9 @@ MOST_STAGES = 4096
 """Stages of one node. A node with memory for a few layers holds a few; more are a fault or an attack."""
 MOST_PACKED = 1 << 16
 """Packed units of which a node tells, and the coordinator listens: those of 1,000 dense models."""
+MAX_REPORTED_PROFILES = 4
+"""Profiles of one report; an agent sends one."""
+MAX_REPORTED_LINKS = 4096
 MOST_PART_BYTES = 1 << 20
 """Of a dump in one message."""
 
@@ -309,8 +312,8 @@ class ProfileReport:
 
     node_id: Annotated[NodeId, check_id]
     facts: DeviceFacts | None = None
-    compute: tuple[ComputeProfile, ...] = ()
-    links: tuple[MeasuredLink, ...] = ()
+    compute: Annotated[tuple[ComputeProfile, ...], at_most(MAX_REPORTED_PROFILES)] = ()
+    links: Annotated[tuple[MeasuredLink, ...], at_most(MAX_REPORTED_LINKS)] = ()
 
     def check(self) -> None:
         if self.facts is not None:
