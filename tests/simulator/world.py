@@ -29,10 +29,11 @@ from edgeshard.domain.ids import DeploymentName, Epoch, RequestId
 from tests.simulator.channel import SimChannel
 from tests.simulator.disk import Disk
 from tests.simulator.faults import Fates, plan
+from tests.simulator.liar import Liar
 from tests.simulator.loop import CURRENT, SimFuture, SimTask, VirtualLoop
 from tests.simulator.network import Network
 from tests.simulator.people import Application, Operator, Visitor
-from tests.simulator.site import Boss, Node, Troubles
+from tests.simulator.site import COORDINATOR, Boss, Node, Troubles
 from tests.simulator.watch import Watch
 
 TROUBLED_S = 8.0
@@ -56,14 +57,18 @@ class Outcome:
 
 
 class World:
-    def __init__(self, seed: int, trace: Callable[[str], None] | None = None, quiet: bool = False) -> None:
+    def __init__(
+        self, seed: int, trace: Callable[[str], None] | None = None, quiet: bool = False, lies: bool = False
+    ) -> None:
         self.seed = seed
+        self.lies = lies or (not quiet and random.Random(f"lies {seed}").random() < 0.2)
+        """Whether a node of the site lies (`tests.simulator.liar`)."""
         self._trace = trace
         self.dice = random.Random(f"world {seed}")
         self.loop = VirtualLoop(random.Random(f"threads {seed}"))
         self.disk = Disk()
         self.watch = Watch(self.disk, lambda: self.loop.now)
-        self.fates = Fates(seed, self.watch, quiet)
+        self.fates = Fates(seed, self.watch, quiet, self.lies)
         self.network = Network(self.loop, random.Random(f"network {seed}"), self.fates.of, self.note)
         self.troubles = Troubles(random.Random(f"troubles {seed}"))
         self.nodes: dict[str, Node] = {}
@@ -276,6 +281,8 @@ class World:
     def run(self) -> Outcome:
         with _running(self.loop), patched(self):
             self.begin()
+            if self.lies:
+                Liar(self, COORDINATOR, random.Random(f"liar {self.seed}"))
             self._until(TROUBLED_S, lambda: False)
             if not self.watch.violations:
                 self.calm()

@@ -22,8 +22,7 @@ from tests.support.scripted_agent import DEADLINE_S
 pytestmark = pytest.mark.timing
 
 DAMAGED = Path(__file__).with_name("state_with_a_false_epoch.sql")
-"""The state of an earlier version, whose deployment tales has an epoch of 2^64: node m held a stage of 2^64 - 1, it
-said."""
+"""The state of an earlier version. Deployment tales has epoch 2^64, because node m claimed a stage of 2^64 - 1."""
 
 
 @pytest.fixture

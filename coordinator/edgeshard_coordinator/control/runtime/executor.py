@@ -109,7 +109,7 @@ class ActionExecutor:
     async def _replan(self, action: actions.Replan) -> None:
         state = self._loop.state
         record = state.deployments.get(action.deployment)
-        if record is None:
+        if record is None or record.uid != action.uid:
             return
         found: Placement | EdgeShardError
         try:
@@ -128,7 +128,7 @@ class ActionExecutor:
     async def _plan_standby(self, action: actions.PlanStandby) -> None:
         state = self._loop.state
         record = state.deployments.get(action.deployment)
-        if record is None:
+        if record is None or record.uid != action.uid:
             return
         chosen: tuple[StandbyChoice, ...] = ()
         try:
@@ -166,7 +166,7 @@ class ActionExecutor:
 
 
 async def _failure_of(write: Awaitable[None]) -> EdgeShardError | None:
-    """The error of a write; None if the disk has it. Whatever goes wrong is one: the state waits for an answer."""
+    """The error of a write, of whatever kind, since the state waits for an answer; None if the disk has it."""
     try:
         await write
     except EdgeShardError as error:

@@ -30,6 +30,7 @@ from edgeshard_coordinator.control.runtime.heartbeats import HeartbeatBatches
 from edgeshard_coordinator.control.runtime.hub import ControlHub, ControlStream
 from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.control.runtime.profile_checks import ProfileChecks
+from edgeshard_coordinator.control.runtime.registrations import Registrations
 from edgeshard_coordinator.control.services.auditing import CallAudit
 from edgeshard_coordinator.control.services.questions import Questions
 from edgeshard_coordinator.core.values import events
@@ -56,6 +57,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     def __post_init__(self) -> None:
         self.batches = HeartbeatBatches(self._loop)
         self._profile_checks = ProfileChecks()
+        self._registrations = Registrations()
         self.closing = False
         self.suspicions: Counter[DeploymentName] = Counter()
 
@@ -64,6 +66,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         check_wire_version(request.wire_version)
         registration = wire.registration_from_wire(request)
         check_acts_for_itself(context, registration.name, "name")
+        self._registrations.take(registration.name, self._loop.now())
         known = self._owned(context, registration.node_id)  # an id that another node has
         split_address(registration.address)
         await self._loop.ask(events.NodeRegistered(registration, self._loop.now()))
