@@ -25,7 +25,7 @@ from edgeshard_agent.net.attach import HeadStream
 from edgeshard_agent.scheduler.forming import FormingStep
 from edgeshard_agent.scheduler.scheduler import Scheduler
 from edgeshard_coordinator.control.requests.head_reports import HeadReports
-from edgeshard_coordinator.control.requests.running_request import RunningRequest
+from edgeshard_coordinator.control.requests.running_request import Attachment, RunningRequest
 from edgeshard_coordinator.control.services.admin_service import AdminServicer
 from edgeshard_coordinator.core.values import authority
 from edgeshard_coordinator.core.values.state import State
@@ -93,10 +93,10 @@ def token_taken_at_any_position() -> Any:
     """Whatever a head says comes next."""
     on_token = HeadReports._on_token
 
-    def taking(self: HeadReports, request: RunningRequest, token: Token) -> bool:
+    def taking(self: HeadReports, attachment: Attachment, request: RunningRequest, token: Token) -> bool:
         if request.next_position is not None:
             token = replace(token, position=request.next_position)
-        return on_token(self, request, token)
+        return on_token(self, attachment, request, token)
 
     return mock.patch.object(HeadReports, "_on_token", taking)
 

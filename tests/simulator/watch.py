@@ -11,7 +11,7 @@ from edgeshard_agent.core.actions import Action as NodeAction
 from edgeshard_agent.core.actions import CloseStage
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_coordinator.control.coordinator import Coordinator
-from edgeshard_coordinator.control.requests.running_request import RunningRequest
+from edgeshard_coordinator.control.requests.running_request import Attachment, RunningRequest
 from edgeshard_coordinator.core.machine.apply import apply as apply_event
 from edgeshard_coordinator.core.placement.ruled import conditions_of
 from edgeshard_coordinator.core.values.actions import Action, SendCommand
@@ -138,8 +138,8 @@ class Watch:
                 self._prepares(action.command, loop.state)
             perform(action)
 
-        def watched_token(request: RunningRequest, token: Token) -> bool:
-            taken = on_token(request, token)
+        def watched_token(attachment: Attachment, request: RunningRequest, token: Token) -> bool:
+            taken = on_token(attachment, request, token)
             if taken:
                 asyncio.get_running_loop().call_soon(self._ends_with_its_token, request)
                 self._token_counts(request)

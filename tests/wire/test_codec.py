@@ -24,6 +24,9 @@ from edgeshard.domain.control.commands import (
     MOST_PART_BYTES,
     MOST_STAGES,
     ActivateHead,
+    CommandProgress,
+    CommandResult,
+    ControlHello,
     DumpPart,
     Heartbeat,
     HeartbeatChange,
@@ -44,11 +47,21 @@ from edgeshard.domain.deployments.rules import Rule
 from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.identity import ApiKey, Enrolment, Role, TokenRequest
-from edgeshard.domain.ids import MAX_EPOCH, NodeId, NodeName, OperationId
+from edgeshard.domain.ids import MAX_EPOCH, MAX_TEXT, NodeId, NodeName, OperationId
 from edgeshard.domain.models.packed import PackedUnit
 from edgeshard.domain.nodes import profile
-from edgeshard.domain.nodes.condition import Support
-from edgeshard.domain.nodes.device import DeviceFacts, StageKey, StagePhase, StageStatus, WeightLoadingWork
+from edgeshard.domain.nodes.condition import Condition, Support
+from edgeshard.domain.nodes.device import (
+    DeviceFacts,
+    StageExperts,
+    StageFilling,
+    StageKey,
+    StagePhase,
+    StageStatus,
+    StageStreaming,
+    WeightLoadingWork,
+)
+from edgeshard.domain.nodes.kernels import KernelSpeed
 from edgeshard.domain.nodes.labels import LabelCall
 from edgeshard.domain.requests.chat import ToolFormat
 from edgeshard.domain.requests.generation import FinishReason
@@ -191,12 +204,43 @@ def _kind(name: str) -> Any:
 
 
 TOO_MANY_STAGES = tuple(examples_of(StageStatus)[:1]) * (MOST_STAGES + 1)
+COMPARED: tuple[tuple[type, str], ...] = (
+    *((kind, "operation_id") for kind in (CommandProgress, CommandResult, DumpPart)),
+    *((kind, name) for kind in (ControlHello, Heartbeat) for name in ("node_id", "incarnation")),
+    *((kind, "deployment") for kind in (LinkSuspected, StageKey, StageStatus)),
+    *((profile.MeasuredLink, name) for name in ("sender", "receiver")),
+)
+"""Texts that are compared with known ones."""
+TEXTS: dict[type, tuple[str, ...]] = {
+    CommandProgress: ("what",),
+    Condition: ("huge_pages", "version"),
+    LinkSuspected: ("why",),
+    PackedUnit: ("form", "model", "model_name", "unit"),
+    StageStatus: ("failure_reason",),
+    StageTrace: ("node",),
+    profile.ComputeProfile: ("device", "fingerprint", "model_hash"),
+    profile.EnergyProfile: ("source",),
+}
+"""Texts for people, which are cut and escaped."""
+FIGURES: dict[type, tuple[str, ...]] = {
+    Condition: (*("certificate_due_s", "certificate_ends_s", "clock_ahead_s", "cpu_quota", "disk_write_bps", "utc_s"),),
+    Heartbeat: ("others_share",),
+    HeartbeatChange: ("others_share",),
+    KernelSpeed: ("fma_gflop_per_s", "read_gb_per_s", "row_gb_per_s", "rows_gflop_per_s"),
+    StageExperts: ("waited_s",),
+    StageFilling: ("left_s",),
+    StageStatus: ("busy_share", "load_s", "step_age_s", "step_cpu_s"),
+    StageStreaming: ("waited_s",),
+}
+"""Figures for people, which are 0 where JSON has no such number."""
 OF_AN_EPOCH = (
     *(ActivateHead, Deployment, HeadHello, KeepStandby, LinkHello, LinkSuspected, PrepareStage, ReleaseStage),
     *(StageStatus, TraceSteps),
 )
 REFUSED: dict[tuple[type, str], Any] = {
     **{(kind, "epoch"): MAX_EPOCH + 1 for kind in OF_AN_EPOCH},
+    **dict.fromkeys(COMPARED, "x" * (MAX_TEXT + 1)),
+    (CommandResult, "packed"): tuple(examples_of(PackedUnit)[:1]) * (MOST_PACKED + 1),
     (BlobHeader, "digest"): "../" * 22,
     (BlobRange, "digest"): "",
     (DeployCall, "measure_s"): -1.0,
@@ -255,6 +299,8 @@ REFUSED: dict[tuple[type, str], Any] = {
 }
 """A value of each field with a check, that the check refuses."""
 TURNED: dict[tuple[type, str], tuple[Any, Any]] = {
+    **{(kind, name): ("\x1b" + "x" * 300, "\\x1b" + "x" * 199) for kind in TEXTS for name in TEXTS[kind]},
+    **{(kind, name): (-math.inf, 0.0) for kind in FIGURES for name in FIGURES[kind]},
     (Heartbeat, "packed"): (tuple(range(MOST_PACKED + 1)), tuple(range(MOST_PACKED))),
     (HeartbeatChange, "packed"): (tuple(range(MOST_PACKED + 1)), tuple(range(MOST_PACKED))),
     (HeldRequest, "scored"): (0, 1),

@@ -19,12 +19,15 @@ from edgeshard.domain.ids import (
     DeploymentName,
     Digest,
     Epoch,
+    Figure,
     NodeId,
     NodeName,
     OperationId,
+    Text,
     check_digest,
     check_id,
     check_name,
+    check_short,
 )
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
@@ -106,12 +109,12 @@ class Heartbeat:
     theirs. `packed` are the ids of its packed units as numbers, rising. On the wire only the first one of a control
     stream is whole (`edgeshard.domain.control.heartbeats`)."""
 
-    node_id: NodeId
-    incarnation: str
+    node_id: Annotated[NodeId, check_short]
+    incarnation: Annotated[str, check_short]
     stages: _Stages
     memory_available_bytes: int
     huge_pages: HugePages | None = None
-    others_share: float = 0.0
+    others_share: Figure = 0.0
     packed: _PackedIds = ()
 
 
@@ -125,7 +128,7 @@ class HeartbeatChange:
     removed: Annotated[tuple[StageKey, ...], First(check_stage_count)] = ()
     memory_available_bytes: int | None = None
     huge_pages: HugePages | None = None
-    others_share: float | None = None
+    others_share: Figure | None = None
     urgent: bool = False
     packed: _PackedIds | None = None
 
@@ -328,25 +331,25 @@ class ProfileReport:
 class ControlHello:
     """The first message of a node's control stream: whose it is."""
 
-    node_id: NodeId
-    incarnation: str
+    node_id: Annotated[NodeId, check_short]
+    incarnation: Annotated[str, check_short]
 
 
 @dataclass(frozen=True, slots=True)
 class CommandProgress:
     """How far a long command is: `done` of `total`, and what it is doing, in words."""
 
-    operation_id: OperationId
+    operation_id: Annotated[OperationId, check_short]
     done: int
     total: int
-    what: str
+    what: Text
 
 
 @dataclass(frozen=True, slots=True)
 class DumpPart:
     """A part of an agent's dump, which is JSON text in UTF-8; `last` ends it."""
 
-    operation_id: OperationId
+    operation_id: Annotated[OperationId, check_short]
     part: Annotated[bytes, at_most(MOST_PART_BYTES, "bytes")]
     last: bool
 
@@ -359,11 +362,11 @@ class CommandResult:
     all, or those that were to be dropped, of which those in use are still there.
     """
 
-    operation_id: OperationId
+    operation_id: Annotated[OperationId, check_short]
     failure: EdgeShardError | None = None
     stage: StageStatus | None = None
     trace: StageTrace | None = None
-    packed: tuple[PackedUnit, ...] = ()
+    packed: Annotated[tuple[PackedUnit, ...], at_most(MOST_PACKED)] = ()
 
 
 AgentMessage = (

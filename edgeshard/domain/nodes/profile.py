@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from edgeshard.domain.checks import Check, at_most
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.ids import NodeId
+from edgeshard.domain.ids import NodeId, Text, check_short
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.nodes.device import DeviceFacts
 
@@ -150,7 +150,7 @@ class EnergyProfile:
 
     idle_w: NotNegative
     busy_w: NotNegative
-    source: str
+    source: Text
 
     @property
     def working_w(self) -> float:
@@ -183,10 +183,10 @@ class ComputeProfile:
     node held stages or standbys meanwhile: they had memory, and the measurement gave way to their steps.
     """
 
-    fingerprint: str
-    model_hash: str
+    fingerprint: Text
+    model_hash: Text
     dtype: DType
-    device: str
+    device: Text
     threads: Positive
     layers: Annotated[tuple[LayerProfile, ...], at_most(MAX_LAYERS)]
     overhead: StepOverhead
@@ -242,8 +242,8 @@ class LinkProfile:
 class MeasuredLink:
     """The sending node's measurement of its link to another."""
 
-    sender: NodeId
-    receiver: NodeId
+    sender: Annotated[NodeId, check_short]
+    receiver: Annotated[NodeId, check_short]
     profile: LinkProfile
 
 
