@@ -147,8 +147,8 @@ def token_of(
         message.token,
         message.text,
         message.logprob,
-        top_from_wire(message.top),
-        timings_from_wire(message.timings) or timings,
+        top_from_wire(message.top) if message.top else (),
+        timings_from_wire(message.timings) if message.timings else timings,
         message.at_s or at_s,
     )
 

@@ -142,7 +142,7 @@ class HeadReports:
         if (
             count >= generation.max_new_tokens
             or request.characters > FIRST_CHARACTERS + TOKEN_CHARACTERS * count
-            or len(token.top) > generation.sampling.top_logprobs
+            or (token.top and len(token.top) > generation.sampling.top_logprobs)
         ):
             self._refuse(attachment, request, "a token beyond what the request asks for")
             return False
