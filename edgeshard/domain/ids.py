@@ -85,7 +85,7 @@ def cut_text(text: str, _: str) -> str:
 
 
 def finite(value: float, _: str) -> float:
-    """A figure that a stranger sent, 0 in place of one that no JSON has: a check that changes the value."""
+    """A figure that a stranger sent, 0 if JSON has no such number: a check that changes the value."""
     return value if math.isfinite(value) else 0.0
 
 

@@ -219,7 +219,7 @@ class Liar:
 
 
 def without_liar(event: Event) -> Event | None:
-    """The event with what the liar says of it taken out; None if it is not of the liar."""
+    """The event without the liar's part in it; None if it has none."""
     nothing = NodeDisconnected(NOBODY, 0, event.now)
     match event:
         case HeartbeatsReceived(heartbeats):

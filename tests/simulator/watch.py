@@ -73,7 +73,7 @@ def _is_a_refusal(error: Exception) -> bool:
 
 
 def _fate(record: DeploymentRecord | None) -> object:
-    """What of a deployment a lie might change. The liar may answer what it was told to let go of."""
+    """What of a deployment a lie might change. The liar may answer its own commands."""
     if record is None:
         return None
     standbys = [entry for entry in record.standbys if entry.node_id != LIAR]

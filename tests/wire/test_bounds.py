@@ -1,4 +1,4 @@
-"""What a node may send has a bound in its type: each text, list and figure, however deep."""
+"""Each text, list and figure that a node may send has a bound in its type, however deep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node speaks of its own: what it says of another's stage, command or standby changes no deployment."""
+"""A node speaks of its own. Its word on another's stage, command or standby changes no deployment."""
 
 from __future__ import annotations
 
@@ -277,7 +277,6 @@ def test_a_broken_deployment_has_one_search_at_a_time(ready: State, make_registr
 
 
 def test_a_stage_that_fails_again_and_again_waits_longer_each_time(ready: State) -> None:
-    """Its node says so; the deployment is its own."""
     delays, now = [], 1000.0
     record = ready.deployments[NAME]
     failure = UnavailableError("stage 1 failed", reason="STAGE_FAILED")

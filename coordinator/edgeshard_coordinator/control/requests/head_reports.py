@@ -41,7 +41,7 @@ ADDED_TOKENS = 256
 
 
 def _wrong_prompt(prompt: Prompt, tokens: tuple[int, ...], max_context: int) -> str | None:
-    """Why these cannot be the tokens of a prompt; None if they can. `max_context` is 0 for that of the model."""
+    """Why these cannot be the tokens of a prompt; None if they can. `max_context` is 0 if only the model limits it."""
     if not isinstance(prompt, str):
         return None if tokens == tuple(prompt) else "other tokens than the prompt's"
     most = TOKENS_OF_A_BYTE * len(prompt.encode("utf-8", "replace")) + ADDED_TOKENS
@@ -134,7 +134,8 @@ class HeadReports:
         return True
 
     def _on_token(self, attachment: Attachment, request: RunningRequest, token: Token) -> bool:
-        """A token counts once: at the position behind the request's journal, and within the bounds of its request."""
+        """A token counts once: at the position that follows the request's journal. It must be within the
+        bounds of its request."""
         if token.position != request.next_position:
             return False
         generation, count = request.generation, len(request.emitted)

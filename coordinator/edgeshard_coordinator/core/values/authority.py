@@ -73,8 +73,8 @@ TABLE: Mapping[type, Mapping[str, Authority]] = {
     commands.HeartbeatChange: _fields(
         _ITSELF, "stages", "removed", "memory_available_bytes", "huge_pages", "others_share", "urgent", "packed"
     ),
-    # What a node holds beyond its placement counts for two things: that the node is to release it, and that the next
-    # epoch of the name is above `State.epoch_floor`, which no node chooses.
+    # A stage beyond the node's placement counts for two things: the node is to release it, and the next epoch of the
+    # name is above `State.epoch_floor`, which no node chooses.
     StageStatus: {**_fields(_NONE, "deployment", "epoch", "stage"), **_fields(_STAGE, *_STAGE_FIGURES)},
     commands.CommandResult: {
         **_fields(_NONE, "operation_id"),
