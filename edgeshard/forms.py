@@ -77,11 +77,14 @@ class Forms:
 
     def from_text(self, kind: type[ValueT], text: str | bytes) -> ValueT:
         """The value of a JSON text. Raises as `read`."""
+        return self.read(kind, self.parse(text))
+
+    def parse(self, text: str | bytes) -> Any:
+        """The JSON types of a text. Raises InvalidArgumentError if it is not JSON."""
         try:
-            plain = json.loads(text)
+            return json.loads(text)
         except (ValueError, RecursionError) as error:
             raise self.refused("", f"is not JSON: {error}") from None
-        return self.read(kind, plain)
 
     # What policies differ in
 

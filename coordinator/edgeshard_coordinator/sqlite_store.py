@@ -56,7 +56,7 @@ class SqliteStore:
         def call() -> ResultT:
             try:
                 return work()
-            except sqlite3.Error as error:
+            except (sqlite3.Error, OverflowError) as error:
                 if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
                     raise full_disk(self._path, self._what) from error
                 raise InternalError(

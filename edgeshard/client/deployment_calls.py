@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 from edgeshard.client.calls import Calls, operation_id
 from edgeshard.domain.clock import Clock
-from edgeshard.domain.control.site import DeployCall
+from edgeshard.domain.control.site import DeleteCall, DeployCall
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.deployments.replan import NO_OPERATION, Replan, ReplanCall
@@ -18,6 +18,7 @@ from edgeshard.domain.requests.trace import StageTrace
 from edgeshard.proto.v1 import admin_pb2
 from edgeshard.proto.v1.admin_pb2_grpc import AdminServiceStub
 from edgeshard.wire.deployment import (
+    delete_call_to_wire,
     deploy_call_to_wire,
     deployment_from_wire,
     placement_from_wire,
@@ -107,14 +108,17 @@ class DeploymentCalls(Calls):
         names = [other for other in first.spec.replica_names if other in there and other != first.spec.name]
         return (first, *[await self.deployment(other, outlook) for other in names])
 
-    async def delete_deployment(self, name: str, wait: bool = True, timeout_s: float | None = None) -> None:
+    async def delete_deployment(
+        self, name: str, wait: bool = True, timeout_s: float | None = None, *, force: bool = False
+    ) -> None:
         """Stop a deployment, or all replicas of a name, and free its memory on every node; with `wait`, until it is
         gone.
 
+        With `force` it is gone as soon as the coordinator's disk has forgotten it: nodes release it when they can.
         Raises NotFoundError, and DeadlineError after `timeout_s` (None, no bound) of waiting.
         """
-        request = admin_pb2.DeleteDeploymentRequest(operation_id=operation_id(), name=name)
-        await self._admin("DeleteDeployment", request)
+        call = DeleteCall(operation_id(), name, force)
+        await self._admin("DeleteDeployment", delete_call_to_wire(call))
         polls = _Polls(self._clock, timeout_s)
         while wait:
             try:

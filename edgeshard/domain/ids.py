@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from typing import NewType
+from typing import Annotated, NewType
 
 from edgeshard.domain.errors import invalid
 
@@ -15,12 +16,27 @@ RequestId = NewType("RequestId", str)
 OperationId = NewType("OperationId", str)
 Digest = NewType("Digest", str)
 """A sha256 in lower-case hexadecimal."""
-Epoch = NewType("Epoch", int)
+MAX_EPOCH = 2**63 - 1
+"""The highest epoch that a message (uint64) and a row of SQLite (signed) can both hold."""
+COUNTED_EPOCHS = 2**62
+"""No coordinator counts this far: a higher epoch on its disk was falsified."""
+
+
+def check_epoch(value: int, field: str) -> int:
+    """Return an epoch from 0 to `MAX_EPOCH`; raises InvalidArgumentError naming `field`."""
+    if not 0 <= value <= MAX_EPOCH:
+        raise invalid(field, f"{value} is not an epoch: it must be between 0 and {MAX_EPOCH}", "INVALID_EPOCH")
+    return value
+
+
+Epoch = NewType("Epoch", Annotated[int, check_epoch])
 StepNumber = NewType("StepNumber", int)
 RequestNumber = NewType("RequestNumber", int)
 """The head's number for a request, unique within (pipeline, epoch)."""
 
 MAX_ID_LENGTH = 128
+MAX_TEXT = 200
+"""Characters of a text that a node sends for people."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 _STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """Characters that steer a terminal, begin a line or turn the direction of text (C0, C1, separators, bidi controls)."""
@@ -55,6 +71,24 @@ def check_plain(text: str, field: str) -> str:
     return text
 
 
+def check_short(text: str, field: str) -> str:
+    """Return a text of at most `MAX_TEXT` characters that is compared with a known one, such as an id; raises
+    InvalidArgumentError naming `field` for a longer one."""
+    if len(text) > MAX_TEXT:
+        raise invalid(field, f"must have at most {MAX_TEXT} characters, not {len(text)}", "TOO_LONG")
+    return text
+
+
+def cut_text(text: str, _: str) -> str:
+    """At most `MAX_TEXT` characters of a text that a stranger sent, escaped: a check that changes the value."""
+    return escaped(text[:MAX_TEXT])
+
+
+def finite(value: float, _: str) -> float:
+    """A figure that a stranger sent, 0 if JSON has no such number: a check that changes the value."""
+    return value if math.isfinite(value) else 0.0
+
+
 def escaped(text: str, keep: str = "") -> str:
     """A text with such characters as `\\x1b` and `\\u202e`, but for those in `keep`: it cannot steer what shows it."""
     return _STEERING.sub(lambda found: found[0] if found[0] in keep else _escape(ord(found[0])), text)
@@ -62,6 +96,12 @@ def escaped(text: str, keep: str = "") -> str:
 
 def _escape(number: int) -> str:
     return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"
+
+
+Text = Annotated[str, cut_text]
+"""A text for people, of a message from a node."""
+Figure = Annotated[float, finite]
+"""A figure for people, of a message from a node."""
 
 
 def check_digest(text: str, field: str = "sha256") -> Digest:

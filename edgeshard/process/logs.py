@@ -17,6 +17,8 @@ from edgeshard.process.folding import Folds
 
 _OURS = ("edgeshard", "edgeshard_agent", "edgeshard_coordinator")
 _NAME_CHARS = 80
+MAX_VALUE_CHARACTERS = 1024
+"""Of one text in a line: the number of lines is bounded, and so is their length."""
 _JOURNAL_ERROR = 3
 _JOURNAL_LEVELS = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: _JOURNAL_ERROR}
 """Levels as the journal knows them, see sd-daemon(3)."""
@@ -26,6 +28,15 @@ def drop_private(_logger: Any, _method: str, event: MutableMapping[str, Any]) ->
     """Remove every private key, at any level, as a structlog processor: other people read a log, and later."""
     for key in PRIVATE_KEYS & event.keys():
         del event[key]
+    return event
+
+
+def shorten_values(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Cut each text to `MAX_VALUE_CHARACTERS`, as a structlog processor: a stranger may have sent it. A traceback is
+    made later and stays whole."""
+    for key, value in event.items():
+        if isinstance(value, str) and len(value) > MAX_VALUE_CHARACTERS:
+            event[key] = f"{value[:MAX_VALUE_CHARACTERS]}... ({len(value)} characters)"
     return event
 
 
@@ -98,6 +109,7 @@ def configure_logging(level: str) -> None:
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         drop_private,
+        shorten_values,
     ]
     terminal = sys.stderr.isatty()
     # A pretty traceback shows local variables, and a prompt may be one of them: plain ones only.

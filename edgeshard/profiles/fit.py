@@ -104,13 +104,15 @@ def fit_profile(profile: ComputeProfile) -> ProfileFit:
 
 
 def fit_layer(layer: LayerProfile) -> LayerFit:
-    """The cost of one sort of layer. Raises InvalidArgumentError for one without samples."""
+    """The cost of one sort of layer. Raises InvalidArgumentError for one without samples, or whose samples fit no
+    line."""
     window = layer.window
-    return LayerFit(
-        layer,
-        _fit_phase(layer.prefill, lambda s: attended_pairs(s.count, s.context, window), masks=True),
-        _fit_phase(layer.decode, lambda s: s.count * attended_pairs(1, s.context, window), masks=False),
-    )
+    try:
+        prefill = _fit_phase(layer.prefill, lambda s: attended_pairs(s.count, s.context, window), masks=True)
+        decode = _fit_phase(layer.decode, lambda s: s.count * attended_pairs(1, s.context, window), masks=False)
+    except (ArithmeticError, np.linalg.LinAlgError) as error:
+        raise InvalidArgumentError(f"the samples of a layer fit no line: {error}", field="samples") from None
+    return LayerFit(layer, prefill, decode)
 
 
 def _fit_phase(samples: Sequence[Sample], pairs_of: Callable[[Sample], float], masks: bool) -> PhaseFit:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeshard.domain.control.site import DeployCall
+from edgeshard.domain.control.site import DeleteCall, DeployCall
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentSpec
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.deployments.replan import Replan, ReplanCall
@@ -16,5 +16,6 @@ traffic_to_wire, traffic_from_wire = pair(Traffic, pb.Traffic)
 spec_to_wire, spec_from_wire = pair(DeploymentSpec, pb.DeploymentSpec)
 deployment_to_wire, deployment_from_wire = pair(Deployment, admin_pb2.Deployment)
 deploy_call_to_wire, deploy_call_from_wire = pair(DeployCall, admin_pb2.DeployRequest)
+delete_call_to_wire, delete_call_from_wire = pair(DeleteCall, admin_pb2.DeleteDeploymentRequest)
 replan_call_to_wire, replan_call_from_wire = pair(ReplanCall, admin_pb2.ReplanRequest)
 replan_to_wire, replan_from_wire = pair(Replan, admin_pb2.ReplanResponse)

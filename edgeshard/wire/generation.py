@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -72,11 +72,24 @@ def generate_request_from_wire(message: inference_pb2.GenerateRequest) -> Genera
     return GenerateRequest(message.model, generation, message.request_id, listener, emitted, scored)
 
 
+MAX_TOP = 32
+"""Likeliest tokens at one position; a request may want 20."""
+MAX_TIMINGS = 1024
+"""Timings of one step: one for each stage."""
+
+
+def _check_count(count: int, most: int, field: str) -> None:
+    if count > most:
+        raise InvalidArgumentError.about(field, f"it has at most {most} items, not {count}")
+
+
 def timings_to_wire(timings: Iterable[StageTiming]) -> list[pb.StageTiming]:
     return [pb.StageTiming(stage=t.stage, wait_s=t.wait_s, compute_s=t.compute_s) for t in timings]
 
 
-def timings_from_wire(messages: Iterable[pb.StageTiming]) -> tuple[StageTiming, ...]:
+def timings_from_wire(messages: Sequence[pb.StageTiming]) -> tuple[StageTiming, ...]:
+    """Raises InvalidArgumentError for more than a placement has stages."""
+    _check_count(len(messages), MAX_TIMINGS, "timings")
     return tuple(StageTiming(m.stage, m.wait_s, m.compute_s) for m in messages)
 
 
@@ -84,7 +97,9 @@ def top_to_wire(top: Iterable[TokenLogprob]) -> list[pb.TokenLogprob]:
     return [pb.TokenLogprob(token=t.token, logprob=t.logprob) for t in top]
 
 
-def top_from_wire(messages: Iterable[pb.TokenLogprob]) -> tuple[TokenLogprob, ...]:
+def top_from_wire(messages: Sequence[pb.TokenLogprob]) -> tuple[TokenLogprob, ...]:
+    """Raises InvalidArgumentError for more than a request can want."""
+    _check_count(len(messages), MAX_TOP, "top")
     return tuple(TokenLogprob(m.token, m.logprob) for m in messages)
 
 
@@ -132,8 +147,8 @@ def token_of(
         message.token,
         message.text,
         message.logprob,
-        top_from_wire(message.top),
-        timings_from_wire(message.timings) or timings,
+        top_from_wire(message.top) if message.top else (),
+        timings_from_wire(message.timings) if message.timings else timings,
         message.at_s or at_s,
     )
 

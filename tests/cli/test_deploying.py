@@ -240,7 +240,9 @@ def test_a_placement_with_a_gap_exits_2(edgectl: Any, site: Any) -> None:
 def test_delete(edgectl: Any, site: Any) -> None:
     result = edgectl("delete", "deployment", "tales")
     assert (result.exit_code, result.stdout) == (0, "deployment tales deleted\n")
-    assert site.sent(admin_pb2.DeleteDeploymentRequest)[0].name == "tales"
+    edgectl("delete", "deployment", "tales", "--force")
+    sent = site.sent(admin_pb2.DeleteDeploymentRequest)
+    assert [(call.name, call.force) for call in sent] == [("tales", False), ("tales", True)]
     result = edgectl("delete", "model", "fairy-tales")
     assert (result.exit_code, result.stdout) == (0, "model fairy-tales deleted\n")
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeshard.process.folding import Folds
+from edgeshard.process.logs import MAX_VALUE_CHARACTERS, shorten_values
 
 NAMES = ("accept", "refused", "joined")
 lines = st.lists(
@@ -84,3 +85,9 @@ def test_a_daemon_that_cannot_accept_says_so_in_kilobytes() -> None:
             left_out[event["of"]] += event["lines"]
     for name, made in (("refused", 300), ("socket.accept() out of system resource", 5000)):
         assert names[name] + left_out[name] == made
+
+
+def test_a_text_in_a_line_is_cut() -> None:
+    """A node or a client may have sent it."""
+    line = shorten_values(None, "info", {"event": "link_reported", "why": "x" * 8_000_000, "hop": 3})
+    assert line == {"event": "link_reported", "why": "x" * MAX_VALUE_CHARACTERS + "... (8000000 characters)", "hop": 3}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +51,13 @@ def planted(prefill: Times, decode: Times, kind: LayerKind = LayerKind.BLOCK, wi
         prefill=tuple(Sample(n, c, prefill(n, c)) for n in (1, 16, 64, 256, 512) for c in (0, 64, 512)),
         decode=tuple(Sample(n, c, decode(n, c)) for n in (1, 2, 4, 8) for c in (64, 512)),
     )
+
+
+def test_samples_that_fit_no_line_are_a_typed_error() -> None:
+    layer = planted(lambda n, c: math.nan, lambda n, c: 1.0)
+    with pytest.raises(InvalidArgumentError) as refused:
+        fit_layer(layer)
+    assert refused.value.field == "samples"
 
 
 @pytest.fixture

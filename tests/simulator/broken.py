@@ -25,10 +25,13 @@ from edgeshard_agent.net.attach import HeadStream
 from edgeshard_agent.scheduler.forming import FormingStep
 from edgeshard_agent.scheduler.scheduler import Scheduler
 from edgeshard_coordinator.control.requests.head_reports import HeadReports
-from edgeshard_coordinator.control.requests.running_request import RunningRequest
+from edgeshard_coordinator.control.requests.running_request import Attachment, RunningRequest
 from edgeshard_coordinator.control.services.admin_service import AdminServicer
+from edgeshard_coordinator.core.values import authority
+from edgeshard_coordinator.core.values.state import State
 
 import tests.simulator.disk
+from edgeshard.domain.control.commands import CommandKind
 from edgeshard.domain.errors import AlreadyExistsError
 from edgeshard.domain.ids import Epoch
 from edgeshard.domain.requests.generation import Token
@@ -90,10 +93,10 @@ def token_taken_at_any_position() -> Any:
     """Whatever a head says comes next."""
     on_token = HeadReports._on_token
 
-    def taking(self: HeadReports, request: RunningRequest, token: Token) -> bool:
+    def taking(self: HeadReports, attachment: Attachment, request: RunningRequest, token: Token) -> bool:
         if request.next_position is not None:
             token = replace(token, position=request.next_position)
-        return on_token(self, request, token)
+        return on_token(self, attachment, request, token)
 
     return mock.patch.object(HeadReports, "_on_token", taking)
 
@@ -177,6 +180,35 @@ def states_go_on_behind_wrong_guesses() -> Any:
     return mock.patch.object(KvTable, "slot_behind", lambda self, position: slot_behind(self, self.length))
 
 
+def stage_fails_by_any_nodes_word() -> Any:
+    """A status counts if its epoch is right, whoever sends it."""
+
+    def of_epoch(record: Any, node_id: object, status: Any) -> bool:
+        return (status.deployment, status.epoch) == (record.name, record.epoch)
+
+    return mock.patch.object(authority, "speaks_for_stage", of_epoch)
+
+
+def command_is_answered_by_any_node() -> Any:
+    """An answer counts if there is such a command."""
+
+    def of_command(record: Any, node_id: object, key: Any) -> bool:
+        is_of_stage = key.epoch == record.epoch and key.stage < len(record.placement.stages)
+        return is_of_stage or key.kind is CommandKind.STANDBY
+
+    return mock.patch.object(authority, "may_answer", of_command)
+
+
+def epoch_is_taken_from_any_node() -> Any:
+    """The next one is above all that nodes claim."""
+
+    def above_claims(self: State, name: object, last: int) -> Epoch:
+        stages = (stage for node in self.nodes.values() for stage in node.stages)
+        return Epoch(max([last, *(stage.epoch for stage in stages if stage.deployment == name)]) + 1)
+
+    return mock.patch.object(State, "epoch_after", above_claims)
+
+
 ALL: dict[str, Broken] = {
     function.__name__: function
     for function in (
@@ -193,6 +225,9 @@ ALL: dict[str, Broken] = {
         saved_states_are_empty,
         slots_are_not_zeroed,
         states_go_on_behind_wrong_guesses,
+        stage_fails_by_any_nodes_word,
+        command_is_answered_by_any_node,
+        epoch_is_taken_from_any_node,
     )
 }
 

@@ -45,6 +45,7 @@ class SimStore:
             return State(
                 instance=instance,
                 timings=timings,
+                epoch_floor=Epoch(1_000_000),
                 nodes={
                     node.node_id: KnownNode(
                         node.node_id, node.name, node.address, node.wire_version, node.facts, saved=True

@@ -49,8 +49,9 @@ SELDOM = (
 class Fates:
     """What becomes of messages: each seed has three kinds that meet a given end, and some have others beside them."""
 
-    def __init__(self, seed: int, watch: Watch, quiet: bool) -> None:
+    def __init__(self, seed: int, watch: Watch, quiet: bool, lies: bool = False) -> None:
         self.off = quiet
+        self._lies = lies
         self._dice = random.Random(f"fates {seed}")
         self._watch = watch
         self._targets = {TARGETS[seed * apart % len(TARGETS)] for apart in (1, 31, 47)}
@@ -66,6 +67,8 @@ class Fates:
     def of(self, kind: str, again: bool) -> str:
         """`again` asks whether the request of a call comes once more, later; else a message on a stream is sent."""
         met = self._watch.met
+        if self._lies and kind not in MESSAGES:
+            return ""  # of the liar; it is sent in no other run
         met["message", kind, "sent"] = 1
         if self.off:
             return ""

@@ -36,9 +36,9 @@ class Sums:
         self.requests += other.requests
 
 
-def run_piece(first: int, count: int, trace: bool, quiet: bool) -> Sums:
+def run_piece(first: int, count: int, trace: bool, quiet: bool, lies: bool) -> Sums:
     sums = Sums()
-    for outcome in collected(range(first, first + count), trace, quiet):
+    for outcome in collected(range(first, first + count), trace, quiet, lies):
         sums.met.update(outcome.met.keys())
         sums.virtual_s += outcome.virtual_s
         sums.requests += outcome.finished
@@ -50,7 +50,8 @@ def run_piece(first: int, count: int, trace: bool, quiet: bool) -> Sums:
 
 def run_all(options: argparse.Namespace) -> Sums:
     end = options.first + options.seeds
-    pieces = [(at, min(PIECE, end - at), options.trace, options.quiet) for at in range(options.first, end, PIECE)]
+    how = options.trace, options.quiet, options.lies
+    pieces = [(at, min(PIECE, end - at), *how) for at in range(options.first, end, PIECE)]
     sums = Sums()
     if options.jobs == 1:
         for piece in pieces:
@@ -70,6 +71,7 @@ def main() -> int:
     parser.add_argument("--coverage", action="store_true", help="fail, too, if something was met too seldom")
     parser.add_argument("--trace", action="store_true", help="print what happens")
     parser.add_argument("--quiet", action="store_true", help="nothing goes wrong")
+    parser.add_argument("--lies", action="store_true", help="a lying node in each run, not only in some")
     options = parser.parse_args()
     work_alone(options.trace)
     began = time.perf_counter()

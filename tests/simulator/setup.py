@@ -42,14 +42,14 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def collected(seeds: Sequence[int], trace: bool = False, quiet: bool = False) -> Iterator[Outcome]:
+def collected(seeds: Sequence[int], trace: bool = False, quiet: bool = False, lies: bool = False) -> Iterator[Outcome]:
     """Run seeds. Python looks for garbage between them only: its moments would be part of a run."""
     gc.collect()
     gc.freeze()
     gc.disable()
     try:
         for count, seed in enumerate(seeds):
-            yield World(seed, say if trace else None, quiet).run()
+            yield World(seed, say if trace else None, quiet, lies).run()
             if count % COLLECTED_EVERY == 0:
                 gc.collect()
     finally:

@@ -11,7 +11,8 @@ from edgeshard_agent.core.actions import Action as NodeAction
 from edgeshard_agent.core.actions import CloseStage
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_coordinator.control.coordinator import Coordinator
-from edgeshard_coordinator.control.requests.running_request import RunningRequest
+from edgeshard_coordinator.control.requests.running_request import Attachment, RunningRequest
+from edgeshard_coordinator.core.machine.apply import apply as apply_event
 from edgeshard_coordinator.core.placement.ruled import conditions_of
 from edgeshard_coordinator.core.values.actions import Action, SendCommand
 from edgeshard_coordinator.core.values.events import (
@@ -25,6 +26,7 @@ from edgeshard_coordinator.core.values.events import (
     HeadAttached,
     HeadDetached,
     LinkReported,
+    NodeDisconnected,
     Replanned,
     ReplanRequested,
     SaveFailed,
@@ -36,10 +38,11 @@ from edgeshard.domain.control.commands import CommandKey, PrepareStage
 from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from edgeshard.domain.deployments.rules import broken
 from edgeshard.domain.errors import EdgeShardError, InternalError
-from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, RequestId
+from edgeshard.domain.ids import COUNTED_EPOCHS, DeploymentName, Epoch, NodeId, RequestId
 from edgeshard.domain.requests.generation import Finished, GenerationEvent, Started, Token
 from edgeshard.domain.requests.head import HeadEvent
 from tests.simulator.disk import Disk
+from tests.simulator.liar import LIAR, NOBODY, without_liar
 from tests.simulator.model import Answer
 
 STANDING = (Phase.LOADING, Phase.ACTIVATING, Phase.READY, Phase.WAITING)
@@ -63,6 +66,19 @@ def concerned(state: State, event: Event) -> Iterable[DeploymentRecord]:
         case _:
             return records.values()
     return [records[name]] if name in records else ()
+
+
+def _is_a_refusal(error: Exception) -> bool:
+    return isinstance(error, EdgeShardError) and not isinstance(error, InternalError)
+
+
+def _fate(record: DeploymentRecord | None) -> object:
+    """What of a deployment a lie might change. The liar may answer its own commands."""
+    if record is None:
+        return None
+    standbys = [entry for entry in record.standbys if entry.node_id != LIAR]
+    commands = record.prepared, record.activated, record.released, standbys
+    return record.uid, record.epoch, record.phase, record.placement, record.attachment, commands, record.deadline
 
 
 class Watch:
@@ -103,20 +119,27 @@ class Watch:
         apply, perform, on_token = loop._apply, executor.perform, reports._on_token
 
         def watched_apply(event: Event) -> None:
-            before = loop.state
-            for record in concerned(before, event):
-                self.met["event", str(record.phase), type(event).__name__] = 1
-            apply(event)
+            before, honest = loop.state, without_liar(event)
+            if honest is None:
+                for record in concerned(before, event):
+                    self.met["event", str(record.phase), type(event).__name__] = 1
+            try:
+                apply(event)
+            except Exception as error:
+                self.hold(_is_a_refusal(error), f"{type(event).__name__} ended with {error!r}")
+                raise
             self.on_event(event)
             self._state_changed(before, loop.state)
+            if honest is not None:
+                self._lied(before, loop.state, honest)
 
         def watched_perform(action: Action) -> None:
             if isinstance(action, SendCommand) and isinstance(action.command, PrepareStage):
                 self._prepares(action.command, loop.state)
             perform(action)
 
-        def watched_token(request: RunningRequest, token: Token) -> bool:
-            taken = on_token(request, token)
+        def watched_token(attachment: Attachment, request: RunningRequest, token: Token) -> bool:
+            taken = on_token(attachment, request, token)
             if taken:
                 asyncio.get_running_loop().call_soon(self._ends_with_its_token, request)
                 self._token_counts(request)
@@ -124,9 +147,31 @@ class Watch:
                 self.on_token(self.tokens)
             return taken
 
+        spawn = executor._spawn
+
+        def watched_spawn(work: Any) -> None:
+            former = set(executor._tasks)
+            spawn(work)
+            for task in executor._tasks - former:
+                task.add_done_callback(self._action_ended)
+
+        executor._spawn = watched_spawn  # type: ignore[method-assign]
         loop._apply = watched_apply  # type: ignore[method-assign]
         executor.perform = watched_perform  # type: ignore[method-assign]
         reports._on_token = watched_token  # type: ignore[method-assign]
+
+    def _action_ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        self.hold(error is None, f"an action ended with {error!r}")
+
+    def _lied(self, before: State, after: State, honest: Event) -> None:
+        """A node that lies changes no deployment: each is as it would be without the message."""
+        silent = apply_event(before, honest)
+        settled = apply_event(silent, NodeDisconnected(NOBODY, 0, honest.now))
+        for name, record in after.deployments.items():
+            same = (_fate(state.deployments.get(name)) for state in (silent, settled))
+            self.hold(_fate(record) in same, f"a lie changed {name}: {record.phase} at epoch {record.epoch}")
+            self.hold(record.epoch < COUNTED_EPOCHS, f"a lie became epoch {record.epoch} of {name}")
 
     def coordinator_ends(self) -> None:
         self.coordinator = None

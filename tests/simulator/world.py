@@ -17,6 +17,7 @@ import edgeshard_agent.hosting.host
 import edgeshard_agent.net.link_sender
 import edgeshard_coordinator.control.requests.listeners
 import edgeshard_coordinator.control.runtime.planner
+from edgeshard_coordinator.control.runtime import profile_checks
 from edgeshard_coordinator.core.deployments.transitions import next_phase
 
 import edgeshard.architectures.shape
@@ -28,10 +29,11 @@ from edgeshard.domain.ids import DeploymentName, Epoch, RequestId
 from tests.simulator.channel import SimChannel
 from tests.simulator.disk import Disk
 from tests.simulator.faults import Fates, plan
+from tests.simulator.liar import Liar
 from tests.simulator.loop import CURRENT, SimFuture, SimTask, VirtualLoop
 from tests.simulator.network import Network
 from tests.simulator.people import Application, Operator, Visitor
-from tests.simulator.site import Boss, Node, Troubles
+from tests.simulator.site import COORDINATOR, Boss, Node, Troubles
 from tests.simulator.watch import Watch
 
 TROUBLED_S = 8.0
@@ -55,14 +57,18 @@ class Outcome:
 
 
 class World:
-    def __init__(self, seed: int, trace: Callable[[str], None] | None = None, quiet: bool = False) -> None:
+    def __init__(
+        self, seed: int, trace: Callable[[str], None] | None = None, quiet: bool = False, lies: bool = False
+    ) -> None:
         self.seed = seed
+        self.lies = lies or (not quiet and random.Random(f"lies {seed}").random() < 0.2)
+        """Whether a node of the site lies (`tests.simulator.liar`)."""
         self._trace = trace
         self.dice = random.Random(f"world {seed}")
         self.loop = VirtualLoop(random.Random(f"threads {seed}"))
         self.disk = Disk()
         self.watch = Watch(self.disk, lambda: self.loop.now)
-        self.fates = Fates(seed, self.watch, quiet)
+        self.fates = Fates(seed, self.watch, quiet, self.lies)
         self.network = Network(self.loop, random.Random(f"network {seed}"), self.fates.of, self.note)
         self.troubles = Troubles(random.Random(f"troubles {seed}"))
         self.nodes: dict[str, Node] = {}
@@ -277,6 +283,8 @@ class World:
     def run(self) -> Outcome:
         with _running(self.loop), patched(self):
             self.begin()
+            if self.lies:
+                Liar(self, COORDINATOR, random.Random(f"liar {self.seed}"))
             self._until(TROUBLED_S, lambda: False)
             if not self.watch.violations:
                 self.calm()
@@ -371,7 +379,8 @@ def patched(world: World) -> Iterator[None]:
     with ExitStack() as stack:
         for module in (edgeshard_agent.net.link_sender, edgeshard.client.connection):
             stack.enter_context(mock.patch.object(module, "open_channel", open_channel))
-        stack.enter_context(mock.patch.object(edgeshard_coordinator.control.runtime.planner, "Solver", _Solver))
+        for threads in (edgeshard_coordinator.control.runtime.planner, profile_checks):
+            stack.enter_context(mock.patch.object(threads, "Solver", _Solver))
         stack.enter_context(mock.patch("edgeshard_coordinator.core.deployments.deployments.next_phase", watched_phase))
         # The moment at which garbage is looked for must not be part of a run.
         stack.enter_context(mock.patch.object(edgeshard_agent.hosting.host, "gc", SimpleNamespace(collect=lambda: 0)))

@@ -250,9 +250,17 @@ class FakeHead:
         await self._call.write(head_pb2.AttachRequest(beacon=head_pb2.HeadBeacon()))
 
     async def token(
-        self, request_id: str, position: int, token: int = 1, epoch: int | None = None, text: str | None = None
+        self,
+        request_id: str,
+        position: int,
+        token: int = 1,
+        epoch: int | None = None,
+        text: str | None = None,
+        top: int = 0,
     ) -> None:
+        """A token, with `top` likeliest tokens."""
         message = self._token(request_id, position, token, epoch, text)
+        message.top.extend([common_pb2.TokenLogprob(token=1, logprob=-1.0)] * top)
         await self._call.write(head_pb2.AttachRequest(token=message))
 
     async def tokens(self, *tokens: tuple[str, int, int]) -> None:

@@ -18,9 +18,15 @@ from google.protobuf.message import Message
 
 from edgeshard.domain.checks import checks_of
 from edgeshard.domain.control.commands import (
+    MAX_REPORTED_LINKS,
+    MAX_REPORTED_PROFILES,
     MOST_PACKED,
     MOST_PART_BYTES,
     MOST_STAGES,
+    ActivateHead,
+    CommandProgress,
+    CommandResult,
+    ControlHello,
     DumpPart,
     Heartbeat,
     HeartbeatChange,
@@ -30,25 +36,37 @@ from edgeshard.domain.control.commands import (
     ProbeLinks,
     ProfileReport,
     Registration,
+    ReleaseStage,
     TraceSteps,
 )
 from edgeshard.domain.control.site import BlobHeader, BlobRange, DeployCall, LocalFile, MeasureRequest
-from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.deployments.deployment import Deployment, DeploymentSpec
 from edgeshard.domain.deployments.guesses import GuessCounts
 from edgeshard.domain.deployments.placement import LengthsFrom, PlacedDraft, Placement, Speculation
 from edgeshard.domain.deployments.rules import Rule
 from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.identity import ApiKey, Enrolment, Role, TokenRequest
-from edgeshard.domain.ids import NodeId, NodeName, OperationId
+from edgeshard.domain.ids import MAX_EPOCH, MAX_TEXT, NodeId, NodeName, OperationId
 from edgeshard.domain.models.packed import PackedUnit
 from edgeshard.domain.nodes import profile
-from edgeshard.domain.nodes.condition import Support
-from edgeshard.domain.nodes.device import DeviceFacts, StageKey, StagePhase, StageStatus, WeightLoadingWork
+from edgeshard.domain.nodes.condition import Condition, Support
+from edgeshard.domain.nodes.device import (
+    DeviceFacts,
+    StageExperts,
+    StageFilling,
+    StageKey,
+    StagePhase,
+    StageStatus,
+    StageStreaming,
+    WeightLoadingWork,
+)
+from edgeshard.domain.nodes.kernels import KernelSpeed
 from edgeshard.domain.nodes.labels import LabelCall
 from edgeshard.domain.requests.chat import ToolFormat
 from edgeshard.domain.requests.generation import FinishReason
-from edgeshard.domain.requests.head import HeldRequest, StartRequest
+from edgeshard.domain.requests.head import HeadHello, HeldRequest, StartRequest
+from edgeshard.domain.requests.link import LinkHello, LinkSuspected
 from edgeshard.domain.requests.trace import MOST_RECORDS, ReadRecord, StageTrace, StepRecord
 from edgeshard.proto.v1 import admin_pb2, common_pb2, inference_pb2
 from edgeshard.wire import codec
@@ -186,7 +204,43 @@ def _kind(name: str) -> Any:
 
 
 TOO_MANY_STAGES = tuple(examples_of(StageStatus)[:1]) * (MOST_STAGES + 1)
+COMPARED: tuple[tuple[type, str], ...] = (
+    *((kind, "operation_id") for kind in (CommandProgress, CommandResult, DumpPart)),
+    *((kind, name) for kind in (ControlHello, Heartbeat) for name in ("node_id", "incarnation")),
+    *((kind, "deployment") for kind in (LinkSuspected, StageKey, StageStatus)),
+    *((profile.MeasuredLink, name) for name in ("sender", "receiver")),
+)
+"""Texts that are compared with known ones."""
+TEXTS: dict[type, tuple[str, ...]] = {
+    CommandProgress: ("what",),
+    Condition: ("huge_pages", "version"),
+    LinkSuspected: ("why",),
+    PackedUnit: ("form", "model", "model_name", "unit"),
+    StageStatus: ("failure_reason",),
+    StageTrace: ("node",),
+    profile.ComputeProfile: ("device", "fingerprint", "model_hash"),
+    profile.EnergyProfile: ("source",),
+}
+"""Texts for people, which are cut and escaped."""
+FIGURES: dict[type, tuple[str, ...]] = {
+    Condition: (*("certificate_due_s", "certificate_ends_s", "clock_ahead_s", "cpu_quota", "disk_write_bps", "utc_s"),),
+    Heartbeat: ("others_share",),
+    HeartbeatChange: ("others_share",),
+    KernelSpeed: ("fma_gflop_per_s", "read_gb_per_s", "row_gb_per_s", "rows_gflop_per_s"),
+    StageExperts: ("waited_s",),
+    StageFilling: ("left_s",),
+    StageStatus: ("busy_share", "load_s", "step_age_s", "step_cpu_s"),
+    StageStreaming: ("waited_s",),
+}
+"""Figures for people, which are 0 where JSON has no such number."""
+OF_AN_EPOCH = (
+    *(ActivateHead, Deployment, HeadHello, KeepStandby, LinkHello, LinkSuspected, PrepareStage, ReleaseStage),
+    *(StageStatus, TraceSteps),
+)
 REFUSED: dict[tuple[type, str], Any] = {
+    **{(kind, "epoch"): MAX_EPOCH + 1 for kind in OF_AN_EPOCH},
+    **dict.fromkeys(COMPARED, "x" * (MAX_TEXT + 1)),
+    (CommandResult, "packed"): tuple(examples_of(PackedUnit)[:1]) * (MOST_PACKED + 1),
     (BlobHeader, "digest"): "../" * 22,
     (BlobRange, "digest"): "",
     (DeployCall, "measure_s"): -1.0,
@@ -218,6 +272,9 @@ REFUSED: dict[tuple[type, str], Any] = {
     (TokenRequest, "id"): "Kim",
     (TokenRequest, "role"): Role.COORDINATOR,
     (TraceSteps, "seconds"): math.nan,
+    (ProfileReport, "compute"): tuple(examples_of(profile.ComputeProfile)[:1]) * (MAX_REPORTED_PROFILES + 1),
+    (ProfileReport, "links"): tuple(examples_of(profile.MeasuredLink)[:1]) * (MAX_REPORTED_LINKS + 1),
+    (profile.ComputeProfile, "layers"): tuple(examples_of(profile.LayerProfile)[:1]) * (profile.MAX_LAYERS + 1),
     (profile.ComputeProfile, "others_share"): -1.0,
     (profile.ComputeProfile, "processor_share"): math.inf,
     (profile.ComputeProfile, "threads"): 0,
@@ -225,7 +282,9 @@ REFUSED: dict[tuple[type, str], Any] = {
     (profile.DiskProfile, "write_bytes_per_s"): -1.0,
     (profile.EnergyProfile, "busy_w"): math.nan,
     (profile.EnergyProfile, "idle_w"): -0.5,
+    (profile.LayerProfile, "decode"): (profile.Sample(1, 0, 1.0),) * (profile.MAX_SAMPLES + 1),
     (profile.LayerProfile, "layers"): 0,
+    (profile.LayerProfile, "prefill"): (profile.Sample(1, 0, 1.0),) * (profile.MAX_SAMPLES + 1),
     (profile.LinkProfile, "bandwidth_bps"): 0.0,
     (profile.LinkProfile, "latency_s"): -1.0,
     (profile.LinkProfile, "samples"): 1,
@@ -240,6 +299,8 @@ REFUSED: dict[tuple[type, str], Any] = {
 }
 """A value of each field with a check, that the check refuses."""
 TURNED: dict[tuple[type, str], tuple[Any, Any]] = {
+    **{(kind, name): ("\x1b" + "x" * 300, "\\x1b" + "x" * 199) for kind in TEXTS for name in TEXTS[kind]},
+    **{(kind, name): (-math.inf, 0.0) for kind in FIGURES for name in FIGURES[kind]},
     (Heartbeat, "packed"): (tuple(range(MOST_PACKED + 1)), tuple(range(MOST_PACKED))),
     (HeartbeatChange, "packed"): (tuple(range(MOST_PACKED + 1)), tuple(range(MOST_PACKED))),
     (HeldRequest, "scored"): (0, 1),
@@ -319,6 +380,7 @@ def test_fields_that_must_fit_each_other_are_checked_where_they_stand() -> None:
 UNFIT: dict[type, dict[str, Any]] = {
     ApiKey: {"requests": 0},
     profile.ComputeProfile: {"layers": ()},
+    profile.LayerProfile: {"decode": tuple(profile.Sample(count, 0, 1.0) for count in range(1, 34))},
     DeploymentSpec: {"concurrency": 0},
     PrepareStage: {"stage": 9},
     ProfileReport: {"links": (replace(examples_of(profile.MeasuredLink)[0], sender="another"),)},

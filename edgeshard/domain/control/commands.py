@@ -19,12 +19,15 @@ from edgeshard.domain.ids import (
     DeploymentName,
     Digest,
     Epoch,
+    Figure,
     NodeId,
     NodeName,
     OperationId,
+    Text,
     check_digest,
     check_id,
     check_name,
+    check_short,
 )
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
@@ -40,6 +43,9 @@ MOST_STAGES = 4096
 """Stages of one node. A node with memory for a few layers holds a few; more are a fault or an attack."""
 MOST_PACKED = 1 << 16
 """Packed units of which a node tells, and the coordinator listens: those of 1,000 dense models."""
+MAX_REPORTED_PROFILES = 4
+"""Profiles of one report; an agent sends one."""
+MAX_REPORTED_LINKS = 4096
 MOST_PART_BYTES = 1 << 20
 """Of a dump in one message."""
 
@@ -103,12 +109,12 @@ class Heartbeat:
     theirs. `packed` are the ids of its packed units as numbers, rising. On the wire only the first one of a control
     stream is whole (`edgeshard.domain.control.heartbeats`)."""
 
-    node_id: NodeId
-    incarnation: str
+    node_id: Annotated[NodeId, check_short]
+    incarnation: Annotated[str, check_short]
     stages: _Stages
     memory_available_bytes: int
     huge_pages: HugePages | None = None
-    others_share: float = 0.0
+    others_share: Figure = 0.0
     packed: _PackedIds = ()
 
 
@@ -122,7 +128,7 @@ class HeartbeatChange:
     removed: Annotated[tuple[StageKey, ...], First(check_stage_count)] = ()
     memory_available_bytes: int | None = None
     huge_pages: HugePages | None = None
-    others_share: float | None = None
+    others_share: Figure | None = None
     urgent: bool = False
     packed: _PackedIds | None = None
 
@@ -309,8 +315,8 @@ class ProfileReport:
 
     node_id: Annotated[NodeId, check_id]
     facts: DeviceFacts | None = None
-    compute: tuple[ComputeProfile, ...] = ()
-    links: tuple[MeasuredLink, ...] = ()
+    compute: Annotated[tuple[ComputeProfile, ...], at_most(MAX_REPORTED_PROFILES)] = ()
+    links: Annotated[tuple[MeasuredLink, ...], at_most(MAX_REPORTED_LINKS)] = ()
 
     def check(self) -> None:
         if self.facts is not None:
@@ -325,25 +331,25 @@ class ProfileReport:
 class ControlHello:
     """The first message of a node's control stream: whose it is."""
 
-    node_id: NodeId
-    incarnation: str
+    node_id: Annotated[NodeId, check_short]
+    incarnation: Annotated[str, check_short]
 
 
 @dataclass(frozen=True, slots=True)
 class CommandProgress:
     """How far a long command is: `done` of `total`, and what it is doing, in words."""
 
-    operation_id: OperationId
+    operation_id: Annotated[OperationId, check_short]
     done: int
     total: int
-    what: str
+    what: Text
 
 
 @dataclass(frozen=True, slots=True)
 class DumpPart:
     """A part of an agent's dump, which is JSON text in UTF-8; `last` ends it."""
 
-    operation_id: OperationId
+    operation_id: Annotated[OperationId, check_short]
     part: Annotated[bytes, at_most(MOST_PART_BYTES, "bytes")]
     last: bool
 
@@ -356,11 +362,11 @@ class CommandResult:
     all, or those that were to be dropped, of which those in use are still there.
     """
 
-    operation_id: OperationId
+    operation_id: Annotated[OperationId, check_short]
     failure: EdgeShardError | None = None
     stage: StageStatus | None = None
     trace: StageTrace | None = None
-    packed: tuple[PackedUnit, ...] = ()
+    packed: Annotated[tuple[PackedUnit, ...], at_most(MOST_PACKED)] = ()
 
 
 AgentMessage = (

@@ -220,6 +220,15 @@ class DeployCall:
 
 
 @dataclass(frozen=True, slots=True)
+class DeleteCall:
+    """An operator's call to delete a deployment; with `force` it waits for no node."""
+
+    operation_id: OperationId
+    name: str
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class MeasureRequest:
     """An operator's call to have nodes measured: `nodes` by name or id, all that are connected where it is empty.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from edgeshard.domain.ids import NodeId, OperationId, check_id
+from edgeshard.domain.ids import NodeId, OperationId, Text, check_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +18,12 @@ class PackedUnit:
     """
 
     id: Annotated[str, check_id]
-    model: str
-    unit: str
-    form: str
+    model: Text
+    unit: Text
+    form: Text
     size_bytes: int
     in_use: bool
-    model_name: str = ""
+    model_name: Text = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from edgeshard.domain.ids import Figure, Text
+
 
 class Support(StrEnum):
     """Of what makes computing quick: whether it is used here."""
@@ -27,19 +29,19 @@ class Condition:
     saw it.
     """
 
-    version: str = ""
-    utc_s: float = 0.0
+    version: Text = ""
+    utc_s: Figure = 0.0
     cores: int = 0
-    cpu_quota: float = 0.0
+    cpu_quota: Figure = 0.0
     memory_total_bytes: int = 0
     memory_available_bytes: int = 0
     swap_used_bytes: int = 0
     disk_total_bytes: int = 0
     disk_free_bytes: int = 0
-    disk_write_bps: float = 0.0
-    huge_pages: str = ""
+    disk_write_bps: Figure = 0.0
+    huge_pages: Text = ""
     kernels: Support = Support.UNKNOWN
     cuda: Support = Support.UNKNOWN
-    certificate_ends_s: float = 0.0
-    certificate_due_s: float = 0.0
-    clock_ahead_s: float = 0.0
+    certificate_ends_s: Figure = 0.0
+    certificate_due_s: Figure = 0.0
+    clock_ahead_s: Figure = 0.0

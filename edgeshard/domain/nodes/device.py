@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
 
-from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, check_plain
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.ids import DeploymentName, Epoch, Figure, NodeId, NodeName, Text, check_plain, check_short
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.condition import Condition
 from edgeshard.domain.nodes.kernels import KernelSpeed
 
 BF16_PRODUCTS = "AVX512-BF16 products"
+MAX_FACT = 1000
+"""Characters of a text among the facts of a device."""
 """In the `software` of a node whose kernels multiply bfloat16 by these instructions."""
 
 
@@ -49,9 +53,15 @@ class DeviceFacts:
         What a coordinator has kept since an older version is read all the same, and shown with escapes.
         """
         for name in ("kind", "model", "software", "bits_fingerprint"):
-            check_plain(getattr(self, name), f"facts.{name}")
+            _check_told(getattr(self, name), f"facts.{name}")
         for name in ("name", "best_name", "compiler") if self.kernels is not None else ():
-            check_plain(getattr(self.kernels, name), f"facts.kernels.{name}")
+            _check_told(getattr(self.kernels, name), f"facts.kernels.{name}")
+
+
+def _check_told(text: str, field: str) -> None:
+    if len(text) > MAX_FACT:
+        raise InvalidArgumentError.about(field, f"it has at most {MAX_FACT} characters, not {len(text)}")
+    check_plain(text, field)
 
 
 class StagePhase(StrEnum):
@@ -68,7 +78,7 @@ class StagePhase(StrEnum):
 class StageKey:
     """Which of a node's stages: it holds at most one of each."""
 
-    deployment: DeploymentName
+    deployment: Annotated[DeploymentName, check_short]
     stage: int
     standby: bool = False
 
@@ -83,7 +93,7 @@ class StageStreaming:
     resident_bytes: int
     streamed_bytes: int
     read_bytes: int = 0
-    waited_s: float = 0.0
+    waited_s: Figure = 0.0
 
 
 class WeightLoadingWork(StrEnum):
@@ -108,7 +118,7 @@ class StageFilling:
     work: WeightLoadingWork
     done_bytes: int
     total_bytes: int
-    left_s: float = 0.0
+    left_s: Figure = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +136,7 @@ class StageExperts:
     hits: int = 0
     misses: int = 0
     read_bytes: int = 0
-    waited_s: float = 0.0
+    waited_s: Figure = 0.0
 
     @property
     def hit_rate(self) -> float:
@@ -174,7 +184,7 @@ class StageStatus:
     that guesses.
     """
 
-    deployment: DeploymentName
+    deployment: Annotated[DeploymentName, check_short]
     epoch: Epoch
     stage: int
     layers: LayerRange
@@ -186,15 +196,15 @@ class StageStatus:
     total_bytes: int = 0
     steps_done: int = 0
     tokens_done: int = 0
-    busy_share: float = 0.0
+    busy_share: Figure = 0.0
     steps_waiting: int = 0
     requests_running: int = 0
     requests_waiting: int = 0
     micro_batches: int = 0
-    step_age_s: float = 0.0
-    step_cpu_s: float = 0.0
-    failure_reason: str = ""
-    load_s: float = 0.0
+    step_age_s: Figure = 0.0
+    step_cpu_s: Figure = 0.0
+    failure_reason: Text = ""
+    load_s: Figure = 0.0
     streaming: StageStreaming | None = None
     filling: StageFilling | None = None
     experts: StageExperts | None = None

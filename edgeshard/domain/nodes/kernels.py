@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgeshard.domain.ids import Figure
+
 ROW_SHARE, ROWS_SHARE = 0.35, 0.3
 """Shares of the limits below which products are slow: half of what they reach on the processors that were measured."""
 
@@ -21,10 +23,10 @@ class KernelSpeed:
     name: str = ""
     best_name: str = ""
     compiler: str = ""
-    read_gb_per_s: float = 0.0
-    fma_gflop_per_s: float = 0.0
-    row_gb_per_s: float = 0.0
-    rows_gflop_per_s: float = 0.0
+    read_gb_per_s: Figure = 0.0
+    fma_gflop_per_s: Figure = 0.0
+    row_gb_per_s: Figure = 0.0
+    rows_gflop_per_s: Figure = 0.0
 
     @property
     def row_share(self) -> float:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
-from edgeshard.domain.checks import Check
+from edgeshard.domain.checks import Check, at_most
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.ids import NodeId
+from edgeshard.domain.ids import NodeId, Text, check_short
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.nodes.device import DeviceFacts
 
@@ -25,17 +25,32 @@ PROFILE_VERSION = 3
 in it."""
 
 
-def _figure(low: float, *, above: bool = False) -> Check:
-    """The check that a figure is finite and at least `low`, or above it."""
+MAX_SAMPLES = 200
+"""Samples of one phase of a layer. The finest grid has 16."""
+MAX_COUNTS = 32
+"""Different counts among them: the time and the memory of a fit grow with their square and more."""
+MAX_LAYERS = 256
+"""Sorts of layers of one profile."""
+MAX_PROFILE_SAMPLES = 4_000
+"""Samples of one profile."""
+
+
+def _figure(low: float, high: float = math.inf, *, above: bool = False) -> Check:
+    """The check that a figure is finite, at least `low` or above it, and at most `high`."""
 
     def check(value: Any, field: str) -> Any:
-        if not low <= value < math.inf or (above and value == low):
+        if not low <= value <= high or value == math.inf or (above and value == low):
             raise InvalidArgumentError(f"{field} of the profile is {value}; measure again", field=field)
         return value
 
     return check
 
 
+Rows = Annotated[int, _figure(1, 2**32)]
+Positions = Annotated[int, _figure(0, 2**32)]
+Seconds = Annotated[float, _figure(1e-12, 1e9)]
+"""Of one step or layer: times beyond these have no square that a fit can compute with."""
+Spread = Annotated[float, _figure(0, 1e9)]
 Count = Annotated[int, _figure(0)]
 Positive = Annotated[int, _figure(1)]
 NotNegative = Annotated[float, _figure(0)]
@@ -77,11 +92,14 @@ class Sample:
     `context` is how many positions each sequence has behind it already.
     """
 
-    count: Positive
-    context: Count
-    seconds: AboveZero
-    spread: NotNegative = 0.0
+    count: Rows
+    context: Positions
+    seconds: Seconds
+    spread: Spread = 0.0
     repeats: Positive = 1
+
+
+Samples = Annotated[tuple[Sample, ...], at_most(MAX_SAMPLES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +115,14 @@ class LayerProfile:
     layers: Positive
     window: Count
     rotated_bytes: Count
-    prefill: tuple[Sample, ...]
-    decode: tuple[Sample, ...]
+    prefill: Samples
+    decode: Samples
+
+    def check(self) -> None:
+        for field, samples in (("prefill", self.prefill), ("decode", self.decode)):
+            counts = len({sample.count for sample in samples})
+            if counts > MAX_COUNTS:
+                raise InvalidArgumentError.about(field, f"it has at most {MAX_COUNTS} different counts, not {counts}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +150,7 @@ class EnergyProfile:
 
     idle_w: NotNegative
     busy_w: NotNegative
-    source: str
+    source: Text
 
     @property
     def working_w(self) -> float:
@@ -159,12 +183,12 @@ class ComputeProfile:
     node held stages or standbys meanwhile: they had memory, and the measurement gave way to their steps.
     """
 
-    fingerprint: str
-    model_hash: str
+    fingerprint: Text
+    model_hash: Text
     dtype: DType
-    device: str
+    device: Text
     threads: Positive
-    layers: tuple[LayerProfile, ...]
+    layers: Annotated[tuple[LayerProfile, ...], at_most(MAX_LAYERS)]
     overhead: StepOverhead
     memory: MemoryProfile
     effort: Effort = Effort.FULL
@@ -178,6 +202,10 @@ class ComputeProfile:
     def check(self) -> None:
         if not self.layers:
             raise InvalidArgumentError("layers are missing: measure again", field="layers")
+        samples = sum(len(layer.prefill) + len(layer.decode) for layer in self.layers)
+        if samples > MAX_PROFILE_SAMPLES:
+            why = f"they have at most {MAX_PROFILE_SAMPLES} samples together, not {samples}"
+            raise InvalidArgumentError.about("layers", why)
 
     @property
     def step_overhead_s(self) -> float:
@@ -214,8 +242,8 @@ class LinkProfile:
 class MeasuredLink:
     """The sending node's measurement of its link to another."""
 
-    sender: NodeId
-    receiver: NodeId
+    sender: Annotated[NodeId, check_short]
+    receiver: Annotated[NodeId, check_short]
     profile: LinkProfile
 
 

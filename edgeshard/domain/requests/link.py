@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from edgeshard.domain.ids import DeploymentName, Epoch
+from edgeshard.domain.ids import DeploymentName, Epoch, Text, check_short
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +47,9 @@ class LinkPadding:
 class LinkSuspected:
     """The report of a sending stage's node to the coordinator: the link carries nothing, or it has `recovered`."""
 
-    deployment: DeploymentName
+    deployment: Annotated[DeploymentName, check_short]
     epoch: Epoch
     from_stage: int
     to_stage: int
     recovered: bool
-    why: str
+    why: Text

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 from edgeshard.domain.checks import at_most
 from edgeshard.domain.errors import InvalidArgumentError, invalid
+from edgeshard.domain.ids import Text
 from edgeshard.domain.models.model import LayerRange
 
 _COMPUTE, _READS = 0, 1
@@ -94,7 +95,7 @@ class StageTrace:
     """A stage's records in the order of their steps, and what it read meanwhile where weights are on its disk."""
 
     stage: int
-    node: str
+    node: Text
     layers: LayerRange
     records: Annotated[tuple[StepRecord, ...], at_most(MOST_RECORDS)]
     reads: Annotated[tuple[ReadRecord, ...], at_most(MOST_RECORDS)] = ()

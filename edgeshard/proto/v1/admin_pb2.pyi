@@ -322,12 +322,14 @@ class GetDeploymentResponse(_message.Message):
     def __init__(self, deployment: _Optional[_Union[Deployment, _Mapping]] = ...) -> None: ...
 
 class DeleteDeploymentRequest(_message.Message):
-    __slots__ = ("operation_id", "name")
+    __slots__ = ("operation_id", "name", "force")
     OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
     operation_id: str
     name: str
-    def __init__(self, operation_id: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+    force: bool
+    def __init__(self, operation_id: _Optional[str] = ..., name: _Optional[str] = ..., force: _Optional[bool] = ...) -> None: ...
 
 class DeleteDeploymentResponse(_message.Message):
     __slots__ = ()

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from edgeshard_coordinator.control.runtime import registrations
 from edgeshard_coordinator.control.runtime.heartbeats import HeartbeatBatches
 from edgeshard_coordinator.control.runtime.hub import ControlStream
 from edgeshard_coordinator.core.values.events import CommandAnswered, Event, HeartbeatsReceived
@@ -17,7 +18,13 @@ from edgeshard_coordinator.core.values.state import KnownNode, State
 from edgeshard import WIRE_VERSION
 from edgeshard.domain.control.commands import MOST_STAGES, Heartbeat, HeartbeatChange, ReleaseStage
 from edgeshard.domain.deployments.deployment import DeploymentPhase
-from edgeshard.domain.errors import DeadlineError, EdgeShardError, InvalidArgumentError, NotFoundError
+from edgeshard.domain.errors import (
+    DeadlineError,
+    EdgeShardError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+)
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, OperationId
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StageKey, StagePhase, StageStatus
@@ -229,8 +236,24 @@ async def test_a_stream_without_a_hello_has_a_deadline(
     assert (caught[0].field, caught[0].reason) == ("listener" if stream == "listen" else "hello", "NO_HELLO")
 
 
-async def test_a_hundred_restarts_of_an_agent_leave_one_node_and_nothing_else(site: Any) -> None:
+async def test_a_node_that_registers_all_the_time_is_refused_and_others_are_not(site: Any, failing: Any) -> None:
+    """Each registration is a write to the disk."""
+    (agent,) = await site.connected("a")
+    for _ in range(int(registrations.BURST_S)):
+        await agent.register()
+    async with failing(ResourceExhaustedError) as caught:
+        for _ in range(5):
+            await agent.register()
+    assert caught[0].reason == "TOO_MANY_REGISTRATIONS" and 0.0 < caught[0].retry_after_s <= 5.0
+    await site.connected("b")
+    assert site.state.is_connected(agent.node_id)
+
+
+async def test_a_hundred_restarts_of_an_agent_leave_one_node_and_nothing_else(
+    site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Half of them so quickly that the new process is there before the old one's stream has ended."""
+    monkeypatch.setattr(registrations, "BURST_S", 1000.0)
     agent = site.agent("a")
     await agent.connect()
     calls = []

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
+from edgeshard_coordinator.control.runtime import profile_checks
 from edgeshard_coordinator.control.runtime.planner import Planner
 from edgeshard_coordinator.core.placement.by_memory import SimplePlacer
+from edgeshard_coordinator.core.values.measurements import MAX_PROFILES, Measurements
 
 from edgeshard.domain.control.commands import Command, MeasureCompute, ProbeLinks, ProfileReport
 from edgeshard.domain.control.site import UnknownFigures, UnknownProfile
@@ -23,11 +26,19 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.ids import ModelName, NodeId
 from edgeshard.domain.models.dtypes import DType
-from edgeshard.domain.nodes.profile import ComputeProfile, Effort, LayerKind, LinkProfile, MeasuredLink, config_hash
+from edgeshard.domain.nodes.profile import (
+    ComputeProfile,
+    Effort,
+    LayerKind,
+    LinkProfile,
+    MeasuredLink,
+    Sample,
+    config_hash,
+)
 from edgeshard.proto.v1 import admin_pb2
 from edgeshard.proto.v1.common_pb2 import DATA_TYPE_FLOAT32
 from edgeshard.wire.common import node_from_wire
-from edgeshard.wire.control import report_to_wire
+from edgeshard.wire.control import report_from_wire, report_to_wire
 from edgeshard.wire.deployment import deployment_from_wire, placement_from_wire
 from edgeshard.wire.failure import from_failure
 from edgeshard.wire.profile import compute_profile_from_wire, link_from_wire
@@ -355,6 +366,66 @@ async def test_a_report_that_cannot_be_used_is_refused(site: Any, failing: Any, 
         async with failing(kind):
             await a.stub.ReportProfile(report_to_wire(report), timeout=DEADLINE_S)
     assert not site.state.measured
+
+
+def of_samples(profile: ComputeProfile, samples: tuple[Sample, ...]) -> ComputeProfile:
+    return replace(profile, layers=tuple(replace(layer, prefill=samples) for layer in profile.layers))
+
+
+@pytest.mark.parametrize(
+    ("samples", "field"),
+    [
+        (tuple(Sample(1, 0, 1e-3) for _ in range(200_000)), "compute.layers.prefill"),
+        (tuple(Sample(count + 1, 0, 1e-3) for count in range(200)), "compute.layers.prefill"),
+        ((Sample(1, 0, 5e-324),), "compute.layers.prefill.seconds"),
+    ],
+    ids=["samples", "counts", "seconds"],
+)
+async def test_a_profile_that_costs_too_much_to_fit_is_refused_at_once(
+    site: Any, failing: Any, measuring: Any, samples: tuple[Sample, ...], field: str
+) -> None:
+    """Memory and time of a fit grow with the square of its samples and more."""
+    (a,) = await site.connected("a")
+    report = report_to_wire(ProfileReport(a.node_id, compute=(of_samples(measuring(a), samples),)))
+    began = time.process_time()
+    with pytest.raises(InvalidArgumentError) as refused:
+        report_from_wire(report)
+    assert time.process_time() - began < 0.1 and refused.value.field == field
+    async with failing(InvalidArgumentError) as caught:
+        await a.stub.ReportProfile(report, timeout=DEADLINE_S)
+    assert caught[0].field == field and not site.state.measured
+
+
+async def test_a_fit_is_off_the_event_loop_and_one_at_a_time_for_a_node(
+    site: Any, failing: Any, measuring: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (a,) = await site.connected("a")
+    report = report_to_wire(ProfileReport(a.node_id, compute=(measuring(a),)))
+    begun, end = threading.Event(), threading.Event()
+
+    def slow(profile: ComputeProfile) -> None:
+        begun.set()
+        assert end.wait(DEADLINE_S)
+
+    monkeypatch.setattr(profile_checks, "check_profile", slow)
+    first = a.stub.ReportProfile(report, timeout=DEADLINE_S)
+    await asyncio.to_thread(begun.wait, DEADLINE_S)
+    async with failing(UnavailableError) as caught:
+        await a.stub.ReportProfile(report, timeout=DEADLINE_S)
+    assert caught[0].reason == "PROFILE_UNDER_CHECK"
+    end.set()
+    await first
+    assert site.state.measured[a.node_id].profiles
+
+
+async def test_the_profiles_of_a_node_have_a_bound(measuring: Any, site: Any) -> None:
+    (a,) = await site.connected("a")
+    profile, known = measuring(a), Measurements()
+    for number in range(MAX_PROFILES + 3):
+        named = replace(profile, model_hash=f"{number:016x}")
+        known = known.reported(ProfileReport(a.node_id, compute=(named,)), float(number))
+    hashes = [key[0] for key in known.profiles]
+    assert len(hashes) == MAX_PROFILES and hashes[-1] == f"{MAX_PROFILES + 2:016x}" and f"{2:016x}" not in hashes
 
 
 async def test_a_measured_site_is_planned(site: Any, measuring: Any) -> None:

@@ -67,7 +67,7 @@ async def test_a_deployment_comes_back_waiting(tmp_path: Path, record: Deploymen
     path = tmp_path / "deep" / "state.sqlite"
     store = StateStore(path)
     fresh = await store.open("one", Timings())
-    assert fresh == State(instance="one", term=fresh.term)
+    assert fresh == State(instance="one", term=fresh.term, epoch_floor=fresh.epoch_floor)
     ready = replace(record, phase=DeploymentPhase.READY, ever_ready=True, attachment=4)
     await store.save(record)
     await store.save(ready)

@@ -121,6 +121,38 @@ async def test_the_next_head_hears_how_far_the_prompt_was_scored(site: Any) -> N
     assert (await head.next_start()).scored == 3
 
 
+@pytest.mark.parametrize("lie", ["prompt", "ids", "token", "text", "top"])
+async def test_a_head_that_reports_what_cannot_be_ends_its_request(site: Any, failing: Any, lie: str) -> None:
+    """A client's budget is charged by what its head reports."""
+    _, head = await site.deployed()
+    generation = head_pb2.Generation(max_new_tokens=2, prompt="" if lie == "ids" else "once")
+    generation.prompt_tokens.extend([5, 6, 7] if lie == "ids" else [])
+    request = inference_pb2.GenerateRequest(model="tale", request_id="r1", generation=generation)
+    call = site.inference.Generate(request, timeout=DEADLINE_S)
+    await head.next_start()
+    if lie in ("prompt", "ids"):
+        await head.accept("r1", prompt_tokens=range(100_000) if lie == "prompt" else (5, 6, 8))
+    else:
+        await head.accept("r1")
+        for position in range(3, 6):
+            text = "x" * (70_000 if lie == "text" else 1)
+            await head.token("r1", position, text=text, top=3 if lie == "top" else 0)
+    async with failing(UnavailableError) as caught:
+        async for _ in call:
+            pass
+    assert caught[0].reason == "WRONG_REPORT" and "node a" in caught[0].message
+    assert await head.next_cancel() == "r1"
+
+
+async def test_a_token_with_lists_beyond_any_request_ends_the_stream_of_its_head(site: Any) -> None:
+    _, head = await site.deployed()
+    site.generate("r1")
+    await head.next_start()
+    await head.accept("r1")
+    await head.token("r1", 3, top=100_000)
+    await head.ended()
+
+
 async def test_a_failed_request_keeps_its_type(site: Any, failing: Any) -> None:
     _, head = await site.deployed()
     call = site.generate("r1")
@@ -267,7 +299,7 @@ async def test_a_slow_reader_blocks_nobody(open_site: Any, failing: Any) -> None
     await head.accept("fast")
     await site.read(fast)
     # The slow client reads nothing: gRPC's own buffers fill, then the backlog, then it is given up.
-    position, padding = 3, "x" * (64 << 10)
+    position, padding = 3, "\U0001f600" * 1024  # as long as the text of each token may be
     async with asyncio.timeout(DEADLINE_S):
         while head.down.empty():
             await head.token("slow", position, token=position, text=padding)

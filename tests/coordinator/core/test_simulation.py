@@ -125,6 +125,10 @@ def _spread(spec: DeploymentSpec, manifest: ModelManifest, nodes: Sequence[Candi
     return SimplePlacer().place(replace(spec, layers=layers), manifest, nodes)
 
 
+FLOOR = Epoch(1_000)
+"""Above all epochs that the coordinator of a test issues."""
+
+
 class World:
     """Nodes, a disk and the state loop, one step at a time."""
 
@@ -141,7 +145,7 @@ class World:
         self.answers: list[tuple[NodeId, CommandResult]] = []
         self.attachments: dict[DeploymentName, int] = {}
         self.asked: set[tuple[str, NodeId]] = set()
-        self.state = State(instance="0")
+        self.state = State(instance="0", epoch_floor=FLOOR)
         self.rested: State | None = None
         self.strangers: list[TellUnknownStages] = []
         self.ring: EventRing[State, Event] = EventRing(routine=(HeartbeatsReceived, Ticked))
@@ -413,7 +417,8 @@ class World:
         deployments = {name: restored_record(record) for name, record in self.saved.items()}
         instance = str(self.number())
         nodes = {node_id: fresh_node(known) for node_id, known in self.state.nodes.items()}
-        self.state = State(instance=instance, nodes=nodes, deployments=deployments, retired=dict(self.retired))
+        retired = dict(self.retired)
+        self.state = State(instance=instance, epoch_floor=FLOOR, nodes=nodes, deployments=deployments, retired=retired)
         self.state, self.rested = started(self.state, self.now), None
         self.ring = EventRing(routine=(HeartbeatsReceived, Ticked))
 
@@ -503,14 +508,14 @@ def test_a_coordinator_that_lost_its_disk_goes_above_the_epochs_nodes_hold(
 ) -> None:
     world = run(World(make_manifest(), make_registration), [*(("connect", i) for i in range(3)), ("deploy", 0)])
     for node in world.nodes.values():
-        node.held = {DeploymentName("tale"): Epoch(7)}
+        node.held = {DeploymentName("tale"): Epoch(FLOOR - 1)}
     world.saved.clear()
     world.restart()
     for node in world.nodes.values():
         world.connect(node)
         world.heartbeat(node)
     world.deploy(DeploymentName("tale"))
-    assert world.state.deployments[DeploymentName("tale")].epoch == 8
+    assert world.state.deployments[DeploymentName("tale")].epoch == FLOOR + 1
     assert replace(world.state, nodes={}).first_epoch(DeploymentName("tale")) == 1
     world.calm()
     world.check_settled()

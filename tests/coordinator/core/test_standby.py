@@ -138,6 +138,8 @@ class StandbySite(Site):
 
     def plan(self, **chosen: LayerRange) -> None:
         choices = tuple(StandbyChoice(node(n), NodeName(n), layers, 100) for n, layers in chosen.items())
+        searching = replace(self.record_now, standby_for=self.state.version, searching=True)
+        self.state = self.state.with_record(searching)
         self.feed(StandbyPlanned(NAME, "u1", self.state.version, choices, self.now))
 
     def beat(self, name: str, *stages: StageStatus) -> None:

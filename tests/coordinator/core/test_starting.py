@@ -141,14 +141,17 @@ def test_facts_while_it_starts_are_those_of_the_last_run(desk: Desk, make_facts:
     assert desk.node("a").facts == other
 
 
-def test_a_placement_of_before_the_start_is_refused(desk: Desk, manifest: ModelManifest) -> None:
-    """It left the node out, and is not the best any more."""
+def test_a_placement_is_refused_if_one_of_its_own_nodes_starts_again(desk: Desk, manifest: ModelManifest) -> None:
+    """Another node that starts meanwhile does not matter: the best placement of a moment ago is good enough."""
     desk.join("a", starting=False)
     desk.join("b")
     record, version = record_of(desk, manifest), desk.state.version
+    event = DeployRequested(record, version, ServedOperation(OperationId("op"), "f", b""), desk.now)
     desk.register("b", starting=False)
+    assert apply(desk.state, event).deployments
+    desk.register("a", incarnation="i2", starting=True)
     with pytest.raises(AbortedError):
-        desk.feed(DeployRequested(record, version, ServedOperation(OperationId("op"), "f", b""), desk.now))
+        desk.feed(event)
 
 
 def test_a_starting_node_is_left_out_and_the_note_says_so(desk: Desk, manifest: ModelManifest) -> None:

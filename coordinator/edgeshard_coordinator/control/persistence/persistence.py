@@ -15,7 +15,7 @@ import structlog
 from edgeshard.domain.control.commands import Term
 from edgeshard.domain.deployments.traffic import Traffic
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError
-from edgeshard.domain.ids import DeploymentName, Epoch, ModelName, NodeId, OperationId
+from edgeshard.domain.ids import COUNTED_EPOCHS, DeploymentName, Epoch, ModelName, NodeId, OperationId
 from edgeshard.domain.nodes.profile import ComputeProfile, LinkProfile
 from edgeshard.forms import Forms
 from edgeshard.profiles.texts import ProfileT, parse_profile, profile_text
@@ -122,8 +122,9 @@ class StateStore(SqliteStore):
 
     def _load(self, instance: str, timings: Timings, now: float) -> State:
         database = self._open_database
-        bodies = database.execute("SELECT body FROM deployments ORDER BY name")
-        records = [restored_record(_STATE.from_text(DeploymentRecord, body)) for (body,) in bodies]
+        rows = database.execute("SELECT name, body FROM deployments ORDER BY name")
+        floor = Epoch(int(time.time() * 1000))
+        records = [restored_record(_record_of(name, body, floor)) for name, body in rows]
         bodies = database.execute("SELECT body FROM nodes")
         nodes = [replace(_STATE.from_text(KnownNode, body), saved=True) for (body,) in bodies]
         retired = database.execute("SELECT name, epoch FROM retired").fetchall()
@@ -131,9 +132,10 @@ class StateStore(SqliteStore):
             instance=instance,
             timings=timings,
             term=self._next_term(),
+            epoch_floor=floor,
             nodes={node.node_id: node for node in nodes},
             deployments={record.name: record for record in records},
-            retired={DeploymentName(name): Epoch(epoch) for name, epoch in retired},
+            retired={DeploymentName(name): _counted(name, epoch, floor) for name, epoch in retired},
             measured=self._load_measurements({node.node_id for node in nodes}, time.time() - now),
         )
 
@@ -265,6 +267,23 @@ def _insert_operation(database: sqlite3.Connection, operation: ServedOperation) 
         "INSERT OR IGNORE INTO operations (operation_id, fingerprint, outcome) VALUES (?, ?, ?)",
         (operation.operation_id, operation.fingerprint, operation.outcome),
     )
+
+
+def _record_of(name: str, body: str, floor: Epoch) -> DeploymentRecord:
+    """A deployment of the disk. Raises InvalidArgumentError naming the field that cannot be read."""
+    plain = _STATE.parse(body)
+    if isinstance(plain, dict) and isinstance(plain.get("epoch"), int):
+        plain["epoch"] = _counted(name, plain["epoch"], Epoch(floor + 1))
+    return _STATE.read(DeploymentRecord, plain)
+
+
+def _counted(name: str, epoch: int, floor: Epoch) -> Epoch:
+    """An epoch of the disk. Earlier versions took epochs from nodes' heartbeats: one that no coordinator has counted to
+    becomes `floor`, which is above all that this site issued before."""
+    if 0 <= epoch <= COUNTED_EPOCHS:
+        return Epoch(epoch)
+    log.warning("false_epoch_replaced", deployment=name, epoch=str(epoch), by=floor)
+    return floor
 
 
 def _readable(kind: type[ProfileT], body: str, node_id: str) -> ProfileT | None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edgeshard.domain.errors import EdgeShardError, ResourceExhaustedError
-from edgeshard.domain.requests.generation import PromptLogprobs, Started, Token
+import structlog
+
+from edgeshard.domain.errors import EdgeShardError, ResourceExhaustedError, UnavailableError
+from edgeshard.domain.requests.generation import Prompt, PromptLogprobs, Started, Token
 from edgeshard.domain.requests.head import (
     ForgetRequest,
     HeadEvents,
@@ -25,6 +27,27 @@ from edgeshard_coordinator.control.requests.request_table import RequestTable
 from edgeshard_coordinator.control.requests.running_request import Attachment, RunningRequest
 from edgeshard_coordinator.control.requests.traffic import TrafficBook
 from edgeshard_coordinator.core.values.state import State
+
+log = structlog.get_logger()
+
+TOKEN_CHARACTERS = 1024
+"""Characters of text that a token of an answer may have on average."""
+FIRST_CHARACTERS = 1 << 16
+"""And this many more, for text that was held back."""
+TOKENS_OF_A_BYTE = 4
+"""A tokenizer may make more than one token of a byte, by its rules for characters."""
+ADDED_TOKENS = 256
+"""Tokens that a template or a tokenizer may add to a prompt."""
+
+
+def _wrong_prompt(prompt: Prompt, tokens: tuple[int, ...], max_context: int) -> str | None:
+    """Why these cannot be the tokens of a prompt; None if they can. `max_context` is 0 if only the model limits it."""
+    if not isinstance(prompt, str):
+        return None if tokens == tuple(prompt) else "other tokens than the prompt's"
+    most = TOKENS_OF_A_BYTE * len(prompt.encode("utf-8", "replace")) + ADDED_TOKENS
+    if max_context:
+        most = min(most, max_context)
+    return None if len(tokens) <= most else f"a prompt of {len(tokens)} tokens, more than it can have"
 
 
 @dataclass(eq=False)
@@ -51,13 +74,24 @@ class HeadReports:
             if request is None or not self._on_event(attachment, request, item.event):
                 self.dropped_messages += 1
 
+    def _refuse(self, attachment: Attachment, request: RunningRequest, why: str) -> None:
+        """End a request whose head reports what cannot be. The head computes it no further."""
+        log.warning("report_refused", deployment=attachment.deployment, node_id=attachment.node_id, why=why)
+        error = UnavailableError(
+            f"node {attachment.node_name}, the head of deployment {attachment.deployment}, reported {why}; send the "
+            "request again, and look at the node's log",
+            reason="WRONG_REPORT",
+        )
+        request.cancel()
+        self._requests.end(request, error)
+
     def _on_event(self, attachment: Attachment, request: RunningRequest, event: RequestEvent) -> bool:
         """Take an event of a request that runs here; whether it counts."""
         match event:
             case Token():
-                return self._on_token(request, event)
+                return self._on_token(attachment, request, event)
             case LastToken():
-                taken = self._on_token(request, event.token)
+                taken = self._on_token(attachment, request, event.token)
                 if taken:
                     self._on_end(attachment, request, event.end)
                 return taken
@@ -79,6 +113,9 @@ class HeadReports:
         record = self._state().deployments.get(attachment.deployment)
         if request.prompt_tokens is not None or record is None:
             return  # It goes on: its client knows that it has started.
+        if (why := _wrong_prompt(request.generation.prompt, prompt_tokens, record.spec.max_context)) is not None:
+            self._refuse(attachment, request, why)
+            return
         request.prompt_tokens = prompt_tokens
         request.times.accepted(len(prompt_tokens))
         if not request.is_charged:
@@ -96,9 +133,19 @@ class HeadReports:
             request.deliver(prompt_logprobs)
         return True
 
-    def _on_token(self, request: RunningRequest, token: Token) -> bool:
-        """A token counts once: at the position behind the request's journal."""
+    def _on_token(self, attachment: Attachment, request: RunningRequest, token: Token) -> bool:
+        """A token counts once: at the position that follows the request's journal. It must be within the
+        bounds of its request."""
         if token.position != request.next_position:
+            return False
+        generation, count = request.generation, len(request.emitted)
+        request.characters += len(token.text)
+        if (
+            count >= generation.max_new_tokens
+            or request.characters > FIRST_CHARACTERS + TOKEN_CHARACTERS * count
+            or (token.top and len(token.top) > generation.sampling.top_logprobs)
+        ):
+            self._refuse(attachment, request, "a token beyond what the request asks for")
             return False
         request.emitted.append(token.token)
         request.times.token(self._now())

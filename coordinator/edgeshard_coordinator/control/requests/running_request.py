@@ -74,6 +74,8 @@ class RunningRequest:
     """Whether its prompt was counted, here or by a former run of the coordinator."""
     is_back: bool = False
     """Whether its client was believed that it came back: it is not a second time."""
+    characters: int = 0
+    """Of the text of its tokens, as heads reported it."""
     times: RequestTimes = field(default_factory=RequestTimes.untold)
     parked_at: float = 0.0
     failed_heads: int = 0

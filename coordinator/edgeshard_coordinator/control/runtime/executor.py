@@ -94,11 +94,10 @@ class ActionExecutor:
         task.add_done_callback(self._tasks.discard)
 
     async def _save(self, records: tuple[DeploymentRecord, ...]) -> None:
-        try:
-            await self._store.save(*records)
-        except EdgeShardError as error:
+        failure = await _failure_of(self._store.save(*records))
+        if failure is not None:
             for record in records:
-                self._save_failed(record, error)
+                self._save_failed(record, failure)
             return
         for record in records:
             there = record.on_disk
@@ -110,7 +109,7 @@ class ActionExecutor:
     async def _replan(self, action: actions.Replan) -> None:
         state = self._loop.state
         record = state.deployments.get(action.deployment)
-        if record is None:
+        if record is None or record.uid != action.uid:
             return
         found: Placement | EdgeShardError
         try:
@@ -129,7 +128,7 @@ class ActionExecutor:
     async def _plan_standby(self, action: actions.PlanStandby) -> None:
         state = self._loop.state
         record = state.deployments.get(action.deployment)
-        if record is None:
+        if record is None or record.uid != action.uid:
             return
         chosen: tuple[StandbyChoice, ...] = ()
         try:
@@ -145,27 +144,37 @@ class ActionExecutor:
         self._loop.post(events.StandbyPlanned(record.name, record.uid, state.version, chosen, self._loop.now()))
 
     async def _forget(self, record: DeploymentRecord) -> None:
-        try:
-            await self._store.forget(record)
-        except EdgeShardError as error:
-            self._save_failed(record, error)
+        failure = await _failure_of(self._store.forget(record))
+        if failure is not None:
+            self._save_failed(record, failure)
         else:
             log.info("deployment_forgotten", deployment=record.name)
             self._loop.post(events.DeploymentForgotten(record.name, record.uid, self._loop.now()))
 
     async def _save_of_node(self, node_id: NodeId, write: Awaitable[None], refused: str) -> None:
         """Wait for a write that may fail; `refused` is the log's event where it does."""
-        try:
-            await write
-        except EdgeShardError as error:
+        failure = await _failure_of(write)
+        if failure is not None:
             # Nothing is missing before a restart. After it the node registers again, and is measured again.
-            log.error(refused, node_id=node_id, error=error.message)
+            log.error(refused, node_id=node_id, error=failure.message)
 
     def _save_failed(self, record: DeploymentRecord, error: EdgeShardError) -> None:
         log.error("deployment_not_saved", deployment=record.name, error=error.message)
         self._loop.post(
             events.SaveFailed(record.name, record.uid, record.revision, error, SAVE_RETRY_S, self._loop.now())
         )
+
+
+async def _failure_of(write: Awaitable[None]) -> EdgeShardError | None:
+    """The error of a write, of whatever kind, since the state waits for an answer; None if the disk has it."""
+    try:
+        await write
+    except EdgeShardError as error:
+        return error
+    except Exception as error:
+        log.exception("write_crashed")
+        return InternalError(f"the write failed unexpectedly: {type(error).__name__}")
+    return None
 
 
 def _described(command: commands.Command) -> dict[str, Any]:

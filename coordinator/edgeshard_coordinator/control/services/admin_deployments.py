@@ -71,12 +71,13 @@ class DeploymentCalls(AdminCalls):
         return pb.GetDeploymentResponse(deployment=wire.deployment_to_wire(found))
 
     async def DeleteDeployment(self, request: pb.DeleteDeploymentRequest, context: Any) -> pb.DeleteDeploymentResponse:
-        """Returns once the deletion is on disk; the deployment is listed as deleting until its nodes let go. The name
-        of replicas is that of all of them."""
-        name = DeploymentName(request.name)
+        """Returns once the deletion is on disk. The deployment is listed as deleting until its nodes have released it,
+        with `force` only until the disk has forgotten it. The name of replicas is that of all of them."""
+        call = wire.delete_call_from_wire(request)
+        name = DeploymentName(call.name)
 
         async def delete(operation: ServedOperation) -> ServedOperation:
-            await self._loop.ask(DeleteRequested(name, operation, self._loop.now()))
+            await self._loop.ask(DeleteRequested(name, operation, self._loop.now(), call.force))
             return operation
 
         return pb.DeleteDeploymentResponse.FromString(await self._once(request, name, delete))

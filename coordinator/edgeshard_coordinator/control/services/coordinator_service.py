@@ -29,10 +29,11 @@ from edgeshard_coordinator.control.runtime.conditions import Conditions
 from edgeshard_coordinator.control.runtime.heartbeats import HeartbeatBatches
 from edgeshard_coordinator.control.runtime.hub import ControlHub, ControlStream
 from edgeshard_coordinator.control.runtime.loop import StateLoop
+from edgeshard_coordinator.control.runtime.profile_checks import ProfileChecks
+from edgeshard_coordinator.control.runtime.registrations import Registrations
 from edgeshard_coordinator.control.services.auditing import CallAudit
 from edgeshard_coordinator.control.services.questions import Questions
 from edgeshard_coordinator.core.values import events
-from edgeshard_coordinator.core.values.measurements import check_profile
 from edgeshard_coordinator.core.values.state import KnownNode
 
 log = structlog.get_logger()
@@ -55,6 +56,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     def __post_init__(self) -> None:
         self.batches = HeartbeatBatches(self._loop)
+        self._profile_checks = ProfileChecks()
+        self._registrations = Registrations()
         self.closing = False
         self.suspicions: Counter[DeploymentName] = Counter()
 
@@ -63,6 +66,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         check_wire_version(request.wire_version)
         registration = wire.registration_from_wire(request)
         check_acts_for_itself(context, registration.name, "name")
+        self._registrations.take(registration.name, self._loop.now())
         known = self._owned(context, registration.node_id)  # an id that another node has
         split_address(registration.address)
         await self._loop.ask(events.NodeRegistered(registration, self._loop.now()))
@@ -85,8 +89,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def ReportProfile(self, request: pb.ReportProfileRequest, context: Any) -> pb.ReportProfileResponse:
         report = wire.report_from_wire(request)
         self._owned(context, report.node_id)
-        for profile in report.compute:
-            check_profile(profile)
+        if report.compute:
+            await self._profile_checks.run(report)
+            self._owned(context, report.node_id)  # it may have left meanwhile
         await self._loop.ask(events.ProfileReported(report, self._loop.now()))
         log.info("node_measured", node_id=report.node_id, profiles=len(report.compute), links=len(report.links))
         return pb.ReportProfileResponse()

@@ -10,12 +10,14 @@ from edgeshard.domain.control.commands import CommandKey, CommandKind
 from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.ids import Epoch, NodeName
-from edgeshard.domain.nodes.device import StagePhase, StageStatus
+from edgeshard.domain.nodes.device import StagePhase
 from edgeshard_coordinator.core.deployments.transitions import Trigger, next_phase
+from edgeshard_coordinator.core.values import authority
 from edgeshard_coordinator.core.values.events import Replanned
 from edgeshard_coordinator.core.values.state import (
     DeploymentRecord,
     EndedService,
+    KnownNode,
     Move,
     Progress,
     State,
@@ -26,6 +28,9 @@ from edgeshard_coordinator.core.values.state import (
 
 NODE_LOST = "NODE_LOST"
 LINK_STALLED = "LINK_STALLED"
+SEARCH_PAUSE_S = 0.5
+"""Time after a search during which nodes changed, before the next one of the deployment: nodes that change all the
+time must not keep a processor busy."""
 IN_VAIN = -2
 """No version of a state: the nodes that are there are the only ones that can."""
 
@@ -96,7 +101,7 @@ def _step_waiting(state: State, record: DeploymentRecord, now: float) -> Deploym
         return record
     if record.adoptable:
         nodes = [state.nodes[placed.node_id] for placed in record.placement.stages]
-        if all(_holds(node.stages, record, index) for index, node in enumerate(nodes)):
+        if all(_holds(node, record, index) for index, node in enumerate(nodes)):
             return _adopted(record, now + state.timings.activate_timeout_s)
         return replace(record, adoptable=False) if all(node.reported for node in nodes) else record
     # Where other nodes were looked for in vain, the same ones try, over the same links.
@@ -106,12 +111,10 @@ def _step_waiting(state: State, record: DeploymentRecord, now: float) -> Deploym
     return _load_again(state, record, now)
 
 
-def _holds(stages: tuple[StageStatus, ...], record: DeploymentRecord, index: int) -> bool:
+def _holds(node: KnownNode, record: DeploymentRecord, index: int) -> bool:
     working = (StagePhase.READY, StagePhase.ACTIVE)
-    return any(
-        (stage.deployment, stage.epoch, stage.stage) == (record.name, record.epoch, index) and stage.phase in working
-        for stage in stages
-    )
+    own = (stage for stage in node.stages if authority.speaks_for_stage(record, node.node_id, stage))
+    return any(stage.stage == index and stage.phase in working for stage in own)
 
 
 def _adopted(record: DeploymentRecord, deadline: float) -> DeploymentRecord:
@@ -145,8 +148,12 @@ def _step_loading(state: State, record: DeploymentRecord, now: float) -> Deploym
 def _loaded_bytes(state: State, record: DeploymentRecord) -> int:
     """The bytes that nodes say to have fetched and filled, and one for each prepared stage: another number with any
     progress."""
-    held = [stage for placed in record.placement.stages for stage in state.nodes[placed.node_id].stages]
-    own = [stage for stage in held if (stage.deployment, stage.epoch) == (record.name, record.epoch)]
+    own = [
+        stage
+        for node_id in dict.fromkeys(placed.node_id for placed in record.placement.stages)
+        for stage in state.nodes[node_id].stages
+        if authority.speaks_for_stage(record, node_id, stage)
+    ]
     filled = sum(stage.filling.done_bytes for stage in own if stage.filling is not None)
     return sum(stage.fetched_bytes for stage in own) + filled + sum(progress.done for progress in record.prepared)
 
@@ -168,11 +175,14 @@ def crosses_bad_link(state: State, record: DeploymentRecord) -> bool:
 
 def replanned(state: State, record: DeploymentRecord, event: Replanned) -> DeploymentRecord:
     """The record once the search for another placement is over. An answer that came too late changes nothing."""
-    if record.phase is not Phase.WAITING or record.uid != event.uid:
+    if record.uid != event.uid:
         return record
-    if event.version != state.version:
-        return replace(record, planned_for=-1)
+    record = replace(record, searching=False)
+    if record.phase is not Phase.WAITING or record.planned_for < 0:
+        return record  # It broke again meanwhile, or does not wait any more.
     if isinstance(event.found, Placement):
+        if not state.holds_still(record.spec, event.found, event.version):
+            return replace(record, planned_for=-1, search_after=next_search(state, event.version, event.now))
         found = replace(record, placement=event.found, former=None)
         return _load(state, found, Trigger.REPLANNED, event.now)
     failure = record.failure
@@ -185,13 +195,19 @@ def replanned(state: State, record: DeploymentRecord, event: Replanned) -> Deplo
         reason="NO_PLACEMENT",
         retry_after_s=5.0,
     )
-    return replace(record, failure=why, avoided=frozenset())
+    later = next_search(state, event.version, event.now)
+    return replace(record, failure=why, avoided=frozenset(), planned_for=event.version, search_after=later)
+
+
+def next_search(state: State, version: int, now: float) -> float:
+    """Earliest time of the search after one in the state of `version`, which ended at `now`."""
+    return now if version == state.version else now + SEARCH_PAUSE_S
 
 
 def _step_activating(state: State, record: DeploymentRecord, now: float) -> DeploymentRecord:
     if record.activated.done and record.attachment:
         well = replace(record, failure=None, failed_attempts=0, deadline=None, avoided=frozenset(), former=None)
-        return _moved(replace(well, ever_ready=True), Trigger.HEAD_READY)
+        return _moved(replace(well, ever_ready=True, ready_at=now), Trigger.HEAD_READY)
     # While nodes are awaited their heads are away like them.
     if record.deadline is not None and now >= max(record.deadline, state.frozen_until):
         late = errors.DeadlineError(
@@ -225,7 +241,7 @@ def _load(state: State, record: DeploymentRecord, trigger: Trigger, now: float) 
 
 
 def next_epoch(state: State, record: DeploymentRecord) -> Epoch:
-    return Epoch(max(record.epoch + 1, state.first_epoch(record.name)))
+    return state.epoch_after(record.name, record.epoch)
 
 
 def _begun(state: State, record: DeploymentRecord, epoch: Epoch, now: float) -> DeploymentRecord:
@@ -249,11 +265,16 @@ def _begun(state: State, record: DeploymentRecord, epoch: Epoch, now: float) -> 
 def broke(state: State, record: DeploymentRecord, failure: errors.EdgeShardError, now: float) -> DeploymentRecord:
     """The current epoch cannot go on: FAILED when the deployment never was ready, otherwise WAITING to try again."""
     trigger = Trigger.BROKE_AFTER_READY if record.ever_ready else Trigger.BROKE_BEFORE_READY
-    delay = 0.0
+    times = state.timings
+    delay, short_lives = 0.0, record.short_lives
     # Another node that is lost is no reason to wait: it is the first time for what comes then.
-    if record.phase is not Phase.READY and failure.reason not in (NODE_LOST, LINK_STALLED):
-        first, limit = state.timings.retry_first_s, state.timings.retry_limit_s
-        delay = min(limit, first * 2.0 ** min(record.failed_attempts, 16))
+    if failure.reason not in (NODE_LOST, LINK_STALLED):
+        attempts = record.failed_attempts
+        if record.phase is Phase.READY:
+            attempts = short_lives - 1 if now - record.ready_at < times.steady_s else -1
+            short_lives = attempts + 2
+        if attempts >= 0:
+            delay = min(times.retry_limit_s, times.retry_first_s * 2.0 ** min(attempts, 16))
     ended = _ended(record, failure)
     broken = replace(
         ended,
@@ -263,6 +284,7 @@ def broke(state: State, record: DeploymentRecord, failure: errors.EdgeShardError
         planned_for=-1,
         not_before=now + delay,
         failed_attempts=record.failed_attempts + 1,
+        short_lives=short_lives,
     )
     return _moved(broken, trigger)
 

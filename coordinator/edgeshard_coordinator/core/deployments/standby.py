@@ -16,6 +16,7 @@ from edgeshard.domain.deployments.rules import Condition, broken
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StagePhase
+from edgeshard_coordinator.core.deployments.deployments import next_search
 from edgeshard_coordinator.core.placement.by_memory import StageSizes
 from edgeshard_coordinator.core.placement.ruled import conditions_of
 from edgeshard_coordinator.core.values.candidate import Candidate, held_bytes
@@ -109,10 +110,13 @@ def wants_plan(state: State, record: DeploymentRecord) -> bool:
 
 
 def planned(state: State, record: DeploymentRecord, event: StandbyPlanned) -> DeploymentRecord:
-    """The record with the standbys that were chosen; a choice from an older state is made again."""
-    if record.uid != event.uid or record.phase is not DeploymentPhase.READY:
+    """The record with the standbys that were chosen; a choice of a node that has changed is made again."""
+    if record.uid != event.uid:
         return record
-    if event.version != state.version:
+    record = replace(record, searching=False, search_after=next_search(state, event.version, event.now))
+    if record.phase is not DeploymentPhase.READY or record.standby_for < 0:
+        return record
+    if not all(state.standby_holds_still(record.name, choice, event.version) for choice in event.chosen):
         return replace(record, standby_for=-1)
     known = {(entry.node_id, entry.layers): entry for entry in record.standbys if entry.epoch == record.epoch}
     wanted: list[tuple[NodeId, LayerRange | None, int]] = [
@@ -129,7 +133,7 @@ def planned(state: State, record: DeploymentRecord, event: StandbyPlanned) -> De
             entry = Standby(number, node_id, record.epoch, layers, reserved)
             count += 1
         entries.append(entry)
-    return replace(record, standbys=tuple(entries), standby_for=state.version, standby_count=count)
+    return replace(record, standbys=tuple(entries), standby_for=event.version, standby_count=count)
 
 
 def _keepers(state: State, record: DeploymentRecord) -> list[NodeId]:

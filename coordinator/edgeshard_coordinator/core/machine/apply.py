@@ -10,14 +10,16 @@ from dataclasses import replace
 from typing import Any, TypeVar, assert_never
 
 from edgeshard.domain.control.commands import CommandKey, CommandKind, MeasureCompute, ProbeLinks
-from edgeshard.domain.deployments.deployment import DeploymentPhase
+from edgeshard.domain.deployments.deployment import DeploymentPhase, DeploymentSpec
+from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.errors import AbortedError, AlreadyExistsError, NotFoundError
 from edgeshard.domain.nodes.profile import config_hash
+from edgeshard.domain.requests.head import HeadHello
 from edgeshard_coordinator.core.deployments import deployments, standby
 from edgeshard_coordinator.core.nodes import lost_nodes, node_events, suspicion, unconnected_nodes
 from edgeshard_coordinator.core.nodes.node_events import with_measurements
 from edgeshard_coordinator.core.profiling import measuring
-from edgeshard_coordinator.core.values import actions, events
+from edgeshard_coordinator.core.values import actions, authority, events
 from edgeshard_coordinator.core.values.state import (
     DeploymentRecord,
     KnownNode,
@@ -40,7 +42,7 @@ def apply(state: State, event: events.Event) -> State:
         after = _dispatch(lost_nodes.noticed(state, event.now), event)
         if not _was_routine(state, event, after):
             after = _settled(after, event.now)
-    return replace(after, version=state.version + 1) if _outdates_placements(state, after) else after
+    return _versioned(state, after)
 
 
 def _was_routine(before: State, event: events.Event, after: State) -> bool:
@@ -62,28 +64,43 @@ def _dispatch(state: State, event: events.Event) -> State:
     return _STEPS[type(event)](state, event)
 
 
-def _outdates_placements(before: State, after: State) -> bool:
-    """Whether a placement still being computed from `before` may be wrong: other nodes, or other free memory on
-    them.
+def _versioned(before: State, after: State) -> State:
+    """The state with another version if a search in `before` might have found another placement: other nodes, or other
+    free memory on them. Each node has the version in which it changed so that its part of a placement is wrong.
 
     New measurements do not count: the best placement of a moment ago is good enough.
     """
-    if before.nodes.keys() != after.nodes.keys() or before.deployments.keys() != after.deployments.keys():
-        return True
-    if before.nodes is not after.nodes and any(
-        _node_view(node) != _node_view(before.nodes[node_id]) for node_id, node in _changed(before.nodes, after.nodes)
-    ):
+    changed = [] if before.nodes is after.nodes else _changed(before.nodes, after.nodes)
+    other = [node for node_id, node in changed if _node_view(node) != _node_view(before.nodes.get(node_id))]
+    gone = before.nodes.keys() - after.nodes.keys()
+    if not other and not gone and not _memory_changed(before, after):
+        return after
+    version = before.version + 1
+    moved = [node.node_id for node in other if _place_view(node) != _place_view(before.nodes.get(node.node_id))]
+    versions = {**after.node_versions, **dict.fromkeys(moved, version)}
+    kept = {node_id: at for node_id, at in versions.items() if node_id in after.nodes}
+    return replace(after, version=version, node_versions=kept)
+
+
+def _memory_changed(before: State, after: State) -> bool:
+    if before.deployments.keys() != after.deployments.keys():
         return True
     changed = _changed(before.deployments, after.deployments)
     return any(_memory_view(record) != _memory_view(before.deployments[name]) for name, record in changed)
 
 
 def _changed(before: Mapping[KeyT, ValueT], after: Mapping[KeyT, ValueT]) -> list[tuple[KeyT, ValueT]]:
-    return [(key, value) for key, value in after.items() if value is not before[key]]
+    return [(key, value) for key, value in after.items() if value is not before.get(key)]
 
 
-def _node_view(node: KnownNode) -> object:
-    return node.name, node.address, node.facts, node.connected, node.starting, node.labels
+def _node_view(node: KnownNode | None) -> object:
+    """What a search depends on."""
+    return None if node is None else (_place_view(node), node.facts)
+
+
+def _place_view(node: KnownNode | None) -> object:
+    """What a placement depends on, besides the node's free memory."""
+    return None if node is None else (node.name, node.address, node.connected, node.starting, node.labels)
 
 
 def _memory_view(record: DeploymentRecord) -> object:
@@ -105,7 +122,8 @@ def _deploy(state: State, event: events.DeployRequested) -> State:
                 f"name: there is a deployment {taken[0].name} already; delete it first or choose another name",
                 field="name",
             )
-    _check_snapshot(state, event.snapshot_version)
+    for record in records:
+        _check_fresh(state, record.spec, record.placement, event.snapshot_version)
     shape = "" if event.config is None else config_hash(event.config)
     if event.config is not None:
         state = replace(state, configs={**state.configs, shape: event.config})
@@ -114,11 +132,10 @@ def _deploy(state: State, event: events.DeployRequested) -> State:
     return replace(state, refused=_without(state.refused, event.operation))
 
 
-def _check_snapshot(state: State, version: int) -> None:
-    if version != state.version:
-        raise AbortedError(
-            "nodes or deployments changed while the placement was computed; ask again", reason="STALE_PLACEMENT"
-        )
+def _check_fresh(state: State, spec: DeploymentSpec, placement: Placement, version: int) -> None:
+    """Raise AbortedError for a placement found in the state of `version` that is not right any more."""
+    if not state.holds_still(spec, placement, version):
+        raise AbortedError("a node of the placement changed while it was computed; ask again", reason="STALE_PLACEMENT")
 
 
 def _replan(state: State, event: events.ReplanRequested) -> State:
@@ -126,7 +143,7 @@ def _replan(state: State, event: events.ReplanRequested) -> State:
     if record is None or record.uid != event.uid:
         raise NotFoundError(f"name: there is no deployment {event.deployment} any more", field="name")
     deployments.check_movable(record)
-    _check_snapshot(state, event.snapshot_version)
+    _check_fresh(state, record.spec, event.placement, event.snapshot_version)
     state = replace(state, refused=_without(state.refused, event.operation))
     asked = deployments.asked_to_move(state, record, event.placement)
     return state.with_record(replace(asked, operations=(*record.operations, event.operation)))
@@ -149,7 +166,9 @@ def _delete(state: State, event: events.DeleteRequested) -> State:
 
 def _delete_one(state: State, record: DeploymentRecord, event: events.DeleteRequested) -> State:
     # A new revision, so that the operation reaches the disk; also for a repeat under another operation id.
-    asked = replace(record, operations=(*record.operations, event.operation), revision=record.revision + 1)
+    operations = (*record.operations, event.operation)
+    forced = record.forced or event.force
+    asked = replace(record, operations=operations, revision=record.revision + 1, forced=forced)
     if record.phase is not DeploymentPhase.DELETING:
         asked = replace(asked, delete_revision=record.delete_revision or asked.revision)
     return state.with_record(asked)
@@ -160,19 +179,19 @@ def _delete_one(state: State, record: DeploymentRecord, event: events.DeleteRequ
 
 def _answered(state: State, event: events.CommandAnswered) -> State:
     """Raises InvalidArgumentError for an operation id that is no command's."""
-    state = node_events.with_reported_stage(state, event.node_id, event.result)
     key, failure = CommandKey.parse(event.result.operation_id), event.result.failure
     measured = measuring.on_answered(state, event.node_id, key, failure, event.now)
     if measured is not state:
         return measured
     record = _record_of(state, key)
-    if record is None:
-        return state  # Of a deployment that is gone, or the release of an orphan.
+    if record is None or not authority.may_answer(record, event.node_id, key):
+        return state  # Of a deployment that is gone, of an earlier epoch, or the release of an orphan.
     if key.kind is CommandKind.STANDBY:
         return state.with_record(standby.answered(record, key.stage, failed=failure is not None))
     stages = record.placement.stages
-    if key.epoch != record.epoch or key.stage >= len(stages) or stages[key.stage].node_id != event.node_id:
-        return state  # Of an earlier epoch.
+    status = event.result.stage
+    if status is not None and authority.speaks_for_stage(record, event.node_id, status):
+        state = node_events.with_reported_stage(state, event.node_id, status)
     if key.kind is CommandKind.RELEASE:
         state = node_events.without_stage(state, event.node_id, record)
     if failure is not None:
@@ -186,8 +205,10 @@ def _record_of(state: State, key: CommandKey) -> DeploymentRecord | None:
 
 def _attached(state: State, event: events.HeadAttached) -> State:
     record = state.deployments.get(event.deployment)
-    if record is None or record.epoch != event.epoch or record.head.node_id != event.node_id:
+    if record is None or record.epoch != event.epoch:
         return state  # Of an earlier epoch.
+    if not authority.may_set(HeadHello, "held", record, event.node_id):
+        return state
     if record.phase not in (DeploymentPhase.ACTIVATING, DeploymentPhase.READY):
         return state
     return state.with_record(replace(record, attachment=event.attachment))
@@ -238,6 +259,7 @@ def _save_failed(state: State, event: events.SaveFailed) -> State:
         save_after=event.now + event.retry_after_s,
         operations=(),
         delete_revision=0,
+        forced=False,
         move=None,
     )
     return state.with_record(retry)
@@ -279,9 +301,11 @@ def _issued(state: State, event: events.ActionIssued) -> State:  # noqa: C901 - 
         case actions.EndService():
             return state.with_record(replace(state.deployments[action.deployment], ended=None))
         case actions.Replan():
-            return state.with_record(replace(state.deployments[action.deployment], planned_for=action.version))
+            record = state.deployments[action.deployment]
+            return state.with_record(replace(record, planned_for=action.version, searching=True))
         case actions.PlanStandby():
-            return state.with_record(replace(state.deployments[action.deployment], standby_for=action.version))
+            record = state.deployments[action.deployment]
+            return state.with_record(replace(record, standby_for=action.version, searching=True))
         case actions.ReleaseOrphans():
             return node_events.told_to_release(state, action)
         case actions.TellUnknownStages():

@@ -118,15 +118,17 @@ def _deployment_actions(state: State, record: DeploymentRecord, now: float) -> I
     elif record.phase is Phase.ACTIVATING:
         yield from _activate(state, record)
     elif record.phase is Phase.WAITING:
-        if record.planned_for not in (state.version, IN_VAIN) and wants_replan(state, record):
+        may_search = not record.searching and now >= record.search_after
+        if may_search and record.planned_for not in (state.version, IN_VAIN) and wants_replan(state, record):
             yield actions.Replan(record.name, record.uid, state.version)
     elif record.phase is Phase.READY:
-        yield from _keep_standbys(state, record)
+        yield from _keep_standbys(state, record, now)
     elif record.phase is Phase.FAILED:
         yield from _release(state, record)
     elif record.phase is Phase.DELETING and not record.forgetting:
         yield from _release(state, record)
-        if record.durable and now >= record.save_after and is_released(state, record):
+        may_go = record.forced or is_released(state, record)
+        if record.durable and now >= record.save_after and may_go:
             yield actions.ForgetDeployment(record)
 
 
@@ -134,8 +136,8 @@ def _is_save_due(record: DeploymentRecord, now: float) -> bool:
     return record.saving < record.revision and now >= record.save_after and not record.forgetting
 
 
-def _keep_standbys(state: State, record: DeploymentRecord) -> Iterator[actions.Action]:
-    if standby.wants_plan(state, record):
+def _keep_standbys(state: State, record: DeploymentRecord, now: float) -> Iterator[actions.Action]:
+    if not record.searching and now >= record.search_after and standby.wants_plan(state, record):
         yield actions.PlanStandby(record.name, record.uid, state.version)
     for entry in standby.due(state, record):
         node = state.nodes[entry.node_id]

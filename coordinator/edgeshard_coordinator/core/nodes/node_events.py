@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgeshard.domain.control.commands import CommandResult, Heartbeat
+from edgeshard.domain.control.commands import Heartbeat
 from edgeshard.domain.errors import AlreadyExistsError, NotFoundError, UnavailableError
 from edgeshard.domain.ids import NodeId
 from edgeshard.domain.nodes.device import DeviceFacts, StagePhase, StageStatus
@@ -12,7 +12,7 @@ from edgeshard.profiles.profile_quality import OTHERS
 from edgeshard_coordinator.core.deployments import deployments
 from edgeshard_coordinator.core.nodes import lost_nodes, suspicion, unconnected_nodes
 from edgeshard_coordinator.core.profiling import measuring
-from edgeshard_coordinator.core.values import events
+from edgeshard_coordinator.core.values import authority, events
 from edgeshard_coordinator.core.values.actions import ReleaseOrphans
 from edgeshard_coordinator.core.values.measurements import Measurements, same_device
 from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, State
@@ -173,7 +173,7 @@ def _heard(node: KnownNode, heard: Heartbeat, now: float) -> KnownNode:
 
 def _stage_failed(state: State, node: KnownNode, stage: StageStatus, now: float) -> State:
     record = state.deployments.get(stage.deployment)
-    if record is None or record.epoch != stage.epoch or not record.is_live:
+    if record is None or not record.is_live or not authority.speaks_for_stage(record, node.node_id, stage):
         return state
     failure = UnavailableError(
         f"stage {stage.stage} of {stage.deployment} failed on node {node.name}; the node's log says why",
@@ -200,9 +200,9 @@ def on_measured(state: State, event: events.ProfileReported) -> State:
     return state
 
 
-def with_reported_stage(state: State, node_id: NodeId, result: CommandResult) -> State:
-    node, status = state.nodes.get(node_id), result.stage
-    if node is None or status is None:
+def with_reported_stage(state: State, node_id: NodeId, status: StageStatus) -> State:
+    node = state.nodes.get(node_id)
+    if node is None:
         return state
     others: tuple[StageStatus, ...] = tuple(
         stage for stage in node.stages if (stage.deployment, stage.stage) != (status.deployment, status.stage)

@@ -15,8 +15,10 @@ from dataclasses import replace
 from edgeshard.domain.control.heartbeats import HOLDING_INTERVAL_S, IDLE_INTERVAL_S
 from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.ids import NodeId
+from edgeshard.domain.requests.link import LinkSuspected
 from edgeshard_coordinator.core.deployments import deployments
 from edgeshard_coordinator.core.nodes import lost_nodes
+from edgeshard_coordinator.core.values import authority
 from edgeshard_coordinator.core.values.events import HeadReported, LinkReported
 from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, State, SuspectLink
 
@@ -87,9 +89,8 @@ def _is_of(record: DeploymentRecord, event: LinkReported) -> bool:
     return (
         record.is_live
         and record.epoch == told.epoch
-        and told.from_stage < len(stages)
         and told.to_stage == (told.from_stage + 1) % len(stages) != told.from_stage
-        and stages[told.from_stage].node_id == event.node_id
+        and authority.may_set(LinkSuspected, "recovered", record, event.node_id, told.from_stage)
     )
 
 

@@ -137,11 +137,13 @@ class ReplanRequested:
 
 @dataclass(frozen=True, slots=True)
 class DeleteRequested:
-    """An operator deletes a deployment. It takes effect when it is on disk."""
+    """An operator deletes a deployment. It takes effect when it is on disk; with `force` it is gone then, though nodes
+    may not have released it yet."""
 
     deployment: DeploymentName
     operation: ServedOperation
     now: float
+    force: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ from edgeshard.profiles.fit import fit_profile
 
 ValueT = TypeVar("ValueT")
 
+MAX_PROFILES = 256
+"""Profiles that are kept of one node; those reported longest ago go first."""
 ProfileKey = tuple[str, DType, Quantisation | None]
 """A model's shape, as `edgeshard.domain.nodes.profile.config_hash` has it, and how its weights are kept."""
 
@@ -47,10 +49,12 @@ class Measurements:
         """The measurements with a new report. Profiles of another fingerprint than the newest are of a former device,
         and dropped."""
         fresh = {key_of(profile): Reported(profile, now) for profile in report.compute}
-        kept = dict(self.profiles)
+        kept = {key: known for key, known in self.profiles.items() if key not in fresh}
         if report.compute:
             fingerprint = report.compute[-1].fingerprint
             kept = {key: known for key, known in {**kept, **fresh}.items() if known.value.fingerprint == fingerprint}
+            newest = list(kept.items())[-MAX_PROFILES:]
+            kept = dict(newest)
         links = {link.receiver: Reported(link.profile, now) for link in report.links}
         return Measurements(kept, {**self.links, **links}, saved=False)
 

@@ -16,6 +16,7 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import DeviceFacts, HugePages, Node, StagePhase, StageStatus
 from edgeshard.domain.nodes.labels import check_labels
 from edgeshard.domain.nodes.profile import LinkProfile
+from edgeshard_coordinator.core.values import authority
 from edgeshard_coordinator.core.values.candidate import Candidate, held_bytes
 from edgeshard_coordinator.core.values.jobs import Job, Measured, ProbeTry, Retake
 from edgeshard_coordinator.core.values.measurements import Measurements, ProfileKey, Reported, busy_w_of, disk_of
@@ -54,6 +55,9 @@ class Timings:
     """A node that loads a stage and shows no progress for so long is taken for lost."""
     retry_first_s: float = 1.0
     retry_limit_s: float = 30.0
+    steady_s: float = 30.0
+    """A stage that fails sooner after READY has cut its epoch short: each such epoch but the first waits as a retry
+    does."""
     """A deployment that was ready and failed to load again retries after the first delay, doubled up to the limit."""
     measure_timeout_s: float = 3600.0
     probe_timeout_s: float = 120.0
@@ -259,6 +263,10 @@ class DeploymentRecord:
     not_before: float = 0.0
     """Earliest time WAITING may end."""
     failed_attempts: int = 0
+    ready_at: float = 0.0
+    """When it was last ready for the first time in its epoch."""
+    short_lives: int = 0
+    """Epochs in a row that one of its stages ended soon after it was ready."""
     adoptable: bool = False
     """Its nodes may still hold this very epoch, from before the coordinator's restart."""
     was_ready: bool = False
@@ -267,6 +275,10 @@ class DeploymentRecord:
     """Nodes that failed to load it since it last was ready."""
     planned_for: int = -1
     """The version of the state that a placement without the lost nodes was last looked for in."""
+    searching: bool = False
+    """Whether a search is under way, for such a placement or for standbys: there is one at a time."""
+    search_after: float = 0.0
+    """Earliest time of the next search."""
     standbys: tuple[Standby, ...] = ()
     standby_for: int = -1
     """The version of the state that they were last chosen in."""
@@ -285,6 +297,8 @@ class DeploymentRecord:
     former: Placement | None = None
     """The placement before its move, until it is ready with the new one: it goes back where that fails. Not on disk."""
     forgetting: bool = False
+    forced: bool = False
+    """Whether its deletion waits for no node. Not on disk."""
     shape: str = ""
     """The shape of its model, by which `State.configs` has the config; "" where that is not known. Not on disk."""
 
@@ -341,6 +355,9 @@ class State:
     instance: str
     timings: Timings = Timings()
     term: Term = NO_TERM
+    epoch_floor: Epoch = NO_EPOCH
+    """An epoch above all that the site issued before this run, whatever its disk has lost: the clock at the start, in
+    milliseconds since 1970."""
     nodes: Mapping[NodeId, KnownNode] = field(default_factory=dict)
     deployments: Mapping[DeploymentName, DeploymentRecord] = field(default_factory=dict)
     retired: Mapping[DeploymentName, Epoch] = field(default_factory=dict)
@@ -379,6 +396,8 @@ class State:
     measurements."""
     probe_count: int = 0
     version: int = 0
+    node_versions: Mapping[NodeId, int] = field(default_factory=dict)
+    """The version in which the connection, address or labels of a node last changed, or in which it left."""
 
     def with_record(self, record: DeploymentRecord) -> State:
         return replace(self, deployments={**self.deployments, record.name: record})
@@ -451,14 +470,47 @@ class State:
         return tuple(other for other in self.replicas_of(DeploymentName(spec.served_name)) if other.name != spec.name)
 
     def first_epoch(self, name: DeploymentName) -> Epoch:
-        """The epoch a new deployment of this name starts at: above every one a node may still hold."""
-        seen = [stage.epoch for node in self.nodes.values() for stage in node.stages if stage.deployment == name]
-        return Epoch(max([self.retired.get(name, NO_EPOCH), *seen]) + 1)
+        """The epoch at which a deployment of this name begins: above its last one."""
+        return self.epoch_after(name, self.retired.get(name, NO_EPOCH))
 
-    def free_bytes(self, node: KnownNode) -> int:
-        held = sum(held_bytes(stage) for stage in self._placed() if stage.node_id == node.node_id)
-        held += sum(entry.reserved_bytes for entry in self._standbys() if entry.node_id == node.node_id)
+    def epoch_after(self, name: DeploymentName, last: Epoch) -> Epoch:
+        """The epoch after `last`, the highest that this coordinator knows of a deployment.
+
+        A node may hold a higher one if the coordinator lost its state or was restored from a backup, and it refuses
+        lower ones. A node's word is no epoch, though: any such claim only moves the next epoch above `epoch_floor`.
+        """
+        stages = (stage for node in self.nodes.values() for stage in node.stages)
+        if any(stage.deployment == name and stage.epoch > last for stage in stages):
+            last = max(last, self.epoch_floor)
+        return Epoch(last + 1)
+
+    def free_bytes(self, node: KnownNode, without: DeploymentName | None = None) -> int:
+        """The node's memory budget less what deployments hold, except the deployment `without`."""
+        held = sum(held_bytes(stage) for stage in self._placed(without) if stage.node_id == node.node_id)
+        held += sum(entry.reserved_bytes for entry in self._standbys(without) if entry.node_id == node.node_id)
         return max(0, node.facts.memory_budget_bytes - held)
+
+    def holds_still(self, spec: DeploymentSpec, placement: Placement, version: int) -> bool:
+        """Whether a placement found in the state of `version` is right in this one. Its nodes are there as they were
+        and have its memory. None holds another replica of the name."""
+        siblings = {stage.node_id for other in self.siblings_of(spec) for stage in other.placement.stages}
+        return all(
+            self._is_as_before(stage.node_id, version)
+            and stage.node_id not in siblings
+            and held_bytes(stage) <= self.free_bytes(self.nodes[stage.node_id], DeploymentName(spec.name))
+            for stage in placement.stages
+        )
+
+    def standby_holds_still(self, name: DeploymentName, choice: StandbyChoice, version: int) -> bool:
+        """As `holds_still`, for the memory of a standby of the deployment `name`."""
+        if not self._is_as_before(choice.node_id, version):
+            return False
+        record, node = self.deployments[name], self.nodes[choice.node_id]
+        own = sum(held_bytes(stage) for stage in record.placement.stages if stage.node_id == choice.node_id)
+        return choice.reserved_bytes <= self.free_bytes(node, name) - own
+
+    def _is_as_before(self, node_id: NodeId, version: int) -> bool:
+        return self.is_placeable(node_id) and self.node_versions.get(node_id, 0) <= version
 
     def candidates(self, without: DeploymentName | None = None) -> tuple[Candidate, ...]:
         """Every known node as the placer sees it, by name, with the memory of the deployment `without` counted as free.
@@ -510,7 +562,7 @@ class State:
 def is_left_over(state: State, node: KnownNode, stage: StageStatus) -> bool:
     """Whether a node holds a stage of an epoch that goes on without it."""
     record = state.deployments.get(stage.deployment)
-    if record is None or record.phase is not DeploymentPhase.READY or stage.epoch >= record.epoch:
+    if record is None or record.phase is not DeploymentPhase.READY:
         return False
     if stage.phase is StagePhase.STANDBY:
         return False  # `core.deployments.standby` says what becomes of it
@@ -552,7 +604,7 @@ def deployment_view(state: State, record: DeploymentRecord, active_requests: int
         for placed in record.placement.stages
         if (node := state.nodes.get(placed.node_id)) is not None
         for status in node.stages
-        if status.deployment == record.name and status.epoch == record.epoch and status.phase is not StagePhase.STANDBY
+        if status.stage == placed.index and authority.speaks_for_stage(record, placed.node_id, status)
     ]
     suspects = tuple(
         SuspectHop(known.from_stage, known.to_stage, known.why)

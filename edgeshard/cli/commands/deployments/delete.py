@@ -21,10 +21,11 @@ def deployment(
     name: DeploymentName,
     wait: Annotated[bool, switch("--wait/--no-wait", "Wait until every node let go of it.")] = True,
     timeout: WaitTimeout = None,
+    force: Annotated[bool, switch("--force", "Remove it even if a node does not release it.")] = False,
 ) -> None:
     """Stop a deployment and free its memory on every node; requests that are running end."""
     try:
-        ask(context, lambda client: client.delete_deployment(name, wait, timeout))
+        ask(context, lambda client: client.delete_deployment(name, wait, timeout, force=force))
     except typer.Exit:
         typer.echo(
             f"deployment {name} goes on being deleted: `edgectl get deployments` shows when it is gone", err=True
