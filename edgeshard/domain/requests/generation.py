@@ -22,6 +22,7 @@ from edgeshard.domain.options import check_bounds, option
 PROMPT_LIMIT_BYTES = 4 << 20
 """Of a prompt as text, in UTF-8."""
 PROMPT_LIMIT_TOKENS = 1 << 20
+STOP_LIMIT_STRINGS = 16
 STOP_LIMIT_BYTES = 1024
 """Of one stop string, in UTF-8. So much text may be held back until the next token tells."""
 STOP_LIMIT_TOKENS = 1024
@@ -151,7 +152,8 @@ class Generation:
         check_prompt_size(self.prompt)
         check_bounds(self)
         _require(all(self.stop_strings), "stop", "must not hold an empty string")
-        _require(len(self.stop_strings) <= 16, "stop", "holds more than 16 strings")
+        rule = f"holds more than {STOP_LIMIT_STRINGS} strings"
+        _require(len(self.stop_strings) <= STOP_LIMIT_STRINGS, "stop", rule)
         longest = max(map(text_bytes, self.stop_strings), default=0)
         _require(longest <= STOP_LIMIT_BYTES, "stop", f"holds a string of more than {STOP_LIMIT_BYTES} bytes of UTF-8")
         rule = f"holds more than {STOP_LIMIT_TOKENS} tokens"

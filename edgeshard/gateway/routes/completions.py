@@ -27,6 +27,7 @@ from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.response_writer import ChunkWriter, chunk_stream, finish_reason
 from edgeshard.gateway.errors import Refused, renamed
 from edgeshard.gateway.routes.fields import (
+    MOST_ANSWERS,
     MOST_CHOICES,
     MOST_PROMPTS,
     FirstFault,
@@ -75,6 +76,11 @@ class CompletionRequest(FormedFields):
         check_stream_options(self.stream, self.stream_options)
         if self.max_tokens == 0 and not (self.echo and self.logprobs is not None):
             raise Refused("must be 1 or more without echo and logprobs", "INVALID_VALUE", "max_tokens")
+        is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        answers = (self.n or 1) * (1 if is_one else len(self.prompt))
+        if answers > MOST_ANSWERS:
+            rule = f"times the number of prompts is {answers}; at most {MOST_ANSWERS} answers are given"
+            raise Refused(rule, "INVALID_VALUE", "n")
         return self
 
     def prompts(self) -> Sequence[str | tuple[int, ...]]:
@@ -86,19 +92,19 @@ class CompletionRequest(FormedFields):
 
     def generations(self) -> list[Generation]:
         """One request to the engine for each answer, beginning with the first prompt's."""
-        seed, guide = self.first_seed(), self.guide()
+        guide = self.guide()
+        has_logprobs = self.logprobs is not None
+        samplings = self.samplings(self.n or 1, logprobs=has_logprobs, top_logprobs=self.logprobs or 0)
         return [
             self.generation(
                 prompt,
                 DEFAULT_NEW_TOKENS if self.max_tokens is None else self.max_tokens,
-                sampling=self.sampling(
-                    choice, seed, logprobs=self.logprobs is not None, top_logprobs=self.logprobs or 0
-                ),
-                prompt_logprobs=bool(self.echo) and self.logprobs is not None,
+                sampling=sampling,
+                prompt_logprobs=bool(self.echo) and has_logprobs,
                 guide=guide,
             )
             for prompt in self.prompts()
-            for choice in range(self.n or 1)
+            for sampling in samplings
         ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -17,7 +18,9 @@ from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.options import option_fields
 from edgeshard.domain.requests.chat import GenerationDefaults
 from edgeshard.domain.requests.generation import (
+    LOGIT_BIAS_LIMIT_TOKENS,
     STOP_LIMIT_BYTES,
+    STOP_LIMIT_STRINGS,
     STOP_LIMIT_TOKENS,
     Generation,
     Guide,
@@ -30,6 +33,8 @@ from edgeshard.gateway.routes.schemas import closed, without_nulls
 MOST_CHOICES = 16
 """The most answers for one prompt."""
 MOST_PROMPTS = 256
+MOST_ANSWERS = 256
+"""The most answers of a body: each is a request to the engine."""
 
 
 FirstFault = Field(fail_fast=True)
@@ -145,21 +150,33 @@ def check_stream_options(stream: bool | None, options: StreamOptions | None) -> 
 
 
 Stop = Annotated[
-    str | Annotated[list[Annotated[str, Field(min_length=1, max_length=STOP_LIMIT_BYTES)]], FirstFault] | None,
-    Field(default=None, description="texts that end the answer, at most 16; one may be a special token"),
+    str
+    | Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=STOP_LIMIT_BYTES)]],
+        Field(max_length=STOP_LIMIT_STRINGS),
+        FirstFault,
+    ]
+    | None,
+    Field(
+        default=None,
+        description=f"texts that end the answer, at most {STOP_LIMIT_STRINGS}; one may be a special token",
+    ),
 ]
 
 
-def _ids(biases: dict[str, float] | None) -> dict[str, float] | None:
-    if biases is not None and not all(name.isascii() and name.isdecimal() and len(name) <= 10 for name in biases):
-        raise Refused("takes token ids, written as texts of digits", "INVALID_VALUE")
+def _ids(biases: dict[str, float]) -> dict[str, float]:
+    if not all(map(_is_id, biases)):
+        raise Refused("takes token ids below 2**32, written as texts of digits", "INVALID_VALUE")
     return biases
 
 
+def _is_id(name: str) -> bool:
+    return name.isascii() and name.isdecimal() and len(name) <= 10 and int(name) < 2**32
+
+
 Bias = Annotated[
-    dict[str, float] | None,
-    AfterValidator(_ids),
-    Field(default=None, description="token ids with -100 to 100 for each, at most 300"),
+    Annotated[dict[str, float], Field(max_length=LOGIT_BIAS_LIMIT_TOKENS), AfterValidator(_ids)] | None,
+    Field(default=None, description=f"token ids with -100 to 100 for each, at most {LOGIT_BIAS_LIMIT_TOKENS}"),
 ]
 
 
@@ -187,28 +204,28 @@ class SamplingFields(ChoiceFields):
     user: Taken = None
     metadata: Taken = None
 
-    def sampling(
+    def samplings(
         self,
-        choice: int,
-        seed: int,
+        count: int,
         defaults: GenerationDefaults = GenerationDefaults(),  # noqa: B008 - frozen
         *,
         logprobs: bool,
         top_logprobs: int,
-    ) -> Sampling:
-        """The sampling of answer number `choice`, each with its own seed. A field that is not given has the model's
-        `defaults`, or OpenAI's."""
+    ) -> tuple[Sampling, ...]:
+        """The sampling of each of `count` answers, which differ in their seeds. A field that is not given has the
+        model's `defaults`, or OpenAI's."""
         given = {item.name: getattr(self, item.name, None) for item in option_fields(Sampling)}
         wanted: dict[str, Any] = {"temperature": 1.0, "top_k": 0} | defaults.given()
         wanted |= {name: value for name, value in given.items() if value is not None}
         own: dict[str, Any] = {
             "top_k": max(0, wanted["top_k"]),
             "logit_bias": tuple(sorted((int(token), bias) for token, bias in (self.logit_bias or {}).items())),
-            "seed": (seed + choice) % 2**64,
             "logprobs": logprobs,
             "top_logprobs": top_logprobs,
         }
-        return Sampling(**{**wanted, **own})
+        seed = secrets.randbits(63) if self.seed is None else self.seed
+        first = Sampling(**{**wanted, **own, "seed": seed % 2**64})
+        return tuple(replace(first, seed=(seed + number) % 2**64) for number in range(count))
 
     def generation(self, prompt: str | tuple[int, ...], new_tokens: int, **more: Any) -> Generation:
         """A request to the engine, with what these fields say of its end and its place in the queue."""
@@ -221,10 +238,6 @@ class SamplingFields(ChoiceFields):
             priority=self.priority or 0,
             **more,
         )
-
-    def first_seed(self) -> int:
-        """The seed that was asked for, or a random one."""
-        return secrets.randbits(63) if self.seed is None else self.seed % 2**64
 
     def stop_strings(self) -> tuple[str, ...]:
         """The texts that end an answer."""

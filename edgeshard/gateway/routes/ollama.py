@@ -292,10 +292,11 @@ class Ollama(AnswerRoutes):
         sampled = asked.sampled()
         assert asked.prompt is not None
         prompt = f"{asked.system}\n\n{asked.prompt}" if asked.system and not asked.raw else asked.prompt
+        (sampling,) = sampled.samplings(1, logprobs=False, top_logprobs=0)
         generation = sampled.generation(
             prompt,
             sampled.new_tokens() or served.max_new_tokens or 128,
-            sampling=sampled.sampling(0, sampled.first_seed(), logprobs=False, top_logprobs=0),
+            sampling=sampling,
             guide=sampled.guide(),
         )
         generation.validate()

@@ -104,14 +104,9 @@ class AnswerRoutes:
         prompt = await unless_left(request.receive, making)
         new_tokens = asked.within_context(len(prompt.tokens), asked.new_tokens() or max(1, prompt.room))
         first = asked.generation(prompt.tokens, new_tokens, guide=forced or guide)
-        seed, (logprobs, top_logprobs) = asked.first_seed(), asked.scores()
-        generations = tuple(
-            replace(
-                first,
-                sampling=asked.sampling(number, seed, prompt.defaults, logprobs=logprobs, top_logprobs=top_logprobs),
-            )
-            for number in range(asked.choices())
-        )
+        logprobs, top_logprobs = asked.scores()
+        samplings = asked.samplings(asked.choices(), prompt.defaults, logprobs=logprobs, top_logprobs=top_logprobs)
+        generations = tuple(replace(first, sampling=sampling) for sampling in samplings)
         generations[0].validate()
         answer_format = PLAIN if guide is not None else prompt.format
         return ChatAnswers(generations, ForcedCall if forced else partial(AnswerParser, answer_format, offer.tools))
