@@ -90,7 +90,7 @@ async def test_each_node_holds_its_tensors_and_no_others(site: Site, tales: Depl
         tensors = stage_tensors(manifest, stage.layers)
         wanted = {tensor.sha256 for tensor in tensors}
         if stage.index == 0 or stage.layers.end == 12:  # the head's, and the last stage's for guides
-            files = ("tokenizer.json", "generation_config.json")
+            files = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
             wanted |= {file.sha256 for file in manifest.files if file.name in files}
         blobs = site.cluster.directory / stage.node_name / "cache" / "blobs"
         held = {hashlib.sha256(path.read_bytes()).hexdigest() for path in blobs.rglob("*") if path.is_file()}

@@ -269,7 +269,7 @@ async def test_models_that_cannot_be_run_are_refused_when_added(site: Site, tmp_
     before = await site.state()
     bad: dict[str, dict[str, Any]] = {
         "arch": {"model_type": "bert"},
-        "dynamic": {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+        "spiral": {"rope_parameters": {"rope_type": "spiral", "factor": 2.0, "rope_theta": 1e4}},
         "layers": {"num_hidden_layers": 13},
     }
     for name, config in bad.items():
