@@ -44,7 +44,7 @@ $ python -m bench.engine_report .benchmarks/engine.json docs/benchmarks.md
 ```
 
 `--quick` is a short form. Without a build of llama.cpp (`-DGGML_RPC=ON`) and the
-package `gguf` its rows are left out. All take turns within a round, and figures are medians of {rounds} rounds. Tokens
+package `gguf` its rows are left out. All take turns within a round, and figures are {rounds}. Tokens
 per second are counted while all streams generate, without prompts and first tokens. The load of the machine (one
 minute) was {load:.1f} in the median, of which the benchmark itself makes about 2.
 """
@@ -72,7 +72,8 @@ stage does not compute.
 def document(rows: Sequence[Row]) -> str:
     """The page. Sections that the rows have nothing for are left out."""
     quick = " --quick" if _rounds(rows) < FULL.rounds else ""
-    introduction = INTRODUCTION.format(quick=quick, rounds=_rounds(rows), load=_load(rows), machine=_machine(rows))
+    rounds = f"medians of {_rounds(rows)} rounds" if _rounds(rows) > 1 else "of one round"
+    introduction = INTRODUCTION.format(quick=quick, rounds=rounds, load=_load(rows), machine=_machine(rows))
     parts = [
         introduction,
         _speed(rows),
