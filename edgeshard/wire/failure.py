@@ -6,9 +6,6 @@ from edgeshard.domain.errors import ERROR_BY_CODE, EdgeShardError, InternalError
 from edgeshard.domain.ids import MAX_ID_LENGTH
 from edgeshard.proto.v1 import common_pb2 as pb
 
-MAX_MESSAGE = 4096
-"""Characters of an error's message."""
-
 
 def to_failure(error: EdgeShardError) -> pb.Failure:
     return pb.Failure(
@@ -22,10 +19,11 @@ def to_failure(error: EdgeShardError) -> pb.Failure:
 
 
 def from_failure(failure: pb.Failure) -> EdgeShardError:
+    """The error of a message. Errors cut long messages and fields themselves."""
     kind = ERROR_BY_CODE.get(failure.code, InternalError)
     return kind(
-        failure.message[:MAX_MESSAGE],
-        field=failure.field[:MAX_ID_LENGTH],
+        failure.message,
+        field=failure.field,
         reason=failure.reason[:MAX_ID_LENGTH],
         retry_after_s=failure.retry_after_s or None,
     )

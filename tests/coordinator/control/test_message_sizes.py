@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from edgeshard_coordinator.control.requests import head_reports
 from edgeshard_coordinator.control.requests.listeners import ListenerStream
 
 from edgeshard.domain.control.commands import CommandKey, CommandKind, MeasureCompute
@@ -70,8 +71,11 @@ async def test_a_request_that_cannot_be_sent_to_the_head_fails_alone(site: Any, 
 
 
 @pytest.mark.parametrize("longest", [3 << 20, 15 << 20])
-async def test_texts_that_gathered_go_in_messages_that_can_be_sent(site: Any, longest: int) -> None:
+async def test_texts_that_gathered_go_in_messages_that_can_be_sent(
+    site: Any, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of several requests and of one; what a message has no room for is not lost, and the end comes last."""
+    monkeypatch.setattr(head_reports, "FIRST_CHARACTERS", 3 * longest)  # a head may send less for one token
     await site.deployed(concurrency=4)
     stream, names, expected = ListenerStream(), ("r1", "r2", "r3"), list[tuple[int, int]]()
     for number, name in enumerate(names):
