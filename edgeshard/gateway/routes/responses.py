@@ -54,7 +54,7 @@ def _check_other(kind: str) -> str:
 
 
 class FunctionTool(RequestModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", json_schema_extra={"additionalProperties": True})
 
     type: Literal["function"]
     name: str
@@ -70,7 +70,7 @@ class FunctionTool(RequestModel):
 class OtherTool(RequestModel):
     """A tool that a server would have to run, such as web_search."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", json_schema_extra={"additionalProperties": True})
 
     type: Annotated[str, AfterValidator(_check_other)]
 
