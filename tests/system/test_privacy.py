@@ -234,7 +234,7 @@ async def ask_in_every_way(site: Watched) -> list[bytes]:
     errors = [
         await refused(site, f"{CANARIES[2]} " * 600),
         await refused(site, [*range(7, 40), 100_000]),
-        await refused(site, PROMPT, max_new_tokens=10_000),
+        await refused(site, PROMPT, max_new_tokens=10_000, clip_new_tokens=False),
         await refused(site, PROMPT, stop=(CANARIES[3], "")),
         await refused(site, PROMPT, max_new_tokens=300, ignore_eos=True, timeout_s=0.3),
     ]
