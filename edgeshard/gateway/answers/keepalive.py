@@ -65,12 +65,15 @@ def in_time(route: Route) -> Route:
 
 async def _late(response: asyncio.Future[Response], form: StreamForm) -> AsyncGenerator[bytes, None]:
     """The parts of a response that was not there in time."""
-    yield form.filler().encode()
     try:
+        yield form.filler().encode()
         streamed = await response
     except EdgeShardError as error:
         yield form.failed(error).encode()
         return
+    except GeneratorExit:  # the client left with the filler on its way
+        response.cancel()
+        raise
     assert isinstance(streamed, Streamed)
     async with aclosing(streamed.parts) as parts:
         async for part in parts:

@@ -7,7 +7,6 @@ machine. The digests hold for all kernels but those that round otherwise (docs/k
 from __future__ import annotations
 
 import hashlib
-import platform
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,8 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.generation import Sampling
 from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 from tests.agent.model.test_bits import BLOCK_TOKENS, CONFIGS, LAYERS, VOCAB, advance, has_states
+from tests.agent.ops.test_common_bits import OWN_BITS
 
-OWN_BITS = {"avx512bf16"} | ({"portable"} if platform.machine() == "x86_64" else set())
-"""Kernels that round otherwise."""
 PROMPT_TOKENS, NEW_TOKENS = 150, 24
 WEIGHTS_UP_TO = 0.25
 # A change of an operator changes these on purpose: take them from a failed test then, of any processor.
