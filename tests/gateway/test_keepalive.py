@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import h11
 import pytest
+from starlette.responses import Response
 
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.errors import InvalidArgumentError, UnavailableError
@@ -218,3 +219,11 @@ async def test_a_client_that_leaves_a_stream_without_events_ends_its_request(slo
             assert slow.running == 1
         async with asyncio.timeout(30):
             await slow.idle.wait()
+
+
+async def test_a_client_that_leaves_with_the_first_filler_ends_its_request() -> None:
+    response: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+    parts = keepalive._late(response, keepalive.StreamForm("text/event-stream", str))
+    assert await anext(parts) == keepalive.COMMENT.encode()
+    await parts.aclose()
+    assert response.cancelled()
