@@ -107,8 +107,8 @@ def test_the_newest_gives_its_memory_to_the_oldest(make_rig: type[Rig], alone: A
 def test_the_oldest_always_finishes_and_no_block_is_lost(
     make_rig: type[Rig], make_ring: type[Ring], alone: Alone, seed: int
 ) -> None:
-    """In a pool of one to two contexts, with any reservation: the oldest running request is never preempted. Every
-    request gets the tokens of an undisturbed run, and all blocks return to the pool."""
+    """In a pool of one to two contexts, with any reservation: the oldest running request gives way to an older one
+    only. Every request gets the tokens of an undisturbed run, and all blocks return to the pool."""
     dice = random.Random(seed)
     context, block_tokens, window = 32, dice.choice([1, 2, 4]), dice.randint(1, 4)
     rig = make_rig(
@@ -142,7 +142,9 @@ def test_the_oldest_always_finishes_and_no_block_is_lost(
         else:
             ring.happen()
         if oldest is not None and oldest.request_id in scheduler._requests:
-            assert oldest.number in scheduler._running, "the oldest that runs was preempted"
+            # A preempted request that is older may come back within the same event.
+            older = [other for other in scheduler._running.values() if other.standing < oldest.standing]
+            assert oldest.number in scheduler._running or older, "the oldest that runs was preempted"
         assert scheduler.allocator.unpromised >= 0
     for name, prompt in prompts.items():
         right = alone(prompt, context - len(prompt))
