@@ -46,15 +46,21 @@ class RotaryFrequencies(nn.Module):
         if not rotation.growth:
             return None
         trained = rotation.options["original_max_position_embeddings"]
-        if positions.is_cpu and int(positions.max()) < trained:  # elsewhere a step reads nothing back
+        on_cpu = is_on_cpu(positions)
+        if on_cpu and int(positions.max()) < trained:  # elsewhere a step reads nothing back
             return None
         passed = torch.div(positions, trained, rounding_mode="floor").long()
-        if positions.is_cpu:
+        if on_cpu:
             table = [_log(1.0 + count) for count in range(int(passed.max()) + 1)]
             logarithms = torch.tensor(table, dtype=torch.float64)[passed]
         else:
             logarithms = torch.log1p(passed.double())
         return 1.0 + rotation.growth * logarithms
+
+
+def is_on_cpu(positions: torch.Tensor) -> bool:
+    """Whether a step may read `positions` back without a wait."""
+    return positions.is_cpu
 
 
 def _buffer(kind: str) -> str:

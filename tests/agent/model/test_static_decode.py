@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from edgeshard_agent.model import rotary
 from edgeshard_agent.model.attention.gathered import GatheredSpans
 from edgeshard_agent.model.attention.kv import KvMemory, KvPool
 from edgeshard_agent.model.decoder import DecoderModules
@@ -131,6 +132,7 @@ def as_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     """The modules' operators are torch's, as they are off the processor: what the kernels do is on no tape."""
     monkeypatch.setenv(native.SWITCH, "0")
     monkeypatch.setattr(Projection, "pack", lambda _: None)
+    monkeypatch.setattr(rotary, "is_on_cpu", lambda _: False)
 
 
 def load(
