@@ -105,6 +105,25 @@ async def test_calls_and_reasoning_come_apart(said: Said, http: Http) -> None:
     assert talk["thinking"] == "I muse" and talk["tool_calls"][0]["function"] == {"name": "find", "arguments": {"a": 1}}
 
 
+async def test_an_answer_without_a_text_has_an_empty_message(said: Said, http: Http) -> None:
+    said.texts = [""]
+    asked = {"model": "m", "input": "x"}
+    (item,) = (await http.post("/v1/responses", asked)).json["output"]
+    assert (item["type"], item["status"], item["content"][0]["text"]) == ("message", "completed", "")
+    streamed = (await http.post("/v1/responses", {**asked, "stream": True})).body.decode()
+    last = json.loads(streamed.strip().rsplit("data: ", 1)[1])
+    assert last["type"] == "response.completed"
+    assert [item["content"][0]["text"] for item in last["response"]["output"]] == [""]
+    kinds = [line[7:] for line in streamed.split("\n") if line.startswith("event: ")]
+    assert kinds[2:-1] == [
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+    ]
+
+
 async def test_one_call_is_enough_where_calls_must_not_be_parallel(said: Said, http: Http) -> None:
     said.format = AnswerFormat(ToolFormat.TAGGED)
     said.texts = ['<tool_call>{"name": "find", "arguments": {}}</tool_call>'] * 2

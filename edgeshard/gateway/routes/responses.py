@@ -350,7 +350,10 @@ class ResponsesRun(ResponseWriter):
             return self._say("response.created", response=record) + self._say("response.in_progress", response=record)
         if isinstance(event, Finished):
             self.usage.finished(event)
-        return "".join(self._added(delta) for delta in self._reading.take(event))
+        added = "".join(self._added(delta) for delta in self._reading.take(event))
+        if isinstance(event, Finished) and not self._items:  # clients read the first item of any answer
+            added += self._begin_text("message")
+        return added
 
     def last_part(self) -> str:
         closing, record = self._close(), self.record()
