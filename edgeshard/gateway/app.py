@@ -121,7 +121,8 @@ class Site:
 
     async def metrics(self, request: Request) -> Response:
         """The metrics of the whole site, which a key for some models may not see."""
-        if caller_of(request).models is not None:
+        caller = caller_of(request)
+        if caller.models is not None:
             raise DeniedError("this API key is for some models alone", field="api_key", reason="KEY_SCOPE")
         return PlainTextResponse(await self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 

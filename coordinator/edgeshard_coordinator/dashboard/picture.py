@@ -14,6 +14,7 @@ from edgeshard.domain.control.site import StoredLink, StoredModel
 from edgeshard.domain.control.site_event import SiteEvent
 from edgeshard.domain.deployments.deployment import Deployment
 from edgeshard.domain.deployments.placement import Prediction
+from edgeshard.domain.identity import shown_identity
 from edgeshard.domain.ids import DeploymentName
 from edgeshard.domain.nodes.device import Node, StagePhase, StageStatus
 from edgeshard.domain.requests.trace import StageTrace, aligned, summarised
@@ -216,7 +217,7 @@ def requests_picture(
     """
     return {
         request.request_id: known(
-            who=request.client or None,
+            who=shown_identity(request.client) or None,
             deployment=request.deployment,
             state=_state_of(request),
             prompt=None if request.prompt_tokens is None else len(request.prompt_tokens),

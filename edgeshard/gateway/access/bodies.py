@@ -24,6 +24,7 @@ from edgeshard.domain.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from edgeshard.domain.identity import shown_identity
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.errors import refusal_of
 
@@ -36,6 +37,8 @@ ALWAYS_BYTES = 1 << 20
 LEAST_BYTES = 64 << 10
 """The least bytes that a body counts as, since so many may be buffered before it is looked at."""
 BODY_LIMIT_S = 120.0
+SHORT_BYTES, SHORT_S = 64 << 10, 10.0
+"""The same of a body that a form of a page sends, or that somebody sends without a key."""
 GRACE_S = 10.0
 LEAST_BPS = 16 << 10
 """The bytes a second at which a body must come after the grace."""
@@ -74,9 +77,10 @@ class BodyBudget:
         # Without keys everyone is one identity, which has all there is.
         most = self.most_of_one if identity else self.most
         if held > most:
+            who = shown_identity(identity) or "everyone together"
             raise ResourceExhaustedError(
-                f"body: requests of {identity or 'everyone together'} that are being read have {most} bytes, the most "
-                "that they may: send it again once one has been read",
+                f"body: requests of {who} that are being read have {most} bytes, the most that they may: send it again "
+                "once one has been read",
                 field="body",
                 reason="TOO_MANY_BODIES",
                 retry_after_s=1.0,
@@ -99,9 +103,27 @@ class BodyBudget:
             del self._held[identity]
 
 
-def patience_s(received: int) -> float:
-    """The seconds from a body's beginning by which more must follow, once `received` bytes are there."""
-    return min(BODY_LIMIT_S, GRACE_S + received / LEAST_BPS)
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """The most bytes of a body, decoded, and the most seconds from its beginning to its end."""
+
+    most_bytes: int = MOST_BODY_BYTES
+    most_s: float = BODY_LIMIT_S
+
+    def check(self, size: int) -> None:
+        """Raise InvalidArgumentError for a body of `size` bytes that is too large."""
+        if size > self.most_bytes:
+            raise InvalidArgumentError(
+                f"the body has more than {self.most_bytes} bytes", field="body", reason="BODY_TOO_LARGE"
+            )
+
+    def patience_s(self, received: int) -> float:
+        """The seconds from a body's beginning by which more must follow, once `received` bytes are there."""
+        return min(self.most_s, GRACE_S + received / LEAST_BPS)
+
+
+LONG = BodyLimits()
+SHORT = BodyLimits(SHORT_BYTES, SHORT_S)
 
 
 @dataclass(slots=True, eq=False)
@@ -204,18 +226,28 @@ class Bodies:
         self._go_on()
 
 
-async def read_body(request: Request, form: type[FormT], check_place: PlaceCheck | None = None) -> FormT:
-    """The body as `form`; `check_place` refuses a caller that may have no place for it.
+async def read_body(
+    request: Request, form: type[FormT], check_place: PlaceCheck | None = None, limits: BodyLimits = LONG
+) -> FormT:
+    """The body as `form`, of a caller whose right holds once it is there; `check_place` refuses a caller that may have
+    no place for it.
 
     Raises InvalidArgumentError naming the field or the header Content-Encoding, and DeadlineError for a body that does
-    not come. Raises ResourceExhaustedError and UnavailableError if there is no place or no memory for it.
+    not come. Raises ResourceExhaustedError and UnavailableError if there is no place or no memory for it, and as
+    `Caller.check` does.
     """
     bodies: Bodies = request.scope["state"]["bodies"]
-    identity = caller_of(request).identity
-    declared = _declared(request)
+    caller = caller_of(request)
+    identity = caller.identity
+    # The server has checked the form of this header.
+    declared = int(request.headers.get("content-length", 0))
+    limits.check(declared)
     decoder = _decoder(request)
     with bodies.place(identity, check_place), bodies.room(identity, declared) as grow:
-        return await bodies.parsed(identity, await _body_of(request, decoder, grow), form)
+        body = await _body_of(request, decoder, grow, limits)
+        read = await bodies.parsed(identity, body, form)
+    caller.check()
+    return read
 
 
 def parse(body: bytearray, form: type[FormT]) -> FormT:
@@ -230,20 +262,6 @@ def parse(body: bytearray, form: type[FormT]) -> FormT:
         raise refusal_of(error) from None
     except RecursionError:
         raise InvalidArgumentError("the body is nested too deep", reason="INVALID_JSON") from None
-
-
-def _declared(request: Request) -> int:
-    """The bytes that the request declares, in a header whose form the server has checked."""
-    size = int(request.headers.get("content-length", 0))
-    _check_size(size)
-    return size
-
-
-def _check_size(size: int) -> None:
-    if size > MOST_BODY_BYTES:
-        raise InvalidArgumentError(
-            f"the body has more than {MOST_BODY_BYTES} bytes", field="body", reason="BODY_TOO_LARGE"
-        )
 
 
 class Gunzip:
@@ -290,26 +308,28 @@ def _bad_gzip(what: str) -> InvalidArgumentError:
     return InvalidArgumentError(f"Content-Encoding: {what}", field="content-encoding", reason="INVALID_GZIP")
 
 
-async def _body_of(request: Request, decoder: Gunzip | None, grow: Callable[[int], None]) -> bytearray:
+async def _body_of(
+    request: Request, decoder: Gunzip | None, grow: Callable[[int], None], limits: BodyLimits
+) -> bytearray:
     """The decoded body. Its size is bounded as it is decoded, its time by the bytes that were received."""
     body = bytearray()
     received = 0
     began = asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout_at(began + patience_s(0)) as limit:
+        async with asyncio.timeout_at(began + limits.patience_s(0)) as limit:
             async for part in request.stream():
                 received += len(part)
                 for piece in (part,) if decoder is None else decoder.pieces(part):
-                    _check_size(len(body) + len(piece))
+                    limits.check(len(body) + len(piece))
                     grow(len(body) + len(piece))
                     body += piece
                     if decoder is not None:
                         await asyncio.sleep(0)
-                limit.reschedule(began + patience_s(received))
+                limit.reschedule(began + limits.patience_s(received))
     except TimeoutError:
         raise DeadlineError(
             f"the body came too slowly: at {LEAST_BPS} bytes a second it is waited for, and no longer than "
-            f"{BODY_LIMIT_S:g} s",
+            f"{limits.most_s:g} s",
             field="body",
             reason="BODY_TOO_SLOW",
         ) from None
