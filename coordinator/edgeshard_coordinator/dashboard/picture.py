@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from math import isfinite
 from typing import Any
 
 from edgeshard.domain.control.site import StoredLink, StoredModel
@@ -32,8 +33,12 @@ TRACED_STEPS, DRAWN_STEPS = 300, 48
 
 
 def known(**figures: Any) -> dict[str, Any]:
-    """Those that are known."""
-    return {name: figure for name, figure in figures.items() if figure is not None}
+    """Those that are known. A figure that is not finite is not: nodes report the parts of many, and JSON has none."""
+    return {
+        name: figure
+        for name, figure in figures.items()
+        if figure is not None and not (isinstance(figure, float) and not isfinite(figure))
+    }
 
 
 def nodes_picture(nodes: Iterable[Node]) -> dict[str, Any]:
@@ -70,10 +75,10 @@ def links_picture(links: Iterable[StoredLink], names: Mapping[str, str]) -> dict
     for stored in links:
         link = stored.link
         if link.sender in names and link.receiver in names:
-            found[f"{names[link.sender]} {names[link.receiver]}"] = {
-                "bps": link.profile.bandwidth_bps,
-                "latency_s": link.profile.latency_s,
-            }
+            found[f"{names[link.sender]} {names[link.receiver]}"] = known(
+                bps=link.profile.bandwidth_bps,
+                latency_s=link.profile.latency_s,
+            )
     return found
 
 
