@@ -7,7 +7,7 @@ import hmac
 import re
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -76,9 +76,7 @@ class KeyBook:
             if len(self._kept) >= MOST_KEYS:
                 raise ResourceExhaustedError(f"there are {MOST_KEYS} keys already: revoke some", field="name")
             key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(_SECRET_BYTES)
-            key = ApiKey(
-                wanted.name, wanted.models, wanted.tokens_per_minute, wanted.requests, key_id, float(self._now())
-            )
+            key = replace(wanted, key_id=key_id, created_at=float(self._now()))
             kept = KeptKey(key, digest_of(secret.encode()))
             await self._store.save(kept.key, kept.digest)
             self._kept[key_id] = kept

@@ -20,7 +20,8 @@ def opens(models: frozenset[str] | None, deployment: str, model: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The sender of a request: the identity that quotas and logs know, and the models it may use (None: all).
+    """The sender of a request: the identity that quotas and logs know, the models it may use (None: all), and whether
+    it reads all metrics.
 
     `check` raises UnauthenticatedError or DeniedError once the right to send it has ended. Call it after the last wait
     and directly before each effect: a body, a queue or another answer may take minutes.
@@ -28,6 +29,7 @@ class Caller:
 
     identity: str
     models: frozenset[str] | None = None
+    metrics: bool = False
     check: Callable[[], object] = field(kw_only=True, compare=False, repr=False)
 
     def may_use(self, served: ServedModel) -> bool:

@@ -32,7 +32,7 @@ class ApiKeyAuthenticator:
     def _caller(self, key: str | None) -> Caller:
         # Clients that must be given some key send "EMPTY", "none" and the like.
         if not self._asks and (key is None or not key.startswith(PREFIX)):
-            return Caller(ANYONE, check=unending)
+            return Caller(ANYONE, metrics=True, check=unending)
         if key is None:
             raise UnauthenticatedError(
                 "there is no API key in Authorization or x-api-key: send `Authorization: Bearer KEY`; an operator "
@@ -43,4 +43,4 @@ class ApiKeyAuthenticator:
         found = self._keys.find(key)
         identity = key_identity(found.name, found.key_id)
         models = frozenset(found.models) if found.models else None
-        return Caller(identity, models, check=partial(self._keys.check, identity))
+        return Caller(identity, models, found.metrics, check=partial(self._keys.check, identity))
