@@ -176,7 +176,7 @@ class ApiKey:
 
     `models` are those it may use, by name of deployment or model; () is all. `tokens_per_minute` and `requests` at once
     are limits, None where it has none of its own. `key_id` and `created_at`, in seconds since 1970, are the site's.
-    `metrics` tells whether it reads all metrics of the site, also the numbers of tokens of others' requests.
+    With `metrics` it reads all metrics of the site, also the numbers of tokens of others' requests.
     """
 
     name: str

@@ -25,8 +25,8 @@ FOR_ANY_KEY = frozenset(
         *("vllm:request_queue_time_seconds", "vllm:request_prefill_time_seconds", "vllm:request_decode_time_seconds"),
     }
 )
-"""The metrics that any key for all models reads, without the sums of histograms. No other metric is shown to it: a
-count of tokens, of steps or of times between tokens has the length of a request that runs alone."""
+"""The metrics that any key for all models reads, without the sums of histograms. No other metric is shown to it: if
+only one request runs, a count of tokens, of steps or of times between tokens is its length."""
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 

@@ -56,7 +56,7 @@ def rightful(request: Any, call: OpenCall) -> Any:
 
 
 class _RightfulMessages:
-    """The messages of a call. The call itself may end later: a message to a caller that takes none is on its way."""
+    """The messages of a call. The call itself may end later if its caller does not read what is sent."""
 
     __slots__ = ("_call", "_messages")
 

@@ -1,5 +1,5 @@
-"""Rights at the moment of the deed: a key, a session or an operator is revoked between the header and the last byte of
-each request that there is, and nothing is done for it any more."""
+"""Rights at the moment of the deed. For every route, a key, a session or an operator is revoked between the header and
+the last byte of a request: nothing more is done for it."""
 
 from __future__ import annotations
 
@@ -357,7 +357,8 @@ async def test_only_the_login_returns_the_token() -> None:
 
 
 async def test_the_connection_of_a_page_counts_as_known() -> None:
-    page, known = Page(), []
+    page = Page()
+    known: list[str] = []
     connection = SimpleNamespace(showed_key=known.append)
     await page.asked("GET", "/dashboard/session", connection=connection, headers=page.headers(**{TOKEN: "guess"}))
     assert known == []

@@ -190,7 +190,7 @@ class Deeds(grpc.GenericRpcHandler):
                 read.append(message)
 
         async def serve(messages: AsyncIterator[bytes], context: Any) -> None:
-            """Some servicers end late: as if a message to the caller were on its way."""
+            """End late, as a call does if its caller does not read what is sent."""
             reader = asyncio.create_task(reading(messages))
             try:
                 await asyncio.sleep(600)

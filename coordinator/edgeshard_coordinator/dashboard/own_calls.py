@@ -19,8 +19,8 @@ _LEFT = CancelledRequestError("the caller left before the answer", reason="CALLE
 @dataclass(frozen=True, slots=True)
 class OwnConnection:
     """A connection of the SDK's kind to the services of this process, by their names. `audit` hears of each call as of
-    those that come by gRPC; `source` says whose they are. `check` raises once the right to call has ended: each call
-    begins with it, since others may have been waited for before."""
+    those that come by gRPC; `source` is their caller. `check` raises once the right to call has ended. Each call
+    begins with it, since an action may wait between two calls."""
 
     services: Mapping[str, Any]
     audit: CallAudit

@@ -1,5 +1,5 @@
-// Calls to the coordinator. Each shows the token of the session, which only a login returns: the cookie alone, which a
-// browser sends to programs on other ports, too, opens nothing. A tab keeps the token, and other tabs ask for it.
+// Calls to the coordinator. Each shows the token of the session, which only a login returns. Without it the cookie opens
+// nothing: a browser sends that to programs on other ports, too. A tab keeps the token and sends it to other tabs.
 let session = null;
 const DASHBOARD = new URL("../", import.meta.url);
 const NAME = `edgeshard-dashboard ${DASHBOARD.pathname}`;
