@@ -272,7 +272,7 @@ async def one_answer(client: Client) -> None:
 
 
 async def test_a_tab_keeps_the_token_and_gives_it_to_others(site: Site, browser: Browser) -> None:
-    """After a reload, and in a second tab. The cookie opens nothing without it: programs on other ports have that, too."""
+    """After a reload, and in a second tab. Programs on other ports have the cookie, which opens nothing without it."""
     async with visiting(browser, site.cluster.coordinator.gateway) as visitor:
         page = await visitor.enter(site.client)
         await page.reload()

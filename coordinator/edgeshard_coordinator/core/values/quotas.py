@@ -1,7 +1,7 @@
 """The share of one identity of a site: its requests at once, its tokens a minute, and its highest priority.
 
-An identity is a certificate's role and id, such as `client/app`, or that of an API key (`key_identity`). Quotas name the
-latter `key/app`. '' is everyone in plaintext.
+An identity is a certificate's role and id, such as `client/app`, or a key's (`key_identity`), which the file of quotas
+names `key/app`; '' is everyone in plaintext.
 """
 
 from __future__ import annotations
