@@ -10,7 +10,7 @@ import pytest
 
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
 from edgeshard.gateway.access import bodies
-from edgeshard.gateway.access.bodies import LONG, SHORT, Bodies, BodyBudget
+from edgeshard.gateway.access.bodies import KEYED, STRANGER, Bodies, BodyBudget
 from edgeshard.gateway.routes.texts import TokenizeRequest
 
 MIB = 1 << 20
@@ -61,11 +61,10 @@ def test_random_bodies_never_hold_more_than_there_is() -> None:
 
 
 def test_a_body_must_come_at_a_rate_and_in_time() -> None:
-    patience_s = LONG.patience_s
-    assert patience_s(0) == bodies.GRACE_S
-    assert patience_s(bodies.LEAST_BPS) == bodies.GRACE_S + 1
-    assert patience_s(bodies.MOST_BODY_BYTES) == bodies.BODY_LIMIT_S
-    assert SHORT.patience_s(0) == SHORT.patience_s(bodies.SHORT_BYTES) == bodies.SHORT_S
+    assert KEYED.patience_s(0) == bodies.GRACE_S
+    assert KEYED.patience_s(bodies.LEAST_BPS) == bodies.GRACE_S + 1
+    assert KEYED.patience_s(bodies.MOST_BODY_BYTES) == bodies.BODY_LIMIT_S
+    assert STRANGER.patience_s(STRANGER.max_bytes) == bodies.GRACE_S
 
 
 def test_a_place_is_counted_while_its_body_is_read() -> None:

@@ -25,7 +25,7 @@ from edgeshard.domain.errors import UnauthenticatedError
 from edgeshard.domain.requests.chat import ChatPrompt, Conversation
 from edgeshard.domain.requests.generation import Generation, GenerationEvent
 from edgeshard.gateway.access.auth import Caller
-from edgeshard.gateway.access.bodies import SHORT_BYTES
+from edgeshard.gateway.access.bodies import STRANGER
 from edgeshard.gateway.access.middleware import OPEN
 from edgeshard.gateway.app import make_app
 from edgeshard.proto.v1 import admin_pb2, admin_pb2_grpc
@@ -368,7 +368,7 @@ async def test_the_connection_of_a_page_counts_as_known() -> None:
 
 async def test_a_stranger_sends_little_and_only_from_the_page() -> None:
     page, origin = Page(), {"origin": f"http://{HOST}"}
-    large = {"secret": "x" * SHORT_BYTES}
+    large = {"secret": "x" * STRANGER.max_bytes}
     status, answer = await page.asked("POST", "/dashboard/session", large, headers=origin)
     assert (status, answer["error"]["code"]) == (413, "body_too_large")
     status, answer = await page.asked("POST", "/dashboard/session", large, headers={"origin": "https://evil.example"})
@@ -380,7 +380,7 @@ async def test_a_stranger_sends_little_and_only_from_the_page() -> None:
 async def test_strangers_of_one_address_have_a_budget_of_memory() -> None:
     page, origin = Page(), {"origin": f"http://{HOST}"}
     bodies = page.app._bodies
-    with bodies.room("address 10.0.0.7", bodies._budget.most_of_one):
+    with bodies.room("address/10.0.0.7", bodies._budget.most_of_one):
         status, answer = await page.asked("POST", "/dashboard/session", {"secret": "x"}, headers=origin)
     assert (status, answer["error"]["code"]) == (429, "too_many_bodies")
 

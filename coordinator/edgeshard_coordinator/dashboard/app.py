@@ -24,8 +24,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeshard.domain.errors import DeniedError, EdgeShardError, InvalidArgumentError, NotFoundError
 from edgeshard.domain.identity import shown_identity
-from edgeshard.gateway.access.auth import Authenticator, Caller, unending
-from edgeshard.gateway.access.bodies import SHORT, read_body
+from edgeshard.gateway.access.auth import Authenticator, Caller
+from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.connections.connection_limits import neighbourhood
 from edgeshard.gateway.errors import error_response, json_response
 from edgeshard_coordinator.dashboard.actions import GET, POST, Operator
@@ -163,13 +163,6 @@ class Dashboard:
             connection.showed_key(session.who)
         return session
 
-    async def _read(self, request: Request, caller: Caller, form: type[FormT]) -> FormT:
-        """The body of a request whose Origin was checked. Raises as `read_body` does."""
-        if request.headers.get("content-type", "").partition(";")[0] != "application/json":
-            raise InvalidArgumentError("the body must be application/json", field="content-type")
-        request.scope["state"]["caller"] = caller
-        return await read_body(request, form, limits=SHORT)
-
     async def _done(self, check: Callable[[], object], who: str, action: Coroutine[Any, Any, Any]) -> Response:
         """The answer of an action of the operator `who`; it ends when its right does, which `check` then names."""
         running = asyncio.ensure_future(action)
@@ -205,8 +198,8 @@ class Dashboard:
         """A link's secret becomes a cookie and the token of its pages, and so does an API key. No other answer has
         either."""
         place, address = self._place_of(request), _address(request)
-        stranger = Caller(f"address {neighbourhood(address.rpartition(':')[0])}", frozenset(), check=unending)
-        login = await self._read(request, stranger, _Login)
+        _check_type(request)
+        login = await read_body(request, _Login, stranger=neighbourhood(address.rpartition(":")[0]))
         if login.key is not None:
             caller = self._keys.enter(login.key, f"POST {ROOT}session", address)
             cookie, session = self._door.enter_by_key(caller.identity, caller.models, self._now())
@@ -275,7 +268,9 @@ class Dashboard:
         act = POST.get(request.path_params["what"])
         if act is None:
             raise NotFoundError(f"there is no {request.url.path[:80]} here", reason="UNKNOWN_URL")
-        asked = await self._read(request, Caller(session.who, check=check), _Asked)
+        _check_type(request)
+        request.scope["state"]["caller"] = Caller(session.who, check=check)
+        asked = await read_body(request, _Asked)
         operator = self._operator(session.who, _address(request), check)
         return await self._done(check, session.who, act(operator, asked.root))
 
@@ -315,6 +310,12 @@ def _scope_of(place: Place) -> Any:
 def _address(request: Request) -> str:
     client = request.client
     return "" if client is None else f"{client.host}:{client.port}"
+
+
+def _check_type(request: Request) -> None:
+    """Raise InvalidArgumentError for a body that a form of any page could send."""
+    if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+        raise InvalidArgumentError("the body must be application/json", field="content-type")
 
 
 async def _refused(request: Request, error: Exception) -> Response:

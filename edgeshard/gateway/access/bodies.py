@@ -37,8 +37,6 @@ ALWAYS_BYTES = 1 << 20
 LEAST_BYTES = 64 << 10
 """The least bytes that a body counts as, since so many may be buffered before it is looked at."""
 BODY_LIMIT_S = 120.0
-SHORT_BYTES, SHORT_S = 64 << 10, 10.0
-"""The same of a body that a form of a page sends, or that somebody sends without a key."""
 GRACE_S = 10.0
 LEAST_BPS = 16 << 10
 """The bytes a second at which a body must come after the grace."""
@@ -77,10 +75,9 @@ class BodyBudget:
         # Without keys everyone is one identity, which has all there is.
         most = self.most_of_one if identity else self.most
         if held > most:
-            who = shown_identity(identity) or "everyone together"
             raise ResourceExhaustedError(
-                f"body: requests of {who} that are being read have {most} bytes, the most that they may: send it again "
-                "once one has been read",
+                f"body: requests of {shown_identity(identity) or 'everyone together'} that are being read have {most} "
+                "bytes, the most that they may: send it again once one has been read",
                 field="body",
                 reason="TOO_MANY_BODIES",
                 retry_after_s=1.0,
@@ -105,25 +102,27 @@ class BodyBudget:
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """The most bytes of a body, decoded, and the most seconds from its beginning to its end."""
+    """The most that a body may have: bytes, also decoded, and seconds from its beginning to its end."""
 
-    most_bytes: int = MOST_BODY_BYTES
-    most_s: float = BODY_LIMIT_S
+    max_bytes: int
+    max_s: float
 
-    def check(self, size: int) -> None:
-        """Raise InvalidArgumentError for a body of `size` bytes that is too large."""
-        if size > self.most_bytes:
+    def check_size(self, size: int) -> None:
+        """Raise InvalidArgumentError if `size` bytes are too many."""
+        if size > self.max_bytes:
             raise InvalidArgumentError(
-                f"the body has more than {self.most_bytes} bytes", field="body", reason="BODY_TOO_LARGE"
+                f"the body has more than {self.max_bytes} bytes", field="body", reason="BODY_TOO_LARGE"
             )
 
     def patience_s(self, received: int) -> float:
         """The seconds from a body's beginning by which more must follow, once `received` bytes are there."""
-        return min(self.most_s, GRACE_S + received / LEAST_BPS)
+        return min(self.max_s, GRACE_S + received / LEAST_BPS)
 
 
-LONG = BodyLimits()
-SHORT = BodyLimits(SHORT_BYTES, SHORT_S)
+KEYED = BodyLimits(MOST_BODY_BYTES, BODY_LIMIT_S)
+"""The limits of a body whose sender showed a key."""
+STRANGER = BodyLimits(64 << 10, GRACE_S)
+"""Those of a body whose sender has shown nothing; its address is then its identity."""
 
 
 @dataclass(slots=True, eq=False)
@@ -227,26 +226,29 @@ class Bodies:
 
 
 async def read_body(
-    request: Request, form: type[FormT], check_place: PlaceCheck | None = None, limits: BodyLimits = LONG
+    request: Request,
+    form: type[FormT],
+    check_place: PlaceCheck | None = None,
+    *,
+    stranger: str | None = None,
 ) -> FormT:
-    """The body as `form`, of a caller whose right holds once it is there; `check_place` refuses a caller that may have
-    no place for it.
+    """The body as `form`; `check_place` refuses a caller that may have no place for it.
 
-    Raises InvalidArgumentError naming the field or the header Content-Encoding, and DeadlineError for a body that does
-    not come. Raises ResourceExhaustedError and UnavailableError if there is no place or no memory for it, and as
-    `Caller.check` does.
+    The sender is the request's caller, whose right is checked once the body is there, or `stranger`: the address of
+    one that has shown nothing. Raises InvalidArgumentError naming the field or the header Content-Encoding, and
+    DeadlineError for a body that does not come. Raises ResourceExhaustedError and UnavailableError if there is no
+    place or no memory for it, and as `Caller.check` does.
     """
     bodies: Bodies = request.scope["state"]["bodies"]
-    caller = caller_of(request)
-    identity = caller.identity
-    # The server has checked the form of this header.
-    declared = int(request.headers.get("content-length", 0))
-    limits.check(declared)
+    identity = caller_of(request).identity if stranger is None else f"address/{stranger}"
+    limits = KEYED if stranger is None else STRANGER
+    declared = int(request.headers.get("content-length", 0))  # in a form that the server has checked
+    limits.check_size(declared)
     decoder = _decoder(request)
     with bodies.place(identity, check_place), bodies.room(identity, declared) as grow:
-        body = await _body_of(request, decoder, grow, limits)
-        read = await bodies.parsed(identity, body, form)
-    caller.check()
+        read = await bodies.parsed(identity, await _body_of(request, decoder, limits, grow), form)
+    if stranger is None:
+        caller_of(request).check()
     return read
 
 
@@ -309,7 +311,7 @@ def _bad_gzip(what: str) -> InvalidArgumentError:
 
 
 async def _body_of(
-    request: Request, decoder: Gunzip | None, grow: Callable[[int], None], limits: BodyLimits
+    request: Request, decoder: Gunzip | None, limits: BodyLimits, grow: Callable[[int], None]
 ) -> bytearray:
     """The decoded body. Its size is bounded as it is decoded, its time by the bytes that were received."""
     body = bytearray()
@@ -319,8 +321,9 @@ async def _body_of(
         async with asyncio.timeout_at(began + limits.patience_s(0)) as limit:
             async for part in request.stream():
                 received += len(part)
+                limits.check_size(received)
                 for piece in (part,) if decoder is None else decoder.pieces(part):
-                    limits.check(len(body) + len(piece))
+                    limits.check_size(len(body) + len(piece))
                     grow(len(body) + len(piece))
                     body += piece
                     if decoder is not None:
@@ -329,7 +332,7 @@ async def _body_of(
     except TimeoutError:
         raise DeadlineError(
             f"the body came too slowly: at {LEAST_BPS} bytes a second it is waited for, and no longer than "
-            f"{limits.most_s:g} s",
+            f"{limits.max_s:g} s",
             field="body",
             reason="BODY_TOO_SLOW",
         ) from None
