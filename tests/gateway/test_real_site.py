@@ -18,6 +18,7 @@ from edgeshard.client import GenerateOptions
 from edgeshard.domain.audit import OK
 from edgeshard.domain.identity import ApiKey
 from edgeshard.domain.ids import ModelName
+from edgeshard.gateway.metrics import FOR_ANY_KEY
 from tests.support.chat_models import DEMO_MODEL
 from tests.support.clients import CLIENTS, needs_clients, needs_node_clients, run
 from tests.support.http import Http
@@ -574,6 +575,8 @@ async def test_metrics_count_requests(site: Site, http: Http) -> None:
     assert 'edgeshard_http_requests_total{method="POST",route="/v1/completions",status="200"}' in text
     assert 'edgeshard_http_tokens_total{kind="generated"}' in text
     assert "vllm:generation_tokens_total" in text, "the site's own, too"
+    kinds = [line.split()[2].removesuffix("_total") for line in text.splitlines() if line.startswith("# TYPE ")]
+    assert set(kinds) > FOR_ANY_KEY, "each of them is there"
     await site.client.revoke_key("prometheus")
 
 
