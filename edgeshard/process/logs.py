@@ -19,7 +19,8 @@ from edgeshard.process.folding import Folds
 _OURS = ("edgeshard", "edgeshard_agent", "edgeshard_coordinator")
 _NAME_CHARS = 80
 MAX_VALUE_CHARACTERS = 1024
-"""Of one text in a line: the number of lines is bounded, and so is their length."""
+"""Of one value in a line: the number of lines is bounded, and so is their length."""
+MAX_TRACEBACK_CHARACTERS = 16_384
 _OWN_LINES = "\n\t"
 """Characters that `escaped` keeps in texts of several lines."""
 _JOURNAL_ERROR = 3
@@ -35,11 +36,21 @@ def drop_private(_logger: Any, _method: str, event: MutableMapping[str, Any]) ->
 
 
 def shorten_values(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Cut each text to `MAX_VALUE_CHARACTERS`, as a structlog processor: a stranger may have sent it. A traceback is
-    made later and stays whole."""
+    """Cut each text, list and table to `MAX_VALUE_CHARACTERS`, as a structlog processor: a stranger may have sent it.
+    A traceback is made later: see `shorten_traceback`."""
     for key, value in event.items():
-        if isinstance(value, str) and len(value) > MAX_VALUE_CHARACTERS:
-            event[key] = f"{value[:MAX_VALUE_CHARACTERS]}... ({len(value)} characters)"
+        text = repr(value) if isinstance(value, list | tuple | set | frozenset | dict | bytes) else value
+        if isinstance(text, str) and len(text) > MAX_VALUE_CHARACTERS:
+            event[key] = f"{text[:MAX_VALUE_CHARACTERS]}... ({len(text)} characters)"
+    return event
+
+
+def shorten_traceback(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Cut the middle of a long traceback, as a structlog processor: the errors in it may quote a stranger."""
+    text = event.get("exception", "")
+    if len(text) > MAX_TRACEBACK_CHARACTERS:
+        part = MAX_TRACEBACK_CHARACTERS // 2
+        event["exception"] = f"{text[:part]}\n... ({len(text)} characters)\n{text[-part:]}"
     return event
 
 
@@ -132,7 +143,7 @@ def configure_logging(level: str) -> None:
         if terminal
         else structlog.processors.JSONRenderer()
     )
-    finish: list[Any] = [structlog.processors.format_exc_info]
+    finish: list[Any] = [structlog.processors.format_exc_info, shorten_traceback]
     if terminal:
         finish.append(escape_values)
     handler = _FoldingHandler(sys.stderr)
