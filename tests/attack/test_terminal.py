@@ -133,7 +133,7 @@ logs.tell_ready(text)
 
 
 def on_a_terminal(program: str) -> str:
-    """What a program writes to standard error if that is a terminal."""
+    """The standard error of a program, which is a terminal."""
     ours, its = pty.openpty()
     done = subprocess.Popen([sys.executable, "-c", program], stderr=its)
     os.close(its)
