@@ -134,7 +134,8 @@ def test_tests_named_exist(name: str) -> None:
 
 def test_each_cell_of_who_can_do_what_names_a_test() -> None:
     text = (ROOT / "docs" / "security.md").read_text()
-    rows = re.findall(r"^\| (\w+) \|(.*)\|$", text.partition("## Who can do what")[2].partition("\n## ")[0], re.MULTILINE)
+    section = text.partition("## Who can do what")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\w+) \|(.*)\|$", section, re.MULTILINE)
     assert [who for who, _ in rows[1:]] == ["outsider", "key", "operator", "node", "head", "stage", "middle", "user"]
     for who, cells in rows[1:]:
         for cell in cells.split("|"):
