@@ -15,8 +15,10 @@ Collect = Callable[[], Iterable[Metric]]
 
 
 def choose_encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
-    """The writer and the content type of the format that an Accept header asks for; of the plain one if its version is
-    not of numbers, which the library cannot compare."""
+    """The writer and the content type of the format that an Accept header wants.
+
+    The library cannot compare a version that is not of numbers: such a header gets the plain format.
+    """
     try:
         return formats.choose_encoder(accept)
     except (TypeError, ValueError):
