@@ -30,10 +30,11 @@ from edgeshard.metrics.own import OwnCondition
 from edgeshard.process.about import Process
 from edgeshard.process.clock import SystemClock
 from edgeshard.process.config import write_ready_file
+from edgeshard.process.control_groups import cpu_quota
 from edgeshard.process.descriptors import connection_cap, raise_descriptor_limit
 from edgeshard.process.imports import lasting_imports
 from edgeshard.process.logs import tell_ready
-from edgeshard.process.machine import Machine, cpu_quota
+from edgeshard.process.machine import Machine, compute_threads
 from edgeshard.process.notify import Notifier
 from edgeshard.process.private import private_directory
 from edgeshard.process.reloading import Reloading
@@ -102,7 +103,8 @@ async def serve(settings: AgentSettings, read: Callable[[], AgentSettings]) -> N
     node_id, tls = _identity(settings)
     held = lock_state_dir(settings.state_dir)
     emulation, facts = _emulation(settings), machine_facts(settings.device, settings.memory)
-    threads, state_dir = settings.threads or facts.cores, settings.state_dir
+    threads = settings.threads or compute_threads(facts.cores, cpu_quota())
+    state_dir = settings.state_dir
     own = MeasuredNode(node_id, facts, settings.device, threads, settings.memory, state_dir, tls, emulation)
     ends = _Endpoints(settings, tls)
     cache = BlobCache(state_dir / "cache", settings.cache_limit, _shared_store(settings.shared_store))
