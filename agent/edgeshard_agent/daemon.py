@@ -64,8 +64,9 @@ from edgeshard_agent.measuring.machine import (
 )
 from edgeshard_agent.measuring.node import MeasuredNode, Reports
 from edgeshard_agent.measuring.others import OthersWatch
-from edgeshard_agent.net.control import MAX_RETRY_S, ControlClient
+from edgeshard_agent.net.control import ControlClient
 from edgeshard_agent.net.link_receiver import StageServicer
+from edgeshard_agent.net.reconnecting import MAX_RETRY_S
 from edgeshard_agent.settings import AgentSettings
 from edgeshard_agent.store.cache import BlobCache
 
@@ -234,6 +235,7 @@ class _Node:
             OthersWatch(own.threads).share if own.facts.kind == "cpu" else lambda: 0.0,
             self._machine.condition,
             lambda: self._cache.packed.ids,
+            self._clock.now,
         )
 
     def _obey(self, operation_id: OperationId, command: ControlMessage) -> None:
