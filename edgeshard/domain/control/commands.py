@@ -41,8 +41,8 @@ from edgeshard.domain.requests.trace import StageTrace, check_seconds
 
 MOST_STAGES = 4096
 """Stages of one node. A node with memory for a few layers holds a few; more are a fault or an attack."""
-MOST_PACKED = 1 << 16
-"""Packed units of which a node tells, and the coordinator listens: those of 1,000 dense models."""
+MOST_PACKED = 1 << 15
+"""Packed units of which a node tells, and the coordinator listens: those of 500 dense models."""
 MAX_REPORTED_PROFILES = 4
 """Profiles of one report; an agent sends one."""
 MAX_REPORTED_LINKS = 4096
