@@ -38,7 +38,7 @@ from edgeshard.domain.ids import MAX_EPOCH, Epoch
 from edgeshard.proto.v1 import admin_pb2, coordinator_pb2, head_pb2, head_pb2_grpc
 from tests.coordinator.conftest import UNDISTURBED, Site
 from tests.support.any_messages import MessageBuilder
-from tests.support.scripted_agent import FakeAgent
+from tests.support.scripted_agent import FakeAgent, FakeHead
 from tests.support.watchdog import Watchdog, watching
 
 GROWTH_BYTES = 50 << 20
@@ -57,8 +57,9 @@ class AgentFuzzer:
     def __init__(self, site: Site, dice: random.Random) -> None:
         self._site = site
         self._dice = dice
-        self._builder = MessageBuilder(dice, self._known, many=0.03)
+        self._builder = MessageBuilder(dice, self._known, many=0.03, likely=0.95)
         self._agents: dict[str, FakeAgent] = {}
+        self._head: FakeHead | None = None
         self._requests: list[Any] = []
         self._ids: list[str] = []
         self._operations = 0
@@ -124,8 +125,12 @@ class AgentFuzzer:
         try:
             async for message in call:
                 has_tokens = has_tokens or message.HasField("token")
-        except REFUSED as error:
-            self._note_refusal(error)
+        except grpc.aio.AioRpcError as error:
+            # A head's failure of a request may be of any kind.
+            if error.code() is grpc.StatusCode.UNKNOWN:
+                self.find(f"a request ended with {error.details()}", self.newest)
+        except REFUSED:
+            pass
         self.served += has_tokens
 
     async def _deploy(self, name: str, layers: str) -> None:
@@ -169,11 +174,18 @@ class AgentFuzzer:
             await self._write(agent._call, self._build(coordinator_pb2.ControlRequest, name))
 
     async def _attached(self) -> None:
-        heads = self._agents["head"].heads
-        if not heads:
-            return await self._hello()
+        """Messages of the head that the coordinator awaits, on its newest stream."""
+        record = self._site.state.deployments.get("tale")
+        if record is None:
+            return
+        agent = self._agents["head"]
+        head = self._head
+        if head is None or head.epoch != record.epoch or head._call.done():
+            head = self._head = FakeHead(agent._channel, agent.node_id, "tale", record.epoch)
+            await head.attach()
+            await asyncio.sleep(0.01)
         for _ in range(self._dice.choice((1, 1, 4))):
-            await self._write(heads[-1]._call, self._build(head_pb2.AttachRequest, "head"))
+            await self._write(head._call, self._build(head_pb2.AttachRequest, "head"))
 
     async def _hello(self) -> None:
         name = self._dice.choice(LIARS)
@@ -272,7 +284,8 @@ class AgentFuzzer:
     def _check_calm(self) -> None:
         record = self._site.state.deployments["calm"]
         if (record.epoch, record.phase) != (1, "ready"):
-            self.find("the honest deployment changed", f"{record.phase} at epoch {record.epoch}; {self.newest}")
+            why = f"{record.phase} at epoch {record.epoch}, {record.failure!r}"
+            self.find("the honest deployment changed", f"{why}; {self.newest}")
 
     def on_log(self, _: object, method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
         """A processor of structlog that keeps what no message may cause."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from edgeshard_agent.core.actions import Action as NodeAction
@@ -165,11 +166,15 @@ class Watch:
         self.hold(error is None, f"an action ended with {error!r}")
 
     def _lied(self, before: State, after: State, honest: Event) -> None:
-        """A node that lies changes no deployment: each is as it would be without the message."""
+        """A node that lies changes no deployment: each is as it would be without the message, or without its earlier
+        claims, of which a later message may take one back."""
         silent = apply_event(before, honest)
         settled = apply_event(silent, NodeDisconnected(NOBODY, 0, honest.now))
+        liar = before.nodes.get(LIAR)
+        nodes = before.nodes if liar is None else {**before.nodes, LIAR: replace(liar, stages=())}
+        unclaimed = apply_event(replace(before, nodes=nodes), honest)
         for name, record in after.deployments.items():
-            same = (_fate(state.deployments.get(name)) for state in (silent, settled))
+            same = (_fate(state.deployments.get(name)) for state in (silent, settled, unclaimed))
             self.hold(_fate(record) in same, f"a lie changed {name}: {record.phase} at epoch {record.epoch}")
             self.hold(record.epoch < COUNTED_EPOCHS, f"a lie became epoch {record.epoch} of {name}")
 

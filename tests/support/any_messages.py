@@ -59,7 +59,7 @@ class MessageBuilder:
     """Builds messages by the rolls of `dice`.
 
     No list has more than `most_items`, and no message much more than `most_bytes`. A part `many` of the lists and texts
-    has about as many items as a bound permits.
+    has about as many items as a bound permits, and a part `likely` of the fields has a value that the receiver knows.
     """
 
     def __init__(
@@ -69,12 +69,14 @@ class MessageBuilder:
         most_items: int = MOST_LENGTHS,
         most_bytes: int = MESSAGE_LIMIT_BYTES,
         many: float = 0.15,
+        likely: float = 0.7,
     ) -> None:
         self._dice = dice
         self._known = known
         self._most_items = most_items
         self._most_bytes = most_bytes
         self._many = many
+        self._likely = likely
         self._left = 0
 
     def build(self, kind: type[MessageT]) -> MessageT:
@@ -137,7 +139,7 @@ class MessageBuilder:
         if field.message_type is not None:
             return self._message(GetMessageClass(field.message_type), depth + 1)
         known = self._known(field.name)
-        if known and dice.random() < 0.7:
+        if known and dice.random() < self._likely:
             return dice.choice(known)
         if field.enum_type is not None:
             return dice.choice([*(value.number for value in field.enum_type.values), 77, -1])
