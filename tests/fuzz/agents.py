@@ -46,6 +46,7 @@ WARM_UP_S = 60.0
 MAX_FINDINGS = 40
 CALL_TIMEOUT_S = 20.0
 LIARS = ("liar", "head", "last")
+CALM = ("calm-a", "calm-b")
 OWN = ("AgentFuzzer.", "FakeAgent.", "FakeHead.", "Site.", "run.", "run")
 """Callbacks of this program."""
 REFUSED = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError, TimeoutError)
@@ -83,11 +84,11 @@ class AgentFuzzer:
 
     async def set_up(self) -> None:
         """Connect the nodes, and deploy the honest nodes' deployment."""
-        for name in (*LIARS, "calm-a", "calm-b"):
+        for name in (*LIARS, *CALM):
             agent = self._agents[name] = self._site.agent(name)
             await agent.register()
             await self._open_stream(name)
-        await self._deploy("calm", "calm-a=0:6,calm-b=6:12")
+        await self._deploy("calm", "calm-a=0:6,calm-b=6:12", LIARS)
         await self._site.until_phase("calm", "ready")
 
     async def send_next(self) -> None:
@@ -105,13 +106,13 @@ class AgentFuzzer:
         record = self._site.state.deployments.get("tale")
         with contextlib.suppress(grpc.aio.AioRpcError):
             self.deployments += record is None
+            for name in ("head", "last"):
+                await self._connect(name)
             if record is not None and record.phase in ("failed", "waiting"):
                 request = admin_pb2.DeleteDeploymentRequest(operation_id=self._operation(), name="tale", force=True)
                 await self._site.admin.DeleteDeployment(request, timeout=CALL_TIMEOUT_S)
             elif record is None:
-                for name in ("head", "last"):
-                    await self._connect(name)
-                await self._deploy("tale", "head=0:6,last=6:12")
+                await self._deploy("tale", "head=0:6,last=6:12", CALM)
         self._requests = [call for call in self._requests if not call.done()]
         while len(self._requests) < 3:
             id = f"request-{self._dice.randrange(1 << 40)}"
@@ -133,10 +134,9 @@ class AgentFuzzer:
             pass
         self.served += has_tokens
 
-    async def _deploy(self, name: str, layers: str) -> None:
-        request = self._site.deploy_request(
-            self._operation(), name=name, layers=layers, source=layers.partition("=")[0]
-        )
+    async def _deploy(self, name: str, layers: str, exclude: Sequence[str]) -> None:
+        options: dict[str, Any] = {"layers": layers, "source": layers.partition("=")[0], "exclude": tuple(exclude)}
+        request = self._site.deploy_request(self._operation(), name=name, **options)
         await self._site.admin.Deploy(request, timeout=CALL_TIMEOUT_S)
 
     def _operation(self) -> str:

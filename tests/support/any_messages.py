@@ -91,8 +91,9 @@ class MessageBuilder:
         absent = self._dice.choice((0.0, 0.2, 0.6))
         fields: list[Any] = list(descriptor.fields)
         for field in fields:
-            is_left_out = field.containing_oneof is not None and field.name not in chosen
-            if is_left_out or self._dice.random() < absent or self._left <= 0 or depth > 8:
+            is_one_of = field.containing_oneof is not None and not field.containing_oneof.name.startswith("_")
+            rate = (0.02 if field.name in chosen else 1.0) if is_one_of else absent
+            if self._dice.random() < rate or self._left <= 0 or depth > 8:
                 continue
             self._set(message, field, depth)
         return message
