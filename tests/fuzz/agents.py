@@ -1,4 +1,4 @@
-"""Send a coordinator all messages of agents, with any values: `make fuzz`, or `python -m tests.fuzz.agents`.
+"""Send a coordinator all messages of agents, with any values: `make fuzz-agents`.
 
 The coordinator is a real one on loopback, in this process. Node `liar` holds no stage. Nodes `head` and `last` hold
 deployment `tale`, and lie too. Nodes `calm-a` and `calm-b` hold deployment `calm` and are honest: whatever the others
