@@ -4,9 +4,9 @@ The coordinator is a real one on loopback, in this process. Node `liar` holds no
 deployment `tale`, and lie too. Nodes `calm-a` and `calm-b` hold deployment `calm` and are honest: whatever the others
 send, it stays ready at its first epoch.
 
-A finding is an exception that is not typed, a callback of the coordinator that takes more than 0.25 s of its thread's
-processor time, memory that grows by more than 50 MB after the first minute, and any change of `calm`. The exit code is
-then 1.
+Findings are exceptions that are not typed, callbacks of the coordinator that take more than 0.25 s of its thread's
+processor time, and any change of `calm`. Memory that grows by more than 50 MB after the first minute is one, too. The
+exit code is then 1.
 """
 
 from __future__ import annotations
@@ -119,6 +119,10 @@ class AgentFuzzer:
             self._ids = [*self._ids[-5:], id]
             call = self._site.generate(id, max_new_tokens=100, timeout=30.0)
             self._requests.append(asyncio.ensure_future(self._read(call)))
+            with contextlib.suppress(*REFUSED):
+                if self._head is not None and not self._head._call.done():
+                    await asyncio.sleep(0.01)
+                    await self._head.accept(id)
 
     async def _read(self, call: Any) -> None:
         self.requests += 1
@@ -337,7 +341,7 @@ def resident_bytes() -> int:
 
 
 async def run(seconds: float, seed: int, folder: Path) -> dict[str, Any]:
-    """Send messages for so many seconds; the report."""
+    """Send messages for `seconds`, and return the report."""
     site = Site(folder, replace(UNDISTURBED), 4096, PlanningPlacer())
     await site.start()
     fuzzer = AgentFuzzer(site, random.Random(seed))

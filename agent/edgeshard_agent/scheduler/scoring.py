@@ -30,7 +30,7 @@ def targets_by_request(spans: Sequence[Span]) -> dict[int, Targets]:
 
 
 def exceeds_top(running: Mapping[int, sequences.Sequence], request: int, count: int) -> bool:
-    """Whether a request wants fewer likeliest tokens at a position; of one that runs no more they do not count."""
+    """Whether a running request wants fewer likeliest tokens at a position than `count`."""
     sequence = running.get(request)
     return sequence is not None and count > sequence.generation.sampling.top_logprobs
 

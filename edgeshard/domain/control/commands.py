@@ -39,10 +39,10 @@ from edgeshard.domain.nodes.profile import ComputeProfile, Effort, MeasuredLink
 from edgeshard.domain.requests.link import LinkSuspected
 from edgeshard.domain.requests.trace import StageTrace, check_seconds
 
-MOST_STAGES = 4096
+MOST_STAGES = 512
 """Stages of one node. A node with memory for a few layers holds a few; more are a fault or an attack."""
 MOST_PACKED = 1 << 15
-"""Packed units of which a node tells, and the coordinator listens: those of 500 dense models."""
+"""Packed units that a node reports: those of 500 dense models."""
 MAX_REPORTED_PROFILES = 4
 """Profiles of one report; an agent sends one."""
 MAX_REPORTED_LINKS = 4096

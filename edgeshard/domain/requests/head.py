@@ -11,8 +11,8 @@ from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import DeploymentName, Epoch, Figure, NodeId, RequestId, check_short
 from edgeshard.domain.requests.generation import FinishReason, Generation, PromptLogprobs, Token
 
-MAX_HELD = 16_384
-"""Requests of which a head tells as it attaches: those that run or wait, and 2,048 that are over."""
+MAX_HELD = 8192
+"""Requests that a head reports when it attaches: those that run or wait, and 2,048 that are over."""
 MAX_DIGEST_BYTES = 64
 
 
