@@ -342,10 +342,10 @@ def resident_bytes() -> int:
 
 async def run(seconds: float, seed: int, folder: Path) -> dict[str, Any]:
     """Send messages for `seconds`, and return the report."""
-    site = Site(folder, replace(UNDISTURBED), 4096, PlanningPlacer())
-    await site.start()
+    site = Site(folder, UNDISTURBED, 4096, PlanningPlacer())
     fuzzer = AgentFuzzer(site, random.Random(seed))
     structlog.configure(processors=[fuzzer.on_log])
+    await site.start()
     asyncio.get_running_loop().set_exception_handler(fuzzer.on_exception)
     await fuzzer.set_up()
     began = time.monotonic()
@@ -365,7 +365,6 @@ async def run(seconds: float, seed: int, folder: Path) -> dict[str, Any]:
     grown = resident_bytes() - warm_bytes if warm_bytes else 0
     if grown > GROWTH_BYTES:
         fuzzer.find("memory", f"{grown / 1e6:.0f} MB more than after {WARM_UP_S:.0f} s")
-    structlog.reset_defaults()
     await site.stop()
     return {
         "seconds": round(time.monotonic() - began, 1),

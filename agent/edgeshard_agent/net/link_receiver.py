@@ -247,7 +247,7 @@ class StageServicer(StageServiceServicer):
         await self._probes.serve(context)
 
     def _find(self, hello: LinkHello, context: Context) -> LinkReceiver:
-        """The receiver of a hop. Another node than the one before it gets the same answer as if there were no stage, and
+        """The receiver of a hop. Another node than the one before it gets the answer of a missing stage, so that it
         learns no epoch."""
         if hello.wire_version != WIRE_VERSION:
             raise errors.WireVersionError(

@@ -29,8 +29,10 @@ token has a few characters; a token that completes many others may have any numb
 
 @dataclass(slots=True, eq=False)
 class Attachment:
-    """One head's Attach stream, and the requests that it runs. `stages` counts those of its pipeline. `outgoing` ends with
-    None, or with the error that ends the stream; admission bounds it."""
+    """One head's Attach stream, and the requests that it runs. `stages` counts those of its pipeline.
+
+    `outgoing` ends with None, or with the error that ends the stream; admission bounds it.
+    """
 
     deployment: DeploymentName
     epoch: Epoch
