@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import ctypes
 import gc
 import json
 import random
@@ -44,7 +45,7 @@ from tests.support.watchdog import Watchdog, watching
 GROWTH_BYTES = 50 << 20
 WARM_UP_S = 60.0
 MAX_FINDINGS = 40
-CALL_TIMEOUT_S = 20.0
+CALL_TIMEOUT_S = 60.0
 LIARS = ("liar", "head", "last")
 CALM = ("calm-a", "calm-b")
 OWN = ("AgentFuzzer.", "FakeAgent.", "FakeHead.", "Site.", "run.", "run")
@@ -337,6 +338,10 @@ def _sketch(message: Message) -> str:
 
 
 def resident_bytes() -> int:
+    """The process's memory, without what its allocator only keeps for later."""
+    gc.collect()
+    with contextlib.suppress(AttributeError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
@@ -359,9 +364,7 @@ async def run(seconds: float, seed: int, folder: Path) -> dict[str, Any]:
             if messages % 20 == 0:
                 await fuzzer.restore()
             if not warm_bytes and time.monotonic() > began + WARM_UP_S:
-                gc.collect()
                 warm_bytes = resident_bytes()
-    gc.collect()
     grown = resident_bytes() - warm_bytes if warm_bytes else 0
     if grown > GROWTH_BYTES:
         fuzzer.find("memory", f"{grown / 1e6:.0f} MB more than after {WARM_UP_S:.0f} s")

@@ -12,7 +12,7 @@ import pytest
 from edgeshard.domain.checks import at_most, checks_of
 from edgeshard.domain.control.commands import AgentMessage, ProfileReport, Registration
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.ids import Figure, Text
+from edgeshard.domain.ids import Figure, Text, cut_text
 from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.domain.nodes.kernels import KernelSpeed
 from edgeshard.domain.requests.generation import PROMPT_LIMIT_TOKENS, PROMPT_LOGPROBS_POSITIONS
@@ -113,3 +113,9 @@ def test_a_list_of_a_head_has_a_bound(field: str) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         head_message_from_wire(head_pb2.AttachRequest(**{kind: values}))
     assert refused.value.field == field
+
+
+def test_a_text_of_characters_to_escape_is_cheap() -> None:
+    """One message has many texts, so only the first of these characters are shown."""
+    assert cut_text("\x1b" * 300, "") == "\\x1b" * 8
+    assert cut_text("a\x1bb\n", "") == "a\\x1bb\\x0a"

@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 
 from edgeshard.domain.checks import checks_of
 from edgeshard.domain.control.commands import (
+    MAX_LISTED_PACKED,
     MAX_REPORTED_LINKS,
     MAX_REPORTED_PROFILES,
     MOST_PACKED,
@@ -243,7 +244,7 @@ OF_AN_EPOCH = (
 REFUSED: dict[tuple[type, str], Any] = {
     **{(kind, "epoch"): MAX_EPOCH + 1 for kind in OF_AN_EPOCH},
     **dict.fromkeys(COMPARED, "x" * (MAX_TEXT + 1)),
-    (CommandResult, "packed"): tuple(examples_of(PackedUnit)[:1]) * (MOST_PACKED + 1),
+    (CommandResult, "packed"): tuple(examples_of(PackedUnit)[:1]) * (MAX_LISTED_PACKED + 1),
     (BlobHeader, "digest"): "../" * 22,
     (BlobRange, "digest"): "",
     (DeployCall, "measure_s"): -1.0,
