@@ -82,6 +82,13 @@ def _fate(record: DeploymentRecord | None) -> object:
     return record.uid, record.epoch, record.phase, record.placement, record.attachment, commands, record.deadline
 
 
+def _is_same(record: DeploymentRecord, other: DeploymentRecord | None, above_floor: int) -> bool:
+    """Whether two records differ in nothing that a lie might change, but in an epoch just above the floor."""
+    if other is not None and above_floor in (record.epoch, other.epoch):
+        record = replace(record, epoch=other.epoch)
+    return _fate(record) == _fate(other)
+
+
 class Watch:
     """Hears of everything that happens. The first violation ends the run."""
 
@@ -166,16 +173,14 @@ class Watch:
         self.hold(error is None, f"an action ended with {error!r}")
 
     def _lied(self, before: State, after: State, honest: Event) -> None:
-        """A node that lies changes no deployment: each is as it would be without the message, or without its earlier
-        claims, of which a later message may take one back."""
+        """A node that lies changes no deployment: each is as it would be without the message. A claim to an epoch may
+        move the next one above the floor, and a later message may take the claim back."""
         silent = apply_event(before, honest)
         settled = apply_event(silent, NodeDisconnected(NOBODY, 0, honest.now))
-        liar = before.nodes.get(LIAR)
-        nodes = before.nodes if liar is None else {**before.nodes, LIAR: replace(liar, stages=())}
-        unclaimed = apply_event(replace(before, nodes=nodes), honest)
         for name, record in after.deployments.items():
-            same = (_fate(state.deployments.get(name)) for state in (silent, settled, unclaimed))
-            self.hold(_fate(record) in same, f"a lie changed {name}: {record.phase} at epoch {record.epoch}")
+            others = [state.deployments.get(name) for state in (silent, settled)]
+            is_same = any(_is_same(record, other, after.epoch_floor + 1) for other in others)
+            self.hold(is_same, f"a lie changed {name}: {record.phase} at epoch {record.epoch}")
             self.hold(record.epoch < COUNTED_EPOCHS, f"a lie became epoch {record.epoch} of {name}")
 
     def coordinator_ends(self) -> None:
