@@ -1,6 +1,6 @@
 """An enrolled node that holds no stage and lies: it sends each message of an agent, with any value.
 
-Half of its messages are near to true ones, the others have any value in any field (`tests.support.any_messages`). It
+Three in four of its messages are near to true ones, the others have any value in any field (`tests.support.any_messages`). It
 knows all that the coordinator knows. It uses its own name and id: certificates, which are not simulated, refuse others.
 """
 
@@ -115,7 +115,7 @@ class Liar:
     async def _say_once(self, call: Any) -> None:
         dice = self._dice
         chance = dice.random()
-        if dice.random() < 0.5:
+        if dice.random() < 0.25:
             await self._say_any(call, chance)
         elif chance < 0.04:
             await self._stub.ReportProfile(report_to_wire(self._report()), timeout=2.0)
