@@ -1,8 +1,8 @@
 """An enrolled node that holds no stage and lies: it sends each message of an agent, with any value.
 
 Three in four of its messages are near to true ones. The others have any value in any field
-(`tests.support.any_messages`). It knows all that the coordinator knows. It uses its own name and id: certificates, which
-are not simulated, refuse others.
+(`tests.support.any_messages`). It knows all that the coordinator knows. It uses its own name and id: certificates,
+which are not simulated, refuse others.
 """
 
 from __future__ import annotations
