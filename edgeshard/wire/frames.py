@@ -7,7 +7,7 @@ flipped on the way. What a refusal means for the stream is in the class: `FrameD
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,7 @@ from edgeshard.proto.v1 import common_pb2
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.wire.common import dtype_from_wire, dtype_to_wire
 from edgeshard.wire.generation import (
+    MAX_TIMINGS,
     guide_from_wire,
     guide_to_wire,
     prompt_logprobs_from_wire,
@@ -77,7 +78,8 @@ class FrameContract:
     """The limits of a receiver.
 
     `width` is the hidden states' last dimension, 0 on the return hop, where no tensor travels; `max_tokens` bounds the
-    tokens of a step; `window` is the number of steps that may be ahead of the next one.
+    tokens of a step; `window` is the number of steps that may be ahead of the next one, and `max_timings` the number of
+    stages that a step has passed.
     """
 
     pipeline: str
@@ -86,6 +88,7 @@ class FrameContract:
     width: int
     max_tokens: int
     window: int
+    max_timings: int = MAX_TIMINGS
 
     @property
     def max_bytes(self) -> int:
@@ -262,6 +265,13 @@ class FrameReader:
         returning = self.contract.width == 0
         if header.WhichOneof("body") != ("result" if returning else "forward"):
             raise FrameRefusedError("frame carries the wrong kind of step for this hop", field="body")
+        if returning:
+            _check_result(header.result, max(MAX_SPANS, self.contract.max_tokens))
+        timings = len(header.result.timings if returning else header.forward.timings)
+        if timings > self.contract.max_timings:
+            raise FrameRefusedError(
+                f"step has {timings} timings, and passed {self.contract.max_timings} stages", field="timings"
+            )
         tokens = 0 if returning else _check_plan(header.forward, self.contract.max_tokens)
         expected = self._tensor_bytes(header, tokens)
         if header.parts == 1 and payload_bytes != expected:
@@ -327,6 +337,22 @@ class FrameReader:
             self.next_step += 1
             steps.append(step)
         return tuple(steps)
+
+
+def _check_result(result: pb.StepResult, most: int) -> None:
+    """Refuse a result with a list that is longer than any step's; what its own step is to bring the head knows."""
+    scored = sum(len(item.prompt_logprobs.logprobs) for item in result.prompt_logprobs)
+    drafted = sum(len(item.tokens) for item in result.forced)
+    lists: tuple[Sized, ...] = (
+        result.tokens,
+        result.prompt_logprobs,
+        result.guide_failures,
+        result.pending,
+        result.forced,
+    )
+    longest = max(scored, drafted, *map(len, lists))
+    if longest > most:
+        raise FrameRefusedError(f"result has {longest} items, more than the {most} of any step", field="result")
 
 
 def _check_plan(step: pb.Step, max_tokens: int) -> int:

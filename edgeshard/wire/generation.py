@@ -9,6 +9,7 @@ from typing import Any
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, RequestId
 from edgeshard.domain.requests.generation import (
+    PROMPT_LOGPROBS_POSITIONS,
     Finished,
     FinishReason,
     GenerateRequest,
@@ -78,7 +79,8 @@ MAX_TIMINGS = 1024
 """Timings of one step: one for each stage."""
 
 
-def _check_count(count: int, most: int, field: str) -> None:
+def check_count(count: int, most: int, field: str) -> None:
+    """Raise InvalidArgumentError naming a list that has more than `most` items."""
     if count > most:
         raise InvalidArgumentError.about(field, f"it has at most {most} items, not {count}")
 
@@ -89,7 +91,7 @@ def timings_to_wire(timings: Iterable[StageTiming]) -> list[pb.StageTiming]:
 
 def timings_from_wire(messages: Sequence[pb.StageTiming]) -> tuple[StageTiming, ...]:
     """Raises InvalidArgumentError for more than a placement has stages."""
-    _check_count(len(messages), MAX_TIMINGS, "timings")
+    check_count(len(messages), MAX_TIMINGS, "timings")
     return tuple(StageTiming(m.stage, m.wait_s, m.compute_s) for m in messages)
 
 
@@ -99,7 +101,7 @@ def top_to_wire(top: Iterable[TokenLogprob]) -> list[pb.TokenLogprob]:
 
 def top_from_wire(messages: Sequence[pb.TokenLogprob]) -> tuple[TokenLogprob, ...]:
     """Raises InvalidArgumentError for more than a request can want."""
-    _check_count(len(messages), MAX_TOP, "top")
+    check_count(len(messages), MAX_TOP, "top")
     return tuple(TokenLogprob(m.token, m.logprob) for m in messages)
 
 
@@ -113,8 +115,11 @@ def prompt_logprobs_to_wire(prompt_logprobs: PromptLogprobs) -> pb.PromptLogprob
 
 
 def prompt_logprobs_from_wire(message: pb.PromptLogprobs) -> PromptLogprobs:
-    """Raises InvalidArgumentError where the likeliest tokens are not equally many at each position."""
+    """Raises InvalidArgumentError for more positions or likeliest tokens than an event has, and if the likeliest tokens
+    are not equally many at each position."""
     positions, entries = len(message.logprobs), len(message.top_tokens)
+    check_count(positions, PROMPT_LOGPROBS_POSITIONS, "logprobs")
+    check_count(entries, MAX_TOP * positions, "top_tokens")
     if len(message.top_logprobs) != entries or entries % max(1, positions):
         raise InvalidArgumentError("prompt_logprobs has columns of different lengths", field="prompt_logprobs")
     likeliest = list(map(TokenLogprob, message.top_tokens, message.top_logprobs))

@@ -8,7 +8,7 @@ from typing import Any
 from edgeshard.domain.deployments.guesses import GuessCounts
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import Epoch, RequestId
-from edgeshard.domain.requests.generation import PromptLogprobs, StageTiming, Token
+from edgeshard.domain.requests.generation import PROMPT_LIMIT_TOKENS, PromptLogprobs, StageTiming, Token
 from edgeshard.domain.requests.head import (
     CancelRequest,
     ForgetRequest,
@@ -30,6 +30,7 @@ from edgeshard.proto.v1 import head_pb2 as pb
 from edgeshard.wire.codec import choice, pair
 from edgeshard.wire.failure import from_failure, to_failure
 from edgeshard.wire.generation import (
+    check_count,
     prompt_logprobs_from_wire,
     prompt_logprobs_to_wire,
     reason_from_wire,
@@ -39,6 +40,11 @@ from edgeshard.wire.generation import (
     token_fields,
     token_of,
 )
+
+MAX_TOKENS = 2048
+"""Tokens of one message; a head sends at most 512 together."""
+MAX_TOKEN_PARTS = 1 << 16
+"""Timings and likeliest tokens within one message."""
 
 head_command_to_wire: Callable[[HeadCommand], pb.AttachResponse]
 _command_from_wire: Callable[[pb.AttachResponse], HeadCommand | None]
@@ -126,7 +132,13 @@ def _tokens_to_wire(message: HeadEvents) -> pb.HeadTokens:
 
 
 def _tokens_from_wire(message: pb.HeadTokens) -> HeadEvents:
-    """Each token names the epoch of the whole message; tokens that name several are of none."""
+    """Each token names the epoch of the whole message; tokens that name several are of none.
+
+    Raises InvalidArgumentError for more tokens, timings or likeliest tokens than a message has.
+    """
+    check_count(len(message.tokens), MAX_TOKENS, "tokens")
+    parts = sum(len(item.timings) + len(item.top) for item in message.tokens)
+    check_count(parts, MAX_TOKEN_PARTS, "tokens.timings")
     timings, at_s, items = timings_from_wire(message.timings), message.at_s, list(message.tokens)
     epochs = {item.epoch for item in items}
     epoch = Epoch(epochs.pop() if len(epochs) == 1 else 0)
@@ -168,10 +180,15 @@ def _guesses_of(end: RequestEnd) -> common_pb2.GuessCounts | None:
     return _guesses_to_wire(end.guesses) if end.guesses.steps else None
 
 
+def _accepted_from_wire(message: pb.HeadAccepted) -> RequestAccepted:
+    check_count(len(message.prompt_tokens), PROMPT_LIMIT_TOKENS, "prompt_tokens")
+    return RequestAccepted(tuple(message.prompt_tokens))
+
+
 _READ: dict[str, Callable[[Any], RequestEvent]] = {
     "token": _token_from_wire,
     "prompt_logprobs": lambda said: prompt_logprobs_from_wire(said.prompt_logprobs),
-    "accepted": lambda said: RequestAccepted(tuple(said.prompt_tokens)),
+    "accepted": _accepted_from_wire,
     "admitted": lambda said: RequestAdmitted(said.read),
     "finished": lambda said: RequestEnd(reason_from_wire(said.reason), said.text, _guesses_from_wire(said.guesses)),
     "failed": lambda said: from_failure(said.failure),

@@ -1,7 +1,8 @@
 """An enrolled node that holds no stage and lies: it sends each message of an agent, with any value.
 
-It knows all that the coordinator knows. It uses its own name and id: certificates, which are not simulated, refuse
-others.
+Three in four of its messages are near to true ones. The others have any value in any field
+(`tests.support.any_messages`). It knows all that the coordinator knows. It uses its own name and id: certificates,
+which are not simulated, refuse others.
 """
 
 from __future__ import annotations
@@ -49,12 +50,14 @@ from edgeshard.domain.nodes.device import DeviceFacts, StagePhase, StageStatus
 from edgeshard.domain.nodes.profile import LinkProfile, MeasuredLink
 from edgeshard.domain.requests.head import HeadHello, HeldRequest
 from edgeshard.domain.requests.link import LinkSuspected
+from edgeshard.proto.v1 import coordinator_pb2, head_pb2
 from edgeshard.proto.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from edgeshard.proto.v1.head_pb2_grpc import HeadServiceStub
 from edgeshard.wire.control import agent_message_to_wire, registration_to_wire, report_to_wire
 from edgeshard.wire.head import head_message_to_wire
 from tests.simulator.channel import SimChannel
 from tests.simulator.loop import Process
+from tests.support.any_messages import MessageBuilder
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
@@ -62,6 +65,9 @@ if TYPE_CHECKING:
 LIAR = NodeId("id-liar")
 NOBODY = NodeId("id-nobody")
 ItemT = TypeVar("ItemT")
+MOST_ITEMS = 4200
+MOST_BYTES = 64 << 10
+"""Of a message, so that a seed stays short; the fuzzer of agents' messages has no such limits."""
 
 
 class Liar:
@@ -73,6 +79,7 @@ class Liar:
         channel: Any = SimChannel(world.network, process, coordinator)
         self._stub, self._heads = CoordinatorServiceStub(channel), HeadServiceStub(channel)
         self._incarnation = "liar-1"
+        self._builder = MessageBuilder(dice, self._known, MOST_ITEMS, MOST_BYTES, many=0.01)
         self._kinds: list[Callable[[], AgentMessage]] = [
             *(self._heartbeat, self._heartbeat, self._change, self._result, self._result, self._result),
             *(self._link, self._condition, self._progress, self._dump),
@@ -90,7 +97,7 @@ class Liar:
                 await self._stub.Register(registration_to_wire(self._registration()), timeout=2.0)
                 await self._hold_stream()
             except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError, EdgeShardError) as error:
-                self._world.note(f"the liar is refused: {error!r:.100}")
+                self._refusal(error)
             await asyncio.sleep(dice.choice((0.1, 0.5, 1.0)))
 
     async def _hold_stream(self) -> None:
@@ -109,7 +116,9 @@ class Liar:
     async def _say_once(self, call: Any) -> None:
         dice = self._dice
         chance = dice.random()
-        if chance < 0.04:
+        if dice.random() < 0.25:
+            await self._say_any(call, chance)
+        elif chance < 0.04:
             await self._stub.ReportProfile(report_to_wire(self._report()), timeout=2.0)
         elif chance < 0.07:
             await self._attach()
@@ -117,6 +126,64 @@ class Liar:
             await self._stub.Register(registration_to_wire(self._registration()), timeout=2.0)
         else:
             await call.write(agent_message_to_wire(dice.choice(self._kinds)()))
+
+    async def _say_any(self, call: Any, chance: float) -> None:
+        """A message with any value in any field, but its own name and id where a certificate is compared with them."""
+        if chance < 0.08:
+            report = self._builder.build(coordinator_pb2.ReportProfileRequest)
+            report.node_id = LIAR
+            await self._refused(self._stub.ReportProfile(report, timeout=2.0))
+        elif chance < 0.16:
+            registration = self._builder.build(coordinator_pb2.RegisterRequest)
+            registration.node_id = LIAR
+            registration.name = "liar"
+            registration.wire_version = WIRE_VERSION
+            await self._refused(self._stub.Register(registration, timeout=2.0))
+        elif chance < 0.24:
+            hello = self._builder.build(head_pb2.HeadHello)
+            hello.node_id = LIAR
+            attach = self._heads.Attach()
+            await attach.write(head_pb2.AttachRequest(hello=hello))
+            await attach.write(self._builder.build(head_pb2.AttachRequest))
+            await self._refused(asyncio.wait_for(attach.read(), 0.5))
+            attach.cancel()
+        else:
+            await call.write(self._builder.build(coordinator_pb2.ControlRequest))
+
+    async def _refused(self, call: Any) -> None:
+        """Wait for the answer, which may be a refusal: the stream continues."""
+        try:
+            await call
+        except (grpc.aio.AioRpcError, TimeoutError) as error:
+            self._refusal(error)
+
+    def _refusal(self, error: Exception) -> None:
+        """Note a refusal. It must be a typed one."""
+        self._world.note(f"the liar is refused: {error!r:.100}")
+        is_internal = isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.INTERNAL
+        self._world.watch.hold(not is_internal, f"a lie ended a call with {error!r:.200}")
+
+    def _known(self, field: str) -> Sequence[Any]:
+        """Values that the coordinator knows, by the name of a field."""
+        match field:
+            case "node_id" | "sender_id":
+                return (LIAR,)
+            case "receiver_id":
+                return ("id-a", "id-b", "id-none")
+            case "incarnation":
+                return (self._incarnation,)
+            case "deployment":
+                return (self._name(),)
+            case "epoch":
+                return (self._epoch(),)
+            case "stage" | "from_stage" | "to_stage" | "first":
+                return range(6)
+            case "request_id":
+                return self._request_ids()
+            case "operation_id":
+                return (self._operation_id(),)
+            case _:
+                return ()
 
     async def _attach(self) -> None:
         held = tuple(HeldRequest(app_id, "run", tokens=9) for app_id in self._request_ids())

@@ -260,11 +260,12 @@ class Operator:
 
     async def _delete(self, name: DeploymentName, again: dict[str, Any] | None) -> None:
         world = self.world
+        standing = world.disk.deployments.get(name)
         while True:
             try:
                 if not world.on_another_disk:
                     await self.client.delete_deployment(name, wait=False)
-                    world.delete_acknowledged(name)
+                    world.delete_acknowledged(name, standing)
                     break
             except DeadlineError:
                 pass

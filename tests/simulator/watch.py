@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from edgeshard_agent.core.actions import Action as NodeAction
@@ -79,6 +80,13 @@ def _fate(record: DeploymentRecord | None) -> object:
     standbys = [entry for entry in record.standbys if entry.node_id != LIAR]
     commands = record.prepared, record.activated, record.released, standbys
     return record.uid, record.epoch, record.phase, record.placement, record.attachment, commands, record.deadline
+
+
+def _is_same(record: DeploymentRecord, other: DeploymentRecord | None, above_floor: int) -> bool:
+    """Whether two records differ in nothing that a lie might change, but in an epoch just above the floor."""
+    if other is not None and above_floor in (record.epoch, other.epoch):
+        record = replace(record, epoch=other.epoch)
+    return _fate(record) == _fate(other)
 
 
 class Watch:
@@ -165,12 +173,14 @@ class Watch:
         self.hold(error is None, f"an action ended with {error!r}")
 
     def _lied(self, before: State, after: State, honest: Event) -> None:
-        """A node that lies changes no deployment: each is as it would be without the message."""
+        """A node that lies changes no deployment: each is as it would be without the message. A claim to an epoch may
+        move the next one above the floor, and a later message may take the claim back."""
         silent = apply_event(before, honest)
         settled = apply_event(silent, NodeDisconnected(NOBODY, 0, honest.now))
         for name, record in after.deployments.items():
-            same = (_fate(state.deployments.get(name)) for state in (silent, settled))
-            self.hold(_fate(record) in same, f"a lie changed {name}: {record.phase} at epoch {record.epoch}")
+            others = [state.deployments.get(name) for state in (silent, settled)]
+            is_same = any(_is_same(record, other, after.epoch_floor + 1) for other in others)
+            self.hold(is_same, f"a lie changed {name}: {record.phase} at epoch {record.epoch}")
             self.hold(record.epoch < COUNTED_EPOCHS, f"a lie became epoch {record.epoch} of {name}")
 
     def coordinator_ends(self) -> None:

@@ -19,6 +19,7 @@ import edgeshard_coordinator.control.requests.listeners
 import edgeshard_coordinator.control.runtime.planner
 from edgeshard_coordinator.control.runtime import profile_checks
 from edgeshard_coordinator.core.deployments.transitions import next_phase
+from edgeshard_coordinator.core.values.state import DeploymentRecord
 
 import edgeshard.architectures.shape
 import edgeshard.client.connection
@@ -125,9 +126,10 @@ class World:
         there = known is not None or name in self.disk.retired
         self.watch.hold(there, f"{name} was acknowledged and is not on the disk")
 
-    def delete_acknowledged(self, name: DeploymentName) -> None:
+    def delete_acknowledged(self, name: DeploymentName, former: DeploymentRecord | None) -> None:
+        """`former` stood when the call was made. The answer may be late, and somebody may have deployed it again."""
         known = self.disk.deployments.get(name)
-        gone = known is None or known.phase is Phase.DELETING
+        gone = known is None or known.phase is Phase.DELETING or (former is not None and known.uid != former.uid)
         self.watch.hold(gone, f"{name} was said to be deleted and stands on the disk")
 
     def judge(self, request_id: RequestId, error: EdgeShardError, limit: float | None) -> None:

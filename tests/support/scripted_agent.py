@@ -257,9 +257,11 @@ class FakeHead:
         epoch: int | None = None,
         text: str | None = None,
         top: int = 0,
+        stages: int = 0,
     ) -> None:
-        """A token, with `top` likeliest tokens."""
+        """A token, with `top` likeliest tokens and the timings of so many stages."""
         message = self._token(request_id, position, token, epoch, text)
+        message.timings.extend([common_pb2.StageTiming(compute_s=0.5)] * stages)
         message.top.extend([common_pb2.TokenLogprob(token=1, logprob=-1.0)] * top)
         await self._call.write(head_pb2.AttachRequest(token=message))
 
@@ -279,13 +281,15 @@ class FakeHead:
             text=f"<{token}>" if text is None else text,
         )
 
-    async def prompt_logprobs(self, request_id: str, position: int, count: int) -> None:
+    async def prompt_logprobs(self, request_id: str, position: int, count: int, *, top: bool = False) -> None:
         logprobs = common_pb2.PromptLogprobs(position=position, logprobs=[-1.0] * count)
+        logprobs.top_tokens.extend([1] * count * top)
+        logprobs.top_logprobs.extend([-1.0] * count * top)
         message = head_pb2.HeadPromptLogprobs(request_id=request_id, epoch=self.epoch, prompt_logprobs=logprobs)
         await self._call.write(head_pb2.AttachRequest(prompt_logprobs=message))
 
-    async def finish(self, request_id: str, reason: Any = head_pb2.FINISH_REASON_LENGTH) -> None:
-        finished = head_pb2.HeadFinished(request_id=request_id, epoch=self.epoch, reason=reason)
+    async def finish(self, request_id: str, reason: Any = head_pb2.FINISH_REASON_LENGTH, text: str = "") -> None:
+        finished = head_pb2.HeadFinished(request_id=request_id, epoch=self.epoch, reason=reason, text=text)
         await self._call.write(head_pb2.AttachRequest(finished=finished))
 
     async def admit(self, request_id: str, read: int = 0) -> None:

@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 
 from edgeshard.domain.checks import checks_of
 from edgeshard.domain.control.commands import (
+    MAX_LISTED_PACKED,
     MAX_REPORTED_LINKS,
     MAX_REPORTED_PROFILES,
     MOST_PACKED,
@@ -65,7 +66,7 @@ from edgeshard.domain.nodes.kernels import KernelSpeed
 from edgeshard.domain.nodes.labels import LabelCall
 from edgeshard.domain.requests.chat import ToolFormat
 from edgeshard.domain.requests.generation import FinishReason
-from edgeshard.domain.requests.head import HeadHello, HeldRequest, StartRequest
+from edgeshard.domain.requests.head import MAX_DIGEST_BYTES, MAX_HELD, HeadHello, HeldRequest, StartRequest
 from edgeshard.domain.requests.link import LinkHello, LinkSuspected
 from edgeshard.domain.requests.trace import MOST_RECORDS, ReadRecord, StageTrace, StepRecord
 from edgeshard.proto.v1 import admin_pb2, common_pb2, inference_pb2
@@ -207,7 +208,9 @@ TOO_MANY_STAGES = tuple(examples_of(StageStatus)[:1]) * (MOST_STAGES + 1)
 COMPARED: tuple[tuple[type, str], ...] = (
     *((kind, "operation_id") for kind in (CommandProgress, CommandResult, DumpPart)),
     *((kind, name) for kind in (ControlHello, Heartbeat) for name in ("node_id", "incarnation")),
-    *((kind, "deployment") for kind in (LinkSuspected, StageKey, StageStatus)),
+    *((kind, "deployment") for kind in (HeadHello, LinkSuspected, StageKey, StageStatus)),
+    (HeadHello, "node_id"),
+    *((HeldRequest, name) for name in ("request_id", "instance", "client")),
     *((profile.MeasuredLink, name) for name in ("sender", "receiver")),
 )
 """Texts that are compared with known ones."""
@@ -225,6 +228,7 @@ TEXTS: dict[type, tuple[str, ...]] = {
 FIGURES: dict[type, tuple[str, ...]] = {
     Condition: (*("certificate_due_s", "certificate_ends_s", "clock_ahead_s", "cpu_quota", "disk_write_bps", "utc_s"),),
     Heartbeat: ("others_share",),
+    HeadHello: ("head_for_s",),
     HeartbeatChange: ("others_share",),
     KernelSpeed: ("fma_gflop_per_s", "read_gb_per_s", "row_gb_per_s", "rows_gflop_per_s"),
     StageExperts: ("waited_s",),
@@ -240,7 +244,7 @@ OF_AN_EPOCH = (
 REFUSED: dict[tuple[type, str], Any] = {
     **{(kind, "epoch"): MAX_EPOCH + 1 for kind in OF_AN_EPOCH},
     **dict.fromkeys(COMPARED, "x" * (MAX_TEXT + 1)),
-    (CommandResult, "packed"): tuple(examples_of(PackedUnit)[:1]) * (MOST_PACKED + 1),
+    (CommandResult, "packed"): tuple(examples_of(PackedUnit)[:1]) * (MAX_LISTED_PACKED + 1),
     (BlobHeader, "digest"): "../" * 22,
     (BlobRange, "digest"): "",
     (DeployCall, "measure_s"): -1.0,
@@ -248,6 +252,8 @@ REFUSED: dict[tuple[type, str], Any] = {
     (Enrolment, "token_id"): "",
     (Heartbeat, "stages"): TOO_MANY_STAGES,
     (GuessCounts, "steps"): (1.0,) * 37,
+    (HeadHello, "held"): tuple(examples_of(HeldRequest)[:1]) * (MAX_HELD + 1),
+    (HeldRequest, "digest"): bytes(MAX_DIGEST_BYTES + 1),
     (HeartbeatChange, "removed"): tuple(examples_of(StageKey)[:1]) * (MOST_STAGES + 1),
     (HeartbeatChange, "stages"): TOO_MANY_STAGES,
     (KeepStandby, "manifest_digest"): "a",

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeshard.domain.models.dtypes import DType
-from edgeshard.domain.requests.generation import Guide, GuideKind, PromptLogprobs, Sampling, StageTiming, TokenLogprob
+from edgeshard.domain.requests.generation import (
+    PROMPT_LOGPROBS_POSITIONS,
+    Guide,
+    GuideKind,
+    PromptLogprobs,
+    Sampling,
+    StageTiming,
+    TokenLogprob,
+)
 from edgeshard.domain.requests.step import (
     ForwardStep,
     KvGrant,
@@ -27,7 +36,14 @@ from edgeshard.domain.requests.step import (
 from edgeshard.proto.v1 import common_pb2
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.wire import frames as wire
-from edgeshard.wire.frames import FrameContract, FrameDamagedError, FrameReader, FrameRefusedError, encode_step
+from edgeshard.wire.frames import (
+    MAX_SPANS,
+    FrameContract,
+    FrameDamagedError,
+    FrameReader,
+    FrameRefusedError,
+    encode_step,
+)
 
 WIDTH = 8
 CONTRACT = FrameContract("tales", 3, DType.BFLOAT16, WIDTH, max_tokens=32, window=4)
@@ -321,3 +337,31 @@ def test_guesses_of_a_step_travel_apart_from_it_and_do_not_count_when_they_are_d
     no_header = b"\xff" * 9
     assert wire.decode_guesses(pb.Frame(header=no_header, crc32c=wire._checksum(no_header, b"")), "tales", 3) is None
     assert wire.decode_guesses(nothing, "", 0) is None
+
+
+TOKEN = SampledToken(7, 8, 5)
+SCORES = SpanLogprobs(7, PromptLogprobs(1, (0.0,) * PROMPT_LOGPROBS_POSITIONS, ((),) * PROMPT_LOGPROBS_POSITIONS))
+LONG_RESULTS = {
+    "tokens": StepResult((TOKEN,) * (MAX_SPANS + 1)),
+    "pending": StepResult(pending=tuple(range(MAX_SPANS + 1))),
+    "log-probabilities": StepResult(prompt_logprobs=(SCORES,) * 17),
+    "tokens that follow": StepResult(forced={number: tuple(range(100)) for number in range(41)}),
+    "timings": StepResult(timings=TIMINGS * 3),
+}
+
+
+@pytest.mark.parametrize("what", LONG_RESULTS)
+def test_a_result_with_more_than_any_step_has_is_refused(what: str) -> None:
+    reader = FrameReader(replace(RETURN, max_timings=2))
+    with pytest.raises(FrameRefusedError) as refused:
+        reader.accept(sent(ReturnedStep(0, LONG_RESULTS[what]))[0])
+    assert refused.value.field == ("timings" if what == "timings" else "result")
+    assert reader.accept(sent(ReturnedStep(0, StepResult(timings=TIMINGS * 2)))[0]).steps
+
+
+def test_a_step_has_passed_no_more_stages_than_there_are_before() -> None:
+    step = replace(forward(0), timings=TIMINGS * 2)
+    with pytest.raises(FrameRefusedError) as refused:
+        FrameReader(replace(CONTRACT, max_timings=1)).accept(sent(step)[0])
+    assert refused.value.field == "timings"
+    assert FrameReader(replace(CONTRACT, max_timings=2)).accept(sent(step)[0]) is not None

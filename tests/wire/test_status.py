@@ -13,6 +13,7 @@ from edgeshard.domain.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from edgeshard.proto.v1 import common_pb2
 from edgeshard.wire.failure import from_failure, to_failure
 from edgeshard.wire.status import DETAILS_KEY, from_rpc_error, to_status
 
@@ -52,3 +53,13 @@ def test_a_message_with_bytes_that_are_no_text_can_be_sent() -> None:
     """As one that quotes a path: an answer that cannot be sent would end the node that gives it."""
     failure = to_failure(InternalError("cannot read /models/caf\udce9"))
     assert from_failure(failure).message == "cannot read /models/caf?"
+
+
+@pytest.mark.parametrize(
+    ("sent", "wait_s"),
+    [(1.5, 1.5), (0.0, None), (-1e30, None), (float("nan"), None), (float("inf"), None), (1e9, 86_400)],
+)
+def test_a_wait_of_a_failure_fits_into_a_status(sent: float, wait_s: float | None) -> None:
+    error = from_failure(common_pb2.Failure(message="m", retry_after_s=sent))
+    assert error.retry_after_s == wait_s
+    assert to_status(error).message == "m"

@@ -236,7 +236,8 @@ class HostedStage:
     def _make_receiver(self) -> LinkReceiver:
         prepare, shape = self.prepare, self.loaded.model.shape
         dtype, width = prepare.spec.dtype, 0 if prepare.stage == 0 else shape.frame_width
-        contract = FrameContract(prepare.deployment, prepare.epoch, dtype, width, MAX_STEP_TOKENS, self._window)
+        passed = prepare.stage or self._stage_count
+        contract = FrameContract(prepare.deployment, prepare.epoch, dtype, width, MAX_STEP_TOKENS, self._window, passed)
         from_stage = (prepare.stage - 1) % self._stage_count
         sender = prepare.placement.stages[from_stage].node_name
         return LinkReceiver(from_stage, sender, contract, self._received, self._repeated)

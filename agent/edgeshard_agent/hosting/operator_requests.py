@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from edgeshard.debugging.dump import to_text
-from edgeshard.domain.control.commands import CommandResult, DropPacked, ListPacked
+from edgeshard.domain.control.commands import MAX_LISTED_PACKED, CommandResult, DropPacked, ListPacked
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import OperationId
 from edgeshard_agent.core.machine import machine
@@ -88,5 +88,5 @@ class PackedRequests(_Requests):
             )
             result = CommandResult(operation_id, failure)
         else:
-            result = CommandResult(operation_id, packed=units)
+            result = CommandResult(operation_id, packed=units[:MAX_LISTED_PACKED])
         self.answer((result,))

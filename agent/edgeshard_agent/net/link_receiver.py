@@ -62,6 +62,14 @@ class LinkReceiver:
         self._stream: _Stream | None = None
         self._closed = False
 
+    def is_for(self, context: Context) -> bool:
+        """Whether the caller is the node which the placement names; in plaintext anyone is."""
+        try:
+            check_acts_for_itself(context, self.from_node, "from_stage")
+        except errors.DeniedError:
+            return False
+        return True
+
     async def serve(self, context: Context) -> None:
         """Take one stream to its end. A newer stream of the same hop replaces it, with UnavailableError.
 
@@ -223,7 +231,7 @@ class StageServicer(StageServiceServicer):
         hello = link_message_from_wire(first.message) if isinstance(first, pb.ExchangeRequest) else None
         if not isinstance(hello, LinkHello):
             raise errors.InvalidArgumentError("a link begins with a hello", field="hello")
-        receiver = self._find(hello)
+        receiver = self._find(hello, context)
         # Apart from the first message: were that cancelled, gRPC would send the metadata again with the status, core
         # would refuse it, and the sender would wait for ever.
         await context.send_initial_metadata(())
@@ -238,14 +246,16 @@ class StageServicer(StageServiceServicer):
     async def Probe(self, request_iterator: object, context: ProbeContext) -> None:
         await self._probes.serve(context)
 
-    def _find(self, hello: LinkHello) -> LinkReceiver:
+    def _find(self, hello: LinkHello, context: Context) -> LinkReceiver:
+        """The receiver of a hop. Another node than the one before it gets the answer of a missing stage, so that it
+        learns no epoch."""
         if hello.wire_version != WIRE_VERSION:
             raise errors.WireVersionError(
                 f"this node speaks wire version {WIRE_VERSION}, the neighbour {hello.wire_version}: upgrade the older",
                 field="wire_version",
             )
         receiver = self._receivers.get((hello.deployment, hello.to_stage))
-        if receiver is None:
+        if receiver is None or not receiver.is_for(context):
             raise errors.NotFoundError(
                 f"stage {hello.to_stage} of {hello.deployment!r} is not here",
                 field="deployment",

@@ -8,13 +8,14 @@ to the next one, and a request that joins goes to whichever has room first.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
 from edgeshard.domain.requests.step import STEP_TOKENS, GuessedTokens, SampledToken, Span, StepResult, Targets
-from edgeshard_agent.scheduler.scoring import check_scores, targets_by_request
+from edgeshard_agent.scheduler import sequence as sequences
+from edgeshard_agent.scheduler.scoring import check_scores, exceeds_top, targets_by_request
 
 MAX_MICRO_BATCH = STEP_TOKENS // 2
 """Decodes leave half of a step to prompts."""
@@ -154,7 +155,9 @@ class Flight:
         return self._owed.popleft()
 
 
-def check_owed(step: int, owed: Owed, result: StepResult, running: Container[int], late: Mapping[int, int]) -> None:
+def check_owed(
+    step: int, owed: Owed, result: StepResult, running: Mapping[int, sequences.Sequence], late: Mapping[int, int]
+) -> None:
     """Raise InternalError unless a result has what its step was formed for.
 
     Nothing may be missing but of a request that runs no more, or begins again: it would be waited for forever. Where a
@@ -171,4 +174,9 @@ def check_owed(step: int, owed: Owed, result: StepResult, running: Container[int
     missing = sum(number in running for number in owed.tokens.keys() - came.keys())
     if missing:
         raise InternalError(f"result of step {step} lacks {missing} of its tokens", reason="WRONG_RESULT")
+    for sampled in result.tokens:
+        if sampled.top and exceeds_top(running, sampled.request, len(sampled.top)):
+            raise InternalError(
+                f"result of step {step} has a token with too many likeliest ones", reason="WRONG_RESULT"
+            )
     check_scores(step, owed.targets, result.prompt_logprobs, running)

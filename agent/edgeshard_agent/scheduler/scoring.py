@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from edgeshard.domain.errors import InternalError
 from edgeshard.domain.requests.step import Span, SpanLogprobs, Targets
@@ -29,7 +29,18 @@ def targets_by_request(spans: Sequence[Span]) -> dict[int, Targets]:
     return {span.request: span.targets for span in spans if span.targets is not None}
 
 
-def check_scores(step: int, owed: Mapping[int, Targets], came: Sequence[SpanLogprobs], running: Container[int]) -> None:
+def exceeds_top(running: Mapping[int, sequences.Sequence], request: int, count: int) -> bool:
+    """Whether a running request wants fewer likeliest tokens at a position than `count`."""
+    sequence = running.get(request)
+    return sequence is not None and count > sequence.generation.sampling.top_logprobs
+
+
+def check_scores(
+    step: int,
+    owed: Mapping[int, Targets],
+    came: Sequence[SpanLogprobs],
+    running: Mapping[int, sequences.Sequence],
+) -> None:
     """Raise InternalError unless a result scores the targets of its step, each once and in order.
 
     Scores of a request that runs no more, or begins again, may be missing.
@@ -37,7 +48,9 @@ def check_scores(step: int, owed: Mapping[int, Targets], came: Sequence[SpanLogp
     ends = {request: targets.position for request, targets in owed.items()}
     for item in came:
         scores = item.prompt_logprobs
-        if ends.get(item.request) != scores.position or len(scores.top) != len(scores.logprobs):
+        top = max(map(len, scores.top), default=0)
+        is_owed = ends.get(item.request) == scores.position and len(scores.top) == len(scores.logprobs)
+        if not is_owed or exceeds_top(running, item.request, top):
             raise InternalError(
                 f"result of step {step} has log-probabilities that were not asked for", reason="WRONG_RESULT"
             )

@@ -39,10 +39,12 @@ from edgeshard.domain.nodes.profile import ComputeProfile, Effort, MeasuredLink
 from edgeshard.domain.requests.link import LinkSuspected
 from edgeshard.domain.requests.trace import StageTrace, check_seconds
 
-MOST_STAGES = 4096
+MOST_STAGES = 512
 """Stages of one node. A node with memory for a few layers holds a few; more are a fault or an attack."""
-MOST_PACKED = 1 << 16
-"""Packed units of which a node tells, and the coordinator listens: those of 1,000 dense models."""
+MOST_PACKED = 1 << 15
+"""Packed units that a node reports: those of 500 dense models."""
+MAX_LISTED_PACKED = 4096
+"""Packed units of one answer, with their names; a message with more took the coordinator seconds to read."""
 MAX_REPORTED_PROFILES = 4
 """Profiles of one report; an agent sends one."""
 MAX_REPORTED_LINKS = 4096
@@ -366,7 +368,7 @@ class CommandResult:
     failure: EdgeShardError | None = None
     stage: StageStatus | None = None
     trace: StageTrace | None = None
-    packed: Annotated[tuple[PackedUnit, ...], at_most(MOST_PACKED)] = ()
+    packed: Annotated[tuple[PackedUnit, ...], at_most(MAX_LISTED_PACKED)] = ()
 
 
 AgentMessage = (

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from edgeshard.domain.checks import one_or_more
+from edgeshard.domain.checks import at_most, one_or_more
 from edgeshard.domain.deployments.guesses import NO_GUESSES, GuessCounts
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, RequestId
+from edgeshard.domain.ids import DeploymentName, Epoch, Figure, NodeId, RequestId, check_short
 from edgeshard.domain.requests.generation import FinishReason, Generation, PromptLogprobs, Token
+
+MAX_HELD = 8192
+"""Requests that a head reports when it attaches: those that run or wait, and 2,048 that are over."""
+MAX_DIGEST_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +75,10 @@ class HeldRequest:
     been forgotten, because the coordinator had its end; its client may not have got it.
     """
 
-    request_id: RequestId
-    instance: str
-    client: str = ""
-    digest: bytes = b""
+    request_id: Annotated[RequestId, check_short]
+    instance: Annotated[str, check_short]
+    client: Annotated[str, check_short] = ""
+    digest: Annotated[bytes, at_most(MAX_DIGEST_BYTES, "bytes")] = b""
     tokens: int = 0
     scored: Annotated[int, one_or_more] = 1
     over: bool = False
@@ -86,12 +90,12 @@ class HeadHello:
     answers beacons. It knows of no request that ended more than `head_for_s` seconds ago, with another head; an older
     version does not say it."""
 
-    node_id: NodeId
-    deployment: DeploymentName
+    node_id: Annotated[NodeId, check_short]
+    deployment: Annotated[DeploymentName, check_short]
     epoch: Epoch
-    held: tuple[HeldRequest, ...] = ()
+    held: Annotated[tuple[HeldRequest, ...], at_most(MAX_HELD)] = ()
     beacons: bool = False
-    head_for_s: float | None = None
+    head_for_s: Figure | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,8 +170,8 @@ async def test_a_stage_that_closes_between_a_hello_and_its_welcome_ends_the_stre
     async with listening() as neighbour:
         find = neighbour.servicer._find
 
-        def found_just_before_it_closes(hello: Any) -> LinkReceiver:
-            receiver = find(hello)
+        def found_just_before_it_closes(hello: Any, context: Any) -> LinkReceiver:
+            receiver = find(hello, context)
             neighbour.servicer.close(NAME, 1)
             return receiver
 

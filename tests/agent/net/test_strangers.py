@@ -20,6 +20,7 @@ from edgeshard.proto.v1.stage_pb2_grpc import StageServiceStub, add_StageService
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.server import Server
 from edgeshard.wire.frames import FrameContract
+from edgeshard.wire.status import from_rpc_error
 from tests.support.identities import Identities, is_denied
 
 pytestmark = pytest.mark.timing
@@ -50,8 +51,20 @@ async def test_a_hop_is_opened_by_the_node_before_it_alone(tmp_path: Path, stran
         ):
             call, welcome = await dial(before)
             assert welcome.message.HasField("welcome")
-            hello = pb.ExchangeRequest(message=pb.LinkMessage(hello=HELLO))
-            assert await is_denied(StageServiceStub(strange).Exchange(), hello)
+            for epoch in (0, 1, 2):
+                hello = pb.LinkHello()
+                hello.CopyFrom(HELLO)
+                hello.epoch = epoch
+                opening: Any = StageServiceStub(strange).Exchange()
+                first = pb.ExchangeRequest(message=pb.LinkMessage(hello=hello))
+                if stranger[0] is not Role.AGENT:
+                    assert await is_denied(opening, first)
+                    continue
+                # As if there were no such stage: a stranger learns no epoch.
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await opening.write(first)
+                    await opening.read()
+                assert from_rpc_error(refused.value).reason == "NO_SUCH_STAGE"
             assert (await call.read()).message.HasField("beacon") and not call.done()
             call.cancel()
     finally:

@@ -15,7 +15,7 @@ from edgeshard_agent.scheduler.swapping import Swapping
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.errors import InternalError
 from edgeshard.domain.ids import RequestId
-from edgeshard.domain.requests.generation import Sampling
+from edgeshard.domain.requests.generation import Sampling, TokenLogprob
 from edgeshard.domain.requests.head import HeadEvent, RequestAdmitted
 from edgeshard.domain.requests.step import SampledToken, StepResult
 from tests.support.rig import Rig, expected
@@ -37,6 +37,7 @@ WRONG: dict[str, Any] = {
     "one of nobody": lambda tokens: (*tokens, SampledToken(77, 3, 5)),
     "another position": lambda tokens: (replace(tokens[0], position=1), *tokens[1:]),
     "another request's": lambda tokens: (replace(tokens[0], request=77), *tokens[1:]),
+    "likeliest ones": lambda tokens: (replace(tokens[0], top=(TokenLogprob(1, -0.5),)), *tokens[1:]),
 }
 
 

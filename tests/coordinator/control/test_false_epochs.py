@@ -11,8 +11,8 @@ import pytest
 from edgeshard_coordinator.control.persistence.persistence import StateStore
 from edgeshard_coordinator.core.values.state import DeploymentRecord, State, Timings
 
-from edgeshard.domain.control.commands import ReleaseStage
-from edgeshard.domain.errors import InternalError
+from edgeshard.domain.control.commands import ControlMessage, PrepareStage, ReleaseStage
+from edgeshard.domain.errors import EdgeShardError, InternalError, StaleEpochError
 from edgeshard.domain.ids import COUNTED_EPOCHS, MAX_EPOCH, DeploymentName, Epoch
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StagePhase, StageStatus
@@ -122,3 +122,49 @@ async def test_an_epoch_that_sqlite_cannot_hold_is_a_typed_error(tmp_path: Path)
 def test_without_a_claim_epochs_are_counted() -> None:
     state = State("one", epoch_floor=Epoch(1_000), retired={DeploymentName("tale"): Epoch(4)})
     assert state.first_epoch(DeploymentName("tale")) == 5 and state.first_epoch(DeploymentName("verse")) == 1
+
+
+async def test_a_restored_backup_goes_above_the_epochs_that_nodes_hold(tmp_path: Path, open_site: Any) -> None:
+    """Nodes refuse a lower epoch than the one that they hold."""
+    site = await open_site()
+    await site.deployed()
+    await site.stop()
+    disk = tmp_path / "state.sqlite"
+    backup = disk.read_bytes()
+    site.agents = []
+    await site.start()
+    await site.connected("a", "b", "c")
+    later = await site.until_phase("tale", "ready", epoch=2)
+    await site.stop()
+    for file in tmp_path.glob("state.sqlite*"):
+        file.unlink()
+    disk.write_bytes(backup)
+    site.agents = []
+    await site.start()
+    assert site.state.deployments["tale"].epoch == 1 < later.epoch
+
+    def refuse_lower(command: ControlMessage) -> EdgeShardError | None:
+        is_lower = isinstance(command, PrepareStage) and command.epoch <= later.epoch
+        return StaleEpochError(f"this node is at epoch {later.epoch}", field="epoch") if is_lower else None
+
+    agents = {name: site.agent(name) for name in ("a", "b", "c")}
+    for agent in agents.values():
+        agent.answer = refuse_lower
+        await agent.connect()
+    for placed in later.placement.stages:
+        held = StageStatus(DeploymentName("tale"), later.epoch, placed.index, placed.layers, StagePhase.READY)
+        await agents[placed.node_name].heartbeat(held)
+    record = await site.until_phase("tale", "ready")
+    assert later.epoch < record.epoch < COUNTED_EPOCHS
+
+
+async def test_without_its_state_a_coordinator_deploys_above_the_epochs_that_nodes_hold(site: Any) -> None:
+    agents = await site.connected("a", "b", "c")
+    for index, agent in enumerate(agents):
+        held = StageStatus(
+            DeploymentName("tale"), Epoch(7), index, LayerRange(4 * index, 4 * index + 4), StagePhase.READY
+        )
+        await site.heard(agent, held)
+    await site.admin.Deploy(site.deploy_request(), timeout=DEADLINE_S)
+    record = await site.until_phase("tale", "ready")
+    assert site.state.epoch_floor < record.epoch < COUNTED_EPOCHS

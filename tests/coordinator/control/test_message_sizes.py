@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from edgeshard_coordinator.control.requests import head_reports
 from edgeshard_coordinator.control.requests.listeners import ListenerStream
+from edgeshard_coordinator.control.runtime.hub import MAX_UNREAD, ControlHub
 
-from edgeshard.domain.control.commands import CommandKey, CommandKind, MeasureCompute
-from edgeshard.domain.errors import InternalError, InvalidArgumentError
-from edgeshard.domain.ids import Epoch, RequestId
+from edgeshard.domain.control.commands import CommandKey, CommandKind, MeasureCompute, ReleaseStage
+from edgeshard.domain.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, OperationId, RequestId
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.nodes.profile import Effort
 from edgeshard.domain.requests.generation import FinishReason, Generation, Started, Token
@@ -96,6 +97,16 @@ async def test_texts_that_gathered_go_in_messages_that_can_be_sent(
         ended += [number for number, _ in message.ends]
     assert sorted(heard) == expected and all(a < b for a, b in pairwise(h for h in heard if h[0] == 1))
     assert sorted(ended) == [0, 1, 2]
+
+
+async def test_a_stream_that_its_node_does_not_read_ends() -> None:
+    stream = ControlHub().open(NodeId("id-a"), "i1")
+    command = ReleaseStage(DeploymentName("tale"), Epoch(1))
+    for number in range(2 * MAX_UNREAD):
+        stream.send(OperationId(str(number)), command)
+    waiting = [stream.outgoing.get_nowait() for _ in range(stream.outgoing.qsize())]
+    assert len(waiting) == MAX_UNREAD + 1
+    assert isinstance(waiting[-1], ResourceExhaustedError) and waiting[-1].reason == "SLOW_READER"
 
 
 async def test_a_command_that_cannot_be_sent_is_refused_and_the_node_stays(site: Any) -> None:

@@ -121,17 +121,27 @@ async def test_the_next_head_hears_how_far_the_prompt_was_scored(site: Any) -> N
     assert (await head.next_start()).scored == 3
 
 
-@pytest.mark.parametrize("lie", ["prompt", "ids", "token", "text", "top"])
+LIES = ["prompt", "ids", "token", "text", "top", "end", "scores", "scores unasked", "top of scores"]
+
+
+@pytest.mark.parametrize("lie", LIES)
 async def test_a_head_that_reports_what_cannot_be_ends_its_request(site: Any, failing: Any, lie: str) -> None:
     """A client's budget is charged by what its head reports."""
     _, head = await site.deployed()
     generation = head_pb2.Generation(max_new_tokens=2, prompt="" if lie == "ids" else "once")
+    generation.prompt_logprobs = lie in ("scores", "top of scores")
     generation.prompt_tokens.extend([5, 6, 7] if lie == "ids" else [])
     request = inference_pb2.GenerateRequest(model="tale", request_id="r1", generation=generation)
     call = site.inference.Generate(request, timeout=DEADLINE_S)
     await head.next_start()
     if lie in ("prompt", "ids"):
         await head.accept("r1", prompt_tokens=range(100_000) if lie == "prompt" else (5, 6, 8))
+    elif lie == "end":
+        await head.accept("r1")
+        await head.finish("r1", text="x" * 70_000)
+    elif "scores" in lie:
+        await head.accept("r1")
+        await head.prompt_logprobs("r1", 1, 3 if lie == "scores" else 2, top=lie == "top of scores")
     else:
         await head.accept("r1")
         for position in range(3, 6):
@@ -144,13 +154,40 @@ async def test_a_head_that_reports_what_cannot_be_ends_its_request(site: Any, fa
     assert await head.next_cancel() == "r1"
 
 
+async def test_timings_of_more_stages_than_there_are_do_not_reach_the_client(site: Any) -> None:
+    _, head = await site.deployed()
+    call = site.generate("r1")
+    await head.next_start()
+    await head.accept("r1")
+    assert (await site.read(call)).started
+    for position, stages in ((3, 3), (4, 4)):
+        await head.token("r1", position, stages=stages)
+        assert len((await site.read(call)).token.timings) == (3 if stages == 3 else 0)
+
+
+async def test_a_prompt_is_not_longer_than_the_memory_for_it(site: Any, failing: Any) -> None:
+    """If a deployment has no limit of the context."""
+    _, head = await site.deployed()
+    placement = site.state.deployments["tale"].placement
+    positions = placement.kv_blocks * placement.kv_block_tokens
+    generation = head_pb2.Generation(prompt="x" * positions, max_new_tokens=2)
+    request = inference_pb2.GenerateRequest(model="tale", request_id="r1", generation=generation)
+    call = site.inference.Generate(request, timeout=DEADLINE_S)
+    await head.next_start()
+    await head.accept("r1", prompt_tokens=range(positions + 1))
+    async with failing(UnavailableError) as caught:
+        await site.read(call)
+    assert caught[0].reason == "WRONG_REPORT"
+
+
 async def test_a_token_with_lists_beyond_any_request_ends_the_stream_of_its_head(site: Any) -> None:
     _, head = await site.deployed()
     site.generate("r1")
     await head.next_start()
     await head.accept("r1")
     await head.token("r1", 3, top=100_000)
-    await head.ended()
+    refused = await head.ended()
+    assert isinstance(refused, InvalidArgumentError) and refused.field == "top"
 
 
 async def test_a_failed_request_keeps_its_type(site: Any, failing: Any) -> None:

@@ -7,7 +7,7 @@ runs in, and of tokens the one at the position that comes next.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -26,7 +26,7 @@ from edgeshard_coordinator.control.requests.quotas import QuotaBook
 from edgeshard_coordinator.control.requests.request_table import RequestTable
 from edgeshard_coordinator.control.requests.running_request import Attachment, RunningRequest
 from edgeshard_coordinator.control.requests.traffic import TrafficBook
-from edgeshard_coordinator.core.values.state import State
+from edgeshard_coordinator.core.values.state import DeploymentRecord, State
 
 log = structlog.get_logger()
 
@@ -40,13 +40,14 @@ ADDED_TOKENS = 256
 """Tokens that a template or a tokenizer may add to a prompt."""
 
 
-def _wrong_prompt(prompt: Prompt, tokens: tuple[int, ...], max_context: int) -> str | None:
-    """Why these cannot be the tokens of a prompt; None if they can. `max_context` is 0 if only the model limits it."""
+def _wrong_prompt(prompt: Prompt, tokens: tuple[int, ...], record: DeploymentRecord) -> str | None:
+    """Why these cannot be the tokens of a prompt; None if they can."""
     if not isinstance(prompt, str):
         return None if tokens == tuple(prompt) else "other tokens than the prompt's"
-    most = TOKENS_OF_A_BYTE * len(prompt.encode("utf-8", "replace")) + ADDED_TOKENS
-    if max_context:
-        most = min(most, max_context)
+    placement = record.placement
+    # If only the model limits a context, the KV memory of all requests does, too.
+    context = record.spec.max_context or placement.kv_blocks * placement.kv_block_tokens
+    most = min(context, TOKENS_OF_A_BYTE * len(prompt.encode("utf-8", "replace")) + ADDED_TOKENS)
     return None if len(tokens) <= most else f"a prompt of {len(tokens)} tokens, more than it can have"
 
 
@@ -92,18 +93,16 @@ class HeadReports:
                 return self._on_token(attachment, request, event)
             case LastToken():
                 taken = self._on_token(attachment, request, event.token)
-                if taken:
-                    self._on_end(attachment, request, event.end)
-                return taken
+                return taken and self._on_end(attachment, request, event.end)
             case PromptLogprobs():
-                return self._on_prompt_logprobs(request, event)
+                return self._on_prompt_logprobs(attachment, request, event)
             case RequestAccepted():
                 self._on_accepted(attachment, request, event.prompt_tokens)
             case RequestAdmitted():
                 request.times.admitted(self._now())
                 request.read = event.read
             case RequestEnd():
-                self._on_end(attachment, request, event)
+                return self._on_end(attachment, request, event)
             case EdgeShardError():
                 attachment.outgoing.put_nowait(ForgetRequest(request.request_id))
                 self._requests.end(request, event)
@@ -113,7 +112,7 @@ class HeadReports:
         record = self._state().deployments.get(attachment.deployment)
         if request.prompt_tokens is not None or record is None:
             return  # It goes on: its client knows that it has started.
-        if (why := _wrong_prompt(request.generation.prompt, prompt_tokens, record.spec.max_context)) is not None:
+        if (why := _wrong_prompt(request.generation.prompt, prompt_tokens, record)) is not None:
             self._refuse(attachment, request, why)
             return
         request.prompt_tokens = prompt_tokens
@@ -124,9 +123,21 @@ class HeadReports:
             self._quotas.charge(request.client, len(prompt_tokens) + len(request.emitted))
         request.deliver(Started(request.request_id, record.served_name, prompt_tokens, record.placement))
 
-    def _on_prompt_logprobs(self, request: RunningRequest, prompt_logprobs: PromptLogprobs) -> bool:
-        """Log-probabilities count once, as tokens do: behind those that came before."""
+    def _on_prompt_logprobs(
+        self, attachment: Attachment, request: RunningRequest, prompt_logprobs: PromptLogprobs
+    ) -> bool:
+        """Log-probabilities count once, as tokens do: behind those that came before. They must be within the bounds of
+        their request."""
         if request.prompt_tokens is None or prompt_logprobs.position != request.scored:
+            return False
+        generation = request.generation
+        most_top = generation.sampling.top_logprobs
+        if (
+            not generation.prompt_logprobs
+            or prompt_logprobs.end > len(request.prompt_tokens)
+            or max(map(len, prompt_logprobs.top), default=0) > most_top
+        ):
+            self._refuse(attachment, request, "log-probabilities beyond what the request asks for")
             return False
         request.scored = prompt_logprobs.end
         if not request.unread_by_choice:
@@ -147,6 +158,8 @@ class HeadReports:
         ):
             self._refuse(attachment, request, "a token beyond what the request asks for")
             return False
+        if len(token.timings) > attachment.stages:
+            token = replace(token, timings=())  # They are figures only, of another placement or false.
         request.emitted.append(token.token)
         request.times.token(self._now())
         self._quotas.charge(request.client, 1)
@@ -154,7 +167,12 @@ class HeadReports:
             self._pass_on(request, token)
         return True
 
-    def _on_end(self, attachment: Attachment, request: RunningRequest, end: RequestEnd) -> None:
+    def _on_end(self, attachment: Attachment, request: RunningRequest, end: RequestEnd) -> bool:
+        """The end of a request, with the rest of its text; whether it is within the bounds of its request."""
+        request.characters += len(end.text)
+        if request.characters > FIRST_CHARACTERS + TOKEN_CHARACTERS * len(request.emitted):
+            self._refuse(attachment, request, "a text beyond what the request asks for")
+            return False
         at_once = len(attachment.requests)
         self._requests.remove(request)
         attachment.outgoing.put_nowait(ForgetRequest(request.request_id))
@@ -162,6 +180,7 @@ class HeadReports:
             prompt_tokens, new_tokens = len(request.prompt_tokens or ()), len(request.emitted)
             self._traffic.count(record.served_name, record.model, prompt_tokens, new_tokens, at_once, end.guesses)
         request.finish(end.reason, end.text, self._now())
+        return True
 
     def _pass_on(self, request: RunningRequest, token: Token) -> None:
         """Give its client the token, or give up a client that reads too slowly."""

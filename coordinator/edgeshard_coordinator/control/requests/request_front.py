@@ -95,7 +95,9 @@ class RequestFront:
         if older is not None:
             self.detach(older)
         self._last_number += 1
-        attachment = Attachment(deployment, epoch, node_id, node_name, self._last_number)
+        record = self._state().deployments.get(deployment)
+        stages = 1 if record is None else len(record.placement.stages)
+        attachment = Attachment(deployment, epoch, node_id, node_name, self._last_number, stages)
         self._attachments[deployment] = attachment
         self.meter.head_back(deployment, epoch, self._now())
         instance = self._state().instance
@@ -105,7 +107,6 @@ class RequestFront:
         former = [item for item in held if item.instance != instance]
         known = {id for id, request in self._requests.items() if request.standing is not Standing.AWAITING}
         self._resumptions.reported(deployment, epoch, node_id, former, known, head_for_s)
-        record = self._state().deployments.get(deployment)
         for request in () if record is None else self._replicas.told_of(record):
             self._awaited(request)
             elsewhere = self._attachments.get(request.deployment)

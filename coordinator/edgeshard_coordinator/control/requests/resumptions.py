@@ -26,7 +26,7 @@ from edgeshard.domain.errors import FailedPreconditionError
 from edgeshard.domain.identity import KEY_ROLE
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, RequestId
 from edgeshard.domain.requests.generation import Generation
-from edgeshard.domain.requests.head import HeldRequest
+from edgeshard.domain.requests.head import MAX_HELD, HeldRequest
 
 COME_BACK_S = 180.0
 """Seconds after the end of its call in which a client may be back for the rest: it tries for 60 s, and may hear of the
@@ -127,19 +127,26 @@ class ResumptionBook:
         known: Collection[RequestId],
         head_for_s: float | None = None,
     ) -> None:
-        """Note the requests of former runs that a head has as it attaches. `known` are the requests here that wait for
-        no word, and `head_for_s` the seconds that it has been the head, None where it does not say."""
+        """Note the requests of former runs that a head has as it attaches, at most `MAX_HELD` of a deployment.
+
+        `known` are the requests here that wait for no word, and `head_for_s` the seconds that it has been the head,
+        None if it did not report them.
+        """
         is_new = head_for_s is not None and head_for_s < COME_BACK_S and epoch > FIRST_EPOCH
         self._lost_heads.setdefault(deployment, is_new or self._served.get(deployment) != (epoch, node_id))
         if self._is_late:
             return
+        left = MAX_HELD - sum(claim.deployment == deployment for claim, _ in self._held.values())
         for item in held:
             if item.request_id in self._ended or item.request_id in known:
                 continue
             claim = Claim(deployment, item.client, item.digest, item.tokens, item.scored)
             if not item.over:
                 # Of two replicas that have it, one went on with it when the other was lost.
-                if (known_of := self._held.get(item.request_id)) is None or known_of[0].tokens < claim.tokens:
+                known_of = self._held.get(item.request_id)
+                is_more = known_of is None or known_of[0].tokens < claim.tokens
+                left -= known_of is None
+                if is_more and left >= 0:
                     self._held[item.request_id] = (claim, self.now())
             elif item.digest:
                 self._remember(

@@ -29,18 +29,26 @@ token has a few characters; a token that completes many others may have any numb
 
 @dataclass(slots=True, eq=False)
 class Attachment:
-    """One head's Attach stream, and the requests that it runs. `outgoing` ends with None; admission bounds it."""
+    """One head's Attach stream, and the requests that it runs. `stages` counts those of its pipeline.
+
+    `outgoing` ends with None, or with the error that ends the stream; admission bounds it.
+    """
 
     deployment: DeploymentName
     epoch: Epoch
     node_id: NodeId
     node_name: NodeName
     number: int
-    outgoing: asyncio.Queue[HeadCommand | None] = field(default_factory=asyncio.Queue)
+    stages: int = 1
+    outgoing: asyncio.Queue[HeadCommand | EdgeShardError | None] = field(default_factory=asyncio.Queue)
     requests: dict[RequestId, RunningRequest] = field(default_factory=dict)
 
     def close(self) -> None:
         self.outgoing.put_nowait(None)
+
+    def fail(self, error: EdgeShardError) -> None:
+        """End the stream; the head gets the error as its status."""
+        self.outgoing.put_nowait(error)
 
 
 @dataclass(eq=False)

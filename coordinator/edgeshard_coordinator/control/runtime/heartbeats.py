@@ -19,6 +19,8 @@ from edgeshard_coordinator.core.values.events import HeartbeatsReceived
 
 TOGETHER_S = 0.07
 """Seconds that a heartbeat waits for others. News of a stage does not wait."""
+MAX_WAITING_BYTES = 128 << 10
+"""Of messages that wait: more are read at once, so that reading them together takes no longer."""
 
 
 class HeartbeatBatches:
@@ -27,6 +29,7 @@ class HeartbeatBatches:
     def __init__(self, loop: StateLoop) -> None:
         self._loop = loop
         self._waiting: list[tuple[ControlStream, pb.ControlRequest]] = []
+        self._waiting_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -35,7 +38,8 @@ class HeartbeatBatches:
     def heard(self, stream: ControlStream, message: pb.ControlRequest) -> None:
         """Take a message with a heartbeat. One that no agent sends ends its stream when its turn comes."""
         self._waiting.append((stream, message))
-        if is_urgent(message):
+        self._waiting_bytes += message.ByteSize()
+        if is_urgent(message) or self._waiting_bytes > MAX_WAITING_BYTES:
             self.flush()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(TOGETHER_S, self.flush)
@@ -50,6 +54,7 @@ class HeartbeatBatches:
             self._timer.cancel()
             self._timer = None
         waiting, self._waiting = self._waiting, []
+        self._waiting_bytes = 0
         newest: dict[ControlStream, Heartbeat] = {}
         for stream, message in waiting:
             try:

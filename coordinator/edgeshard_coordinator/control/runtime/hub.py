@@ -6,15 +6,18 @@ import asyncio
 from dataclasses import dataclass, field
 
 from edgeshard.domain.control.commands import ControlMessage, Heartbeat
-from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.errors import EdgeShardError, ResourceExhaustedError
 from edgeshard.domain.ids import NodeId, OperationId
+
+MAX_UNREAD = 1024
+"""Commands that wait for a node to read them. A node has a few for each of its stages."""
 
 
 @dataclass(slots=True, eq=False)
 class ControlStream:
     """One node's control stream: the messages to the node, and its newest heartbeat.
 
-    `outgoing` ends with None, or with the error that ends the stream; commands are few, so it needs no bound.
+    `outgoing` ends with None, or with the error that ends the stream.
     """
 
     node_id: NodeId
@@ -24,6 +27,20 @@ class ControlStream:
         default_factory=asyncio.Queue
     )
     heartbeat: Heartbeat | None = None
+
+    def send(self, operation_id: OperationId, command: ControlMessage) -> None:
+        """Put a command on the stream. A stream that its node does not read ends; the node gets on the next one what
+        counts then."""
+        unread = self.outgoing.qsize()
+        if unread < MAX_UNREAD:
+            self.outgoing.put_nowait((operation_id, command))
+        elif unread == MAX_UNREAD:
+            self.fail(
+                ResourceExhaustedError(
+                    f"the node left {unread} commands unread on its stream; connect again, and look at the node's load",
+                    reason="SLOW_READER",
+                )
+            )
 
     def close(self) -> None:
         self.outgoing.put_nowait(None)
@@ -60,7 +77,7 @@ class ControlHub:
         """Put a command on the stream numbered `number`; when it is gone the command is sent again on the next."""
         connection = self._connections.get(node_id)
         if connection is not None and connection.number == number:
-            connection.outgoing.put_nowait((operation_id, command))
+            connection.send(operation_id, command)
 
     def fail(self, node_id: NodeId, error: EdgeShardError) -> None:
         """End a node's stream with an error, which the node gets as its status."""
@@ -70,7 +87,7 @@ class ControlHub:
 
     def tell_all(self, operation_id: OperationId, command: ControlMessage) -> None:
         for connection in self._connections.values():
-            connection.outgoing.put_nowait((operation_id, command))
+            connection.send(operation_id, command)
 
     def close(self, node_id: NodeId, number: int) -> None:
         connection = self._connections.get(node_id)

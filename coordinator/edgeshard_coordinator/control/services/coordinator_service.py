@@ -128,7 +128,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         await context.send_initial_metadata(())
         log.info("node_connected", node_id=node_id)
         if denials := self._denials.list():
-            connection.outgoing.put_nowait((DENIALS, commands.Deny(denials)))
+            connection.send(DENIALS, commands.Deny(denials))
         reader = asyncio.create_task(self._read(connection, request_iterator))
         while (item := await connection.outgoing.get()) is not None:
             if isinstance(item, errors.EdgeShardError):

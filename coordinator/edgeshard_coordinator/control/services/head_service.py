@@ -67,6 +67,8 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
         await context.send_initial_metadata(())
         reader = asyncio.create_task(self._read(attachment, watched, request_iterator))
         while (item := await attachment.outgoing.get()) is not None:
+            if isinstance(item, errors.EdgeShardError):
+                raise item
             if (message := self._message(attachment, item)) is None:
                 continue
             if watched is not None and message.ByteSize() > BULK_BYTES:
@@ -133,6 +135,12 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
                     self._front.reports.take(attachment, said)
         except grpc.aio.UsageError:
             pass  # The call ended while this was reading.
+        except errors.InvalidArgumentError as error:
+            deployment, node_id = attachment.deployment, attachment.node_id
+            log.warning(
+                "head_refused", deployment=deployment, node_id=node_id, reason=error.reason, error=error.message
+            )
+            attachment.fail(error)
         except Exception as error:
             # Not its text: it could quote a message.
             log.warning("attach_stream_broke", deployment=attachment.deployment, error=type(error).__name__)
