@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from edgeshard.gateway.access import bodies
+from edgeshard.gateway.access.bodies import BodyLimits
 from tests.support.http import Http
 from tests.support.scripted_gateway import KEY, Said, serving
 
@@ -93,7 +94,7 @@ async def test_a_compressed_body_is_read(http: Http, said: Said, name: str) -> N
 
 
 async def test_a_compressed_body_is_bounded_by_its_decoded_bytes(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "MOST_BODY_BYTES", 1 << 20)
+    monkeypatch.setattr(bodies, "KEYED", BodyLimits(1 << 20, bodies.BODY_LIMIT_S))
     encoded = {"content-encoding": "gzip"}
     fits = gzip.compress(BODY + b" " * ((1 << 20) - len(BODY)))
     assert (await http.post(CHAT, fits, encoded)).status == 200
@@ -303,3 +304,19 @@ async def test_a_fields_range_is_that_of_the_interface(http: Http, said: Said, p
     more = {"options": options, "stream": False} if path == "/api/chat" else options
     assert (await http.post(path, {"model": "m", **body, **more})).status == 200
     assert said.asked[-1].sampling.top_p == 0
+
+
+async def test_a_compressed_body_is_bounded_by_the_bytes_that_are_received(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Empty blocks decode to nothing, so the decoded bytes do not bound them."""
+    monkeypatch.setattr(bodies, "KEYED", BodyLimits(1 << 20, bodies.BODY_LIMIT_S))
+    stream = zlib.compressobj(wbits=31)
+    begun = stream.compress(BODY) + stream.flush(zlib.Z_FULL_FLUSH)
+    empty = b"\x00\x00\x00\xff\xff"
+    fits = begun + empty * 1000 + stream.flush()
+    assert (await http.post(CHAT, fits, {"content-encoding": "gzip"})).status == 200
+    chunk = begun + empty * ((1 << 20) // len(empty))  # barely too long: a client that still sends reads no refusal
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\nContent-Encoding: gzip\r\n"
+    sent = head.encode() + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(chunk), chunk)
+    assert b"413 " in await raw(http, sent)

@@ -29,6 +29,7 @@ from edgeshard.domain.requests.chat import (
 )
 from edgeshard.domain.requests.generation import Generation
 from edgeshard.gateway.access import bodies
+from edgeshard.gateway.access.bodies import BodyLimits
 from edgeshard.gateway.access.cors import parse_origins
 from edgeshard.gateway.access.middleware import OPEN
 from edgeshard.gateway.answers import answers
@@ -300,8 +301,8 @@ def address_of(http: Http) -> tuple[str, int]:
 
 
 BAD_BODIES = {
-    "faults": b'{"model": "m", "messages": [' + b"1," * 1_000_000 + b"1]}",
-    "fields": b"{" + b",".join(b'"f%d":0' % number for number in range(200_000)) + b"}",
+    "faults": b'{"model": "m", "messages": [' + b"1," * 250_000 + b"1]}",
+    "fields": b"{" + b",".join(b'"f%d":0' % number for number in range(60_000)) + b"}",
     "objects": b'{"model": "m", "messages": [' + b"{}," * 300_000 + b"{}]}",
     "numbers": b'{"model": "m", "prompt": [' + b"1," * 1_100_000 + b"1]}",
 }
@@ -310,18 +311,21 @@ BAD_BODIES = {
 @pytest.mark.parametrize("name", BAD_BODIES)
 async def test_a_body_that_would_take_long_to_refuse_is_refused_quickly(http: Http, name: str) -> None:
     """What can be counted is: how many faults were gathered, and how many parts a body may have."""
+    too_many = (
+        "the body has too many parts: at most 65536 lists, objects and fields, and 262144 items; send less at once"
+    )
     answer = await http.post("/v1/chat/completions", BAD_BODIES[name])
     expected = {
         "faults": (400, "messages[0]: input should be an object"),
-        "fields": (400, "the body has 200002 faults"),
-        "objects": (400, "the body has too many parts: send less at once"),
-        "numbers": (400, "the body has too many parts: send less at once"),
+        "fields": (400, "the body has 60002 faults"),
+        "objects": (400, too_many),
+        "numbers": (400, too_many),
     }[name]
     assert (answer.status, answer.error["message"]) == expected
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "BODY_LIMIT_S", 0.2)
+    monkeypatch.setattr(bodies, "KEYED", BodyLimits(1 << 20, 0.2))
     reader, writer = await asyncio.open_connection(*address_of(http))
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
     writer.write(f"{head}Content-Length: 100\r\n\r\n{{".encode())
