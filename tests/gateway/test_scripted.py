@@ -581,3 +581,70 @@ async def test_an_abandoned_generator_is_closed(said: Said) -> None:
     async with aclosing(answers.answers([lambda: said.generate("m", Generation("x"), "")] * 3, 2)) as events:
         await anext(events)
     assert said.running == 0
+
+
+FORCED = {"tools": [{"type": "function", "function": {"name": "f"}}]}
+DEEP = {"items": {"allOf": [{"properties": {"a": {}}}] * 5000}}
+LARGE_SCHEMAS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "response_format": (
+        "/v1/chat/completions",
+        {"messages": CHAT, "response_format": {"type": "json_schema", "json_schema": {"schema": DEEP}}},
+        "response_format",
+    ),
+    "guided_json": ("/v1/completions", {"prompt": "x", "guided_json": DEEP}, "guided_json"),
+    "tools": (
+        "/v1/chat/completions",
+        {
+            "messages": CHAT,
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": DEEP}}],
+            "tool_choice": "required",
+        },
+        "tools",
+    ),
+    "text.format": (
+        "/v1/responses",
+        {"input": "x", "text": {"format": {"type": "json_schema", "schema": DEEP}}},
+        "text.format",
+    ),
+    "tools of a response": (
+        "/v1/responses",
+        {"input": "x", "tools": [{"type": "function", "name": "f", "parameters": DEEP}], "tool_choice": "required"},
+        "tools",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LARGE_SCHEMAS)
+async def test_a_schema_that_is_too_large_is_refused_by_the_name_of_its_field(http: Http, name: str) -> None:
+    path, body, field = LARGE_SCHEMAS[name]
+    answer = await http.post(path, {"model": "m", **body})
+    assert (answer.status, answer.error["param"], answer.error["code"]) == (400, field, "guide_invalid")
+
+
+async def test_a_large_schema_of_ollama_is_refused_by_the_name_of_its_field(http: Http) -> None:
+    answer = await http.post("/api/chat", {"model": "m", "messages": CHAT, "format": DEEP, "stream": False})
+    assert answer.status == 400 and answer.json["error"].startswith("format: the JSON schema has more than")
+
+
+BAD_CHOICES: list[Any] = [
+    {"type": "allowed_tools", "tools": [1]},
+    {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [[]]}},
+    {"type": ["allowed_tools"]},
+    {"function": {"name": {}}},
+]
+
+
+@pytest.mark.parametrize("choice", BAD_CHOICES)
+async def test_a_choice_of_another_form_is_refused(http: Http, choice: Any) -> None:
+    answer = await http.post("/v1/chat/completions", {"model": "m", "messages": CHAT, **FORCED, "tool_choice": choice})
+    assert (answer.status, answer.error["param"]) == (400, "tool_choice")
+
+
+@pytest.mark.parametrize("name", [[], {}, 7])
+async def test_a_function_without_a_name_cannot_be_chosen(http: Http, name: Any) -> None:
+    tools = [{"type": "function", "function": {"name": name}}]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"function": {"name": "f"}}]}}
+    answer = await http.post(
+        "/v1/chat/completions", {"model": "m", "messages": CHAT, "tools": tools, "tool_choice": choice}
+    )
+    assert (answer.status, answer.error["param"]) == (400, "tool_choice")

@@ -117,8 +117,8 @@ class Completions(AnswerRoutes):
             request.state.stream_form = chunk_stream()
         caller = caller_of(request)
         served = caller.find(self._backend, asked.model)
-        generations = asked.generations()
         try:
+            generations = asked.generations()
             for generation in generations:
                 generation.validate()
             words = None if asked.logprobs is None else self._backend.words(served.deployment)

@@ -189,7 +189,7 @@ class _Sampled(ChatRequestModel):
 
     def form(self) -> tuple[str, Guide | None]:
         if self.schema_ is not None:
-            return "format", schema_guide(self.schema_, self.open_objects)
+            return "format", schema_guide(self.schema_, self.open_objects, "format")
         return "format", Guide(GuideKind.JSON_OBJECT) if self.is_json else None
 
 

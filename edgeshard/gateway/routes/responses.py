@@ -153,7 +153,7 @@ class ResponsesRequest(ChatRequestModel):
             return "text.format", Guide(GuideKind.JSON_OBJECT)
         if asked.schema_ is None:
             raise InvalidArgumentError("text.format.schema is required", field="text.format.schema")
-        return "text.format", schema_guide(asked.schema_, self.open_objects)
+        return "text.format", schema_guide(asked.schema_, self.open_objects, "text.format")
 
     def chat_tools(self) -> list[dict[str, Any]]:
         """The tools in the form of chat completions."""
