@@ -648,3 +648,37 @@ async def test_a_function_without_a_name_cannot_be_chosen(http: Http, name: Any)
         "/v1/chat/completions", {"model": "m", "messages": CHAT, "tools": tools, "tool_choice": choice}
     )
     assert (answer.status, answer.error["param"]) == (400, "tool_choice")
+
+
+HUGE = b"1e400"
+"""A number of JSON that is none of a computer's."""
+
+
+@pytest.mark.parametrize("field", ["messages", "tools", "chat_template_kwargs"])
+async def test_a_number_that_is_too_large_is_refused_where_it_would_be_passed_on(http: Http, field: str) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"maximum": 0.125}}}
+    more = {
+        "messages": {"messages": [{"role": "user", "content": "x", "name": 0.125}]},
+        "tools": {"tools": [tool]},
+        "chat_template_kwargs": {"chat_template_kwargs": {"a": 0.125}},
+    }[field]
+    body = json.dumps({**ASKED, **more}).encode().replace(b"0.125", HUGE)
+    answer = await http.post("/v1/chat/completions", body)
+    assert (answer.status, answer.error["param"]) == (400, field)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_number_that_is_too_large_is_null_where_it_is_repeated(http: Http, stream: bool) -> None:
+    body = {"model": "m", "input": "x", "metadata": {"a": 0.125}, "stream": stream}
+    answer = await http.post("/v1/responses", json.dumps(body).encode().replace(b"0.125", HUGE))
+    assert answer.status == 200 and b'"metadata":{"a":null}' in answer.body and b"Infinity" not in answer.body
+
+
+async def test_nan_is_no_json(http: Http) -> None:
+    answer = await http.post("/v1/chat/completions", b'{"model": "m", "user": NaN}')
+    assert (answer.status, answer.error["code"]) == (400, "invalid_json")
+
+
+async def test_the_name_of_a_field_is_cut_in_an_error(http: Http) -> None:
+    answer = await http.post("/v1/chat/completions", {**ASKED, "x" * 100_000: 1})
+    assert answer.status == 400 and len(answer.body) < 1000

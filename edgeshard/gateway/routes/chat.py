@@ -19,6 +19,7 @@ from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.response_writer import ChunkWriter, chunk_stream
 from edgeshard.gateway.errors import Refused, renamed
+from edgeshard.gateway.json_text import json_text
 from edgeshard.gateway.routes.fields import (
     MOST_CHOICES,
     FormedFields,
@@ -173,7 +174,7 @@ class ChatRun(ChunkWriter):
     def _part(self, answer: int, delta: str, choice: _Choice | None = None, reason: str = "null") -> str:
         scores = "null"
         if choice is not None and choice.scores:
-            scores = json.dumps({"content": choice.scores, "refusal": None}, separators=(",", ":"))
+            scores = json_text({"content": choice.scores, "refusal": None})
             choice.scores = []
         return self.chunk(answer, f'"delta":{delta}', scores, reason)
 
@@ -211,7 +212,7 @@ def _delta(delta: AnswerDelta) -> str:
         case ReasoningDelta():
             return f'{{"reasoning_content":{json.dumps(delta.text)}}}'
         case ToolCall():
-            return json.dumps({"tool_calls": [{"index": delta.index, **_call(delta)}]}, separators=(",", ":"))
+            return json_text({"tool_calls": [{"index": delta.index, **_call(delta)}]})
 
 
 def _message(answer: Gathered) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.keepalive import StreamForm
 from edgeshard.gateway.answers.response_writer import EVENT_STREAM, ResponseWriter, sse
 from edgeshard.gateway.errors import Refused, body_of, renamed
+from edgeshard.gateway.json_text import json_text
 from edgeshard.gateway.routes.fields import (
     FirstFault,
     Items,
@@ -487,4 +488,4 @@ class ResponsesRun(ResponseWriter):
     def _say(self, kind: str, /, **values: Any) -> str:
         record = {"type": kind, **values, "sequence_number": self._sequence}
         self._sequence += 1
-        return f"event: {kind}\ndata: {json.dumps(record, separators=(',', ':'))}\n\n"
+        return f"event: {kind}\ndata: {json_text(record)}\n\n"

@@ -15,6 +15,7 @@ from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.requests.chat import AnswerDelta, AnswerFormat, ContentDelta, ToolCall
 from edgeshard.domain.requests.generation import Guide
 from edgeshard.gateway.access.answer_headers import add_header
+from edgeshard.gateway.json_text import json_text
 from edgeshard.gateway.routes.fields import schema_guide
 from edgeshard.gateway.routes.schemas import check_schema
 
@@ -178,7 +179,7 @@ class ForcedCall:
         text = "".join(self._text)
         try:
             call = json.loads(text)
-            name, arguments = call["name"], json.dumps(call["arguments"])
+            name, arguments = call["name"], json_text(call["arguments"])
         except (ValueError, TypeError, KeyError):
             return [ContentDelta(text)] if text else []
         self.calls = 1
