@@ -42,7 +42,7 @@ BODY_LIMIT_S = 120.0
 GRACE_S = 10.0
 LEAST_BPS = 16 << 10
 """The bytes a second at which a body must come after the grace."""
-MOST_PARTS = 1 << 16
+MOST_PARTS = 1 << 15
 """The most lists, objects and fields of a body. Each costs up to 2 us of the interpreter's lock."""
 MOST_ITEMS = 1 << 18
 """The most commas of a body outside its texts: token ids, for example. Each costs up to 0.4 us."""

@@ -22,10 +22,12 @@ from edgeshard.gateway.errors import Refused, renamed
 from edgeshard.gateway.json_text import json_text
 from edgeshard.gateway.routes.fields import (
     MOST_CHOICES,
+    FirstFault,
     FormedFields,
     Items,
     StreamOptions,
     Taken,
+    Tools,
     Treatment,
     bounded,
     check_stream_options,
@@ -58,7 +60,7 @@ class ChatRequest(ChatRequestModel, FormedFields):
     top_logprobs: int | None = bounded("top_logprobs")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    tools: Items | None = None
+    tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables of the chat template")
@@ -74,7 +76,7 @@ class ChatRequest(ChatRequestModel, FormedFields):
         Any, "none", "auto", meaning="the older form of tool_choice"
     ) = None
     audio: never("spoken answers") = None  # type: ignore[valid-type]
-    modalities: only(list[str], ["text"]) = None  # type: ignore[valid-type]
+    modalities: only(Annotated[list[str], FirstFault], ["text"]) = None  # type: ignore[valid-type]
     web_search_options: Annotated[dict[str, Any] | None, Treatment.IGNORED] = Field(
         default=None, description="the server searches nowhere; a header of the answer states that"
     )

@@ -33,6 +33,7 @@ from edgeshard.gateway.routes.schemas import check_schema, closed, without_nulls
 MOST_CHOICES = 16
 """The most answers for one prompt."""
 MOST_PROMPTS = 256
+MAX_TOOLS = 1024
 MOST_ANSWERS = 256
 """The most answers of a body: each is a request to the engine."""
 
@@ -44,6 +45,7 @@ FirstFault = Field(fail_fast=True)
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 Items = Annotated[list[dict[str, Any]], FirstFault]
 """Messages, tools and the like, whose own form is checked where they are used."""
+Tools = Annotated[Items, Field(max_length=MAX_TOOLS)]
 
 
 class Treatment(StrEnum):

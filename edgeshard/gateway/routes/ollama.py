@@ -29,6 +29,7 @@ from edgeshard.gateway.routes.fields import (
     Items,
     RequestModel,
     Taken,
+    Tools,
     Treatment,
     bounded,
     ignored,
@@ -146,7 +147,7 @@ class OllamaFields(RequestModel):
 
 class ChatBody(OllamaFields):
     messages: Items
-    tools: Items | None = None
+    tools: Tools | None = None
 
     def conversation(self, tools: Sequence[Any]) -> Conversation:
         messages = [_message(message, place) for place, message in enumerate(self.messages)]
