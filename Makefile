@@ -20,7 +20,7 @@ JOBS ?= 4
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && exit; done; echo python3)
 
-.PHONY: help setup clients demo serve wheels test test-all retest check types rules collect format drawings proto proto-baseline bench bench-plan figures soak chaos chaos-quick chaos-long sim fuzz attack lock sbom licences pictures folders bundle deb image release aarch64
+.PHONY: help setup clients demo serve wheels test test-all retest check types rules collect format drawings proto proto-baseline bench bench-plan figures soak chaos chaos-quick chaos-long sim fuzz fuzz-bodies attack lock sbom licences pictures folders bundle deb image release aarch64
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -160,6 +160,10 @@ sim: $(STAMP) ## 10,000 seeds of the whole system in simulated time, with all th
 fuzz: $(STAMP) ## what reads strangers' bytes, with mutated inputs, 6 minutes for each reader (1 hour); ARGS="--target config"
 	@mkdir -p .benchmarks
 	@$(BIN)/python -m tests.fuzz.run --seconds 360 $(ARGS)
+
+fuzz-bodies: $(STAMP) ## bodies for all HTTP routes, made of their forms (10 minutes); ARGS="--seconds 60 --seed 7"
+	@mkdir -p .benchmarks
+	@$(BIN)/python -m tests.fuzz.bodies --seconds 600 $(ARGS)
 
 attack: $(STAMP) ## each attack on a live site for 30 s, and what others meet meanwhile (30 minutes); ARGS="--attack joining"
 	@mkdir -p .benchmarks
