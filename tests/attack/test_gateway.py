@@ -27,8 +27,10 @@ PATH = "/v1/chat/completions"
 
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_unfinished_bodies_of_one_key_take_a_bounded_part(http: Http, chunked: bool) -> None:
-    """Two of 12 bodies of 16 MiB have room, or of those that say no length as many as have come; the others hear so at
-    once, and another key is answered."""
+    """Two of 12 bodies of 16 MiB have room, or what has arrived of bodies without a length.
+
+    The others are refused at once, and another key is answered.
+    """
     attack = bodies.unfinished(http.url, "mallory", count=12, sent=8 << 20, chunked=chunked, seconds=6.0)
     attacking = asyncio.create_task(attack)
     await asyncio.sleep(0.5)

@@ -1,8 +1,8 @@
 """Send bodies that are made of the forms of all routes: `make fuzz`, or `python -m tests.fuzz.bodies --seconds 600`.
 
 A body has values of its fields' types, and now and then others: of another type, too large, infinite, or of a name that
-no field has. The gateway's application runs in this process. A finding is an exception, an answer of status 500 or one
-that is not JSON, an error of more than `MAX_ERROR_BYTES`, a callback of the event loop that takes more than
+no field has. The gateway's application runs in this process. A finding is an exception, an answer of status 500, one
+that is not JSON, or an error of more than `MAX_ERROR_BYTES`. So is a callback of the event loop that takes more than
 `MAX_CALLBACK_S` of processor time, and memory that grows by more than `MAX_GROWTH_BYTES` after the first
 `WARM_UP_S`. Each is written to `findings/`, and the exit code is then 1. The same seed makes the same bodies.
 """
@@ -211,7 +211,7 @@ class BodyMaker:
 
 @dataclass
 class Report:
-    """What came of a run. `longest_s` is processor time of one callback; memory is resident."""
+    """The result of a run. `longest_s` is processor time of one callback; memory is resident."""
 
     seed: int
     bodies: int = 0
@@ -224,7 +224,7 @@ class Report:
 
 
 def fault_of(answer: Exchange) -> str:
-    """What is wrong with an answer, "" if nothing is."""
+    """The fault of an answer, "" if it has none."""
     if answer.status == 500:
         return "status 500"
     if answer.status >= 400 and len(answer.body) > MAX_ERROR_BYTES:

@@ -310,7 +310,7 @@ BAD_BODIES = {
 
 @pytest.mark.parametrize("name", BAD_BODIES)
 async def test_a_body_that_would_take_long_to_refuse_is_refused_quickly(http: Http, name: str) -> None:
-    """What can be counted is: how many faults were gathered, and how many parts a body may have."""
+    """The faults of a body are counted, and so are its parts."""
     too_many = (
         "the body has too many parts: at most 32768 lists, objects and fields, and 262144 items; send less at once"
     )
@@ -584,7 +584,7 @@ async def test_an_abandoned_generator_is_closed(said: Said) -> None:
 
 
 FORCED = {"tools": [{"type": "function", "function": {"name": "f"}}]}
-DEEP = {"items": {"allOf": [{"properties": {"a": {}}}] * 5000}}
+DEEP: dict[str, Any] = {"items": {"allOf": [{"properties": {"a": {}}}] * 5000}}
 LARGE_SCHEMAS: dict[str, tuple[str, dict[str, Any], str]] = {
     "response_format": (
         "/v1/chat/completions",
@@ -657,7 +657,7 @@ HUGE = b"1e400"
 @pytest.mark.parametrize("field", ["messages", "tools", "chat_template_kwargs"])
 async def test_a_number_that_is_too_large_is_refused_where_it_would_be_passed_on(http: Http, field: str) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"maximum": 0.125}}}
-    more = {
+    more: dict[str, dict[str, Any]] = {
         "messages": {"messages": [{"role": "user", "content": "x", "name": 0.125}]},
         "tools": {"tools": [tool]},
         "chat_template_kwargs": {"chat_template_kwargs": {"a": 0.125}},

@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TARGETS = (
     "help",
     "fuzz",
+    "fuzz-bodies",
     "attack",
     "setup",
     "clients",

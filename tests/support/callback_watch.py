@@ -27,7 +27,7 @@ def watched_callbacks() -> Iterator[CallbackWatch]:
         run(handle)
         watch.longest_s = max(watch.longest_s, time.thread_time() - began)
 
-    asyncio.Handle._run = timed  # type: ignore[method-assign]
+    asyncio.Handle._run = timed  # type: ignore[method-assign, assignment]
     try:
         yield watch
     finally:

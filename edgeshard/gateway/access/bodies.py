@@ -1,7 +1,7 @@
 """Reading a body within a budget of memory, in all and for each identity, and within a time.
 
 The order is that of cost: place and memory before the first byte, size and parts as bytes arrive, then the parser with
-the bounds of the fields. A large body is parsed in its turn, and the event loop has most of its time between two: no
+the bounds of the fields. A large body is parsed in its turn, and the event loop has most of its time between two. No
 thread could parse it meanwhile, since the parser holds the interpreter until it is done.
 """
 
@@ -289,7 +289,7 @@ async def read_body(
 ) -> FormT:
     """The body as `form`; `check_place` refuses a caller that may have no place for it.
 
-    The sender is the request's caller, or `stranger`: the address of one that has shown nothing. Raises
+    The sender is the request's caller. If it has shown nothing, `stranger` is its address. Raises
     InvalidArgumentError naming the field or the header Content-Encoding, and DeadlineError for a body that does not
     come. Raises ResourceExhaustedError and UnavailableError if there is no place or no memory for it.
     """
