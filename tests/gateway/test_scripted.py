@@ -657,12 +657,12 @@ HUGE = b"1e400"
 @pytest.mark.parametrize("field", ["messages", "tools", "chat_template_kwargs"])
 async def test_a_number_that_is_too_large_is_refused_where_it_would_be_passed_on(http: Http, field: str) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"maximum": 0.125}}}
-    more: dict[str, dict[str, Any]] = {
-        "messages": {"messages": [{"role": "user", "content": "x", "name": 0.125}]},
-        "tools": {"tools": [tool]},
-        "chat_template_kwargs": {"chat_template_kwargs": {"a": 0.125}},
-    }[field]
-    body = json.dumps({**ASKED, **more}).encode().replace(b"0.125", HUGE)
+    values: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "x", "name": 0.125}],
+        "tools": [tool],
+        "chat_template_kwargs": {"a": 0.125},
+    }
+    body = json.dumps({**ASKED, field: values[field]}).encode().replace(b"0.125", HUGE)
     answer = await http.post("/v1/chat/completions", body)
     assert (answer.status, answer.error["param"]) == (400, field)
 
