@@ -35,6 +35,8 @@ MAX_CALLBACK_S = 0.25
 MAX_ERROR_BYTES = 8 << 10
 MAX_GROWTH_BYTES = 50 << 20
 WARM_UP_S = 60.0
+MAX_LARGE = 2
+"""The most large values of a body: the gateway reads no more than 16 MiB of it."""
 MAX_FINDINGS = 20
 """The findings after which a run ends."""
 _WORDS: dict[str, tuple[Any, ...]] = {
@@ -47,7 +49,6 @@ _WORDS: dict[str, tuple[Any, ...]] = {
     "name": ("f", "g", "", "x" * 300),
     "model": ("m",),
     "mode": ("auto", "required"),
-    "tool_choice": ("none", "auto", "required"),
     "$ref": ("#", "#/$defs/a", "#/properties/a", "#/allOf/0", "#/$defs/a/items", "http://x"),
     "arguments": ("{}", '{"a": 1}', "{", "", "null", "[[]]", '{"a": 1e999}'),
     "call_id": ("c", ""),
@@ -58,12 +59,12 @@ _WORDS: dict[str, tuple[Any, ...]] = {
 _KEYS = (
     *_WORDS, "content", "text", "function", "parameters", "properties", "items", "anyOf", "allOf", "oneOf", "$defs",
     "enum", "const", "tools", "tool_calls", "id", "output", "input", "action", "summary", "if", "then", "images",
-    "function_call", "custom", "allowed_tools", "reasoning_content", "thinking", "description", "a", "", "\ud800",
+    "function_call", "custom", "allowed_tools", "reasoning_content", "thinking", "description", "a", "",
 )  # fmt: skip
 _LISTS = ("items", "anyOf", "allOf", "oneOf", "tools", "tool_calls", "content", "enum", "summary", "images")
 _ODD: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2**31, 2**63, 2**64, 10**30, 0.5, -0.0, 1e308, float("inf"), float("nan"), 4.0,
-    "", "x", "\ud800", "\x00", [], {}, [[]], [{}], {"": None}, "x" * 5000,
+    "", "x", "\x00", [], {}, [[]], [{}], {"": None}, "x" * 5000,
 )  # fmt: skip
 
 
@@ -72,20 +73,24 @@ class BodyMaker:
 
     def __init__(self, random_: random.Random) -> None:
         self._random = random_
+        self._large_left = 0
 
     def body(self, form: type[BaseModel]) -> bytes:
         """A body for a form, as JSON that may be damaged."""
         chance = self._random
+        self._large_left = MAX_LARGE
         value = self._of_model(form, 0)
         if chance.random() < 0.03:
             value[chance.choice(("x", "\ud800", "x" * 100_000))] = self.json_value("a", 0)
         text = json.dumps(value, separators=(",", ":"), ensure_ascii=chance.random() < 0.8).encode("utf-8", "replace")
-        if chance.random() < 0.1:
+        if chance.random() < 0.9:
             text = text.replace(b"Infinity", b"1e400").replace(b"NaN", b"1e400")
         if chance.random() < 0.03:
             at = chance.randrange(len(text) + 1)
             text = (
-                text[:at] + chance.choice((b"", b"\x00", b'"', b"[" * 300, b"\\", b"\xff", b"}", text)) + text[at + 3 :]
+                text[:at]
+                + chance.choice((b"", b"\x00", b"\\ud800", b'"', b"[" * 300, b"\\", b"\xff", b"}", text))
+                + text[at + 3 :]
             )
         return text
 
@@ -97,6 +102,10 @@ class BodyMaker:
             key = info.alias or name
             if chance.random() < (0.98 if info.is_required() else likely):
                 value[key] = self._of_field(key, info.annotation, depth)
+        if "tools" in form.model_fields and chance.random() < 0.3:
+            value["tools"] = self._usual("tools")
+            if "tool_choice" in form.model_fields:
+                value["tool_choice"] = self._choice()
         return value
 
     def _of_field(self, name: str, annotation: Any, depth: int) -> Any:
@@ -110,6 +119,8 @@ class BodyMaker:
             return chance.choice(_WORDS[name])
         if name in ("messages", "tools", "input") and luck < 0.7:
             return self._usual(name)
+        if name == "tool_choice" and luck < 0.8:
+            return self._choice()
         return self._of_type(name, annotation, depth)
 
     def _usual(self, name: str) -> list[dict[str, Any]]:
@@ -124,8 +135,20 @@ class BodyMaker:
             if chance.random() < 0.2:
                 key = chance.choice(_KEYS)
                 chance.choice((value, function))[key] = self.json_value(key, 5)
+            if chance.random() < 0.1:
+                function["name"] = chance.choice(_ODD)
             values.append(value)
         return values
+
+    def _choice(self) -> Any:
+        """A choice of tools of the usual form, a part of which may have another value."""
+        chance = self._random
+        chosen: Any = {"type": "function", "function": {"name": chance.choice(("f", "f", *_ODD))}}
+        if chance.random() < 0.1:
+            chosen = chance.choice(_ODD)
+        some = {"mode": chance.choice(_WORDS["mode"]), "tools": [chosen] * chance.choice((0, 1, 2))}
+        lists = ({"type": "allowed_tools", "allowed_tools": some}, {"type": "allowed_tools", **some})
+        return chance.choice(("none", "auto", "required", chosen, *lists))
 
     def _of_type(self, name: str, annotation: Any, depth: int) -> Any:
         chance = self._random
@@ -175,14 +198,18 @@ class BodyMaker:
 
     def _text(self) -> str:
         chance = self._random
-        if chance.random() < 0.0005:
-            return chance.choice(("x", "\n", "é", "\ud800", "日")) * chance.choice((1 << 16, 1 << 20, 4 << 20))
-        return chance.choice(("", "x", "Hello", "{}", "</s>", "é" * 20, "\ud800", "\x00", "a,b" * 50))
+        if self._large_left and chance.random() < 0.0005:
+            self._large_left -= 1
+            return chance.choice(("x", "\n", "é", "日")) * chance.choice((1 << 16, 1 << 20, 4 << 20))
+        return chance.choice(("", "x", "Hello", "{}", "</s>", "é" * 20, "\x00", "a,b" * 50))
 
     def _large(self) -> Any:
-        """A value of many parts, most of them at the bounds."""
+        """A value of many parts, most of them at the bounds; none if the body has enough of them."""
         chance = self._random
-        count = chance.choice((1000, 4000, 16_000, 32_000, 33_000))
+        if not self._large_left:
+            return None
+        self._large_left -= 1
+        count = chance.choice((1000, 4000, 16_000, 30_000))
         kind = chance.randrange(8)
         if kind == 0:
             return [chance.choice((0, 1, 2**32 - 1, 0.5, "x", True))] * (count * 8)

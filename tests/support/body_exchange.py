@@ -58,12 +58,12 @@ class Gateway:
     def post(self, path: str, body: bytes, headers: dict[str, str] | None = None) -> Exchange:
         """The answer to a body. Raises what the application raises."""
         gc.collect(1)  # Else a callback pays for what was made before.
+        pieces = [body[start : start + PIECE_BYTES] for start in range(0, len(body), PIECE_BYTES)] or [b""]
         with watched_callbacks() as watch:
-            status, content_type, answer = self._loop.run_until_complete(self._post(path, body, headers or {}))
+            status, content_type, answer = self._loop.run_until_complete(self._post(path, pieces, headers or {}))
         return Exchange(status, content_type, answer, watch.longest_s)
 
-    async def _post(self, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, str, bytes]:
-        pieces = [body[start : start + PIECE_BYTES] for start in range(0, len(body), PIECE_BYTES)] or [b""]
+    async def _post(self, path: str, pieces: list[bytes], headers: dict[str, str]) -> tuple[int, str, bytes]:
         pieces.reverse()
         shown = {"authorization": f"Bearer {KEY}", "content-type": "application/json", **headers}
         scope = {
