@@ -79,13 +79,14 @@ class SiteCalls(Calls):
         *,
         tokens_per_minute: int | None = None,
         requests: int | None = None,
+        metrics: bool = False,
     ) -> tuple[ApiKey, str]:
         """An API key for the HTTP gateway, and its text, which nobody can be shown again.
 
         `models` are the deployments and models it may use (all, when none is named); `requests` are those at once.
-        Raises AlreadyExistsError for a name that has a key.
+        With `metrics` it reads all metrics of the site. Raises AlreadyExistsError for a name that has a key.
         """
-        wanted = ApiKey(name, tuple(models), tokens_per_minute, requests)
+        wanted = ApiKey(name, tuple(models), tokens_per_minute, requests, metrics=metrics)
         wanted.check()
         request = identity_pb2.CreateKeyRequest(key=api_key_to_wire(wanted))
         response = await self._identity("CreateKey", request)

@@ -17,6 +17,10 @@ AUTHORITY_DIGEST_BYTES = 24
 """Of a sha256. To 192 bits nobody finds another certificate, and the rest would make tokens longer."""
 MOST_KEY_MODELS = 64
 """That one API key names."""
+KEY_ROLE = "key"
+"""The role of API keys, which have no certificate."""
+_KEY_ID_SIGN = "#"
+"""No name has it."""
 
 
 class Role(StrEnum):
@@ -28,6 +32,25 @@ class Role(StrEnum):
     CLIENT = "client"
     """An application that generates."""
     OPERATOR = "operator"
+
+
+def key_identity(name: str, key_id: str) -> str:
+    """The identity of an API key in requests, `key/NAME#ID`.
+
+    No certificate has this role, so a key is never taken for a client of that name. A later key of the same name has
+    another id, so it shares nothing with a revoked one.
+    """
+    return f"{KEY_ROLE}/{name}{_KEY_ID_SIGN}{key_id}"
+
+
+def key_id_of(identity: str) -> str:
+    """The id of the API key with this identity; "" for any other identity."""
+    return identity.partition(_KEY_ID_SIGN)[2]
+
+
+def shown_identity(identity: str) -> str:
+    """The identity as people read and write it: `key/NAME` for an API key."""
+    return identity.partition(_KEY_ID_SIGN)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +176,7 @@ class ApiKey:
 
     `models` are those it may use, by name of deployment or model; () is all. `tokens_per_minute` and `requests` at once
     are limits, None where it has none of its own. `key_id` and `created_at`, in seconds since 1970, are the site's.
+    With `metrics` it reads all metrics of the site, also the numbers of tokens of others' requests.
     """
 
     name: str
@@ -161,6 +185,7 @@ class ApiKey:
     requests: int | None = None
     key_id: str = ""
     created_at: float = 0.0
+    metrics: bool = False
 
     def check(self) -> None:
         """Raise InvalidArgumentError naming the first field that no key has."""

@@ -130,10 +130,14 @@ class Site:
         return json_response({"version": __version__})
 
     async def metrics(self, request: Request) -> Response:
-        """The metrics of the whole site, which a key for some models may not see."""
-        if caller_of(request).models is not None:
+        """The metrics of the whole site for a caller that reads them all, else those in which no request of another has
+        its number of tokens. A key for some models only gets none."""
+        caller = caller_of(request)
+        if caller.models is not None and not caller.metrics:
             raise DeniedError("this API key is for some models alone", field="api_key", reason="KEY_SCOPE")
-        return PlainTextResponse(await self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        text = await self._metrics.text(everything=caller.metrics)
+        caller.check()
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def models(self, request: Request) -> Response:
         caller = caller_of(request)

@@ -34,17 +34,18 @@ class Metrics:
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """The text and its content type, in the format that a scraper's Accept header asks for."""
-        return _encoded(self.collected(), accept)
+        return encoded(self.collected(), accept)
 
     async def exposed(self, accept: str = "") -> tuple[bytes, str]:
         """The same, read on the event loop, where the state is, and written in a thread, which takes longer."""
-        return await asyncio.to_thread(_encoded, self.collected(), accept)
+        return await asyncio.to_thread(encoded, self.collected(), accept)
 
     def collected(self) -> list[Metric]:
         """All figures as they are now."""
         return list(self._registry.collect())
 
 
-def _encoded(families: list[Metric], accept: str) -> tuple[bytes, str]:
+def encoded(families: list[Metric], accept: str = "") -> tuple[bytes, str]:
+    """The text of these figures and its content type, as `Metrics.exposition` gives them."""
     encode, content_type = choose_encoder(accept)
     return encode(_Reading(lambda: families)), content_type

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -48,6 +48,30 @@ class OpenCall:
         if self.error is not None and self.task is not None:
             self.task.uncancel()
         return self.error
+
+
+def rightful(request: Any, call: OpenCall) -> Any:
+    """The request of a call; a stream of messages raises DeniedError from the revocation of its caller on."""
+    return _RightfulMessages(request, call) if hasattr(request, "__aiter__") else request
+
+
+class _RightfulMessages:
+    """The messages of a call. The call itself may end later if its caller does not read what is sent."""
+
+    __slots__ = ("_call", "_messages")
+
+    def __init__(self, messages: AsyncIterator[Any], call: OpenCall) -> None:
+        self._call = call
+        self._messages = messages
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        message = await anext(aiter(self._messages))
+        if self._call.error is not None:
+            raise self._call.error
+        return message
 
 
 class CallContext:

@@ -18,7 +18,7 @@ from edgeshard.domain.identity import Principal
 from edgeshard.rpc.access import COUNTED_ELSEWHERE, CallFrom, call_from, check_access, check_enrolment
 from edgeshard.rpc.channel import COMMON_OPTIONS, KEEPALIVE_S, fixed_window
 from edgeshard.rpc.denials import Denials
-from edgeshard.rpc.open_calls import CallContext, OpenCalls
+from edgeshard.rpc.open_calls import CallContext, OpenCalls, rightful
 from edgeshard.rpc.tls import TlsFiles, check_secure, join_address, split_address
 from edgeshard.wire.status import abort
 
@@ -123,7 +123,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
             try:
                 with calls.entered(check(context, method), context, stream) as opened:
                     try:
-                        answer = await behaviour(request, CallContext(context, opened))
+                        answer = await behaviour(rightful(request, opened), CallContext(context, opened))
                     except asyncio.CancelledError:
                         end = opened.caught()
                         if end is None:
@@ -157,7 +157,9 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
                 with calls.entered(check(context, method), context, stream) as opened:
                     watch.began(method, source, request)
                     try:
-                        async with aclosing(behaviour(request, CallContext(context, opened))) as responses:
+                        async with aclosing(
+                            behaviour(rightful(request, opened), CallContext(context, opened))
+                        ) as responses:
                             async for response in responses:
                                 opened.is_sending = True
                                 yield response

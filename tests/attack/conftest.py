@@ -11,7 +11,7 @@ from edgeshard.chat.process import ChatProcess, ModelFiles
 from edgeshard.domain.errors import UnauthenticatedError
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.requests.chat import ChatPrompt, Conversation
-from edgeshard.gateway.access.auth import Caller
+from edgeshard.gateway.access.auth import Caller, unending
 from edgeshard.gateway.app import make_app
 from edgeshard.gateway.connections.listen import HttpListen
 from edgeshard.gateway.connections.server import GatewayServer
@@ -26,7 +26,7 @@ class TwoKeys:
     def enter(self, key: str | None, what: str, address: str) -> Caller:
         if key not in ("honest", "mallory"):
             raise UnauthenticatedError("no", reason="INVALID_API_KEY")
-        return Caller(f"key/{key}")
+        return Caller(f"key/{key}", check=unending)
 
 
 class Rendering(Clockwork):

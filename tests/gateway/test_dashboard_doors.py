@@ -148,7 +148,8 @@ async def test_two_sites_of_a_host_keep_their_sessions_apart(sites: list[Plain])
         assert (await browser.enter({"secret": await secret_of(site)})).status == 200
     assert len(jar.cookies) == 2 and one.cookie == other.cookie, "a browser sends both to both"
     for browser in (one, other):
-        assert (await browser.get("/dashboard/session")).json["token"] == browser.token
+        told = await browser.get("/dashboard/session")
+        assert told.status == 200 and browser.token not in told.body.decode()
     await other.leave()
     assert (await one.get("/dashboard/session")).status == 200
     assert (await other.get("/dashboard/session")).status == 401
@@ -218,7 +219,7 @@ async def test_behind_a_proxy_a_link_leads_there_and_opens_all_of_the_page(front
     assert cookie.startswith("__Secure-edgeshard-dashboard-0.edge=")
     parts = {part.strip().lower() for part in cookie.split(";")[1:]}
     assert {"secure", "httponly", "samesite=strict", "path=/edge"} < parts
-    assert (await behind.get("/dashboard/session")).json["token"] == behind.token
+    assert behind.token and (await behind.get("/dashboard/session")).status == 200
     async with aclosing(behind.events()) as events, asyncio.timeout(60):
         assert (await anext(events))[0] == "picture"
     refused = await behind.post("/dashboard/do/plan", {})

@@ -22,7 +22,7 @@ CHAT = {"model": "tales", "messages": [{"role": "user", "content": "Once"}], "ma
 NAMES = map("app-{}".format, count())
 
 
-async def came_in(site: Site, http: Http, *models: str, **limits: int) -> tuple[Browser, str, str]:
+async def came_in(site: Site, http: Http, *models: str, **limits: Any) -> tuple[Browser, str, str]:
     """A browser that showed a new key, the key's name, and the key."""
     name = next(NAMES)
     _, key = await site.client.create_key(name, models, **limits)

@@ -35,7 +35,7 @@ async def crowd(site: Site) -> Http:
     """A deployment that lets so many in, a quarter of them at once, and a key that may have them all."""
     spec = {"name": "crowd", "model": "fairy-tales", "source": "a", "dtype": "float32", "concurrency": CLIENTS // 4}
     await site.client.deploy(parse_spec({**spec, "layers": "a=0:4,b=4:9,c=9:12"}))
-    _, key = await site.client.create_key("crowd", requests=2 * CLIENTS)
+    _, key = await site.client.create_key("crowd", requests=2 * CLIENTS, metrics=True)
     return Http(site.cluster.coordinator.gateway, key)
 
 

@@ -18,6 +18,7 @@ from edgeshard.client import GenerateOptions
 from edgeshard.domain.audit import OK
 from edgeshard.domain.identity import ApiKey
 from edgeshard.domain.ids import ModelName
+from edgeshard.gateway.metrics import FOR_ANY_KEY
 from tests.support.chat_models import DEMO_MODEL
 from tests.support.clients import CLIENTS, needs_clients, needs_node_clients, run
 from tests.support.http import Http
@@ -474,7 +475,8 @@ async def test_keys_decide_who_comes_in(site: Site, http: Http) -> None:
     assert refused.headers["www-authenticate"] == "Bearer"
     key, text = await site.client.create_key("narrow", ["other"])
     assert (
-        key == ApiKey("narrow", ("other",), None, None, key.key_id, key.created_at) and key in await site.client.keys()
+        key == ApiKey("narrow", ("other",), None, None, key.key_id, key.created_at, metrics=False)
+        and key in await site.client.keys()
     )
     narrow = Http(http.url, text)
     scope = await narrow.post("/v1/chat/completions", TALK)
@@ -567,11 +569,33 @@ async def test_nothing_of_a_request_is_in_the_logs(site: Site, http: Http) -> No
             assert secret.encode() not in data and key not in data, path
 
 
-async def test_metrics_count_requests(http: Http) -> None:
-    text = (await http.get("/metrics")).body.decode()
+async def test_metrics_count_requests(site: Site, http: Http) -> None:
+    _, key = await site.client.create_key("prometheus", metrics=True)
+    text = (await Http(http.url, key).get("/metrics")).body.decode()
     assert 'edgeshard_http_requests_total{method="POST",route="/v1/completions",status="200"}' in text
     assert 'edgeshard_http_tokens_total{kind="generated"}' in text
     assert "vllm:generation_tokens_total" in text, "the site's own, too"
+    kinds = [line.split()[2].removesuffix("_total") for line in text.splitlines() if line.startswith("# TYPE ")]
+    assert set(kinds) > FOR_ANY_KEY, "each of them is there"
+    await site.client.revoke_key("prometheus")
+
+
+async def test_no_key_reads_the_lengths_of_others(site: Site, http: Http) -> None:
+    """What /metrics shows to a key changes with the number of requests, and not with their numbers of tokens."""
+    _, key = await site.client.create_key("curious")
+    seen = []
+    for words, new_tokens in (("Once", 3), ("Once upon a time there was a", 17)):
+        body = {**COMPLETION, "prompt": words, "max_tokens": new_tokens, "ignore_eos": True, "stream": False}
+        assert (await http.post("/v1/completions", body)).status == 200
+        text = (await Http(http.url, key).get("/metrics")).body.decode()
+        lines = [line for line in text.splitlines() if not line.startswith("#")]
+        counts = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+        assert counts['edgeshard_requests_total{deployment="tales",replica="",role="key"}'] >= 1
+        assert not any("_sum" in name or "token_latency" in name or "stage" in name for name in counts)
+        seen.append(counts)
+    grown = {name: value - seen[0].get(name, 0.0) for name, value in seen[1].items()}
+    assert {value for name, value in grown.items() if "http" not in name} <= {0.0, 1.0}
+    await site.client.revoke_key("curious")
 
 
 @needs_clients

@@ -171,6 +171,75 @@ async def test_a_call_that_just_begins_ends_too(way: str, tmp_path: Path) -> Non
         await server.stop(0)
 
 
+class Deeds(grpc.GenericRpcHandler):
+    """Every method with a stream of messages reads them in a task of its own, and notes the last one."""
+
+    def __init__(self) -> None:
+        self.read: dict[str, list[bytes]] = {}
+        self.held: dict[str, asyncio.Event] = {}
+
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        path = str(details.method)
+        method = METHODS.get(path)
+        if method is None or not method.client_streaming:
+            return None
+        read, held = self.read.setdefault(path, []), self.held.setdefault(path, asyncio.Event())
+
+        async def reading(messages: AsyncIterator[bytes]) -> None:
+            async for message in messages:
+                read.append(message)
+
+        async def serve(messages: AsyncIterator[bytes], context: Any) -> None:
+            """End late, as a call does if its caller does not read what is sent."""
+            reader = asyncio.create_task(reading(messages))
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:
+                await held.wait()
+                raise
+            finally:
+                await asyncio.wait({reader}, timeout=SECONDS)
+
+        async def one(messages: AsyncIterator[bytes], context: Any) -> bytes:
+            await serve(messages, context)
+            return b""
+
+        async def many(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+            await serve(messages, context)
+            yield b""
+
+        behaviour = many if method.server_streaming else one
+        return getattr(grpc, f"{form_of(method)}_rpc_method_handler")(behaviour)
+
+
+async def test_no_message_of_a_revoked_caller_is_read(tmp_path: Path) -> None:
+    """Of no method with a stream of messages, also if the call itself ends later."""
+    identities = Identities(tmp_path)
+    server, deeds = Server("127.0.0.1:0", identities.coordinator()), Deeds()
+    server.grpc.add_generic_rpc_handlers((deeds,))
+    address = await server.start()
+    paths = [path for path, method in METHODS.items() if method.client_streaming]
+    assert len(paths) >= 6
+    try:
+        for path in paths:
+            role = next(iter(ROLES[path]))
+            async with open_channel(address, identities.of(role, "eve")) as channel:
+                call: Any = getattr(channel, form_of(METHODS[path]))(path)()
+                await call.write(b"before")
+                async with asyncio.timeout(SECONDS):
+                    while not deeds.read.get(path):  # noqa: ASYNC110 - nobody tells it
+                        await asyncio.sleep(0.01)
+                server.denials.replace([Denial(Principal("site", role, "eve"))])
+                await call.write(b"after")
+                await asyncio.sleep(0.1)  # it arrives
+                deeds.held[path].set()
+                assert await ends_of({path: call}, reads=False) == {path: "PERMISSION_DENIED"}
+            server.denials.replace([])
+        assert deeds.read == {path: [b"before"] for path in paths}
+    finally:
+        await server.stop(0)
+
+
 async def test_calls_of_a_certificate_that_was_made_since_go_on(tmp_path: Path) -> None:
     """Of a process that came back, while its old one is still there; and a call that ended leaves nothing behind."""
     identities = Identities(tmp_path)

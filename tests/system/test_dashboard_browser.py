@@ -29,6 +29,7 @@ from tests.coordinator.conftest import build_registration
 from tests.support.browser import DESKTOP, PHONE, chromium, go, hide, live, needs_chromium, screens, visiting
 from tests.support.chat_models import DEMO_MODEL
 from tests.support.clients import CLIENTS, run
+from tests.support.http import Http
 from tests.support.running import EDGECTL
 from tests.support.scripted_agent import FakeAgent
 from tests.support.site import Site
@@ -268,6 +269,28 @@ async def served(page: Page) -> int:
 async def one_answer(client: Client) -> None:
     async for _ in client.generate("tales", "Once", max_new_tokens=2, ignore_eos=True):
         pass
+
+
+async def test_a_tab_keeps_the_token_and_gives_it_to_others(site: Site, browser: Browser) -> None:
+    """After a reload, and in a second tab. Programs on other ports have the cookie, which opens nothing without it."""
+    async with visiting(browser, site.cluster.coordinator.gateway) as visitor:
+        page = await visitor.enter(site.client)
+        await page.reload()
+        await live(page)
+        second = await visitor.another("site")
+        await live(second)
+        cookies = {cookie["name"]: cookie["value"] for cookie in await visitor.context.cookies()}
+        sent = {"cookie": "; ".join(f"{name}={value}" for name, value in cookies.items())}
+        for path in ("session", "stream", "do/outlook?name=tales"):
+            answer = await Http(visitor.url).get(f"/dashboard/{path}", sent)
+            assert (answer.status, answer.error["code"]) == (403, "no_token")
+        assert not visitor.problems
+        for tab in (page, second):
+            await tab.close()
+        alone = await visitor.another("site")
+        await expect(alone.get_by_role("alert")).to_contain_text("no token of its session")
+        # A login in another tab lets it in.
+        await visitor.enter(site.client)
 
 
 @pytest.mark.long

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from edgeshard.client.connection import Connection
@@ -88,7 +88,7 @@ async def timeline(operator: Operator, asked: Mapping[str, Any]) -> Any:
     return await operator.slice_of(DeploymentName(_text(asked, "name")))
 
 
-Ask = Callable[[Operator, Mapping[str, Any]], Awaitable[Any]]
+Ask = Callable[[Operator, Mapping[str, Any]], Coroutine[Any, Any, Any]]
 GET: Mapping[str, Ask] = {"outlook": outlook}
 POST: Mapping[str, Ask] = {
     "plan": plan,

@@ -6,12 +6,15 @@ none elsewhere.
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncGenerator, Callable
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import BaseModel, RootModel
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -20,7 +23,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeshard.domain.errors import DeniedError, EdgeShardError, InvalidArgumentError, NotFoundError
+from edgeshard.domain.identity import shown_identity
 from edgeshard.gateway.access.auth import Authenticator, Caller
+from edgeshard.gateway.access.bodies import read_body
+from edgeshard.gateway.connections.connection_limits import neighbourhood
 from edgeshard.gateway.errors import error_response, json_response
 from edgeshard_coordinator.dashboard.actions import GET, POST, Operator
 from edgeshard_coordinator.dashboard.door import SESSION_TTL_S, Door, Kind, Session, shows_token
@@ -30,7 +36,6 @@ from edgeshard_coordinator.dashboard.places import Place, Places
 ROOT = "/dashboard/"
 """The beginning of all paths but that of the page itself, which is at /."""
 TOKEN = "x-edgeshard-token"
-MOST_BODY_BYTES = 1 << 20
 ALIVE_S = 10.0
 """A viewer who has heard nothing for so long gets a word, so that proxies in between keep the connection."""
 ASSETS = Path(__file__).parent / "assets"
@@ -47,18 +52,31 @@ ALWAYS = {
 }
 """Headers of every answer."""
 
+FormT = TypeVar("FormT", bound=BaseModel)
+
+
+class _Login(BaseModel):
+    """The body of a login: a link's secret, or an API key."""
+
+    secret: str | None = None
+    key: str | None = None
+
+
+class _Asked(RootModel[dict[str, Any]]):
+    """The body of an action."""
+
 
 class Dashboard:
-    """The part of the gateway that browsers see. `operator` gives what an operator may do, by name and address; `keys`
-    checks API keys, and `usage` gives what a session with one sees; `now` seconds of a steady clock. `api` is the
-    gateway behind the check of keys, which playgrounds use."""
+    """The part of the gateway that browsers see. `operator` gives what an operator may do, by name, address and a check
+    of the right to it. `keys` checks API keys, and `usage` gives what a session with one sees. `now` gives seconds of a
+    steady clock. `api` is the gateway behind the check of keys, which playgrounds use."""
 
     def __init__(
         self,
         door: Door,
         places: Places,
         feed: Feed,
-        operator: Callable[[str, str], Operator],
+        operator: Callable[[str, str, Callable[[], object]], Operator],
         keys: Authenticator,
         usage: Callable[[Session], Feed],
         now: Callable[[], float],
@@ -66,6 +84,7 @@ class Dashboard:
         self._door, self._places, self._now = door, places, now
         self._feed, self._operator, self._keys, self._usage = feed, operator, keys, usage
         self._assets = {path.relative_to(ASSETS).as_posix() for path in ASSETS.rglob("*") if path.is_file()}
+        self._actions: defaultdict[str, set[asyncio.Task[Any]]] = defaultdict(set)
         self.api: ASGIApp | None = None
         routes = [
             Route("/", self._page),
@@ -82,6 +101,12 @@ class Dashboard:
         self.paths = [route.path for route in routes]
         self._app = Starlette(routes=routes, exception_handlers={EdgeShardError: _refused})
         self._app.router.redirect_slashes = False
+
+    def end_of(self, who: str) -> None:
+        """End all links, sessions and running actions of an operator, or of an API key."""
+        self._door.end_of(who)
+        for action in self._actions.pop(who, ()):
+            action.cancel()
 
     def takes(self, scope: Scope, headers: Headers) -> bool:
         """Whether a request is for the dashboard: any path below ROOT, and / for who reads HTML."""
@@ -116,20 +141,42 @@ class Dashboard:
         return next((cookie for cookie in shown if cookie is not None), None)
 
     def _session_of(self, request: Request) -> Session:
-        return self._door.session(self._cookie_of(request), self._now())
+        """The session of a request that only reads."""
+        return self._shown(request, self._cookie_of(request))
 
     def _checked(self, request: Request) -> Session:
-        """The session of a request that changes something: its page must show that it can read the token."""
-        cookie = request.cookies.get(self._place_of(request).cookie)
+        """The session of a request that changes something, whose page the browser names."""
+        return self._shown(request, request.cookies.get(self._place_of(request).cookie))
+
+    def _shown(self, request: Request, cookie: str | None) -> Session:
+        """The session of a cookie and its token. A browser sends the cookie to programs on other ports of its host,
+        too; none of them has the token. From then on the connection counts as one with a key."""
         session = self._door.session(cookie, self._now())
         if not shows_token(session, request.headers.get(TOKEN, "")):
-            raise DeniedError("the page did not show its token: load it again", field=TOKEN, reason="NO_TOKEN")
+            raise DeniedError(
+                "this page has no token of its session: use a page that is open, or open the link that edgectl "
+                "dashboard prints",
+                field=TOKEN,
+                reason="NO_TOKEN",
+            )
+        if (connection := request.scope["state"].get("connection")) is not None:
+            connection.showed_key(session.who)
         return session
 
-    def _operator_of(self, session: Session, request: Request) -> Operator:
-        """What the operator may do. Raises DeniedError for the session of an API key."""
-        session.check_is(Kind.OPERATOR)
-        return self._operator(session.who, _address(request))
+    async def _done(self, check: Callable[[], object], who: str, action: Coroutine[Any, Any, Any]) -> Response:
+        """The answer of an action of the operator `who`; it ends when its right does, which `check` then names."""
+        running = asyncio.ensure_future(action)
+        self._actions[who].add(running)
+        try:
+            await asyncio.wait({running})
+        finally:
+            running.cancel()
+            self._actions[who].discard(running)
+            if not self._actions[who]:
+                del self._actions[who]
+        if running.cancelled():
+            check()
+        return json_response(running.result())
 
     # Routes
 
@@ -148,22 +195,24 @@ class Dashboard:
         return FileResponse(ASSETS / name, headers={"cache-control": "no-cache"})
 
     async def _enter(self, request: Request) -> Response:
-        """A link's secret becomes a cookie, and so does an API key."""
-        place, body = self._place_of(request), await _body(request)
-        secret, key = body.get("secret"), body.get("key")
-        if isinstance(key, str):
-            caller = self._keys.enter(key, f"POST {ROOT}session", _address(request))
+        """A link's secret becomes a cookie and the token of its pages, and so does an API key. No other answer has
+        either."""
+        place, address = self._place_of(request), _address(request)
+        _check_type(request)
+        login = await read_body(request, _Login, stranger=neighbourhood(address.rpartition(":")[0]))
+        if login.key is not None:
+            caller = self._keys.enter(login.key, f"POST {ROOT}session", address)
             cookie, session = self._door.enter_by_key(caller.identity, caller.models, self._now())
-        elif isinstance(secret, str):
-            cookie, session = self._door.enter(secret, self._now())
+        elif login.secret is not None:
+            cookie, session = self._door.enter(login.secret, self._now())
         else:
             raise InvalidArgumentError("secret is missing, and so is key", field="secret")
-        answer = json_response(_told(session))
+        answer = json_response({**_told(session), "token": session.token})
         answer.set_cookie(place.cookie, cookie, max_age=int(SESSION_TTL_S), httponly=True, **_scope_of(place))
         return answer
 
     async def _session(self, request: Request) -> Response:
-        """Who is logged in, and the token of its pages, which no page of another origin can read."""
+        """Who is logged in."""
         return json_response(_told(self._session_of(request)))
 
     async def _leave(self, request: Request) -> Response:
@@ -203,24 +252,35 @@ class Dashboard:
                     yield b"event: %s\ndata: %s\n\n" % (kind.encode(), text) if kind else b":\n\n"
 
     async def _ask(self, request: Request) -> Response:
-        operator = self._operator_of(self._session_of(request), request)
+        check = partial(self._session_of, request)
+        session = check()
+        session.check_is(Kind.OPERATOR)
         ask = GET.get(request.path_params["what"])
         if ask is None:
             raise NotFoundError(f"there is no {request.url.path[:80]} here", reason="UNKNOWN_URL")
-        return json_response(await ask(operator, dict(request.query_params)))
+        operator = self._operator(session.who, _address(request), check)
+        return await self._done(check, session.who, ask(operator, dict(request.query_params)))
 
     async def _act(self, request: Request) -> Response:
-        operator = self._operator_of(self._checked(request), request)
+        check = partial(self._checked, request)
+        session = check()
+        session.check_is(Kind.OPERATOR)
         act = POST.get(request.path_params["what"])
         if act is None:
             raise NotFoundError(f"there is no {request.url.path[:80]} here", reason="UNKNOWN_URL")
-        return json_response(await act(operator, await _body(request)))
+        _check_type(request)
+        request.scope["state"]["caller"] = Caller(session.who, check=check)
+        asked = await read_body(request, _Asked)
+        operator = self._operator(session.who, _address(request), check)
+        return await self._done(check, session.who, act(operator, asked.root))
 
     async def _chat(self, request: Request) -> Response:
         """A conversation of the playground: the gateway's own answer, for the operator or the key."""
-        session = self._checked(request)
+        check = partial(self._checked, request)
+        session = check()
+        caller = Caller(session.who, session.models, check=check)
         assert self.api is not None
-        return _Inner(self.api, {**request.scope, "path": "/v1/chat/completions"}, Caller(session.who, session.models))
+        return _Inner(self.api, {**request.scope, "path": "/v1/chat/completions"}, caller)
 
 
 class _Inner(Response):
@@ -239,7 +299,7 @@ class _Inner(Response):
 
 
 def _told(session: Session) -> dict[str, Any]:
-    return {"who": session.who, "kind": session.kind, "token": session.token}
+    return {"who": shown_identity(session.who), "kind": session.kind}
 
 
 def _scope_of(place: Place) -> Any:
@@ -252,22 +312,10 @@ def _address(request: Request) -> str:
     return "" if client is None else f"{client.host}:{client.port}"
 
 
-async def _body(request: Request) -> dict[str, Any]:
-    """Raises InvalidArgumentError for what is not an object in JSON of bounded size."""
+def _check_type(request: Request) -> None:
+    """Raise InvalidArgumentError for a body that a form of any page could send."""
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
         raise InvalidArgumentError("the body must be application/json", field="content-type")
-    data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > MOST_BODY_BYTES:
-            raise InvalidArgumentError(f"the body is over {MOST_BODY_BYTES} bytes", field="body")
-    try:
-        body = json.loads(data)
-    except (ValueError, RecursionError):
-        body = None
-    if not isinstance(body, dict):
-        raise InvalidArgumentError("the body is not an object in JSON", field="body")
-    return body
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -29,8 +29,8 @@ class Kind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Session:
     """A browser that came in by a link of the operator `who`, such as `operator/anna`, or by an API key, such as
-    `key/notebook`, for some `models` alone (None: all). `token` goes with each request that changes something: pages of
-    other ports have the cookie sent, and cannot read this."""
+    `key/notebook#ID`, for some `models` alone (None: all). `token` goes with each request: browsers send the cookie to
+    programs on other ports of the host, too, and these cannot read the token."""
 
     who: str
     token: str = field(repr=False)
@@ -126,5 +126,5 @@ class Door:
 
 
 def shows_token(session: Session, token: str) -> bool:
-    """Whether a request that changes something was made by a page of this session."""
+    """Whether a request was made by a page of this session."""
     return hmac.compare_digest(session.token.encode(), token.encode())

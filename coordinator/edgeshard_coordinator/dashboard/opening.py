@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from functools import partial
 from typing import cast
 
@@ -31,21 +32,22 @@ def open_dashboard(
 ) -> tuple[Dashboard, Door]:
     """`keys` checks API keys; `site` is the name in the operators' certificates, None in plaintext."""
     clock, door = SystemClock(), Door(partial(secrets.token_urlsafe, 32))
-    coordinator.on_gone = door.end_of
     audit = CallAudit(coordinator.audit)
     timeline = Timeline(coordinator.questions.traces, audit, clock.now)
     services = {"AdminService": coordinator.admin, "IdentityService": coordinator.identities}
 
-    def operator(who: str, address: str) -> Operator:
+    def operator(who: str, address: str, check: Callable[[], object]) -> Operator:
         role, _, name = who.partition("/")
         principal = None if site is None else Principal(site, Role(role), name)
         source = CallFrom(address, principal, is_named=True)
         # Of a connection it needs `call` and `stream` alone.
-        connection = cast(Connection, OwnConnection(services, audit, source))
+        connection = cast(Connection, OwnConnection(services, audit, source, check))
         return Operator(connection, CALL_TIMEOUT_S, clock, partial(timeline.look, source))
 
     feed, usage = Feed(Camera(coordinator).take), Applications(coordinator).feed
-    return Dashboard(door, places, feed, operator, keys, usage, clock.now), door
+    dashboard = Dashboard(door, places, feed, operator, keys, usage, clock.now)
+    coordinator.on_gone = dashboard.end_of
+    return dashboard, door
 
 
 def link(door: Door, url: str, who: str) -> DashboardLink:

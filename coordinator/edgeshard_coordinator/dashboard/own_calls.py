@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -19,11 +19,13 @@ _LEFT = CancelledRequestError("the caller left before the answer", reason="CALLE
 @dataclass(frozen=True, slots=True)
 class OwnConnection:
     """A connection of the SDK's kind to the services of this process, by their names. `audit` hears of each call as of
-    those that come by gRPC; `source` says whose they are."""
+    those that come by gRPC; `source` is their caller. `check` raises once the right to call has ended. Each call
+    begins with it, since an action may wait between two calls."""
 
     services: Mapping[str, Any]
     audit: CallAudit
     source: CallFrom
+    check: Callable[[], object]
     target: str = "this coordinator"
 
     async def call(self, stub: type[Any], method: str, request: Any, timeout_s: float) -> Any:
@@ -32,6 +34,7 @@ class OwnConnection:
         name, answer = f"/{_PACKAGE}.{service}/{method}", None
         end: EdgeShardError | None = _LEFT
         try:
+            self.check()
             async with asyncio.timeout(timeout_s):
                 answer = await getattr(self.services[service], method)(request, None)
             end = None
@@ -51,6 +54,7 @@ class OwnConnection:
         end: EdgeShardError | None = _LEFT
         self.audit.began(name, self.source, request)
         try:
+            self.check()
             async with aclosing(getattr(self.services["AdminService"], method)(request, None)) as answers:
                 async for answer in answers:
                     yield answer

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from math import isfinite
 from typing import Any
 
 from edgeshard.domain.control.site import StoredLink, StoredModel
 from edgeshard.domain.control.site_event import SiteEvent
 from edgeshard.domain.deployments.deployment import Deployment
 from edgeshard.domain.deployments.placement import Prediction
+from edgeshard.domain.identity import shown_identity
 from edgeshard.domain.ids import DeploymentName
 from edgeshard.domain.nodes.device import Node, StagePhase, StageStatus
 from edgeshard.domain.requests.trace import StageTrace, aligned, summarised
@@ -31,8 +33,12 @@ TRACED_STEPS, DRAWN_STEPS = 300, 48
 
 
 def known(**figures: Any) -> dict[str, Any]:
-    """Those that are known."""
-    return {name: figure for name, figure in figures.items() if figure is not None}
+    """Those that are known. A figure that is not finite is not: nodes report the parts of many, and JSON has none."""
+    return {
+        name: figure
+        for name, figure in figures.items()
+        if figure is not None and not (isinstance(figure, float) and not isfinite(figure))
+    }
 
 
 def nodes_picture(nodes: Iterable[Node]) -> dict[str, Any]:
@@ -69,10 +75,10 @@ def links_picture(links: Iterable[StoredLink], names: Mapping[str, str]) -> dict
     for stored in links:
         link = stored.link
         if link.sender in names and link.receiver in names:
-            found[f"{names[link.sender]} {names[link.receiver]}"] = {
-                "bps": link.profile.bandwidth_bps,
-                "latency_s": link.profile.latency_s,
-            }
+            found[f"{names[link.sender]} {names[link.receiver]}"] = known(
+                bps=link.profile.bandwidth_bps,
+                latency_s=link.profile.latency_s,
+            )
     return found
 
 
@@ -216,7 +222,7 @@ def requests_picture(
     """
     return {
         request.request_id: known(
-            who=request.client or None,
+            who=shown_identity(request.client) or None,
             deployment=request.deployment,
             state=_state_of(request),
             prompt=None if request.prompt_tokens is None else len(request.prompt_tokens),

@@ -16,7 +16,8 @@ CREATE TABLE IF NOT EXISTS keys (
     models TEXT NOT NULL,
     tokens_per_minute INTEGER,
     requests INTEGER,
-    created_at REAL NOT NULL
+    created_at REAL NOT NULL,
+    metrics INTEGER NOT NULL DEFAULT 0
 );
 """
 
@@ -30,18 +31,22 @@ class ApiKeyStore(SqliteStore):
     @in_own_thread
     def open(self) -> list[tuple[ApiKey, str]]:
         """Every key with the digest of its secret."""
-        rows = self._connect(_SCHEMA).execute(
-            "SELECT name, models, tokens_per_minute, requests, key_id, created_at, digest FROM keys"
+        database = self._connect(_SCHEMA)
+        columns = {column for _, column, *_ in database.execute("PRAGMA table_info(keys)")}
+        if "metrics" not in columns:  # a file from before there were such keys
+            database.execute("ALTER TABLE keys ADD COLUMN metrics INTEGER NOT NULL DEFAULT 0")
+        rows = database.execute(
+            "SELECT name, models, tokens_per_minute, requests, key_id, created_at, metrics, digest FROM keys"
         )
         return [
-            (ApiKey(name, tuple(json.loads(models)), tokens, requests, key_id, created_at), digest)
-            for name, models, tokens, requests, key_id, created_at, digest in rows
+            (ApiKey(name, tuple(json.loads(models)), tokens, requests, key_id, created_at, bool(metrics)), digest)
+            for name, models, tokens, requests, key_id, created_at, metrics, digest in rows
         ]
 
     @in_own_thread
     def save(self, key: ApiKey, digest: str) -> None:
         values = (key.key_id, digest, key.name, json.dumps(key.models), key.tokens_per_minute, key.requests)
-        self._write("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?)", (*values, key.created_at))
+        self._write("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*values, key.created_at, key.metrics))
 
     @in_own_thread
     def forget(self, key_id: str) -> None:

@@ -7,13 +7,13 @@ import hmac
 import re
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
 from edgeshard.domain.errors import AlreadyExistsError, NotFoundError, ResourceExhaustedError, UnauthenticatedError
-from edgeshard.domain.identity import ApiKey
-from edgeshard_coordinator.core.values.quotas import KEY_ROLE, Quota
+from edgeshard.domain.identity import ApiKey, key_id_of, key_identity
+from edgeshard_coordinator.core.values.quotas import Quota
 from edgeshard_coordinator.membership.api_key_store import ApiKeyStore
 from edgeshard_coordinator.membership.tokens import digest_of
 
@@ -32,12 +32,6 @@ class KeptKey:
 
     key: ApiKey
     digest: str
-
-
-def identity_of(name: str) -> str:
-    """The identity of a key in requests: no certificate has this role, so a key is never taken for a client of that
-    name."""
-    return f"{KEY_ROLE}/{name}"
 
 
 def _nothing(identity: str) -> None:
@@ -67,13 +61,10 @@ class KeyBook:
 
     def quota_of(self, identity: str) -> Quota | None:
         """The limits of a key of its own; None for any other identity, and for a key without limits."""
-        role, _, name = identity.partition("/")
-        if role != KEY_ROLE:
+        kept = self._kept.get(key_id_of(identity))
+        if kept is None or (kept.key.requests is None and kept.key.tokens_per_minute is None):
             return None
-        key = self._named(name)
-        if key is None or (key.requests is None and key.tokens_per_minute is None):
-            return None
-        return Quota(key.requests, key.tokens_per_minute)
+        return Quota(kept.key.requests, kept.key.tokens_per_minute)
 
     async def create(self, wanted: ApiKey) -> tuple[ApiKey, str]:
         """A key like `wanted`, and its text, which is shown this once. Raises AlreadyExistsError naming `name`."""
@@ -85,9 +76,7 @@ class KeyBook:
             if len(self._kept) >= MOST_KEYS:
                 raise ResourceExhaustedError(f"there are {MOST_KEYS} keys already: revoke some", field="name")
             key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(_SECRET_BYTES)
-            key = ApiKey(
-                wanted.name, wanted.models, wanted.tokens_per_minute, wanted.requests, key_id, float(self._now())
-            )
+            key = replace(wanted, key_id=key_id, created_at=float(self._now()))
             kept = KeptKey(key, digest_of(secret.encode()))
             await self._store.save(kept.key, kept.digest)
             self._kept[key_id] = kept
@@ -103,20 +92,29 @@ class KeyBook:
             await self._store.forget(found.key_id)
             del self._kept[found.key_id]
         log.warning("key_revoked", name=name, key_id=found.key_id)
-        self._on_revoked(identity_of(name))
+        self._on_revoked(key_identity(name, found.key_id))
 
     def find(self, text: str) -> ApiKey:
         """The key of this text. Raises UnauthenticatedError, which never says how much of it was right."""
         match = _TEXT.fullmatch(text)
         kept = self._kept.get(match[1]) if match else None
         if match is None or kept is None or not hmac.compare_digest(kept.digest, digest_of(match[2].encode())):
-            raise UnauthenticatedError(
-                "the API key is not known here: it may have been revoked; an operator makes another with edgectl key "
-                "create NAME",
-                field="api_key",
-                reason="INVALID_API_KEY",
-            )
+            raise _unknown()
         return kept.key
+
+    def check(self, identity: str) -> None:
+        """Raise UnauthenticatedError if the key with this identity was revoked."""
+        if key_id_of(identity) not in self._kept:
+            raise _unknown()
 
     def _named(self, name: str) -> ApiKey | None:
         return next((kept.key for kept in self._kept.values() if kept.key.name == name), None)
+
+
+def _unknown() -> UnauthenticatedError:
+    return UnauthenticatedError(
+        "the API key is not known here: it may have been revoked; an operator makes another with edgectl key create "
+        "NAME",
+        field="api_key",
+        reason="INVALID_API_KEY",
+    )

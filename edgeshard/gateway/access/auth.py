@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from starlette.requests import Request
@@ -19,10 +20,17 @@ def opens(models: frozenset[str] | None, deployment: str, model: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The sender of a request: the identity that quotas and logs know, and the models it may use (None: all)."""
+    """The sender of a request: the identity that quotas and logs know, the models it may use (None: all), and whether
+    it reads all metrics.
+
+    `check` raises UnauthenticatedError or DeniedError once the right to send it has ended. Call it after the last wait
+    and directly before each effect: a body, a queue or another answer may take minutes.
+    """
 
     identity: str
     models: frozenset[str] | None = None
+    metrics: bool = False
+    check: Callable[[], object] = field(kw_only=True, compare=False, repr=False)
 
     def may_use(self, served: ServedModel) -> bool:
         """Whether the caller may use this model."""
@@ -45,6 +53,10 @@ class Caller:
                 field="model",
                 reason="KEY_SCOPE",
             ) from None
+
+
+def unending() -> None:
+    """The check of a caller whose right does not end: who needs no key."""
 
 
 def caller_of(request: Request) -> Caller:

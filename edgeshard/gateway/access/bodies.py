@@ -25,6 +25,7 @@ from edgeshard.domain.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from edgeshard.domain.identity import shown_identity
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.errors import refusal_of
 
@@ -79,8 +80,8 @@ class BodyBudget:
         most = self.most_of_one if identity else self.most
         if held > most:
             raise ResourceExhaustedError(
-                f"body: requests of {identity or 'everyone together'} that are being read have {most} bytes, the most "
-                "that they may: send it again once one has been read",
+                f"body: requests of {shown_identity(identity) or 'everyone together'} that are being read have {most} "
+                "bytes, the most that they may: send it again once one has been read",
                 field="body",
                 reason="TOO_MANY_BODIES",
                 retry_after_s=1.0,
@@ -289,9 +290,10 @@ async def read_body(
 ) -> FormT:
     """The body as `form`; `check_place` refuses a caller that may have no place for it.
 
-    The sender is the request's caller. If it has shown nothing, `stranger` is its address. Raises
-    InvalidArgumentError naming the field or the header Content-Encoding, and DeadlineError for a body that does not
-    come. Raises ResourceExhaustedError and UnavailableError if there is no place or no memory for it.
+    The sender is the request's caller, whose right is checked once the body is there, or `stranger`: the address of
+    one that has shown nothing. Raises InvalidArgumentError naming the field or the header Content-Encoding, and
+    DeadlineError for a body that does not come. Raises ResourceExhaustedError and UnavailableError if there is no
+    place or no memory for it, and as `Caller.check` does.
     """
     bodies: Bodies = request.scope["state"]["bodies"]
     identity = caller_of(request).identity if stranger is None else f"address/{stranger}"
@@ -300,7 +302,10 @@ async def read_body(
     limits.check_size(declared)
     decoder = _decoder(request)
     with bodies.place(identity, check_place), bodies.room(identity, declared) as grow:
-        return await bodies.parsed(identity, await _body_of(request, decoder, limits, grow), form)
+        read = await bodies.parsed(identity, await _body_of(request, decoder, limits, grow), form)
+    if stranger is None:
+        caller_of(request).check()
+    return read
 
 
 def parse(body: bytearray, form: type[FormT]) -> FormT:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeshard.domain.errors import DeniedError, EdgeShardError
 from edgeshard.gateway.access.answer_headers import added_headers
-from edgeshard.gateway.access.auth import Authenticator, Caller
+from edgeshard.gateway.access.auth import Authenticator, Caller, unending
 from edgeshard.gateway.access.bodies import Bodies
 from edgeshard.gateway.access.cors import NOBODY, Origins
 from edgeshard.gateway.access.pages import Pages
@@ -108,7 +108,7 @@ class GatewayMiddleware:
         self._check_local(headers)
         what = (scope["method"], scope["path"])
         if what in OPEN or (self._local_only and what in OPEN_LOCALLY):
-            return Caller("", frozenset())
+            return Caller("", frozenset(), check=unending)
         caller = self._authenticator.enter(_shown_key(headers), " ".join(what), _address(scope))
         if (connection := scope["state"].get("connection")) is not None:
             connection.showed_key(caller.identity)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -16,8 +16,8 @@ from edgeshard.chat.parsing import AnswerParser
 from edgeshard.domain.control.site import ServedModel
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.requests.chat import AnswerDelta, Conversation
-from edgeshard.domain.requests.generation import Generation
-from edgeshard.gateway.access.auth import caller_of
+from edgeshard.domain.requests.generation import Generation, GenerationEvent
+from edgeshard.gateway.access.auth import Caller, caller_of
 from edgeshard.gateway.answers.answers import unless_left
 from edgeshard.gateway.answers.response_writer import ResponseWriter, respond
 from edgeshard.gateway.backend import Backend
@@ -130,6 +130,11 @@ class AnswerRoutes:
         stream: bool,
     ) -> Response:
         """The response that `run` writes of these answers. Raises EdgeShardError."""
-        identity = caller_of(request).identity
-        opened = [partial(self._backend.generate, served.deployment, item, identity) for item in generations]
+        caller = caller_of(request)
+        opened = [partial(self._begin, caller, served.deployment, item) for item in generations]
         return await respond(request, opened, run, self._metrics, stream=stream)
+
+    def _begin(self, caller: Caller, deployment: str, generation: Generation) -> AsyncGenerator[GenerationEvent, None]:
+        """The events of one answer, which begins at once. Raises as `Caller.check` does."""
+        caller.check()
+        return self._backend.generate(deployment, generation, caller.identity)

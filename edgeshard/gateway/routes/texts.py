@@ -65,6 +65,7 @@ class Texts:
             tokens = await unless_left(request.receive, self._tokens(served.deployment, asked, caller.identity))
         except EdgeShardError as error:
             raise renamed(error, NAMES, served.max_context) from None
+        caller.check()
         return json_response({"count": len(tokens), "max_model_len": served.max_context, "tokens": tokens})
 
     async def detokenize(self, request: Request) -> Response:
@@ -72,7 +73,9 @@ class Texts:
         caller = caller_of(request)
         served = caller.find(self._backend, asked.model)
         detokenizing = self._backend.detokenize(served.deployment, asked.tokens, caller.identity)
-        return json_response({"prompt": await unless_left(request.receive, detokenizing)})
+        text = await unless_left(request.receive, detokenizing)
+        caller.check()
+        return json_response({"prompt": text})
 
     async def _tokens(self, model: str, asked: TokenizeRequest, identity: str) -> tuple[int, ...]:
         if asked.prompt is None:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!edgeshard/proto/v1/identity.proto\x12\x12\x65\x64geshard.proto.v1\"\xbe\x01\n\tJoinToken\x12\x13\n\x0b\x61uthorities\x18\x01 \x03(\x0c\x12\x0c\n\x04site\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\n\n\x02id\x18\x04 \x01(\t\x12\x13\n\x0b\x63oordinator\x18\x05 \x01(\t\x12\x11\n\tenrolment\x18\x06 \x01(\t\x12\x10\n\x08token_id\x18\x07 \x01(\t\x12\x0e\n\x06secret\x18\x08 \x01(\x0c\x12\x10\n\x08packages\x18\t \x01(\t\x12\x18\n\x10\x62ootstrap_sha256\x18\n \x01(\t\"A\n\x0c\x45nrolRequest\x12\x10\n\x08token_id\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\x0c\x12\x0f\n\x07request\x18\x03 \x01(\x0c\"9\n\rEnrolResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x13\n\x0b\x61uthorities\x18\x02 \x01(\x0c\"\x17\n\x15GetAuthoritiesRequest\"-\n\x16GetAuthoritiesResponse\x12\x13\n\x0b\x61uthorities\x18\x01 \x03(\x0c\"K\n\x12\x43reateTokenRequest\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\r\n\x05ttl_s\x18\x03 \x01(\x01\x12\x0c\n\x04host\x18\x04 \x01(\t\"C\n\x13\x43reateTokenResponse\x12,\n\x05token\x18\x01 \x01(\x0b\x32\x1d.edgeshard.proto.v1.JoinToken\"\x1f\n\x0cRenewRequest\x12\x0f\n\x07request\x18\x01 \x01(\x0c\"9\n\rRenewResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x13\n\x0b\x61uthorities\x18\x02 \x01(\x0c\")\n\rRevokeRequest\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"\x10\n\x0eRevokeResponse\"!\n\x11RemoveNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\"\x14\n\x12RemoveNodeResponse\"-\n\x06\x44\x65nial\x12\x11\n\tprincipal\x18\x01 \x01(\t\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x02 \x03(\t\"6\n\x07\x44\x65nials\x12+\n\x07\x64\x65nials\x18\x01 \x03(\x0b\x32\x1a.edgeshard.proto.v1.Denial\"\xa4\x01\n\x06\x41piKey\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06models\x18\x02 \x03(\t\x12\x1e\n\x11tokens_per_minute\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x15\n\x08requests\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x0e\n\x06key_id\x18\x05 \x01(\t\x12\x12\n\ncreated_at\x18\x06 \x01(\x01\x42\x14\n\x12_tokens_per_minuteB\x0b\n\t_requests\";\n\x10\x43reateKeyRequest\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.edgeshard.proto.v1.ApiKey\"J\n\x11\x43reateKeyResponse\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.edgeshard.proto.v1.ApiKey\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x11\n\x0fListKeysRequest\"<\n\x10ListKeysResponse\x12(\n\x04keys\x18\x01 \x03(\x0b\x32\x1a.edgeshard.proto.v1.ApiKey\" \n\x10RevokeKeyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x13\n\x11RevokeKeyResponse\"\x1c\n\x1a\x43reateDashboardLinkRequest\"N\n\x1b\x43reateDashboardLinkResponse\x12/\n\x04link\x18\x01 \x01(\x0b\x32!.edgeshard.proto.v1.DashboardLink\"+\n\rDashboardLink\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\r\n\x05ttl_s\x18\x02 \x01(\x01\x32\xc9\x01\n\x10\x45nrolmentService\x12L\n\x05\x45nrol\x12 .edgeshard.proto.v1.EnrolRequest\x1a!.edgeshard.proto.v1.EnrolResponse\x12g\n\x0eGetAuthorities\x12).edgeshard.proto.v1.GetAuthoritiesRequest\x1a*.edgeshard.proto.v1.GetAuthoritiesResponse2\xf0\x05\n\x0fIdentityService\x12^\n\x0b\x43reateToken\x12&.edgeshard.proto.v1.CreateTokenRequest\x1a\'.edgeshard.proto.v1.CreateTokenResponse\x12L\n\x05Renew\x12 .edgeshard.proto.v1.RenewRequest\x1a!.edgeshard.proto.v1.RenewResponse\x12O\n\x06Revoke\x12!.edgeshard.proto.v1.RevokeRequest\x1a\".edgeshard.proto.v1.RevokeResponse\x12[\n\nRemoveNode\x12%.edgeshard.proto.v1.RemoveNodeRequest\x1a&.edgeshard.proto.v1.RemoveNodeResponse\x12X\n\tCreateKey\x12$.edgeshard.proto.v1.CreateKeyRequest\x1a%.edgeshard.proto.v1.CreateKeyResponse\x12U\n\x08ListKeys\x12#.edgeshard.proto.v1.ListKeysRequest\x1a$.edgeshard.proto.v1.ListKeysResponse\x12X\n\tRevokeKey\x12$.edgeshard.proto.v1.RevokeKeyRequest\x1a%.edgeshard.proto.v1.RevokeKeyResponse\x12v\n\x13\x43reateDashboardLink\x12..edgeshard.proto.v1.CreateDashboardLinkRequest\x1a/.edgeshard.proto.v1.CreateDashboardLinkResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!edgeshard/proto/v1/identity.proto\x12\x12\x65\x64geshard.proto.v1\"\xbe\x01\n\tJoinToken\x12\x13\n\x0b\x61uthorities\x18\x01 \x03(\x0c\x12\x0c\n\x04site\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\n\n\x02id\x18\x04 \x01(\t\x12\x13\n\x0b\x63oordinator\x18\x05 \x01(\t\x12\x11\n\tenrolment\x18\x06 \x01(\t\x12\x10\n\x08token_id\x18\x07 \x01(\t\x12\x0e\n\x06secret\x18\x08 \x01(\x0c\x12\x10\n\x08packages\x18\t \x01(\t\x12\x18\n\x10\x62ootstrap_sha256\x18\n \x01(\t\"A\n\x0c\x45nrolRequest\x12\x10\n\x08token_id\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\x0c\x12\x0f\n\x07request\x18\x03 \x01(\x0c\"9\n\rEnrolResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x13\n\x0b\x61uthorities\x18\x02 \x01(\x0c\"\x17\n\x15GetAuthoritiesRequest\"-\n\x16GetAuthoritiesResponse\x12\x13\n\x0b\x61uthorities\x18\x01 \x03(\x0c\"K\n\x12\x43reateTokenRequest\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\r\n\x05ttl_s\x18\x03 \x01(\x01\x12\x0c\n\x04host\x18\x04 \x01(\t\"C\n\x13\x43reateTokenResponse\x12,\n\x05token\x18\x01 \x01(\x0b\x32\x1d.edgeshard.proto.v1.JoinToken\"\x1f\n\x0cRenewRequest\x12\x0f\n\x07request\x18\x01 \x01(\x0c\"9\n\rRenewResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x13\n\x0b\x61uthorities\x18\x02 \x01(\x0c\")\n\rRevokeRequest\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"\x10\n\x0eRevokeResponse\"!\n\x11RemoveNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\"\x14\n\x12RemoveNodeResponse\"-\n\x06\x44\x65nial\x12\x11\n\tprincipal\x18\x01 \x01(\t\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x02 \x03(\t\"6\n\x07\x44\x65nials\x12+\n\x07\x64\x65nials\x18\x01 \x03(\x0b\x32\x1a.edgeshard.proto.v1.Denial\"\xb5\x01\n\x06\x41piKey\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06models\x18\x02 \x03(\t\x12\x1e\n\x11tokens_per_minute\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x15\n\x08requests\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x0e\n\x06key_id\x18\x05 \x01(\t\x12\x12\n\ncreated_at\x18\x06 \x01(\x01\x12\x0f\n\x07metrics\x18\x07 \x01(\x08\x42\x14\n\x12_tokens_per_minuteB\x0b\n\t_requests\";\n\x10\x43reateKeyRequest\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.edgeshard.proto.v1.ApiKey\"J\n\x11\x43reateKeyResponse\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.edgeshard.proto.v1.ApiKey\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x11\n\x0fListKeysRequest\"<\n\x10ListKeysResponse\x12(\n\x04keys\x18\x01 \x03(\x0b\x32\x1a.edgeshard.proto.v1.ApiKey\" \n\x10RevokeKeyRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x13\n\x11RevokeKeyResponse\"\x1c\n\x1a\x43reateDashboardLinkRequest\"N\n\x1b\x43reateDashboardLinkResponse\x12/\n\x04link\x18\x01 \x01(\x0b\x32!.edgeshard.proto.v1.DashboardLink\"+\n\rDashboardLink\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\r\n\x05ttl_s\x18\x02 \x01(\x01\x32\xc9\x01\n\x10\x45nrolmentService\x12L\n\x05\x45nrol\x12 .edgeshard.proto.v1.EnrolRequest\x1a!.edgeshard.proto.v1.EnrolResponse\x12g\n\x0eGetAuthorities\x12).edgeshard.proto.v1.GetAuthoritiesRequest\x1a*.edgeshard.proto.v1.GetAuthoritiesResponse2\xf0\x05\n\x0fIdentityService\x12^\n\x0b\x43reateToken\x12&.edgeshard.proto.v1.CreateTokenRequest\x1a\'.edgeshard.proto.v1.CreateTokenResponse\x12L\n\x05Renew\x12 .edgeshard.proto.v1.RenewRequest\x1a!.edgeshard.proto.v1.RenewResponse\x12O\n\x06Revoke\x12!.edgeshard.proto.v1.RevokeRequest\x1a\".edgeshard.proto.v1.RevokeResponse\x12[\n\nRemoveNode\x12%.edgeshard.proto.v1.RemoveNodeRequest\x1a&.edgeshard.proto.v1.RemoveNodeResponse\x12X\n\tCreateKey\x12$.edgeshard.proto.v1.CreateKeyRequest\x1a%.edgeshard.proto.v1.CreateKeyResponse\x12U\n\x08ListKeys\x12#.edgeshard.proto.v1.ListKeysRequest\x1a$.edgeshard.proto.v1.ListKeysResponse\x12X\n\tRevokeKey\x12$.edgeshard.proto.v1.RevokeKeyRequest\x1a%.edgeshard.proto.v1.RevokeKeyResponse\x12v\n\x13\x43reateDashboardLink\x12..edgeshard.proto.v1.CreateDashboardLinkRequest\x1a/.edgeshard.proto.v1.CreateDashboardLinkResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -62,27 +62,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DENIALS']._serialized_start=851
   _globals['_DENIALS']._serialized_end=905
   _globals['_APIKEY']._serialized_start=908
-  _globals['_APIKEY']._serialized_end=1072
-  _globals['_CREATEKEYREQUEST']._serialized_start=1074
-  _globals['_CREATEKEYREQUEST']._serialized_end=1133
-  _globals['_CREATEKEYRESPONSE']._serialized_start=1135
-  _globals['_CREATEKEYRESPONSE']._serialized_end=1209
-  _globals['_LISTKEYSREQUEST']._serialized_start=1211
-  _globals['_LISTKEYSREQUEST']._serialized_end=1228
-  _globals['_LISTKEYSRESPONSE']._serialized_start=1230
-  _globals['_LISTKEYSRESPONSE']._serialized_end=1290
-  _globals['_REVOKEKEYREQUEST']._serialized_start=1292
-  _globals['_REVOKEKEYREQUEST']._serialized_end=1324
-  _globals['_REVOKEKEYRESPONSE']._serialized_start=1326
-  _globals['_REVOKEKEYRESPONSE']._serialized_end=1345
-  _globals['_CREATEDASHBOARDLINKREQUEST']._serialized_start=1347
-  _globals['_CREATEDASHBOARDLINKREQUEST']._serialized_end=1375
-  _globals['_CREATEDASHBOARDLINKRESPONSE']._serialized_start=1377
-  _globals['_CREATEDASHBOARDLINKRESPONSE']._serialized_end=1455
-  _globals['_DASHBOARDLINK']._serialized_start=1457
-  _globals['_DASHBOARDLINK']._serialized_end=1500
-  _globals['_ENROLMENTSERVICE']._serialized_start=1503
-  _globals['_ENROLMENTSERVICE']._serialized_end=1704
-  _globals['_IDENTITYSERVICE']._serialized_start=1707
-  _globals['_IDENTITYSERVICE']._serialized_end=2459
+  _globals['_APIKEY']._serialized_end=1089
+  _globals['_CREATEKEYREQUEST']._serialized_start=1091
+  _globals['_CREATEKEYREQUEST']._serialized_end=1150
+  _globals['_CREATEKEYRESPONSE']._serialized_start=1152
+  _globals['_CREATEKEYRESPONSE']._serialized_end=1226
+  _globals['_LISTKEYSREQUEST']._serialized_start=1228
+  _globals['_LISTKEYSREQUEST']._serialized_end=1245
+  _globals['_LISTKEYSRESPONSE']._serialized_start=1247
+  _globals['_LISTKEYSRESPONSE']._serialized_end=1307
+  _globals['_REVOKEKEYREQUEST']._serialized_start=1309
+  _globals['_REVOKEKEYREQUEST']._serialized_end=1341
+  _globals['_REVOKEKEYRESPONSE']._serialized_start=1343
+  _globals['_REVOKEKEYRESPONSE']._serialized_end=1362
+  _globals['_CREATEDASHBOARDLINKREQUEST']._serialized_start=1364
+  _globals['_CREATEDASHBOARDLINKREQUEST']._serialized_end=1392
+  _globals['_CREATEDASHBOARDLINKRESPONSE']._serialized_start=1394
+  _globals['_CREATEDASHBOARDLINKRESPONSE']._serialized_end=1472
+  _globals['_DASHBOARDLINK']._serialized_start=1474
+  _globals['_DASHBOARDLINK']._serialized_end=1517
+  _globals['_ENROLMENTSERVICE']._serialized_start=1520
+  _globals['_ENROLMENTSERVICE']._serialized_end=1721
+  _globals['_IDENTITYSERVICE']._serialized_start=1724
+  _globals['_IDENTITYSERVICE']._serialized_end=2476
 # @@protoc_insertion_point(module_scope)

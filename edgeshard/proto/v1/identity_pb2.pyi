@@ -127,20 +127,22 @@ class Denials(_message.Message):
     def __init__(self, denials: _Optional[_Iterable[_Union[Denial, _Mapping]]] = ...) -> None: ...
 
 class ApiKey(_message.Message):
-    __slots__ = ("name", "models", "tokens_per_minute", "requests", "key_id", "created_at")
+    __slots__ = ("name", "models", "tokens_per_minute", "requests", "key_id", "created_at", "metrics")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     name: str
     models: _containers.RepeatedScalarFieldContainer[str]
     tokens_per_minute: int
     requests: int
     key_id: str
     created_at: float
-    def __init__(self, name: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., tokens_per_minute: _Optional[int] = ..., requests: _Optional[int] = ..., key_id: _Optional[str] = ..., created_at: _Optional[float] = ...) -> None: ...
+    metrics: bool
+    def __init__(self, name: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., tokens_per_minute: _Optional[int] = ..., requests: _Optional[int] = ..., key_id: _Optional[str] = ..., created_at: _Optional[float] = ..., metrics: _Optional[bool] = ...) -> None: ...
 
 class CreateKeyRequest(_message.Message):
     __slots__ = ("key",)

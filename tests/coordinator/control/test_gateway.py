@@ -21,7 +21,7 @@ from edgeshard.domain.ids import Digest, Epoch, NodeId, NodeName
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.chat import ChatPrompt, Conversation
 from edgeshard.domain.requests.generation import Token
-from edgeshard.gateway.access.auth import Caller
+from edgeshard.gateway.access.auth import Caller, unending
 
 
 def record(name: str, model: str, phase: DeploymentPhase = DeploymentPhase.READY) -> DeploymentRecord:
@@ -138,7 +138,7 @@ def test_a_key_of_some_models_hears_of_no_others(asked: str) -> None:
     chats: Any = SimpleNamespace(prompt=None, tokenize=None, detokenize=None, texts=None)
     models: Any = SimpleNamespace()
     backend = SiteBackend(front, models, chats)
-    caller = Caller("key/app", frozenset({"tiny", "gone"}))
+    caller = Caller("key/app", frozenset({"tiny", "gone"}), check=unending)
     with pytest.raises(DeniedError) as refused:
         caller.find(backend, asked)
     assert (refused.value.field, refused.value.reason) == ("model", "KEY_SCOPE")
@@ -147,4 +147,4 @@ def test_a_key_of_some_models_hears_of_no_others(asked: str) -> None:
     assert caller.find(backend, "tale").model == caller.find(backend, "tiny").model == "tiny"
     with pytest.raises(NotFoundError, match=r"served: tale$"):
         caller.find(backend, "gone")
-    assert Caller("key/all").find(backend, "alone-model").deployment == "alone"
+    assert Caller("key/all", check=unending).find(backend, "alone-model").deployment == "alone"

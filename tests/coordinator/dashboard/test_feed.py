@@ -30,6 +30,12 @@ def test_a_difference_makes_the_newer_of_the_older(before: dict[str, Any], after
     assert (difference(before, after) == {}) == (before == after)
 
 
+async def test_no_event_has_what_json_has_not() -> None:
+    async with aclosing(Feed(lambda: {"load": float("nan")}, EVERY_S).follow()) as told:
+        with pytest.raises(ValueError, match="JSON"):
+            await anext(told)
+
+
 async def test_viewers_follow_and_one_who_falls_behind_gets_a_new_picture() -> None:
     made = iter(range(10**6))
     feed = Feed(lambda: {"number": next(made), "still": {"a": 1}}, EVERY_S)

@@ -13,7 +13,9 @@ from edgeshard_coordinator.dashboard.picture import (
     DRAWN_STEPS,
     MOST_REQUESTS,
     TRACED_STEPS,
+    known,
     measured_picture,
+    nodes_picture,
     requests_picture,
     timeline_picture,
 )
@@ -21,8 +23,10 @@ from edgeshard_coordinator.dashboard.recent import RECENT_S, Recent
 
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
 from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import Node, StagePhase, StageStatus
 from edgeshard.domain.requests.generation import FinishReason, Generation
 from edgeshard.domain.requests.trace import StageTrace, StepRecord
+from tests.support.scripted_site import facts
 
 TALES = DeploymentName("tales")
 SECRET = "once upon a time there was a secret"
@@ -56,6 +60,27 @@ def test_a_request_is_who_asks_and_how_far_it_is() -> None:
     request.emitted += [904, 905]
     assert seen(13.0) == {"state": "writing", "prompt": 3, "read": 3, "new": 2, "limit": 64, "age_s": 3}
     assert not any(str(token) in json.dumps(requests_picture([request], 13.0, {})) for token in range(901, 906))
+
+
+def test_a_figure_that_is_not_finite_is_not_known() -> None:
+    """Sums of what nodes report are in no type: two of -1e308 are no number of JSON."""
+    assert known(a=float("nan"), b=float("inf"), c=-float("inf"), d=None, e=1.5, f=0) == {"e": 1.5, "f": 0}
+    stage = StageStatus(
+        deployment=TALES, epoch=Epoch(1), stage=0, layers=LayerRange(0, 1), phase=StagePhase.READY, busy_share=-1e308
+    )
+    node = Node(
+        node_id=NodeId("id-a"),
+        name=NodeName("a"),
+        address="127.0.0.1:1",
+        wire_version=1,
+        facts=facts(),
+        connected=True,
+        heartbeat_age_s=0.1,
+        free_bytes=1,
+        stages=(stage, replace(stage, stage=1)),
+    )
+    json.dumps(nodes_picture([node]), allow_nan=False)
+    assert "load" not in nodes_picture([node])["a"]
 
 
 def test_a_request_that_may_fill_its_context_has_no_limit_to_show() -> None:

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from edgeshard_coordinator.core.values.quotas import Quota, parse_quotas
 from edgeshard_coordinator.membership.api_key_store import ApiKeyStore
-from edgeshard_coordinator.membership.api_keys import KeyBook, identity_of
+from edgeshard_coordinator.membership.api_keys import KeyBook
 
 from edgeshard.domain.errors import (
     AlreadyExistsError,
@@ -18,7 +18,7 @@ from edgeshard.domain.errors import (
     NotFoundError,
     UnauthenticatedError,
 )
-from edgeshard.domain.identity import ApiKey
+from edgeshard.domain.identity import ApiKey, key_identity, shown_identity
 
 
 def book(directory: Path) -> KeyBook:
@@ -63,27 +63,34 @@ async def test_a_revoked_key_is_refused_and_what_it_runs_ends(tmp_path: Path) ->
     ended: list[str] = []
     keys = book(tmp_path)
     await keys.open(ended.append)
-    _, text = await keys.create(ApiKey("app"))
+    key, text = await keys.create(ApiKey("app"))
+    identity = key_identity("app", key.key_id)
+    keys.check(identity)
     with pytest.raises(AlreadyExistsError):
         await keys.create(ApiKey("app"))
     await keys.revoke("app")
-    assert ended == [identity_of("app")] == ["key/app"]
+    assert ended == [identity] and shown_identity(identity) == "key/app"
+    with pytest.raises(UnauthenticatedError):
+        keys.check(identity)
     with pytest.raises(UnauthenticatedError):
         keys.find(text)
     with pytest.raises(NotFoundError):
         await keys.revoke("app")
     _, again = await keys.create(ApiKey("app"))
     assert again != text and keys.find(again).name == "app"
+    with pytest.raises(UnauthenticatedError):
+        keys.check(identity)  # another key of the name is another
     await keys.close()
 
 
 async def test_limits_of_a_key_are_its_own_quota(keys: KeyBook) -> None:
-    await keys.create(ApiKey("small", (), 100, 2))
-    await keys.create(ApiKey("free"))
-    assert keys.quota_of("key/small") == Quota(2, 100)
-    assert [keys.quota_of(who) for who in ("key/free", "client/small", "", "key/none")] == [None] * 4
-    assert parse_quotas({"key/free": {"requests": 3}}, "quotas").of("key/free") == Quota(3)
-    assert parse_quotas({}, "quotas").max_priority_of("key/free") == 0
+    small, _ = await keys.create(ApiKey("small", (), 100, 2))
+    free, _ = await keys.create(ApiKey("free"))
+    assert keys.quota_of(key_identity("small", small.key_id)) == Quota(2, 100)
+    others = (key_identity("free", free.key_id), "client/small", "", "key/small", key_identity("small", "0" * 12))
+    assert [keys.quota_of(who) for who in others] == [None] * 5
+    assert parse_quotas({"key/free": {"requests": 3}}, "quotas").of(others[0]) == Quota(3)
+    assert parse_quotas({}, "quotas").max_priority_of(others[0]) == 0
 
 
 async def test_a_disk_that_refuses_keeps_no_half_of_a_key(keys: KeyBook, monkeypatch: pytest.MonkeyPatch) -> None:

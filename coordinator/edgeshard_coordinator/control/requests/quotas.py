@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from edgeshard.domain.errors import DeniedError, ResourceExhaustedError
+from edgeshard.domain.identity import shown_identity
 from edgeshard.domain.ids import DeploymentName
 from edgeshard_coordinator.core.values.quotas import QUEUED_OF_ONE, Quota, Quotas
 from edgeshard_coordinator.core.values.state import DeploymentRecord
@@ -48,7 +49,7 @@ class QuotaBook:
 
         Raises DeniedError naming `priority`, and ResourceExhaustedError naming `requests`, with reason QUOTA.
         """
-        quota, who = self.of(identity), identity or "everyone together"
+        quota, who = self.of(identity), _shown(identity)
         highest = self._quotas.max_priority_of(identity)
         if priority > highest:
             raise DeniedError(
@@ -75,7 +76,7 @@ class QuotaBook:
         many."""
         debt_s = self._debt_s(identity)
         if debt_s > 0:
-            quota, who = self.of(identity), identity or "everyone together"
+            quota, who = self.of(identity), _shown(identity)
             raise ResourceExhaustedError(
                 f"{who} has used more than its quota of {quota.tokens_per_minute} tokens_per_minute; try again in "
                 f"{debt_s:g} s, or have the operator raise tokens_per_minute in the coordinator's quotas",
@@ -98,8 +99,9 @@ class QuotaBook:
     def _check_count(self, identity: str, count: int) -> None:
         most = self.of(identity).requests
         if most is not None and count >= most:
-            who = identity or "everyone together"
-            raise _too_many(f"{who} has {count} requests running or waiting, as many as its quota of requests")
+            raise _too_many(
+                f"{_shown(identity)} has {count} requests running or waiting, as many as its quota of requests"
+            )
 
     def of(self, identity: str) -> Quota:
         """The limits of the quotas' file, overruled by those that an API key has of its own."""
@@ -113,6 +115,10 @@ class QuotaBook:
     def _debt_s(self, identity: str) -> float:
         bucket = self._buckets.get(identity)
         return 0.0 if bucket is None else math.ceil(10 * bucket.debt_s(self._now())) / 10
+
+
+def _shown(identity: str) -> str:
+    return shown_identity(identity) or "everyone together"
 
 
 def _too_many(what: str) -> ResourceExhaustedError:

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from edgeshard.domain.errors import Code, EdgeShardError
+from edgeshard.domain.identity import KEY_ROLE
 from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard.domain.requests.generation import FinishReason
 from edgeshard.metrics.histogram import LATENCY_S, STEP_S, Histogram
-from edgeshard_coordinator.core.values.quotas import KEY_ROLE
 
 EPOCH, STREAM = "epoch", "stream"
 NO_ROLE = "none"

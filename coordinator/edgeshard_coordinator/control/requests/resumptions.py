@@ -23,10 +23,10 @@ from hashlib import blake2b
 from typing import Any
 
 from edgeshard.domain.errors import FailedPreconditionError
+from edgeshard.domain.identity import KEY_ROLE
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, RequestId
 from edgeshard.domain.requests.generation import Generation
 from edgeshard.domain.requests.head import HeldRequest
-from edgeshard_coordinator.core.values.quotas import KEY_ROLE
 
 COME_BACK_S = 180.0
 """Seconds after the end of its call in which a client may be back for the rest: it tries for 60 s, and may hear of the

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from edgeshard.domain.errors import UnauthenticatedError
-from edgeshard.gateway.access.auth import Caller
+from edgeshard.domain.identity import key_identity
+from edgeshard.gateway.access.auth import Caller, unending
 from edgeshard_coordinator.control.persistence.audit_log import AuditLog
-from edgeshard_coordinator.membership.api_keys import PREFIX, KeyBook, identity_of
+from edgeshard_coordinator.membership.api_keys import PREFIX, KeyBook
 
 ANYONE = ""
 """The identity of a caller without a key where none is asked for: that of everybody in plaintext."""
@@ -29,7 +32,7 @@ class ApiKeyAuthenticator:
     def _caller(self, key: str | None) -> Caller:
         # Clients that must be given some key send "EMPTY", "none" and the like.
         if not self._asks and (key is None or not key.startswith(PREFIX)):
-            return Caller(ANYONE)
+            return Caller(ANYONE, metrics=True, check=unending)
         if key is None:
             raise UnauthenticatedError(
                 "there is no API key in Authorization or x-api-key: send `Authorization: Bearer KEY`; an operator "
@@ -38,4 +41,6 @@ class ApiKeyAuthenticator:
                 reason="NO_API_KEY",
             )
         found = self._keys.find(key)
-        return Caller(identity_of(found.name), frozenset(found.models) if found.models else None)
+        identity = key_identity(found.name, found.key_id)
+        models = frozenset(found.models) if found.models else None
+        return Caller(identity, models, found.metrics, check=partial(self._keys.check, identity))

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.identity import Principal, Role
+from edgeshard.domain.identity import Principal, Role, shown_identity
 from edgeshard.domain.ids import RequestId, check_id
 from edgeshard.domain.requests.generation import Finished, Started
 from edgeshard.domain.requests.listening import ListenerHello, TokensRead
@@ -104,7 +104,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         owner, client = self._front.owner_of(request_id), client_of(context)
         cancelled = self._front.cancel(request_id, None if everyones else client)
         if cancelled and owner != client:
-            self._audit.note(call_from(context), "Cancel", f"{request_id} of {owner}")
+            self._audit.note(call_from(context), "Cancel", f"{request_id} of {shown_identity(owner)}")
         return pb.InferenceServiceCancelResponse(cancelled=cancelled)
 
     async def ListModels(

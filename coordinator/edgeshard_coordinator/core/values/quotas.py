@@ -1,7 +1,7 @@
 """The share of one identity of a site: its requests at once, its tokens a minute, and its highest priority.
 
-An identity is a certificate's role and id, such as `client/app`, or `key/app` of an API key; '' is everyone in
-plaintext.
+An identity is a certificate's role and id, such as `client/app`, or a key's (`key_identity`), which the file of quotas
+names `key/app`; '' is everyone in plaintext.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.identity import Role
+from edgeshard.domain.identity import KEY_ROLE, Role, shown_identity
 from edgeshard.domain.ids import check_name
 
 QUEUED_PER_SLOT = 4
@@ -20,8 +20,6 @@ QUEUED_OF_ONE = 2
 """Of these, the number that one identity may have, unless a quota says otherwise: the others have the rest."""
 EVERYONE_ELSE = "*"
 MOST_IDENTITIES = 10_000
-KEY_ROLE = "key"
-"""The role of API keys, which have no certificate."""
 _ROLES = (Role.CLIENT, Role.OPERATOR, KEY_ROLE)
 _LIMITS = {"requests": (1, 1_000_000), "tokens_per_minute": (1, 1_000_000_000), "max_priority": (-10, 10)}
 """Least and most of each key."""
@@ -48,7 +46,7 @@ class Quotas:
     others: Quota = Quota()
 
     def of(self, identity: str) -> Quota:
-        return self.named.get(identity, self.others)
+        return self.named.get(shown_identity(identity), self.others)
 
     def max_priority_of(self, identity: str) -> int:
         """The highest priority of an identity. A client that asks for more would make all others wait, so it needs a

@@ -1,6 +1,45 @@
-// Calls to the coordinator. Each that changes something shows the page's token.
+// Calls to the coordinator. Each shows the token of the session, which only a login returns. Without it the cookie opens
+// nothing: a browser sends that to programs on other ports, too. A tab keeps the token and sends it to other tabs.
 let session = null;
 const DASHBOARD = new URL("../", import.meta.url);
+const NAME = `edgeshard-dashboard ${DASHBOARD.pathname}`;
+const ASKING_MS = 300;
+const tabs = new BroadcastChannel(NAME); // the tabs of this browser at this dashboard
+let arrived = null; // takes the token that another tab sends while this one asks
+let entered = () => {}; // called when another tab has a session
+
+tabs.onmessage = ({ data: token }) => {
+  if (token === null) {
+    if (session) tabs.postMessage(session.token);
+    return;
+  }
+  arrived?.(token);
+  if (session) keep({ ...session, token });
+  entered();
+};
+
+export function onEntered(listener) {
+  entered = listener;
+}
+
+function keep(opened) {
+  session = opened;
+  sessionStorage.setItem(NAME, session.token);
+  return session;
+}
+
+// The token of another tab; "" if none sends one.
+function askTabs() {
+  return new Promise((done) => {
+    arrived = done;
+    tabs.postMessage(null);
+    setTimeout(done, ASKING_MS, "");
+  }).finally(() => (arrived = null));
+}
+
+function shown(token = session?.token) {
+  return token ? { "x-edgeshard-token": token } : {};
+}
 
 // An address of the dashboard's, whatever path a proxy puts before it and wherever the page itself lies.
 export function at(path) {
@@ -22,28 +61,38 @@ async function answered(answer) {
 }
 
 function send(path, method, body) {
-  const headers = { "content-type": "application/json" };
-  if (session) headers["x-edgeshard-token"] = session.token;
+  const headers = { "content-type": "application/json", ...shown() };
   return fetch(at(path), { method, headers, body: JSON.stringify(body) });
 }
 
-// The session of this browser: by the secret of a link in the address, which leaves it at once, or by its cookie.
+// The session of this browser: by the secret of a link in the address, which leaves it at once, or by its cookie and the
+// token of this tab or another one.
 export async function enter() {
   const opened = location.hash.match(/^#open=([\w-]+)$/);
   if (opened) {
     history.replaceState(null, "", "#/site");
-    session = await answered(await send("session", "POST", { secret: opened[1] }));
-  } else session = await answered(await fetch(at("session")));
+    keep(await answered(await send("session", "POST", { secret: opened[1] })));
+  } else {
+    const kept = sessionStorage.getItem(NAME);
+    const again = kept && (await resumed(kept).catch((error) => (error.status ? null : Promise.reject(error))));
+    if (!again) await resumed(await askTabs());
+  }
+  tabs.postMessage(session.token);
   return session;
 }
 
-// The key stays here no longer than this call: what is kept is a cookie.
+async function resumed(token) {
+  return keep({ ...(await answered(await fetch(at("session"), { headers: shown(token) }))), token });
+}
+
+// The key stays here no longer than this call: what is kept is a cookie and a token.
 export async function enterByKey(key) {
-  session = await answered(await send("session", "POST", { key }));
+  keep(await answered(await send("session", "POST", { key })));
 }
 
 export async function logOut() {
   await send("session", "DELETE", {});
+  sessionStorage.removeItem(NAME);
   session = null;
 }
 
@@ -52,28 +101,39 @@ export async function act(what, body) {
 }
 
 export async function ask(what, query) {
-  return answered(await fetch(at(`do/${what}?${new URLSearchParams(query)}`)));
+  return answered(await fetch(at(`do/${what}?${new URLSearchParams(query)}`), { headers: shown() }));
 }
 
-// The parts of a streamed chat completion, with the milliseconds at which each came.
-export async function* chat(body, signal) {
-  const headers = { "content-type": "application/json", "x-edgeshard-token": session.token };
-  const answer = await fetch(at("chat"), { method: "POST", headers, body: JSON.stringify(body), signal });
+// The events of an answer that is a stream: the kind of each, if it has one, and its data. EventSource sends no header.
+async function* eventsOf(answer) {
   if (!answer.ok) throw new Refused(answer.status, await answer.json().catch(() => null));
   let rest = "";
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   for (;;) {
     const { done, value } = await reader.read();
     if (done) return;
-    const lines = (rest + value).split("\n\n");
-    rest = lines.pop();
-    for (const line of lines) {
-      if (!line.startsWith("data: ")) continue; // a comment, which keeps the connection open
-      const data = line.slice("data: ".length);
-      if (data === "[DONE]") return;
-      const part = JSON.parse(data);
-      if (part.error) throw new Refused(answer.status, part);
-      yield [part, performance.now()];
+    const events = (rest + value).split("\n\n");
+    rest = events.pop();
+    for (const event of events) {
+      const fields = Object.fromEntries(event.split("\n").map((line) => [line.slice(0, line.indexOf(": ")), line.slice(line.indexOf(": ") + 2)]));
+      if (fields.data) yield [fields.event, fields.data]; // else a comment, which keeps the connection open
     }
+  }
+}
+
+// The events of the stream of that name, as values.
+export async function* events(name, signal) {
+  for await (const [kind, data] of eventsOf(await fetch(at(name), { headers: shown(), signal }))) yield [kind, JSON.parse(data)];
+}
+
+// The parts of a streamed chat completion, with the milliseconds at which each came.
+export async function* chat(body, signal) {
+  const headers = { "content-type": "application/json", ...shown() };
+  const answer = await fetch(at("chat"), { method: "POST", headers, body: JSON.stringify(body), signal });
+  for await (const [, data] of eventsOf(answer)) {
+    if (data === "[DONE]") return;
+    const part = JSON.parse(data);
+    if (part.error) throw new Refused(answer.status, part);
+    yield [part, performance.now()];
   }
 }

@@ -2,7 +2,7 @@
 //
 // A browser allows six connections to a host over HTTP/1.1. So of all pages of one session that are seen, the one that
 // holds a lock has the stream, and tells the others; where a browser has no locks, each page has a stream of its own.
-import { at } from "./calls.js";
+import { events, onEntered } from "./calls.js";
 
 const STREAMS = { operator: "stream", application: "usage" };
 const ALIVE_MS = 5000;
@@ -11,7 +11,7 @@ const SILENT_MS = 15000;
 let picture = {};
 let state = "connecting"; // connecting, live, lost, ended
 const listeners = new Set();
-let source = null;
+let source = null; // what ends the stream of this page
 let again = 0;
 let others = null; // the channel to the other pages
 let lock = "";
@@ -69,27 +69,25 @@ function tell(kind, value) {
 
 function close() {
   clearTimeout(again);
-  source?.close();
+  source?.abort();
   source = null;
   letGo?.();
   letGo = null;
 }
 
-function open() {
+async function open() {
   clearTimeout(again);
-  source?.close();
-  source = new EventSource(at(stream));
-  for (const kind of ["picture", "change", "ended"]) source.addEventListener(kind, (event) => tell(kind, JSON.parse(event.data)));
-  source.onerror = async () => {
-    // A browser tries again by itself but where the answer was a refusal; then somebody has to log in.
-    const failed = source;
-    failed.close();
-    tell("lost");
-    const answer = await fetch(at("session")).catch(() => null);
-    if (source !== failed) return;
-    if (answer?.status === 401) tell("ended");
-    else again = setTimeout(open, 1000);
-  };
+  source?.abort();
+  const own = (source = new AbortController());
+  let refused = false;
+  try {
+    for await (const [kind, value] of events(stream, own.signal)) tell(kind, value);
+  } catch (error) {
+    refused = error.status === 401 || error.status === 403;
+  }
+  if (source !== own) return;
+  tell(refused ? "ended" : "lost");
+  if (!refused) again = setTimeout(open, 1000);
 }
 
 // Have the stream, or wait until the page that has it is hidden, closed or (`steal`) silent.
@@ -129,9 +127,7 @@ export function follow(session) {
   state = "connecting";
   document.addEventListener("visibilitychange", seen);
   // Whoever came in has let in all pages of this browser.
-  const entered = new BroadcastChannel("edgeshard-dashboard");
-  entered.onmessage = () => state === "ended" && location.reload();
-  entered.postMessage(null);
+  onEntered(() => state === "ended" && location.reload());
   if (navigator.locks) {
     lock = `edgeshard-dashboard ${session.token}`;
     others = new BroadcastChannel(lock);

@@ -35,12 +35,13 @@ def create(
     ] = None,
     tokens_per_minute: Annotated[int | None, option("N", "Of prompts and answers together.", min=1)] = None,
     requests: Annotated[int | None, option("N", "At once.", min=1)] = None,
+    metrics: Annotated[bool, typer.Option("--metrics", help="Let it read all metrics, for Prometheus.")] = False,
 ) -> None:
     """Make a key and print it on stdout. The site keeps its hash alone, so nobody can be shown it again."""
     _, key = ask(
         context,
         lambda client: client.create_key(
-            name, tuple(models or ()), tokens_per_minute=tokens_per_minute, requests=requests
+            name, tuple(models or ()), tokens_per_minute=tokens_per_minute, requests=requests, metrics=metrics
         ),
     )
     typer.echo(key)
@@ -71,5 +72,6 @@ COLUMNS: list[Column[ApiKey]] = [
     Column("MODELS", lambda key: ",".join(key.models) or "all"),
     Column("TOKENS/MIN", lambda key: _number(key.tokens_per_minute), right=True),
     Column("REQUESTS", lambda key: _number(key.requests), right=True),
+    Column("METRICS", lambda key: "all" if key.metrics else "-"),
     Column("MADE", lambda key: f"{datetime.fromtimestamp(key.created_at, UTC):%Y-%m-%d %H:%M}"),
 ]
