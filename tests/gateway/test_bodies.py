@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
+import sys
 from typing import Any
 
 import pytest
@@ -182,3 +184,18 @@ async def test_whoever_leaves_is_parsed_for_no_more() -> None:
     assert (await first).model == "m"
     assert (await held.parsed("key/b", large, TokenizeRequest)).model == "m"
     assert len(held._turns) == 0
+
+
+async def test_a_large_body_that_is_refused_leaves_no_memory() -> None:
+    messages = [{"role": "user", "content": "y" * 60}] * 8000
+    body = bytearray(json.dumps({"model": "m", "prompt": "x", "messages": messages}).encode())
+
+    async def blocks() -> int:
+        for _ in range(3):
+            with pytest.raises(InvalidArgumentError):
+                await Bodies().parsed("key/a", body, TokenizeRequest)
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    before = await blocks()
+    assert await blocks() - before < 8000

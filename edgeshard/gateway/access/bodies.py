@@ -313,9 +313,11 @@ def parse(body: bytearray, form: type[FormT]) -> FormT:
     try:
         return form.model_validate_json(body)
     except ValidationError as error:
-        raise refusal_of(error) from None
+        refusal = refusal_of(error)
     except RecursionError:
-        raise InvalidArgumentError("the body is nested too deep", reason="INVALID_JSON") from None
+        refusal = InvalidArgumentError("the body is nested too deep", reason="INVALID_JSON")
+    # Not raised above: its context would hold pydantic's error and the body, in a cycle that gc does not see.
+    raise refusal
 
 
 class Gunzip:
