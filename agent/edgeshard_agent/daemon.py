@@ -30,10 +30,11 @@ from edgeshard.metrics.own import OwnCondition
 from edgeshard.process.about import Process
 from edgeshard.process.clock import SystemClock
 from edgeshard.process.config import write_ready_file
+from edgeshard.process.control_groups import cpu_quota
 from edgeshard.process.descriptors import connection_cap, raise_descriptor_limit
 from edgeshard.process.imports import lasting_imports
 from edgeshard.process.logs import tell_ready
-from edgeshard.process.machine import Machine, cpu_quota
+from edgeshard.process.machine import Machine, compute_threads
 from edgeshard.process.notify import Notifier
 from edgeshard.process.private import private_directory
 from edgeshard.process.reloading import Reloading
@@ -63,8 +64,9 @@ from edgeshard_agent.measuring.machine import (
 )
 from edgeshard_agent.measuring.node import MeasuredNode, Reports
 from edgeshard_agent.measuring.others import OthersWatch
-from edgeshard_agent.net.control import MAX_RETRY_S, ControlClient
+from edgeshard_agent.net.control import ControlClient
 from edgeshard_agent.net.link_receiver import StageServicer
+from edgeshard_agent.net.reconnecting import MAX_RETRY_S
 from edgeshard_agent.settings import AgentSettings
 from edgeshard_agent.store.cache import BlobCache
 
@@ -102,7 +104,8 @@ async def serve(settings: AgentSettings, read: Callable[[], AgentSettings]) -> N
     node_id, tls = _identity(settings)
     held = lock_state_dir(settings.state_dir)
     emulation, facts = _emulation(settings), machine_facts(settings.device, settings.memory)
-    threads, state_dir = settings.threads or facts.cores, settings.state_dir
+    threads = settings.threads or compute_threads(facts.cores, cpu_quota())
+    state_dir = settings.state_dir
     own = MeasuredNode(node_id, facts, settings.device, threads, settings.memory, state_dir, tls, emulation)
     ends = _Endpoints(settings, tls)
     cache = BlobCache(state_dir / "cache", settings.cache_limit, _shared_store(settings.shared_store))
@@ -232,6 +235,7 @@ class _Node:
             OthersWatch(own.threads).share if own.facts.kind == "cpu" else lambda: 0.0,
             self._machine.condition,
             lambda: self._cache.packed.ids,
+            self._clock.now,
         )
 
     def _obey(self, operation_id: OperationId, command: ControlMessage) -> None:

@@ -34,7 +34,7 @@ class AgentSettings(DaemonSettings):
     name: str = Field(description="the node's name in the site")
     advertise: str | None = Field(default=None, description="HOST:PORT to give neighbours, when not the listener's own")
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        default=None, description="cores that computing may use; every core the process may run on when absent"
+        default=None, description="cores that computing may use; all that the process and its quota may use if absent"
     )
     memory: ByteCount | None = Field(default=None, description="bytes stages may use, such as 2GiB")
     device: str = Field(default="cpu", description="cpu or cuda or cuda:N")

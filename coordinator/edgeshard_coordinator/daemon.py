@@ -101,36 +101,59 @@ async def serve(settings: CoordinatorSettings, read: Callable[[], CoordinatorSet
     Reloading(settings, read, partial(_prepared, coordinator, process)).on_hangup(stopping.set)
     metrics = MetricsListener(settings.metrics_listen, site.tls, coordinator.metrics, site.denials)
     address = await coordinator.start()
-    await metrics.start()
-    log.info("coordinator_serves", address=address)
-    joiners = connection_cap(descriptors, 1 / 8, MOST_JOINERS)
-    enrolment, joins_at = await _open_enrolment(settings, site, coordinator, address, joiners)
-    packages = await _open_packages(settings, site, coordinator)
-    gateway: GatewayServer | None = None
-    if listen is not None:
-        authenticator = ApiKeyAuthenticator(site.keys, site.audit, asks=not settings.http_no_key)
-        gateway = await _open_gateway(listen, origins, authenticator, coordinator, site, places)
-    if settings.ready_file is not None:
-        write_ready_file(settings.ready_file, address, gateway.url if gateway is not None else "", joins_at)
-    notifier.ready(f"serving on {address}")
-    tell_ready(_next_step(site, address))
-    beats = feed_watchdog(notifier, lambda: {"state loop": coordinator.loop.turns})
-    renewing = (*_renewing(certificate), *_renewing_own(site))
-    chores = asyncio.gather(beats, machine.measure(), *renewing, *_announcing(settings, site, address, joins_at))
-    await stopping.wait()
-    notifier.stopping()
+    listeners = _Listeners(coordinator, metrics)
+    try:
+        await metrics.start()
+        joiners = connection_cap(descriptors, 1 / 8, MOST_JOINERS)
+        listeners.enrolment, joins_at = await _open_enrolment(settings, site, coordinator, address, joiners)
+        listeners.packages = await _open_packages(settings, site, coordinator)
+        if listen is not None:
+            authenticator = ApiKeyAuthenticator(site.keys, site.audit, asks=not settings.http_no_key)
+            listeners.gateway = await _open_gateway(listen, origins, authenticator, coordinator, site, places)
+        log.info("coordinator_serves", address=address)
+        if settings.ready_file is not None:
+            write_ready_file(settings.ready_file, address, listeners.url, joins_at)
+        notifier.ready(f"serving on {address}")
+        tell_ready(_next_step(site, address))
+        beats = feed_watchdog(notifier, lambda: {"state loop": coordinator.loop.turns})
+        renewing = (*_renewing(certificate), *_renewing_own(site))
+        announcing = _announcing(settings, site, address, joins_at)
+        chores = asyncio.gather(beats, machine.measure(), *renewing, *announcing)
+        await stopping.wait()
+        notifier.stopping()
+        chores.cancel()
+        with suppress(asyncio.CancelledError, TimeoutError):  # an announcement is taken back
+            await asyncio.wait_for(chores, 1.0)
+    finally:
+        await listeners.close()
     log.info("coordinator_stops")
-    chores.cancel()
-    await asyncio.wait({chores}, timeout=1.0)  # an announcement is taken back
-    await metrics.stop()
-    if enrolment is not None:
-        await enrolment.stop()
-    if packages is not None:
-        await packages.stop()
-    with suppress(TimeoutError):
-        await asyncio.wait_for(coordinator.stop(), STOP_LIMIT_S)
-    if gateway is not None:
-        await gateway.stop()
+
+
+@dataclass
+class _Listeners:
+    """What listens, as far as it was opened."""
+
+    coordinator: Coordinator
+    metrics: MetricsListener
+    enrolment: EnrolmentServer | None = None
+    packages: PackagesListener | None = None
+    gateway: GatewayServer | None = None
+
+    @property
+    def url(self) -> str:
+        """The gateway's; "" without one."""
+        return "" if self.gateway is None else self.gateway.url
+
+    async def close(self) -> None:
+        await self.metrics.stop()
+        if self.enrolment is not None:
+            await self.enrolment.stop()
+        if self.packages is not None:
+            await self.packages.stop()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.coordinator.stop(), STOP_LIMIT_S)
+        if self.gateway is not None:
+            await self.gateway.stop()
 
 
 def _next_step(site: _Site, address: str) -> str:

@@ -113,16 +113,12 @@ class RootGroup(TyperGroup):
             typer.echo("error: an argument is not UTF-8 text", err=True)
             raise typer.Exit(2) from None
         except EdgeShardError as error:
-            from edgeshard.domain.ids import escaped
+            from edgeshard.cli.render.output import show_text
 
-            typer.echo(f"error: {escaped(error.message, keep=_OWN_LINES)}", err=True)
+            show_text(f"error: {error.message}", err=True)
             if error.retry_after_s is not None:
-                typer.echo(f"       a retry may succeed in {error.retry_after_s:g} s", err=True)
+                show_text(f"       a retry may succeed in {error.retry_after_s:g} s", err=True)
             raise typer.Exit(error.exit_code) from None
-
-
-_OWN_LINES = "\n\t"
-"""Of messages: they may quote a stranger, and may have several lines."""
 
 
 def hoist_global_options(args: list[str]) -> list[str]:

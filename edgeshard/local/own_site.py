@@ -58,8 +58,9 @@ class OwnSite:
         some. Raises DeniedError for a folder that cannot be written, AlreadyExistsError for a site that is served
         already.
         """
+        from edgeshard.process.control_groups import cpu_quota
         from edgeshard.process.extras import missing
-        from edgeshard.process.machine import usable_cores
+        from edgeshard.process.machine import compute_threads, usable_cores
         from edgeshard.rpc.addresses import free_port
         from edgeshard.rpc.tls import is_loopback, join_address, split_address
 
@@ -87,7 +88,7 @@ class OwnSite:
             listen_by_agent={} if is_loopback(host) else _reachable(self.nodes),
             elsewhere=True,
             configured=lasts,
-            threads=max(1, usable_cores() // nodes),
+            threads=max(1, compute_threads(usable_cores(), cpu_quota()) // nodes),
             authority=authority,
             share_store=True,
             holding=self._held[-1:],
@@ -315,10 +316,11 @@ def _memory(nodes: int, directory: Path) -> list[str]:
     """The options that divide the free memory among several nodes, unless the operator sets their memory."""
     if nodes == 1 or "EDGESHARD__AGENT__MEMORY" in os.environ:
         return []
-    from edgeshard.process.machine import read_condition
+    from edgeshard.process.machine import AGENT_BYTES, read_condition
 
     available = read_condition("", directory, None).memory_available_bytes
-    return ["--memory", str(available // nodes * 9 // 10)]
+    left = max(0, available - nodes * AGENT_BYTES)
+    return ["--memory", str(left // nodes * 9 // 10)]
 
 
 def _listeners(host: str, first: int, *, with_wheels: bool) -> dict[str, str]:

@@ -6,12 +6,23 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import exposition as formats
 from prometheus_client.core import Metric
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 Collect = Callable[[], Iterable[Metric]]
 """Reads the state of a part of the daemon. Called from the event loop's thread at each scrape, and never between."""
+
+
+def choose_encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
+    """The writer and the content type of the format that an Accept header wants.
+
+    The library cannot compare a version that is not of numbers: such a header gets the plain format.
+    """
+    try:
+        return formats.choose_encoder(accept)
+    except (TypeError, ValueError):
+        return formats.choose_encoder("")
 
 
 class _Reading(Collector):

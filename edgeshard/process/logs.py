@@ -12,13 +12,17 @@ import structlog
 
 from edgeshard.debugging.private import PRIVATE_KEYS
 from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import escaped
 from edgeshard.process.clock import SystemClock
 from edgeshard.process.folding import Folds
 
 _OURS = ("edgeshard", "edgeshard_agent", "edgeshard_coordinator")
 _NAME_CHARS = 80
 MAX_VALUE_CHARACTERS = 1024
-"""Of one text in a line: the number of lines is bounded, and so is their length."""
+"""Of one value in a line: the number of lines is bounded, and so is their length."""
+MAX_TRACEBACK_CHARACTERS = 16_384
+_OWN_LINES = "\n\t"
+"""Characters that `escaped` keeps in texts of several lines."""
 _JOURNAL_ERROR = 3
 _JOURNAL_LEVELS = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: _JOURNAL_ERROR}
 """Levels as the journal knows them, see sd-daemon(3)."""
@@ -32,11 +36,30 @@ def drop_private(_logger: Any, _method: str, event: MutableMapping[str, Any]) ->
 
 
 def shorten_values(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Cut each text to `MAX_VALUE_CHARACTERS`, as a structlog processor: a stranger may have sent it. A traceback is
-    made later and stays whole."""
+    """Cut each text, list and table to `MAX_VALUE_CHARACTERS`, as a structlog processor: a stranger may have sent it.
+    A traceback is made later: see `shorten_traceback`."""
     for key, value in event.items():
-        if isinstance(value, str) and len(value) > MAX_VALUE_CHARACTERS:
-            event[key] = f"{value[:MAX_VALUE_CHARACTERS]}... ({len(value)} characters)"
+        text = repr(value) if isinstance(value, list | tuple | set | frozenset | dict | bytes) else value
+        if isinstance(text, str) and len(text) > MAX_VALUE_CHARACTERS:
+            event[key] = f"{text[:MAX_VALUE_CHARACTERS]}... ({len(text)} characters)"
+    return event
+
+
+def shorten_traceback(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Cut the middle of a long traceback, as a structlog processor: the errors in it may quote a stranger."""
+    text = event.get("exception", "")
+    if len(text) > MAX_TRACEBACK_CHARACTERS:
+        part = MAX_TRACEBACK_CHARACTERS // 2
+        event["exception"] = f"{text[:part]}\n... ({len(text)} characters)\n{text[-part:]}"
+    return event
+
+
+def escape_values(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Replace what steers a terminal in each text, as a structlog processor: a stranger may have sent it. JSON has
+    escapes of its own."""
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = escaped(value, _OWN_LINES if key == "exception" else "")
     return event
 
 
@@ -57,14 +80,14 @@ def stderr_is_journal() -> bool:
 def tell_ready(text: str) -> None:
     """Print one line for a person who started this daemon on a terminal; programs read the log instead."""
     if sys.stderr.isatty() and not stderr_is_journal():
-        sys.stderr.write(f"ready: {text}\n")
+        sys.stderr.write(f"ready: {escaped(text)}\n")
         sys.stderr.flush()
 
 
 def report_failure(error: EdgeShardError) -> None:
     """Say on stderr why this daemon cannot go on."""
     prefix = f"<{_JOURNAL_ERROR}>" if stderr_is_journal() else ""
-    sys.stderr.write(f"{prefix}error: {error.message}\n")
+    sys.stderr.write(f"{prefix}error: {escaped(error.message, _OWN_LINES)}\n")
 
 
 class _FoldingHandler(logging.StreamHandler[TextIO]):
@@ -120,7 +143,9 @@ def configure_logging(level: str) -> None:
         if terminal
         else structlog.processors.JSONRenderer()
     )
-    finish = [] if terminal else [structlog.processors.format_exc_info]
+    finish: list[Any] = [structlog.processors.format_exc_info, shorten_traceback]
+    if terminal:
+        finish.append(escape_values)
     handler = _FoldingHandler(sys.stderr)
     formatter = _JournalFormatter if stderr_is_journal() else structlog.stdlib.ProcessorFormatter
     handler.setFormatter(

@@ -10,14 +10,17 @@ import tempfile
 import time
 from functools import cache
 from importlib.util import find_spec
+from math import ceil
 from pathlib import Path
 
 from edgeshard.domain.nodes.condition import Condition, Support
+from edgeshard.process.control_groups import ROOT, cpu_quota, process_memory
 from edgeshard.rpc.tls import TlsFiles
 
-ROOT = Path("/")
 WRITTEN_BYTES = 4 << 20
 """Written to measure a disk: half a second on a slow card."""
+AGENT_BYTES = 300 << 20
+"""Memory of an agent with all that it imports, without a stage."""
 _KERNELS = Path("ops/libedgeshard_ops.so")
 _NO_CUDA = re.compile(r"^cuda\b[^=]*=\s*None\s*$", re.MULTILINE)
 
@@ -31,7 +34,8 @@ def read_condition(
     version: str, directory: Path, tls: TlsFiles | None, disk_write_bps: float = 0.0, root: Path = ROOT
 ) -> Condition:
     """This machine's condition, with the disk of `directory` and its measured `disk_write_bps`. `root` is for tests."""
-    memory = _memory(root)
+    system = _memory(root)
+    memory = process_memory(system.get("MemTotal", 0), system.get("MemAvailable", 0), root)
     total, free = disk_bytes(directory)
     ends, due = _certificate(tls)
     return Condition(
@@ -39,9 +43,9 @@ def read_condition(
         utc_s=utc_s(),
         cores=usable_cores(),
         cpu_quota=cpu_quota(root),
-        memory_total_bytes=memory.get("MemTotal", 0),
-        memory_available_bytes=memory.get("MemAvailable", 0),
-        swap_used_bytes=memory.get("SwapTotal", 0) - memory.get("SwapFree", 0),
+        memory_total_bytes=memory.total_bytes,
+        memory_available_bytes=memory.available_bytes,
+        swap_used_bytes=system.get("SwapTotal", 0) - system.get("SwapFree", 0),
         disk_total_bytes=total,
         disk_free_bytes=free,
         disk_write_bps=disk_write_bps,
@@ -58,32 +62,12 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def cpu_quota(root: Path = ROOT) -> float:
-    """The cores that the control groups of this process leave it; 0 where none limits it."""
-    quotas = [
-        quota
-        for line in _text(root / "proc/self/cgroup").splitlines()
-        if line.count(":") >= 2
-        for quota in _quotas(root / "sys/fs/cgroup", *line.split(":", 2)[1:])
-    ]
-    return min(quotas, default=0.0)
+def compute_threads(cores: int, quota: float) -> int:
+    """Threads that compute: one for each core, or one for each core that a quota pays for, begun ones included.
 
-
-def _quotas(mounted: Path, controllers: str, group: str) -> list[float]:
-    """Quotas in cores of a group and of those around it. `controllers` is empty for cgroup v2."""
-    if controllers and "cpu" not in controllers.split(","):
-        return []
-    mounted, name = (mounted / "cpu", "cpu.cfs_quota_us") if controllers else (mounted, "cpu.max")
-    here, found = mounted / group.lstrip("/"), []
-    for directory in (here, *here.parents):
-        if not directory.is_relative_to(mounted):
-            break
-        words = _text(directory / name).split()
-        if controllers:
-            words.append(_text(directory / "cpu.cfs_period_us").strip() or "100000")  # the kernel's own
-        if len(words) == 2 and all(word.isdecimal() for word in words):
-            found.append(int(words[0]) / max(1, int(words[1])))
-    return found
+    More threads than that would wait for each other in the middle of each step.
+    """
+    return min(cores, max(1, ceil(quota))) if quota else cores
 
 
 def _text(path: Path) -> str:

@@ -48,11 +48,13 @@ def invitation_to_text(invitation: Invitation) -> str:
 
 
 _BOOTSTRAP = (
-    "import hashlib,http.client as h,ssl,sys;c=h.HTTPSConnection(sys.argv[1],timeout=30,"
+    "import hashlib,http.client as h,ssl,sys;sys.excepthook=lambda*e:sys.exit(ascii(e[1])[:999]);"
+    "c=h.HTTPSConnection(sys.argv[1],timeout=30,"
     'context=ssl._create_unverified_context());c.request("GET","/join.py");s=c.getresponse().read(1<<20);'
     'hashlib.sha256(s).hexdigest()==sys.argv[2] or sys.exit("not what the site offered: take another line");exec(s)'
 )
-"""Fetches a program from whoever answers, and runs it only where its sha256 is the one of the line."""
+"""Fetches a program from whoever answers, and runs it only if its sha256 is the one of the line. An error is
+printed in ASCII, because whoever answered may have sent its text."""
 
 
 def line_without_edgeshard(token: JoinToken) -> str:

@@ -103,6 +103,13 @@ def test_a_fault_beside_the_nodes_is_found(site: Any, changes: dict[str, Any], f
     assert (found.fault, found.where) == (fault, where)
 
 
+def test_two_agents_with_one_identity_are_named(site: Any) -> None:
+    nodes = (replace(site.nodes[0], twin_address="10.0.0.9:4711"), *site.nodes[1:])
+    (found,) = diagnose(facts(replace(site, nodes=nodes)))
+    assert (found.fault, found.where) == (Fault.IDENTITY_COPIED, site.nodes[0].name)
+    assert "10.0.0.9:4711" in found.found and site.nodes[0].address in found.found
+
+
 def test_a_clock_that_is_off_does_not_make_certificates_end(site: Any) -> None:
     """They are compared with the coordinator's time, not with that of whoever looks."""
     (found,) = diagnose(facts(site, utc_s=NOW_S + 30 * 86_400, coordinator_ahead_s=-30 * 86_400.0))

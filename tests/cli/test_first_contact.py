@@ -143,11 +143,12 @@ def test_ctrl_c_in_deploy_says_what_goes_on_and_how_to_end_it(site: Any) -> None
 
 def test_the_demo_has_no_colours_where_none_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr("edgeshard.cli.commands.site.demo.typer.echo", lambda text, err: said.append(text))
+    monkeypatch.setattr("edgeshard.cli.commands.site.demo.typer.echo", lambda text, **_: said.append(text))
     for wanted, coloured in (("", True), ("1", False)):
         monkeypatch.setenv("NO_COLOR", wanted)
+        said.clear()
         Narrator(0.0).say("hello")
-        assert ("\x1b[" in said[-1]) is coloured
+        assert ("\x1b[" in "".join(said)) is coloured
 
 
 def test_the_demo_says_that_it_runs_without_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ CASES = [
     Case("apply -f {dir}/tales.toml"),
     Case("deploy cellar --model cellar --source b --dry-run"),
     Case("deploy cellar --model cellar --layers b=0:12 --max-context 64 --concurrency 1 --measure 200", twice=False),
-    Case("logs coordinator --lines 1 --directory {dir}", TEXT_ONLY),
+    Case("logs coordinator --lines 0 --directory {dir}", TEXT_ONLY),
     Case("debug dump -o {dir}/site.json --force", TEXT_ONLY),
     Case("debug replay {dir}/site.json", TEXT_ONLY),
     Case("token create --node cellar", TEXT_ONLY, exit_code=1),

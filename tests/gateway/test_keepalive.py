@@ -12,7 +12,9 @@ from urllib.parse import urlsplit
 
 import h11
 import pytest
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Message, Scope
 
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.errors import InvalidArgumentError, UnavailableError
@@ -221,9 +223,87 @@ async def test_a_client_that_leaves_a_stream_without_events_ends_its_request(slo
             await slow.idle.wait()
 
 
-async def test_a_client_that_leaves_with_the_first_filler_ends_its_request() -> None:
+class Parts:
+    """A stream of one part, and whether its generator began and was closed."""
+
+    def __init__(self) -> None:
+        self.began = False
+        self.closed = False
+        self.parts = self._made()
+
+    async def _made(self) -> AsyncGenerator[bytes, None]:
+        self.began = True
+        try:
+            yield b"first"
+            yield b"part"
+        finally:
+            self.closed = True
+
+    async def begun(self) -> keepalive.Streamed:
+        """As routes return it: its first event has been read, so that the request runs."""
+        await anext(self.parts)
+        return keepalive.Streamed(self.parts, FORM)
+
+
+FORM = keepalive.StreamForm("text/event-stream", str)
+LEFT = {"type": "http.disconnect"}
+
+
+@pytest.mark.parametrize("sent", range(4))
+@pytest.mark.parametrize("answered", range(4))
+async def test_a_client_that_leaves_around_the_first_part_ends_its_request(
+    monkeypatch: pytest.MonkeyPatch, answered: int, sent: int
+) -> None:
+    """The answer is ready after some turns of the event loop, and the client leaves after others."""
+    monkeypatch.setattr(keepalive, "MAX_SILENCE_S", 0.0)
+    parts = Parts()
+    gone = asyncio.Event()
+
+    async def route(request: Request) -> Response:
+        request.state.stream_form = FORM
+        for _ in range(answered):
+            await asyncio.sleep(0)
+        return await parts.begun()
+
+    async def receive() -> Message:
+        await gone.wait()
+        return LEFT
+
+    async def send(message: Message) -> None:
+        for _ in range(sent):
+            await asyncio.sleep(0)
+        gone.set()
+        await asyncio.sleep(0.01)
+
+    scope: Scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "state": {}}
+    response = await keepalive.in_time(route)(Request(scope))
+    await response(scope, receive, send)
+    assert parts.closed == parts.began
+
+
+async def test_a_late_answer_that_is_not_there_is_cancelled() -> None:
     response: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-    parts = keepalive._late(response, keepalive.StreamForm("text/event-stream", str))
-    assert await anext(parts) == keepalive.COMMENT.encode()
-    await parts.aclose()
+    await keepalive._Late(response, FORM).end()
     assert response.cancelled()
+
+
+async def test_a_late_answer_that_is_there_and_was_not_read_is_closed() -> None:
+    response: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+    late, parts = keepalive._Late(response, FORM), Parts()
+    response.set_result(await parts.begun())
+    await late.end()
+    assert parts.closed
+
+
+async def test_a_client_that_left_before_an_answer_is_written_ends_its_request() -> None:
+    parts = Parts()
+    streamed = await parts.begun()
+
+    async def receive() -> Message:
+        return LEFT
+
+    async def send(message: Message) -> None:
+        await asyncio.sleep(60)
+
+    await streamed({"type": "http"}, receive, send)
+    assert parts.closed

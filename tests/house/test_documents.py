@@ -127,6 +127,22 @@ def test_files_and_make_targets_named_exist(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_tests_named_exist(name: str) -> None:
+    for path, test in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / name).read_text()):
+        assert re.search(rf"^(?:async )?def {test}\(", (ROOT / path).read_text(), re.MULTILINE), f"{path} has no {test}"
+
+
+def test_each_cell_of_who_can_do_what_names_a_test() -> None:
+    text = (ROOT / "docs" / "security.md").read_text()
+    section = text.partition("## Who can do what")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\w+) \|(.*)\|$", section, re.MULTILINE)
+    assert [who for who, _ in rows[1:]] == ["outsider", "key", "operator", "node", "head", "stage", "middle", "user"]
+    for who, cells in rows[1:]:
+        for cell in cells.split("|"):
+            assert re.search(r"`tests/[\w/]+\.py::\w+`", cell), f"{who}: {cell}"
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_table_begins_a_paragraph(name: str) -> None:
     """Behind a line of text it would be text as well, and the line is likely one that was cut."""
     lines = (ROOT / name).read_text().splitlines()

@@ -70,6 +70,17 @@ async def test_anything_else_is_refused(request_bytes: bytes, status: str) -> No
         assert f"HTTP/1.1 {status} " in await asked(address, request_bytes)
 
 
+@pytest.mark.parametrize("version", ["abc", "", "9" * 5000, "1.0.x", "-1", "\xb2"])
+@pytest.mark.parametrize("kind", ["application/openmetrics-text", "text/plain"])
+async def test_a_version_that_is_none_gets_a_format_all_the_same(
+    kind: str, version: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with listening() as address:
+        request = f"GET /metrics HTTP/1.1\r\nAccept: {kind};version={version}\r\n\r\n".encode("latin-1")
+        assert (await asked(address, request)).startswith("HTTP/1.1 200 OK")
+    assert "metrics_failed" not in capfd.readouterr().err
+
+
 async def test_metrics_that_cannot_be_read_are_an_answer_too(capfd: pytest.CaptureFixture[str]) -> None:
     def broken() -> list[object]:
         raise ValueError("broken")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeshard.process.folding import Folds
-from edgeshard.process.logs import MAX_VALUE_CHARACTERS, shorten_values
+from edgeshard.process.logs import MAX_TRACEBACK_CHARACTERS, MAX_VALUE_CHARACTERS, shorten_traceback, shorten_values
 
 NAMES = ("accept", "refused", "joined")
 lines = st.lists(
@@ -91,3 +91,18 @@ def test_a_text_in_a_line_is_cut() -> None:
     """A node or a client may have sent it."""
     line = shorten_values(None, "info", {"event": "link_reported", "why": "x" * 8_000_000, "hop": 3})
     assert line == {"event": "link_reported", "why": "x" * MAX_VALUE_CHARACTERS + "... (8000000 characters)", "hop": 3}
+
+
+def test_a_list_and_a_table_in_a_line_are_cut() -> None:
+    line = shorten_values(None, "info", {"event": "x", "names": ["x" * 50] * 1000, "shares": {"a": 1.0}, "up": None})
+    assert line["names"].startswith("['xxx") and line["names"].endswith("... (54000 characters)")
+    assert len(line["names"]) < MAX_VALUE_CHARACTERS + 30
+    assert (line["shares"], line["up"]) == ({"a": 1.0}, None)
+
+
+def test_the_middle_of_a_long_traceback_is_cut() -> None:
+    text = "Traceback" + "x" * 8_000_000 + "ValueError"
+    line = shorten_traceback(None, "error", {"event": "failed", "exception": text})
+    assert line["exception"].startswith("Traceback") and line["exception"].endswith("ValueError")
+    assert len(line["exception"]) < MAX_TRACEBACK_CHARACTERS + 50
+    assert shorten_traceback(None, "error", {"event": "failed"}) == {"event": "failed"}

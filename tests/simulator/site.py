@@ -106,6 +106,7 @@ class Node:
             lambda: MEMORY_BYTES,
             no_huge_pages,
             lambda: self.hosting.post(ControlLost()),
+            now=clock.now,
         )
         around = HostServices(
             self.node_id,

@@ -67,6 +67,8 @@ def _run(options: argparse.Namespace) -> None:
     from edgeshard.architectures import parse_config
     from edgeshard.domain.models.dtypes import DType, parse_quantisation
     from edgeshard.domain.nodes.profile import config_hash
+    from edgeshard.process.control_groups import cpu_quota
+    from edgeshard.process.machine import compute_threads
     from edgeshard.profiles.report import profile_lines
     from edgeshard.profiles.texts import profile_text
     from edgeshard_agent.measuring.cache import ProfileStore
@@ -78,7 +80,7 @@ def _run(options: argparse.Namespace) -> None:
     quantisation = parse_quantisation(options.quantise, options.head_quantisation)
     parse_config(config)
     facts = read_facts(options.device, None)
-    threads = options.threads or facts.cores
+    threads = options.threads or compute_threads(facts.cores, cpu_quota())
     store = None if options.state_dir is None else ProfileStore(options.state_dir)
     profile = None
     if store is not None and not options.again:

@@ -18,6 +18,7 @@ from edgeshard.domain.nodes import profile
 from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.domain.requests.generation import Sampling
 from edgeshard.planning.inputs.shapes import ModelSpec, model_from_config
+from edgeshard.process.control_groups import cpu_quota
 from edgeshard.profiles.grid import FULL_GRID, Grid
 from edgeshard_agent.measuring.facts import read_facts
 from edgeshard_agent.measuring.machine import available_bytes
@@ -48,10 +49,12 @@ Progress = Callable[[str, int, int], None]
 
 def fingerprint(facts: DeviceFacts, threads: int) -> str:
     """The fingerprint of this node with `threads` threads. On a processor it includes which native kernels there
-    are."""
+    are, and the quota of its control group."""
     details = {"vector": torch.backends.cpu.get_cpu_capability(), "cuda": torch.version.cuda or ""}
     if facts.kind == "cpu":
         details["kernels"] = kernel_names()[0] if native_available() else "torch"
+        if quota := cpu_quota():
+            details["quota"] = f"{quota:g}"
     return profile.device_fingerprint(facts, threads, details)
 
 

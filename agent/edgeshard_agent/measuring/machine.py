@@ -13,11 +13,14 @@ import psutil
 from edgeshard import __version__
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.nodes.device import BF16_PRODUCTS, DeviceFacts
-from edgeshard.process.machine import usable_cores
+from edgeshard.process.control_groups import Memory, process_memory
+from edgeshard.process.machine import AGENT_BYTES, usable_cores
 from edgeshard_agent.ops.sources import BF16_SWITCH, has_bf16_products, kernel_set
 
-# Left to the operating system and to this daemon itself (an idle agent is about 280 MB).
 RESERVE_BYTES = 512 << 20
+"""Left to the operating system and to this daemon itself."""
+GROUP_MARGIN_BYTES = 64 << 20
+"""Left free in a control group, where the system's own memory does not count: programs' files, buffers of sockets."""
 
 
 def machine_facts(device: str, memory_limit_bytes: int | None) -> DeviceFacts:
@@ -35,23 +38,40 @@ def machine_facts(device: str, memory_limit_bytes: int | None) -> DeviceFacts:
         return DeviceFacts(kind, "", cores, 0, 0, False, software)
     if device != "cpu":
         raise no_device(device)
-    memory = psutil.virtual_memory()
-    budget = budget_bytes(memory.total, memory.available, memory_limit_bytes)
-    return DeviceFacts(kind, processor_name(), cores, memory.total, budget, False, software)
+    memory = own_memory()
+    reserve = reserve_bytes(memory, psutil.Process().memory_info().rss)
+    budget = budget_bytes(memory.total_bytes, memory.available_bytes, memory_limit_bytes, reserve)
+    return DeviceFacts(kind, processor_name(), cores, memory.total_bytes, budget, False, software)
 
 
 def no_device(device: str) -> InvalidArgumentError:
     return InvalidArgumentError(f"device {device!r} is not on this machine; use cpu", field="device")
 
 
-def budget_bytes(total: int, available: int, limit: int | None) -> int:
+def own_memory() -> Memory:
+    """The memory of the machine, or of this process's control groups."""
+    system = psutil.virtual_memory()
+    return process_memory(system.total, system.available)
+
+
+def reserve_bytes(memory: Memory, resident_bytes: int) -> int:
+    """Bytes that stages must leave free. `resident_bytes` is what this process has already.
+
+    A control group holds this daemon and not the operating system.
+    """
+    if not memory.limited:
+        return RESERVE_BYTES
+    return min(RESERVE_BYTES, max(0, AGENT_BYTES - resident_bytes) + GROUP_MARGIN_BYTES)
+
+
+def budget_bytes(total: int, available: int, limit: int | None, reserve: int = RESERVE_BYTES) -> int:
     """Bytes that stages may use: the operator's limit, or the available memory less the reserve."""
-    return max(0, available - RESERVE_BYTES) if limit is None else min(limit, total)
+    return max(0, available - reserve) if limit is None else min(limit, total)
 
 
 def available_bytes() -> int:
-    """Memory the operating system could give out now."""
-    return psutil.virtual_memory().available
+    """Memory that this process could be given now."""
+    return own_memory().available_bytes
 
 
 def processor_name() -> str:

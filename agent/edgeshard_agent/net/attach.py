@@ -25,6 +25,7 @@ from edgeshard.rpc.ticking import next_tick
 from edgeshard.wire.head import head_command_from_wire, head_message_to_wire, request_of_command
 from edgeshard.wire.status import from_rpc_error
 from edgeshard_agent.engine.head import Head
+from edgeshard_agent.net.reconnecting import Reconnecting
 from edgeshard_agent.net.streams import end, status_of, until_one_ends
 
 log = structlog.get_logger()
@@ -68,6 +69,7 @@ class HeadStream:
         self._answer_due = False
         self._said_at = float("-inf")
         """The time at which the coordinator was last sent something that shows that the head is there."""
+        self._reconnecting = Reconnecting(RETRY_S, RETRY_S)
         self.attached = asyncio.Event()
         self.suspicions = 0
         """How often a coordinator that owed beacons fell silent."""
@@ -90,19 +92,20 @@ class HeadStream:
     async def _run(self, head: Head) -> None:
         while True:
             channel = self._channel
-            pause_s = RETRY_S
+            least_pause_s = 0.0
+            lost: tuple[str, str] | None = None
             call: Attach = HeadServiceStub(channel).Attach()
             try:
                 await until_one_ends(self._serve(call, head), self._until_given_up())
             except grpc.aio.AioRpcError as error:
                 typed = from_rpc_error(error)
-                log.info("head_stream_lost", deployment=self._deployment, why=typed.message)
+                lost = typed.reason, typed.message
                 if typed.reason == StaleEpochError.default_reason:
-                    pause_s = STALE_RETRY_S
+                    least_pause_s = STALE_RETRY_S
             except EdgeShardError as error:
                 log.warning("head_stream_refused", deployment=self._deployment, why=error.message)
             except asyncio.InvalidStateError:
-                log.info("head_stream_lost", deployment=self._deployment, why="it ended while a token was written")
+                lost = "UNAVAILABLE", "it ended while a token was written"
             except Exception:
                 # No one awaits this task: if it died, the deployment would wait for its head forever.
                 log.exception("head_stream_crashed", deployment=self._deployment)
@@ -118,7 +121,16 @@ class HeadStream:
                     self._owed.clear()
             if channel is not None and self._channel is not channel:
                 await channel.close()
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(max(least_pause_s, self._lost(lost)))
+
+    def _lost(self, why: tuple[str, str] | None) -> float:
+        """Log the reason and the message of an end if they are news. Return the seconds before the next try."""
+        now = asyncio.get_running_loop().time()
+        pause_s = self._reconnecting.failed(now)
+        if why is not None and self._reconnecting.is_news(*why, now):
+            failures = self._reconnecting.told()
+            log.info("head_stream_lost", deployment=self._deployment, why=why[1], failures=failures)
+        return pause_s
 
     async def _until_given_up(self) -> None:
         """Wait until the coordinator has owed beacons for so long that it is to be dialled anew."""
@@ -161,6 +173,7 @@ class HeadStream:
         await call.write(head_message_to_wire(hello))
         await call.initial_metadata()  # the coordinator sends it once it has taken the hello
         self.attached.set()
+        self._reconnecting.came_back(asyncio.get_running_loop().time())
         self._owed.clear()  # on this stream nothing is, yet
         log.info("head_attached", deployment=self._deployment, epoch=self._epoch)
         await until_one_ends(self._write(call), self._read(call, head), self._overflow.wait())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
@@ -22,12 +23,11 @@ from edgeshard.rpc.channel import is_sendable
 from edgeshard.wire import control as wire
 from edgeshard.wire.debug import parts_of
 from edgeshard.wire.status import from_rpc_error
+from edgeshard_agent.net.reconnecting import Reconnecting
 from edgeshard_agent.net.streams import status_of, until_one_ends
 
 log = structlog.get_logger()
 
-RETRY_S = 0.3
-MAX_RETRY_S = 0.5
 # Stage phases change in bursts; one heartbeat for a burst is enough.
 PROMPT_HEARTBEAT_S = 0.05
 REPORT_TIMEOUT_S = 10.0
@@ -72,6 +72,7 @@ class ControlClient:
     condition: Callable[[], Condition] | None = None
     packed: Callable[[], tuple[int, ...]] = tuple
     """Ids of the node's packed files."""
+    now: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self._stub = CoordinatorServiceStub(self.channel)
@@ -79,6 +80,7 @@ class ControlClient:
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
         self._told_started = False
+        self._reconnecting = Reconnecting()
         self._terms: dict[str, int] = {}
         """The newest term of each site that was followed since the agent began."""
         self.joined = asyncio.Event()
@@ -114,30 +116,37 @@ class ControlClient:
         self._changed.set()
 
     async def run(self) -> None:
-        delay = RETRY_S
         while True:
             try:
                 await self._register()
-                delay = RETRY_S
                 await self._serve()
             except grpc.aio.AioRpcError as error:
                 typed = from_rpc_error(error, f"the coordinator at {self.target}")
                 if typed.reason in _EXPELLED or (not self.joined.is_set() and typed.code in _FATAL):
                     raise typed from None
-                log.info("coordinator_lost", reason=typed.reason, why=typed.message)
+                pause_s = self._lost(typed.reason, typed.message)
             except UnavailableError as error:
-                log.info("coordinator_lost", reason=error.reason, why=error.message)
+                pause_s = self._lost(error.reason, error.message)
             except asyncio.InvalidStateError:
-                log.info("coordinator_lost", reason="UNAVAILABLE", why="the stream ended while a result was written")
-            await asyncio.sleep(drawn(delay))
-            delay = min(2 * delay, MAX_RETRY_S)
+                pause_s = self._lost("UNAVAILABLE", "the stream ended while a result was written")
+            await asyncio.sleep(drawn(pause_s))
+
+    def _lost(self, reason: str, why: str) -> float:
+        """Log a failure if it is news. Return the seconds before the next try."""
+        now = self.now()
+        pause_s = self._reconnecting.failed(now)
+        if self._reconnecting.is_news(reason, why, now):
+            log.info("coordinator_lost", reason=reason, why=why, failures=self._reconnecting.told())
+        return pause_s
 
     async def _register(self) -> None:
         registration = self.registration
         answer = await self._stub.Register(wire.registration_to_wire(registration), timeout=5)
         self._follow(wire.term_from_wire(answer))
+        is_first = self._told_started == registration.starting
         self._told_started = not registration.starting
-        log.info("registered", coordinator=self.target, starting=registration.starting)
+        if self._reconnecting.came_back(self.now()) or is_first:
+            log.info("registered", coordinator=self.target, starting=registration.starting)
         self._check_placeable()
 
     def _follow(self, term: commands.Term) -> None:

@@ -33,6 +33,7 @@ from edgeshard_agent.engine.outbox import Outbox
 from edgeshard_agent.engine.recording import StepRecorder
 from edgeshard_agent.net.part_size import PartSize
 from edgeshard_agent.net.prompt_writer import PromptWriter, Write
+from edgeshard_agent.net.reconnecting import Reconnecting
 from edgeshard_agent.net.streams import end, heed, status_of, until_one_ends
 
 log = structlog.get_logger()
@@ -195,19 +196,23 @@ class LinkSender:
         """Open streams, one after the other ends, and write. Raises what a retry cannot change."""
         loop = asyncio.get_running_loop()
         delay = FIRST_RETRY_S
+        reconnecting = Reconnecting()
         while True:
             call: Exchange = stub.Exchange()
             answered = False
             try:
                 await self._open(call)
                 delay = FIRST_RETRY_S
+                reconnecting.came_back(loop.time())
                 await self._stream(call)
             except grpc.aio.AioRpcError as error:
                 typed = from_rpc_error(error, self.hop.target)
                 if typed.code in _FATAL or typed.reason in _FATAL_REASONS:
                     raise typed from None
                 answered = is_answer(error)
-                log.info("link_retry", hop=self._hop_name, reason=typed.reason)
+                reconnecting.failed(loop.time())
+                if reconnecting.is_news(typed.reason, "", loop.time()):
+                    log.info("link_retry", hop=self._hop_name, reason=typed.reason, failures=reconnecting.told())
             finally:
                 self.connected.clear()
                 self._watch.closed(answered, loop.time())

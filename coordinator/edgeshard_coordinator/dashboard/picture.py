@@ -62,6 +62,7 @@ def _node(node: Node) -> dict[str, Any]:
         load=round(min(1.0, sum(stage.busy_share for stage in running)), 2) if running else None,
         silent_s=round(node.heartbeat_age_s) if node.heartbeat_age_s > SILENT_S else None,
         measuring=node.measuring or None,
+        twin=node.twin_address or None,
         unknown=(node.unknown_profiles + node.unknown_links) or None,
         labels=dict(node.labels) or None,
         standby=[f"{stage.deployment} {stage.layers}" for stage in node.stages if stage.phase is StagePhase.STANDBY]

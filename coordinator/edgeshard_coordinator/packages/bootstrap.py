@@ -33,16 +33,26 @@ TRIES = 5
 CHUNK_BYTES = 1 << 18
 MOST_BYTES = 1 << 20
 """Of an answer that is no wheel."""
+MOST_SHOWN = 1000
+"""Characters of a line that is printed: whoever answers may have sent it."""
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,199}")
 DIGEST_BYTES, SECRET_BYTES = 24, 16
 
 
 def say(text: str) -> None:
-    sys.stdout.write(f"join.py: {text}\n")
+    sys.stdout.write(f"join.py: {shown(text)}\n")
     sys.stdout.flush()
 
 
 def fail(text: str) -> NoReturn:
-    sys.exit(f"join.py: {text}")
+    sys.exit(f"join.py: {shown(text)}")
+
+
+def shown(text: str) -> str:
+    """The beginning of a text, with an escape for each character that is not printable: it cannot steer a terminal."""
+    cut = text[: MOST_SHOWN + 1]
+    plain = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in cut)
+    return plain if len(plain) <= MOST_SHOWN else plain[:MOST_SHOWN] + "..."
 
 
 class Token:
@@ -89,14 +99,13 @@ class Site:
 
     def verify(self) -> None:
         """Trust the authority that the token has the digest of, and nobody else, from now on."""
-        for pem in (
-            self.asked("/authorities").read(MOST_BYTES).decode("ascii", "replace").split("-----BEGIN CERTIFICATE-----")
-        ):
+        for pem in self.tried("/authorities").decode("ascii", "replace").split("-----BEGIN CERTIFICATE-----"):
             text = "-----BEGIN CERTIFICATE-----" + pem
-            if "-----END CERTIFICATE-----" not in text:
+            try:
+                certificate = ssl.PEM_cert_to_DER_cert(text.strip())
+            except ValueError:
                 continue
-            digest = hashlib.sha256(ssl.PEM_cert_to_DER_cert(text.strip())).digest()
-            if digest[:DIGEST_BYTES] == self._token.authority:
+            if hashlib.sha256(certificate).digest()[:DIGEST_BYTES] == self._token.authority:
                 self._context = ssl.create_default_context(cadata=text)
                 return
         fail(f"{self._address} is not the site that the token is of: take another line from its operator")
@@ -141,8 +150,24 @@ class Site:
 def refusal_of(answer: http.client.HTTPResponse) -> str:
     try:
         return str(json.loads(answer.read(65536))["message"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return f"the site answered {answer.status} {answer.reason}"
+
+
+def listing_of(body: bytes) -> tuple[str, list[dict[str, Any]]]:
+    """The folder and the files of a list: name, size and SHA-256 of each. Ends this program for anything else."""
+    try:
+        listed = json.loads(body)
+        folder, files = listed["folder"], listed["files"]
+        well = all(
+            FILE_NAME.fullmatch(file["name"]) and type(file["size"]) is int and type(file["sha256"]) is str
+            for file in files
+        )
+        if well and FILE_NAME.fullmatch(folder):
+            return folder, files
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    fail("the site's list of files is none: have its operator look at the folder of --wheels")
 
 
 def machine() -> dict[str, str]:
@@ -178,8 +203,6 @@ def folder_for(files: list[dict[str, Any]]) -> Path:
 
 def fetch(site: Site, folder: Path, path: str, file: dict[str, Any]) -> None:
     """Have a file, whole and with the SHA-256 of the list, or end this program. It goes on where another run ended."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", file["name"]):
-        fail("the site names a file as no wheel is named")
     whole, part = folder / file["name"], folder / (file["name"] + ".part")
     if whole.exists() and digest_of(whole) == file["sha256"]:
         return
@@ -255,13 +278,16 @@ def main() -> None:
     say(f"asking the site {token.site} at {address}, by the authority that the token names")
     site.verify()
     this = machine()
-    listed = json.loads(site.tried("/wheels?" + urllib.parse.urlencode(this)))
-    say(f"it has EdgeShard for this machine: {listed['folder']}")
-    folder = folder_for(listed["files"])
-    for file in listed["files"]:
-        fetch(site, folder, f"/wheels/{listed['folder']}/{urllib.parse.quote(file['name'])}", file)
+    name, files = listing_of(site.tried("/wheels?" + urllib.parse.urlencode(this)))
+    say(f"it has EdgeShard for this machine: {name}")
+    folder = folder_for(files)
+    for file in files:
+        fetch(site, folder, f"/wheels/{name}/{urllib.parse.quote(file['name'])}", file)
     install(folder, text, options)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Exception as error:  # its traceback would show what a stranger sent as it is
+        fail(f"{type(error).__name__}: {error}; take another line from the site's operator")

@@ -18,7 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from time import monotonic
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote
 
 import structlog
 
@@ -65,7 +65,12 @@ _STATUS = {
     Code.RESOURCE_EXHAUSTED: "429 Too Many Requests",
 }
 _BACKLOG = 64
-_RANGE = re.compile(r"bytes=(\d{1,15})-")
+_RANGE = re.compile(r"bytes=(\d{1,15})-", re.ASCII)
+_CHARACTER = r"(?:[\w.~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})"
+_TARGET = re.compile(rf"(/{_CHARACTER}*)(?:\?((?:{_CHARACTER}|\?)*))?", re.ASCII)
+"""Path and query of a target (RFC 3986, 3.3 and 3.4)."""
+MAX_PARAMETERS = 8
+"""Of a query; a list of wheels has three."""
 
 
 def script() -> bytes:
@@ -272,15 +277,34 @@ class PackagesListener:
 
 
 def _request(asked: bytes, address: str) -> _Request:
-    """Raises InvalidArgumentError for what is no GET of HTTP/1.1."""
+    """Raises InvalidArgumentError for what is no GET of HTTP/1.1, and for a target that is malformed."""
     line, *rest = asked.decode("latin-1").split("\r\n")
     method, _, target = line.partition(" ")
     target, _, version = target.partition(" ")
-    if method != "GET" or not version.startswith("HTTP/1.") or not target.startswith("/"):
+    if method != "GET" or not version.startswith("HTTP/1."):
         raise InvalidArgumentError("this is no GET of HTTP/1.1", field="request")
-    split = urlsplit(target)
+    path, query = _parts_of(target)
     headers = {name.lower(): value.strip() for name, _, value in (field.partition(":") for field in rest)}
-    return _Request(unquote(split.path), parse_qs(split.query, max_num_fields=8), headers, address)
+    return _Request(path, query, headers, address)
+
+
+def _parts_of(target: str) -> tuple[str, dict[str, list[str]]]:
+    """The decoded path and parameters of a target. Raises InvalidArgumentError naming `target`."""
+    split = _TARGET.fullmatch(target)
+    try:
+        if split is not None:
+            path = unquote(split[1], errors="strict")
+            query = parse_qs(split[2] or "", max_num_fields=MAX_PARAMETERS, errors="strict")
+            if path.isprintable():
+                return path, query
+    except ValueError:
+        pass
+    raise InvalidArgumentError(
+        f"the target is not a path of printable characters with at most {MAX_PARAMETERS} parameters: fetch what the "
+        "list of wheels names",
+        field="target",
+        reason="BAD_TARGET",
+    )
 
 
 def _secret_of(request: _Request) -> bytes:

@@ -54,6 +54,13 @@ class Column(Generic[Item]):
     right: bool = False
 
 
+def show_text(text: str = "", *, err: bool = False, nl: bool = True, dim: bool = False) -> None:
+    """Print a text to stdout, or to stderr. It may quote a node, a client or a coordinator: what steers a terminal is
+    shown as an escape. Every line that a command prints goes through here or through a console of this module."""
+    shown = escaped(text, OWN_LINES)
+    typer.echo(typer.style(shown, dim=True) if dim else shown, err=err, nl=nl)
+
+
 def show_list(
     items: Sequence[Item],
     output: Output,
@@ -68,7 +75,7 @@ def show_list(
     if output not in TABLES:
         show_value(items if data is None else data, output, map(name, items))
     elif not items:
-        typer.echo("none", err=True)
+        show_text("none", err=True)
     else:
         print_table(table(items, visible(columns, output)), wide=output is Output.WIDE)
 
@@ -79,7 +86,7 @@ def show_value(value: Any, output: Output, names: Iterable[str]) -> None:
         show_data(value, output)
         return
     for name in names:
-        typer.echo(escaped(name))
+        show_text(name)
 
 
 def visible(columns: Sequence[Column[Item]], output: Output) -> list[Column[Item]]:
@@ -96,9 +103,9 @@ def show_data(value: Any, output: Output) -> None:
         text = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
         if escaped(text, OWN_LINES) != text:
             text = yaml.safe_dump(value, sort_keys=False)  # with escapes for all that is not ASCII
-        typer.echo(text, nl=False)
+        show_text(text, nl=False)
     else:
-        typer.echo(json_text(value, indent=2))
+        show_text(json_text(value, indent=2))
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
@@ -134,7 +141,7 @@ def table(items: Iterable[Item], columns: Sequence[Column[Item]]) -> Table:
 def show_below(items: Sequence[Item], columns: Sequence[Column[Item]], output: Output = Output.TABLE) -> None:
     """Print a table to stdout, below what was printed before; nothing without items."""
     if items:
-        typer.echo()
+        show_text()
         print_table(table(items, visible(columns, output)))
 
 
@@ -142,7 +149,7 @@ def show_fields(fields: Mapping[str, str]) -> None:
     """Print `name: value` lines to stdout, the values aligned."""
     width = max(len(name) for name in fields) + 2
     for name, value in fields.items():
-        typer.echo(f"{name + ':':<{width}}{escaped(value)}")
+        show_text(f"{name + ':':<{width}}{escaped(value)}")
 
 
 def plain(value: Any) -> Any:
@@ -233,9 +240,9 @@ def stderr_console() -> Console:
 
 
 def _console(stream: Any) -> Console:
-    from rich.console import Console
+    from edgeshard.cli.render.plain_console import PlainConsole
 
-    console = Console(file=stream, highlight=False, soft_wrap=False)
+    console = PlainConsole(file=stream, highlight=False, soft_wrap=False)
     if not stream.isatty():
         # A pipe has no width: never wrap or cut the input of a program.
         console.width = _ANY_WIDTH

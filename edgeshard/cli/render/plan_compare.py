@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import typer
-
-from edgeshard.cli.render.output import TABLES, Column, Output, human_seconds, show_list, writing
+from edgeshard.cli.render.output import TABLES, Column, Output, human_seconds, show_list, show_text, writing
 from edgeshard.cli.render.plan_views import number_text
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.costs.costs import Costs
@@ -74,16 +72,16 @@ def show_comparison(problem: PlanProblem, plot: Path | None, output: Output, pro
     show_list(rows, output, ROW_COLUMNS, lambda row: row.strategy)
     unknown = without_power(Costs(problem))
     if unknown and output in TABLES:
-        typer.echo(
+        show_text(
             f"note: no J/TOKEN with {listed(unknown)}, whose power is not known; a cluster file gives it as idle_w and "
             "busy_w",
             err=True,
         )
     words = "" if output is Output.NAME else verdict(problem, rows)
     if words and output in TABLES:
-        typer.echo(f"\n{words}")
+        show_text(f"\n{words}")
     elif words:
-        typer.echo(f"note: {words}", err=True)
+        show_text(f"note: {words}", err=True)
 
 
 def draw(path: Path, drawing: str) -> None:

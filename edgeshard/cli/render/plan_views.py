@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
-
 from edgeshard.cli.render.output import (
     TABLES,
     Column,
@@ -16,12 +14,12 @@ from edgeshard.cli.render.output import (
     plain,
     show_data,
     show_fields,
+    show_text,
     stdout_console,
     table,
     visible,
 )
 from edgeshard.cli.render.views import speculation_text
-from edgeshard.domain.ids import escaped
 from edgeshard.domain.models.dtypes import weights_text
 from edgeshard.planning.inputs.measured import doubtful
 from edgeshard.planning.inputs.problem import PlanProblem
@@ -95,14 +93,14 @@ def show_plan(
     elif output is Output.NAME:
         if result.feasible:
             _warn_of_streaming(result)
-            typer.echo(result.placement)
+            show_text(result.placement)
     else:
         said = {} if guessed is None else {"speculation": speculation_text(*guessed)}
         _show_tables(result, earlier, with_explanation, output, said)
     if verified is not None and output not in (Output.JSON, Output.YAML):
-        typer.echo(f"verified: {verified.text}", err=output is Output.NAME)
+        show_text(f"verified: {verified.text}", err=output is Output.NAME)
     if not result.feasible and output not in TABLES:
-        typer.echo(f"no plan: {bottleneck(result)}", err=True)
+        show_text(f"no plan: {bottleneck(result)}", err=True)
     return result.feasible and (verified is None or not verified.better)
 
 
@@ -115,13 +113,13 @@ def _show_tables(
     if result.feasible:
         if with_explanation:
             lines = (*explain(result), *(f"Streaming: {line}." for line in describe_streaming(result)))
-            typer.echo("\n".join(map(escaped, lines)))
+            show_text("\n".join(lines))
             for words in filter(None, (describe_locality(result), _advice(result))):
-                typer.echo(f"{words[0].upper()}{words[1:]}.")
-        typer.echo()
+                show_text(f"{words[0].upper()}{words[1:]}.")
+        show_text()
         stdout_console().print(table(result.stages, visible(STAGE_COLUMNS, output)))
         if result.alternatives and not with_explanation:
-            typer.echo()
+            show_text()
             stdout_console().print(table(result.alternatives, ALTERNATIVE_COLUMNS))
 
 
@@ -132,7 +130,7 @@ def _advice(result: PlanResult) -> str:
 def _warn_of_streaming(result: PlanResult) -> None:
     """On stderr, where only the placement is printed."""
     for line in describe_streaming(result):
-        typer.echo(f"streaming: {line}", err=True)
+        show_text(f"streaming: {line}", err=True)
 
 
 def describe_plan(problem: PlanProblem) -> str:

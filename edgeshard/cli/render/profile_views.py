@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgeshard.cli.render.output import Column, human_age, human_rate, plain
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.ids import NodeId, escaped
+from edgeshard.domain.ids import NodeId
 from edgeshard.domain.models.dtypes import weights_text
 from edgeshard.domain.nodes.profile import ComputeProfile, Effort, LayerKind, LayerProfile, LinkProfile
 from edgeshard.planning.inputs.site import listed
@@ -161,7 +161,7 @@ def profile_text(stored: StoredProfile) -> Iterator[str]:
     weights = weights_text(stored.profile.dtype, stored.profile.quantisation)
     yield f"Profile of {models} in {weights}, measured {human_age(stored.age_s)}:"
     for line in profile_lines(stored.profile):
-        yield "  " + escaped(line)
+        yield "  " + line
     if may_improve(stored.profile):
         yield "  measured again by itself, a few times at most, when others leave the node alone"
 
@@ -174,7 +174,7 @@ def _short_result(row: NodeRow) -> str:
 
 def _result(row: NodeRow) -> str:
     if row.failure is not None:
-        return f"failed: {escaped(row.failure.message)}"
+        return f"failed: {row.failure.message}"
     ways = ["1 link" if len(row.links) == 1 else f"{len(row.links)} links"]
     missed = [f"none to {listed(row.missed)}"] if row.missed else []
     if row.measured is None:

@@ -89,7 +89,7 @@ class TopView(App[None]):
 
     def _say(self, words: str) -> None:
         paused = " (stands still; p goes on)" if self._stands_still else ""
-        self.query_one("#status", Static).update(Text(f"{self._target}: {words}{paused}"))
+        self.query_one("#status", Static).update(Text(escaped(f"{self._target}: {words}{paused}")))
 
     def _table(self, shape: TableShape) -> Table:
         found: Table = self.query_one(f"#{shape.title.lower()}", DataTable)

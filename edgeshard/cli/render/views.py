@@ -234,13 +234,18 @@ def node_fields(node: Node) -> dict[str, str]:
         kernels["Warning"] = f"{problem}; {COMPILE_AGAIN}"
     if pages is not None and pages.wanted_bytes:
         huge = {"Huge pages": f"{human_bytes(pages.held_bytes)} of {human_bytes(pages.wanted_bytes)}"}
+    quota = (
+        "" if node.condition is None or not node.condition.cpu_quota else f" ({node.condition.cpu_quota:g} by quota)"
+    )
+    twin = {"Twin": f"{node.twin_address} has the same identity and is refused"} if node.twin_address else {}
     return {
         "Name": node.name,
         "Id": node.node_id,
+        **twin,
         "Status": f"{status}{_STARTING if status == 'starting' else ''}, "
         f"last heartbeat {node.heartbeat_age_s:.1f} s ago",
         "Address": node.address,
-        "Device": f"{facts.kind}, {facts.model or _NOT_YET}, {facts.cores} cores",
+        "Device": f"{facts.kind}, {facts.model or _NOT_YET}, {facts.cores} cores{quota}",
         "Memory": f"{human_bytes(facts.memory_total_bytes)}{' shared with the GPU' if facts.unified_memory else ''}"
         if facts.memory_total_bytes
         else _NOT_YET,

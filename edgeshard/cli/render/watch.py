@@ -10,7 +10,7 @@ from typing import Annotated, Generic, TypeVar
 
 import typer
 
-from edgeshard.cli.render.output import Column, Output, json_text, plain, show_list, visible
+from edgeshard.cli.render.output import Column, Output, json_text, plain, show_list, show_text, visible
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import escaped
 
@@ -39,7 +39,7 @@ async def show(
         for item in changes.of(await fetch()):
             print_item(item, output, rows, name)
         for gone in changes.gone:
-            typer.echo(f"{gone} is gone", err=True)
+            show_text(f"{gone} is gone", err=True)
         sys.stdout.flush()
         await asyncio.sleep(INTERVAL_S)
 
@@ -66,12 +66,12 @@ def print_item(item: Item, output: Output, rows: Rows[Item], name: Callable[[Ite
     """One of many that come one by one; JSON as an object a line."""
     match output:
         case Output.JSON:
-            typer.echo(json_text(plain(item)))
+            show_text(json_text(plain(item)))
         case Output.NAME:
-            typer.echo(escaped(name(item)))
+            show_text(name(item))
         case _:
             for line in rows.lines(item):
-                typer.echo(line)
+                show_text(line)
 
 
 class Changes(Generic[Item]):

@@ -235,6 +235,8 @@ class Node:
     it to nodes that layers can be placed on; it is `measuring` itself or them now. `profiles_beside_stages` were taken
     beside stages, and are taken again when it holds none. `condition` is what it said of its machine in the last
     minute, None while it is away. `labels` are those that an operator set, and of the agent's own the others.
+    `twin_address` is where another agent with the same identity asked to take its place in the last minutes, "" for
+    none: somebody copied its state directory.
     """
 
     node_id: NodeId
@@ -254,6 +256,7 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=dict)
     measuring: bool = False
     profiles_beside_stages: int = 0
+    twin_address: str = ""
 
     @property
     def placeable(self) -> bool:

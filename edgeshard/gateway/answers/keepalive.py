@@ -53,7 +53,7 @@ def in_time(route: Route) -> Route:
                 began_s = time.monotonic() if form is None else form.requested_s
                 left_s = began_s + MAX_SILENCE_S - time.monotonic()
                 if form is not None and left_s <= 0:
-                    return Streamed(_late(response, form), form)
+                    return _Late(response, form)
                 await asyncio.wait({response}, timeout=left_s)
         except asyncio.CancelledError:
             response.cancel()
@@ -61,23 +61,6 @@ def in_time(route: Route) -> Route:
         return response.result()
 
     return answer
-
-
-async def _late(response: asyncio.Future[Response], form: StreamForm) -> AsyncGenerator[bytes, None]:
-    """The parts of a response that was not there in time."""
-    try:
-        yield form.filler().encode()
-        streamed = await response
-    except EdgeShardError as error:
-        yield form.failed(error).encode()
-        return
-    except GeneratorExit:  # the client left with the filler on its way
-        response.cancel()
-        raise
-    assert isinstance(streamed, Streamed)
-    async with aclosing(streamed.parts) as parts:
-        async for part in parts:
-            yield part
 
 
 class Streamed(Response):
@@ -97,6 +80,12 @@ class Streamed(Response):
             await unless_left(receive, self._write(send))
         except CancelledRequestError:
             return  # The client has left, so an error has no reader.
+        finally:
+            await self.end()
+
+    async def end(self) -> None:
+        """End the request, however far its parts were read: also if reading them has not begun."""
+        await self.parts.aclose()
 
     async def _write(self, send: Send) -> None:
         filling = asyncio.ensure_future(self._fill(send))
@@ -128,3 +117,34 @@ class Streamed(Response):
                 await asyncio.sleep(MAX_SILENCE_S)
             else:
                 await self._send(send, self._form.filler().encode())
+
+
+class _Late(Streamed):
+    """A response that was not there in time: a filler, and its parts once it is there."""
+
+    def __init__(self, response: asyncio.Future[Response], form: StreamForm) -> None:
+        super().__init__(self._awaited(), form)
+        self._response = response
+
+    async def _awaited(self) -> AsyncGenerator[bytes, None]:
+        yield self._form.filler().encode()
+        try:
+            streamed = await self._response
+        except EdgeShardError as error:
+            yield self._form.failed(error).encode()
+            return
+        assert isinstance(streamed, Streamed)
+        async with aclosing(streamed.parts) as parts:
+            async for part in parts:
+                yield part
+
+    async def end(self) -> None:
+        """Cancel a response that is not there yet. One that is there may not have been read from."""
+        await super().end()
+        self._response.cancel()
+        await asyncio.wait((self._response,))
+        if self._response.cancelled() or self._response.exception() is not None:
+            return
+        streamed = self._response.result()
+        assert isinstance(streamed, Streamed)
+        await streamed.end()

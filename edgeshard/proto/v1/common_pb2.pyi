@@ -161,7 +161,7 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., field: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("node_id", "name", "address", "wire_version", "facts", "connected", "heartbeat_age_s", "free_bytes", "stages", "huge_pages", "starting", "unknown_profiles", "unknown_links", "condition", "labels", "measuring", "profiles_beside_stages")
+    __slots__ = ("node_id", "name", "address", "wire_version", "facts", "connected", "heartbeat_age_s", "free_bytes", "stages", "huge_pages", "starting", "unknown_profiles", "unknown_links", "condition", "labels", "measuring", "profiles_beside_stages", "twin_address")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +186,7 @@ class Node(_message.Message):
     LABELS_FIELD_NUMBER: _ClassVar[int]
     MEASURING_FIELD_NUMBER: _ClassVar[int]
     PROFILES_BESIDE_STAGES_FIELD_NUMBER: _ClassVar[int]
+    TWIN_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     name: str
     address: str
@@ -203,7 +204,8 @@ class Node(_message.Message):
     labels: _containers.ScalarMap[str, str]
     measuring: bool
     profiles_beside_stages: int
-    def __init__(self, node_id: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., wire_version: _Optional[int] = ..., facts: _Optional[_Union[DeviceFacts, _Mapping]] = ..., connected: _Optional[bool] = ..., heartbeat_age_s: _Optional[float] = ..., free_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., huge_pages: _Optional[_Union[HugePages, _Mapping]] = ..., starting: _Optional[bool] = ..., unknown_profiles: _Optional[int] = ..., unknown_links: _Optional[int] = ..., condition: _Optional[_Union[Condition, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., measuring: _Optional[bool] = ..., profiles_beside_stages: _Optional[int] = ...) -> None: ...
+    twin_address: str
+    def __init__(self, node_id: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., wire_version: _Optional[int] = ..., facts: _Optional[_Union[DeviceFacts, _Mapping]] = ..., connected: _Optional[bool] = ..., heartbeat_age_s: _Optional[float] = ..., free_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., huge_pages: _Optional[_Union[HugePages, _Mapping]] = ..., starting: _Optional[bool] = ..., unknown_profiles: _Optional[int] = ..., unknown_links: _Optional[int] = ..., condition: _Optional[_Union[Condition, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., measuring: _Optional[bool] = ..., profiles_beside_stages: _Optional[int] = ..., twin_address: _Optional[str] = ...) -> None: ...
 
 class Condition(_message.Message):
     __slots__ = ("version", "utc_s", "cores", "cpu_quota", "memory_total_bytes", "memory_available_bytes", "swap_used_bytes", "disk_total_bytes", "disk_free_bytes", "disk_write_bps", "huge_pages", "kernels", "cuda", "certificate_ends_s", "clock_ahead_s", "certificate_due_s")

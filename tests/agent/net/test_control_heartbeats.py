@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_agent.net.control import MAX_RETRY_S, PROMPT_HEARTBEAT_S, ControlClient, drawn
+from edgeshard_agent.net.control import PROMPT_HEARTBEAT_S, ControlClient, drawn
+from edgeshard_agent.net.reconnecting import MAX_RETRY_S
 
 from edgeshard import WIRE_VERSION
 from edgeshard.domain.control import heartbeats

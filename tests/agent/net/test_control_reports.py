@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_agent.net import control
 from edgeshard_agent.net.control import ControlClient
+from edgeshard_agent.net.reconnecting import Reconnecting
 
 from edgeshard import WIRE_VERSION
 from edgeshard.domain.control.commands import (
@@ -131,9 +131,9 @@ async def site(server: Server) -> Site:
 
 
 @pytest.fixture
-async def node(server: Server, site: Site, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
-    monkeypatch.setattr(control, "RETRY_S", 0.0)
+async def node(server: Server, site: Site) -> AsyncIterator[Node]:
     node = Node(await server.start())
+    node.client._reconnecting = Reconnecting(0.0)
     yield node
     await node.close()
 
@@ -247,10 +247,10 @@ async def test_a_node_that_has_started_says_so_over_the_stream_it_has(server: Se
 
 
 async def test_a_node_that_starts_while_it_has_no_coordinator_says_it_with_its_next_registration(
-    server: Server, site: Site, monkeypatch: pytest.MonkeyPatch
+    server: Server, site: Site
 ) -> None:
-    monkeypatch.setattr(control, "RETRY_S", 0.0)
     node = Node(await server.start(), starting=True)
+    node.client._reconnecting = Reconnecting(0.0)
     await asyncio.wait_for(node.client.joined.wait(), 30)
     refused: list[bool] = []
     real = site.Register

@@ -12,10 +12,11 @@ from typing import Any
 
 import grpc
 import pytest
-from edgeshard_agent.net import attach, control
+from edgeshard_agent.net import attach
 from edgeshard_agent.net.attach import HeadStream
 from edgeshard_agent.net.control import ControlClient
 from edgeshard_agent.net.link_receiver import LinkReceiver, StageServicer
+from edgeshard_agent.net.reconnecting import Reconnecting
 
 from edgeshard import WIRE_VERSION
 from edgeshard.domain.control.commands import CommandResult, Registration
@@ -345,7 +346,6 @@ async def no_huge_pages(stages: object) -> None:
 async def test_a_node_survives_a_write_on_a_finished_control_stream(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "RETRY_S", 0.0)
     site = Site()
     add_CoordinatorServiceServicer_to_server(site, server.grpc)
     address = await server.start()
@@ -353,6 +353,7 @@ async def test_a_node_survives_a_write_on_a_finished_control_stream(
     facts = DeviceFacts("cpu", "x", 1, 1, 1, False, "x")
     registration = Registration(NodeId("n"), NodeName("n"), "127.0.0.1:1", WIRE_VERSION, facts, "i")
     client = ControlClient(channel, address, registration, lambda i, c: None, lambda: (), lambda: 1, no_huge_pages)
+    client._reconnecting = Reconnecting(0.0)
     broken = [True]
     write_out = client._write
 

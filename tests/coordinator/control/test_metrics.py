@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from edgeshard_coordinator.control.requests.request_meter import KeyCounts, RequestMeter
-from edgeshard_coordinator.control.runtime.conditions import Conditions
+from edgeshard_coordinator.control.runtime.conditions import TWIN_KEPT_S, TWIN_QUIET_S, Conditions
 
 from edgeshard.domain.errors import NotFoundError, UnavailableError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
@@ -120,6 +120,17 @@ def test_the_end_of_an_older_connection_takes_nothing_from_a_newer_one() -> None
     assert found is not None and found.clock_ahead_s == 3.0
     conditions.left(node, 2)
     assert conditions.of(node) is None
+
+
+def test_a_twin_is_logged_once_a_minute_and_shown_until_it_stops() -> None:
+    now = [100.0]
+    conditions, node = Conditions(lambda: None, lambda: now[0]), NodeId("id-a")
+    assert conditions.twin_of(node) == ""
+    assert conditions.twin_came(node, "10.0.0.2:5") and not conditions.twin_came(node, "10.0.0.2:6")
+    now[0] += TWIN_QUIET_S
+    assert conditions.twin_came(node, "10.0.0.2:7") and conditions.twin_of(node) == "10.0.0.2:7"
+    now[0] += TWIN_KEPT_S
+    assert conditions.twin_of(node) == ""
 
 
 def test_only_the_role_of_a_client_is_kept() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from edgeshard_coordinator.core.machine.apply import apply
 from edgeshard_coordinator.core.machine.reconcile import reconcile
+from edgeshard_coordinator.core.nodes.node_events import LATE_S, check_is_alone
 from edgeshard_coordinator.core.values.actions import Action, ReleaseOrphans, SaveNode, TellUnknownStages
 from edgeshard_coordinator.core.values.events import (
     ActionIssued,
@@ -22,7 +23,8 @@ from edgeshard_coordinator.core.values.state import State, node_view
 
 from edgeshard.debugging.ring import rough_bytes
 from edgeshard.domain.control.commands import MOST_STAGES, Heartbeat, Registration, ReleaseStage
-from edgeshard.domain.errors import AlreadyExistsError, NotFoundError
+from edgeshard.domain.control.heartbeats import IDLE_INTERVAL_S
+from edgeshard.domain.errors import AlreadyExistsError, NotFoundError, UnavailableError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import HugePages, StagePhase, StageStatus
@@ -194,3 +196,21 @@ def test_a_deployment_that_is_gone_makes_orphans_of_nodes_of_which_nothing_chang
     state = replace(rested, retired={DeploymentName("tale"): Epoch(5)})
     (release,) = reconcile(state, 2.0, rested)
     assert isinstance(release, ReleaseOrphans) and release.stages == (("tale", 3),)
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "silent_s", "is_refused"),
+    [("i2", 0.5, True), ("i1", 0.5, False), ("i2", IDLE_INTERVAL_S + LATE_S + 0.1, False)],
+)
+def test_a_second_process_of_a_node_that_is_alive_is_refused(
+    one: State, make_registration: MakeRegistration, incarnation: str, silent_s: float, is_refused: bool
+) -> None:
+    node = replace(one.nodes[A], heard_at=100.0)
+    new = replace(make_registration("a"), incarnation=incarnation)
+    if is_refused:
+        with pytest.raises(UnavailableError, match="another agent with the identity of node a") as caught:
+            check_is_alone(node, new, 100.0 + silent_s)
+        assert caught.value.reason == "IDENTITY_IN_USE" and caught.value.retry_after_s
+    else:
+        check_is_alone(node, new, 100.0 + silent_s)
+    check_is_alone(replace(node, connection=0), new, 100.0 + silent_s)

@@ -262,6 +262,20 @@ def test_memory_that_is_short_everywhere_says_by_how_much(place: Any, measured: 
     assert "short" in info.value.message and info.value.field == "layers"
 
 
+@pytest.mark.parametrize("changes", [{}, {"layers": "a=0:6,b=6:12"}])
+def test_a_refusal_names_the_concurrency_that_fits(place: Any, changes: dict[str, Any]) -> None:
+    nodes = [node(name, 80 * MIB) for name in "ab"]
+    with pytest.raises(ResourceExhaustedError, match=r"; concurrency \d+ fits$") as info:
+        place(nodes, {}, concurrency=1000, **changes)
+    fitting = int(info.value.message.split()[-2])
+    assert 1 < fitting < 1000 and place(nodes, {}, concurrency=fitting, **changes)
+    with pytest.raises(ResourceExhaustedError):
+        place(nodes, {}, concurrency=fitting + 1, **changes)
+    with pytest.raises(ResourceExhaustedError) as none:
+        place([node("a", 1)], {}, concurrency=1000)
+    assert "concurrency 0" not in none.value.message
+
+
 def test_less_memory_is_fewer_requests_at_once(place: Any, measured: Any) -> None:
     """By memory shares this is refused: not all requests fit at once."""
     nodes = [node(name, 69 * MIB) for name in "abc"]

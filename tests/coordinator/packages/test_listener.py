@@ -180,7 +180,6 @@ async def test_anybody_gets_the_script_and_the_authority(site: Site) -> None:
         "/wheels/x86_64-py311-cpu/../../state/membership.sqlite",
         "/wheels/..%2fwheels%2fx86_64-py311-cpu/install.sh",
         "/wheels/x86_64-py311-cpu//etc/passwd",
-        "/wheels/x86_64-py311-cpu/%00install.sh",
         "/wheels/..",
         "/wheelsx/y/z",
         "/",
@@ -256,3 +255,43 @@ async def test_what_is_no_get_is_refused_and_too_long_is_closed(site: Site) -> N
         writer.write(request)
         assert (await reader.read())[:12] == met
         writer.close()
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "//[",
+        "/[",
+        "/wheels?" + "&".join(f"a{number}=1" for number in range(9)),
+        "/wheels?platform=%ff",
+        "/wheels?platform=%zz",
+        "/wheels/%",
+        "/wheels/%e4",
+        "/wheels/x86_64-py311-cpu/%00install.sh",
+        "/wheels/a/%1b[2J",
+        "/wheels/a/%E2%80%AE",
+        "/wheels/\x1b",
+        "/wheels/\x00",
+        "/wheels/\xff",
+        "/#",
+        "wheels",
+        "https://x/wheels",
+        "*",
+        "",
+    ],
+)
+async def test_a_malformed_target_is_an_error_of_its_field(
+    site: Site, target: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, writer = await site.dial()
+    writer.write(f"GET {target} HTTP/1.1\r\n\r\n".encode("latin-1"))
+    head, _, body = (await reader.read(-1)).partition(b"\r\n\r\n")
+    writer.close()
+    assert head.startswith(b"HTTP/1.1 400 "), head
+    assert json.loads(body)["field"] in ("target", "request")
+    assert "packages_failed" not in caplog.text
+
+
+@pytest.mark.parametrize("path", ["//", "//x", "/wheels//", "/wheels/a/b/../c", "/a%2Fb", "/?" + "?" * 30])
+async def test_an_odd_path_is_one_that_is_not_there(site: Site, path: str) -> None:
+    assert (await site.ask(path)).status in (403, 404)

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from edgeshard.domain.ids import NodeId
 from edgeshard.domain.nodes.condition import Condition
 from edgeshard.domain.nodes.device import Node
 from edgeshard.process.machine import utc_s
+
+TWIN_KEPT_S = 120.0
+"""Seconds that a twin is shown after its last try. Agents try at least every half minute."""
+TWIN_QUIET_S = 60.0
+"""Seconds between two lines of the log about one twin."""
+
+
+@dataclass(slots=True)
+class _Twin:
+    """A process with the identity of a node that another process has."""
+
+    address: str
+    tried_at: float
+    logged_at: float
 
 
 class Conditions:
@@ -17,6 +31,7 @@ class Conditions:
     def __init__(self, own: Callable[[], Condition | None], utc: Callable[[], float] = utc_s) -> None:
         self.own = own
         self._utc = utc
+        self._twins: dict[NodeId, _Twin] = {}
         self._known: dict[NodeId, tuple[int, Condition]] = {}
 
     def came(self, node_id: NodeId, connection: int, condition: Condition) -> None:
@@ -32,6 +47,27 @@ class Conditions:
     def of(self, node_id: NodeId) -> Condition | None:
         return self._known[node_id][1] if node_id in self._known else None
 
+    def twin_came(self, node_id: NodeId, address: str) -> bool:
+        """A second process with the identity of a node was refused. Return whether to log it."""
+        now = self._utc()
+        self._twins = {known: twin for known, twin in self._twins.items() if now - twin.tried_at < TWIN_KEPT_S}
+        twin = self._twins.get(node_id)
+        if twin is None:
+            self._twins[node_id] = _Twin(address, now, now)
+            return True
+        twin.address = address
+        twin.tried_at = now
+        if now - twin.logged_at < TWIN_QUIET_S:
+            return False
+        twin.logged_at = now
+        return True
+
+    def twin_of(self, node_id: NodeId) -> str:
+        """Where a second process with the identity of a node was lately; "" for none."""
+        twin = self._twins.get(node_id)
+        return twin.address if twin is not None and self._utc() - twin.tried_at < TWIN_KEPT_S else ""
+
     def with_condition(self, node: Node) -> Node:
+        """The node with its condition and its twin."""
         condition = self.of(node.node_id) if node.connected else None
-        return node if condition is None else replace(node, condition=condition)
+        return replace(node, condition=condition, twin_address=self.twin_of(node.node_id))

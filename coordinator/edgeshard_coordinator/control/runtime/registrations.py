@@ -10,7 +10,7 @@ RATE = 1.0
 """Registrations of one node a second, in the long run. A node registers when it starts and when it reconnects."""
 BURST_S = 20.0
 MAX_NAMES = 4096
-"""Names that are remembered; without certificates anyone may invent some."""
+"""Names that are remembered, those seen first go first; without certificates anyone may invent some."""
 
 
 class Registrations:
@@ -31,5 +31,7 @@ class Registrations:
                 retry_after_s=debt_s,
             )
         if len(self._buckets) >= MAX_NAMES:
-            self._buckets = {known: other for known, other in self._buckets.items() if not other.is_full(now)}
+            busy = {known: other for known, other in self._buckets.items() if not other.is_full(now)}
+            newest = list(busy.items())[-(MAX_NAMES // 2) :]
+            self._buckets = dict(newest)
         self._buckets[name] = bucket.charged(1.0, now)

@@ -19,7 +19,7 @@ from edgeshard.domain.nodes.condition import Condition
 from edgeshard.domain.requests.link import LinkSuspected
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1 import coordinator_pb2_grpc
-from edgeshard.rpc.access import call_from, check_acts_for_itself
+from edgeshard.rpc.access import call_from, check_acts_for_itself, peer_address
 from edgeshard.rpc.channel import is_sendable
 from edgeshard.rpc.denials import Denials
 from edgeshard.rpc.hello import first_message
@@ -33,6 +33,7 @@ from edgeshard_coordinator.control.runtime.profile_checks import ProfileChecks
 from edgeshard_coordinator.control.runtime.registrations import Registrations
 from edgeshard_coordinator.control.services.auditing import CallAudit
 from edgeshard_coordinator.control.services.questions import Questions
+from edgeshard_coordinator.core.nodes.node_events import check_is_alone
 from edgeshard_coordinator.core.values import events
 from edgeshard_coordinator.core.values.state import KnownNode
 
@@ -66,8 +67,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         check_wire_version(request.wire_version)
         registration = wire.registration_from_wire(request)
         check_acts_for_itself(context, registration.name, "name")
-        self._registrations.take(registration.name, self._loop.now())
         known = self._owned(context, registration.node_id)  # an id that another node has
+        self._check_is_alone(context, registration)
+        self._registrations.take(registration.name, self._loop.now())
         split_address(registration.address)
         await self._loop.ask(events.NodeRegistered(registration, self._loop.now()))
         if known is None or (known.name, known.address) != (registration.name, registration.address):
@@ -134,6 +136,25 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 raise item
             if (message := self._message(connection, *item)) is not None:
                 yield message
+
+    def _check_is_alone(self, context: Any, registration: commands.Registration) -> None:
+        """Raise UnavailableError for a second process with the identity of a node that is alive, and show it."""
+        known = self._loop.state.nodes.get(registration.node_id)
+        if known is None:
+            return
+        try:
+            check_is_alone(known, registration, self._loop.now())
+        except errors.UnavailableError:
+            address = peer_address(context)
+            if self._conditions.twin_came(registration.node_id, address):
+                log.warning(
+                    "identity_in_use",
+                    node=known.name,
+                    node_id=known.node_id,
+                    connected=known.address,
+                    refused=address,
+                )
+            raise
 
     def _owned(self, context: Any, node_id: NodeId) -> KnownNode | None:
         """The node, None for one that is not known. Raises DeniedError naming `node_id` where another node calls."""

@@ -266,7 +266,8 @@ def broke(state: State, record: DeploymentRecord, failure: errors.EdgeShardError
     """The current epoch cannot go on: FAILED when the deployment never was ready, otherwise WAITING to try again."""
     trigger = Trigger.BROKE_AFTER_READY if record.ever_ready else Trigger.BROKE_BEFORE_READY
     times = state.timings
-    delay, short_lives = 0.0, record.short_lives
+    delay = 0.0
+    short_lives = record.short_lives
     # Another node that is lost is no reason to wait: it is the first time for what comes then.
     if failure.reason not in (NODE_LOST, LINK_STALLED):
         attempts = record.failed_attempts

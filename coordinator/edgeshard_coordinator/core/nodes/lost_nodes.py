@@ -101,8 +101,12 @@ def too_many(gone: int, nodes: int) -> bool:
 
 def _is_overdue(node: KnownNode, now: float) -> bool:
     """Whether a node's heartbeats are overdue. A node that starts is late for reasons of its own."""
-    interval_s = HOLDING_INTERVAL_S if node.stages else IDLE_INTERVAL_S
-    return node.placeable and now - node.heard_at > MISSED_HEARTBEATS * interval_s
+    return node.placeable and now - node.heard_at > MISSED_HEARTBEATS * heartbeat_interval_s(node)
+
+
+def heartbeat_interval_s(node: KnownNode) -> float:
+    """The longest time between two heartbeats of a node that is well, in seconds."""
+    return HOLDING_INTERVAL_S if node.stages else IDLE_INTERVAL_S
 
 
 def _stood_still(state: State, now: float) -> State:

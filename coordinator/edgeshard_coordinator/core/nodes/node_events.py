@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgeshard.domain.control.commands import Heartbeat
+from edgeshard.domain.control.commands import Heartbeat, Registration
 from edgeshard.domain.errors import AlreadyExistsError, NotFoundError, UnavailableError
 from edgeshard.domain.ids import NodeId
 from edgeshard.domain.nodes.device import DeviceFacts, StagePhase, StageStatus
@@ -16,6 +16,10 @@ from edgeshard_coordinator.core.values import authority, events
 from edgeshard_coordinator.core.values.actions import ReleaseOrphans
 from edgeshard_coordinator.core.values.measurements import Measurements, same_device
 from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, State
+
+IDENTITY_IN_USE = "IDENTITY_IN_USE"
+LATE_S = 0.3
+"""A heartbeat that is later than this does not come from a process that is well."""
 
 
 def with_measurements(state: State, node_id: NodeId, measurements: Measurements) -> State:
@@ -55,6 +59,25 @@ def on_registered(state: State, event: events.NodeRegistered) -> State:
         state = away(state, known)
         state = measuring.forget_tries(state, new.node_id)
     return _checked_device(state.with_node(replace(node, heard_at=event.now)), known, facts)
+
+
+def check_is_alone(known: KnownNode, new: Registration, now: float) -> None:
+    """Refuse a second process with the identity of a node that is alive. Raises UnavailableError IDENTITY_IN_USE.
+
+    The stream of a process that was killed ends at once. After a power cut it stays open, and its heartbeats fail to
+    come: the next process returns as soon as one is late. The error lets an agent try again.
+    """
+    is_silent = now - known.heard_at > lost_nodes.heartbeat_interval_s(known) + LATE_S
+    if not known.connected or known.incarnation == new.incarnation or is_silent:
+        return
+    raise UnavailableError(
+        f"another agent with the identity of node {known.name} is connected, from {known.address}: its state directory "
+        "was copied to this machine; stop one of the two, or remove --state-dir here and join this machine as a new "
+        "node",
+        field="node_id",
+        reason=IDENTITY_IN_USE,
+        retry_after_s=1.0,
+    )
 
 
 def _registered_again(state: State, known: KnownNode, node: KnownNode, now: float) -> tuple[State, KnownNode]:

@@ -38,6 +38,7 @@ from edgeshard_coordinator.core.placement.ruled import MOST_SETS, allowed_sets, 
 from edgeshard_coordinator.core.values.candidate import Candidate
 
 KV_BLOCK_TOKENS = 16
+MEMORY_SHORT = "MEMORY_SHORT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,7 +436,7 @@ def _fill(
             f"the nodes together hold only layers 0:{first} of {sizes.layer_count}; {left} needs "
             f"{more} more: add a node, or lower max_context or concurrency",
             field="layers",
-            reason="MEMORY_SHORT",
+            reason=MEMORY_SHORT,
         )
     return tuple(stages)
 
@@ -485,7 +486,7 @@ def _short(name: NodeName, layers: LayerRange, sizes: StageSizes, room: int) -> 
         f"{_mebibytes(sizes.workspace_bytes(layers))} workspace) and "
         f"{_mebibytes(room)} are free; give it fewer layers, or lower max_context or concurrency",
         field="layers",
-        reason="MEMORY_SHORT",
+        reason=MEMORY_SHORT,
     )
 
 

@@ -6,6 +6,7 @@ Where measurements are missing, free memory decides, and the placement's note na
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
@@ -64,7 +65,16 @@ class PlanningPlacer:
         self._provers = provers
 
     def place(self, problem: PlacementProblem) -> Placement:
-        return self._noted(_Site(problem, self._provers, advises=True))
+        try:
+            return self._noted(_Site(problem, self._provers, advises=True))
+        except ResourceExhaustedError as error:
+            fitting = _fitting_concurrency(problem) if error.reason == by_memory.MEMORY_SHORT else 0
+            if not fitting:
+                raise
+            message = f"{error.message}; concurrency {fitting} fits"
+            raise ResourceExhaustedError(
+                message, field=error.field, reason=error.reason, retry_after_s=error.retry_after_s
+            ) from None
 
     def _noted(self, site: _Site) -> Placement:
         placement = weighed(self._with_starting(site))
@@ -173,6 +183,20 @@ class PlanningPlacer:
             if error.reason != NOT_MEASURED:
                 raise
             return replace(site.by_memory(), note=describe_planned.not_planned(site.spec, error.message))
+
+
+def _fitting_concurrency(problem: PlacementProblem) -> int:
+    """The most concurrent requests below those asked for that fit; 0 if not even one does."""
+
+    def fits(concurrency: int) -> bool:
+        spec = problem.with_spec(concurrency=concurrency).spec
+        try:
+            by_memory.SimplePlacer().place(spec, problem.manifest, problem.candidates, problem.draft)
+        except EdgeShardError:
+            return False
+        return True
+
+    return bisect_left(range(1, problem.spec.concurrency), True, key=lambda concurrency: not fits(concurrency))
 
 
 def _is_cold(placement: Placement, broken: Placement, candidates: Sequence[Candidate]) -> bool:

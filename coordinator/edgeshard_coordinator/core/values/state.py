@@ -55,10 +55,10 @@ class Timings:
     """A node that loads a stage and shows no progress for so long is taken for lost."""
     retry_first_s: float = 1.0
     retry_limit_s: float = 30.0
+    """A deployment that was ready and failed to load again retries after the first delay, doubled up to the limit."""
     steady_s: float = 30.0
     """A stage that fails sooner after READY has cut its epoch short: each such epoch but the first waits as a retry
     does."""
-    """A deployment that was ready and failed to load again retries after the first delay, doubled up to the limit."""
     measure_timeout_s: float = 3600.0
     probe_timeout_s: float = 120.0
     """Time for the layers of a model, and for one batch of links."""

@@ -8,7 +8,7 @@ import { Recoveries, recoveryOf } from "./recovery.js";
 
 const NODES = [
   { title: "Box", cell: ({ key }) => key },
-  { title: "State", cell: ({ node }) => `${node.status}${node.silent_s ? `, silent ${node.silent_s} s` : ""}${node.measuring ? ", measuring" : ""}` },
+  { title: "State", cell: ({ node }) => `${node.status}${node.silent_s ? `, silent ${node.silent_s} s` : ""}${node.measuring ? ", measuring" : ""}${node.twin ? `, another agent at ${node.twin} has its identity` : ""}` },
   { title: "Layers", cell: ({ layers }) => layers || "–" },
   { title: "Device", cell: ({ node }) => `${node.model}, ${node.cores} cores` },
   { title: "Memory", cell: ({ node, key }) => html`<${Memory} node=${node} name=${key} />` },

@@ -14,7 +14,16 @@ from edgeshard.cli.commands.deployments.deploy import read_spec
 from edgeshard.cli.commands.options import option, spec_file, switch
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.loading import DeployReporter
-from edgeshard.cli.render.output import TABLES, Column, Output, OutputOption, plain, show_list, stderr_console
+from edgeshard.cli.render.output import (
+    TABLES,
+    Column,
+    Output,
+    OutputOption,
+    plain,
+    show_list,
+    show_text,
+    stderr_console,
+)
 from edgeshard.domain.deployments.deployment import AUTO_REPLICAS
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 
@@ -78,7 +87,7 @@ def apply(
     if output in TABLES:
         for change in changes:
             for difference in change.differences:
-                typer.echo(f"{change.name}: {_difference_text(difference)}", err=True)
+                show_text(f"{change.name}: {_difference_text(difference)}", err=True)
     if any(change.action == REFUSED for change in changes):
         raise typer.Exit(1)
 

@@ -10,7 +10,7 @@ from edgeshard.cli import completion
 from edgeshard.cli.commands.options import DeploymentName, ModelName, NodeName, WaitTimeout, argument, switch
 from edgeshard.cli.connect import ask
 from edgeshard.cli.nouns import NounGroup
-from edgeshard.cli.render.output import Output, OutputOption, show_data
+from edgeshard.cli.render.output import Output, OutputOption, show_data, show_text
 
 app = typer.Typer(cls=NounGroup, help="Remove a deployment, model, node or packed unit.", no_args_is_help=True)
 
@@ -27,18 +27,16 @@ def deployment(
     try:
         ask(context, lambda client: client.delete_deployment(name, wait, timeout, force=force))
     except typer.Exit:
-        typer.echo(
-            f"deployment {name} goes on being deleted: `edgectl get deployments` shows when it is gone", err=True
-        )
+        show_text(f"deployment {name} goes on being deleted: `edgectl get deployments` shows when it is gone", err=True)
         raise
-    typer.echo(f"deployment {name} {'deleted' if wait else 'is being deleted'}")
+    show_text(f"deployment {name} {'deleted' if wait else 'is being deleted'}")
 
 
 @app.command(short_help="Remove a model that no deployment uses.")
 def model(context: typer.Context, name: ModelName) -> None:
     """Remove a model from the coordinator's store; refused while a deployment uses it."""
     ask(context, lambda client: client.delete_model(name))
-    typer.echo(f"model {name} deleted")
+    show_text(f"model {name} deleted")
 
 
 @app.command(short_help="Take a node out of the site.")
@@ -48,7 +46,7 @@ def node(context: typer.Context, name: NodeName) -> None:
     edgectl token create lets it in again.
     """
     ask(context, lambda client: client.remove_node(name))
-    typer.echo(f"node {name} deleted")
+    show_text(f"node {name} deleted")
 
 
 @app.command(short_help="Free the disk of a node of packed units.")
@@ -77,7 +75,7 @@ def packed(
         show_data(asked, output)
     else:
         freed = human_bytes(sum(unit.size_bytes for unit in gone))
-        typer.echo(f"{len(gone)} packed unit{'s' * (len(gone) != 1)} of node {node} deleted: {freed} freed")
+        show_text(f"{len(gone)} packed unit{'s' * (len(gone) != 1)} of node {node} deleted: {freed} freed")
     if kept := [f"{unit.id} ({unit.unit} of {unit.model_name or unit.model})" for unit in asked if unit.in_use]:
         raise FailedPreconditionError(
             f"node {node} uses {', '.join(kept)}; delete the deployment first", field="units", reason="PACKED_IN_USE"

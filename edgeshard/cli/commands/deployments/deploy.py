@@ -13,7 +13,7 @@ from edgeshard.cli.commands.options import WaitTimeout, argument, option, spec_f
 from edgeshard.cli.commands.spec_options import KEYS, flag_of, read_texts, spec_options
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.loading import DeployReporter
-from edgeshard.cli.render.output import TABLES, Output, OutputOption, show_fields, show_list, stderr_console
+from edgeshard.cli.render.output import TABLES, Output, OutputOption, show_fields, show_list, show_text, stderr_console
 from edgeshard.domain.deployments.deployment import joined_mistakes, parse_spec, spec_mistakes
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
@@ -60,7 +60,7 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     if dry_run:
         placements = ask(context, lambda client: client.plan_replicas(spec))
         for number, placement in enumerate(placements if output in TABLES else placements[:1]):
-            typer.echo("\n" * (number > 0), nl=False)
+            show_text("\n" * (number > 0), nl=False)
             data = placement if len(placements) == 1 else placements
             show_list(placement.stages, output, PLACED_COLUMNS, lambda stage: stage.node_name, data)
             _show_prediction(placement, output)
@@ -185,7 +185,7 @@ def _show_prediction(placement: Placement, output: Output) -> None:
     from edgeshard.cli.render.views import placement_fields
 
     if output in TABLES:
-        typer.echo()
+        show_text()
         show_fields(placement_fields(placement))
 
 

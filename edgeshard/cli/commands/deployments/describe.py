@@ -11,7 +11,6 @@ from edgeshard.cli.commands.options import DeploymentName, ModelName, NodeName
 from edgeshard.cli.connect import ask
 from edgeshard.cli.nouns import NounGroup
 from edgeshard.cli.render.output import (
-    OWN_LINES,
     TABLES,
     Column,
     Output,
@@ -19,9 +18,9 @@ from edgeshard.cli.render.output import (
     plain,
     show_below,
     show_fields,
+    show_text,
     show_value,
 )
-from edgeshard.domain.ids import escaped
 
 if TYPE_CHECKING:
     from edgeshard.client import Client
@@ -97,7 +96,7 @@ def deployment(context: typer.Context, name: DeploymentName, output: OutputOptio
         show_value(found[0] if len(found) == 1 else found, output, [one.spec.name for one in found])
         return
     for number, one in enumerate(found):
-        typer.echo("\n" * (number > 0), nl=False)
+        show_text("\n" * (number > 0), nl=False)
         _show(
             one,
             one.spec.name,
@@ -127,4 +126,4 @@ def _show(
     for items, columns in tables:
         show_below(items, columns, output)
     for paragraph in paragraphs:
-        typer.echo(f"\n{escaped(paragraph, OWN_LINES)}")
+        show_text(f"\n{paragraph}")

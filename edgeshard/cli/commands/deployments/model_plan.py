@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from edgeshard.cli.render.output import Output, human_bytes
+from edgeshard.cli.render.output import Output, human_bytes, show_text
 from edgeshard.domain.models.dtypes import DType, weights_text
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ def dry_run(
     stored_as, dtype = spec.shape.stored_as, DType.BFLOAT16
     weights = sum(block.weight_bytes(dtype, stored_as) for block in spec.blocks) + spec.head_bytes(dtype, stored_as)
     weights += spec.embedding_parameters * dtype.itemsize - spec.shared_bytes(dtype, stored_as)
-    typer.echo(
+    show_text(
         f"note: {where.name} is a {spec.shape.architecture} of {spec.parameter_count / 1e6:,.0f} M parameters; as "
         f"{weights_text(dtype, stored_as)} its weights take {human_bytes(weights)}",
         err=True,
     )
     for note in notes_of(config) + further_notes(where, config):
-        typer.echo(f"note: {note}", err=True)
+        show_text(f"note: {note}", err=True)
     given = {} if source is None else {"source": source}
     asked = Asked(spec.name, None if cluster is None else stored_as, given)
     if cluster is not None:
@@ -45,6 +45,6 @@ def dry_run(
     else:
         problem, notes = unstored_problem(context, spec, asked)
         for note in notes:
-            typer.echo(f"note: {note}", err=True)
+            show_text(f"note: {note}", err=True)
     if not show_plan(problem, None, False, output):
         raise typer.Exit(1)

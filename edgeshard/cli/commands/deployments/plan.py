@@ -11,7 +11,7 @@ import typer
 
 from edgeshard.cli.commands.options import option, switch, with_option_groups
 from edgeshard.cli.commands.spec_options import Quantise, pairs, read_texts, spec_option, spec_options
-from edgeshard.cli.render.output import Output, OutputOption
+from edgeshard.cli.render.output import Output, OutputOption, show_text
 from edgeshard.domain.deployments.rules import Rule
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.dtypes import parse_quantisation
@@ -187,7 +187,7 @@ def plan(
     else:
         problem, notes, guesses = online_problem(context, asked)
     for note in notes:
-        typer.echo(f"note: {note}", err=True)
+        show_text(f"note: {note}", err=True)
     if question.is_of_other_nodes:
         problem, guesses = replace(problem, held={}), None
     if not question.show(problem, spec.get("rule", ()), output, guesses):

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from edgeshard.cli.render.output import (
     TABLES,
     Column,
@@ -19,6 +17,7 @@ from edgeshard.cli.render.output import (
     human_seconds,
     plain,
     show_fields,
+    show_text,
     show_value,
     stdout_console,
     table,
@@ -107,7 +106,7 @@ def show_simulation(
         problem = replace(problem, rate=Rate.TOGETHER)
     result = plan(problem, alternatives=0, prover=prover)
     if not result.feasible:
-        typer.echo(f"no plan: {bottleneck(result)}", err=True)
+        show_text(f"no plan: {bottleneck(result)}", err=True)
         return False
     if load.saturated:
         found = saturated(result)
@@ -268,11 +267,11 @@ def _show_tables(result: PlanResult, found: Forecast, load: AskedLoad, output: O
         ("per token of a request", found.time_per_token_s),
         ("whole request", found.end_to_end_s),
     ]
-    typer.echo()
+    show_text()
     stdout_console().print(table(spreads, SPREAD_COLUMNS))
-    typer.echo()
+    show_text()
     stdout_console().print(table(found.nodes, visible(NODE_COLUMNS, output)))
-    typer.echo("\nassumed: " + ";\n         ".join(ASSUMPTIONS))
+    show_text("\nassumed: " + ";\n         ".join(ASSUMPTIONS))
 
 
 def _data(found: Forecast, load: AskedLoad) -> dict[str, Any]:

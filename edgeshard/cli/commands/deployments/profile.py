@@ -12,7 +12,7 @@ from edgeshard.cli import completion
 from edgeshard.cli.commands.options import argument, switch
 from edgeshard.cli.commands.spec_options import Quantise, spec_option
 from edgeshard.cli.connect import ask
-from edgeshard.cli.render.output import TABLES, Output, OutputOption, show_below, show_list, stderr_console
+from edgeshard.cli.render.output import TABLES, Output, OutputOption, show_below, show_list, show_text, stderr_console
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import escaped
 
@@ -86,7 +86,7 @@ def show_kernels(nodes: Sequence[Node]) -> None:
     from edgeshard.cli.render.kernel_views import kernel_lines, kernel_warnings
 
     for line in (*kernel_lines(nodes), *kernel_warnings(nodes)):
-        typer.echo(line, err=True)
+        show_text(line, err=True)
 
 
 async def _outcomes(told: AsyncGenerator[NodeProgress, None]) -> dict[str, NodeProgress]:
@@ -131,7 +131,7 @@ class ProfileReporter:
             self._print(f"{event.node}: {_outcome(event)}")
         elif self._is_news(event):
             done = f"{event.done} of {event.total}, " if event.total else ""
-            self._print(f"{event.node}: {done}{escaped(event.what)}")
+            self._print(f"{event.node}: {done}{event.what}")
         if event.missed:
             links = ", ".join(f"{event.node} -> {name}" for name in event.missed)
             self._print(f"not measured: {links}; the log of {event.node} says why")
@@ -171,5 +171,5 @@ def _show(rows: list[NodeRow], with_model: bool, output: Output) -> None:
     show_list(rows, output, columns, lambda row: row.node, [row.as_data() for row in rows])
     if output in TABLES:
         if below := list(long_results(rows)):
-            typer.echo("\n".join(["", *below]))
+            show_text("\n".join(["", *below]))
         show_below([link for row in rows for link in row.links], LINK_COLUMNS, output)

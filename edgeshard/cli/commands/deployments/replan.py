@@ -18,6 +18,7 @@ from edgeshard.cli.render.output import (
     plain,
     show_fields,
     show_list,
+    show_text,
     stderr_console,
 )
 from edgeshard.domain.errors import EdgeShardError
@@ -65,12 +66,12 @@ def replan(
         show_list(rows, output, _COLUMNS, lambda share: share.node, data[0] if len(data) == 1 else data)
         return
     for number, (each, found) in enumerate(plans.items()):
-        typer.echo("\n" * (number > 0), nl=False)
+        show_text("\n" * (number > 0), nl=False)
         show_list(shares(found), output, _COLUMNS, lambda share: share.node)
-        typer.echo()
+        show_text()
         show_fields(_figures(found))
-        typer.echo()
-        typer.echo(sentence(each, found, wait=wait))
+        show_text()
+        show_text(sentence(each, found, wait=wait))
 
 
 async def _replanned(
@@ -90,7 +91,7 @@ async def _replanned(
                 )
     except EdgeShardError:
         for each, found in done.items():
-            typer.echo(sentence(each, found, wait=wait), err=True)
+            show_text(sentence(each, found, wait=wait), err=True)
         raise
     return done
 

@@ -16,7 +16,7 @@ import typer
 
 from edgeshard.cli.commands.options import argument, option, switch
 from edgeshard.cli.connect import ask
-from edgeshard.cli.render.output import human_bytes, writing
+from edgeshard.cli.render.output import human_bytes, show_text, writing
 from edgeshard.debugging.dump import ProcessDump, site_document, site_parts
 from edgeshard.domain.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError
 
@@ -45,13 +45,13 @@ def dump(
     dumps = ask(context, lambda client: client.dump(timeout))
     text = json.dumps(site_document(dumps, now.isoformat(timespec="seconds")), indent=1)
     if path == STDOUT:
-        typer.echo(text)
+        show_text(text)
     else:
         _write(path, text, force)
-        typer.echo(f"{path}: {human_bytes(path.stat().st_size)}, of the coordinator and {_nodes(dumps)}")
+        show_text(f"{path}: {human_bytes(path.stat().st_size)}, of the coordinator and {_nodes(dumps)}")
     for failed in (item for item in dumps if item.failure is not None):
         assert failed.failure is not None
-        typer.echo(f"node {failed.node} is missing: {failed.failure.message}", err=True)
+        show_text(f"node {failed.node} is missing: {failed.failure.message}", err=True)
 
 
 @app.command(short_help="Apply a dump's events again and compare what comes of them.")
@@ -65,7 +65,7 @@ def replay(file: Annotated[Path, argument("FILE", "Of `edgectl debug dump`; - is
     agents = _replayed("edgeshard_agent.replay", nodes)
     for name, result in (*results.items(), *((f"node {name}", result) for name, result in agents.items())):
         what = "; ".join(result["differs"][:5])
-        typer.echo(f"{name}: {result['events']} events, {f'differs: {what}' if what else 'the state is the same'}")
+        show_text(f"{name}: {result['events']} events, {f'differs: {what}' if what else 'the state is the same'}")
     if any(result["differs"] for result in (*results.values(), *agents.values())):
         raise FailedPreconditionError("the replay does not lead to the state of the dump", reason="REPLAY_DIFFERS")
 

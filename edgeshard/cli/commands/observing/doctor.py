@@ -26,7 +26,7 @@ from edgeshard.cli.commands.observing.doctor_checks import (
 from edgeshard.cli.commands.options import option
 from edgeshard.cli.connect import Connect, connect_of, run
 from edgeshard.cli.render.kernel_views import kernel_lines
-from edgeshard.cli.render.output import TABLES, Column, Output, OutputOption, print_table, show_value, table
+from edgeshard.cli.render.output import TABLES, Column, Output, OutputOption, print_table, show_text, show_value, table
 from edgeshard.domain.errors import EdgeShardError
 
 if TYPE_CHECKING:
@@ -61,11 +61,11 @@ def doctor(
     show_findings(findings, output)
     if output in TABLES:
         for line in kernel_lines(facts.site.nodes if facts.site is not None else ()):
-            typer.echo(line, err=True)
+            show_text(line, err=True)
     if findings:
         raise typer.Exit(1)
     nodes = f"{len(facts.site.nodes)} nodes, " if facts.site is not None else ""
-    typer.echo(f"nothing is wrong that can be seen from here: {nodes}the coordinator and this machine", err=True)
+    show_text(f"nothing is wrong that can be seen from here: {nodes}the coordinator and this machine", err=True)
 
 
 def show_findings(findings: list[Finding], output: Output) -> None:
@@ -76,7 +76,7 @@ def show_findings(findings: list[Finding], output: Output) -> None:
     elif findings:
         print_table(table(findings, FINDING_COLUMNS))
         for fault in faults:
-            typer.echo(f"\n{fault.value}: {ADVICE[fault].means}\n  {ADVICE[fault].do}")
+            show_text(f"\n{fault.value}: {ADVICE[fault].means}\n  {ADVICE[fault].do}")
 
 
 async def _gathered(connect: Connect) -> Facts:

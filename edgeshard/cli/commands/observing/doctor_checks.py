@@ -48,6 +48,7 @@ class Fault(StrEnum):
     KERNELS_SLOW = "kernels-slow"
     HUGE_PAGES_OFF = "huge-pages-off"
     CPU_QUOTA = "cpu-quota"
+    IDENTITY_COPIED = "identity-copied"
     LINK_SLOW = "link-slow"
 
 
@@ -131,6 +132,10 @@ ADVICE: Mapping[Fault, Advice] = {
     Fault.CPU_QUOTA: Advice(
         "A control group takes the processor away in the middle of steps; threads wait for each other then.",
         "Lift the limit (CPUQuota=, --cpus), or give whole cores instead: CPUAffinity=, --cpuset-cpus.",
+    ),
+    Fault.IDENTITY_COPIED: Advice(
+        "The state directory of a node was copied, with a memory card perhaps. Its second agent cannot join.",
+        "Stop one of the two. Or remove --state-dir of the second one and join it as a new node.",
     ),
     Fault.LINK_SLOW: Advice(
         "Activations take longer over this link than layers take to compute.",
@@ -232,6 +237,9 @@ def _node(node: Node, utc_s: float) -> Iterator[Finding]:
     if not node.connected:
         yield Finding(Fault.NODE_AWAY, node.name, f"last heard {node.heartbeat_age_s:.0f} s ago")
         return
+    if node.twin_address:
+        where = f"two agents have its identity: {node.address} is connected, {node.twin_address} is refused"
+        yield Finding(Fault.IDENTITY_COPIED, node.name, where)
     known, pages, speed = node.condition, node.huge_pages, node.facts.kernels
     if speed is not None and speed.name and (problem := kernel_problem(speed)):
         yield Finding(Fault.KERNELS_SLOW, node.name, problem)

@@ -11,6 +11,7 @@ import typer
 
 from edgeshard.cli.commands.options import option, switch
 from edgeshard.cli.connect import ask
+from edgeshard.cli.render.output import show_text
 from edgeshard.domain.errors import FailedPreconditionError, extra_line
 
 if TYPE_CHECKING:
@@ -71,6 +72,6 @@ def _print(now: Look, before: Look) -> None:
     from edgeshard.cli.render.output import show_below
     from edgeshard.cli.render.top_rows import SHAPES, summary, tables
 
-    typer.echo(summary(now))
+    show_text(summary(now))
     for shape, rows in zip(SHAPES, tables(now, before), strict=True):
         show_below(rows, shape.columns)

@@ -10,7 +10,7 @@ import typer
 from edgeshard.cli import completion
 from edgeshard.cli.commands.options import argument, option
 from edgeshard.cli.connect import ask
-from edgeshard.cli.render.output import print_table, show_below, stderr_console, table, writing
+from edgeshard.cli.render.output import print_table, show_below, show_text, stderr_console, table, writing
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def trace(
         )
     for number, (name, traces) in enumerate(ran.items()):
         if len(recorded) > 1:
-            typer.echo("\n" * (number > 0) + f"{name}:")
+            show_text("\n" * (number > 0) + f"{name}:")
         _show(name, traces, output)
 
 
@@ -86,7 +86,7 @@ def _show(deployment: str, traces: tuple[StageTrace, ...], output: Path | None) 
 
     steps, reads, guesses = summarised(traces), summarised_reads(traces), summarised_guesses(traces)
     if output == STDOUT:
-        typer.echo(perfetto(traces, deployment))
+        show_text(perfetto(traces, deployment))
         stderr_console().print(table(steps, SUMMARY_COLUMNS))
         if reads:
             stderr_console().print(table(reads, READ_COLUMNS))

@@ -18,6 +18,7 @@ from edgeshard.cli.render.output import (
     OutputOption,
     show_below,
     show_fields,
+    show_text,
     show_value,
     stderr_console,
     writing,
@@ -211,7 +212,7 @@ def _show(found: Any, output: Output) -> None:
 
 def _write(path: Path, text: str) -> None:
     if not text:
-        typer.echo(f"--picture {path}: no token came, so nothing is drawn", err=True)
+        show_text(f"--picture {path}: no token came, so nothing is drawn", err=True)
         return
     with writing("--picture", path):
         path.write_text(text, encoding="utf-8")

@@ -13,6 +13,7 @@ from edgeshard.cli.commands.options import argument, option, with_option_groups
 from edgeshard.cli.commands.requests.generate import read_stdin, write_text
 from edgeshard.cli.commands.requests.generation_options import GENERATION, OPTIONS
 from edgeshard.cli.connect import connect_of
+from edgeshard.cli.render.output import show_text
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InvalidArgumentError
 from edgeshard.domain.requests.chat import ChatFinished, ContentDelta, ReasoningDelta
 
@@ -139,20 +140,20 @@ def converse(talk: Talk) -> None:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives `input` its editing and the lines said before
 
-    typer.echo(f"{talk.model}: /help says what there is besides talking", err=True)
+    show_text(f"{talk.model}: /help says what there is besides talking", err=True)
     interrupted = False
     while True:
         try:
             text = _read()
         except EOFError:
-            typer.echo(err=True)
+            show_text(err=True)
             return
         except KeyboardInterrupt:
             if interrupted:
-                typer.echo(err=True)
+                show_text(err=True)
                 return
             interrupted = True
-            typer.echo("\n(once more, Ctrl-D or /quit leaves)", err=True)
+            show_text("\n(once more, Ctrl-D or /quit leaves)", err=True)
             continue
         interrupted = False
         if text.startswith("/") and "\n" not in text:
@@ -169,9 +170,9 @@ def _answer(talk: Talk, text: str) -> bool:
     except KeyboardInterrupt:
         return True
     except EdgeShardError as error:
-        typer.echo(f"error: {error.message}", err=True)
+        show_text(f"error: {error.message}", err=True)
         if talk.said:
-            typer.echo("       (/clear forgets what was said before)", err=True)
+            show_text("       (/clear forgets what was said before)", err=True)
     return False
 
 
@@ -202,7 +203,7 @@ def _command(talk: Talk, text: str) -> bool:
         case "/system":
             talk.system = rest.strip()
         case "/help":
-            typer.echo(_HELP, err=True)
+            show_text(_HELP, err=True)
         case _:
-            typer.echo(f"{word} is no command; /help says which there are", err=True)
+            show_text(f"{word} is no command; /help says which there are", err=True)
     return False

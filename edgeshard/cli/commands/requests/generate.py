@@ -21,6 +21,7 @@ from edgeshard.cli.render.output import (
     plain,
     printable,
     show_data,
+    show_text,
     stderr_console,
     table,
 )
@@ -69,7 +70,7 @@ def generate(  # noqa: PLR0913 - one parameter for each option
         if asked or made:
             stderr_console().print(table([*asked, *made], _LOGPROBS))
     if stats:
-        typer.echo(summary(completion), err=True)
+        show_text(summary(completion), err=True)
 
 
 def prompt_of(argument: str | None, option: str | None) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from edgeshard.cli.commands.options import argument, option
+from edgeshard.cli.render.output import show_text
 from edgeshard.domain.errors import AlreadyExistsError, InvalidArgumentError
 from edgeshard.domain.identity import Principal, Role, coordinator_of
 from edgeshard.domain.ids import check_name
@@ -103,14 +102,14 @@ def _write_settings(directory: Path, host: str, port: int, http_listen: str | No
     if http_listen is not None:
         values["http_listen"] = http_listen
     write_private(config, to_toml("coordinator", values).encode())
-    typer.echo(f"{config}: edgeshard-coordinator --config starts it")
+    show_text(f"{config}: edgeshard-coordinator --config starts it")
     if http_listen is not None:
-        typer.echo(_of_gateway(http_listen, directory))
+        show_text(_of_gateway(http_listen, directory))
     if configuration().exists():
-        typer.echo(f"{configuration()} stays as it is: edgectl of this user belongs to another site")
+        show_text(f"{configuration()} stays as it is: edgectl of this user belongs to another site")
     else:
         write_client_settings(own_address(join_address(host, port)), directory / "admin")
-        typer.echo(f"{configuration()}: edgectl of this user is operator admin")
+        show_text(f"{configuration()}: edgectl of this user is operator admin")
 
 
 def _of_gateway(http_listen: str, directory: Path) -> str:
@@ -127,4 +126,4 @@ def _write(authority: Authority, principal: Principal, directory: Path) -> None:
     from edgeshard.rpc.tls_files import issue_files
 
     files = issue_files(authority, principal, directory / principal.id)
-    typer.echo(f"{files.key.parent}: {principal}")
+    show_text(f"{files.key.parent}: {principal}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeshard.cli.commands.options import argument, option, switch
-from edgeshard.cli.render.output import Column, Output, OutputOption, show_list
+from edgeshard.cli.render.output import Column, Output, OutputOption, show_list, show_text
 from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
 from edgeshard.process.installation import CONFIGURATION, config_path
 from edgeshard.process.systemd_units import Daemon
@@ -32,7 +32,7 @@ def check(files: Annotated[list[Path] | None, argument("FILE", "By default those
     found = []
     for file in files or _installed():
         wrong = problems(file, {daemon.value: _kind(daemon) for daemon in Daemon})
-        typer.echo(f"{file}: {len(wrong) or 'nothing'} wrong")
+        show_text(f"{file}: {len(wrong) or 'nothing'} wrong")
         found += wrong
     if found:
         raise InvalidArgumentError("\n       ".join(found), field="config", reason="CONFIG_FILE")

@@ -20,7 +20,16 @@ import typer
 from edgeshard.cli.commands.options import option, switch
 from edgeshard.cli.commands.requests.generation_options import generation_option
 from edgeshard.cli.connect import run
-from edgeshard.cli.render.output import Column, Output, human_bytes, human_seconds, print_table, show_data, table
+from edgeshard.cli.render.output import (
+    Column,
+    Output,
+    human_bytes,
+    human_seconds,
+    print_table,
+    show_data,
+    show_text,
+    table,
+)
 from edgeshard.domain.deployments.placement import ExplicitStage, PlacedStage, parse_layers
 from edgeshard.domain.errors import NotFoundError
 from edgeshard.domain.requests.generation import Generation, Sampling
@@ -138,8 +147,8 @@ class Narrator:
         return time.monotonic() - self._started_s
 
     def say(self, text: str) -> None:
-        elapsed = f"{self.elapsed_s():5.1f} s  "
-        typer.echo((elapsed if os.environ.get("NO_COLOR") else typer.style(elapsed, dim=True)) + text, err=True)
+        show_text(f"{self.elapsed_s():5.1f} s  ", err=True, nl=False, dim=not os.environ.get("NO_COLOR"))
+        show_text(text, err=True)
 
 
 async def _demo(request: DemoRequest, model: Path, state: Path, narrator: Narrator) -> None:
@@ -212,7 +221,7 @@ async def _tell(client: Client, request: DemoRequest, deployment: Deployment, na
     narrator.say(f"ready: {' -> '.join(stage.node_name for stage in deployment.placement.stages)} answer as one model")
     echo = request.output is DemoOutput.TABLE
     if echo:
-        typer.echo(err=True)
+        show_text(err=True)
         write_text(request.prompt)
     completion = await stream(
         client,
@@ -267,12 +276,12 @@ def show_result(result: DemoResult) -> None:
         Column("KV CACHE", lambda row: human_bytes(row[0].kv_bytes), right=True),
         Column("COMPUTE PER TOKEN", lambda row: f"{row[1]:.2f} ms", right=True),
     ]
-    typer.echo()
+    show_text()
     print_table(table(rows, columns))
-    typer.echo()
-    typer.echo(
+    show_text()
+    show_text(
         f"{len(completion.token_ids)} tokens: time to first token {human_seconds(completion.ttft_s)}, "
         f"inter-token latency {human_seconds(completion.inter_token_latency_s)}, "
         f"{completion.tokens_per_s:.1f} tokens/s"
     )
-    typer.echo(f"first token {result.first_token_s:.1f} s after the command started", err=True)
+    show_text(f"first token {result.first_token_s:.1f} s after the command started", err=True)

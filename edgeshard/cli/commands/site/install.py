@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from edgeshard.cli.commands.options import option, switch
+from edgeshard.cli.render.output import show_text
 from edgeshard.domain.errors import (
     DataLossError,
     DeniedError,
@@ -144,10 +145,10 @@ def install_daemon(
     steps = installation.install_steps(daemon, options, record, _found(daemon, options, record, root))
     _take(steps, root, dry_run)
     if not steps:
-        typer.echo("nothing to do: all of it is laid out", err=True)
+        show_text("nothing to do: all of it is laid out", err=True)
     elif not dry_run:
         where = "" if root == MACHINE else "On the machine that boots from it: "
-        typer.echo(
+        show_text(
             f"{where}systemctl enable --now {daemon.unit} starts it; systemctl restart {daemon.unit} lets a running "
             "one take changes up",
             err=True,
@@ -158,7 +159,7 @@ def _uninstall(daemon: Daemon, root: Path, purge: bool, dry_run: bool) -> None:
     _check_may(root, dry_run)
     record = _record(daemon, root)
     if record is None:
-        typer.echo(f"nothing to do: no {daemon} of edgectl install is there", err=True)
+        show_text(f"nothing to do: no {daemon} of edgectl install is there", err=True)
         return
     _take(
         installation.uninstall_steps(daemon, record, _found(daemon, record.options, record, root), purge=purge),
@@ -268,7 +269,7 @@ def _user_exists(name: str, root: Path) -> bool:
 
 def _take(steps: Sequence[Step], root: Path, dry_run: bool) -> None:
     for step in steps:
-        typer.echo(_said(step))
+        show_text(_said(step))
         if dry_run:
             continue
         try:

@@ -18,6 +18,7 @@ import typer
 from edgeshard.cli.commands.options import argument, option, switch, with_option_groups
 from edgeshard.cli.commands.site import install
 from edgeshard.cli.connect import run
+from edgeshard.cli.render.output import show_text
 from edgeshard.domain.errors import AlreadyExistsError, DeniedError, EdgeShardError, FailedPreconditionError
 from edgeshard.domain.identity import Invitation, Role, authority_digest
 from edgeshard.local.child_daemons import Daemon, keep_running
@@ -80,7 +81,7 @@ def join(
     extra = agent.given()
     if not decoded.has_address:
         decoded = run(located(decoded))
-        typer.echo(f"site {decoded.principal.site} is at {decoded.coordinator}", err=True)
+        show_text(f"site {decoded.principal.site} is at {decoded.coordinator}", err=True)
     if decoded.principal.role is not Role.AGENT:
         _join_user(decoded, force)
     elif not foreground and state_dir is None and _can_install():
@@ -98,7 +99,7 @@ def _join_user(token: Invitation, force: bool) -> None:
         )
     _enrol(token, directory())
     write_client_settings(token.coordinator, directory())
-    typer.echo(
+    show_text(
         f"{token.principal} of site {token.principal.site}: edgectl and the SDK of this user find it now", err=True
     )
 
@@ -116,7 +117,7 @@ def _join_service(token: Invitation, listen: str | None, extra: dict[str, str]) 
     install.install_daemon(Unit.AGENT, install.MACHINE, False, given)
     _systemctl("enable", "--now", Unit.AGENT.unit)
     _systemctl("restart", Unit.AGENT.unit)  # one that ran before takes the certificate up
-    typer.echo(f"node {name} runs as {Unit.AGENT.unit}.service; edgectl get nodes shows it", err=True)
+    show_text(f"node {name} runs as {Unit.AGENT.unit}.service; edgectl get nodes shows it", err=True)
 
 
 def _systemctl(*arguments: str) -> None:
@@ -160,12 +161,12 @@ async def _serve(name: str, site: str, config: Path) -> int:
     await agent.start()
     try:
         if await agent.ready(math.inf):
-            typer.echo(
+            show_text(
                 f"node {name} has joined site {site} and serves until Ctrl-C\n"
                 f"edgeshard-agent --config {config} starts it again",
                 err=True,
             )
-            code = await keep_running(agent, lambda text: typer.echo(text, err=True))
+            code = await keep_running(agent, lambda text: show_text(text, err=True))
         else:
             code = await agent.exited()
     except asyncio.CancelledError:

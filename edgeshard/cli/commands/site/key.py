@@ -10,7 +10,7 @@ import typer
 
 from edgeshard.cli.commands.options import argument, option
 from edgeshard.cli.connect import ask
-from edgeshard.cli.render.output import Column, Output, OutputOption, show_list
+from edgeshard.cli.render.output import Column, Output, OutputOption, show_list, show_text
 
 if TYPE_CHECKING:
     from edgeshard.domain.identity import ApiKey
@@ -44,10 +44,10 @@ def create(
             name, tuple(models or ()), tokens_per_minute=tokens_per_minute, requests=requests, metrics=metrics
         ),
     )
-    typer.echo(key)
-    typer.echo(f"key {name} is made; programs send it as `Authorization: Bearer KEY`", err=True)
+    show_text(key)
+    show_text(f"key {name} is made; programs send it as `Authorization: Bearer KEY`", err=True)
     if sys.stderr.isatty():
-        typer.echo(_HINT.format(key=key if sys.stdout.isatty() else "KEY"), err=True)
+        show_text(_HINT.format(key=key if sys.stdout.isatty() else "KEY"), err=True)
 
 
 @app.command("list")
@@ -60,7 +60,7 @@ def list_keys(context: typer.Context, output: OutputOption = Output.TABLE) -> No
 def revoke(context: typer.Context, name: Annotated[str, argument("NAME", "As it was made.")]) -> None:
     """Refuse a key from now on, and end what it has running."""
     ask(context, lambda client: client.revoke_key(name))
-    typer.echo(f"key {name} is revoked", err=True)
+    show_text(f"key {name} is revoked", err=True)
 
 
 def _number(value: int | None) -> str:

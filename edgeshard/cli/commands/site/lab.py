@@ -14,7 +14,7 @@ import typer
 
 from edgeshard.cli.commands.options import argument, option
 from edgeshard.cli.connect import run as run_async
-from edgeshard.cli.render.output import Column, Output, OutputOption, show_list
+from edgeshard.cli.render.output import Column, Output, OutputOption, show_list, show_text
 from edgeshard.domain.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from edgeshard.process.extras import check_extras
 from edgeshard.storage.inputs import read_json, read_toml
@@ -54,7 +54,7 @@ def up(lab_file: LabFile, directory: Directory = DEFAULT_DIRECTORY) -> None:
     check_extras("edgectl lab", "agent", "coordinator")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     address = run_async(_up(lab, lab_file, directory.absolute()))
-    typer.echo(address)
+    show_text(address)
     sys.stdout.flush()
     # At once, because asyncio would end the children together with their objects.
     os._exit(0)
@@ -122,12 +122,12 @@ async def _compare_all(lab: Lab, lab_file: Path, running_at: str | None) -> list
     check_extras("edgectl lab", "agent", "coordinator")
     with tempfile.TemporaryDirectory(prefix="edgeshard-lab-") as scratch:
         make_stand_in(lab, Path(scratch) / "stand-in")
-        typer.echo(f"starting {len(lab.cluster.nodes)} emulated nodes", err=True)
+        show_text(f"starting {len(lab.cluster.nodes)} emulated nodes", err=True)
         async with lab_cluster(lab, lab_file, Path(scratch)) as site, site.client() as client:
             await client.add_model(Path(scratch) / "stand-in", "stand-in")
             rows = []
             for run in runs:
-                typer.echo(f"measuring {run.placement}, {run.mode}, {run.streams} at once", err=True)
+                show_text(f"measuring {run.placement}, {run.mode}, {run.streams} at once", err=True)
                 rows.append(await compare(client, lab, run))
             return rows
 

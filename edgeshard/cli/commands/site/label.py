@@ -9,6 +9,7 @@ import typer
 from edgeshard.cli import completion
 from edgeshard.cli.commands.options import argument
 from edgeshard.cli.connect import ask
+from edgeshard.cli.render.output import show_text
 from edgeshard.domain.nodes.labels import labels_text, parse_changes
 
 app = typer.Typer(help="Set and remove labels of a node.", no_args_is_help=True)
@@ -32,4 +33,4 @@ def node(
     """
     given, removed = parse_changes(labels)
     found = ask(context, lambda client: client.label_node(name, given, removed))
-    typer.echo(f"node {found.name} has labels {labels_text(found.labels) or '-'}")
+    show_text(f"node {found.name} has labels {labels_text(found.labels) or '-'}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import os
 import shutil
 from contextlib import suppress
@@ -15,6 +16,7 @@ from edgeshard.cli import completion
 from edgeshard.cli.commands.options import argument, option
 from edgeshard.cli.commands.site.lab import DEFAULT_DIRECTORY
 from edgeshard.cli.connect import run
+from edgeshard.cli.render.output import show_text
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, NotFoundError
 from edgeshard.domain.ids import check_name
 from edgeshard.process.installation import CONFIGURATION
@@ -22,6 +24,7 @@ from edgeshard.process.systemd_units import Daemon
 from edgeshard.storage.inputs import read_toml
 
 COORDINATOR = "coordinator"
+_PIECE_BYTES = 1 << 16
 
 
 def logs(
@@ -73,9 +76,13 @@ def _unit_of(name: str, etc: Path) -> str | None:
 
 
 async def _passed_on(command: list[str]) -> int:
-    """The exit code of a command that ends with this one, whatever ends this one."""
-    process = await asyncio.create_subprocess_exec(*command)
+    """Print what a command prints. Returns its exit code; it ends with this one, whatever ends this one."""
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    text = codecs.getincrementaldecoder("utf-8")("replace")
     try:
+        while piece := await process.stdout.read(_PIECE_BYTES):
+            show_text(text.decode(piece), nl=False)
         code = await process.wait()
     finally:
         with suppress(ProcessLookupError):

@@ -9,6 +9,7 @@ import typer
 from edgeshard.cli import completion
 from edgeshard.cli.commands.options import argument, option
 from edgeshard.cli.connect import ask
+from edgeshard.cli.render.output import show_text
 from edgeshard.domain.identity import Role
 
 app = typer.Typer(help="Take a node's certificate away.", no_args_is_help=True)
@@ -26,4 +27,4 @@ def revoke(
     create lets NAME in again.
     """
     ask(context, lambda client: client.revoke(role, name))
-    typer.echo(f"{role} {name} revoked")
+    show_text(f"{role} {name} revoked")

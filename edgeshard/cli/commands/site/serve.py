@@ -29,7 +29,7 @@ from edgeshard.cli.commands.site.demo import Narrator, model_directory
 from edgeshard.cli.commands.site.site_watch import SiteWatch, measure
 from edgeshard.cli.commands.spec_options import flag_of, spec_option, spec_options
 from edgeshard.cli.connect import run
-from edgeshard.cli.render.output import human_bytes, stderr_console
+from edgeshard.cli.render.output import human_bytes, show_text, stderr_console
 from edgeshard.domain.errors import InvalidArgumentError, PlacementError, ResourceExhaustedError, UnavailableError
 from edgeshard.domain.ids import check_name
 from edgeshard.local.own_site import OwnSite
@@ -385,7 +385,7 @@ def _show(site: OwnSite, name: str, key: str, link: str, deployment: Deployment,
     if site.url.startswith("https:"):
         trusted = f"trust    {site.authority}, the site's authority: take it to the machines that call it\n"
         trusting = f"--cacert {site.authority} "
-    typer.echo(
+    show_text(
         f"\nURL      {site.url}/v1\nAPI key  {key}\nmodel    {name}\n{trusted}"
         f"browser  {link} (once, within a minute; then edgectl dashboard)\n\n"
         f"curl {trusting}{site.url}/v1/chat/completions -H 'Authorization: Bearer {key}' \\\n"

@@ -8,6 +8,7 @@ import typer
 
 from edgeshard.cli.commands.options import option
 from edgeshard.cli.connect import ask
+from edgeshard.cli.render.output import show_text
 from edgeshard.domain.identity import Role
 
 app = typer.Typer(help="Let another process in.", no_args_is_help=True)
@@ -34,11 +35,11 @@ def create(
     ttl_s = parse_duration(ttl, "ttl")
     token = ask(context, lambda client: client.create_token(role, name, ttl_s, host))
     text = invitation_to_text(token.invitation.without_address() if discover else token.invitation)
-    typer.echo(text if quiet else f"edgectl join {text}")
+    show_text(text if quiet else f"edgectl join {text}")
     bare = line_without_edgeshard(token)
     if bare and not quiet:
-        typer.echo(f"on a box without EdgeShard (sudo in front has it installed as a service):\n{bare}", err=True)
+        show_text(f"on a box without EdgeShard (sudo in front has it installed as a service):\n{bare}", err=True)
     where, _ = split_address(token.coordinator)
     warning = "; only from this machine: --host HOST names another address" if is_loopback(where) else ""
     dials = "looks for the site on its network" if discover else f"dials {token.enrolment}{warning}"
-    typer.echo(f"lets {token.principal} in once, within {ttl}; it {dials}", err=True)
+    show_text(f"lets {token.principal} in once, within {ttl}; it {dials}", err=True)
