@@ -20,7 +20,7 @@ JOBS ?= 4
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && exit; done; echo python3)
 
-.PHONY: help setup clients demo serve wheels test test-all retest check types rules collect format drawings proto proto-baseline bench bench-plan figures soak chaos chaos-quick chaos-long sim fuzz fuzz-agents attack lock sbom licences pictures folders bundle deb image release aarch64
+.PHONY: help setup clients demo serve wheels test test-all retest check types rules collect format drawings proto proto-baseline bench bench-plan figures soak chaos chaos-quick chaos-long sim fuzz fuzz-agents fuzz-bodies attack lock sbom licences pictures folders bundle deb image release aarch64
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -163,6 +163,10 @@ fuzz: $(STAMP) ## what reads strangers' bytes, with mutated inputs, 6 minutes fo
 
 fuzz-agents: $(STAMP) ## all messages of agents with any values, for a coordinator (10 minutes); ARGS="--seconds 60 --seed 7"
 	@$(BIN)/python -m tests.fuzz.agents $(ARGS)
+
+fuzz-bodies: $(STAMP) ## bodies for all HTTP routes, made of their forms (10 minutes); ARGS="--seconds 60 --seed 7"
+	@mkdir -p .benchmarks
+	@$(BIN)/python -m tests.fuzz.bodies --seconds 600 $(ARGS)
 
 attack: $(STAMP) ## each attack on a live site for 30 s, and what others meet meanwhile (30 minutes); ARGS="--attack joining"
 	@mkdir -p .benchmarks

@@ -54,16 +54,16 @@ def make_app(
     app.add_exception_handler(Exception, _failed)
     site, texts, ollama = Site(backend, metrics), Texts(backend), Ollama(backend, metrics)
     openai: _Posts = (
-        ("/v1/completions", Completions(backend, metrics).answer, CompletionRequest, forms.Completion, EVENT_STREAM),
-        ("/v1/chat/completions", Chats(backend, metrics).answer, ChatRequest, forms.ChatCompletion, EVENT_STREAM),
-        ("/v1/responses", Responses(backend, metrics).answer, ResponsesRequest, forms.ResponseObject, EVENT_STREAM),
-        ("/tokenize", texts.tokenize, TokenizeRequest, forms.Tokens, ""),
-        ("/detokenize", texts.detokenize, DetokenizeRequest, forms.Text, ""),
+        ("/v1/completions", Completions(backend, metrics).answer, forms.Completion, EVENT_STREAM),
+        ("/v1/chat/completions", Chats(backend, metrics).answer, forms.ChatCompletion, EVENT_STREAM),
+        ("/v1/responses", Responses(backend, metrics).answer, forms.ResponseObject, EVENT_STREAM),
+        ("/tokenize", texts.tokenize, forms.Tokens, ""),
+        ("/detokenize", texts.detokenize, forms.Text, ""),
     )
     of_ollama: _Posts = (
-        ("/api/show", ollama.show, ShowBody, forms.OllamaModel, ""),
-        ("/api/chat", ollama.chat, ChatBody, forms.OllamaAnswer, LINES),
-        ("/api/generate", ollama.generate, GenerateBody, forms.OllamaAnswer, LINES),
+        ("/api/show", ollama.show, forms.OllamaModel, ""),
+        ("/api/chat", ollama.chat, forms.OllamaAnswer, LINES),
+        ("/api/generate", ollama.generate, forms.OllamaAnswer, LINES),
     )
     _add_site(app, site)
     _add_posts(app, openai)
@@ -71,9 +71,8 @@ def make_app(
     for path, listed in (("/api/tags", ollama.tags), ("/api/ps", ollama.running)):
         app.add_api_route(path, listed, responses=answers_of(forms.OllamaModels, ollama=True))
     _add_posts(app, of_ollama)
-    bodies = {path: form for path, _, form, _, _ in (*openai, *of_ollama)}
-    forms.describe(app, bodies.values())
-    app.add_api_route("/docs", partial(_docs, app, bodies), include_in_schema=False)
+    forms.describe(app, FORMS.values())
+    app.add_api_route("/docs", partial(_docs, app), include_in_schema=False)
     if pages is not None:
         pages.api = app
     return GatewayMiddleware(app, authenticator, metrics, local_only=local_only, origins=origins, pages=pages)
@@ -81,15 +80,26 @@ def make_app(
 
 MAX_NEAR_CHARACTERS = 200
 """The longest path for which a route of a similar path is searched."""
-_Posts = tuple[tuple[str, Any, type[BaseModel], type[BaseModel], str], ...]
-"""Routes that read a body: path, function, form of the body, form of the answer, media type of its stream or ""."""
+FORMS: Mapping[str, type[BaseModel]] = {
+    "/v1/completions": CompletionRequest,
+    "/v1/chat/completions": ChatRequest,
+    "/v1/responses": ResponsesRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+    "/api/show": ShowBody,
+    "/api/chat": ChatBody,
+    "/api/generate": GenerateBody,
+}
+"""The forms of bodies, by the paths of their routes."""
+_Posts = tuple[tuple[str, Any, type[BaseModel], str], ...]
+"""Routes that read a body: path, function, form of the answer, media type of its stream or ""."""
 
 
 def _add_posts(app: FastAPI, posts: _Posts) -> None:
-    for path, route, form, said, stream in posts:
+    for path, route, said, stream in posts:
         responses = answers_of(said, stream=stream, ollama=path.startswith(OLLAMA))
         answer = in_time(route) if stream else route
-        app.add_api_route(path, answer, methods=["POST"], responses=responses, openapi_extra=body_of(form))
+        app.add_api_route(path, answer, methods=["POST"], responses=responses, openapi_extra=body_of(FORMS[path]))
 
 
 def _add_site(app: FastAPI, site: Site) -> None:
@@ -153,8 +163,8 @@ class Site:
         }
 
 
-async def _docs(app: FastAPI, bodies: Mapping[str, type[BaseModel]]) -> Response:
-    return HTMLResponse(forms.page(app, bodies), headers=forms.PAGE_HEADERS)
+async def _docs(app: FastAPI) -> Response:
+    return HTMLResponse(forms.page(app, FORMS), headers=forms.PAGE_HEADERS)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

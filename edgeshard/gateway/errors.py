@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
 from edgeshard.domain.errors import Code, EdgeShardError, InvalidArgumentError
+from edgeshard.gateway.json_text import json_text
 
 STATUSES: Mapping[Code, tuple[int, str]] = {
     Code.CANCELLED: (499, "cancelled_error"),
@@ -40,6 +40,8 @@ CODES = {
 """Reasons that programs know by another `code`; the others are their own in lower case."""
 _MOST_FAULTS = 1000
 """The most faults of a body that are looked at one by one."""
+_MAX_NAME_CHARACTERS = 200
+"""The longest name of a field in an error: a client may give a field any name."""
 OLLAMA = "/api/"
 """The beginning of paths whose errors are Ollama's: a text."""
 
@@ -84,9 +86,7 @@ def error_response(error: EdgeShardError, path: str = "") -> Response:
 
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """The body as JSON. A lone surrogate, which is no text, leaves as an escape, which JSON allows."""
-    return Response(
-        json.dumps(body, separators=(",", ":"), allow_nan=False), status, headers, media_type="application/json"
-    )
+    return Response(json_text(body), status, headers, media_type="application/json")
 
 
 def renamed(error: EdgeShardError, names: Mapping[str, str], max_context: int = 0) -> EdgeShardError:
@@ -154,4 +154,6 @@ def _name(loc: tuple[int | str, ...]) -> str:
             name += f"[{part}]"
         elif "[" not in part and "(" not in part and not part[:1].isupper() and part not in _KINDS:
             name += f".{part}" if name else part
+        if len(name) > _MAX_NAME_CHARACTERS:
+            return f"{name[:_MAX_NAME_CHARACTERS]}..."
     return name

@@ -14,7 +14,7 @@ async def unfinished(
     key: str,
     *,
     count: int = 60,
-    declared: int = 32 << 20,
+    declared: int = 16 << 20,
     sent: int = 30 << 20,
     chunked: bool = False,
     seconds: float = 30.0,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
+import sys
+from typing import Any
 
 import pytest
 
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
 from edgeshard.gateway.access import bodies
-from edgeshard.gateway.access.bodies import KEYED, STRANGER, Bodies, BodyBudget
+from edgeshard.gateway.access.bodies import KEYED, STRANGER, Bodies, BodyBudget, PartCounter
 from edgeshard.gateway.routes.texts import TokenizeRequest
 
 MIB = 1 << 20
@@ -65,6 +68,60 @@ def test_a_body_must_come_at_a_rate_and_in_time() -> None:
     assert KEYED.patience_s(bodies.LEAST_BPS) == bodies.GRACE_S + 1
     assert KEYED.patience_s(bodies.MOST_BODY_BYTES) == bodies.BODY_LIMIT_S
     assert STRANGER.patience_s(STRANGER.max_bytes) == bodies.GRACE_S
+
+
+def counted(text: bytes, size: int) -> tuple[int, int]:
+    """The parts and items of a text that arrives in pieces of `size` bytes."""
+    counter = PartCounter()
+    for start in range(0, len(text), size):
+        counter.feed(text[start : start + size])
+    counter.check()
+    return counter.parts, counter.items
+
+
+TRICKY: list[Any] = [
+    {"a": 1, "b": [1, 2, {"c": None}]},
+    {'a,{[:"': 'x,{[:"\\', "\\": ["\\\\", '\\"', '\\"', ",\\"]},
+    ["", "\\", '"', "NaN", "Infinity", "\u0000", "\n\\\n"],
+    [[[], {}], [{"": {"": ""}}], "日本,[{"],
+]
+
+
+def structure(value: Any) -> tuple[int, int]:
+    """The parts and items of a value: lists, objects and fields, and what stands between two members."""
+    if isinstance(value, dict):
+        inner = [structure(part) for part in value.values()]
+        return 1 + len(value) + sum(parts for parts, _ in inner), max(0, len(value) - 1) + sum(n for _, n in inner)
+    if isinstance(value, list):
+        inner = [structure(part) for part in value]
+        return 1 + sum(parts for parts, _ in inner), max(0, len(value) - 1) + sum(n for _, n in inner)
+    return 0, 0
+
+
+@pytest.mark.parametrize("is_ascii", [True, False])
+@pytest.mark.parametrize("value", TRICKY)
+def test_what_texts_hold_is_not_counted_wherever_a_body_is_cut(value: Any, is_ascii: bool) -> None:
+    text = json.dumps(value, ensure_ascii=is_ascii).encode()
+    for size in range(1, len(text) + 1):
+        assert counted(text, size) == structure(value)
+
+
+@pytest.mark.parametrize("text", [b'{"x": NaN}', b"[-Infinity]", b'["\\\\", NaN]'])
+def test_a_number_that_json_lacks_is_refused(text: bytes) -> None:
+    for size in (1, 2, len(text)):
+        with pytest.raises(InvalidArgumentError, match="NaN"):
+            counted(text, size)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"[" + b"[]," * bodies.MOST_PARTS, b'{"a" :1' + b',"b" :2' * bodies.MOST_PARTS, b"[0" + b",0" * (1 << 19)],
+    ids=["lists", "fields with a space", "numbers"],
+)
+def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(text: bytes) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        counted(text, 65536)
+    assert (refused.value.field, refused.value.reason) == ("body", "TOO_MANY_PARTS")
 
 
 def test_a_place_is_counted_while_its_body_is_read() -> None:
@@ -127,3 +184,18 @@ async def test_whoever_leaves_is_parsed_for_no_more() -> None:
     assert (await first).model == "m"
     assert (await held.parsed("key/b", large, TokenizeRequest)).model == "m"
     assert len(held._turns) == 0
+
+
+async def test_a_large_body_that_is_refused_leaves_no_memory() -> None:
+    messages = [{"role": "user", "content": "y" * 60}] * 8000
+    body = bytearray(json.dumps({"model": "m", "prompt": "x", "messages": messages}).encode())
+
+    async def blocks() -> int:
+        for _ in range(3):
+            with pytest.raises(InvalidArgumentError):
+                await Bodies().parsed("key/a", body, TokenizeRequest)
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    before = await blocks()
+    assert await blocks() - before < 8000

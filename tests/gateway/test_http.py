@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import time
 import zlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import h11
 import pytest
 import pytest_asyncio
 
 from edgeshard.gateway.access import bodies
+from edgeshard.gateway.access.bodies import BodyLimits
+from edgeshard.gateway.connections import connection
 from tests.support.http import Http
 from tests.support.scripted_gateway import KEY, Said, serving
 
@@ -93,7 +97,7 @@ async def test_a_compressed_body_is_read(http: Http, said: Said, name: str) -> N
 
 
 async def test_a_compressed_body_is_bounded_by_its_decoded_bytes(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "MOST_BODY_BYTES", 1 << 20)
+    monkeypatch.setattr(bodies, "KEYED", BodyLimits(1 << 20, bodies.BODY_LIMIT_S))
     encoded = {"content-encoding": "gzip"}
     fits = gzip.compress(BODY + b" " * ((1 << 20) - len(BODY)))
     assert (await http.post(CHAT, fits, encoded)).status == 200
@@ -303,3 +307,60 @@ async def test_a_fields_range_is_that_of_the_interface(http: Http, said: Said, p
     more = {"options": options, "stream": False} if path == "/api/chat" else options
     assert (await http.post(path, {"model": "m", **body, **more})).status == 200
     assert said.asked[-1].sampling.top_p == 0
+
+
+async def test_a_compressed_body_is_bounded_by_the_bytes_that_are_received(
+    http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Empty blocks decode to nothing, so the decoded bytes do not bound them."""
+    monkeypatch.setattr(bodies, "KEYED", BodyLimits(1 << 20, bodies.BODY_LIMIT_S))
+    stream = zlib.compressobj(wbits=31)
+    begun = stream.compress(BODY) + stream.flush(zlib.Z_FULL_FLUSH)
+    empty = b"\x00\x00\x00\xff\xff"
+    fits = begun + empty * 1000 + stream.flush()
+    assert (await http.post(CHAT, fits, {"content-encoding": "gzip"})).status == 200
+    chunk = begun + empty * ((1 << 20) // len(empty))  # barely too long: a client that still sends reads no refusal
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\nContent-Encoding: gzip\r\n"
+    sent = head.encode() + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(chunk), chunk)
+    assert b"413 " in await raw(http, sent)
+
+
+def chunked(path: str, chunks: list[bytes]) -> bytes:
+    """A request whose body is sent in these chunks."""
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\nTransfer-Encoding: chunked\r\n"
+    body = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
+    return head.encode() + b"Connection: close\r\n\r\n" + body + b"0\r\n\r\n"
+
+
+async def test_a_body_may_have_some_short_chunks_and_any_number_of_long_ones(http: Http) -> None:
+    padding = b" " * connection.MIN_CHUNK_BYTES
+    short = [bytes([byte]) for byte in BODY]
+    answer = await raw(
+        http, chunked(CHAT, [*short, *[b" "] * (connection.FREE_CHUNKS - len(short)), *[padding] * 4000])
+    )
+    assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("path", [CHAT, "/api/chat", "/nowhere"])
+async def test_a_body_of_many_short_chunks_is_refused_before_it_is_read(
+    http: Http, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chunks end as the bound is passed, so nothing is unread."""
+    monkeypatch.setattr(connection, "FREE_CHUNKS", 100)
+    answer = await raw(http, chunked(path, [b" "] * 101)[: -len(b"\r\n0\r\n\r\n")])
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ") and b"too many chunks" in body
+    error = json.loads(body)["error"]
+    assert path == "/api/chat" or (error["param"], error["code"]) == ("body", "too_many_chunks")
+
+
+async def test_short_chunks_cost_little_before_they_are_refused() -> None:
+    reader = connection._Strict(1 << 16)
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    reader.receive_data(head + b"1\r\nx\r\n" * 40_000)
+    assert isinstance(reader.next_event(), h11.Request)
+    began = time.thread_time()
+    with pytest.raises(connection.TooManyChunksError):
+        while True:
+            reader.next_event()
+    assert time.thread_time() - began < 0.1

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from edgeshard.gateway.routes.schemas import closed
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.requests.generation import GUIDE_LIMIT_BYTES
+from edgeshard.gateway.routes import schemas
+from edgeshard.gateway.routes.schemas import check_schema, closed, without_nulls
 
 TEXT = {"type": "string"}
 POINT = {"type": "object", "properties": {"x": TEXT}}
@@ -119,3 +123,73 @@ def test_a_schema_that_refers_to_itself_over_and_over_takes_no_time() -> None:
     began = time.process_time()
     assert closed({"$ref": "#/$defs/d0", "$defs": {**names, "p": POINT}})["$defs"]["p"] == SHUT
     assert time.process_time() - began < 5
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels - 1):
+        schema = {"items": schema}
+    return schema
+
+
+def of_parts(count: int) -> dict[str, Any]:
+    """Objects of which each is a part of a composition, which are those that take longest."""
+    several: list[dict[str, Any]] = [{"properties": {"a": {}}} for _ in range(count // 3)]
+    return {"allOf": several}
+
+
+LARGEST: dict[str, dict[str, Any]] = {
+    "bytes": {"description": "x" * (GUIDE_LIMIT_BYTES - 20)},
+    "objects": of_parts(schemas.MAX_PARTS - 3),
+    "depth": nested(schemas.MAX_DEPTH),
+    "references": {"$defs": {"a": POINT}, "allOf": [{"$ref": "#/$defs/a"}] * schemas.MAX_REFERENCES},
+    "reference": {"allOf": [{"$ref": "#" + "/" * (schemas.MAX_REFERENCE_CHARACTERS - 1)}] * 100},
+}
+TOO_LARGE: dict[str, tuple[dict[str, Any], str]] = {
+    "text": ({"description": "x" * GUIDE_LIMIT_BYTES}, "bytes"),
+    "names": ({"properties": {f"{number:08}": 1 for number in range(GUIDE_LIMIT_BYTES // 8)}}, "bytes"),
+    "numbers": ({"enum": [1] * GUIDE_LIMIT_BYTES}, "bytes"),
+    "a million numbers": ({"enum": [1] * 1_000_000}, "bytes"),
+    "objects": (of_parts(schemas.MAX_PARTS + 3), "lists and objects"),
+    "depth": (nested(schemas.MAX_DEPTH + 1), "deeper"),
+    "references": ({"allOf": [{"$ref": "#"}] * (schemas.MAX_REFERENCES + 1)}, "references"),
+    "a long reference": ({"$ref": "#" + "/" * schemas.MAX_REFERENCE_CHARACTERS}, "reference of more"),
+    "infinity": ({"maximum": float("inf")}, "number"),
+}
+
+
+def processor_s(work: Callable[[], object]) -> float:
+    """The seconds of the processor that the fastest of three turns takes."""
+    taken = []
+    for _ in range(3):
+        began = time.thread_time()
+        work()
+        taken.append(time.thread_time() - began)
+    return min(taken)
+
+
+@pytest.mark.parametrize("name", LARGEST)
+def test_the_largest_schema_that_is_taken_is_closed_at_once(name: str) -> None:
+    def close() -> None:
+        check_schema(LARGEST[name], "format")
+        closed(without_nulls(LARGEST[name]))
+
+    assert processor_s(close) < 0.1
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_a_schema_that_is_too_large_is_refused_at_once(name: str) -> None:
+    schema, word = TOO_LARGE[name]
+
+    def check() -> None:
+        with pytest.raises(InvalidArgumentError, match=word) as refused:
+            check_schema(schema, "format")
+        assert refused.value.field == "format"
+
+    assert processor_s(check) < 0.1
+
+
+def test_steps_from_schema_to_schema_are_counted() -> None:
+    assert closed(LARGEST["references"])
+    with pytest.raises(InvalidArgumentError, match="refers too often"):
+        closed(LARGEST["references"], max_steps=1000)

@@ -29,6 +29,7 @@ from edgeshard.domain.requests.chat import (
 )
 from edgeshard.domain.requests.generation import Generation
 from edgeshard.gateway.access import bodies
+from edgeshard.gateway.access.bodies import BodyLimits
 from edgeshard.gateway.access.cors import parse_origins
 from edgeshard.gateway.access.middleware import OPEN
 from edgeshard.gateway.answers import answers
@@ -300,8 +301,8 @@ def address_of(http: Http) -> tuple[str, int]:
 
 
 BAD_BODIES = {
-    "faults": b'{"model": "m", "messages": [' + b"1," * 1_000_000 + b"1]}",
-    "fields": b"{" + b",".join(b'"f%d":0' % number for number in range(200_000)) + b"}",
+    "faults": b'{"model": "m", "messages": [' + b"1," * 250_000 + b"1]}",
+    "fields": b"{" + b",".join(b'"f%d":0' % number for number in range(30_000)) + b"}",
     "objects": b'{"model": "m", "messages": [' + b"{}," * 300_000 + b"{}]}",
     "numbers": b'{"model": "m", "prompt": [' + b"1," * 1_100_000 + b"1]}",
 }
@@ -309,19 +310,22 @@ BAD_BODIES = {
 
 @pytest.mark.parametrize("name", BAD_BODIES)
 async def test_a_body_that_would_take_long_to_refuse_is_refused_quickly(http: Http, name: str) -> None:
-    """What can be counted is: how many faults were gathered, and how many parts a body may have."""
+    """The faults of a body are counted, and so are its parts."""
+    too_many = (
+        "the body has too many parts: at most 32768 lists, objects and fields, and 262144 items; send less at once"
+    )
     answer = await http.post("/v1/chat/completions", BAD_BODIES[name])
     expected = {
         "faults": (400, "messages[0]: input should be an object"),
-        "fields": (400, "the body has 200002 faults"),
-        "objects": (400, "the body has too many parts: send less at once"),
-        "numbers": (400, "the body has too many parts: send less at once"),
+        "fields": (400, "the body has 30002 faults"),
+        "objects": (400, too_many),
+        "numbers": (400, too_many),
     }[name]
     assert (answer.status, answer.error["message"]) == expected
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "BODY_LIMIT_S", 0.2)
+    monkeypatch.setattr(bodies, "KEYED", BodyLimits(1 << 20, 0.2))
     reader, writer = await asyncio.open_connection(*address_of(http))
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
     writer.write(f"{head}Content-Length: 100\r\n\r\n{{".encode())
@@ -577,3 +581,104 @@ async def test_an_abandoned_generator_is_closed(said: Said) -> None:
     async with aclosing(answers.answers([lambda: said.generate("m", Generation("x"), "")] * 3, 2)) as events:
         await anext(events)
     assert said.running == 0
+
+
+FORCED = {"tools": [{"type": "function", "function": {"name": "f"}}]}
+DEEP: dict[str, Any] = {"items": {"allOf": [{"properties": {"a": {}}}] * 5000}}
+LARGE_SCHEMAS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "response_format": (
+        "/v1/chat/completions",
+        {"messages": CHAT, "response_format": {"type": "json_schema", "json_schema": {"schema": DEEP}}},
+        "response_format",
+    ),
+    "guided_json": ("/v1/completions", {"prompt": "x", "guided_json": DEEP}, "guided_json"),
+    "tools": (
+        "/v1/chat/completions",
+        {
+            "messages": CHAT,
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": DEEP}}],
+            "tool_choice": "required",
+        },
+        "tools",
+    ),
+    "text.format": (
+        "/v1/responses",
+        {"input": "x", "text": {"format": {"type": "json_schema", "schema": DEEP}}},
+        "text.format",
+    ),
+    "tools of a response": (
+        "/v1/responses",
+        {"input": "x", "tools": [{"type": "function", "name": "f", "parameters": DEEP}], "tool_choice": "required"},
+        "tools",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LARGE_SCHEMAS)
+async def test_a_schema_that_is_too_large_is_refused_by_the_name_of_its_field(http: Http, name: str) -> None:
+    path, body, field = LARGE_SCHEMAS[name]
+    answer = await http.post(path, {"model": "m", **body})
+    assert (answer.status, answer.error["param"], answer.error["code"]) == (400, field, "guide_invalid")
+
+
+async def test_a_large_schema_of_ollama_is_refused_by_the_name_of_its_field(http: Http) -> None:
+    answer = await http.post("/api/chat", {"model": "m", "messages": CHAT, "format": DEEP, "stream": False})
+    assert answer.status == 400 and answer.json["error"].startswith("format: the JSON schema has more than")
+
+
+BAD_CHOICES: list[Any] = [
+    {"type": "allowed_tools", "tools": [1]},
+    {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [[]]}},
+    {"type": ["allowed_tools"]},
+    {"function": {"name": {}}},
+]
+
+
+@pytest.mark.parametrize("choice", BAD_CHOICES)
+async def test_a_choice_of_another_form_is_refused(http: Http, choice: Any) -> None:
+    answer = await http.post("/v1/chat/completions", {"model": "m", "messages": CHAT, **FORCED, "tool_choice": choice})
+    assert (answer.status, answer.error["param"]) == (400, "tool_choice")
+
+
+@pytest.mark.parametrize("name", [[], {}, 7])
+async def test_a_function_without_a_name_cannot_be_chosen(http: Http, name: Any) -> None:
+    tools = [{"type": "function", "function": {"name": name}}]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"function": {"name": "f"}}]}}
+    answer = await http.post(
+        "/v1/chat/completions", {"model": "m", "messages": CHAT, "tools": tools, "tool_choice": choice}
+    )
+    assert (answer.status, answer.error["param"]) == (400, "tool_choice")
+
+
+HUGE = b"1e400"
+"""A number of JSON that is none of a computer's."""
+
+
+@pytest.mark.parametrize("field", ["messages", "tools", "chat_template_kwargs"])
+async def test_a_number_that_is_too_large_is_refused_where_it_would_be_passed_on(http: Http, field: str) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"maximum": 0.125}}}
+    values: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "x", "name": 0.125}],
+        "tools": [tool],
+        "chat_template_kwargs": {"a": 0.125},
+    }
+    body = json.dumps({**ASKED, field: values[field]}).encode().replace(b"0.125", HUGE)
+    answer = await http.post("/v1/chat/completions", body)
+    assert (answer.status, answer.error["param"]) == (400, field)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_number_that_is_too_large_is_null_where_it_is_repeated(http: Http, stream: bool) -> None:
+    body = {"model": "m", "input": "x", "metadata": {"a": 0.125}, "stream": stream}
+    answer = await http.post("/v1/responses", json.dumps(body).encode().replace(b"0.125", HUGE))
+    assert answer.status == 200 and b'"metadata":{"a":null}' in answer.body and b"Infinity" not in answer.body
+
+
+async def test_nan_is_no_json(http: Http) -> None:
+    answer = await http.post("/v1/chat/completions", b'{"model": "m", "user": NaN}')
+    assert (answer.status, answer.error["code"]) == (400, "invalid_json")
+
+
+async def test_the_name_of_a_field_is_cut_in_an_error(http: Http) -> None:
+    answer = await http.post("/v1/chat/completions", {**ASKED, "x" * 100_000: 1})
+    assert answer.status == 400 and len(answer.body) < 1000

@@ -23,6 +23,7 @@ TARGETS = (
     "help",
     "fuzz",
     "fuzz-agents",
+    "fuzz-bodies",
     "attack",
     "setup",
     "clients",

@@ -1,7 +1,8 @@
 """Reading a body within a budget of memory, in all and for each identity, and within a time.
 
-A place is taken before the first byte is read. A large body is parsed in its turn, and the event loop has most of its
-time between two: no thread could parse it meanwhile, since the parser holds the interpreter until it is done.
+The order is that of cost: place and memory before the first byte, size and parts as bytes arrive, then the parser with
+the bounds of the fields. A large body is parsed in its turn, and the event loop has most of its time between two. No
+thread could parse it meanwhile, since the parser holds the interpreter until it is done.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from edgeshard.domain.identity import shown_identity
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.errors import refusal_of
 
-MOST_BODY_BYTES = 32 << 20
-"""The most bytes of a request's body, decoded: a batch of the longest prompts."""
+MOST_BODY_BYTES = 16 << 20
+"""The most bytes of a request's body, also decoded: the longest prompt, also with each letter as an escape."""
+MOST_OF_ONE_BYTES = 32 << 20
+"""The most bytes of one identity's bodies that are read or parsed."""
 MOST_BYTES = 96 << 20
 """The most bytes of all bodies that are read or parsed."""
 ALWAYS_BYTES = 1 << 20
@@ -40,9 +43,10 @@ BODY_LIMIT_S = 120.0
 GRACE_S = 10.0
 LEAST_BPS = 16 << 10
 """The bytes a second at which a body must come after the grace."""
-MOST_PARTS, MOST_ITEMS = 1 << 18, 1 << 20
-"""The most lists, objects and fields of a body; and the most items of its lists. A few bytes become hundreds when they
-are read, and nothing else runs in this process meanwhile. Their signs in a text count too."""
+MOST_PARTS = 1 << 15
+"""The most lists, objects and fields of a body. Each costs up to 2 us of the interpreter's lock."""
+MOST_ITEMS = 1 << 18
+"""The most commas of a body outside its texts: token ids, for example. Each costs up to 0.4 us."""
 LARGE_BYTES = 256 << 10
 """The bytes above which a body is parsed in its turn: so many take a millisecond, the longest body 100."""
 REST = 3.0
@@ -62,7 +66,7 @@ class BodyBudget:
     """The bytes of bodies that are held, by identity. Pure."""
 
     most: int = MOST_BYTES
-    most_of_one: int = MOST_BODY_BYTES
+    most_of_one: int = MOST_OF_ONE_BYTES
     total: int = 0
     _held: dict[str, int] = field(default_factory=dict)
 
@@ -123,6 +127,58 @@ KEYED = BodyLimits(MOST_BODY_BYTES, BODY_LIMIT_S)
 """The limits of a body whose sender showed a key."""
 STRANGER = BodyLimits(64 << 10, GRACE_S)
 """Those of a body whose sender has shown nothing; its address is then its identity."""
+
+
+class PartCounter:
+    """A counter of what a JSON text has outside its strings, fed piece by piece. Pure.
+
+    A string costs the parser little however long it is; a list, an object, a field or an item costs much.
+    """
+
+    def __init__(self) -> None:
+        self.parts = 0
+        self.items = 0
+        self._has_letters = False
+        self._is_inside = False
+        self._cut = b""
+        """A backslash at the end of a piece, whose character is in the next one."""
+
+    def feed(self, piece: bytes) -> None:
+        """Count a piece, unless there were too many parts before."""
+        if self._is_over:
+            return
+        piece = self._cut + piece
+        slashes = len(piece) - len(piece.rstrip(b"\\"))
+        self._cut = b"\\" if slashes % 2 else b""
+        if self._cut:
+            piece = piece[:-1]
+        if b"\\" in piece:
+            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+        runs = piece.split(b'"')
+        outside = b"".join(runs[self._is_inside :: 2])
+        self._is_inside ^= len(runs) % 2 == 0
+        self.parts += sum(map(outside.count, (b"{", b"[", b":")))
+        self.items += outside.count(b",")
+        self._has_letters = self._has_letters or b"N" in outside or b"I" in outside
+
+    @property
+    def _is_over(self) -> bool:
+        return self.parts > MOST_PARTS or self.items > MOST_ITEMS
+
+    def check(self) -> None:
+        """Raise InvalidArgumentError for too many parts, and for NaN or Infinity, which JSON lacks.
+
+        It is called at the end: a client that is still sending would not read a refusal.
+        """
+        if self._is_over:
+            raise InvalidArgumentError(
+                f"the body has too many parts: at most {MOST_PARTS} lists, objects and fields, and {MOST_ITEMS} items; "
+                "send less at once",
+                field="body",
+                reason="TOO_MANY_PARTS",
+            )
+        if self._has_letters:
+            raise InvalidArgumentError("the body is not JSON: it has NaN or Infinity", reason="INVALID_JSON")
 
 
 @dataclass(slots=True, eq=False)
@@ -253,17 +309,15 @@ async def read_body(
 
 
 def parse(body: bytearray, form: type[FormT]) -> FormT:
-    """The body as `form`. Raises InvalidArgumentError naming the field."""
-    if sum(map(body.count, (b"{", b"[", b'":'))) > MOST_PARTS or body.count(b",") > MOST_ITEMS:
-        raise InvalidArgumentError(
-            "the body has too many parts: send less at once", field="body", reason="TOO_MANY_PARTS"
-        )
+    """The body as `form`, its parts counted already. Raises InvalidArgumentError naming the field."""
     try:
         return form.model_validate_json(body)
     except ValidationError as error:
-        raise refusal_of(error) from None
+        refusal = refusal_of(error)
     except RecursionError:
-        raise InvalidArgumentError("the body is nested too deep", reason="INVALID_JSON") from None
+        refusal = InvalidArgumentError("the body is nested too deep", reason="INVALID_JSON")
+    # Not raised above: its context would hold pydantic's error and the body, in a cycle that gc does not see.
+    raise refusal
 
 
 class Gunzip:
@@ -313,8 +367,9 @@ def _bad_gzip(what: str) -> InvalidArgumentError:
 async def _body_of(
     request: Request, decoder: Gunzip | None, limits: BodyLimits, grow: Callable[[int], None]
 ) -> bytearray:
-    """The decoded body. Its size is bounded as it is decoded, its time by the bytes that were received."""
+    """The decoded body. Its size and parts are bounded as it arrives, its time by the bytes that were received."""
     body = bytearray()
+    counter = PartCounter()
     received = 0
     began = asyncio.get_running_loop().time()
     try:
@@ -325,6 +380,7 @@ async def _body_of(
                 for piece in (part,) if decoder is None else decoder.pieces(part):
                     limits.check_size(len(body) + len(piece))
                     grow(len(body) + len(piece))
+                    counter.feed(piece)
                     body += piece
                     if decoder is not None:
                         await asyncio.sleep(0)
@@ -340,4 +396,5 @@ async def _body_of(
         raise CancelledRequestError("the client has left", reason="CLIENT_LEFT") from None
     if decoder is not None:
         decoder.finish()
+    counter.check()
     return body

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -18,6 +17,7 @@ from edgeshard.domain.requests.generation import FinishReason, GenerationEvent
 from edgeshard.gateway.answers.answers import Answers, Opened, answers, unless_left
 from edgeshard.gateway.answers.keepalive import Streamed, StreamForm
 from edgeshard.gateway.errors import body_of, json_response
+from edgeshard.gateway.json_text import json_text
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.usage import Usage
 from edgeshard.gateway.words import Words
@@ -76,7 +76,7 @@ class ChunkWriter(ResponseWriter):
         super().__init__(usage, words)
         self.head = {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
         self._with_usage = with_usage
-        self._begin = f'data: {json.dumps(self.head, separators=(",", ":"))[:-1]},"choices":[{{"index":'
+        self._begin = f'data: {json_text(self.head)[:-1]},"choices":[{{"index":'
         self._end = '],"usage":null}\n\n' if with_usage else "]}\n\n"
 
     def chunk(self, answer: int, said: str, scores: str, reason: str) -> str:
@@ -97,7 +97,7 @@ def chunk_stream() -> StreamForm:
 
 def sse(record: dict[str, Any]) -> str:
     """One event of a stream."""
-    return f"data: {json.dumps(record, separators=(',', ':'))}\n\n"
+    return f"data: {json_text(record)}\n\n"
 
 
 def finish_reason(reason: FinishReason) -> str:

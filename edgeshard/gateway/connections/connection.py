@@ -12,12 +12,17 @@ import h11
 from h11._receivebuffer import ReceiveBuffer
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from edgeshard.domain.errors import ResourceExhaustedError
+from edgeshard.domain.errors import InvalidArgumentError, ResourceExhaustedError
 from edgeshard.gateway.connections import accepting
 from edgeshard.gateway.connections.accepting import Door, Guest
+from edgeshard.gateway.errors import error_response
 
 STALLED_S = 120.0
 """The seconds without taking anything after which a client is taken for gone."""
+MIN_CHUNK_BYTES = 512
+"""The least bytes of a body's chunks on average. h11 makes an event of each chunk, which costs some 15 us."""
+FREE_CHUNKS = 2048
+"""The chunks that may be shorter."""
 _HOST_FAULTS = {
     "Missing mandatory Host: header": "The header Host is missing.",
     "Found multiple Host: headers": "There are several headers Host.",
@@ -38,12 +43,21 @@ class _StrictLines(ReceiveBuffer):
         return super().maybe_extract_lines()
 
 
+class TooManyChunksError(h11.RemoteProtocolError):
+    """The error of a body in chunks that are too short."""
+
+
 class _Strict(h11.Connection):
-    """A connection that refuses a request with two lengths, by which another may be smuggled (RFC 9112, 6.3)."""
+    """A connection that refuses a request with two lengths, by which another may be smuggled (RFC 9112, 6.3).
+
+    It refuses a body of many short chunks, too, before anything reads it.
+    """
 
     def __init__(self, most_bytes: int) -> None:
         super().__init__(h11.SERVER, most_bytes)
         self._receive_buffer = _StrictLines()
+        self._chunks = 0
+        self._body_bytes = 0
 
     def next_event(self) -> Any:
         event = super().next_event()
@@ -51,6 +65,12 @@ class _Strict(h11.Connection):
             names = {name for name, _ in event.headers}
             if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
                 raise h11.RemoteProtocolError("Transfer-Encoding stands beside another length")
+            self._chunks = self._body_bytes = 0
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._body_bytes += len(event.data)
+            if self._chunks > FREE_CHUNKS + self._body_bytes // MIN_CHUNK_BYTES:
+                raise TooManyChunksError("the body has too many chunks", error_status_hint=400)
         return event
 
 
@@ -106,10 +126,30 @@ class Connection(H11Protocol):
         if self._is_busy:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(_HOST_FAULTS.get(str(sys.exception()), msg))
-        else:
+        fault = sys.exception()
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.close()
+        elif isinstance(fault, TooManyChunksError):
+            self._refuse_chunks()
+        else:
+            super().send_400_response(_HOST_FAULTS.get(str(fault), msg))
+
+    def _refuse_chunks(self) -> None:
+        error = InvalidArgumentError(
+            f"the body has too many chunks: after the first {FREE_CHUNKS}, send {MIN_CHUNK_BYTES} bytes or more in "
+            "each, or the body with Content-Length",
+            field="body",
+            reason="TOO_MANY_CHUNKS",
+        )
+        answer = error_response(error, self.scope["path"])
+        headers = [*answer.raw_headers, (b"connection", b"close")]
+        for event in (
+            h11.Response(status_code=answer.status_code, headers=headers),
+            h11.Data(data=bytes(answer.body)),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -19,12 +19,15 @@ from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.response_writer import ChunkWriter, chunk_stream
 from edgeshard.gateway.errors import Refused, renamed
+from edgeshard.gateway.json_text import json_text
 from edgeshard.gateway.routes.fields import (
     MOST_CHOICES,
+    FirstFault,
     FormedFields,
     Items,
     StreamOptions,
     Taken,
+    Tools,
     Treatment,
     bounded,
     check_stream_options,
@@ -57,7 +60,7 @@ class ChatRequest(ChatRequestModel, FormedFields):
     top_logprobs: int | None = bounded("top_logprobs")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    tools: Items | None = None
+    tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables of the chat template")
@@ -73,7 +76,7 @@ class ChatRequest(ChatRequestModel, FormedFields):
         Any, "none", "auto", meaning="the older form of tool_choice"
     ) = None
     audio: never("spoken answers") = None  # type: ignore[valid-type]
-    modalities: only(list[str], ["text"]) = None  # type: ignore[valid-type]
+    modalities: only(Annotated[list[str], FirstFault], ["text"]) = None  # type: ignore[valid-type]
     web_search_options: Annotated[dict[str, Any] | None, Treatment.IGNORED] = Field(
         default=None, description="the server searches nowhere; a header of the answer states that"
     )
@@ -173,7 +176,7 @@ class ChatRun(ChunkWriter):
     def _part(self, answer: int, delta: str, choice: _Choice | None = None, reason: str = "null") -> str:
         scores = "null"
         if choice is not None and choice.scores:
-            scores = json.dumps({"content": choice.scores, "refusal": None}, separators=(",", ":"))
+            scores = json_text({"content": choice.scores, "refusal": None})
             choice.scores = []
         return self.chunk(answer, f'"delta":{delta}', scores, reason)
 
@@ -211,7 +214,7 @@ def _delta(delta: AnswerDelta) -> str:
         case ReasoningDelta():
             return f'{{"reasoning_content":{json.dumps(delta.text)}}}'
         case ToolCall():
-            return json.dumps({"tool_calls": [{"index": delta.index, **_call(delta)}]}, separators=(",", ":"))
+            return json_text({"tool_calls": [{"index": delta.index, **_call(delta)}]})
 
 
 def _message(answer: Gathered) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.response_writer import ChunkWriter, chunk_stream, finish_reason
 from edgeshard.gateway.errors import Refused, renamed
+from edgeshard.gateway.json_text import json_text
 from edgeshard.gateway.routes.fields import (
     MOST_ANSWERS,
     MOST_CHOICES,
@@ -117,8 +118,8 @@ class Completions(AnswerRoutes):
             request.state.stream_form = chunk_stream()
         caller = caller_of(request)
         served = caller.find(self._backend, asked.model)
-        generations = asked.generations()
         try:
+            generations = asked.generations()
             for generation in generations:
                 generation.validate()
             words = None if asked.logprobs is None else self._backend.words(served.deployment)
@@ -171,7 +172,7 @@ class CompletionRun(ChunkWriter):
         is_last = choice.finish_reason is not None
         if not text and not is_last and not choice.scored:
             return ""
-        scores = "null" if self._asked.logprobs is None else json.dumps(choice.scores(), separators=(",", ":"))
+        scores = "null" if self._asked.logprobs is None else json_text(choice.scores())
         reason = f'"{choice.finish_reason}"' if is_last else "null"
         return self.chunk(answer, f'"text":{json.dumps(text)}', scores, reason)
 

@@ -28,11 +28,12 @@ from edgeshard.domain.requests.generation import (
     Sampling,
 )
 from edgeshard.gateway.errors import Refused
-from edgeshard.gateway.routes.schemas import closed, without_nulls
+from edgeshard.gateway.routes.schemas import check_schema, closed, without_nulls
 
 MOST_CHOICES = 16
 """The most answers for one prompt."""
 MOST_PROMPTS = 256
+MAX_TOOLS = 1024
 MOST_ANSWERS = 256
 """The most answers of a body: each is a request to the engine."""
 
@@ -44,6 +45,7 @@ FirstFault = Field(fail_fast=True)
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 Items = Annotated[list[dict[str, Any]], FirstFault]
 """Messages, tools and the like, whose own form is checked where they are used."""
+Tools = Annotated[Items, Field(max_length=MAX_TOOLS)]
 
 
 class Treatment(StrEnum):
@@ -253,8 +255,12 @@ class JsonSchemaFormat(RequestModel):
     strict: bool | None = None
 
 
-def schema_guide(schema: dict[str, Any], open_objects: bool | None) -> Guide:
-    """The guide of an answer by a JSON schema, closed but for `open_objects`. A null keyword is as if absent."""
+def schema_guide(schema: dict[str, Any], open_objects: bool | None, field: str) -> Guide:
+    """The guide of an answer by a JSON schema, closed but for `open_objects`. A null keyword is as if absent.
+
+    Raises InvalidArgumentError naming `field` for a schema that is too large.
+    """
+    check_schema(schema, field)
     present: dict[str, Any] = without_nulls(schema)
     return Guide(GuideKind.JSON_SCHEMA, json.dumps(present if open_objects else closed(present)))
 
@@ -270,8 +276,11 @@ class ResponseFormat(RequestModel):
                 "response_format: json_schema goes with its type, and with no other", field="response_format"
             )
         if self.json_schema is not None:
-            return schema_guide(self.json_schema.schema_, open_objects)
+            return schema_guide(self.json_schema.schema_, open_objects, "response_format")
         return Guide(GuideKind.JSON_OBJECT) if self.type == "json_object" else None
+
+
+_GUIDED = ("guided_json", "guided_regex", "guided_grammar")
 
 
 class GuidedFields(SamplingFields):
@@ -297,11 +306,13 @@ class GuidedFields(SamplingFields):
 
     def guide_field(self) -> str:
         """The name of the field that gives a guide."""
-        return next((name for name, _ in self._guides()), "response_format")
+        given = (name for name in _GUIDED if getattr(self, name) is not None)
+        return next(given, "response_format")
 
     def _guides(self) -> list[tuple[str, Guide]]:
         schema = self.guided_json
         if isinstance(schema, dict):
+            check_schema(schema, "guided_json")
             schema = json.dumps(schema)
         texts = {
             "guided_json": (GuideKind.JSON_SCHEMA, schema),

@@ -23,11 +23,13 @@ from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.keepalive import StreamForm
 from edgeshard.gateway.answers.response_writer import LINES, ResponseWriter
 from edgeshard.gateway.errors import Refused, json_response, renamed
+from edgeshard.gateway.json_text import json_text
 from edgeshard.gateway.routes.fields import (
     ChoiceFields,
     Items,
     RequestModel,
     Taken,
+    Tools,
     Treatment,
     bounded,
     ignored,
@@ -145,7 +147,7 @@ class OllamaFields(RequestModel):
 
 class ChatBody(OllamaFields):
     messages: Items
-    tools: Items | None = None
+    tools: Tools | None = None
 
     def conversation(self, tools: Sequence[Any]) -> Conversation:
         messages = [_message(message, place) for place, message in enumerate(self.messages)]
@@ -189,7 +191,7 @@ class _Sampled(ChatRequestModel):
 
     def form(self) -> tuple[str, Guide | None]:
         if self.schema_ is not None:
-            return "format", schema_guide(self.schema_, self.open_objects)
+            return "format", schema_guide(self.schema_, self.open_objects, "format")
         return "format", Guide(GuideKind.JSON_OBJECT) if self.is_json else None
 
 
@@ -212,7 +214,7 @@ def _called(call: Any, call_id: str) -> Any:
     if not isinstance(function, dict):
         return call
     arguments = function.get("arguments")
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+    text = arguments if isinstance(arguments, str) else json_text(arguments or {})
     return {
         "id": call.get("id") or call_id,
         "type": "function",
@@ -392,12 +394,12 @@ class OllamaRun(ResponseWriter):
             "eval_count": self.usage.new_tokens,
             "eval_duration": _nanoseconds(now - first),
         }
-        return "," + json.dumps(record, separators=(",", ":"))[1:-1]
+        return "," + json_text(record)[1:-1]
 
 
 def _failed(error: EdgeShardError) -> str:
     """The line of an error in the midst of a stream."""
-    return json.dumps({"error": error.message}) + "\n"
+    return json_text({"error": error.message}) + "\n"
 
 
 def _line(model: str, said: str, end: str) -> str:
@@ -417,7 +419,7 @@ def _said(is_chat: bool, content: str = "", thinking: str = "", calls: Sequence[
         message["tool_calls"] = [
             {"function": {"name": call.name, "arguments": _object(call.arguments)}} for call in calls
         ]
-    return f'"message":{json.dumps(message, separators=(",", ":"))}'
+    return f'"message":{json_text(message)}'
 
 
 def _loaded(model: str, said: dict[str, Any]) -> Response:

@@ -27,13 +27,23 @@ from edgeshard.gateway.routes.tools import PLAIN, ForcedCall, ToolChoice, forced
 
 
 def conversation_of(messages: Any, tools: Any, variables: Any, generation_prompt: bool | None = None) -> Conversation:
-    """The conversation in fields of a request, which are JSON; its prompt asks for an answer unless told otherwise."""
+    """The conversation in fields of a request, which are JSON; its prompt asks for an answer unless told otherwise.
+
+    Raises InvalidArgumentError naming a field with a number that JSON has no word for.
+    """
     return Conversation(
-        json.dumps(messages),
-        json.dumps(tools) if tools else "",
-        json.dumps(variables) if variables else "",
+        _text(messages, "messages"),
+        _text(tools, "tools") if tools else "",
+        _text(variables, "variables") if variables else "",
         generation_prompt is not False,
     )
+
+
+def _text(value: Any, field: str) -> str:
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        raise InvalidArgumentError(f"{field}: has a number that is too large", field=field) from None
 
 
 class Parser(Protocol):

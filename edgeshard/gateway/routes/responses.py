@@ -20,7 +20,9 @@ from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.keepalive import StreamForm
 from edgeshard.gateway.answers.response_writer import EVENT_STREAM, ResponseWriter, sse
 from edgeshard.gateway.errors import Refused, body_of, renamed
+from edgeshard.gateway.json_text import json_text
 from edgeshard.gateway.routes.fields import (
+    MAX_TOOLS,
     FirstFault,
     Items,
     RequestModel,
@@ -116,7 +118,12 @@ class ResponsesRequest(ChatRequestModel):
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
     tools: (
-        Annotated[list[Annotated[FunctionTool | OtherTool, Field(union_mode="left_to_right")]], FirstFault] | None
+        Annotated[
+            list[Annotated[FunctionTool | OtherTool, Field(union_mode="left_to_right")]],
+            Field(max_length=MAX_TOOLS),
+            FirstFault,
+        ]
+        | None
     ) = Field(default=None, description="functions; a header of the answer names the types of others, which do not run")
     tool_choice: ToolChoice | None = Field(default=None, description="a word, a function, or allowed_tools")
     parallel_tool_calls: bool | None = None
@@ -126,7 +133,7 @@ class ResponsesRequest(ChatRequestModel):
     conversation: never("nothing is stored") = None  # type: ignore[valid-type]
     previous_response_id: never("nothing is stored") = None  # type: ignore[valid-type]
     prompt: never("nothing is stored") = None  # type: ignore[valid-type]
-    include: Annotated[list[str] | None, AfterValidator(_check_include)] = Field(
+    include: Annotated[Annotated[list[str], FirstFault] | None, AfterValidator(_check_include)] = Field(
         default=None, description="anything but message.output_text.logprobs; parts that no answer has have no effect"
     )
     top_logprobs: only(int, 0) = None  # type: ignore[valid-type]
@@ -153,7 +160,7 @@ class ResponsesRequest(ChatRequestModel):
             return "text.format", Guide(GuideKind.JSON_OBJECT)
         if asked.schema_ is None:
             raise InvalidArgumentError("text.format.schema is required", field="text.format.schema")
-        return "text.format", schema_guide(asked.schema_, self.open_objects)
+        return "text.format", schema_guide(asked.schema_, self.open_objects, "text.format")
 
     def chat_tools(self) -> list[dict[str, Any]]:
         """The tools in the form of chat completions."""
@@ -487,4 +494,4 @@ class ResponsesRun(ResponseWriter):
     def _say(self, kind: str, /, **values: Any) -> str:
         record = {"type": kind, **values, "sequence_number": self._sequence}
         self._sequence += 1
-        return f"event: {kind}\ndata: {json.dumps(record, separators=(',', ':'))}\n\n"
+        return f"event: {kind}\ndata: {json_text(record)}\n\n"

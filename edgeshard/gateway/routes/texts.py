@@ -15,7 +15,7 @@ from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.answers import unless_left
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.errors import Refused, json_response, renamed
-from edgeshard.gateway.routes.fields import FirstFault, Items, RequestModel, TokenId
+from edgeshard.gateway.routes.fields import FirstFault, Items, RequestModel, TokenId, Tools
 from edgeshard.gateway.routes.prompts import conversation_of
 from edgeshard.gateway.routes.tools import name_ignored, offer_of
 
@@ -30,7 +30,7 @@ class TokenizeRequest(RequestModel):
     prompt: str | None = None
     add_special_tokens: bool | None = Field(default=None, description="those around a text; true where it is left out")
     messages: Items | None = Field(default=None, min_length=1)
-    tools: Items | None = None
+    tools: Tools | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

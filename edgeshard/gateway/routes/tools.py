@@ -15,7 +15,9 @@ from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.requests.chat import AnswerDelta, AnswerFormat, ContentDelta, ToolCall
 from edgeshard.domain.requests.generation import Guide
 from edgeshard.gateway.access.answer_headers import add_header
+from edgeshard.gateway.json_text import json_text
 from edgeshard.gateway.routes.fields import schema_guide
+from edgeshard.gateway.routes.schemas import check_schema
 
 ValueT = TypeVar("ValueT")
 
@@ -55,7 +57,7 @@ def offer_of(tools: Sequence[Any] | None, choice: ToolChoice | None) -> Offer:
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         allowed = choice.get("allowed_tools") or choice
         names = _names(_of_type(allowed, dict).get("tools"))
-        functions = tuple(tool for tool in functions if _function(tool).get("name") in names)
+        functions = tuple(tool for tool in functions if _name(_function(tool)) in names)
         is_forced = allowed.get("mode") == "required"
     elif isinstance(choice, dict):
         names = _names([choice])
@@ -72,12 +74,14 @@ def name_ignored(request: Request, offer: Offer) -> None:
 
 def _type_of(tool: Any) -> str:
     kind = tool.get("type") if isinstance(tool, dict) else None
-    return "function" if kind is None else str(kind)
+    if kind is None:
+        return "function"
+    return kind if isinstance(kind, str) else "unknown"
 
 
 def _names(chosen: Any) -> frozenset[str]:
     """The names of the functions among chosen tools. Raises InvalidArgumentError if there is none."""
-    functions = [tool for tool in _of_type(chosen, list) if _type_of(tool) == "function"]
+    functions = [tool for tool in _of_type(chosen, list) if _type_of(_of_type(tool, dict)) == "function"]
     if chosen and not functions:
         raise InvalidArgumentError(
             f"tool_choice: a tool of type {_type_of(chosen[0])[:40]!r} is not run here; choose a function, or auto",
@@ -100,20 +104,21 @@ def forced_call(offer: Offer, open_objects: bool | None) -> Guide | None:
     """The guide of an answer that must be a call: an object with the name of a tool and its arguments.
 
     The arguments follow the tools' own schemas, closed but for `open_objects`. None if no call is required. Raises
-    InvalidArgumentError for a tool that is not there.
+    InvalidArgumentError for a tool that is not there, and for schemas that are too large together.
     """
     if not offer.is_forced:
         return None
     wanted = [_function(tool) for tool in offer.tools]
     if offer.names is not None:
-        wanted = [function for function in wanted if function.get("name") in offer.names]
+        wanted = [function for function in wanted if _name(function) in offer.names]
         if not wanted:
             raise InvalidArgumentError("tool_choice: names a function that is not among the tools", field="tool_choice")
+    check_schema([part for function in wanted for part in (_name(function), function.get("parameters"))], "tools")
     named = {f"tool{number}": function for number, function in enumerate(wanted)}
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": function.get("name")}, "arguments": {"$ref": f"#/$defs/{place}"}},
+            "properties": {"name": {"const": _name(function)}, "arguments": {"$ref": f"#/$defs/{place}"}},
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
@@ -124,7 +129,7 @@ def forced_call(offer: Offer, open_objects: bool | None) -> Guide | None:
         place: _moved(function.get("parameters") or {"type": "object"}, f"#/$defs/{place}")
         for place, function in named.items()
     }
-    return schema_guide({**schema, "$defs": definitions}, open_objects)
+    return schema_guide({**schema, "$defs": definitions}, open_objects, "tools")
 
 
 def _moved(schema: Any, place: str) -> Any:
@@ -152,6 +157,12 @@ def _function(tool: Any) -> dict[str, Any]:
     return function
 
 
+def _name(function: dict[str, Any]) -> str:
+    """The name of a function of a request; "" if it has none, which is refused where the prompt is made."""
+    name = function.get("name")
+    return name if isinstance(name, str) else ""
+
+
 class ForcedCall:
     """A reader of an answer that is one call and nothing else, in place of `AnswerParser`."""
 
@@ -168,7 +179,7 @@ class ForcedCall:
         text = "".join(self._text)
         try:
             call = json.loads(text)
-            name, arguments = call["name"], json.dumps(call["arguments"])
+            name, arguments = call["name"], json_text(call["arguments"])
         except (ValueError, TypeError, KeyError):
             return [ContentDelta(text)] if text else []
         self.calls = 1
