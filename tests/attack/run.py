@@ -29,9 +29,10 @@ from bench.cgroups import command_inside, part_of_a_core
 from edgeshard.client import Client
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.identity import JoinToken
-from tests.attack.live.attacks import ATTACKS, BUSY, NEW_REQUESTS, NOT_COUNTED, READY, RESUME_ENDED, Outcome, Target
+from tests.attack.live.attacks import ATTACKS, BUSY, NEW_REQUESTS, NOT_COUNTED, READY, RESUME_ENDED
 from tests.attack.live.honest import measured
 from tests.attack.live.site import DEPLOYMENT, LiveSite, live_site
+from tests.attack.live.target import Outcome, Target
 from tests.attack.live.verdict import Figures, missed
 
 ROOT = Path(__file__).resolve().parents[2]

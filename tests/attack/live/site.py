@@ -15,7 +15,7 @@ from edgeshard.cli.commands.site.demo import even_layers
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.identity import JoinToken, Role
 from edgeshard.rpc.tls import TlsFiles
-from tests.attack.live.attacks import Target
+from tests.attack.live.target import Target
 from tests.support.chat_models import DEMO_MODEL
 from tests.support.membership import Mill, opened
 
