@@ -66,13 +66,15 @@ class Row:
         for name, gaps in self.attacked.clients.items():
             before = self.baseline.clients[name]
             texts.append(
-                f"{name} {1000 * gaps.median_s:.1f} ms (baseline {1000 * before.median_s:.1f}), "
+                f"{name} {self.attacked.share_of(self.baseline, name):.2f} of the tokens, "
+                f"{1000 * gaps.median_s:.1f} ms (baseline {1000 * before.median_s:.1f}), "
                 f"longest {gaps.worst_s:.2f} s ({before.worst_s:.2f})"
             )
         texts.append("operator " + " and ".join(f"{took_s:.2f} s" for took_s in self.attacked.calls.values()))
         joined_s = self.attacked.joined_s
         texts.append("no joiner" if joined_s is None else f"joined in {joined_s:.2f} s")
-        texts.append(f"+{self.attacked.grown_bytes / 1e6:.0f} MB")
+        texts.append(", ".join(f"{name} +{grown / 1e6:.0f} MB" for name, grown in self.attacked.grown_bytes.items()))
+        texts.append(", ".join(f"{name} {first}-{last}" for name, (first, last) in self.attacked.epochs.items()))
         texts.append(f"log {self.attacked.log_bytes_per_minute / 1e6:.2f} MB/min")
         pause_s = self.attacked.own_pause_s
         texts += [f"of that {pause_s:.2f} s this process stood still"] if pause_s > TELLING_S else []
@@ -173,12 +175,13 @@ async def run(names: Sequence[str], seconds: float, share: float, scratch: Path)
         while left:
             sites += 1
             async with live_site(scratch / f"site-{sites}") as site:
-                began = site.coordinator_bytes()
+                began = site.memory_bytes()
                 while left and not site.dead():
                     await recovered(site)
                     rows.append(await attacked(site, left.pop(0), seconds, group, scratch))
                     say(rows[-1].line())
-                say(f"the coordinator had {began / 1e6:.0f} MB, and has {site.coordinator_bytes() / 1e6:.0f} MB")
+                for name, resident in site.memory_bytes().items():
+                    say(f"{name} had {began[name] / 1e6:.0f} MB, and has {resident / 1e6:.0f} MB")
     return rows
 
 

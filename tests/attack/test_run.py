@@ -14,11 +14,13 @@ from tests.attack.live.honest import Timer
 from tests.attack.live.verdict import Figures, Gaps, missed
 
 QUIET = Figures(
+    30.0,
     {"sdk": Gaps(5000, 0.006, 0.05, {}), "http": Gaps(5000, 0.007, 0.06, {})},
     {"kept connection": 0.01, "new connection": 0.03},
     0.2,
-    10_000_000,
+    {"coordinator": 10_000_000, "a": 1_000_000},
     1000.0,
+    {"tales": (3, 3), "poems": (4, 4)},
 )
 
 
@@ -31,8 +33,6 @@ def with_client(name: str, **changes: object) -> Figures:
     ("figures", "said"),
     [
         (QUIET, None),
-        (with_client("sdk", median_s=0.0089), None),
-        (with_client("sdk", median_s=0.0091), "sdk: median gap 1.52 times"),
         (with_client("http", worst_s=1.0), None),
         (with_client("http", worst_s=1.01), "http: longest gap 1.01 s"),
         (with_client("http", tokens=0), "http: no token came under the attack"),
@@ -43,8 +43,11 @@ def with_client(name: str, **changes: object) -> Figures:
         (replace(QUIET, calls={**QUIET.calls, "new connection": 1.1}), "operator, new connection: a call took 1.10 s"),
         (replace(QUIET, joined_s=None), "the honest joiner did not join"),
         (replace(QUIET, joined_s=9.0), None),
-        (replace(QUIET, grown_bytes=300_000_000), None),
-        (replace(QUIET, grown_bytes=301_000_000), "the coordinator grew by 301 MB"),
+        (with_client("sdk", tokens=3501), None),
+        (with_client("sdk", tokens=3400), "sdk: 0.68 of the baseline's tokens a second"),
+        (replace(QUIET, epochs={"tales": (3, 3), "poems": (4, 5)}), "poems: its epoch went from 4 to 5"),
+        (replace(QUIET, grown_bytes={"coordinator": 200_000_000}), None),
+        (replace(QUIET, grown_bytes={"coordinator": 0, "a": 201_000_000}), "a grew by 201 MB"),
         (replace(QUIET, log_bytes_per_minute=1e7), None),
         (replace(QUIET, log_bytes_per_minute=1.1e7), "its log grew by 11.0 MB a minute"),
     ],
