@@ -29,15 +29,16 @@ from bench.cgroups import command_inside, part_of_a_core
 from edgeshard.client import Client
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.identity import JoinToken
-from tests.attack.live.attacks import ATTACKS, BUSY, NEW_REQUESTS, NOT_COUNTED, READY, RESUME_ENDED
+from tests.attack.live.attacks import BUSY, NAMES, NEW_REQUESTS, NOT_COUNTED, READY, RESUME_ENDED
 from tests.attack.live.honest import measured
-from tests.attack.live.site import DEPLOYMENT, LiveSite, live_site
+from tests.attack.live.site import DEPLOYMENT, HONEST, LiveSite, live_site
 from tests.attack.live.target import Outcome, Target
 from tests.attack.live.verdict import Figures, missed
+from tests.attack.raw import ask
 
 ROOT = Path(__file__).resolve().parents[2]
-STARTS_S = 60.0
-ENDS_S = 30.0
+STARTS_S = 150.0
+ENDS_S = 90.0
 """Behind its time, for an attacker to say what it was told."""
 RECOVERS_S = 60.0
 QUICK_S = 0.5
@@ -87,9 +88,9 @@ class Row:
 def chosen(names: Sequence[str]) -> list[str]:
     """The attacks whose names begin so, all without a name. Raises ValueError for a name with which none begins."""
     for name in names:
-        if not any(attack.startswith(name) for attack in ATTACKS):
-            raise ValueError(f"no attack's name begins with {name!r}: they are {', '.join(ATTACKS)}")
-    return [attack for attack in ATTACKS if not names or attack.startswith(tuple(names))]
+        if not any(attack.startswith(name) for attack in NAMES):
+            raise ValueError(f"no attack's name begins with {name!r}: they are {', '.join(NAMES)}")
+    return [attack for attack in NAMES if not names or attack.startswith(tuple(names))]
 
 
 @asynccontextmanager
@@ -153,13 +154,16 @@ async def _beside(
 
 
 async def recovered(site: LiveSite) -> None:
-    """Wait until a client is answered as quickly as before, for a minute at most: the next attack begins then."""
+    """Wait until clients are answered as quickly as before, for a minute at most: the next attack begins then."""
     until = time.monotonic() + RECOVERS_S
     async with Client(site.address, site.client) as client:
         while time.monotonic() < until:
             began = time.monotonic()
             with suppress(EdgeShardError):
-                await client.complete(DEPLOYMENT, "Once", max_new_tokens=5, timeout_s=10.0)
+                for name in HONEST:
+                    await client.complete(name, "Once", max_new_tokens=5, timeout_s=10.0)
+                body = {"model": DEPLOYMENT, "messages": [{"role": "user", "content": "Once"}], "max_tokens": 5}
+                await ask(site.gateway, site.honest, "/v1/chat/completions", body, timeout_s=10.0)
                 if time.monotonic() - began < QUICK_S:
                     return
             await asyncio.sleep(0.2)

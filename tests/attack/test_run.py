@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.attack import run
-from tests.attack.live.attacks import ATTACKS
+from tests.attack.live.attacks import NAMES
 from tests.attack.live.honest import Timer
 from tests.attack.live.verdict import Figures, Gaps, missed
 
+MEMBERS = ("lying_node", "lying_agent")
 QUIET = Figures(
     30.0,
     {"sdk": Gaps(5000, 0.006, 0.05, {}), "http": Gaps(5000, 0.007, 0.06, {})},
@@ -75,7 +76,7 @@ def test_a_refused_request_is_waited_for_from_its_beginning() -> None:
 
 
 def test_attacks_are_chosen_by_how_their_names_begin() -> None:
-    assert run.chosen([]) == list(ATTACKS)
+    assert run.chosen([]) == list(NAMES)
     assert run.chosen(["joining", "audit"]) == ["audit.drown", "joining.hold_turns", "joining.guess"]
     with pytest.raises(ValueError, match=r"'nothing'.*audit\.drown"):
         run.chosen(["nothing"])
@@ -93,3 +94,16 @@ def test_two_attacks_on_a_live_site_have_figures(tmp_path: Path) -> None:
         assert row.attacked.joined_s is not None and row.baseline.joined_s is None
         assert not [why for why in row.missed if "hides" in why or "ended" in why]
     assert rows[0].told["refused"] > 0 and rows[1].told["PERMISSION_DENIED"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.timing
+def test_members_of_a_site_harm_no_other_deployment(tmp_path: Path) -> None:
+    """Limits of time are for longer runs on a quiet machine."""
+    of_time = ("sdk:", "http:", "operator,", "the honest joiner")
+    rows = asyncio.run(run.run(MEMBERS, 4.0, 0.5, tmp_path))
+    assert [row.attack for row in rows] == run.chosen(MEMBERS)
+    for row in rows:
+        assert row.told, row.attack
+        assert not [why for why in row.missed if not why.startswith(of_time)], row.line()
+        assert set(row.attacked.epochs) == {"tales", "poems"} and set(row.attacked.grown_bytes) >= {"coordinator", "a"}

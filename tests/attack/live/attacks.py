@@ -8,11 +8,13 @@ It reads a `Target` in JSON, says `ready` once it has imported what it needs, an
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from functools import partial
 from itertools import cycle
 
@@ -42,6 +44,7 @@ from tests.attack import (
     tokenize,
     tokenizer_growth,
 )
+from tests.attack.live import members
 from tests.attack.live.target import Attack, Outcome, Target, again
 from tests.support.chat_models import demo_model_with
 from tests.support.tokenizers import write_tokenizer
@@ -292,9 +295,11 @@ ATTACKS: dict[str, Attack] = {
     "joining.hold_turns": _hold_turns,
     "joining.guess": _guess,
     "guides.ambiguous": _guides,
+    "lying_node.lie": members.lies_of_a_node,
 }
 """By the functions of `tests/attack/` that they call. Whoever guesses keeps its own address out for a minute, so what
 enrols comes before."""
+NAMES = (*ATTACKS, *members.SET_UPS)
 
 
 def main(name: str, seconds: float) -> None:
@@ -302,10 +307,24 @@ def main(name: str, seconds: float) -> None:
     wanted = MOST_DESCRIPTORS if most == resource.RLIM_INFINITY else min(MOST_DESCRIPTORS, most)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
     target = Target.loaded(sys.stdin.readline())
-    sys.stdout.write(f"{READY}\n")
+    asyncio.run(_attack(name, target, seconds))
+    os._exit(0)  # Threads of an agent's engine would not end by themselves.
+
+
+async def _attack(name: str, target: Target, seconds: float) -> None:
+    """Tell when it begins, and its outcome."""
+    async with AsyncExitStack() as stack:
+        if name in members.SET_UPS:
+            attack = await stack.enter_async_context(members.SET_UPS[name](target))
+        else:
+            attack = {BUSY: _busy, **ATTACKS}[name]
+        _say(READY)
+        _say((await _told(attack, target, seconds)).dumped())
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
     sys.stdout.flush()
-    outcome = asyncio.run(_told({BUSY: _busy, **ATTACKS}[name], target, seconds))
-    sys.stdout.write(outcome.dumped() + "\n")
 
 
 async def _told(attack: Attack, target: Target, seconds: float) -> Outcome:

@@ -20,11 +20,10 @@ from edgeshard.domain.identity import JoinToken
 from edgeshard.domain.requests.generation import Token
 from edgeshard.identity.authority import new_key
 from tests.attack.joining import dialled_from
-from tests.attack.live.site import DEPLOYMENT, OTHER, LiveSite
+from tests.attack.live.site import DEPLOYMENT, HONEST, OTHER, LiveSite
 from tests.attack.live.verdict import Figures, Gaps
 from tests.support.http import Http
 
-HONEST = (DEPLOYMENT, OTHER)
 PROMPT = "Once upon a time there was a king who had three sons"
 TOKENS = 300
 EVERY_S = 1.0

@@ -22,7 +22,7 @@ from tests.support.membership import Mill, opened
 
 NODES = ("a", "b", "c")
 MODEL = "fairy-tales"
-DEPLOYMENT, OTHER = "tales", "poems"
+DEPLOYMENT, OTHER = HONEST = ("tales", "poems")
 SPEC = {"model": MODEL, "source": "a", "dtype": "float32", "concurrency": 8, "max_context": 512}
 LAYERS = 12
 READY_S = DEPLOYED_S = 180.0
