@@ -13,7 +13,7 @@ from tests.attack.live.attacks import NAMES
 from tests.attack.live.honest import Timer
 from tests.attack.live.verdict import Figures, Gaps, missed
 
-MEMBERS = ("lying_node", "lying_agent")
+ATTACKERS = ("lying_node", "lying_agent", "costly_bodies", "late_bodies", "middle", "local_user")
 QUIET = Figures(
     30.0,
     {"sdk": Gaps(5000, 0.006, 0.05, {}), "http": Gaps(5000, 0.007, 0.06, {})},
@@ -98,11 +98,12 @@ def test_two_attacks_on_a_live_site_have_figures(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timing
-def test_members_of_a_site_harm_no_other_deployment(tmp_path: Path) -> None:
+def test_no_attacker_breaks_a_promise_or_harms_another_deployment(tmp_path: Path) -> None:
     """Limits of time are for longer runs on a quiet machine."""
     of_time = ("sdk:", "http:", "operator,", "the honest joiner")
-    rows = asyncio.run(run.run(MEMBERS, 4.0, 0.5, tmp_path))
-    assert [row.attack for row in rows] == run.chosen(MEMBERS)
+    names = run.chosen(ATTACKERS)
+    rows = asyncio.run(run.run(names, 4.0, 0.5, tmp_path))
+    assert [row.attack for row in rows] == names
     for row in rows:
         assert row.told, row.attack
         assert not [why for why in row.missed if not why.startswith(of_time)], row.line()

@@ -44,7 +44,7 @@ from tests.attack import (
     tokenize,
     tokenizer_growth,
 )
-from tests.attack.live import members
+from tests.attack.live import members, revoked, strangers
 from tests.attack.live.target import Attack, Outcome, Target, again
 from tests.support.chat_models import demo_model_with
 from tests.support.tokenizers import write_tokenizer
@@ -296,6 +296,11 @@ ATTACKS: dict[str, Attack] = {
     "joining.guess": _guess,
     "guides.ambiguous": _guides,
     "lying_node.lie": members.lies_of_a_node,
+    "costly_bodies.send": revoked.costly,
+    "late_bodies.of_a_key": revoked.revoked_key,
+    "late_bodies.of_an_operator": revoked.revoked_operator,
+    "middle.meddle": strangers.meddle,
+    "local_user.look": strangers.look,
 }
 """By the functions of `tests/attack/` that they call. Whoever guesses keeps its own address out for a minute, so what
 enrols comes before."""

@@ -75,6 +75,7 @@ class LiveSite:
             operator=self.operator,
             leaver=f"leaver-{self.rounds}",
             leaving_client=identities.of(Role.CLIENT, f"leaver-{self.rounds}"),
+            leaving_operator=identities.of(Role.OPERATOR, f"leaver-{self.rounds}"),
             leaving_node=identities.of(Role.AGENT, f"leaver-{self.rounds}"),
             token_id=token.token_id,
             state=self.mill.directory / "coordinator",

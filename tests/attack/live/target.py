@@ -38,6 +38,7 @@ class Target:
     leaver: str
     leaving_client: TlsFiles
     leaving_node: TlsFiles
+    leaving_operator: TlsFiles
     token_id: str
     state: Path
     scratch: Path
