@@ -161,7 +161,7 @@ fuzz: $(STAMP) ## what reads strangers' bytes, with mutated inputs, 6 minutes fo
 	@mkdir -p .benchmarks
 	@$(BIN)/python -m tests.fuzz.run --seconds 360 $(ARGS)
 
-attack: $(STAMP) ## each attack on a live site for 30 s, and what others meet meanwhile (30 minutes); ARGS="--attack joining"
+attack: $(STAMP) ## each attack on a live site for 30 s, and what others meet meanwhile (40 minutes); ARGS="--attack joining"
 	@mkdir -p .benchmarks
 	@$(BIN)/python -m tests.attack.run -o .benchmarks/attack.json $(ARGS)
 

@@ -53,7 +53,7 @@ async def late(
 async def streamed_after(
     url: str, key: str, sent: Sent, revoke: Callable[[], Awaitable[None]], seconds: float
 ) -> float | None:
-    """Seconds for which an answer goes on after its key was revoked; None if it has not ended after `seconds`."""
+    """Seconds that an answer continues after the revocation of its key; None if it has not ended after `seconds`."""
     method, path, body, lines = sent
     data = json.dumps(body).encode()
     reader, writer = await dial(url)

@@ -28,7 +28,7 @@ from tests.support.identities import tls_options
 MANY = 100_000
 LONG_TEXT = "x" * 1_000_000
 BEYOND = 400
-"""Tokens after those of a message."""
+"""Tokens added to a message."""
 LONG_PROMPT = "a long prompt"
 _TIMINGS = [common_pb2.StageTiming(stage=0, wait_s=1e-3, compute_s=1e-3)] * MANY
 _TOP = [common_pb2.TokenLogprob(token=1, logprob=-1.0)] * MANY
@@ -41,7 +41,7 @@ Lie = Callable[[Any], Any]
 class Lies:
     """Changes messages, all of one request or result by the same lie; `told` counts the changes.
 
-    It tells the truth until `begun`. `only` is the name of the one lie that is told, if it is set.
+    No message changes until `begun`. `only` is the name of the one lie to use, if it is set.
     """
 
     def __init__(self, lies: Mapping[str, Lie], begins: Callable[[Any], bool]) -> None:
@@ -94,7 +94,7 @@ def _of_token(change: Callable[[head_pb2.HeadToken], None]) -> Lie:
 
 
 def _beyond(message: head_pb2.AttachRequest) -> head_pb2.AttachRequest | None:
-    """Tokens that nobody requested, after each one."""
+    """More tokens than were requested, after each one."""
     if message.WhichOneof("message") != "token":
         return None
     token = message.token

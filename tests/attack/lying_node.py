@@ -30,7 +30,7 @@ Request = coordinator_pb2.ControlRequest
 
 
 def statuses(epochs: Mapping[str, int]) -> dict[str, list[common_pb2.StageStatus]]:
-    """Stages that the node does not hold, by what is wrong with them; `epochs` are those of the site's deployments."""
+    """Stages that the node does not hold, by what is wrong with them; `epochs` has the epoch of each deployment."""
 
     def status(name: str, epoch: int, phase: Any, **more: Any) -> common_pb2.StageStatus:
         layers = common_pb2.LayerRange(first=0, end=4)
@@ -84,7 +84,7 @@ def _heartbeat(
 
 
 class LyingNode:
-    """Registers as `name`, whose certificate `files` are, and says one lie after another."""
+    """Registers as `name` and sends one lie after another."""
 
     def __init__(self, channel: grpc.aio.Channel, name: str, epochs: Mapping[str, int]) -> None:
         self.met: Counter[str] = Counter()

@@ -13,7 +13,7 @@ from edgeshard import Client
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.identity import Role
 from tests.attack import costly_bodies, late_bodies
-from tests.attack.live.target import Outcome, Target
+from tests.attack.live.target import Entered, Outcome, Target
 from tests.support.http import Http
 from tests.support.http_browser import Browser
 
@@ -66,11 +66,11 @@ async def revoked_key(target: Target, seconds: float) -> Outcome:
 
 
 async def revoked_operator(target: Target, seconds: float) -> Outcome:
-    """An operator who begins deeds, is revoked, and goes on by the session and by the certificate."""
+    """An operator who begins deeds, is revoked, and then tries the session and the certificate."""
     outcome = Outcome()
     until = time.monotonic() + seconds
     async with Client(target.address, target.leaving_operator) as leaver:
-        browser = await Browser.of(_Entered(leaver), Http(target.gateway))
+        browser = await Browser.of(Entered(leaver), Http(target.gateway))
         lines = [f"{name}: {value}" for name, value in browser.headers().items() if name in SHOWN and value]
         deeds: dict[str, late_bodies.Sent] = {
             "join": ("POST", "/dashboard/do/join", {"name": "spy"}, lines),
@@ -96,11 +96,6 @@ def _chat(target: Target) -> dict[str, Any]:
 
 
 SHOWN = ("cookie", "origin", "x-edgeshard-token")
-
-
-class _Entered:
-    def __init__(self, client: Client) -> None:
-        self.client = client
 
 
 async def _refused(outcome: Outcome, leaver: Client, browser: Browser) -> None:

@@ -11,7 +11,7 @@ from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.identity import Role
 from edgeshard.wire.invitations import invitation_to_text
 from tests.attack import local_user, middle
-from tests.attack.live.target import Outcome, Target
+from tests.attack.live.target import Entered, Outcome, Target
 from tests.attack.raw import ask
 from tests.support.http import Http
 from tests.support.http_browser import Browser
@@ -74,7 +74,7 @@ async def look(target: Target, seconds: float) -> Outcome:
         outcome.wrong += [f"{directory.name}: {each}" for each in opened]
         outcome.said["directories"] += 1
     async with Client(target.address, target.operator) as admin:
-        browser = await Browser.of(_Entered(admin), Http(target.gateway))
+        browser = await Browser.of(Entered(admin), Http(target.gateway))
         browser.token = ""
         while time.monotonic() < until:
             await _with_cookie(browser, outcome)
@@ -88,11 +88,6 @@ async def look(target: Target, seconds: float) -> Outcome:
             await asyncio.sleep(0.01)
     outcome.wrong[:] = sorted(set(outcome.wrong))
     return outcome
-
-
-class _Entered:
-    def __init__(self, client: Client) -> None:
-        self.client = client
 
 
 async def _with_cookie(browser: Browser, outcome: Outcome) -> None:

@@ -1,4 +1,4 @@
-"""What an attack of a live site gets, and what it tells at the end."""
+"""The input of an attack on a live site, and its outcome."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 
+from edgeshard.client import Client
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.rpc.tls import TlsFiles
 
@@ -66,6 +67,13 @@ class Outcome:
 
     def dumped(self) -> str:
         return json.dumps({"said": dict(self.said), "wrong": self.wrong})
+
+
+@dataclass(slots=True)
+class Entered:
+    """What `Browser.of` reads of a site: the client of the operator whose link it opens."""
+
+    client: Client
 
 
 Attack = Callable[[Target, float], Awaitable[Outcome]]
