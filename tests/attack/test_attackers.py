@@ -1,4 +1,4 @@
-"""What the attackers of a live site say and do is what they are to say and do."""
+"""Each lie changes a message, and the other attackers find and do what they should."""
 
 from __future__ import annotations
 

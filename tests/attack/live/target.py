@@ -60,7 +60,7 @@ class Target:
 
 @dataclass(slots=True)
 class Outcome:
-    """What the attacker was told, how often, and what of it breaks a promise."""
+    """Counts of the answers that the attacker got, and the promises that they break."""
 
     said: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
