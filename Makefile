@@ -168,7 +168,7 @@ fuzz-bodies: $(STAMP) ## bodies for all HTTP routes, made of their forms (10 min
 	@mkdir -p .benchmarks
 	@$(BIN)/python -m tests.fuzz.bodies --seconds 600 $(ARGS)
 
-attack: $(STAMP) ## each attack on a live site for 30 s, and what others meet meanwhile (30 minutes); ARGS="--attack joining"
+attack: $(STAMP) ## each attack on a live site for 30 s, and what others meet meanwhile (40 minutes); ARGS="--attack joining"
 	@mkdir -p .benchmarks
 	@$(BIN)/python -m tests.attack.run -o .benchmarks/attack.json $(ARGS)
 

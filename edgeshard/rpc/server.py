@@ -132,7 +132,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
                     else:
                         end = None
             except EdgeShardError as error:
-                end = error
+                end = _without_frames(error)
             except (grpc.aio.AbortError, grpc.RpcError):
                 raise
             except Exception:
@@ -140,6 +140,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
                 end = _unexpected(method)
             finally:
                 watch.ended(method, source, request, answer, end)
+            del request  # An abort's traceback keeps this frame.
             if end is not None:
                 await abort(context, end)
             return answer
@@ -173,7 +174,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
                             end = _LEFT
                             raise
             except EdgeShardError as error:
-                end = error
+                end = _without_frames(error)
             except (grpc.aio.AbortError, grpc.RpcError):
                 raise
             except Exception:
@@ -181,10 +182,21 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
                 end = _unexpected(method)
             finally:
                 watch.ended(method, source, request, None, end)
+            del request  # An abort's traceback keeps this frame.
             if end is not None:
                 await abort(context, end)
 
         return call
+
+
+def _without_frames(error: EdgeShardError) -> EdgeShardError:
+    """The error without its frames, which refer to the request.
+
+    gRPC's context keeps the exception of an abort, whose frames refer to the context and to the error. Only the
+    collector of garbage would free that cycle, and with it the request, however large.
+    """
+    error.__context__ = None
+    return error.with_traceback(None)
 
 
 def _unexpected(method: str) -> InternalError:

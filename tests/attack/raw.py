@@ -27,9 +27,9 @@ async def dial(url: str) -> Opened:
     return await asyncio.open_connection(where.hostname, where.port, ssl=context)
 
 
-def head(method: str, path: str, key: str | None, *lines: str) -> bytes:
+def head(method: str, path: str, key: str | None, *lines: str, host: str = "localhost") -> bytes:
     shown = [] if key is None else [f"Authorization: Bearer {key}"]
-    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: localhost", *shown, *lines, "", ""]).encode()
+    return "\r\n".join([f"{method} {path} HTTP/1.1", f"Host: {host}", *shown, *lines, "", ""]).encode()
 
 
 async def status_of(reader: asyncio.StreamReader, timeout_s: float) -> int:

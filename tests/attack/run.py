@@ -2,13 +2,13 @@
 
     python -m tests.attack.run [--seconds 30] [--attack NAME]... [--share 0.5] [-o FILE]
 
-A site over mutual TLS runs on loopback: a coordinator with a listener for joiners and an HTTP gateway, and three agents
-with the demo model. Each attack runs for some seconds, before it for the same time a loop that does nothing: both in a
-process of a control group with a share of a core. Honest clients over the SDK and over HTTP, an operator and somebody
-who joins are timed. A line for each attack says what it misses of the limits (tests/attack/live/verdict.py), or PASS;
-exit code 1 where one misses any. Two do not count: WALL is a miss that only a firewall prevents (docs/configure.md),
-and FAIR is what requests cost the others that a client may have. `resumption.resume_ended` is held against those, not
-against the loop.
+A site over mutual TLS runs on loopback. It has a coordinator with a listener for joiners and an HTTP gateway, three
+agents, and two deployments of the demo model. Each attack runs for some seconds, and before it a loop that does nothing
+for the same time. Both run in a process of a control group with a share of a core. Honest clients over the SDK and over
+HTTP, an operator and somebody who joins are timed. A line for each attack says what it misses of the limits
+(tests/attack/live/verdict.py), or PASS; exit code 1 where one misses any. Two do not count: WALL is a miss that only a
+firewall prevents (docs/configure.md), and FAIR is what requests cost the others that a client may have.
+`resumption.resume_ended` is held against those, not against the loop.
 --attack takes those whose names begin so; -o writes all figures in JSON.
 """
 
@@ -29,14 +29,16 @@ from bench.cgroups import command_inside, part_of_a_core
 from edgeshard.client import Client
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.identity import JoinToken
-from tests.attack.live.attacks import ATTACKS, BUSY, NEW_REQUESTS, NOT_COUNTED, READY, RESUME_ENDED, Outcome, Target
+from tests.attack.live.attacks import BUSY, NAMES, NEW_REQUESTS, NOT_COUNTED, READY, RESUME_ENDED
 from tests.attack.live.honest import measured
-from tests.attack.live.site import DEPLOYMENT, LiveSite, live_site
+from tests.attack.live.site import DEPLOYMENT, HONEST, LiveSite, live_site
+from tests.attack.live.target import Outcome, Target
 from tests.attack.live.verdict import Figures, missed
+from tests.attack.raw import ask
 
 ROOT = Path(__file__).resolve().parents[2]
-STARTS_S = 60.0
-ENDS_S = 30.0
+STARTS_S = 150.0
+ENDS_S = 90.0
 """Behind its time, for an attacker to say what it was told."""
 RECOVERS_S = 60.0
 QUICK_S = 0.5
@@ -65,13 +67,15 @@ class Row:
         for name, gaps in self.attacked.clients.items():
             before = self.baseline.clients[name]
             texts.append(
-                f"{name} {1000 * gaps.median_s:.1f} ms (baseline {1000 * before.median_s:.1f}), "
+                f"{name} {self.attacked.share_of(self.baseline, name):.2f} of the tokens, "
+                f"{1000 * gaps.median_s:.1f} ms (baseline {1000 * before.median_s:.1f}), "
                 f"longest {gaps.worst_s:.2f} s ({before.worst_s:.2f})"
             )
         texts.append("operator " + " and ".join(f"{took_s:.2f} s" for took_s in self.attacked.calls.values()))
         joined_s = self.attacked.joined_s
         texts.append("no joiner" if joined_s is None else f"joined in {joined_s:.2f} s")
-        texts.append(f"+{self.attacked.grown_bytes / 1e6:.0f} MB")
+        texts.append(", ".join(f"{name} +{grown / 1e6:.0f} MB" for name, grown in self.attacked.grown_bytes.items()))
+        texts.append(", ".join(f"{name} {first}-{last}" for name, (first, last) in self.attacked.epochs.items()))
         texts.append(f"log {self.attacked.log_bytes_per_minute / 1e6:.2f} MB/min")
         pause_s = self.attacked.own_pause_s
         texts += [f"of that {pause_s:.2f} s this process stood still"] if pause_s > TELLING_S else []
@@ -84,9 +88,9 @@ class Row:
 def chosen(names: Sequence[str]) -> list[str]:
     """The attacks whose names begin so, all without a name. Raises ValueError for a name with which none begins."""
     for name in names:
-        if not any(attack.startswith(name) for attack in ATTACKS):
-            raise ValueError(f"no attack's name begins with {name!r}: they are {', '.join(ATTACKS)}")
-    return [attack for attack in ATTACKS if not names or attack.startswith(tuple(names))]
+        if not any(attack.startswith(name) for attack in NAMES):
+            raise ValueError(f"no attack's name begins with {name!r}: they are {', '.join(NAMES)}")
+    return [attack for attack in NAMES if not names or attack.startswith(tuple(names))]
 
 
 @asynccontextmanager
@@ -150,13 +154,16 @@ async def _beside(
 
 
 async def recovered(site: LiveSite) -> None:
-    """Wait until a client is answered as quickly as before, for a minute at most: the next attack begins then."""
+    """Wait until clients are answered as quickly as before, for a minute at most: the next attack begins then."""
     until = time.monotonic() + RECOVERS_S
     async with Client(site.address, site.client) as client:
         while time.monotonic() < until:
             began = time.monotonic()
             with suppress(EdgeShardError):
-                await client.complete(DEPLOYMENT, "Once", max_new_tokens=5, timeout_s=10.0)
+                for name in HONEST:
+                    await client.complete(name, "Once", max_new_tokens=5, timeout_s=10.0)
+                body = {"model": DEPLOYMENT, "messages": [{"role": "user", "content": "Once"}], "max_tokens": 5}
+                await ask(site.gateway, site.honest, "/v1/chat/completions", body, timeout_s=10.0)
                 if time.monotonic() - began < QUICK_S:
                     return
             await asyncio.sleep(0.2)
@@ -172,12 +179,13 @@ async def run(names: Sequence[str], seconds: float, share: float, scratch: Path)
         while left:
             sites += 1
             async with live_site(scratch / f"site-{sites}") as site:
-                began = site.coordinator_bytes()
+                began = site.memory_bytes()
                 while left and not site.dead():
                     await recovered(site)
                     rows.append(await attacked(site, left.pop(0), seconds, group, scratch))
                     say(rows[-1].line())
-                say(f"the coordinator had {began / 1e6:.0f} MB, and has {site.coordinator_bytes() / 1e6:.0f} MB")
+                for name, resident in site.memory_bytes().items():
+                    say(f"{name} had {began[name] / 1e6:.0f} MB, and has {resident / 1e6:.0f} MB")
     return rows
 
 

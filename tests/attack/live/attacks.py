@@ -8,18 +8,15 @@ It reads a `Target` in JSON, says `ready` once it has imported what it needs, an
 from __future__ import annotations
 
 import asyncio
-import json
+import os
 import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from functools import partial
 from itertools import cycle
-from pathlib import Path
-from typing import Any
 
 import grpc
 
@@ -28,7 +25,6 @@ from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.identity import Role
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.open_calls import MOST_STREAMS
-from edgeshard.rpc.tls import TlsFiles
 from edgeshard.storage.blobs import BlobDirectory
 from edgeshard.storage.forms import TOKENIZER
 from edgeshard.wire.store import manifest_from_json
@@ -48,6 +44,8 @@ from tests.attack import (
     tokenize,
     tokenizer_growth,
 )
+from tests.attack.live import members, revoked, strangers
+from tests.attack.live.target import Attack, Outcome, Target, again
 from tests.support.chat_models import demo_model_with
 from tests.support.tokenizers import write_tokenizer
 
@@ -66,73 +64,6 @@ LATE_S = 20.0
 """Behind its time an attack is given up that a site holds up."""
 ENDS_S = 5.0
 """A node hears with its next heartbeat who was revoked."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What an attacker has of a site: addresses, `key` and `client` of its own, and a node's certificate of its own for
-    attacks by nodes. `operator` is for what an operator does meanwhile, `leaver` for who is revoked. It knows the id
-    of the token by which an honest joiner, with whom it has nothing to do, joins; `scratch` is a directory for it."""
-
-    address: str
-    enrolment: str
-    gateway: str
-    node: str
-    node_address: str
-    model: str
-    site: str
-    authority: str
-    key: str = field(repr=False)
-    client: TlsFiles
-    agent: TlsFiles
-    operator: TlsFiles
-    leaver: str
-    leaving_client: TlsFiles
-    leaving_node: TlsFiles
-    token_id: str
-    state: Path
-    scratch: Path
-
-    def dumped(self) -> str:
-        return json.dumps(asdict(self), default=str)
-
-    @classmethod
-    def loaded(cls, text: str) -> Target:
-        values: dict[str, Any] = json.loads(text)
-        for each in fields(cls):
-            if each.type == "TlsFiles":
-                values[each.name] = TlsFiles(**{name: Path(path) for name, path in values[each.name].items()})
-            elif each.type == "Path":
-                values[each.name] = Path(values[each.name])
-        return cls(**values)
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What the attacker was told, how often, and what of it breaks a promise."""
-
-    said: Counter[str] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
-
-    def dumped(self) -> str:
-        return json.dumps({"said": dict(self.said), "wrong": self.wrong})
-
-
-Attack = Callable[[Target, float], Awaitable[Outcome]]
-
-
-async def again(seconds: float, once: Callable[[], Awaitable[Mapping[Any, int]]]) -> Counter[str]:
-    """Do it over and over until the time is over; what all of it said. Of what ends then nothing is known."""
-    said: Counter[str] = Counter()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            while True:
-                try:
-                    said.update({str(name): count for name, count in (await once()).items()})
-                except (OSError, grpc.aio.AioRpcError, EdgeShardError) as error:
-                    said[type(error).__name__] += 1
-                    await asyncio.sleep(0.1)
-    return said
 
 
 async def _busy(target: Target, seconds: float) -> Outcome:
@@ -364,9 +295,16 @@ ATTACKS: dict[str, Attack] = {
     "joining.hold_turns": _hold_turns,
     "joining.guess": _guess,
     "guides.ambiguous": _guides,
+    "lying_node.lie": members.lies_of_a_node,
+    "costly_bodies.send": revoked.costly,
+    "late_bodies.of_a_key": revoked.revoked_key,
+    "late_bodies.of_an_operator": revoked.revoked_operator,
+    "middle.meddle": strangers.meddle,
+    "local_user.look": strangers.look,
 }
 """By the functions of `tests/attack/` that they call. Whoever guesses keeps its own address out for a minute, so what
 enrols comes before."""
+NAMES = (*ATTACKS, *members.SET_UPS)
 
 
 def main(name: str, seconds: float) -> None:
@@ -374,10 +312,24 @@ def main(name: str, seconds: float) -> None:
     wanted = MOST_DESCRIPTORS if most == resource.RLIM_INFINITY else min(MOST_DESCRIPTORS, most)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
     target = Target.loaded(sys.stdin.readline())
-    sys.stdout.write(f"{READY}\n")
+    asyncio.run(_attack(name, target, seconds))
+    os._exit(0)  # Threads of an agent's engine would not end by themselves.
+
+
+async def _attack(name: str, target: Target, seconds: float) -> None:
+    """Tell when it begins, and its outcome."""
+    async with AsyncExitStack() as stack:
+        if name in members.SET_UPS:
+            attack = await stack.enter_async_context(members.SET_UPS[name](target))
+        else:
+            attack = {BUSY: _busy, **ATTACKS}[name]
+        _say(READY)
+        _say((await _told(attack, target, seconds)).dumped())
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
     sys.stdout.flush()
-    outcome = asyncio.run(_told({BUSY: _busy, **ATTACKS}[name], target, seconds))
-    sys.stdout.write(outcome.dumped() + "\n")
 
 
 async def _told(attack: Attack, target: Target, seconds: float) -> Outcome:

@@ -20,7 +20,7 @@ from edgeshard.domain.identity import JoinToken
 from edgeshard.domain.requests.generation import Token
 from edgeshard.identity.authority import new_key
 from tests.attack.joining import dialled_from
-from tests.attack.live.site import DEPLOYMENT, LiveSite
+from tests.attack.live.site import DEPLOYMENT, HONEST, OTHER, LiveSite
 from tests.attack.live.verdict import Figures, Gaps
 from tests.support.http import Http
 
@@ -75,7 +75,8 @@ async def measured(site: LiveSite, seconds: float, token: JoinToken | None = Non
     """What they meet in so many seconds; somebody joins with the token, where there is one, a third of the way."""
     timers = {name: Timer() for name in ("sdk", "http", "kept connection", "new connection")}
     joined: list[float] = []
-    idle, peak, late, logged = site.coordinator_bytes(), [0], [0.0], site.log_bytes()
+    idle, late, logged = site.memory_bytes(), [0.0], site.log_bytes()
+    peak = dict(idle)
     async with Client(site.address, site.client) as client, Client(site.address, site.operator) as operator:
         works = [
             _repeated(timers["sdk"], lambda: _by_sdk(client)),
@@ -85,18 +86,22 @@ async def measured(site: LiveSite, seconds: float, token: JoinToken | None = Non
             _watched(site, peak),
             _late(late),
         ]
+        first = await _epochs(operator)
         if token is not None:
             works.append(_joins(token, seconds / 3, joined))
         await _for_a_time(seconds, works)
+        last = await _epochs(operator)
     now = time.monotonic()
     for timer in timers.values():
         timer.stopped(now)
     return Figures(
+        seconds,
         {name: timers[name].figures() for name in ("sdk", "http")},
         {name: timers[name].longest_s for name in ("kept connection", "new connection")},
         joined[0] if joined else None,
-        max(0, peak[0] - idle),
+        {name: peak[name] - before for name, before in idle.items()},
         60 / seconds * (site.log_bytes() - logged),
+        {name: (epoch, last.get(name, 0)) for name, epoch in first.items()},
         late[0],
     )
 
@@ -139,7 +144,7 @@ def _reason(error: BaseException) -> str:
 
 
 async def _by_sdk(client: Client) -> AsyncGenerator[None, None]:
-    asked = client.generate(DEPLOYMENT, PROMPT, max_new_tokens=TOKENS, ignore_eos=True)
+    asked = client.generate(OTHER, PROMPT, max_new_tokens=TOKENS, ignore_eos=True)
     async with aclosing(asked) as events:
         async for event in events:
             if isinstance(event, Token):
@@ -171,9 +176,14 @@ async def _call_anew(site: LiveSite) -> AsyncGenerator[None, None]:
         yield
 
 
-async def _watched(site: LiveSite, peak: list[int]) -> None:
+async def _epochs(operator: Client) -> dict[str, int]:
+    return {each.spec.name: each.epoch for each in await operator.deployments() if each.spec.name in HONEST}
+
+
+async def _watched(site: LiveSite, peak: dict[str, int]) -> None:
     while True:
-        peak[0] = max(peak[0], site.coordinator_bytes())
+        for name, resident in site.memory_bytes().items():
+            peak[name] = max(peak[name], resident)
         await asyncio.sleep(SAMPLED_S)
 
 

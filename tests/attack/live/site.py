@@ -14,15 +14,17 @@ from edgeshard import Client
 from edgeshard.cli.commands.site.demo import even_layers
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.identity import JoinToken, Role
+from edgeshard.local.child_daemons import Daemon
 from edgeshard.rpc.tls import TlsFiles
-from tests.attack.live.attacks import Target
+from tests.attack.live.target import Target
 from tests.support.chat_models import DEMO_MODEL
 from tests.support.membership import Mill, opened
 
 NODES = ("a", "b", "c")
 MODEL = "fairy-tales"
-DEPLOYMENT = "tales"
-SPEC = {"name": DEPLOYMENT, "model": MODEL, "source": "a", "dtype": "float32", "concurrency": 8, "max_context": 512}
+DEPLOYMENT, OTHER = HONEST = ("tales", "poems")
+SPEC = {"model": MODEL, "source": "a", "dtype": "float32", "concurrency": 8, "max_context": 512}
+LAYERS = 12
 READY_S = DEPLOYED_S = 180.0
 """Also on a machine whose cores others use."""
 
@@ -73,6 +75,7 @@ class LiveSite:
             operator=self.operator,
             leaver=f"leaver-{self.rounds}",
             leaving_client=identities.of(Role.CLIENT, f"leaver-{self.rounds}"),
+            leaving_operator=identities.of(Role.OPERATOR, f"leaver-{self.rounds}"),
             leaving_node=identities.of(Role.AGENT, f"leaver-{self.rounds}"),
             token_id=token.token_id,
             state=self.mill.directory / "coordinator",
@@ -80,19 +83,17 @@ class LiveSite:
         )
         return target, token
 
+    @property
+    def daemons(self) -> tuple[Daemon, ...]:
+        return (self.mill.coordinator, *self.mill.agents.values())
+
     def dead(self) -> list[str]:
         """Names of processes that have ended."""
-        return [daemon.name for daemon in (self.mill.coordinator, *self.mill.agents.values()) if daemon.pid is None]
+        return [daemon.name for daemon in self.daemons if daemon.pid is None]
 
-    def coordinator_bytes(self) -> int:
-        """Resident memory of the coordinator and its children, 0 when it has ended."""
-        total = 0
-        with contextlib.suppress(psutil.Error):
-            process = psutil.Process(self.mill.coordinator.pid or 0)
-            for each in (process, *process.children(recursive=True)):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    total += each.memory_info().rss
-        return total
+    def memory_bytes(self) -> dict[str, int]:
+        """Resident memory of each process with its children, by name; 0 when it has ended."""
+        return {daemon.name: _resident_bytes(daemon.pid) for daemon in self.daemons}
 
     def log_bytes(self) -> int:
         return self.mill.coordinator.log_path.stat().st_size
@@ -100,7 +101,8 @@ class LiveSite:
 
 @contextlib.asynccontextmanager
 async def live_site(directory: Path) -> AsyncIterator[LiveSite]:
-    """A coordinator with a listener for joiners and an HTTP gateway, three agents, and the demo model over them."""
+    """A coordinator with a listener for joiners and an HTTP gateway, three agents, and two deployments of the demo
+    model."""
     directory.mkdir(parents=True, exist_ok=True)
     async with opened(directory, "--http-listen", "127.0.0.1:0", ready_s=READY_S) as mill:
         identities = mill.identities
@@ -114,4 +116,16 @@ async def live_site(directory: Path) -> AsyncIterator[LiveSite]:
 
 async def _deployed(admin: Client) -> None:
     await admin.add_model(DEMO_MODEL, MODEL)
-    await admin.deploy(parse_spec({**SPEC, "layers": even_layers(12, NODES)}), timeout_s=DEPLOYED_S)
+    for name, nodes in ((DEPLOYMENT, NODES), (OTHER, NODES[:2])):
+        spec = parse_spec({**SPEC, "name": name, "layers": even_layers(LAYERS, nodes)})
+        await admin.deploy(spec, timeout_s=DEPLOYED_S)
+
+
+def _resident_bytes(pid: int | None) -> int:
+    total = 0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid or 0)
+        for each in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += each.memory_info().rss
+    return total

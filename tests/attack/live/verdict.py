@@ -6,14 +6,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-MOST_RATIO = 1.5
-"""Of an honest client's median gap to that of the baseline."""
-WORST_GAP_S = 1.0
-WORST_CALL_S = 1.0
+MIN_SHARE = 0.7
+"""Of the baseline's tokens a second that an honest client keeps."""
+MAX_GAP_S = 1.0
+MAX_CALL_S = 1.0
 """Of an operator's call."""
-MOST_GROWN_BYTES = 300_000_000
-"""Of the coordinator and its children above what they had before."""
-MOST_LOG_BYTES = 10_000_000
+MAX_GROWTH_BYTES = 200_000_000
+"""Of an honest process and its children above what they had before."""
+MAX_LOG_BYTES = 10_000_000
 """A minute, of the coordinator."""
 
 
@@ -36,45 +36,61 @@ class Gaps:
 class Figures:
     """What others met for some time: clients by how they ask, an operator's longest call by connection, in seconds.
 
-    `joined_s` is how long a joiner took, None for one that did not join. `own_pause_s` is the longest for which the
-    process that measured stood still itself: it is in the other figures, too, and no fault of the site.
+    `joined_s` is how long a joiner took, None for one that did not join. `grown_bytes` is by process: the coordinator
+    and the agents. `epochs` has each deployment's epoch at the beginning and at the end. `own_pause_s` is the longest
+    for which the process that measured stood still itself: it is in the other figures, too, and no fault of the site.
     """
+
+    seconds: float
 
     clients: Mapping[str, Gaps]
     calls: Mapping[str, float]
     joined_s: float | None
-    grown_bytes: int
+    grown_bytes: Mapping[str, int]
     log_bytes_per_minute: float
+    epochs: Mapping[str, tuple[int, int]]
     own_pause_s: float = 0.0
+
+    def share_of(self, baseline: Figures, client: str) -> float:
+        """The tokens a second of a client, divided by those that it had in the baseline."""
+        rate = self.clients[client].tokens / self.seconds
+        return rate / (baseline.clients[client].tokens / baseline.seconds)
 
 
 def missed(attacked: Figures, baseline: Figures, wrong: Sequence[str] = ()) -> list[str]:
     """The limits that the figures of an attack miss, beside a baseline of the same share of a core; what was `wrong` of
     the attack's own outcome comes first."""
-    found = list(wrong)
+    found = [*wrong, *_missed_by_clients(attacked, baseline)]
+    for name, took_s in attacked.calls.items():
+        if took_s > MAX_CALL_S:
+            found.append(f"operator, {name}: a call took {took_s:.2f} s, at most {MAX_CALL_S:g}")
+    if attacked.joined_s is None:
+        found.append("the honest joiner did not join")
+    for name, (first, last) in attacked.epochs.items():
+        if first != last:
+            found.append(f"{name}: its epoch went from {first} to {last}")
+    for name, grown_bytes in attacked.grown_bytes.items():
+        if grown_bytes > MAX_GROWTH_BYTES:
+            found.append(f"{name} grew by {grown_bytes / 1e6:.0f} MB, at most {MAX_GROWTH_BYTES / 1e6:.0f}")
+    if attacked.log_bytes_per_minute > MAX_LOG_BYTES:
+        found.append(
+            f"its log grew by {attacked.log_bytes_per_minute / 1e6:.1f} MB a minute, at most {MAX_LOG_BYTES / 1e6:.0f}"
+        )
+    return found
+
+
+def _missed_by_clients(attacked: Figures, baseline: Figures) -> list[str]:
+    found = []
     for name, gaps in attacked.clients.items():
         before = baseline.clients[name]
         if not gaps.tokens or not before.tokens:
             found.append(f"{name}: no token came {'in the baseline' if gaps.tokens else 'under the attack'}")
             continue
-        ratio = gaps.median_s / before.median_s
-        if ratio > MOST_RATIO:
-            found.append(f"{name}: median gap {ratio:.2f} times the baseline's, at most {MOST_RATIO:g}")
-        if gaps.worst_s > WORST_GAP_S:
+        share = attacked.share_of(baseline, name)
+        if share < MIN_SHARE:
+            found.append(f"{name}: {share:.2f} of the baseline's tokens a second, at least {MIN_SHARE:g}")
+        if gaps.worst_s > MAX_GAP_S:
             found.append(
-                f"{name}: longest gap {gaps.worst_s:.2f} s, at most {WORST_GAP_S:g} (baseline {before.worst_s:.2f})"
+                f"{name}: longest gap {gaps.worst_s:.2f} s, at most {MAX_GAP_S:g} (baseline {before.worst_s:.2f})"
             )
-    for name, took_s in attacked.calls.items():
-        if took_s > WORST_CALL_S:
-            found.append(f"operator, {name}: a call took {took_s:.2f} s, at most {WORST_CALL_S:g}")
-    if attacked.joined_s is None:
-        found.append("the honest joiner did not join")
-    if attacked.grown_bytes > MOST_GROWN_BYTES:
-        found.append(
-            f"the coordinator grew by {attacked.grown_bytes / 1e6:.0f} MB, at most {MOST_GROWN_BYTES / 1e6:.0f}"
-        )
-    if attacked.log_bytes_per_minute > MOST_LOG_BYTES:
-        found.append(
-            f"its log grew by {attacked.log_bytes_per_minute / 1e6:.1f} MB a minute, at most {MOST_LOG_BYTES / 1e6:.0f}"
-        )
     return found
