@@ -7,6 +7,7 @@ zero on every node. Each request was answered alone at the start, and its tokens
 
 Resident memory, threads and open files of every process are sampled. After warm-up, memory must be flat: it grows by
 less than 1 MiB in ten minutes by least squares (`bench/flatness.py`). Runs too short to say are not judged by that.
+No log may grow by more than 10 KiB a minute, which is 14 MiB a day.
 
     python -m bench.soak [--minutes 30] [-o FILE]    JSON to FILE or stdout; exit 1 where something grew or went wrong
 """
@@ -24,6 +25,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,7 @@ CONCURRENCY = 2
 GROUPS_PER_ROUND = 4
 MOST_AT_ONCE = 8
 """Requests of a group: four run side by side, with prompts and answers that together may exceed the KV pool."""
+MAX_LOG_BYTES_PER_MINUTE = 10 << 10
 KV_GONE_S = 20.0
 """After the last request of a round: far more than it takes, and a leak never goes."""
 
@@ -180,6 +183,7 @@ class Gauges:
         daemons: list[Daemon] = [site.coordinator, *site.agents.values()]
         self._processes = {daemon.name: psutil.Process(daemon.pid) for daemon in daemons}
         self._processes["client"] = psutil.Process(os.getpid())
+        self._logs = {daemon.name: daemon.log_path for daemon in daemons}
 
     async def sample(self, at_s: float, requests: int) -> Sample:
         processes = {
@@ -187,6 +191,10 @@ class Gauges:
             for name, process in self._processes.items()
         }
         return Sample(at_s, processes, _kv_bytes(await self._client.nodes()), requests)
+
+    def log_bytes(self) -> dict[str, int]:
+        """The size of each daemon's log."""
+        return {name: path.stat().st_size for name, path in self._logs.items()}
 
     async def kv_gone(self) -> bool:
         """Whether every node says, after now and within KV_GONE_S, that it holds no KV."""
@@ -235,6 +243,7 @@ async def soak(minutes: float, gap_s: float, sample_s: float, seed: int) -> dict
 async def _watched(load: Load, gauges: Gauges, seconds: float, gap_s: float, sample_s: float) -> dict[str, Any]:
     samples: list[Sample] = []
     began_s, processor_s = time.monotonic(), gauges.processor_s()
+    log_bytes = gauges.log_bytes()
 
     async def watch() -> None:
         while True:
@@ -254,6 +263,9 @@ async def _watched(load: Load, gauges: Gauges, seconds: float, gap_s: float, sam
     if kv_left:
         found.append(f"KV was still in use after {kv_left} of {rounds} rounds, with no request running")
     grew = growth(samples)
+    log_growth = {name: size - log_bytes[name] for name, size in gauges.log_bytes().items()}
+    allowed = MAX_LOG_BYTES_PER_MINUTE * max(1.0, samples[-1].at_s / 60)
+    found += [f"the log of {name} grew by {size} bytes" for name, size in log_growth.items() if size > allowed]
     return {
         "benchmark": "soak",
         "seconds": samples[-1].at_s,
@@ -265,6 +277,7 @@ async def _watched(load: Load, gauges: Gauges, seconds: float, gap_s: float, sam
         "rounds_with_kv_left": kv_left,
         "memory_judged": bool(grew),
         "growth_mib_per_10_minutes": {name: rate * 600 / MIB for name, rate in grew.items()},
+        "log_growth_bytes": log_growth,
         "problems": found,
         "samples": [asdict(sample) for sample in samples],
     }
@@ -290,10 +303,12 @@ def main() -> int:
 def _verdict(report: dict[str, Any]) -> str:
     if report["problems"]:
         return "not flat: " + "; ".join(report["problems"])
+    name, size = max(report["log_growth_bytes"].items(), key=itemgetter(1))
+    logs = f"logs grew by at most {size} bytes ({name})"
     if not report["memory_judged"]:
-        return "nothing wrong; too short a run to say whether memory is flat"
+        return f"nothing wrong; too short a run to say whether memory is flat; {logs}"
     most = max(report["growth_mib_per_10_minutes"].values())
-    return f"flat: no process grew by more than {most:.2f} MiB in ten minutes, and KV went back to zero every time"
+    return f"flat: no process grew by more than {most:.2f} MiB in ten minutes, KV went back to zero every time, {logs}"
 
 
 if __name__ == "__main__":
