@@ -1,7 +1,8 @@
 """A site as its coordinator knows it, as the planner's cluster: measured times and links. Pure.
 
 A plan must not rest on figures that nobody has. A node without times, measured or of the catalogue, is therefore left
-out or makes the site unplannable, by its name. Two nodes without a measured link have none: a plan never sends from one to the other.
+out or makes the site unplannable, by its name. Two nodes without a measured link have none: a plan never sends from one
+to the other.
 """
 
 from __future__ import annotations
@@ -108,8 +109,9 @@ def site_cluster(  # noqa: PLR0913 - the site's figures, and the request
         devices.append(known if profile is None else _figures(profile, known))
     unknown = [node.name for node, device in zip(usable, devices, strict=True) if device is None]
     if unknown:
+        names = listed([*unknown, *without_times])
         raise FailedPreconditionError(
-            f"not measured for {model} in {weights_text(dtype, quantisation)}: {listed([*unknown, *without_times])}; run "
+            f"not measured for {model} in {weights_text(dtype, quantisation)}: {names}; run "
             f"`{profile_command(model, dtype, quantisation)}`",
             field="model",
             reason=NOT_MEASURED,
