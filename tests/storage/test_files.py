@@ -32,7 +32,7 @@ def test_reserved_bytes_are_named(tmp_path: Path) -> None:
 
 def test_a_disk_that_fills_meanwhile_is_named_too(tmp_path: Path) -> None:
     with (
-        pytest.raises(ResourceExhaustedError, match="the copy needs 12 bytes .* set TMPDIR"),
+        pytest.raises(ResourceExhaustedError, match=r"the copy needs 12 bytes .* set TMPDIR"),
         naming_full_disk(tmp_path / "file", "the copy", 12, MOVE_SCRATCH),
     ):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -170,7 +170,7 @@ class BlobCache:
             self._touch(digest)
 
     def check_room(self, sizes: Mapping[Digest, int]) -> None:
-        """Raise ResourceExhaustedError (DISK_FULL), before the first is fetched, if the disk has no room for these blobs.
+        """Raise ResourceExhaustedError (DISK_FULL) unless the disk has room for these blobs; call it before a fetch.
 
         What is here of them takes no more room, and what goes to keep the limit gives its own. Blocking.
         """

@@ -216,13 +216,13 @@ def human_rate(bits_per_second: float) -> str:
 
 
 def time_text(time: str) -> str:
-    """An ISO 8601 time of UTC for people, to the second: `2026-11-29 14:05:09 UTC`."""
-    return f"{time[:19].replace('T', ' ')} UTC"
+    """An ISO 8601 time of UTC for people, to the second: `2026-11-29T14:05:09Z`, one word for awk."""
+    return f"{time[:19]}Z"
 
 
 def time_of(utc_s: float) -> str:
-    """Seconds since 1970 in the same form, to the minute: `2026-11-29 14:05 UTC`."""
-    return f"{datetime.fromtimestamp(utc_s, UTC):%Y-%m-%d %H:%M} UTC"
+    """Seconds since 1970 in the same form, to the minute: `2026-11-29T14:05Z`."""
+    return f"{datetime.fromtimestamp(utc_s, UTC):%Y-%m-%dT%H:%MZ}"
 
 
 def human_age(seconds: float) -> str:

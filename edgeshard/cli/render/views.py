@@ -74,7 +74,7 @@ AUDIT_COLUMNS: list[Column[AuditEntry]] = [
     Column("WHAT", lambda entry: entry.what),
     Column("TARGET", lambda entry: entry.target),
     Column("RESULT", lambda entry: entry.result),
-    Column("LEFT OUT", lambda entry: str(entry.suppressed or ""), right=True),
+    Column("OMITTED", lambda entry: str(entry.suppressed or ""), right=True),
     Column("ADDRESS", lambda entry: entry.address, wide=True),
 ]
 
