@@ -98,5 +98,5 @@ async def test_a_call_with_a_clock_before_the_own_certificate_names_it(
 ) -> None:
     operator = Principal(SITE, Role.OPERATOR, "admin")
     files = issued(authority, operator, tmp_path / "operator", now() + timedelta(days=1))
-    with pytest.raises(FailedPreconditionError, match="this machine's clock says .* but --tls-cert "):
+    with pytest.raises(FailedPreconditionError, match=r"this machine's clock says .* but --tls-cert "):
         files.check()  # type: ignore[attr-defined]
