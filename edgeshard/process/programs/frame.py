@@ -1,4 +1,4 @@
-"""What every installed program has around its work: standard streams that may be lost, Ctrl-C, and PYTHONPATH."""
+"""The frame of every installed program: standard streams that may be lost, Ctrl-C, and PYTHONPATH."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from edgeshard.process.search_path import prefer_installed
+from edgeshard.process.programs.search_path import prefer_installed
 
 _INPUT = 0
 _OUTPUT = 1
@@ -31,7 +31,7 @@ class OutputError(Exception):
 
 
 class _Output(io.FileIO):
-    """Standard output whose failures are told from those of other files."""
+    """Standard output, whose failures have a type of their own."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -55,13 +55,16 @@ def program() -> Iterator[None]:
     """Run an installed program, whose modules are imported inside the body.
 
     Folders of PYTHONPATH are searched last. A closed stream is opened on /dev/null, so that no file or socket takes its
-    descriptor. Exits 1 with one line on standard error if standard output cannot be written, 141 without a line if its
-    reader has gone, and 130 without a line after a Ctrl-C that the body does not handle.
+    descriptor. Exits 1 with one line on standard error if standard output cannot be written, and 141 without a line if
+    its reader has gone. Exits 130 without a line after a Ctrl-C that the body does not handle.
     """
     prefer_installed()
     _open_closed()
-    sys.stdout = sys.__stdout__ = _text(_Output(_OUTPUT, "w", closefd=False), sys.stdout)  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = _text(_Errors(_ERRORS, "w", closefd=False), sys.stderr)  # type: ignore[misc]
+    # A caller in this process may have put streams of its own in their place.
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = sys.__stdout__ = _text(_Output(_OUTPUT, "w", closefd=False), sys.stdout)  # type: ignore[misc]
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = sys.__stderr__ = _text(_Errors(_ERRORS, "w", closefd=False), sys.stderr)  # type: ignore[misc]
     try:
         try:
             yield
