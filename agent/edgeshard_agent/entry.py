@@ -9,10 +9,16 @@ from functools import partial
 from edgeshard.domain.errors import EdgeShardError, extra_line
 from edgeshard.process.extras import missing
 from edgeshard.process.imports import lasting_imports
+from edgeshard.process.programs.frame import program
 from edgeshard.rpc.environment import settle_grpc
 
 
 def main() -> None:
+    with program():
+        _run()
+
+
+def _run() -> None:
     if missing("agent"):
         sys.stderr.write(f"edgeshard-agent needs the agent extra: {extra_line('agent')}\n")
         sys.exit(1)

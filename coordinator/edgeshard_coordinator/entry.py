@@ -7,17 +7,23 @@ import sys
 from edgeshard.domain.errors import EdgeShardError, extra_line
 from edgeshard.process.extras import missing
 from edgeshard.process.imports import lasting_imports
-from edgeshard.process.logs import report_failure
-from edgeshard.process.private import keep_private
+from edgeshard.process.programs.frame import program
 from edgeshard.rpc.environment import settle_grpc
 
 
 def main() -> None:
+    with program():
+        _run()
+
+
+def _run() -> None:
     if missing("coordinator"):
         sys.stderr.write(f"edgeshard-coordinator needs the coordinator extra: {extra_line('coordinator')}\n")
         sys.exit(1)
     settle_grpc()
     with lasting_imports():
+        from edgeshard.process.logs import report_failure
+        from edgeshard.process.private import keep_private
         from edgeshard_coordinator.daemon import run
 
     keep_private()

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from edgeshard.rpc.tls import TlsFiles
 
 Result = TypeVar("Result")
+INTERRUPTED = 128 + signal.SIGINT
+"""The exit code of a command that Ctrl-C ended before it was done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +55,21 @@ def connect_of(context: typer.Context) -> Connect:
     return connect
 
 
-def ask(context: typer.Context, call: Callable[[Client], Awaitable[Result]]) -> Result:
-    """Run one call of a client, and close the client behind it; interrupted as `run` is."""
+def ask(context: typer.Context, call: Callable[[Client], Awaitable[Result]], *, endless: bool = False) -> Result:
+    """Run one call of a client, and close the client after it; interrupted as `run` is."""
 
     async def work() -> Result:
         async with connect_of(context).client() as client:
             return await call(client)
 
-    return run(work())
+    return run(work(), endless=endless)
 
 
-def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a command's coroutine. Ctrl-C, SIGTERM or SIGHUP cancels it, lets it clean up, and exits 128 + signal."""
+def run(work: Coroutine[Any, Any, Result], *, endless: bool = False) -> Result:
+    """Run a command's coroutine. Ctrl-C, SIGTERM or SIGHUP cancels it, lets it clean up, and exits 128 + signal.
+
+    Ctrl-C exits 0 if the work is `endless`: then it is how a user ends the command.
+    """
     import asyncio  # a quarter of the time that `--help` takes
 
     received: list[signal.Signals] = []
@@ -91,7 +96,7 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
     try:
         return asyncio.run(main())
     except KeyboardInterrupt:
-        raise typer.Exit(128 + signal.SIGINT) from None
+        raise typer.Exit(0 if endless else INTERRUPTED) from None
     except asyncio.CancelledError:
         if not received:
             raise

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from edgeshard import WIRE_VERSION, __version__
-from edgeshard.cli.connect import Connect
+from edgeshard.cli.connect import INTERRUPTED, Connect
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.rpc.environment import settle_grpc
 
@@ -112,6 +112,8 @@ class RootGroup(TyperGroup):
             # A name or a text among the arguments; gRPC takes UTF-8 only.
             typer.echo("error: an argument is not UTF-8 text", err=True)
             raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
         except EdgeShardError as error:
             from edgeshard.cli.render.output import show_text
 
@@ -201,7 +203,7 @@ def version() -> None:
 
 
 def main() -> None:
-    """Entry point of `edgectl`."""
+    """Run a command with this process's arguments. `edgeshard.cli.entry` is the entry point of `edgectl`."""
     settle_grpc()
     app(prog_name="edgectl")
 

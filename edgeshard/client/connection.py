@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from edgeshard.client.forking import check_not_forked, is_forked
 from edgeshard.client.listening import Inbox, ListenerStream
 from edgeshard.client.renewing import renew_over
 from edgeshard.client.settings import Access
@@ -19,6 +20,7 @@ from edgeshard.proto.v1 import inference_pb2
 from edgeshard.proto.v1.admin_pb2_grpc import AdminServiceStub
 from edgeshard.proto.v1.inference_pb2_grpc import InferenceServiceStub
 from edgeshard.rpc.channel import WINDOW_BYTES, open_channel
+from edgeshard.rpc.clocks import clock_error
 from edgeshard.wire.generation import event_from_wire, generate_request_to_wire
 from edgeshard.wire.status import from_rpc_error
 
@@ -38,11 +40,12 @@ class Connection:
         self._stubs: dict[Any, Any] = {}
 
     def open(self) -> grpc.aio.Channel:
-        """The channel. Must be called inside the event loop that is to use it.
+        """The channel. Must be called inside the event loop that is to use it, and in the process that began to use it.
 
         Raises DeniedError for plaintext beyond loopback and where there are no credentials, InvalidArgumentError for a
-        target that is not host:port.
+        target that is not host:port, FailedPreconditionError after a fork.
         """
+        check_not_forked()
         if self._channel is None:
             self._access.check()
             tls = self._access.tls
@@ -66,6 +69,8 @@ class Connection:
         channel, self._channel = self._channel, None
         listener, self._listener = self._listener, None
         renewing, self._renewing = self._renewing, None
+        if is_forked():
+            return  # they are the parent's
         if renewing is not None:
             renewing.cancel()
         if listener is not None:
@@ -85,7 +90,7 @@ class Connection:
         try:
             return await getattr(self._stub(stub), method)(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise self._typed(error) from None
+            raise await self._explained(error) from None
 
     async def generate(
         self, request: GenerateRequest, timeout_s: float | None
@@ -109,7 +114,7 @@ class Connection:
                     yield event
                 return
         except grpc.aio.AioRpcError as error:
-            raise self._typed(error) from None
+            raise await self._explained(error) from None
         finally:
             if inbox is not None:
                 inbox.close()
@@ -132,10 +137,17 @@ class Connection:
             async for message in call:
                 yield message
         except grpc.aio.AioRpcError as error:
-            raise self._typed(error) from None
+            raise await self._explained(error) from None
         finally:
             # Without effect on a call that has ended; otherwise the server learns at once that nobody listens.
             call.cancel()
+
+    async def _explained(self, error: grpc.aio.AioRpcError) -> EdgeShardError:
+        """The typed error; of a wrong clock if that is why TLS refused the coordinator."""
+        typed = self._typed(error)
+        if typed.reason != "TLS_HANDSHAKE":
+            return typed
+        return await clock_error(self.target) or typed
 
     def _typed(self, error: grpc.aio.AioRpcError) -> EdgeShardError:
         connected = self._channel is not None and self._channel.get_state() is grpc.ChannelConnectivity.READY

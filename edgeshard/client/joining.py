@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from edgeshard.domain.errors import DeniedError, UnavailableError
 from edgeshard.domain.identity import Enrolment, Invitation, authority_digest, coordinator_of
 from edgeshard.identity.authority import now, request_for
-from edgeshard.identity.certificates import bundle_of, check_clock
+from edgeshard.identity.certificates import bundle_of, check_clock, check_valid_now
 from edgeshard.process.extras import check_extras
 from edgeshard.proto.v1 import identity_pb2 as pb
 from edgeshard.proto.v1.identity_pb2_grpc import EnrolmentServiceStub
@@ -102,7 +102,8 @@ async def _proven(invitation: Invitation, coordinator: str, enrolment: str) -> I
 async def _authority(invitation: Invitation) -> bytes:
     """The certificate in PEM that the invitation has the digest of.
 
-    Anybody may be the one who is asked, so nothing is believed but what the digest proves; nor is anything said.
+    Anybody may be the one who is asked, so nothing is believed but what the digest proves; nor is anything said. Raises
+    FailedPreconditionError for a clock outside the certificate that is shown.
     """
     where = f"the site at {invitation.enrolment}"
     address = split_address(invitation.enrolment)
@@ -110,6 +111,7 @@ async def _authority(invitation: Invitation) -> bytes:
         shown = await asyncio.to_thread(ssl.get_server_certificate, address, timeout=TIMEOUT_S)
     except (OSError, UnicodeError) as error:  # also of TLS; a name that no host has
         raise UnavailableError(f"{where} cannot be reached: {error}", field="token") from None
+    check_valid_now(shown.encode(), f"the certificate of {where}", now())
     async with _channel(invitation, shown.encode()) as channel:
         try:
             answer = await EnrolmentServiceStub(channel).GetAuthorities(pb.GetAuthoritiesRequest(), timeout=TIMEOUT_S)

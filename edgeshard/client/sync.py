@@ -11,6 +11,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from edgeshard.client.client import Client
+from edgeshard.client.forking import check_not_forked, is_forked
+from edgeshard.domain.errors import FailedPreconditionError
 from edgeshard.rpc.tls import TlsFiles
 
 Arguments = ParamSpec("Arguments")
@@ -75,6 +77,9 @@ class SyncClient:
     def close(self) -> None:
         """Close the connection and end the background thread; requests still streaming are cancelled."""
         if self._loop is None or self._thread is None:
+            return
+        if is_forked():
+            self._loop = self._thread = None  # the thread is the parent's
             return
         self._run(self._client.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -148,6 +153,11 @@ class SyncClient:
             self._run(close())
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        try:
+            check_not_forked()
+        except FailedPreconditionError:
+            work.close()
+            raise
         return _Call(self._running_loop(), work).result()
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:

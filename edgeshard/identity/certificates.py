@@ -113,6 +113,25 @@ def ders_of(bundle_pem: bytes) -> tuple[bytes, ...]:
     )
 
 
+def check_valid_now(certificate_pem: bytes, whose: str, now: datetime) -> None:
+    """Raise FailedPreconditionError (CLOCK) for a certificate that this machine's clock is not within.
+
+    TLS would only report that the certificate cannot be verified. `whose` begins the description, such as
+    `the certificate of HOST:PORT`. Raises ValueError for what is no certificate in PEM.
+    """
+    certificate = x509.load_pem_x509_certificate(certificate_pem)
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if begins <= now <= ends:
+        return
+    raise FailedPreconditionError(
+        f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC, but {whose} is valid from {begins:%Y-%m-%d %H:%M} to "
+        f"{ends:%Y-%m-%d %H:%M} UTC: set the clock, such as with timedatectl set-ntp true, or renew the certificate if "
+        "the clock is right",
+        field="clock",
+        reason="CLOCK",
+    )
+
+
 def check_clock(bundle_pem: bytes, now: datetime) -> None:
     """Raise FailedPreconditionError for a clock that is before the site's authorities were made, or after their end.
 

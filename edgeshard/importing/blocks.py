@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgeshard.domain.models.dtypes import STORED_GROUP, IntegerFormat
 from edgeshard.storage.checkpoint import StoredTensor
-from edgeshard.storage.files import naming_full_disk
+from edgeshard.storage.files import MOVE_SCRATCH, check_room, naming_full_disk
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int8]
@@ -71,19 +71,27 @@ class Loss:
         return f"{self.elements / 1e6:.1f} M weights changed by {100 * self.relative_error:.2g} % (root mean square)"
 
 
+_WHAT = "a conversion of the weights"
+BYTES = {Width.INT4: 0.5625, Width.INT8: 1.0625, Width.BFLOAT16: 2.0, Width.FLOAT16: 2.0, Width.FLOAT32: 4.0}
+"""Bytes of a weight, with its part of a group's scale."""
+
+
 class TensorWriter:
     """A writer of converted tensors, one behind the other, into a file of `directory`; `loss` counts its rounding.
 
-    `on_bytes` is called with the bytes written so far. Every method raises ResourceExhaustedError for a full disk.
+    `on_bytes` is called with the bytes written so far. Every method raises ResourceExhaustedError for a full disk; so
+    does the beginning if there is no room for `least_bytes`.
     """
 
-    def __init__(self, directory: Path, on_bytes: Callable[[int], None] | None = None) -> None:
+    def __init__(self, directory: Path, least_bytes: int, on_bytes: Callable[[int], None] | None = None) -> None:
         self._path = directory / "converted.tensors"
+        self._least_bytes = least_bytes
         self._on_bytes = on_bytes
         self._file: BinaryIO | None = None
         self.loss = Loss()
 
     def __enter__(self) -> TensorWriter:
+        check_room(self._path, _WHAT, self._least_bytes, remedy=MOVE_SCRATCH)
         self._file = self._path.open("wb")
         return self
 
@@ -104,7 +112,7 @@ class TensorWriter:
         self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
         offset = self._file.tell()
         for part in parts:
-            with naming_full_disk(self._path):
+            with naming_full_disk(self._path, _WHAT, self._file.tell() + len(part), MOVE_SCRATCH):
                 self._file.write(part)
             if self._on_bytes is not None:
                 self._on_bytes(self._file.tell())

@@ -17,7 +17,7 @@ from edgeshard.architectures import STORED_AS
 from edgeshard.architectures.gguf import Gguf
 from edgeshard.domain.errors import FailedPreconditionError, extra_line
 from edgeshard.domain.models.dtypes import STORED_GROUP, IntegerFormat
-from edgeshard.importing.blocks import AT_ONCE, Floats, TensorWriter, Width
+from edgeshard.importing.blocks import AT_ONCE, BYTES, Floats, TensorWriter, Width
 from edgeshard.importing.gguf_config import checkpoint_name, config_of, form_of
 from edgeshard.importing.gguf_file import GgufFile, GgufTensor, read_gguf
 from edgeshard.importing.gguf_tokenizer import tokenizer_files
@@ -28,7 +28,6 @@ from edgeshard.storage.checkpoint import Checkpoint, StoredFile, StoredTensor, d
 _FLOATS = frozenset({"F32", "F16", "BF16"})
 _INTEGERS = {"Q8_0": IntegerFormat.INT8, "Q4_0": IntegerFormat.INT4}
 _KEPT = _FLOATS | _INTEGERS.keys()
-_BYTES = {Width.INT4: 0.5625, Width.INT8: 1.0625, Width.BFLOAT16: 2.0, Width.FLOAT16: 2.0, Width.FLOAT32: 4.0}
 
 
 def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress) -> Imported:
@@ -51,7 +50,7 @@ def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress) -> Im
     def report(done: int) -> None:
         progress(CONVERTING, min(done, total), total)
 
-    with path.open("rb") as stream, TensorWriter(scratch, report) as writer:
+    with path.open("rb") as stream, TensorWriter(scratch, total, report) as writer:
         # Closed when nothing looks into it any more: where an error leaves a part half read, that is later.
         data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         tensors = tuple(
@@ -120,7 +119,7 @@ class _Opener:
         for tensor, name in named.items():
             stored = self.file.tensors[tensor]
             if name and (stored.type not in _KEPT or self._order(name, stored) is not None):
-                size += stored.size if stored.type in _KEPT else round(math.prod(stored.shape) * _BYTES[self.width])
+                size += stored.size if stored.type in _KEPT else round(math.prod(stored.shape) * BYTES[self.width])
         return size
 
     def _order(self, name: str, tensor: GgufTensor) -> np.ndarray[Any, Any] | None:

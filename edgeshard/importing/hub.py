@@ -44,7 +44,7 @@ from edgeshard.storage.checkpoint import (
     needed_files,
     read_config,
 )
-from edgeshard.storage.files import free_bytes
+from edgeshard.storage.files import check_room, free_bytes
 from edgeshard.storage.forms import SMALL_FILES, TOKENIZER, TOKENIZER_SETTINGS, decode_text, parse_json_object
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 _CONFIG, _SINGLE, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _PARALLEL = 4
+_MOVE_CACHE = "free space, or move the Hub's cache with HF_HOME"
 _NO_EXTRA = f"models of the Hub need the package huggingface_hub, of the models extra: {extra_line('models')}"
 
 
@@ -165,7 +166,14 @@ class _Hub:
         self._tally.done, self._tally.total = 0, sum(found.sizes[file] for file in files)
 
     def download(self, found: Repository, files: list[str]) -> Path:
-        """The snapshot's directory with all of these files, each with the sha256 that the Hub names."""
+        """The snapshot's directory with all of these files, each with the sha256 that the Hub names.
+
+        Raises ResourceExhaustedError before the first byte if the cache's disk has no room for those that are missing.
+        """
+        missing = [file for file in files if self._cached_file(found, file) is None]
+        begun = sum(path.stat().st_size for path in _blobs(self._name).glob("*.incomplete"))
+        needed = sum(found.sizes[file] for file in missing) - begun
+        check_room(_blobs(self._name), self._name, needed, remedy=_MOVE_CACHE)
         with ThreadPoolExecutor(_PARALLEL) as pool:
             pending = [pool.submit(self._file, found, file) for file in files]
             try:
@@ -175,11 +183,15 @@ class _Hub:
                 raise
         return paths[0].parent
 
+    def _cached_file(self, found: Repository, file: str) -> Path | None:
+        path = self._library.try_to_load_from_cache(self._name, file, revision=found.commit)
+        return Path(path) if isinstance(path, str) else None
+
     def _file(self, found: Repository, file: str) -> Path:
-        known = self._library.try_to_load_from_cache(self._name, file, revision=found.commit)
-        if isinstance(known, str):
+        known = self._cached_file(found, file)
+        if known is not None:
             self._tally.add(found.sizes[file])
-            return Path(known)
+            return known
         path = self._downloaded(file, found.commit)
         expected = found.sha256.get(file)
         if expected is not None and sha256_of(path) != expected:
@@ -196,6 +208,13 @@ class _Hub:
     def _downloaded(self, file: str, revision: str) -> Path:
         options: dict[str, Any] = {"tqdm_class": self._tally.bars(), "library_name": "edgeshard"}
         return Path(self._library.hf_hub_download(self._name, file, revision=revision, **options))
+
+
+def _blobs(name: str) -> Path:
+    """The folder of a model's files in the cache of huggingface_hub."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}" / "blobs"
 
 
 class _Tally:
@@ -367,7 +386,7 @@ def _typed(error: Exception, name: str, revision: str) -> EdgeShardError:
         case OSError(errno=errno.ENOSPC):
             kind, reason = ResourceExhaustedError, "DISK_FULL"
             free = free_bytes(Path(constants.HF_HUB_CACHE))
-            what = f"the disk of the Hub's cache is full ({free} bytes free): make room, or move it with HF_HOME"
+            what = f"{name} has no room on the disk of the Hub's cache, where {free} bytes are free; {_MOVE_CACHE}"
         case _:
             what = f"{name} could not be downloaded: {_short(error)}; whole files are kept, try again"
     return kind(what, field="model", reason=reason)

@@ -6,8 +6,9 @@ Integers with a scale for whole groups of 32 inputs stay as they are; everything
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeshard.architectures import STORED_AS, check_names, parse_config
-from edgeshard.architectures.tensors import is_run
+from edgeshard.architectures.tensors import canonical_name, expected_tensors, is_run
 from edgeshard.domain.errors import UnsupportedModelError
 from edgeshard.domain.models.dtypes import IntegerFormat
 from edgeshard.importing import packings
 from edgeshard.importing.arrays import read_array
-from edgeshard.importing.blocks import Floats, TensorWriter, Width, dequantised, kept_scales
+from edgeshard.importing.blocks import BYTES, Floats, TensorWriter, Width, dequantised, kept_scales
 from edgeshard.importing.imported import CONVERTING, Imported, Progress, size_notes
 from edgeshard.importing.packings import Matrix, malformed
 from edgeshard.importing.stored_as import may_be_integers, stored_quantisation, whole_matrices
@@ -128,7 +129,7 @@ def open_quantised(
     check_names(plain, [*(tensor.name for tensor in kept), *modules])
     total, read = sum(part.size for parts in modules.values() for part in parts.values()), 0
     read_bytes = total + sum(tensor.size for tensor in kept)
-    with TensorWriter(scratch) as writer:
+    with TensorWriter(scratch, _least_bytes(architecture, plain, modules)) as writer:
         converter = Converter(plain, check_method(settings), settings, width, writer)
         for module, parts in modules.items():
             progress(CONVERTING, read, total)
@@ -146,6 +147,16 @@ def open_quantised(
             )
     checkpoint = Checkpoint(model.root, json.dumps(plain, sort_keys=True), (*kept, *left_out), files)
     return Imported(checkpoint, tuple(notes))
+
+
+def _least_bytes(architecture: str, config: Mapping[str, Any], modules: Iterable[str]) -> int:
+    """The bytes of the converted modules in the narrowest form; those of an unexpected name are not counted."""
+    expected = expected_tensors(config)
+    weights = 0
+    for module in modules:
+        tensor = expected.get(canonical_name(architecture, f"{module}.weight"))
+        weights += 0 if tensor is None else math.prod(tensor.shape)
+    return int(weights * BYTES[Width.INT4])
 
 
 def check_method(settings: Mapping[str, Any]) -> str:

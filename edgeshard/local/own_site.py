@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _KEY = "serve"
 """The name of the API key that `edgectl serve` prints."""
 _URL_PORT, _URL_PORTS = 8000, 32
+_OPERATOR = ("pki", "operator-admin")
+"""The end of the path of the folder with an operator's files in a site's folder."""
 _LOOK_S = 0.05
 _NOTICE_S = 2.0
 """Longest time after which this process knows, too, that the coordinator of a failed call has ended."""
@@ -222,7 +224,7 @@ class OwnSite:
         from edgeshard.client.settings import configuration
 
         files = self._cluster.operator_files().key.parent
-        mine = not configuration().exists() or _is_told(files)
+        mine = not configuration().exists() or _is_told(files) or _is_of_moved_site(self.authority)
         if mine and configuration().parent != Path("/dev/null"):
             write_client_settings(own_address(self.address), files)
 
@@ -232,6 +234,21 @@ def _is_told(operator: Path) -> bool:
     from edgeshard.client.settings import configuration
 
     return configuration().exists() and str(operator) in configuration().read_text()
+
+
+def _is_of_moved_site(authority: Path) -> bool:
+    """Whether this user's edgectl uses the files of this site in another folder, or of a site whose folder is gone."""
+    from edgeshard.client.settings import configuration
+    from edgeshard.storage.inputs import read_toml
+
+    try:
+        section = read_toml(configuration(), "settings", "config").get("client", {})
+        configured = Path(section["tls_ca"])
+    except (EdgeShardError, KeyError, TypeError):
+        return False
+    if configured.exists():
+        return configured.read_bytes() == authority.read_bytes()
+    return configured.parent.parts[-2:] == _OPERATOR
 
 
 def _hold(folder: Path) -> list[int]:

@@ -60,7 +60,8 @@ class TlsFiles:
 
     def check(self) -> None:
         """As `check_form`; raise UnauthenticatedError, too, for a certificate of another authority, and
-        FailedPreconditionError for one that expired and for a clock that is before the site's authority was made."""
+        FailedPreconditionError for one that expired and for a clock that is before it or the site's authority was
+        made."""
         self.check_form()
         self._check_signed()
         self._check_times()
@@ -79,12 +80,15 @@ class TlsFiles:
 
     def _check_times(self) -> None:
         from edgeshard.identity.authority import now
-        from edgeshard.identity.certificates import check_clock, validity_of
+        from edgeshard.identity.certificates import check_clock, check_valid_now, validity_of
 
         time = now()
         check_clock(read_pem(self.ca, "tls-ca"), time)
-        ends = validity_of(read_pem(self.cert, "tls-cert")).ends
-        if ends < time:
+        certificate = read_pem(self.cert, "tls-cert")
+        ends = validity_of(certificate).ends
+        if time <= ends:
+            check_valid_now(certificate, f"--tls-cert {self.cert}", time)
+        else:
             raise FailedPreconditionError(
                 f"--tls-cert {self.cert} expired at {ends:%Y-%m-%d %H:%M} UTC: join again, with another token of "
                 "edgectl token create, or make another certificate",

@@ -12,6 +12,8 @@ from edgeshard.domain.errors import ResourceExhaustedError
 
 TEMPORARY = ".tmp"
 """The end of the name of a file that is being written to take another's place."""
+MOVE_STATE = "free space or move --state-dir"
+MOVE_SCRATCH = "free space, or set TMPDIR to a folder on another disk"
 
 
 def sync(path: Path) -> None:
@@ -38,14 +40,16 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 @contextmanager
-def naming_full_disk(path: Path) -> Iterator[None]:
-    """Turn the error of a full disk into a ResourceExhaustedError that names the directory; let other errors pass."""
+def naming_full_disk(
+    path: Path, what: str = "", needed_bytes: int | None = None, remedy: str = MOVE_STATE
+) -> Iterator[None]:
+    """Turn the error of a full disk into that of `full_disk`; let other errors pass. `what` is the file by default."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise full_disk(path, path.name) from None
+        raise full_disk(path, what or path.name, needed_bytes, remedy=remedy) from None
 
 
 def free_bytes(path: Path) -> int:
@@ -56,11 +60,33 @@ def free_bytes(path: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def full_disk(path: Path, what: str) -> ResourceExhaustedError:
-    """The error of a disk that has no room for `what`, to be written at `path`."""
+def check_room(
+    path: Path, what: str, needed_bytes: int, usable_bytes: int | None = None, remedy: str = MOVE_STATE
+) -> None:
+    """Raise the error of `full_disk` unless `what` fits, before its first byte is written at `path`.
+
+    `usable_bytes` are those of the disk that it may have, by default all that are free.
+    """
+    usable = free_bytes(path) if usable_bytes is None else usable_bytes
+    if needed_bytes > usable:
+        raise full_disk(path, what, needed_bytes, usable, remedy)
+
+
+def full_disk(
+    path: Path,
+    what: str,
+    needed_bytes: int | None = None,
+    usable_bytes: int | None = None,
+    remedy: str = MOVE_STATE,
+) -> ResourceExhaustedError:
+    """The error of a disk that has no room for `what`, to be written at `path`; it has the needed bytes if they are
+    known, and the free ones."""
+    free = free_bytes(path)
+    usable = free if usable_bytes is None else usable_bytes
+    reserved = f", {free - max(0, usable)} of them reserved" if usable < free else ""
+    needs = "has no room" if needed_bytes is None else f"needs {needed_bytes} bytes"
     return ResourceExhaustedError(
-        f"the disk of {path.parent} is full ({free_bytes(path)} bytes are free), so {what} cannot be written; free "
-        "space or move --state-dir",
+        f"{what} {needs} on the disk of {path.parent}, where {max(free, usable)} bytes are free{reserved}; {remedy}",
         field="state-dir",
         reason="DISK_FULL",
     )

@@ -9,7 +9,6 @@ again, are copied instead (`copy`).
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -23,7 +22,7 @@ from typing import BinaryIO
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import Digest, check_digest
-from edgeshard.storage.files import TEMPORARY, naming_full_disk, sync, write_atomically
+from edgeshard.storage.files import TEMPORARY, check_room, naming_full_disk, sync, write_atomically
 
 _CLONE = 0x40049409
 """FICLONE of linux/fs.h: the new file shares all blocks of the old one until either is written to."""
@@ -46,7 +45,7 @@ class LinkedFiles:
     """The directory of linked files. Blocking; safe to call from any thread, and to read from another process."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
         self._lock = threading.Lock()
         self._read_at: int | None = None
         self._blobs: dict[Digest, BlobLocation] = {}
@@ -63,8 +62,8 @@ class LinkedFiles:
         return self._made(None, file, room_bytes)
 
     def _made(self, source: Path | None, file: BinaryIO, room_bytes: Callable[[], int]) -> Path:
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = self._directory / f"{uuid.uuid4().hex}{TEMPORARY}"
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = self.directory / f"{uuid.uuid4().hex}{TEMPORARY}"
         try:
             with naming_full_disk(temporary):
                 if source is None or not _hard_linked(source, file, temporary):
@@ -124,11 +123,11 @@ class LinkedFiles:
             path.unlink(missing_ok=True)
         self._blobs = {digest: at for digest, at in self._blobs.items() if at.path != path}
         self._blobs |= blobs
-        self._read_at = _stamp(self._directory)
+        self._read_at = _stamp(self.directory)
 
     def _refresh(self) -> None:
         """Read the notes again when the directory has changed: another process may own it."""
-        stamp = _stamp(self._directory)
+        stamp = _stamp(self.directory)
         if stamp == self._read_at:
             return
         self._blobs = {}
@@ -138,7 +137,7 @@ class LinkedFiles:
         self._read_at = stamp
 
     def _files(self) -> Iterator[Path]:
-        return iter(sorted(self._directory.glob("*"))) if self._directory.is_dir() else iter(())
+        return iter(sorted(self.directory.glob("*"))) if self.directory.is_dir() else iter(())
 
 
 def _read_note(note: Path) -> dict[Digest, BlobLocation]:
@@ -171,8 +170,8 @@ def _clone_or_copy(file: BinaryIO, target: Path, room_bytes: Callable[[], int]) 
         try:
             fcntl.ioctl(copy.fileno(), _CLONE, file.fileno())
         except OSError:
-            if os.fstat(file.fileno()).st_size > room_bytes():
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
+            size = os.fstat(file.fileno()).st_size
+            check_room(target, "a copy of a file of the model", size, room_bytes())
             file.seek(0)
             shutil.copyfileobj(file, copy, _COPY_BYTES)
     sync(target)

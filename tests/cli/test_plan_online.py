@@ -132,13 +132,31 @@ def test_what_nodes_hold_decides_where_it_costs_little_and_the_plan_says_so(
 
 def test_a_node_nobody_measured_is_named_with_the_command_that_measures_it(site: Any, plan: Any, data: Any) -> None:
     site.measured(a=1e-3)
-    result = plan()
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "fairy-tales in bfloat16: b;" in result.stderr
-    assert "`edgectl profile --model fairy-tales --dtype bfloat16`" in result.stderr
-    assert data("--exclude", "b")["placement"] == "a=0:12"
+    result = plan("-o", "name")
+    assert (result.exit_code, result.stdout) == (0, "a=0:12\n")
+    command = "edgectl profile --model fairy-tales --dtype bfloat16 b"
+    assert f"note: b: left out, not measured for fairy-tales; run `{command}`" in result.stderr
+    assert data("--exclude", "b")["placement"] == "a=0:12" and "left out" not in plan("--exclude", "b").stderr
+    refused = plan(source="b")
+    assert refused.exit_code == 1 and "not measured for fairy-tales in bfloat16: b; run" in refused.stderr
     other = plan("--dtype", "float32")
     assert other.exit_code == 1 and "--dtype float32" in other.stderr
+
+
+def test_without_a_source_prompts_come_in_at_the_largest_measured_node(site: Any, edgectl: Any) -> None:
+    arguments = ("plan", "--model", "fairy-tales", "-o", "name")
+    site.measured(a=1e-3, b=5e-4)
+    small, large = (replace(node, free_bytes=size) for node, size in zip(site.nodes, (1 << 30, 2 << 30), strict=True))
+    site.nodes = [small, large]
+    assert edgectl(*arguments).stdout == "b=0:12\n"
+    assert edgectl(*arguments, "--exclude", "b").stdout == "a=0:12\n"
+    site.measured(a=1e-3)
+    site.nodes = [small, large]
+    result = edgectl(*arguments)
+    assert result.stdout == "a=0:12\n" and "b: left out" in result.stderr
+    site.nodes = [replace(node, connected=False) for node in site.nodes]
+    away = edgectl(*arguments)
+    assert away.exit_code == 5 and "no node of the site is there" in away.stderr
 
 
 def test_what_is_said_of_a_node_that_is_left_out_is_no_mistake(measured: Any, plan: Any, data: Any) -> None:
@@ -216,7 +234,6 @@ def test_a_link_nobody_measured_is_not_planned_with_and_a_note_says_so(measured:
         (["--source", "a", "--objective", "speed"], 2, "--objective"),
         (["--source", "a", "--prompt-tokens", "4096"], 2, "prompt_tokens"),
         (["--source", "a", "--what-if", "+1 orin-mega"], 2, "what_if"),
-        ([], 2, "--source is missing"),
     ],
 )
 def test_wrong_options_name_the_field(measured: Any, edgectl: Any, arguments: list[str], code: int, words: str) -> None:

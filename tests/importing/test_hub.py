@@ -17,6 +17,7 @@ from edgeshard.domain.errors import (
     EdgeShardError,
     InvalidArgumentError,
     NotFoundError,
+    ResourceExhaustedError,
     UnavailableError,
     UnsupportedModelError,
 )
@@ -117,6 +118,15 @@ def test_a_broken_download_goes_on_where_it_stopped(hub: HubServer, monkeypatch:
     fetch(NAME, "", nothing)
     assert [begin for name, begin in hub.ranges if name == shard] == [0, 20_000]
     assert hub.served[shard] == size
+
+
+def test_a_model_that_the_caches_disk_has_no_room_for_is_refused_before_its_weights(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgeshard.storage.files.free_bytes", lambda path: 1000)
+    with pytest.raises(ResourceExhaustedError, match=r"needs \d+ bytes .* where 1000 bytes are free; .* HF_HOME"):
+        fetch(NAME, "", nothing)
+    assert not any(file.endswith(".safetensors") for file in hub.served)
 
 
 def test_a_file_that_is_not_what_the_hub_says_is_refused_and_removed(hub: HubServer) -> None:

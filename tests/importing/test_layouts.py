@@ -181,7 +181,7 @@ def test_experts_of_kimi_k2_are_the_same_integers(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "experts", {}, stored)
     kept, modules = sorted_parts(stored_tensors(ModelDirectory.at(directory)))
     assert len(kept) == 3 and modules.keys() == means.keys()
-    with TensorWriter(tmp_path) as writer:
+    with TensorWriter(tmp_path, 0) as writer:
         converter = Converter({}, check_method(layout["settings"]), layout["settings"], Width.INT8, writer)
         found = {name: converter.stored(name, parts) for name, parts in modules.items()}
     assert {tensor.integers for tensor in found.values()} == {IntegerFormat.INT4} and not writer.loss.errors
@@ -231,5 +231,5 @@ def test_a_scale_of_nothing_gives_no_numbers_and_is_refused(tmp_path: Path) -> N
     made = compressed_nvfp4(torch.ones(4, 32)).parts | {"weight_global_scale": torch.zeros(1)}
     directory = write_checkpoint(tmp_path / "odd", {}, {f"x.{end}": part for end, part in made.items()})
     _, modules = sorted_parts(stored_tensors(ModelDirectory.at(directory)))
-    with TensorWriter(tmp_path) as writer, pytest.raises(InvalidArgumentError, match="no numbers"):
+    with TensorWriter(tmp_path, 0) as writer, pytest.raises(InvalidArgumentError, match="no numbers"):
         Converter({}, "compressed-tensors", {}, Width.BFLOAT16, writer).stored("x.weight", modules["x.weight"])

@@ -125,7 +125,7 @@ def test_an_expert_in_mxfp4_whose_scales_float16_does_not_hold_is_transposed_and
     directory = write_checkpoint(tmp_path / "experts", {}, parts)
     kept, modules = sorted_parts(stored_tensors(ModelDirectory.at(directory)))
     assert not kept and modules.keys() == {"x"}
-    with TensorWriter(tmp_path) as writer:
+    with TensorWriter(tmp_path, 0) as writer:
         stored = Converter({}, "mxfp4", {}, Width.INT8, writer).stored("x", modules["x"])
     assert stored.shape == (64, 8) and writer.loss.errors == 0
     assert torch.equal(torch.from_numpy(read_array(stored)), means.t())
@@ -387,7 +387,7 @@ def test_parts_of_any_shape_and_type_are_refused_by_name(name: str, tmp_path: Pa
     directory = write_checkpoint(tmp_path / "odd", {}, {f"x{key}": part for key, part in named.items()})
     _, modules = sorted_parts(stored_tensors(ModelDirectory.at(directory)))
     ((module, found),) = modules.items()
-    with TensorWriter(tmp_path) as writer, pytest.raises(InvalidArgumentError) as caught:
+    with TensorWriter(tmp_path, 0) as writer, pytest.raises(InvalidArgumentError) as caught:
         Converter({}, method, settings, Width.BFLOAT16, writer).stored(module, found)
     assert caught.value.field == module and caught.value.reason == "MALFORMED_CHECKPOINT"
 

@@ -79,6 +79,10 @@ def test_a_node_that_nobody_measured_makes_the_site_unplannable_by_name(cluster:
     assert info.value.reason == NOT_MEASURED and "a, c" in info.value.message
     assert "edgectl profile --model llama2-7b --dtype bfloat16" in info.value.message
     assert cluster(measured="b", exclude=("a", "c")).cluster.names == ("b",), "what is left out needs no measurement"
+    site = cluster(measured="bc", skip_unmeasured=True)
+    assert site.cluster.names == ("b", "c") and site.without_times == ("a",)
+    with pytest.raises(FailedPreconditionError, match="b, a, c"):
+        cluster(measured="", skip_unmeasured=True)
     away = (node("b"), node("a", connected=False), node("c", connected=False))
     assert cluster(nodes=away, measured="b").cluster.names == ("b",)
 

@@ -110,6 +110,6 @@ def test_across_file_systems_it_is_a_copy_for_which_there_must_be_room(
     linked = LinkedFiles(elsewhere / "linked")
     path = take(linked, source)
     assert path.read_bytes() == DATA and path.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(ResourceExhaustedError):
+    with pytest.raises(ResourceExhaustedError, match=f"needs {len(DATA)} bytes on the disk of {path.parent}"):
         take(linked, source, room_bytes=len(DATA) - 1)
     assert sorted(file.name for file in path.parent.iterdir()) == [path.name, path.name + ".json"]

@@ -8,7 +8,7 @@ from typing import Any
 
 _NUMBER = re.compile(r"(?<![\w.:=-])-?\d+(?:\.\d+)?(?:[KMB](?=\s|$))?(?![\w:])")
 _TEXTS = (
-    (re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(\+00:00)?( UTC)?"), "TIME"),
+    (re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(\+00:00|Z)?( UTC)?"), "TIME"),
     (re.compile(r"\b127\.0\.0\.1:\d+"), "ADDRESS"),
     (re.compile(r"\b[0-9a-f]{64}\b"), "DIGEST"),
     (re.compile(r"\b[0-9a-f]{32}\b"), "ID"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -14,7 +14,7 @@ from edgeshard.domain.errors import DataLossError, ResourceExhaustedError
 from edgeshard.domain.ids import Digest, check_digest
 from edgeshard.domain.models.model import ModelManifest
 from edgeshard.storage.blobs import BlobDirectory, in_thread, missing_blob
-from edgeshard.storage.files import write_atomically
+from edgeshard.storage.files import check_room, free_bytes, write_atomically
 from edgeshard.storage.linked import BlobLocation
 from edgeshard.wire.store import manifest_from_json, manifest_to_json
 from edgeshard_agent.store.packed_units import PackedUnits
@@ -168,6 +168,20 @@ class BlobCache:
                     raise self.too_small(f"{size} bytes more are needed while loaded stages hold the rest")
                 self._account(digest, size)
             self._touch(digest)
+
+    def check_room(self, sizes: Mapping[Digest, int]) -> None:
+        """Raise ResourceExhaustedError (DISK_FULL) unless the disk has room for these blobs; call it before a fetch.
+
+        What is here of them takes no more room, and what goes to keep the limit gives its own. Blocking.
+        """
+        missing = 0
+        for digest, size in sizes.items():
+            is_shared = self._shared is not None and self._shared.locate(digest) is not None
+            if not is_shared and self.blobs.size(digest) is None:
+                missing += size - min(size, self.blobs.received(digest))
+        evicted = max(0, self._all_bytes + missing - self.limit_bytes)
+        where = self.directory / "blobs"
+        check_room(where, "what the stage lacks", missing, free_bytes(where) + evicted)
 
     async def make_room_for_packed(self, size: int) -> None:
         """Make room for so many bytes of packed files, as far as something can go."""

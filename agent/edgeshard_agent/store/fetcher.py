@@ -108,6 +108,7 @@ class Fetcher:
         names = {item.sha256: item.name for item in items}
         small = {item.sha256 for item in items if isinstance(item, FileInfo)}
         self._check_limit(sizes, names)
+        await in_thread(self._cache.check_room, sizes)
         tally = _Tally(sum(sizes.values()), progress)
         pin = self._cache.pin(sizes)
         queue = iter(sizes.items())

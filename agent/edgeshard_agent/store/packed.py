@@ -23,7 +23,7 @@ import google_crc32c
 from edgeshard.architectures.unit_forms import LAYOUT
 from edgeshard.domain.errors import DataLossError
 from edgeshard.domain.models.residency import in_disk_blocks
-from edgeshard.storage.files import TEMPORARY, naming_full_disk, sync
+from edgeshard.storage.files import TEMPORARY, check_room, naming_full_disk, sync
 from edgeshard_agent.store.direct import ALIGNMENT, CHUNK_BYTES, ChunkReader, Wanted
 
 SUFFIX = ".packed"
@@ -114,6 +114,7 @@ def write_packed(path: Path, key: str, unit: UnitBytes) -> PackedHeader:
     temporary = path.with_name(f"{path.name}.{threading.get_ident()}{TEMPORARY}")
     with naming_full_disk(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_room(path, f"packed file {path.name}", room + header.data_bytes)
         try:
             with temporary.open("wb") as file:
                 file.seek(room)

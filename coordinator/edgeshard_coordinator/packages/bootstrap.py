@@ -197,7 +197,7 @@ def folder_for(files: list[dict[str, Any]]) -> Path:
     free = shutil.disk_usage(folder).free
     say(f"{len(files)} files to {folder}: {missing / 1e6:.0f} MB are missing, {free / 1e6:.0f} MB are free")
     if missing > free:
-        fail(f"the disk of {folder} is too full: make room")
+        fail(f"{missing} bytes are needed on the disk of {folder}, where {free} bytes are free: free space")
     return folder
 
 

@@ -17,7 +17,7 @@ from edgeshard.domain.ids import Digest, ModelName, check_digest, check_name
 from edgeshard.domain.models.model import ModelManifest
 from edgeshard.storage.blobs import CHUNK_BYTES, BlobDirectory, blob_sizes, manifest_items, missing_blob
 from edgeshard.storage.checkpoint import Progress, hash_manifest, read_chunks
-from edgeshard.storage.files import TEMPORARY, free_bytes, write_atomically
+from edgeshard.storage.files import TEMPORARY, check_room, free_bytes, write_atomically
 from edgeshard.storage.forms import check_small_file, skim_small_file
 from edgeshard.storage.linked import BlobLocation
 from edgeshard.storage.local_model import open_local, places
@@ -150,6 +150,7 @@ class ModelStore:
         of_weights = {index for index, _, _ in where[: len(draft.tensors)]}
         taken: list[Path] = []
         try:
+            self._check_room_for_copies([Path(file.path) for file in model.files], draft.name)
             for index, file in enumerate(model.files):
                 with open_local(file) as opened:
                     if index in of_weights:
@@ -166,6 +167,13 @@ class ModelStore:
             return self._register_linked(manifest, locations)
         finally:
             linked.drop_unused(taken)
+
+    def _check_room_for_copies(self, files: Sequence[Path], name: ModelName) -> None:
+        """Check the room for files of other disks, which must be copied, before the first of them is."""
+        own_disk = self._directory.stat().st_dev
+        found = [file.stat() for file in files if file.exists()]  # one that is not is refused when it is opened
+        needed = sum(status.st_size for status in found if status.st_dev != own_disk)
+        check_room(self.blobs.linked.directory, f"a copy of model {name}", needed, self.room_bytes())
 
     def _register_linked(self, manifest: ModelManifest, locations: Sequence[BlobLocation]) -> Digest:
         sizes, digest = validate_manifest(manifest), manifest.digest()
@@ -287,14 +295,7 @@ class ModelStore:
         if missing_bytes <= self.room_bytes():
             return
         self._remove_unneeded(own)
-        if missing_bytes > self.room_bytes():
-            raise errors.ResourceExhaustedError(
-                f"model {name} needs {missing_bytes} bytes more on the disk of {self._directory}, which has "
-                f"{free_bytes(self._directory)} free, {self._kept_free_bytes} of them for the coordinator itself; free "
-                "space or move --state-dir",
-                field="state-dir",
-                reason="DISK_FULL",
-            )
+        check_room(self.blobs.linked.directory, f"model {name}", missing_bytes, self.room_bytes())
 
     def _remove_unneeded(self, own: Collection[Digest] = (), before_ns: int | None = None) -> None:
         """Remove blobs that arrived for models which were never completed, but for the blobs `own`; only those older

@@ -19,7 +19,7 @@ from edgeshard.proto.v1 import store_pb2_grpc
 from edgeshard.rpc.addresses import is_of_this_machine
 from edgeshard.rpc.hello import first_message
 from edgeshard.storage.blobs import CHUNK_BYTES, in_thread, missing_blob
-from edgeshard.storage.files import full_disk
+from edgeshard.storage.files import check_room
 from edgeshard.storage.local_model import not_this_machine
 from edgeshard.wire import store as wire
 from edgeshard_coordinator.store.models import ModelStore
@@ -129,8 +129,8 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
                 reason="WRONG_OFFSET",
             )
         coming, room = header.size - header.offset, await asyncio.to_thread(self._store.room_bytes)
-        if coming + sum(self._uploading.values()) > room:
-            raise full_disk(self._store.blobs.path(digest), f"{coming} bytes of blob {digest}")
+        others = sum(self._uploading.values())
+        check_room(self._store.blobs.path(digest), f"blob {digest}", coming, room - others)
         self._uploading[digest] = coming
 
     async def _receive(

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import Enum, StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
@@ -212,6 +213,16 @@ def gap_text(gap: float) -> str:
 def human_rate(bits_per_second: float) -> str:
     """Bits a second with a decimal unit, three significant digits: `936 Mb/s`, `9.41 Gb/s`."""
     return _scaled(bits_per_second, 1000, "b/s", "Kb/s", "Mb/s", "Gb/s")
+
+
+def time_text(time: str) -> str:
+    """An ISO 8601 time of UTC for people, to the second: `2026-11-29T14:05:09Z`, one word for awk."""
+    return f"{time[:19]}Z"
+
+
+def time_of(utc_s: float) -> str:
+    """Seconds since 1970 in the same form, to the minute: `2026-11-29T14:05Z`."""
+    return f"{datetime.fromtimestamp(utc_s, UTC):%Y-%m-%dT%H:%MZ}"
 
 
 def human_age(seconds: float) -> str:

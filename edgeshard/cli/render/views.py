@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from edgeshard.cli.render.kernel_views import COMPILE_AGAIN, kernel_problem, kernel_text
-from edgeshard.cli.render.output import Column, gap_text, human_bytes, human_count, human_seconds
+from edgeshard.cli.render.output import Column, gap_text, human_bytes, human_count, human_seconds, time_text
 from edgeshard.domain.audit import AuditCheck, AuditEntry
 from edgeshard.domain.control.site_event import SiteEvent
 from edgeshard.domain.deployments.deployment import NO_DRAFT, Deployment
@@ -69,12 +69,12 @@ DEPLOYMENT_COLUMNS: list[Column[Deployment]] = [
 ]
 
 AUDIT_COLUMNS: list[Column[AuditEntry]] = [
-    Column("TIME", lambda entry: entry.time[:19]),
+    Column("TIME", lambda entry: time_text(entry.time)),
     Column("WHO", lambda entry: entry.who),
     Column("WHAT", lambda entry: entry.what),
     Column("TARGET", lambda entry: entry.target),
     Column("RESULT", lambda entry: entry.result),
-    Column("LEFT OUT", lambda entry: str(entry.suppressed or ""), right=True),
+    Column("OMITTED", lambda entry: str(entry.suppressed or ""), right=True),
     Column("ADDRESS", lambda entry: entry.address, wide=True),
 ]
 
@@ -87,7 +87,7 @@ AUDIT_CHECK_COLUMNS: list[Column[AuditCheck]] = [
 ]
 
 EVENT_COLUMNS: list[Column[SiteEvent]] = [
-    Column("TIME", lambda event: event.time[:19]),
+    Column("TIME", lambda event: time_text(event.time)),
     Column("", lambda event: "!" if event.warning else ""),
     Column("WHAT", lambda event: f"{event.subject} {event.name} {event.what}"),
     Column("DETAIL", lambda event: event.detail),

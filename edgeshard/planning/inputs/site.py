@@ -1,7 +1,8 @@
 """A site as its coordinator knows it, as the planner's cluster: measured times and links. Pure.
 
-A plan must not rest on figures that nobody has. A node without times, measured or of the catalogue, therefore makes the
-site unplannable, by its name. Two nodes without a measured link have none: a plan never sends from one to the other.
+A plan must not rest on figures that nobody has. A node without times, measured or of the catalogue, is therefore left
+out or makes the site unplannable, by its name. Two nodes without a measured link have none: a plan never sends from one
+to the other.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class SiteCluster:
     """The nodes that layers can be placed on, by name, the source first.
 
     `times` are the measured nodes'; those in `estimated` have the figures of the catalogue. `unmeasured` are the pairs
-    (sender, receiver) without a measurement, between which there is no link. Those in `starting` are left out.
+    (sender, receiver) without a measurement, between which there is no link. Those in `starting` are left out, and so
+    are those in `without_times`.
     """
 
     cluster: Cluster
@@ -68,6 +70,7 @@ class SiteCluster:
     estimated: tuple[NodeName, ...]
     unmeasured: tuple[tuple[NodeName, NodeName], ...]
     starting: tuple[NodeName, ...] = ()
+    without_times: tuple[NodeName, ...] = ()
 
 
 def site_cluster(  # noqa: PLR0913 - the site's figures, and the request
@@ -81,18 +84,23 @@ def site_cluster(  # noqa: PLR0913 - the site's figures, and the request
     source: str,
     exclude: Collection[str] = (),
     others: Mapping[NodeId, ComputeProfile] = MappingProxyType({}),
+    skip_unmeasured: bool = False,
 ) -> SiteCluster:
     """The nodes of a site that can serve, and their links.
 
     `profiles` are those of this model in this dtype and quantisation, by node. A node without one, and without a known
     data sheet, counts as one that would take as long for a model of `others`. Nodes that are away, still starting or in
-    `exclude` are left out.
+    `exclude` are left out; those without times too if `skip_unmeasured`, except the source.
 
     Raises NotFoundError or UnavailableError for a source that is not there, InvalidArgumentError for nodes that cannot
     run small integers, FailedPreconditionError (reason NOT_MEASURED) naming the nodes without times.
     """
     nodes = list(nodes)
     usable = _usable(nodes, source, exclude)
+    without_times: tuple[NodeName, ...] = ()
+    if skip_unmeasured:
+        without_times = tuple(node.name for node in usable[1:] if not has_times(node, profiles, others))
+        usable = [node for node in usable if node.name not in without_times]
     if quantisation is not None:
         _check_processors(usable, quantisation)
     devices: list[DeviceSpec | None] = []
@@ -101,8 +109,9 @@ def site_cluster(  # noqa: PLR0913 - the site's figures, and the request
         devices.append(known if profile is None else _figures(profile, known))
     unknown = [node.name for node, device in zip(usable, devices, strict=True) if device is None]
     if unknown:
+        names = listed([*unknown, *without_times])
         raise FailedPreconditionError(
-            f"not measured for {model} in {weights_text(dtype, quantisation)}: {listed(unknown)}; run "
+            f"not measured for {model} in {weights_text(dtype, quantisation)}: {names}; run "
             f"`{profile_command(model, dtype, quantisation)}`",
             field="model",
             reason=NOT_MEASURED,
@@ -124,7 +133,14 @@ def site_cluster(  # noqa: PLR0913 - the site's figures, and the request
     cluster = Cluster(planned, _NO_LINK, source=usable[0].name, links=MappingProxyType(found))
     estimated = tuple(node.name for node in usable if node.name not in times)
     starting = tuple(sorted(n.name for n in nodes if n.connected and not n.placeable and n.name not in exclude))
-    return SiteCluster(cluster, MappingProxyType(times), estimated, unmeasured, starting)
+    return SiteCluster(cluster, MappingProxyType(times), estimated, unmeasured, starting, without_times)
+
+
+def has_times(
+    node: SiteNode, profiles: Mapping[NodeId, ComputeProfile], others: Mapping[NodeId, ComputeProfile]
+) -> bool:
+    """Whether a node has times to plan with: of a profile, of one for another model, or of a known data sheet."""
+    return node.node_id in profiles or node.node_id in others or recognise(node.facts) is not None
 
 
 def site_problem(site: SiteCluster, model: ModelSpec, **options: Any) -> PlanProblem:

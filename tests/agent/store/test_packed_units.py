@@ -116,6 +116,15 @@ def test_a_file_is_written_where_all_of_it_has_room_beside_what_is_being_written
     assert sum(path.stat().st_size for path in (tmp_path / "packed").iterdir()) == 3 * 12288
 
 
+def test_a_file_that_the_disk_has_no_room_for_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = PackedUnits(tmp_path / "packed")
+    unit = UnitBytes((), bytes(1), [memoryview(bytes(4096))], 4096)
+    monkeypatch.setattr("edgeshard.storage.files.free_bytes", lambda path: 12287)
+    assert packed.write(name("layer-1", 1), "key", unit) is None and packed.used_bytes == 0
+    monkeypatch.setattr("edgeshard.storage.files.free_bytes", lambda path: 12288)
+    assert packed.write(name("layer-1", 1), "key", unit) is not None
+
+
 def test_two_may_write_the_same_unit_at_once(tmp_path: Path) -> None:
     packed = PackedUnits(tmp_path / "packed")
     both = threading.Barrier(2)

@@ -120,6 +120,28 @@ async def test_a_node_with_4_of_12_layers_fetches_only_their_tensors(
         assert torch.equal(whole(source, name), torch.from_numpy(original[name]))
 
 
+async def test_what_the_disk_has_no_room_for_is_refused_before_a_byte_is_fetched(
+    make_checkpoint: MakeCheckpoint,
+    run_store: RunStore,
+    connect: Connect,
+    cache: BlobCache,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = await run_store()
+    digest = await add_model(connect(server.address), make_checkpoint(layers=2), "tiny")
+    fetcher = Fetcher(cache, connect(server.address))
+    tensors = stage_tensors(await fetcher.manifest(digest), LayerRange(0, 2))
+    needed = sum(tensor.stored_bytes for tensor in tensors)
+    monkeypatch.setattr("edgeshard_agent.store.cache.free_bytes", lambda path: needed - 1)
+    with pytest.raises(ResourceExhaustedError, match=f"needs {needed} bytes on the disk of {cache.directory}") as full:
+        await fetcher.fetch(tensors)
+    assert full.value.reason == "DISK_FULL" and server.servicer.reads == []
+    (first, *_) = tensors
+    (await fetcher.fetch([first])).release()
+    with await fetcher.fetch(tensors):  # what is here takes no more room
+        assert cache.used_bytes == needed
+
+
 async def test_a_cache_hit_needs_no_network(
     make_checkpoint: MakeCheckpoint, run_store: RunStore, connect: Connect, cache: BlobCache, tmp_path: Path
 ) -> None:

@@ -62,7 +62,7 @@ async def test_a_model_is_linked_not_sent(
     assert weights.stat().st_nlink == 2
     server.store.delete("tiny")
     assert weights.stat().st_nlink == 1
-    assert not [path for path in server.store.blobs.linked._directory.iterdir() if path.is_file()]
+    assert not [path for path in server.store.blobs.linked.directory.iterdir() if path.is_file()]
     assert not [*server.store.blobs.files()]
 
 

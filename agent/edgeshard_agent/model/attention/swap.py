@@ -11,6 +11,7 @@ from typing import BinaryIO
 import torch
 
 from edgeshard.domain.errors import InternalError, ResourceExhaustedError
+from edgeshard.storage.files import free_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ def _read(file: BinaryIO, part: torch.Tensor) -> torch.Tensor:
 def _written(directory: Path, parts: Sequence[torch.Tensor]) -> BinaryIO:
     """A file without a name that holds these parts, which nobody but this process can read."""
     file: BinaryIO | None = None
+    needed = sum(part.nbytes for part in parts)
     try:
         file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115 (it outlives this call)
         for part in parts:
@@ -115,7 +117,8 @@ def _written(directory: Path, parts: Sequence[torch.Tensor]) -> BinaryIO:
         if file is not None:
             file.close()
         raise ResourceExhaustedError(
-            f"kv_swap_on_disk: no room to swap KV out to {directory}: {error}",
+            f"kv_swap_on_disk: KV to swap out needs {needed} bytes on the disk of {directory}, where "
+            f"{free_bytes(directory)} are free: {error.strerror}; free space, or deploy without kv_swap_on_disk",
             field="kv_swap_on_disk",
             reason="KV_SWAP_DISK_FULL",
         ) from error

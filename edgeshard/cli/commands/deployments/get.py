@@ -24,7 +24,7 @@ def nodes(context: typer.Context, watch: WatchOption = False, output: OutputOpti
     """List the nodes of the site and what they hold."""
     from edgeshard.cli.render.views import NODE_COLUMNS
 
-    ask(context, lambda client: show(client.nodes, output, NODE_COLUMNS, lambda node: node.name, watch))
+    ask(context, lambda client: show(client.nodes, output, NODE_COLUMNS, lambda node: node.name, watch), endless=watch)
 
 
 @app.command()
@@ -32,7 +32,11 @@ def models(context: typer.Context, watch: WatchOption = False, output: OutputOpt
     """List the models in the coordinator's store."""
     from edgeshard.cli.render.views import MODEL_COLUMNS
 
-    ask(context, lambda client: show(client.stored_models, output, MODEL_COLUMNS, lambda model: model.name, watch))
+    ask(
+        context,
+        lambda client: show(client.stored_models, output, MODEL_COLUMNS, lambda model: model.name, watch),
+        endless=watch,
+    )
 
 
 @app.command(short_help="List the deployments, their phase and placement.")
@@ -43,6 +47,7 @@ def deployments(context: typer.Context, watch: WatchOption = False, output: Outp
     ask(
         context,
         lambda client: show(client.deployments, output, DEPLOYMENT_COLUMNS, lambda found: found.spec.name, watch),
+        endless=watch,
     )
 
 
@@ -65,7 +70,7 @@ def events(
             found = [event async for event in client.events(limit)]
             show_list(found, output, EVENT_COLUMNS, lambda event: str(event.number))
 
-    ask(context, work)
+    ask(context, work, endless=watch)
 
 
 @app.command(short_help="List who changed the site, or was refused.")

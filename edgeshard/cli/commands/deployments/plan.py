@@ -142,7 +142,7 @@ class QuestionOptions:
 _SPEC = spec_options(
     *("objective", "concurrency", "head_quantisation", "kv_dtype", "max_time_per_token_s"),
     *("exclude", "reserve", "allow_streaming", "rule"),
-    source="Node of the first layer, else the file's.",
+    source="Node of the first layer; by default the file's, or the largest measured node of the site.",
     dtype="float32, float16 or bfloat16.",
     prompt_tokens="Tokens of a prompt.",
     new_tokens="Tokens of an answer.",

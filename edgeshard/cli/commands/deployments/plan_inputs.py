@@ -26,7 +26,14 @@ from edgeshard.planning.inputs.devices import Cluster, Workload, parse_cluster
 from edgeshard.planning.inputs.measured import doubtful, doubts_line
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
 from edgeshard.planning.inputs.shapes import BUILT_IN_CONFIGS, ModelSpec, built_in_model, model_from_config
-from edgeshard.planning.inputs.site import NOT_MEASURED, SiteCluster, profile_command, site_cluster, site_problem
+from edgeshard.planning.inputs.site import (
+    NOT_MEASURED,
+    SiteCluster,
+    has_times,
+    profile_command,
+    site_cluster,
+    site_problem,
+)
 from edgeshard.planning.inputs.what_if import typical_link
 from edgeshard.planning.report.speculation import SiteGuesses
 from edgeshard.storage.inputs import read_toml
@@ -113,39 +120,35 @@ def online_problem(context: typer.Context, asked: Asked) -> tuple[PlanProblem, t
 
     Names of the store have no slash: a path or OWNER/NAME is planned as `unstored_problem` does.
 
-    Raises FailedPreconditionError naming the nodes nobody has measured and the command that does so, NotFoundError or
-    UnavailableError for the model or the source, InvalidArgumentError naming the option at fault.
+    Prompts come in at the largest node that has figures unless a source is named. Nodes without figures are left out.
+
+    Raises FailedPreconditionError naming the nodes and the command that measures them if no node, or not the named
+    source, has figures; NotFoundError or UnavailableError for the model, the source and a site without nodes;
+    InvalidArgumentError naming the option at fault.
     """
     if "/" in asked.model:
         return *unstored_problem(context, read_model(asked.model), asked), None
-    if asked.source is None:
-        raise InvalidArgumentError(
-            "--source is missing: name the node where prompts come in, or give a --cluster FILE", field="source"
-        )
     site = _fetch_site(context, asked.model)
-    problem, found, asked = _on_site(site, model_from_config(asked.model, site.config), asked)
+    model = model_from_config(asked.model, site.config)
+    problem, found, asked = _on_site(site, model, asked)
     guesses = SiteGuesses({str(node.name): node.facts for node in site.nodes if node.placeable}, site.traffic.guesses)
     return problem, (*_notes(found, problem, asked), *_lengths_notes(problem, asked, site.traffic)), guesses
 
 
 def unstored_problem(context: typer.Context, model: ModelSpec, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
     """A model that has been read, of which no node was measured, on the site's connected nodes: they count as what they
-    took for other models, or by their data sheets. Prompts come in at the largest node unless a source is named.
+    took for other models, or by their data sheets.
 
     Raises as `online_problem` does.
     """
     site, details = ask(context, _fetch_details)
-    there = [node for node in site.nodes if node.placeable]
-    if not there:
-        raise UnavailableError("no node of the site is there: start one, or plan a file of nodes with --cluster FILE")
-    source = asked.source or str(max(there, key=lambda node: node.free_bytes).name)
     # A node without a data sheet goes by another model.
     others = {
         found.node.node_id: max(found.profiles, key=lambda profile: -profile.age_s).profile
         for found in details
         if found.profiles
     }
-    asked = replace(asked, model=model.name, given={**asked.given, "source": source})
+    asked = replace(asked, model=model.name)
     try:
         problem, found, asked = _on_site(site, model, asked, others)
     except FailedPreconditionError as error:
@@ -159,6 +162,8 @@ def unstored_problem(context: typer.Context, model: ModelSpec, asked: Asked) -> 
         ) from None
     estimated = ", ".join(sorted(found.estimated))
     notes = [f"estimated by data sheets or by other models' measurements: {estimated}", *_link_notes(found, asked)]
+    if found.without_times:
+        notes.append(f"{', '.join(found.without_times)}: left out, not measured for any model")
     return problem, (*_format_notes(problem, asked), *notes, *_lengths_notes(problem, asked, NO_TRAFFIC))
 
 
@@ -181,7 +186,9 @@ def _on_site(
     dtype = asked.weights_dtype(None)
     if all(node.facts.kind == "cpu" for node in site.nodes):
         asked = replace(asked, quantisation=_as_stored(asked, model))
-    found = _measured_cluster(site, asked, dtype, others)
+    profiles = {key: stored.profile for key, stored in site.profiles_of(dtype, asked.quantisation).items()}
+    asked = _with_source(site, asked, profiles, others)
+    found = _measured_cluster(site, asked, dtype, profiles, others)
     fields = _of_nodes(found.cluster, asked.fields(_seen_workload(site.traffic)))
     energies = {stored.node_id: stored.profile.energy for stored in site.profiles}
     watts = {node_id: energy.working_w for node_id, energy in energies.items() if energy is not None}
@@ -275,22 +282,50 @@ def _among(named: Any, names: Sequence[str]) -> Any:
     return tuple(name for name in named if name in names)
 
 
-def _measured_cluster(site: Site, asked: Asked, dtype: DType, others: Mapping[NodeId, ComputeProfile]) -> SiteCluster:
+def _with_source(
+    site: Site,
+    asked: Asked,
+    profiles: Mapping[NodeId, ComputeProfile],
+    others: Mapping[NodeId, ComputeProfile],
+) -> Asked:
+    """What is asked, with the node of the most free memory as the source unless one is named: one that has figures, if
+    any has. Raises UnavailableError if no node is there."""
+    if asked.source is not None:
+        return asked
+    there = [node for node in site.nodes if node.placeable and node.name not in asked.exclude]
+    if not there:
+        raise UnavailableError("no node of the site is there: start one, or plan a file of nodes with --cluster FILE")
+    candidates = [node for node in there if has_times(node, profiles, others)] or there
+    largest = max(candidates, key=lambda node: node.free_bytes)
+    return replace(asked, given={**asked.given, "source": str(largest.name)})
+
+
+def _measured_cluster(
+    site: Site,
+    asked: Asked,
+    dtype: DType,
+    profiles: Mapping[NodeId, ComputeProfile],
+    others: Mapping[NodeId, ComputeProfile],
+) -> SiteCluster:
     return site_cluster(
         site.nodes,
         [stored.link for stored in site.links],
-        {node_id: stored.profile for node_id, stored in site.profiles_of(dtype, asked.quantisation).items()},
+        profiles,
         model=asked.model,
         dtype=dtype,
         quantisation=asked.quantisation,
         source=asked.source or "",
         exclude=asked.exclude,
         others=others,
+        skip_unmeasured=True,
     )
 
 
 def _notes(found: SiteCluster, problem: PlanProblem, asked: Asked) -> tuple[str, ...]:
     notes, dtype = _link_notes(found, asked), problem.dtype
+    if found.without_times:
+        command = profile_command(asked.model, dtype, asked.quantisation, found.without_times)
+        notes.append(f"{', '.join(found.without_times)}: left out, not measured for {asked.model}; run `{command}`")
     if found.estimated:
         command = profile_command(asked.model, dtype, asked.quantisation, found.estimated)
         notes.append(f"{', '.join(found.estimated)}: not measured, figures are of data sheets; run `{command}`")

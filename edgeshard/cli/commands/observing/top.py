@@ -46,7 +46,7 @@ def top(
 
         await TopView(lambda: look(client), client.target, interval).run_async()
 
-    ask(context, work)
+    ask(context, work, endless=not shown_once)
 
 
 def check_textual() -> None:

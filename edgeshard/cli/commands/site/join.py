@@ -151,7 +151,7 @@ def _join_here(token: Invitation, listen: str | None, state_dir: Path | None, ex
     }
     config = state / "agent.toml"
     write_private(config, to_toml("agent", values).encode())
-    raise typer.Exit(run(_serve(name, token.principal.site, config)))
+    raise typer.Exit(run(_serve(name, token.principal.site, config), endless=True))
 
 
 async def _serve(name: str, site: str, config: Path) -> int:

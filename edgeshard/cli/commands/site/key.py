@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgeshard.cli.commands.options import argument, option
 from edgeshard.cli.connect import ask
-from edgeshard.cli.render.output import Column, Output, OutputOption, show_list, show_text
+from edgeshard.cli.render.output import Column, Output, OutputOption, show_list, show_text, time_of
 
 if TYPE_CHECKING:
     from edgeshard.domain.identity import ApiKey
@@ -73,5 +72,5 @@ COLUMNS: list[Column[ApiKey]] = [
     Column("TOKENS/MIN", lambda key: _number(key.tokens_per_minute), right=True),
     Column("REQUESTS", lambda key: _number(key.requests), right=True),
     Column("METRICS", lambda key: "all" if key.metrics else "-"),
-    Column("MADE", lambda key: f"{datetime.fromtimestamp(key.created_at, UTC):%Y-%m-%d %H:%M}"),
+    Column("MADE", lambda key: time_of(key.created_at)),
 ]

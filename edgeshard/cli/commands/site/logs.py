@@ -39,7 +39,7 @@ def logs(
     dump` what each did lately.
     """
     check_name(name, "name")
-    raise typer.Exit(run(_passed_on(command_of(name, lines, follow, directory))))
+    raise typer.Exit(run(_passed_on(command_of(name, lines, follow, directory)), endless=follow))
 
 
 def command_of(name: str, lines: int, follow: bool, directory: Path, etc: Path = Path(CONFIGURATION)) -> list[str]:

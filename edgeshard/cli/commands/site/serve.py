@@ -28,7 +28,7 @@ from edgeshard.cli.commands.site.demo import NAME as DEMO_MODEL
 from edgeshard.cli.commands.site.demo import Narrator, model_directory
 from edgeshard.cli.commands.site.site_watch import SiteWatch, measure
 from edgeshard.cli.commands.spec_options import flag_of, spec_option, spec_options
-from edgeshard.cli.connect import run
+from edgeshard.cli.connect import INTERRUPTED, run
 from edgeshard.cli.render.output import human_bytes, show_text, stderr_console
 from edgeshard.domain.errors import InvalidArgumentError, PlacementError, ResourceExhaustedError, UnavailableError
 from edgeshard.domain.ids import check_name
@@ -47,6 +47,8 @@ _LISTEN = "0.0.0.0:7600"
 _WIDEST_FIRST = ("none", "int8", "int4")
 _FORMATS = ("auto", *_WIDEST_FIRST)
 _SHOWN_EVERY_S = 1.0
+_ENDS = {INTERRUPTED: "Ctrl-C", 128 + signal.SIGTERM: "SIGTERM"}
+"""The ordinary ends of a server, by the exit codes of `run`."""
 LIMITS = ("max_context", "max_new_tokens", "concurrency")
 """The keys of a spec about the number and the length of requests, which are options here as in `edgectl deploy`."""
 _CONTEXT_STEP = 16
@@ -172,13 +174,13 @@ def serve_demo(port: int | None, nodes: int) -> None:
 
 
 def _run(options: ServeOptions, site: OwnSite, narrator: Narrator) -> None:
-    """SIGTERM is how a supervisor ends what does well."""
+    """Serve until Ctrl-C, or until SIGTERM, by which a supervisor ends it: it exits 0 after either."""
     try:
         run(_serve(options, site, narrator))
     except typer.Exit as end:
-        if end.exit_code != 128 + signal.SIGTERM:
+        if end.exit_code not in _ENDS:
             raise
-        narrator.say("ended by SIGTERM, with all processes of the site")
+        narrator.say(f"ended by {_ENDS[end.exit_code]}, with all processes of the site")
 
 
 @contextmanager

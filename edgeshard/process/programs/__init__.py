@@ -1,0 +1,1 @@
+"""What every installed program does before and after its own work."""
