@@ -63,7 +63,7 @@ class Served:
                 data = line.decode().strip().removeprefix("data: ")
                 if data == "[DONE]":
                     return
-                if data:
+                if data and not data.startswith(":"):  # a comment of a stream that is slow
                     value = json.loads(data)
                     if "error" in value:
                         raise OSError(data)

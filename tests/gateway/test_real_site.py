@@ -257,7 +257,8 @@ REFUSED: dict[str, tuple[str, Any, str | None, str]] = {
     "no tools": ("/v1/chat/completions", {**TALK, "tool_choice": "required"}, "tool_choice", "invalid_argument"),
     "token": ("/v1/completions", {**COMPLETION, "prompt": [999999]}, "prompt", "token_out_of_range"),
     "not JSON": ("/v1/completions", b'{"prompt": ' + PRIVATE.encode(), None, "invalid_json"),
-    "deep": ("/v1/completions", b'{"model":' + b"[" * 100_000, None, "invalid_json"),
+    "deep": ("/v1/completions", b'{"model":' + b"[" * 20_000, None, "invalid_json"),
+    "many parts": ("/v1/completions", b'{"model":' + b"[" * 100_000, "body", "too_many_parts"),
     "memory": (
         "/v1/responses",
         {"model": "tales", "input": "x", "previous_response_id": PRIVATE},

@@ -13,6 +13,7 @@ import grpc
 import pytest
 from edgeshard_coordinator.control.persistence.audit_log import AuditLog
 from edgeshard_coordinator.control.services.auditing import MUTATIONS, NOTED, READS, TRAFFIC, CallAudit
+from edgeshard_coordinator.core.nodes import node_events
 
 from edgeshard.domain.control.commands import ProbeLinks, ProfileReport
 from edgeshard.domain.errors import (
@@ -156,8 +157,9 @@ async def test_only_operators_read_it_and_within_a_limit(site: Any, failing: Any
         assert caught[0].field == "limit"
 
 
-async def test_a_node_has_an_entry_when_it_is_new_or_another(site: Any) -> None:
+async def test_a_node_has_an_entry_when_it_is_new_or_another(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not when it comes again, or its process is another."""
+    monkeypatch.setattr(node_events, "LATE_S", -60.0)  # the first process counts as silent
     (agent,) = await site.connected("a")
     await agent.register()
     await site.agent("a", incarnation="i2").register()

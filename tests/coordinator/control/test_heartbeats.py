@@ -12,6 +12,7 @@ import pytest
 from edgeshard_coordinator.control.runtime import registrations
 from edgeshard_coordinator.control.runtime.heartbeats import HeartbeatBatches
 from edgeshard_coordinator.control.runtime.hub import ControlStream
+from edgeshard_coordinator.core.nodes import node_events
 from edgeshard_coordinator.core.values.events import CommandAnswered, Event, HeartbeatsReceived
 from edgeshard_coordinator.core.values.state import KnownNode, State
 
@@ -178,6 +179,13 @@ async def test_a_change_is_part_of_the_state_and_the_rest_is_as_it_was(site: Any
     await site.until(lambda state: state.nodes[agent.node_id].stages == (other,))
 
 
+@pytest.fixture
+def any_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any node counts as silent, so that another process may take its place at once."""
+    monkeypatch.setattr(node_events, "LATE_S", -60.0)
+
+
+@pytest.mark.usefixtures("any_silence")
 async def test_a_node_that_is_not_known_any_more_has_its_stream_ended_and_comes_again(site: Any, failing: Any) -> None:
     """Another process registered in its place, and this one lives on."""
     (agent,) = await site.connected("a")
@@ -249,6 +257,7 @@ async def test_a_node_that_registers_all_the_time_is_refused_and_others_are_not(
     assert site.state.is_connected(agent.node_id)
 
 
+@pytest.mark.usefixtures("any_silence")
 async def test_a_hundred_restarts_of_an_agent_leave_one_node_and_nothing_else(
     site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,6 +322,7 @@ def test_an_error_ends_a_stream_after_what_was_put_on_it_before() -> None:
 
 
 @pytest.mark.parametrize("comes_back", [True, False], ids=["and the node registers once more", "and stays"])
+@pytest.mark.usefixtures("any_silence")
 async def test_a_node_whose_place_a_late_registration_took_comes_again(
     site: Any, make_registration: Any, comes_back: bool
 ) -> None:
