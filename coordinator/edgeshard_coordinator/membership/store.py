@@ -58,7 +58,8 @@ class MembershipStore(SqliteStore):
 
     @in_own_thread
     def find(self, token_id: str) -> Token | None:
-        row = self._open_database.execute(f"SELECT {_COLUMNS} FROM tokens WHERE token_id = ?", (token_id,)).fetchone()
+        statement = f"SELECT {_COLUMNS} FROM tokens WHERE token_id = ?"
+        row = self._open_database.execute(statement, (token_id,)).fetchone()
         return None if row is None else _token(row)
 
     @in_own_thread
@@ -88,9 +89,9 @@ class MembershipStore(SqliteStore):
     def save(self, token: Token) -> None:
         identity = (token.token_id, token.digest, token.principal.uri)
         values = (*identity, token.expires_at, token.key_digest, token.created_at, token.creator)
-        # `guesses` is of older versions, which destroyed a token after so many wrong secrets.
-        statement = f"INSERT OR REPLACE INTO tokens ({_COLUMNS}, guesses) VALUES (?, ?, ?, ?, ?, ?, ?, 0)"
-        self._write(statement, values)
+        # `guesses` is read by older versions only: they destroyed a token after some wrong secrets.
+        columns = f"{_COLUMNS}, guesses"
+        self._write(f"INSERT OR REPLACE INTO tokens ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, 0)", values)
 
     @in_own_thread
     def deny(self, denial: Denial) -> None:

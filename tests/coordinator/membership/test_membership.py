@@ -15,7 +15,14 @@ from edgeshard_coordinator.membership.store import MembershipStore
 from edgeshard_coordinator.membership.tokens import FAILURES_PER_MINUTE
 
 from edgeshard.domain.errors import DeniedError, NotFoundError, ResourceExhaustedError
-from edgeshard.domain.identity import Enrolment, OpenToken, Principal, Role, TokenRequest, coordinator_of
+from edgeshard.domain.identity import (
+    Enrolment,
+    OpenToken,
+    Principal,
+    Role,
+    TokenRequest,
+    coordinator_of,
+)
 from edgeshard.identity import authority
 from edgeshard.identity.authority import new_key, request_for
 from edgeshard.rpc.denials import Denials
@@ -67,7 +74,8 @@ async def test_two_processes_with_one_token_at_once(membership: Membership) -> N
 async def test_open_tokens_are_those_that_let_a_process_in(membership: Membership) -> None:
     """Neither a used one nor an expired one can be revoked: nothing would change."""
     began = time.time()
-    first = await membership.create_token(TokenRequest(Role.AGENT, "b", 60.0), "a:1", "a:2", "operator/kim")
+    wanted = TokenRequest(Role.AGENT, "b", 60.0)
+    first = await membership.create_token(wanted, "a:1", "a:2", "operator/kim")
     used = await membership.create_token(TokenRequest(Role.CLIENT, "app", 60.0), "a:1", "a:2")
     await membership.enrol(Enrolment(used.token_id, used.secret, request_for(new_key())))
     (token,) = await membership.open_tokens()
@@ -97,8 +105,8 @@ async def test_a_file_without_creators_keeps_its_tokens(tmp_path: Path) -> None:
     state.mkdir()
     with sqlite3.connect(state / "membership.sqlite") as database:
         database.execute(
-            "CREATE TABLE tokens (token_id TEXT PRIMARY KEY, digest TEXT NOT NULL, principal TEXT NOT NULL, "
-            "expires_at REAL NOT NULL, key_digest TEXT NOT NULL, guesses INTEGER NOT NULL)"
+            "CREATE TABLE tokens (token_id TEXT PRIMARY KEY, digest TEXT NOT NULL, "
+            "principal TEXT NOT NULL, expires_at REAL NOT NULL, key_digest TEXT NOT NULL, guesses INTEGER NOT NULL)"
         )
         values = ("0123456789abcdef", "d", "edgeshard://mill/agent/b", time.time() + 60, "", 0)
         database.execute("INSERT INTO tokens VALUES (?, ?, ?, ?, ?, ?)", values)

@@ -76,11 +76,19 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
         )
         return pb.CreateTokenResponse(token=token_to_wire(token))
 
-    async def ListTokens(self, request: pb.ListTokensRequest, context: Any) -> pb.ListTokensResponse:
+    async def ListTokens(
+        self,
+        request: pb.ListTokensRequest,
+        context: Any,
+    ) -> pb.ListTokensResponse:
         tokens = await self._checked().open_tokens()
         return pb.ListTokensResponse(tokens=[open_token_to_wire(token) for token in tokens])
 
-    async def RevokeToken(self, request: pb.RevokeTokenRequest, context: Any) -> pb.RevokeTokenResponse:
+    async def RevokeToken(
+        self,
+        request: pb.RevokeTokenRequest,
+        context: Any,
+    ) -> pb.RevokeTokenResponse:
         await self._checked().revoke_token(check_token_id(request.token_id))
         return pb.RevokeTokenResponse()
 
