@@ -13,7 +13,15 @@ from edgeshard.domain.audit import AuditCheck, AuditEntry
 from edgeshard.domain.control.site import MeasureRequest, NodeDetails, NodeProgress, Site, StoredModel
 from edgeshard.domain.control.site_event import SiteEvent
 from edgeshard.domain.errors import FailedPreconditionError, NotFoundError
-from edgeshard.domain.identity import ApiKey, DashboardLink, JoinToken, Role, TokenRequest
+from edgeshard.domain.identity import (
+    ApiKey,
+    DashboardLink,
+    JoinToken,
+    OpenToken,
+    Role,
+    TokenRequest,
+    check_token_id,
+)
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.packed import DropCall, PackedUnit
@@ -28,6 +36,7 @@ from edgeshard.wire.identity import (
     api_key_from_wire,
     api_key_to_wire,
     dashboard_link_from_wire,
+    open_token_from_wire,
     token_from_wire,
     token_request_to_wire,
 )
@@ -63,6 +72,16 @@ class SiteCalls(Calls):
         request = token_request_to_wire(TokenRequest(role, name, ttl_s, host))
         response = await self._identity("CreateToken", request)
         return token_from_wire(response.token)
+
+    async def open_tokens(self) -> tuple[OpenToken, ...]:
+        """The tokens that still let a process in, without their secrets; the oldest first."""
+        response = await self._identity("ListTokens", identity_pb2.ListTokensRequest())
+        return tuple(open_token_from_wire(token) for token in response.tokens)
+
+    async def revoke_token(self, token_id: str) -> None:
+        """Refuse every join with this token from now on. Raises NotFoundError if no open token has this id."""
+        request = identity_pb2.RevokeTokenRequest(token_id=check_token_id(token_id))
+        await self._identity("RevokeToken", request)
 
     async def revoke(self, role: Role, name: str) -> None:
         """Refuse every certificate made so far for this principal, and end what it has open."""

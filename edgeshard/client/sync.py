@@ -98,6 +98,8 @@ class SyncClient:
     cancel = _call(Client.cancel)
     served_models = _call(Client.served_models)
     create_token = _call(Client.create_token)
+    open_tokens = _call(Client.open_tokens)
+    revoke_token = _call(Client.revoke_token)
     revoke = _call(Client.revoke)
     remove_node = _call(Client.remove_node)
     create_key = _call(Client.create_key)

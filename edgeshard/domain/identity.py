@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import sha256
 from typing import Annotated
 
-from edgeshard.domain.errors import InvalidArgumentError, invalid
+from edgeshard.domain.errors import InvalidArgumentError, NotFoundError, invalid
 from edgeshard.domain.ids import check_id, check_name
 
 SCHEME = "edgeshard://"
@@ -21,6 +22,8 @@ KEY_ROLE = "key"
 """The role of API keys, which have no certificate."""
 _KEY_ID_SIGN = "#"
 """No name has it."""
+_TOKEN_ID = re.compile("[0-9a-f]{16}")
+"""What `token_id_of` returns."""
 
 
 class Role(StrEnum):
@@ -168,6 +171,39 @@ class TokenRequest:
     id: Annotated[str, _check_invited_name]
     ttl_s: float
     host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenToken:
+    """A token that still lets a process in, without its secret.
+
+    Times are in seconds since 1970. `creator` is ROLE/ID of the operator. If an older version created the token,
+    `created_at` is 0 and `creator` is "".
+    """
+
+    token_id: str
+    role: Annotated[Role, _check_invited]
+    id: Annotated[str, _check_invited_name]
+    created_at: float
+    expires_at: float
+    creator: str
+
+
+def no_open_token() -> NotFoundError:
+    """The error for an id of no open token. It repeats nothing, because people paste the token itself."""
+    return NotFoundError(
+        "token: there is no open token of this id; edgectl token list prints the open ones, and edgectl node revoke "
+        "refuses a process that has joined",
+        field="token",
+        reason="UNKNOWN_TOKEN",
+    )
+
+
+def check_token_id(text: str) -> str:
+    """Return the id of a token. Raises NotFoundError for any other text, so that no secret is sent or logged."""
+    if _TOKEN_ID.fullmatch(text) is None:
+        raise no_open_token()
+    return text
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,10 @@ _METHODS: Mapping[tuple[str, frozenset[Role]], str] = {
     ("ModelStoreService", _OPERATOR): "RegisterModel AddLocalModel PutBlob",
     ("ModelStoreService", _AGENT | _OPERATOR): "GetManifest",
     ("ModelStoreService", _AGENT): "ReadBlob",
-    ("IdentityService", _OPERATOR): "CreateToken Revoke RemoveNode CreateKey ListKeys RevokeKey CreateDashboardLink",
+    (
+        "IdentityService",
+        _OPERATOR,
+    ): "CreateToken ListTokens RevokeToken Revoke RemoveNode CreateKey ListKeys RevokeKey CreateDashboardLink",
     ("IdentityService", _ANYONE): "Renew",
 }
 """Services and roles, and the methods of a service that these roles may call."""

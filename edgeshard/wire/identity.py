@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.identity import ApiKey, DashboardLink, Enrolment, JoinToken, Principal, TokenRequest, parse_role
+from edgeshard.domain.identity import (
+    ApiKey,
+    DashboardLink,
+    Enrolment,
+    JoinToken,
+    OpenToken,
+    Principal,
+    TokenRequest,
+    parse_role,
+)
 from edgeshard.domain.ids import check_name
 from edgeshard.proto.v1 import identity_pb2 as pb
 from edgeshard.wire.codec import pair
 
 token_request_to_wire, token_request_from_wire = pair(TokenRequest, pb.CreateTokenRequest)
+open_token_to_wire, open_token_from_wire = pair(OpenToken, pb.OpenToken)
 enrolment_to_wire, enrolment_from_wire = pair(Enrolment, pb.EnrolRequest)
 api_key_to_wire, api_key_from_wire = pair(ApiKey, pb.ApiKey)
 dashboard_link_to_wire, dashboard_link_from_wire = pair(DashboardLink, pb.DashboardLink)

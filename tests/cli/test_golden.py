@@ -80,6 +80,8 @@ CASES = [
     Case("debug dump -o {dir}/site.json --force", TEXT_ONLY),
     Case("debug replay {dir}/site.json", TEXT_ONLY),
     Case("token create --node cellar", TEXT_ONLY, exit_code=1),
+    Case("token list"),
+    Case("token revoke 0123456789abcdef", TEXT_ONLY, exit_code=3),
     Case("delete deployment cellar", TEXT_ONLY),
     Case("delete deployment tales", TEXT_ONLY),
     Case("delete packed a --unused"),

@@ -189,6 +189,34 @@ async def test_a_token_that_was_used_says_so(mill: Mill, admin: Run, run: Run, h
     assert code == 4 and "was used already" in said
 
 
+async def test_a_token_is_listed_and_revoked(mill: Mill, admin: Run, run: Run, tmp_path: Path) -> None:
+    async with mill.client(name="eva") as operator:
+        token = await operator.create_token(Role.AGENT, "listed")
+        text = invitation_to_text(token.invitation)
+    code, printed, _ = await admin("token", "list", "-o", "json")
+    (found,) = (each for each in json.loads(printed) if each["token_id"] == token.token_id)
+    named = found["role"], found["id"], found["creator"]
+    assert code == 0 and named == ("agent", "listed", "operator/eva")
+    assert found["expires_at"] == pytest.approx(found["created_at"] + 900.0)
+    _, table, _ = await admin("token", "list")
+    assert table.splitlines()[0].split() == ["ID", "ROLE", "NAME", "CREATED", "EXPIRES", "BY"]
+    (row,) = (line for line in table.splitlines() if line.startswith(token.token_id))
+    assert row.split()[1:3] == ["agent", "listed"] and row.endswith("operator/eva")
+    for shown in (printed, table):
+        assert token.secret.hex() not in shown and text.removeprefix("edgeshard2-")[-20:] not in shown
+    assert (await admin("token", "revoke", token.token_id))[0] == 0
+    code, _, said = await run("join", text)
+    assert code == 4 and "the token is not known here" in said
+    assert not (tmp_path / "config").exists()
+    for unknown in (token.token_id, text):
+        code, _, said = await admin("token", "revoke", unknown)
+        assert code == 3 and "edgectl token list" in said and text not in said
+    async with mill.client() as operator:
+        entries = await operator.audit()
+    revoked = [entry.target for entry in entries if entry.what == "RevokeToken"]
+    assert set(revoked) == {token.token_id}, "a token's text is not sent"
+
+
 SERVICE = """
 import os, sys
 from pathlib import Path

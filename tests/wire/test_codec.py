@@ -47,7 +47,7 @@ from edgeshard.domain.deployments.placement import LengthsFrom, PlacedDraft, Pla
 from edgeshard.domain.deployments.rules import Rule
 from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.identity import ApiKey, Enrolment, Role, TokenRequest
+from edgeshard.domain.identity import ApiKey, Enrolment, OpenToken, Role, TokenRequest
 from edgeshard.domain.ids import MAX_EPOCH, MAX_TEXT, NodeId, NodeName, OperationId
 from edgeshard.domain.models.packed import PackedUnit
 from edgeshard.domain.nodes import profile
@@ -277,6 +277,8 @@ REFUSED: dict[tuple[type, str], Any] = {
     (StageTrace, "records"): None,
     (TokenRequest, "id"): "Kim",
     (TokenRequest, "role"): Role.COORDINATOR,
+    (OpenToken, "id"): "Kim",
+    (OpenToken, "role"): Role.COORDINATOR,
     (TraceSteps, "seconds"): math.nan,
     (ProfileReport, "compute"): tuple(examples_of(profile.ComputeProfile)[:1]) * (MAX_REPORTED_PROFILES + 1),
     (ProfileReport, "links"): tuple(examples_of(profile.MeasuredLink)[:1]) * (MAX_REPORTED_LINKS + 1),

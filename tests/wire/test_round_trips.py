@@ -25,7 +25,7 @@ from edgeshard.domain.control.commands import PrepareStage, ProfileReport, Trace
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.rules import Rule, RuleKind
 from edgeshard.domain.errors import InvalidArgumentError, UnavailableError
-from edgeshard.domain.identity import Principal, Role, TokenRequest
+from edgeshard.domain.identity import OpenToken, Principal, Role, TokenRequest
 from edgeshard.domain.ids import Digest, NodeName
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import ModelManifest
@@ -54,6 +54,8 @@ FIELDS: dict[tuple[type, str], Any] = {
     (DeploymentSpec, "rule"): (Rule(RuleKind.AT_MOST, ("r1", "r2"), limit=1), Rule(RuleKind.APART, label="zone")),
     (TokenRequest, "role"): Role.OPERATOR,
     (TokenRequest, "id"): "kim",
+    (OpenToken, "role"): Role.OPERATOR,
+    (OpenToken, "id"): "kim",
     (Principal, "site"): "mill",
     (Principal, "role"): Role.CLIENT,
     (Principal, "id"): "app",

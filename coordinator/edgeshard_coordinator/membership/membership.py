@@ -17,10 +17,12 @@ from edgeshard.domain.identity import (
     Denial,
     Enrolment,
     JoinToken,
+    OpenToken,
     Principal,
     Role,
     TokenRequest,
     coordinator_of,
+    no_open_token,
     token_id_of,
 )
 from edgeshard.identity.authority import Authority, key_digest
@@ -83,8 +85,14 @@ class Membership:
     async def close(self) -> None:
         await self._store.close()
 
-    async def create_token(self, wanted: TokenRequest, coordinator: str, enrolment: str) -> JoinToken:
-        """A token that lets one process in. Raises FailedPreconditionError where no certificates are made here."""
+    async def create_token(
+        self, wanted: TokenRequest, coordinator: str, enrolment: str, creator: str = ""
+    ) -> JoinToken:
+        """A token that lets one process in; `creator` is the operator's name.
+
+        Raises FailedPreconditionError if no certificates are made here, InvalidArgumentError for another `ttl_s` than
+        10 s to 7 days, ResourceExhaustedError if too many tokens are open.
+        """
         authorities, ttl_s = self.authorities(), tokens.check_ttl(wanted.ttl_s)
         principal, secret = Principal(self.site, wanted.role, wanted.id), secrets.token_bytes(SECRET_BYTES)
         now = self._now().timestamp()
@@ -93,10 +101,29 @@ class Membership:
                 f"there are {tokens.MOST_TOKENS} tokens that have not expired; wait, or give shorter lives",
                 reason="TOO_MANY_TOKENS",
             )
-        token = Token(token_id_of(secret), tokens.digest_of(secret), principal, now + ttl_s)
+        token = Token(
+            token_id_of(secret),
+            tokens.digest_of(secret),
+            principal,
+            now + ttl_s,
+            created_at=now,
+            creator=creator,
+        )
         await self._store.save(token)
         log.info("token_made", principal=str(principal), token_id=token.token_id, ttl_s=ttl_s)
         return JoinToken(authorities, principal, coordinator, enrolment, secret)
+
+    async def open_tokens(self) -> tuple[OpenToken, ...]:
+        """The tokens that are neither used nor expired, the oldest first."""
+        found = await self._store.open_tokens(self._now().timestamp())
+        return tuple(token.without_secret() for token in found)
+
+    async def revoke_token(self, token_id: str) -> None:
+        """Refuse every join with this token from now on. Raises NotFoundError if no open token has this id."""
+        async with self._lock:
+            if not await self._store.forget_token(token_id, self._now().timestamp()):
+                raise no_open_token()
+        log.warning("token_revoked", token_id=token_id)
 
     def authorities(self) -> tuple[bytes, ...]:
         """The authorities that the site trusts, in DER; first the signer of the coordinator's own certificate, which

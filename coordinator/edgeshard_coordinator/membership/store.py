@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from edgeshard.domain.identity import Denial, principal_from_uri
 from edgeshard_coordinator.membership.tokens import Token
@@ -15,7 +16,9 @@ CREATE TABLE IF NOT EXISTS tokens (
     principal TEXT NOT NULL,
     expires_at REAL NOT NULL,
     key_digest TEXT NOT NULL,
-    guesses INTEGER NOT NULL
+    guesses INTEGER NOT NULL,
+    created_at REAL NOT NULL DEFAULT 0,
+    creator TEXT NOT NULL DEFAULT ''
 );
 CREATE TABLE IF NOT EXISTS denials (principal TEXT PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS accepted (
@@ -24,6 +27,9 @@ CREATE TABLE IF NOT EXISTS accepted (
     PRIMARY KEY (principal, serial)
 );
 """
+_COLUMNS = "token_id, digest, principal, expires_at, key_digest, created_at, creator"
+"""Of a token, in the order of `_token`."""
+_IS_OPEN = "key_digest = '' AND expires_at > ?"
 ACCEPTED_KEPT = 8
 """Certificates of one denied principal that are accepted: the newest, of which one is in use."""
 
@@ -38,6 +44,11 @@ class MembershipStore(SqliteStore):
     def open(self) -> tuple[Denial, ...]:
         """The denials of principals, whose certificates are refused."""
         database = self._connect(_SCHEMA)
+        columns = {column for _, column, *_ in database.execute("PRAGMA table_info(tokens)")}
+        if "creator" not in columns:  # a file of a version that did not store them
+            with database:
+                database.execute("ALTER TABLE tokens ADD COLUMN created_at REAL NOT NULL DEFAULT 0")
+                database.execute("ALTER TABLE tokens ADD COLUMN creator TEXT NOT NULL DEFAULT ''")
         uris = [uri for (uri,) in database.execute("SELECT principal FROM denials")]
         return tuple(self._denial(uri) for uri in uris)
 
@@ -47,13 +58,24 @@ class MembershipStore(SqliteStore):
 
     @in_own_thread
     def find(self, token_id: str) -> Token | None:
-        row = self._open_database.execute(
-            "SELECT token_id, digest, principal, expires_at, key_digest FROM tokens WHERE token_id = ?", (token_id,)
-        ).fetchone()
-        if row is None:
-            return None
-        name, digest, principal, expires_at, key_digest = row
-        return Token(name, digest, principal_from_uri(principal), expires_at, key_digest)
+        statement = f"SELECT {_COLUMNS} FROM tokens WHERE token_id = ?"
+        row = self._open_database.execute(statement, (token_id,)).fetchone()
+        return None if row is None else _token(row)
+
+    @in_own_thread
+    def open_tokens(self, now: float) -> tuple[Token, ...]:
+        """The tokens that are neither used nor expired at `now`, in seconds since 1970; the oldest first."""
+        rows = self._open_database.execute(
+            f"SELECT {_COLUMNS} FROM tokens WHERE {_IS_OPEN} ORDER BY created_at, token_id", (now,)
+        )
+        return tuple(_token(row) for row in rows)
+
+    @in_own_thread
+    def forget_token(self, token_id: str, now: float) -> bool:
+        """Whether there was an open token of this id, which is forgotten."""
+        with self._open_database as database:
+            statement = f"DELETE FROM tokens WHERE token_id = ? AND {_IS_OPEN}"
+            return database.execute(statement, (token_id, now)).rowcount == 1
 
     @in_own_thread
     def count(self, now: float) -> int:
@@ -65,9 +87,11 @@ class MembershipStore(SqliteStore):
 
     @in_own_thread
     def save(self, token: Token) -> None:
-        values = (token.digest, token.principal.uri, token.expires_at, token.key_digest)
-        # The last column is of older versions, which destroyed a token after so many wrong secrets.
-        self._write("INSERT OR REPLACE INTO tokens VALUES (?, ?, ?, ?, ?, 0)", (token.token_id, *values))
+        identity = (token.token_id, token.digest, token.principal.uri)
+        values = (*identity, token.expires_at, token.key_digest, token.created_at, token.creator)
+        # `guesses` is read by older versions only: they destroyed a token after some wrong secrets.
+        columns = f"{_COLUMNS}, guesses"
+        self._write(f"INSERT OR REPLACE INTO tokens ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, 0)", values)
 
     @in_own_thread
     def deny(self, denial: Denial) -> None:
@@ -90,3 +114,8 @@ class MembershipStore(SqliteStore):
                 (uri, uri, ACCEPTED_KEPT),
             )
         return self._denial(uri)
+
+
+def _token(row: tuple[Any, ...]) -> Token:
+    token_id, digest, uri, *values = row
+    return Token(token_id, digest, principal_from_uri(uri), *values)

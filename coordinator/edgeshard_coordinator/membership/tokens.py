@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from edgeshard.domain.errors import DeniedError, InvalidArgumentError, ResourceExhaustedError
-from edgeshard.domain.identity import Principal
+from edgeshard.domain.identity import OpenToken, Principal
 
 SHORTEST_TTL_S = 10.0
 LONGEST_TTL_S = 7 * 86400.0
@@ -24,14 +24,22 @@ _WINDOW_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """`digest` is the sha256 of its secret, `key_digest` that of the key it was traded for ("" before). `expires_at` is
-    in seconds of the wall clock."""
+    """`digest` is the sha256 of its secret, `key_digest` that of the key it was traded for ("" before). Times are in
+    seconds of the wall clock. `creator` is the operator's name; it is "" and `created_at` is 0 if an older version
+    created the token."""
 
     token_id: str
     digest: str
     principal: Principal
     expires_at: float
     key_digest: str = ""
+    created_at: float = 0.0
+    creator: str = ""
+
+    def without_secret(self) -> OpenToken:
+        principal = self.principal
+        times = self.created_at, self.expires_at
+        return OpenToken(self.token_id, principal.role, principal.id, *times, self.creator)
 
 
 def check_ttl(ttl_s: float) -> float:

@@ -76,6 +76,42 @@ class CreateTokenResponse(_message.Message):
     token: JoinToken
     def __init__(self, token: _Optional[_Union[JoinToken, _Mapping]] = ...) -> None: ...
 
+class OpenToken(_message.Message):
+    __slots__ = ("token_id", "role", "id", "created_at", "expires_at", "creator")
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    CREATOR_FIELD_NUMBER: _ClassVar[int]
+    token_id: str
+    role: str
+    id: str
+    created_at: float
+    expires_at: float
+    creator: str
+    def __init__(self, token_id: _Optional[str] = ..., role: _Optional[str] = ..., id: _Optional[str] = ..., created_at: _Optional[float] = ..., expires_at: _Optional[float] = ..., creator: _Optional[str] = ...) -> None: ...
+
+class ListTokensRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListTokensResponse(_message.Message):
+    __slots__ = ("tokens",)
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedCompositeFieldContainer[OpenToken]
+    def __init__(self, tokens: _Optional[_Iterable[_Union[OpenToken, _Mapping]]] = ...) -> None: ...
+
+class RevokeTokenRequest(_message.Message):
+    __slots__ = ("token_id",)
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    token_id: str
+    def __init__(self, token_id: _Optional[str] = ...) -> None: ...
+
+class RevokeTokenResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class RenewRequest(_message.Message):
     __slots__ = ("request",)
     REQUEST_FIELD_NUMBER: _ClassVar[int]

@@ -159,6 +159,16 @@ class IdentityServiceStub:
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.CreateTokenRequest.SerializeToString,
                 response_deserializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.CreateTokenResponse.FromString,
                 _registered_method=True)
+        self.ListTokens = channel.unary_unary(
+                '/edgeshard.proto.v1.IdentityService/ListTokens',
+                request_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.ListTokensRequest.SerializeToString,
+                response_deserializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.ListTokensResponse.FromString,
+                _registered_method=True)
+        self.RevokeToken = channel.unary_unary(
+                '/edgeshard.proto.v1.IdentityService/RevokeToken',
+                request_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.RevokeTokenRequest.SerializeToString,
+                response_deserializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.RevokeTokenResponse.FromString,
+                _registered_method=True)
         self.Renew = channel.unary_unary(
                 '/edgeshard.proto.v1.IdentityService/Renew',
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.RenewRequest.SerializeToString,
@@ -201,6 +211,20 @@ class IdentityServiceServicer:
 
     def CreateToken(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTokens(self, request, context):
+        """Tokens that still let a process in: neither used nor expired. Without their secrets.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeToken(self, request, context):
+        """NOT_FOUND if there is no open token of this id.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -260,6 +284,16 @@ def add_IdentityServiceServicer_to_server(servicer, server):
                     servicer.CreateToken,
                     request_deserializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.CreateTokenRequest.FromString,
                     response_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.CreateTokenResponse.SerializeToString,
+            ),
+            'ListTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTokens,
+                    request_deserializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.ListTokensRequest.FromString,
+                    response_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.ListTokensResponse.SerializeToString,
+            ),
+            'RevokeToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeToken,
+                    request_deserializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.RevokeTokenRequest.FromString,
+                    response_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.RevokeTokenResponse.SerializeToString,
             ),
             'Renew': grpc.unary_unary_rpc_method_handler(
                     servicer.Renew,
@@ -324,6 +358,60 @@ class IdentityService:
             '/edgeshard.proto.v1.IdentityService/CreateToken',
             edgeshard_dot_proto_dot_v1_dot_identity__pb2.CreateTokenRequest.SerializeToString,
             edgeshard_dot_proto_dot_v1_dot_identity__pb2.CreateTokenResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edgeshard.proto.v1.IdentityService/ListTokens',
+            edgeshard_dot_proto_dot_v1_dot_identity__pb2.ListTokensRequest.SerializeToString,
+            edgeshard_dot_proto_dot_v1_dot_identity__pb2.ListTokensResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edgeshard.proto.v1.IdentityService/RevokeToken',
+            edgeshard_dot_proto_dot_v1_dot_identity__pb2.RevokeTokenRequest.SerializeToString,
+            edgeshard_dot_proto_dot_v1_dot_identity__pb2.RevokeTokenResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -169,7 +169,13 @@ async def test_what_is_no_request_uses_no_token_up(mill: Mill, request_pem: byte
 @pytest.mark.parametrize(("role", "name"), [(Role.AGENT, "b"), (Role.CLIENT, "app")])
 async def test_only_operators_let_in_and_put_out(mill: Mill, role: Role, name: str) -> None:
     async with mill.client(role, name) as client:
-        for call in (client.create_token(Role.OPERATOR, "me"), client.revoke(Role.AGENT, "a"), client.remove_node("a")):
+        for call in (
+            client.create_token(Role.OPERATOR, "me"),
+            client.open_tokens(),
+            client.revoke_token("0" * 16),
+            client.revoke(Role.AGENT, "a"),
+            client.remove_node("a"),
+        ):
             with pytest.raises(DeniedError):
                 await call
 

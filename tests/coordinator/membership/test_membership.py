@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -12,8 +14,15 @@ from edgeshard_coordinator.membership.membership import Issuing, Membership
 from edgeshard_coordinator.membership.store import MembershipStore
 from edgeshard_coordinator.membership.tokens import FAILURES_PER_MINUTE
 
-from edgeshard.domain.errors import DeniedError, ResourceExhaustedError
-from edgeshard.domain.identity import Enrolment, Principal, Role, TokenRequest, coordinator_of
+from edgeshard.domain.errors import DeniedError, NotFoundError, ResourceExhaustedError
+from edgeshard.domain.identity import (
+    Enrolment,
+    OpenToken,
+    Principal,
+    Role,
+    TokenRequest,
+    coordinator_of,
+)
 from edgeshard.identity import authority
 from edgeshard.identity.authority import new_key, request_for
 from edgeshard.rpc.denials import Denials
@@ -60,6 +69,56 @@ async def test_two_processes_with_one_token_at_once(membership: Membership) -> N
     requests = [Enrolment(token.token_id, token.secret, request_for(new_key())) for _ in range(4)]
     ends = await asyncio.gather(*(membership.enrol(each) for each in requests), return_exceptions=True)
     assert sorted(type(end).__name__ for end in ends) == ["DeniedError"] * 3 + ["tuple"]
+
+
+async def test_open_tokens_are_those_that_let_a_process_in(membership: Membership) -> None:
+    """Neither a used one nor an expired one can be revoked: nothing would change."""
+    began = time.time()
+    wanted = TokenRequest(Role.AGENT, "b", 60.0)
+    first = await membership.create_token(wanted, "a:1", "a:2", "operator/kim")
+    used = await membership.create_token(TokenRequest(Role.CLIENT, "app", 60.0), "a:1", "a:2")
+    await membership.enrol(Enrolment(used.token_id, used.secret, request_for(new_key())))
+    (token,) = await membership.open_tokens()
+    times = token.created_at, token.expires_at
+    assert token == OpenToken(first.token_id, Role.AGENT, "b", *times, "operator/kim")
+    assert began <= times[0] <= time.time() and times[1] == times[0] + 60.0
+    later = authority.now() + timedelta(seconds=61)
+    for token_id, now in [(used.token_id, authority.now), (first.token_id, lambda: later)]:
+        membership._now = now
+        with pytest.raises(NotFoundError, match="edgectl token list"):
+            await membership.revoke_token(token_id)
+    assert await membership.open_tokens() == ()
+
+
+async def test_a_token_is_used_or_revoked_and_not_both(membership: Membership) -> None:
+    token = await membership.create_token(TokenRequest(Role.AGENT, "b", 60.0), "a:1", "a:2")
+    enrolment = Enrolment(token.token_id, token.secret, request_for(new_key()))
+    ends = await asyncio.gather(
+        membership.revoke_token(token.token_id), membership.enrol(enrolment), return_exceptions=True
+    )
+    assert sum(isinstance(end, Exception) for end in ends) == 1
+    assert await membership.open_tokens() == ()
+
+
+async def test_a_file_without_creators_keeps_its_tokens(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    with sqlite3.connect(state / "membership.sqlite") as database:
+        database.execute(
+            "CREATE TABLE tokens (token_id TEXT PRIMARY KEY, digest TEXT NOT NULL, "
+            "principal TEXT NOT NULL, expires_at REAL NOT NULL, key_digest TEXT NOT NULL, guesses INTEGER NOT NULL)"
+        )
+        values = ("0123456789abcdef", "d", "edgeshard://mill/agent/b", time.time() + 60, "", 0)
+        database.execute("INSERT INTO tokens VALUES (?, ?, ?, ?, ?, ?)", values)
+    database.close()
+    membership = membership_in(tmp_path)
+    for _ in range(2):  # also when the columns are there
+        await membership.open()
+        (token,) = await membership.open_tokens()
+        assert (token.token_id, token.id) == ("0123456789abcdef", "b")
+        assert (token.created_at, token.creator) == (0.0, "")
+        await membership.close()
+        membership = membership_in(tmp_path)
 
 
 async def test_wrong_secrets_cost_their_sender_and_not_the_token(membership: Membership) -> None:

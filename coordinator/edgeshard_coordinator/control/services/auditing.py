@@ -48,6 +48,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     f"{_ADMIN}/Trace": Mutation("deployment"),
     f"{_ADMIN}/Dump": Mutation(),
     f"{_IDENTITY}/CreateToken": Mutation("id"),
+    f"{_IDENTITY}/RevokeToken": Mutation("token_id"),
     f"{_IDENTITY}/Revoke": Mutation("id"),
     f"{_IDENTITY}/RemoveNode": Mutation("node"),
     f"{_IDENTITY}/CreateKey": Mutation("key.name"),
@@ -70,6 +71,7 @@ NOTED: Mapping[str, Mutation] = {
 READS = frozenset(
     {
         AUTHORITIES,
+        f"{_IDENTITY}/ListTokens",
         f"{_IDENTITY}/ListKeys",
         *(f"{_ADMIN}/List{what}" for what in ("Nodes", "Packed", "Models", "Deployments", "Audit", "Events")),
         *(f"{_ADMIN}/{name}" for name in ("GetNode", "GetSite", "GetDeployment", "Plan")),

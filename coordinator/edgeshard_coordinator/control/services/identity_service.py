@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from edgeshard.domain.errors import DeniedError, FailedPreconditionError
-from edgeshard.domain.identity import DashboardLink, Principal, Role, parse_role
+from edgeshard.domain.identity import DashboardLink, Principal, Role, check_token_id, parse_role
 from edgeshard.domain.ids import check_name
 from edgeshard.proto.v1 import identity_pb2 as pb
 from edgeshard.proto.v1 import identity_pb2_grpc
@@ -18,6 +18,7 @@ from edgeshard.wire.identity import (
     api_key_from_wire,
     api_key_to_wire,
     dashboard_link_to_wire,
+    open_token_to_wire,
     token_request_from_wire,
     token_to_wire,
 )
@@ -66,13 +67,30 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
                 reason="NO_ENROLMENT",
             )
         coordinator, enrolment = self.addresses.for_joiner(wanted.host)
-        token = await membership.create_token(wanted, coordinator, enrolment)
+        creator = operator_name(caller(context))
+        token = await membership.create_token(wanted, coordinator, enrolment, creator)
         token = replace(
             token,
             packages=self.addresses.packages_for(wanted.host),
             bootstrap_sha256=self.addresses.bootstrap_sha256,
         )
         return pb.CreateTokenResponse(token=token_to_wire(token))
+
+    async def ListTokens(
+        self,
+        request: pb.ListTokensRequest,
+        context: Any,
+    ) -> pb.ListTokensResponse:
+        tokens = await self._checked().open_tokens()
+        return pb.ListTokensResponse(tokens=[open_token_to_wire(token) for token in tokens])
+
+    async def RevokeToken(
+        self,
+        request: pb.RevokeTokenRequest,
+        context: Any,
+    ) -> pb.RevokeTokenResponse:
+        await self._checked().revoke_token(check_token_id(request.token_id))
+        return pb.RevokeTokenResponse()
 
     async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewResponse:
         membership = self._checked()

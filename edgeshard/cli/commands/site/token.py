@@ -1,17 +1,20 @@
-"""edgectl token: what lets another process in."""
+"""edgectl token: join tokens, each of which lets one process in."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeshard.cli.commands.options import option
+from edgeshard.cli.commands.options import argument, option
 from edgeshard.cli.connect import ask
-from edgeshard.cli.render.output import show_text
+from edgeshard.cli.render.output import Column, Output, OutputOption, show_list, show_text, time_of
 from edgeshard.domain.identity import Role
 
-app = typer.Typer(help="Let another process in.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from edgeshard.domain.identity import OpenToken
+
+app = typer.Typer(help="Make, list and revoke join tokens.", no_args_is_help=True)
 
 
 @app.command(short_help="Print the line that joins a node, an application or an operator.")
@@ -43,3 +46,30 @@ def create(
     warning = "; only from this machine: --host HOST names another address" if is_loopback(where) else ""
     dials = "looks for the site on its network" if discover else f"dials {token.enrolment}{warning}"
     show_text(f"lets {token.principal} in once, within {ttl}; it {dials}", err=True)
+
+
+@app.command("list")
+def list_tokens(context: typer.Context, output: OutputOption = Output.TABLE) -> None:
+    """List the tokens that still let a process in, without their secrets."""
+    tokens = ask(context, lambda client: client.open_tokens())
+    show_list(tokens, output, COLUMNS, lambda token: token.token_id)
+
+
+@app.command()
+def revoke(
+    context: typer.Context,
+    token_id: Annotated[str, argument("ID", "Of the token, as edgectl token list prints it.")],
+) -> None:
+    """Refuse every join with a token from now on. A process that has joined stays: edgectl node revoke."""
+    ask(context, lambda client: client.revoke_token(token_id))
+    show_text(f"token {token_id} is revoked", err=True)
+
+
+COLUMNS: list[Column[OpenToken]] = [
+    Column("ID", lambda token: token.token_id),
+    Column("ROLE", lambda token: token.role),
+    Column("NAME", lambda token: token.id),
+    Column("CREATED", lambda token: time_of(token.created_at) if token.created_at else "-"),
+    Column("EXPIRES", lambda token: time_of(token.expires_at)),
+    Column("BY", lambda token: token.creator or "-"),
+]
