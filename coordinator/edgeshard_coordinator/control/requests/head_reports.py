@@ -149,7 +149,8 @@ class HeadReports:
         bounds of its request."""
         if token.position != request.next_position:
             return False
-        generation, count = request.generation, len(request.emitted)
+        generation = request.generation
+        count = len(request.emitted)
         request.characters += len(token.text)
         if (
             count >= generation.max_new_tokens
@@ -177,7 +178,8 @@ class HeadReports:
         self._requests.remove(request)
         attachment.outgoing.put_nowait(ForgetRequest(request.request_id))
         if (record := self._state().deployments.get(attachment.deployment)) is not None:
-            prompt_tokens, new_tokens = len(request.prompt_tokens or ()), len(request.emitted)
+            prompt_tokens = len(request.prompt_tokens or ())
+            new_tokens = len(request.emitted)
             self._traffic.count(record.served_name, record.model, prompt_tokens, new_tokens, at_once, end.guesses)
         request.finish(end.reason, end.text, self._now())
         return True
