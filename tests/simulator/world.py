@@ -42,11 +42,10 @@ TROUBLED_S = 8.0
 CALM_S = 100.0
 """By then everything has come right."""
 UNCLAIMED_S = 60.0
-"""After that, heads have ended the answers that no client comes back for. A head answers the requests of an earlier run
-of the coordinator to their end: it cannot tell that a client cancelled them, or left, while the coordinator was away or
-ran on another disk."""
+"""Seconds for heads to end the answers whose clients do not return. A head answers the requests of an earlier run of
+the coordinator to their end. A client may have cancelled one or left while the coordinator was away."""
 QUIET_S = 3.0
-"""After that, nothing works any more."""
+"""Seconds after which nothing works any more."""
 MOST_STEPS = 400_000
 
 
@@ -336,7 +335,7 @@ class World:
 
     @property
     def _has_unclaimed(self) -> bool:
-        """Whether a head answers a request that no client came back for."""
+        """Whether a head answers a request whose client does not return."""
         heads = [head for node in self.nodes.values() for head in node.hosting._heads.values()]
         entries = [entry for head in heads for entry in head._journal.unfinished()]
         return any(not entry.followed for entry in entries)
