@@ -6,17 +6,25 @@ import asyncio
 import json
 import random
 import stat
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from edgeshard_agent.scheduler.scheduler import Limits
 
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.requests.generation import StageTiming
 from edgeshard.domain.requests.step import ReturnedStep, SampledToken, StepResult
 from edgeshard.proto.v1 import head_pb2
-from edgeshard.wire.frames import encode_step
+from edgeshard.wire.frames import FrameContract, FrameReader, encode_step
 from tests.attack import costly_bodies, local_user, lying_node, middle
 from tests.attack.lying_agent import HEAD, LAST_STAGE, Lies, begins_request, is_result
+from tests.support.rig import Rig
 
+MAX_REFUSAL_S = 0.1
+"""Of processor time."""
 RESULT = ReturnedStep(4, StepResult((SampledToken(1, 7, 9),), (StageTiming(1, 0.1, 0.1),)))
 
 
@@ -59,6 +67,26 @@ def test_each_lie_of_a_last_stage_can_be_sent(name: str) -> None:
     changed = LAST_STAGE[name](RESULT)
     assert is_result(changed) and changed != RESULT
     assert encode_step("tales", 1, changed) != encode_step("tales", 1, RESULT)
+
+
+@pytest.mark.parametrize("name", LAST_STAGE)
+def test_each_lie_of_a_last_stage_is_refused_before_it_costs_the_heads_node_time(name: str) -> None:
+    """Other deployments have heads on that event loop, too. 100,000 tokens of one result took it 0.3 s before they were
+    counted, and longer on a busy machine."""
+    rig = Rig(limits=Limits(48, 100, 97))
+    rig.submit("one", [1, 2], 4)
+    step = rig.formed_step()
+    result = replace(rig.stages[0].run(step), timings=(StageTiming(0, 0.1, 0.1), StageTiming(1, 0.1, 0.1)))
+    frames = encode_step("lure", 1, LAST_STAGE[name](ReturnedStep(step.number, result)))
+    reader = FrameReader(FrameContract("lure", 1, DType.FLOAT32, 0, max_tokens=32, window=4, max_timings=2))
+    reader.restart_stream()
+    began_s = time.thread_time()
+    with pytest.raises(EdgeShardError):
+        for frame in frames:
+            for returned in reader.accept(frame).steps:
+                assert isinstance(returned, ReturnedStep)
+                rig.scheduler.on_result(returned.number, returned.result, 0.0)
+    assert time.thread_time() - began_s < MAX_REFUSAL_S
 
 
 def test_a_lying_node_speaks_of_the_deployments_that_there_are() -> None:

@@ -41,9 +41,11 @@ TROUBLED_S = 8.0
 """How long things go wrong."""
 CALM_S = 100.0
 """By then everything has come right."""
-QUIET_S, UNCLAIMED_S = 3.0, 30.0
-"""Behind it: until nobody works any more, and until heads have come to the end of answers whose clients were told by a
-coordinator on another disk that there is no such deployment, and left."""
+UNCLAIMED_S = 60.0
+"""Seconds for heads to end the answers whose clients do not return. A head answers the requests of an earlier run of
+the coordinator to their end. A client may have cancelled one or left while the coordinator was away."""
+QUIET_S = 3.0
+"""Seconds after which nothing works any more."""
 MOST_STEPS = 400_000
 
 
@@ -327,8 +329,16 @@ class World:
             hold(record is not None and record.phase is Phase.READY, f"{name} is {phase} after {CALM_S:g} s of calm")
         if self.watch.violations:
             return
-        self._until(self.loop.now + (UNCLAIMED_S if self.strange else QUIET_S), lambda: False)
+        self._until(self.loop.now + UNCLAIMED_S, lambda: not self._has_unclaimed)
+        self._until(self.loop.now + QUIET_S, lambda: False)
         self._check_empty()
+
+    @property
+    def _has_unclaimed(self) -> bool:
+        """Whether a head answers a request whose client does not return."""
+        heads = [head for node in self.nodes.values() for head in node.hosting._heads.values()]
+        entries = [entry for head in heads for entry in head._journal.unfinished()]
+        return any(not entry.followed for entry in entries)
 
     def _check_empty(self) -> None:
         """Nobody asks for anything: no stage holds KV, no head and no coordinator a request."""

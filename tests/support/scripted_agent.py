@@ -258,9 +258,11 @@ class FakeHead:
         text: str | None = None,
         top: int = 0,
         stages: int = 0,
+        logprob: float = 0.0,
     ) -> None:
         """A token, with `top` likeliest tokens and the timings of so many stages."""
         message = self._token(request_id, position, token, epoch, text)
+        message.logprob = logprob
         message.timings.extend([common_pb2.StageTiming(compute_s=0.5)] * stages)
         message.top.extend([common_pb2.TokenLogprob(token=1, logprob=-1.0)] * top)
         await self._call.write(head_pb2.AttachRequest(token=message))
@@ -281,8 +283,10 @@ class FakeHead:
             text=f"<{token}>" if text is None else text,
         )
 
-    async def prompt_logprobs(self, request_id: str, position: int, count: int, *, top: bool = False) -> None:
-        logprobs = common_pb2.PromptLogprobs(position=position, logprobs=[-1.0] * count)
+    async def prompt_logprobs(
+        self, request_id: str, position: int, count: int, *, top: bool = False, logprob: float = -1.0
+    ) -> None:
+        logprobs = common_pb2.PromptLogprobs(position=position, logprobs=[logprob] * count)
         logprobs.top_tokens.extend([1] * count * top)
         logprobs.top_logprobs.extend([-1.0] * count * top)
         message = head_pb2.HeadPromptLogprobs(request_id=request_id, epoch=self.epoch, prompt_logprobs=logprobs)

@@ -213,6 +213,7 @@ class Head:
             )
             generation = self._ending(self._clipped(generation, len(prompt)))
             self._check(generation, prompt)
+            self._check_emitted(start.emitted_tokens)
             entry.start = start = replace(entry.start, generation=generation)
             if (slices := self._epoch.slices) is not None:
                 await asyncio.to_thread(slices.prepare, len(prompt) + len(start.emitted_tokens))
@@ -370,6 +371,17 @@ class Head:
                 f"max_new_tokens {generation.max_new_tokens} is above the deployment's limit of "
                 f"{self._limits.max_new_tokens}",
                 field="max_new_tokens",
+            )
+
+    def _check_emitted(self, emitted: tuple[int, ...]) -> None:
+        """Raises InvalidArgumentError for a token outside the vocabulary: a client or an earlier head sent them, and
+        the first stage fails with a step that has one."""
+        if emitted and max(emitted) >= self._limits.vocab_size:
+            raise errors.InvalidArgumentError(
+                f"resume.tokens has token {max(emitted)}; the model's tokens are 0 to {self._limits.vocab_size - 1}: "
+                "send the request again without the tokens of its answer",
+                field="resume.tokens",
+                reason="TOKEN_OUT_OF_RANGE",
             )
 
     async def _check_guide(self, guide: Guide, client: str) -> None:

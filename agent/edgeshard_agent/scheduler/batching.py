@@ -15,7 +15,14 @@ from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
 from edgeshard.domain.requests.step import STEP_TOKENS, GuessedTokens, SampledToken, Span, StepResult, Targets
 from edgeshard_agent.scheduler import sequence as sequences
-from edgeshard_agent.scheduler.scoring import check_scores, exceeds_top, targets_by_request
+from edgeshard_agent.scheduler.scoring import (
+    check_likeliest,
+    check_logprob,
+    check_scores,
+    check_token,
+    exceeds_top,
+    targets_by_request,
+)
 
 MAX_MICRO_BATCH = STEP_TOKENS // 2
 """Decodes leave half of a step to prompts."""
@@ -156,9 +163,16 @@ class Flight:
 
 
 def check_owed(
-    step: int, owed: Owed, result: StepResult, running: Mapping[int, sequences.Sequence], late: Mapping[int, int]
+    step: int,
+    owed: Owed,
+    result: StepResult,
+    running: Mapping[int, sequences.Sequence],
+    late: Mapping[int, int],
+    vocab_size: int,
 ) -> None:
     """Raise InternalError unless a result has what its step was formed for.
+
+    Each token is below `vocab_size`, and each log-probability is finite.
 
     Nothing may be missing but of a request that runs no more, or begins again: it would be waited for forever. Where a
     guide failed, that is in place of its request's token, and so is that it is pending. Tokens of `late`, requests and
@@ -175,8 +189,14 @@ def check_owed(
     if missing:
         raise InternalError(f"result of step {step} lacks {missing} of its tokens", reason="WRONG_RESULT")
     for sampled in result.tokens:
+        check_token(step, sampled.token, vocab_size)
+        check_logprob(step, sampled.logprob)
+        check_likeliest(step, sampled.top, vocab_size)
         if sampled.top and exceeds_top(running, sampled.request, len(sampled.top)):
             raise InternalError(
                 f"result of step {step} has a token with too many likeliest ones", reason="WRONG_RESULT"
             )
-    check_scores(step, owed.targets, result.prompt_logprobs, running)
+    for forced in result.forced.values():  # the next step runs them as draft tokens
+        for token in forced:
+            check_token(step, token, vocab_size)
+    check_scores(step, owed.targets, result.prompt_logprobs, running, vocab_size)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 
+from edgeshard.architectures.limits import MAX_VOCABULARY
 from edgeshard.domain import errors
 from edgeshard.domain.deployments.running_requests import DEFAULT_TOKENS
 from edgeshard.domain.ids import RequestId
@@ -100,6 +101,7 @@ TakenItem = HeadEvent | Taken
 class Limits:
     """`max_context` positions per request, at most `waiting` requests that are not admitted yet.
 
+    vocab_size     tokens are below it
     answer_tokens  the likely length of an answer, before any has ended
     overcommit     reserve memory for prompts only
     prefix_cache   share the KV of equal beginnings among the requests of a client
@@ -109,6 +111,7 @@ class Limits:
 
     max_context: int
     waiting: int
+    vocab_size: int = MAX_VOCABULARY
     answer_tokens: int = DEFAULT_TOKENS
     overcommit: bool = False
     prefix_cache: bool = False
@@ -476,7 +479,8 @@ class Scheduler:
         self._returned += 1
         self._now_s = now_s
         owed = self._flight.end()
-        check_owed(step, owed, result, self._known, {number: late.position for number, late in self._late.items()})
+        late_positions = {number: late.position for number, late in self._late.items()}
+        check_owed(step, owed, result, self._known, late_positions, self.limits.vocab_size)
         self._note_late(owed, result)
         self._note_guesses(owed, result)
         self._chunks.returned(sum(timing.compute_s for timing in result.timings))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 
 from edgeshard.domain.errors import InternalError
+from edgeshard.domain.requests.generation import TokenLogprob
 from edgeshard.domain.requests.step import Span, SpanLogprobs, Targets
 from edgeshard_agent.scheduler import sequence as sequences
 
@@ -35,13 +37,39 @@ def exceeds_top(running: Mapping[int, sequences.Sequence], request: int, count: 
     return sequence is not None and count > sequence.generation.sampling.top_logprobs
 
 
+def check_likeliest(step: int, likeliest: Iterable[TokenLogprob], vocab_size: int) -> None:
+    """Raise InternalError unless these are tokens of the vocabulary with log-probabilities that are finite."""
+    for entry in likeliest:
+        check_token(step, entry.token, vocab_size)
+        check_logprob(step, entry.logprob)
+
+
+def check_token(step: int, token: int, vocab_size: int) -> None:
+    """Raise InternalError unless a token of a step's result is in the vocabulary.
+
+    The first stage would refuse it with the next step. Its node would then fail for what the last stage sent.
+    """
+    if not 0 <= token < vocab_size:
+        raise InternalError(
+            f"result of step {step} has token {token}, outside the vocabulary of {vocab_size}", reason="WRONG_RESULT"
+        )
+
+
+def check_logprob(step: int, logprob: float) -> None:
+    """Raise InternalError unless a log-probability is finite: no JSON holds another."""
+    if not isfinite(logprob):
+        raise InternalError(f"result of step {step} has a log-probability that is not finite", reason="WRONG_RESULT")
+
+
 def check_scores(
     step: int,
     owed: Mapping[int, Targets],
     came: Sequence[SpanLogprobs],
     running: Mapping[int, sequences.Sequence],
+    vocab_size: int,
 ) -> None:
-    """Raise InternalError unless a result scores the targets of its step, each once and in order.
+    """Raise InternalError unless a result scores the targets of its step, each once and in order, with tokens of the
+    vocabulary and finite numbers.
 
     Scores of a request that runs no more, or begins again, may be missing.
     """
@@ -54,6 +82,10 @@ def check_scores(
             raise InternalError(
                 f"result of step {step} has log-probabilities that were not asked for", reason="WRONG_RESULT"
             )
+        for logprob in scores.logprobs:
+            check_logprob(step, logprob)
+        for likeliest in scores.top:
+            check_likeliest(step, likeliest, vocab_size)
         ends[item.request] = scores.end
     for request, targets in owed.items():
         behind = targets.position + len(targets.tokens)

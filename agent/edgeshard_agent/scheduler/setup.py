@@ -37,6 +37,7 @@ def make_scheduler(
     limits = Limits(
         longest,
         waiting,
+        shape.vocab_size,
         answer_tokens=typical_lengths(spec, placement)[1],
         overcommit=spec.kv_overcommit,
         prefix_cache=spec.prefix_cache and (not shape.states or placement.saved_states > 0),

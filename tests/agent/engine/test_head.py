@@ -20,7 +20,7 @@ from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, Scheduler
 
 import edgeshard
 from edgeshard.domain.deployments.mode import Mode
-from edgeshard.domain.errors import EdgeShardError, InternalError, UnavailableError
+from edgeshard.domain.errors import EdgeShardError, InternalError, InvalidArgumentError, UnavailableError
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import (
     FinishReason,
@@ -227,6 +227,15 @@ async def test_a_text_that_cannot_be_made_ends_its_request_and_no_other() -> Non
     rig.tokenizer.fault = None
     rig.head.on_return(ReturnedStep(1, StepResult((SampledToken(1, 2, 8),))))
     assert rig.out[-1] == HeadEvent(RequestId("other"), Token(2, 8, "<8>")) and not rig.failures
+
+
+async def test_tokens_outside_the_vocabulary_with_which_a_client_comes_back_break_no_pipeline() -> None:
+    """The first stage would fail with a step that has one, and its deployment with it."""
+    rig = Rig()
+    await rig.head.start_request(StartRequest(REQUEST, Generation((1, 2), 4), emitted_tokens=(5, 100)))
+    (refused,) = rig.out
+    assert isinstance(refused.event, InvalidArgumentError) and not rig.steps
+    assert (refused.event.field, refused.event.reason) == ("resume.tokens", "TOKEN_OUT_OF_RANGE")
 
 
 async def test_a_result_that_cannot_be_breaks_the_pipeline_and_no_request() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,9 @@ from edgeshard.domain.requests.head import HeadEvent, RequestAdmitted
 from edgeshard.domain.requests.step import SampledToken, StepResult
 from tests.support.rig import Rig, expected
 
+VOCABULARY = 97
+"""The pretended model's."""
+
 
 def begun(rig: Rig) -> tuple[HeadStep, StepResult]:
     """A step of two requests whose tokens are due, and its result."""
@@ -37,17 +41,42 @@ WRONG: dict[str, Any] = {
     "one of nobody": lambda tokens: (*tokens, SampledToken(77, 3, 5)),
     "another position": lambda tokens: (replace(tokens[0], position=1), *tokens[1:]),
     "another request's": lambda tokens: (replace(tokens[0], request=77), *tokens[1:]),
+    "outside the vocabulary": lambda tokens: (replace(tokens[0], token=VOCABULARY), *tokens[1:]),
+    "not a number": lambda tokens: (replace(tokens[0], logprob=math.nan), *tokens[1:]),
+    "infinite": lambda tokens: (replace(tokens[0], logprob=-math.inf), *tokens[1:]),
     "likeliest ones": lambda tokens: (replace(tokens[0], top=(TokenLogprob(1, -0.5),)), *tokens[1:]),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
 def test_a_result_with_other_tokens_than_were_due_is_refused_by_its_step(what: str) -> None:
-    rig = Rig()
+    rig = Rig(limits=Limits(48, 100, VOCABULARY))
     step, result = begun(rig)
     with pytest.raises(InternalError, match=f"step {step.number} ") as caught:
         rig.scheduler.on_result(step.number, StepResult(WRONG[what](result.tokens)), 0.0)
     assert caught.value.reason == "WRONG_RESULT"
+
+
+WRONG_TOP = (TokenLogprob(VOCABULARY, -0.5),), (TokenLogprob(1, math.nan),)
+
+
+@pytest.mark.parametrize("top", WRONG_TOP)
+def test_the_likeliest_tokens_are_of_the_vocabulary_and_finite(top: tuple[TokenLogprob, ...]) -> None:
+    rig = Rig(limits=Limits(48, 100, VOCABULARY))
+    rig.submit("one", [1, 2], 4, sampling=Sampling(top_logprobs=1))
+    step = rig.formed_step()
+    (token,) = rig.stages[0].run(step).tokens
+    with pytest.raises(InternalError, match=f"step {step.number} "):
+        rig.scheduler.on_result(step.number, StepResult((replace(token, top=top),)), 0.0)
+
+
+def test_forced_tokens_are_of_the_vocabulary() -> None:
+    """The next step runs them as draft tokens."""
+    rig = Rig(limits=Limits(48, 100, VOCABULARY))
+    step, result = begun(rig)
+    forced = {result.tokens[0].request: (VOCABULARY,)}
+    with pytest.raises(InternalError, match="outside the vocabulary"):
+        rig.scheduler.on_result(step.number, StepResult(result.tokens, forced=forced), 0.0)
 
 
 @pytest.mark.parametrize("what", ["of nobody", "beside its token", "twice"])

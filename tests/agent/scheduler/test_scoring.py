@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,16 @@ from edgeshard_agent.scheduler.text import TextStream
 
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
 from edgeshard.domain.ids import RequestId
-from edgeshard.domain.requests.generation import FinishReason, Generation, Guide, GuideKind, PromptLogprobs, Token
+from edgeshard.domain.requests.generation import (
+    FinishReason,
+    Generation,
+    Guide,
+    GuideKind,
+    PromptLogprobs,
+    Sampling,
+    Token,
+    TokenLogprob,
+)
 from edgeshard.domain.requests.head import RequestAdmitted, RequestEnd
 from edgeshard.domain.requests.step import GuideFailure, Span, SpanLogprobs, StepResult, Targets
 from tests.support.rig import Rig, expected
@@ -103,6 +113,18 @@ def test_preemption_loses_no_score_and_brings_none_twice() -> None:
         assert scores(rig, f"r{number}") == all_scores(prompt) and rig.tokens(f"r{number}") == expected(prompt, 8)
 
 
+def changed(part: SpanLogprobs, **changes: Any) -> SpanLogprobs:
+    return replace(part, prompt_logprobs=replace(part.prompt_logprobs, **changes))
+
+
+def not_numbers(part: SpanLogprobs) -> tuple[float, ...]:
+    return (math.nan,) * len(part.prompt_logprobs.logprobs)
+
+
+def all_top(part: SpanLogprobs, token: int, logprob: float) -> tuple[tuple[TokenLogprob, ...], ...]:
+    return ((TokenLogprob(token, logprob),),) * len(part.prompt_logprobs.logprobs)
+
+
 WRONG: dict[str, Any] = {
     "none": lambda came: (),
     "one missing": lambda came: came[:-1],
@@ -110,17 +132,17 @@ WRONG: dict[str, Any] = {
     "another order": lambda came: came[::-1],
     "another request's": lambda came: (replace(came[0], request=9), *came[1:]),
     "too many": lambda came: (*came, SpanLogprobs(came[0].request, PromptLogprobs(11, (0.0,), ((),)))),
-    "top of another length": lambda came: (
-        replace(came[0], prompt_logprobs=replace(came[0].prompt_logprobs, top=())),
-        *came[1:],
-    ),
+    "not a number": lambda came: (changed(came[0], logprobs=not_numbers(came[0])), *came[1:]),
+    "top outside the vocabulary": lambda came: (changed(came[0], top=all_top(came[0], 97, -1.0)), *came[1:]),
+    "top not a number": lambda came: (changed(came[0], top=all_top(came[0], 1, math.nan)), *came[1:]),
+    "top of another length": lambda came: (changed(came[0], top=()), *came[1:]),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
 def test_a_result_with_other_scores_than_were_due_is_refused(what: str) -> None:
-    rig = Rig(chunking=Chunking(64))
-    rig.submit("r", PROMPT, 2, prompt_logprobs=True)
+    rig = Rig(chunking=Chunking(64), limits=Limits(48, 100, 97))
+    rig.submit("r", PROMPT, 2, prompt_logprobs=True, sampling=Sampling(top_logprobs=1))
     step = rig.formed_step()
     result = rig.stages[0].run(step)
     assert len(result.prompt_logprobs) > 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -121,15 +122,17 @@ async def test_the_next_head_hears_how_far_the_prompt_was_scored(site: Any) -> N
     assert (await head.next_start()).scored == 3
 
 
-LIES = ["prompt", "ids", "token", "text", "top", "end", "scores", "scores unasked", "top of scores"]
+LIES = ["prompt", "ids", "token", "text", "top", "nan", "end"]
+SCORES = {"scores": 3, "no scores": 0, "scores unasked": 2, "top of scores": 2, "nan scores": 2}
+"""How many are reported."""
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("lie", [*LIES, *SCORES])
 async def test_a_head_that_reports_what_cannot_be_ends_its_request(site: Any, failing: Any, lie: str) -> None:
     """A client's budget is charged by what its head reports."""
     _, head = await site.deployed()
     generation = head_pb2.Generation(max_new_tokens=2, prompt="" if lie == "ids" else "once")
-    generation.prompt_logprobs = lie in ("scores", "top of scores")
+    generation.prompt_logprobs = lie in SCORES and lie != "scores unasked"
     generation.prompt_tokens.extend([5, 6, 7] if lie == "ids" else [])
     request = inference_pb2.GenerateRequest(model="tale", request_id="r1", generation=generation)
     call = site.inference.Generate(request, timeout=DEADLINE_S)
@@ -139,14 +142,16 @@ async def test_a_head_that_reports_what_cannot_be_ends_its_request(site: Any, fa
     elif lie == "end":
         await head.accept("r1")
         await head.finish("r1", text="x" * 70_000)
-    elif "scores" in lie:
+    elif lie in SCORES:
         await head.accept("r1")
-        await head.prompt_logprobs("r1", 1, 3 if lie == "scores" else 2, top=lie == "top of scores")
+        logprob = math.nan if lie == "nan scores" else -1.0
+        await head.prompt_logprobs("r1", 1, SCORES[lie], top=lie == "top of scores", logprob=logprob)
     else:
         await head.accept("r1")
         for position in range(3, 6):
             text = "x" * (70_000 if lie == "text" else 1)
-            await head.token("r1", position, text=text, top=3 if lie == "top" else 0)
+            top = 3 if lie == "top" else 0
+            await head.token("r1", position, text=text, top=top, logprob=math.nan if lie == "nan" else 0.0)
     async with failing(UnavailableError) as caught:
         async for _ in call:
             pass

@@ -6,13 +6,14 @@ runs in, and of tokens the one at the position that comes next.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from math import isfinite
 
 import structlog
 
 from edgeshard.domain.errors import EdgeShardError, ResourceExhaustedError, UnavailableError
-from edgeshard.domain.requests.generation import Prompt, PromptLogprobs, Started, Token
+from edgeshard.domain.requests.generation import Prompt, PromptLogprobs, Started, Token, TokenLogprob
 from edgeshard.domain.requests.head import (
     ForgetRequest,
     HeadEvents,
@@ -49,6 +50,11 @@ def _wrong_prompt(prompt: Prompt, tokens: tuple[int, ...], record: DeploymentRec
     context = record.spec.max_context or placement.kv_blocks * placement.kv_block_tokens
     most = min(context, TOKENS_OF_A_BYTE * len(prompt.encode("utf-8", "replace")) + ADDED_TOKENS)
     return None if len(tokens) <= most else f"a prompt of {len(tokens)} tokens, more than it can have"
+
+
+def _are_finite(top: Iterable[TokenLogprob]) -> bool:
+    """Whether all these log-probabilities are finite: no JSON holds another number."""
+    return all(isfinite(entry.logprob) for entry in top)
 
 
 @dataclass(eq=False)
@@ -134,8 +140,11 @@ class HeadReports:
         most_top = generation.sampling.top_logprobs
         if (
             not generation.prompt_logprobs
+            or not prompt_logprobs.logprobs  # without an entry it would count again and again
             or prompt_logprobs.end > len(request.prompt_tokens)
             or max(map(len, prompt_logprobs.top), default=0) > most_top
+            or not all(map(isfinite, prompt_logprobs.logprobs))
+            or not all(map(_are_finite, prompt_logprobs.top))
         ):
             self._refuse(attachment, request, "log-probabilities beyond what the request asks for")
             return False
@@ -149,12 +158,15 @@ class HeadReports:
         bounds of its request."""
         if token.position != request.next_position:
             return False
-        generation, count = request.generation, len(request.emitted)
+        generation = request.generation
+        count = len(request.emitted)
         request.characters += len(token.text)
         if (
             count >= generation.max_new_tokens
             or request.characters > FIRST_CHARACTERS + TOKEN_CHARACTERS * count
+            or not isfinite(token.logprob)
             or (token.top and len(token.top) > generation.sampling.top_logprobs)
+            or (token.top and not _are_finite(token.top))
         ):
             self._refuse(attachment, request, "a token beyond what the request asks for")
             return False
@@ -177,7 +189,8 @@ class HeadReports:
         self._requests.remove(request)
         attachment.outgoing.put_nowait(ForgetRequest(request.request_id))
         if (record := self._state().deployments.get(attachment.deployment)) is not None:
-            prompt_tokens, new_tokens = len(request.prompt_tokens or ()), len(request.emitted)
+            prompt_tokens = len(request.prompt_tokens or ())
+            new_tokens = len(request.emitted)
             self._traffic.count(record.served_name, record.model, prompt_tokens, new_tokens, at_once, end.guesses)
         request.finish(end.reason, end.text, self._now())
         return True
