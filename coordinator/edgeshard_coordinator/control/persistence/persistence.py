@@ -16,11 +16,10 @@ import structlog
 
 from edgeshard.domain.control.commands import Term
 from edgeshard.domain.deployments.traffic import Traffic
-from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError
+from edgeshard.domain.errors import DataLossError, EdgeShardError, FailedPreconditionError
 from edgeshard.domain.ids import COUNTED_EPOCHS, DeploymentName, Epoch, ModelName, NodeId, OperationId
 from edgeshard.domain.nodes.profile import ComputeProfile, LinkProfile
 from edgeshard.forms import Forms
-from edgeshard.process.private import open_private
 from edgeshard.profiles.texts import ProfileT, parse_profile, profile_text
 from edgeshard_coordinator.core.deployments.deployments import restored_record
 from edgeshard_coordinator.core.values.measurements import Measurements, ProfileKey, Reported, key_of
@@ -266,13 +265,35 @@ def hold_state(path: Path) -> TextIO:
 
     Raises FailedPreconditionError (STATE_DIR_IN_USE) if another coordinator has it.
     """
-    file = open(path.with_suffix(".lock"), "a", opener=open_private)
+    lock = path.with_suffix(".lock")
+    lock.touch(mode=0o600)
+    file = lock.open("a", encoding="ascii")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
         raise _in_use(path) from None
     return file
+
+
+def prepare_restored(path: Path, least_term: int) -> None:
+    """Make the state in file `path`, a copy of an earlier time, one that nodes follow: its terms go on at `least_term`
+    or higher, above those that the site had after the copy.
+
+    Raises FailedPreconditionError (STATE_VERSION) for a file of a newer version, DataLossError for one that is no
+    state.
+    """
+    database = sqlite3.connect(path, isolation_level=None)
+    try:
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        if version > len(_MIGRATIONS):
+            raise _newer(path)
+        if version > _MIGRATIONS.index(_TERM):
+            database.execute("UPDATE term SET number = MAX(number + 1, ?)", (least_term,))
+    except sqlite3.Error as error:
+        raise DataLossError(f"{path.name} of the backup is no coordinator's state: {error}", field="file") from None
+    finally:
+        database.close()
 
 
 def _in_use(path: Path) -> FailedPreconditionError:
