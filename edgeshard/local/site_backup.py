@@ -1,5 +1,4 @@
-"""The files of a site on its coordinator's machine: which of them a backup holds, and where they go when it is
-restored.
+"""The files of a site on its coordinator's machine, in a backup and restored from it.
 
 A backup holds the authority, certificates, state, keys, quotas and the audit log. Weights are not in it, only the names
 and digests of the models.
@@ -60,7 +59,7 @@ class SiteFiles:
 @dataclass(frozen=True, slots=True)
 class Backup:
     """A backup that was read. `made_at` is in seconds since 1970; `models` are digests by name. `served` and `settings`
-    are those of `SiteFiles`."""
+    are as in `SiteFiles`."""
 
     archive: Archive
     site: str
@@ -279,7 +278,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def _state_files(state: Path) -> dict[str, Path]:
-    """All files of a state directory except models and those of a moment."""
+    """All files of a state directory except models, locks and temporary files."""
     return {f"state/{path.relative_to(state)}": path for path in _files_of(state) if not _is_skipped(path, state)}
 
 

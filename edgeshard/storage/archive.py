@@ -44,8 +44,7 @@ class ArchivedFile:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An archive whose every hash was right when it was opened: what its writer says `about` it, and its files by
-    name."""
+    """An archive, after its hashes were checked: a description of its content (`about`), and its files by name."""
 
     path: Path
     about: Mapping[str, Any]
@@ -146,7 +145,7 @@ def extract(archive: Archive, place: Callable[[str], Path]) -> None:
 def _copy_database(source: Path, target: Path) -> None:
     """Copy a database that another process may use. Raises InvalidArgumentError for a file that is none."""
     try:
-        # rwc would make an empty one where there is none.
+        # Another mode would make an empty file if there is none.
         with (
             closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=rw", uri=True, timeout=10.0)) as database,
             closing(sqlite3.connect(target)) as copy,

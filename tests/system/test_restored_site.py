@@ -146,7 +146,7 @@ async def more(ended: list[str], count: int) -> None:
 
 @contextlib.asynccontextmanager
 async def load(client: Client) -> AsyncIterator[list[str]]:
-    """Requests, four at a time; the texts of those that have ended."""
+    """Send requests, four at a time, and yield the texts of the ended ones."""
     ended: list[str] = []
 
     async def ask() -> None:

@@ -261,7 +261,7 @@ class StateStore(SqliteStore):
 
 
 def hold_state(path: Path) -> TextIO:
-    """Lock the state in the file `path` for as long as the returned file is open.
+    """Lock the state in the file `path` until the returned file is closed.
 
     Raises FailedPreconditionError (STATE_DIR_IN_USE) if another coordinator has it.
     """
@@ -277,8 +277,8 @@ def hold_state(path: Path) -> TextIO:
 
 
 def prepare_restored(path: Path, least_term: int) -> None:
-    """Make the state in file `path`, a copy of an earlier time, one that nodes follow: its terms go on at `least_term`
-    or higher, above those that the site had after the copy.
+    """Change the state in file `path`, a copy of an earlier time, so that nodes follow it. Its next term is above
+    `least_term`, which is above all terms that the site had after the copy.
 
     Raises FailedPreconditionError (STATE_VERSION) for a file of a newer version, DataLossError for one that is no
     state.

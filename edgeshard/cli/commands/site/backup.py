@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 from functools import partial
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated
 
 from edgeshard import WIRE_VERSION, __version__
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from edgeshard.local.site_backup import Backup
 
 _PKI = Path("pki")
+_PREPARE = "edgeshard_coordinator.control.persistence.persistence:prepare_restored"
+"""By its name, because the library does not import the daemons."""
 _FULL = (28, 122)
 """Error numbers of a full disk and of a full quota."""
 
@@ -73,12 +75,10 @@ def restore(
     check_extras("edgectl restore", "coordinator")
     from edgeshard.local.site_backup import read_backup, restore_site
 
-    # The library does not know the daemons.
-    persistence = import_module("edgeshard_coordinator.control.persistence.persistence")
     found = read_backup(file)
     state = (state_dir or state_home() / ("serve" if found.served else "coordinator")).absolute()
-    # Seconds since 1970 are more than the starts of any coordinator, also of one that was restored before.
-    prepare = partial(persistence.prepare_restored, least_term=int(time.time()))
+    # No coordinator starts once a second since 1970, so that this is above any term, also after an earlier restore.
+    prepare = partial(resolve_name(_PREPARE), least_term=int(time.time()))
     try:
         place = restore_site(found, directory.absolute(), state, prepare)
     except OSError as error:
@@ -98,7 +98,7 @@ def _show_restored(backup: Backup, file: Path) -> None:
     show_text("To do by hand:")
     show_text(f"- Valid again are nodes, clients, operators and API keys that were revoked after {made}:")
     show_text("  revoke them again by edgectl node revoke NAME and edgectl key revoke NAME.")
-    show_text(f"- Unknown are nodes that joined, keys that were made and deployments that were changed after {made}.")
+    show_text(f"- Keys and deployments that were made after {made} are unknown, and deleted ones are there again.")
     for name, digest in sorted(backup.models.items()):
         show_text(f"- Add model {name} again: edgectl model add SOURCE --name {name} (manifest sha256 {digest})")
     show_text("- If the coordinator's address changes, on each node: edgectl set-coordinator HOST:PORT")
