@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shutil
 import sqlite3
 import tarfile
 import tomllib
@@ -17,6 +18,8 @@ from edgeshard_coordinator.core.values.state import Timings
 from typer.testing import CliRunner
 
 from edgeshard.cli.main import app
+from edgeshard.process import installation
+from edgeshard.process.installation import Options, Record
 
 DIGEST = "ab" * 32
 
@@ -175,6 +178,32 @@ def test_a_site_of_edgectl_serve_is_restored_as_one_folder(mill: Path, home: Pat
     assert f"edgectl serve MODEL --state-dir {home}/again" in printed
     for name in ("site/ca.key", "api-key", "box/node-id", "coordinator/audit/operators.jsonl"):
         assert (home / "again" / name).read_bytes() == (served / name).read_bytes()
+
+
+@pytest.mark.parametrize("has_record", [True, False], ids=["edgectl install", "Debian package"])
+def test_the_installed_coordinator_is_found(
+    mill: Path, home: Path, monkeypatch: pytest.MonkeyPatch, has_record: bool
+) -> None:
+    """Its unit names the credentials, which the file of settings does not."""
+    etc = home / "etc"
+    etc.mkdir()
+    monkeypatch.setattr(installation, "config_path", lambda daemon: str(etc / f"{daemon}.toml"))
+    monkeypatch.setattr(installation, "record_path", lambda daemon: str(etc / f"{daemon}.installed.json"))
+    monkeypatch.setattr(installation, "state_directory", lambda daemon: str(mill))
+    (etc / "coordinator.toml").write_text('[coordinator]\nlisten = "127.0.0.1:7600"\n')
+    shutil.copytree(home / "pki/coordinator", etc / "tls")
+    (home / "pki").rename(home / "site")
+    if has_record:
+        options = Options(
+            "127.0.0.1:7600", "/bin", credentials=f"{home}/site/coordinator", ca_key=f"{home}/site/ca.key"
+        )
+        record = installation.to_text(Record(options))
+        (etc / "coordinator.installed.json").write_text(record)
+    printed = done("backup", "mill.backup")
+    assert "site mill" in printed and ("key of an authority" in printed) is not has_record
+    done("restore", "mill.backup", "--state-dir", "other")
+    assert (home / "pki/coordinator/key.pem").read_bytes() == (home / "site/coordinator/key.pem").read_bytes()
+    assert (home / "pki/ca.key").exists() is has_record
 
 
 def test_without_a_site_the_error_names_the_options(home: Path) -> None:

@@ -54,6 +54,8 @@ def backup(
     total_bytes = sum(of.size for of in files.values())
     name = site_backup.site_name(site) or "(plaintext)"
     show_text(f"{file}: site {name} of {site.where}, {len(files)} files, {human_bytes(total_bytes)}")
+    if "site/ca.key" not in files:
+        show_text(f"not in it: the key of an authority; {site.where} names none (ca_key)")
     if site.models:
         names = ", ".join(sorted(site.models))
         show_text(f"not in it: the weights of {names}; keep the files that they were added from")
