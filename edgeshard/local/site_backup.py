@@ -98,15 +98,15 @@ def of_installed() -> SiteFiles:
     """The site of the coordinator that `edgectl install` laid out. Raises DataLossError for a damaged record."""
     config = Path(installation.config_path(Daemon.COORDINATOR))
     record_path = Path(installation.record_path(Daemon.COORDINATOR))
-    credentials = config.parent / "tls"  # of the Debian package's unit
+    credentials = str(config.parent / "tls")  # of the Debian package's unit
     given: dict[str, str] = {}
     if record_path.exists():
         options = installation.from_text(record_path.read_text(encoding="utf-8"), str(record_path)).options
-        credentials = Path(options.credentials)
+        credentials = options.credentials
         if options.ca_key:
             given["ca_key"] = options.ca_key
-    if (credentials / CREDENTIALS[0]).is_file():
-        given |= {f"tls_{name.removesuffix('.pem')}": str(credentials / name) for name in CREDENTIALS}
+    if credentials and Path(credentials, CREDENTIALS[0]).is_file():
+        given |= {f"tls_{name.removesuffix('.pem')}": f"{credentials}/{name}" for name in CREDENTIALS}
     return of_config(config, given, Path(installation.state_directory(Daemon.COORDINATOR)))
 
 
