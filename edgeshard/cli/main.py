@@ -74,6 +74,13 @@ COMMANDS = (
     Lazy("logs", ".commands.site.logs:logs", "Print the log of a daemon of this machine."),
     Lazy("debug", ".commands.observing.debug:app", "Dump what a site's processes know, and replay it."),
     Lazy("init", ".commands.site.certificate:init", "Make a site's authority."),
+    Lazy("backup", ".commands.site.backup:backup", "Copy a site, except its models, into a file."),
+    Lazy("restore", ".commands.site.backup:restore", "Restore a site from a backup."),
+    Lazy(
+        "set-coordinator",
+        ".commands.site.set_coordinator:set_coordinator",
+        "Change the coordinator's address on this machine.",
+    ),
     Lazy("certificate", ".commands.site.certificate:certificate", "Make the files of a process."),
     Lazy("token", ".commands.site.token:app", "Let another process in."),
     Lazy("join", ".commands.site.join:join", "Become part of a site, by a token."),

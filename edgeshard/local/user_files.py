@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 AGENT_PORT, AGENT_PORTS = 7610, 32
 """The port at which a node listens for its neighbours, and how many from there on are tried where it is taken."""
@@ -26,7 +28,7 @@ def write_client_settings(coordinator: str, directory: Path) -> None:
     write_private(configuration(), to_toml("client", {key: str(value) for key, value in values.items()}).encode())
 
 
-def to_toml(section: str, values: dict[str, str]) -> str:
-    """A TOML text of one section."""
+def to_toml(section: str, values: Mapping[str, Any]) -> str:
+    """A TOML text of one section of texts, numbers, truth values and lists of them."""
     # A JSON text is one of TOML, too.
     return f"[{section}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())

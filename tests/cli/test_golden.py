@@ -111,6 +111,9 @@ ELSEWHERE = {
     "lab down": "it starts a site of its own: test_documents.py runs it from docs/lab.md",
     "install agent": "it changes the machine: test_install.py",
     "install coordinator": "it changes the machine: test_install.py",
+    "backup": "it copies a site that lasts: test_backup.py",
+    "restore": "it needs a backup: test_backup.py",
+    "set-coordinator": "it changes this user's settings: test_backup.py",
     "uninstall agent": "it changes the machine: test_install.py",
     "uninstall coordinator": "it changes the machine: test_install.py",
 }

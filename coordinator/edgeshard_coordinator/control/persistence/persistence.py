@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import sqlite3
 import time
 import uuid
@@ -9,12 +10,13 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TextIO
 
 import structlog
 
 from edgeshard.domain.control.commands import Term
 from edgeshard.domain.deployments.traffic import Traffic
-from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError
+from edgeshard.domain.errors import DataLossError, EdgeShardError, FailedPreconditionError
 from edgeshard.domain.ids import COUNTED_EPOCHS, DeploymentName, Epoch, ModelName, NodeId, OperationId
 from edgeshard.domain.nodes.profile import ComputeProfile, LinkProfile
 from edgeshard.forms import Forms
@@ -82,6 +84,7 @@ class StateStore(SqliteStore):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "the coordinator's state")
+        self._lock: TextIO | None = None
 
     @in_own_thread
     def open(self, instance: str, timings: Timings, now: float = 0.0) -> State:
@@ -90,9 +93,20 @@ class StateStore(SqliteStore):
         Raises FailedPreconditionError when another coordinator has the file, or a newer version wrote it.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        # The lock is held until the end: two coordinators with one state would hand out the same epochs. It is not
+        # SQLite's own, which would keep `edgectl backup` from reading.
+        lock = hold_state(self._path)
+        try:
+            self._database = self._current_database()
+        except BaseException:
+            lock.close()
+            raise
+        self._lock = lock
+        return self._load(instance, timings, now)
+
+    def _current_database(self) -> sqlite3.Connection:
+        """The file, with the tables of this version."""
         database = sqlite3.connect(self._path, timeout=0.5, isolation_level=None)
-        # The lock is held until the end: two coordinators with one state would hand out the same epochs.
-        database.execute("PRAGMA locking_mode=EXCLUSIVE")
         try:
             database.execute("PRAGMA journal_mode=WAL")
             database.execute("PRAGMA synchronous=FULL")
@@ -102,23 +116,14 @@ class StateStore(SqliteStore):
             database.close()
             if "locked" not in str(error):
                 raise
-            raise FailedPreconditionError(
-                f"state-dir {self._path.parent} is in use by another coordinator; stop it or choose another",
-                field="state-dir",
-                reason="STATE_DIR_IN_USE",
-            ) from None
+            raise _in_use(self._path) from None  # by an earlier version, which locked the file itself
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if version > len(_MIGRATIONS):
             database.close()
-            raise FailedPreconditionError(
-                f"state-dir {self._path.parent} was written by a newer edgeshard-coordinator; upgrade this one",
-                field="state-dir",
-                reason="STATE_VERSION",
-            )
+            raise _newer(self._path)
         for number, script in enumerate(_MIGRATIONS[version:], start=version + 1):
             database.executescript(f"BEGIN; {script} PRAGMA user_version={number}; COMMIT;")
-        self._database = database
-        return self._load(instance, timings, now)
+        return database
 
     def _load(self, instance: str, timings: Timings, now: float) -> State:
         database = self._open_database
@@ -166,6 +171,12 @@ class StateStore(SqliteStore):
             for node_id in nodes
             if profiles[node_id] or links[node_id]
         }
+
+    def _close(self) -> None:
+        super()._close()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     @in_own_thread
     def save(self, *records: DeploymentRecord) -> None:
@@ -247,6 +258,58 @@ class StateStore(SqliteStore):
         """Write a call that took effect. The first one with its id stays."""
         with _transaction(self._open_database) as database:
             _insert_operation(database, operation)
+
+
+def hold_state(path: Path) -> TextIO:
+    """Lock the state in the file `path` until the returned file is closed.
+
+    Raises FailedPreconditionError (STATE_DIR_IN_USE) if another coordinator has it.
+    """
+    lock = path.with_suffix(".lock")
+    lock.touch(mode=0o600)
+    file = lock.open("a", encoding="ascii")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise _in_use(path) from None
+    return file
+
+
+def prepare_restored(path: Path, least_term: int) -> None:
+    """Change the state in file `path`, a copy of an earlier time, so that nodes follow it. Its next term is above
+    `least_term`, which is above all terms that the site had after the copy.
+
+    Raises FailedPreconditionError (STATE_VERSION) for a file of a newer version, DataLossError for one that is no
+    state.
+    """
+    database = sqlite3.connect(path, isolation_level=None)
+    try:
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        if version > len(_MIGRATIONS):
+            raise _newer(path)
+        if version > _MIGRATIONS.index(_TERM):
+            database.execute("UPDATE term SET number = MAX(number + 1, ?)", (least_term,))
+    except sqlite3.Error as error:
+        raise DataLossError(f"{path.name} of the backup is no coordinator's state: {error}", field="file") from None
+    finally:
+        database.close()
+
+
+def _in_use(path: Path) -> FailedPreconditionError:
+    return FailedPreconditionError(
+        f"state-dir {path.parent} is in use by another coordinator; stop it or choose another",
+        field="state-dir",
+        reason="STATE_DIR_IN_USE",
+    )
+
+
+def _newer(path: Path) -> FailedPreconditionError:
+    return FailedPreconditionError(
+        f"state-dir {path.parent} was written by a newer edgeshard-coordinator; upgrade this one",
+        field="state-dir",
+        reason="STATE_VERSION",
+    )
 
 
 @contextmanager

@@ -57,6 +57,12 @@ def init(
         _write(authority, principal, directory)
     _write_settings(directory.absolute(), host, port, http_listen)
     write_private(directory / "ca.key", authority.key_pem)  # last: a half made authority can be made again
+    config = directory.absolute() / "coordinator.toml"
+    show_text(f"site {site} is made. Next: edgeshard-coordinator --config {config}")
+    show_text(
+        f"Back the site up when the coordinator runs: edgectl backup FILE --config {config}. "
+        "The loss of ca.key without a backup makes every node join again"
+    )
 
 
 def certificate(

@@ -125,6 +125,15 @@ def runs_systemd() -> bool:
     return _RUNS_SYSTEMD.is_dir()
 
 
+def systemctl(*arguments: str) -> None:
+    """Run systemctl. Raises FailedPreconditionError (COMMAND_FAILED) with what it prints."""
+    result = subprocess.run(("systemctl", *arguments), capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise FailedPreconditionError(
+            f"systemctl {' '.join(arguments)}: {result.stderr.strip()}", reason="COMMAND_FAILED"
+        )
+
+
 def install_daemon(
     daemon: Daemon, root: Path, dry_run: bool, given: Mapping[str, str | None], *, plaintext: bool = False
 ) -> None:

@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from edgeshard.cli.commands.options import argument, option, switch, with_option
 from edgeshard.cli.commands.site import install
 from edgeshard.cli.connect import run
 from edgeshard.cli.render.output import show_text
-from edgeshard.domain.errors import AlreadyExistsError, DeniedError, EdgeShardError, FailedPreconditionError
+from edgeshard.domain.errors import AlreadyExistsError, DeniedError, EdgeShardError
 from edgeshard.domain.identity import Invitation, Role, authority_digest
 from edgeshard.local.child_daemons import Daemon, keep_running
 from edgeshard.local.user_files import AGENT_PORT, AGENT_PORTS, state_home, to_toml, write_client_settings
@@ -115,17 +114,9 @@ def _join_service(token: Invitation, listen: str | None, extra: dict[str, str]) 
     }
     _enrol_once(token, _SERVICE_FILES)
     install.install_daemon(Unit.AGENT, install.MACHINE, False, given)
-    _systemctl("enable", "--now", Unit.AGENT.unit)
-    _systemctl("restart", Unit.AGENT.unit)  # one that ran before takes the certificate up
+    install.systemctl("enable", "--now", Unit.AGENT.unit)
+    install.systemctl("restart", Unit.AGENT.unit)  # one that ran before takes the certificate up
     show_text(f"node {name} runs as {Unit.AGENT.unit}.service; edgectl get nodes shows it", err=True)
-
-
-def _systemctl(*arguments: str) -> None:
-    result = subprocess.run(("systemctl", *arguments), capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        raise FailedPreconditionError(
-            f"systemctl {' '.join(arguments)}: {result.stderr.strip()}", reason="COMMAND_FAILED"
-        )
 
 
 def _join_here(token: Invitation, listen: str | None, state_dir: Path | None, extra: dict[str, str]) -> None:

@@ -1,0 +1,131 @@
+"""edgectl backup and edgectl restore: a site of this machine into a file, and from it. Nothing is dialled."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Annotated
+
+from edgeshard import WIRE_VERSION, __version__
+from edgeshard.cli.commands.options import argument, option, switch
+from edgeshard.cli.render.output import human_bytes, show_text
+from edgeshard.domain.errors import DeniedError, EdgeShardError, InvalidArgumentError, ResourceExhaustedError
+from edgeshard.local.user_files import state_home, write_client_settings
+from edgeshard.process.extras import check_extras
+
+if TYPE_CHECKING:
+    from edgeshard.local.site_backup import Backup
+
+_PKI = Path("pki")
+_PREPARE = "edgeshard_coordinator.control.persistence.persistence:prepare_restored"
+"""By its name, because the library does not import the daemons."""
+_FULL = (28, 122)
+"""Error numbers of a full disk and of a full quota."""
+
+
+def backup(
+    file: Annotated[Path, argument("FILE", "The backup to write, for its owner alone (mode 0600).")],
+    config: Annotated[Path | None, option("FILE", "The --config of the coordinator.")] = None,
+    state_dir: Annotated[Path | None, option("DIR", "The --state-dir of edgectl serve.")] = None,
+    force: Annotated[bool, switch("--force", "Replace FILE if it exists.")] = False,
+) -> None:
+    """Copy a site's authority, certificates, state, keys, quotas and audit log into FILE, on the coordinator's machine.
+
+    The coordinator may run meanwhile. The site is that of pki/coordinator.toml, else of the installed coordinator, else
+    of edgectl serve. Models' weights are not copied: keep their sources. Whoever has FILE can be anybody at the site.
+    """
+    from edgeshard.local import site_backup
+
+    if config is not None and state_dir is not None:
+        raise InvalidArgumentError("give --config or --state-dir, not both", field="config")
+    if config is not None:
+        site = site_backup.of_config(config)
+    elif state_dir is not None:
+        site = site_backup.of_served(state_dir)
+    else:
+        site = site_backup.find_site(_PKI)
+    try:
+        files = site_backup.write_backup(site, file, time.time(), force=force)
+    except OSError as error:
+        raise _translated(error, file, "file") from None
+    total_bytes = sum(of.size for of in files.values())
+    name = site_backup.site_name(site) or "(plaintext)"
+    show_text(f"{file}: site {name} of {site.where}, {len(files)} files, {human_bytes(total_bytes)}")
+    if "site/ca.key" not in files:
+        show_text(f"not in it: the key of an authority; {site.where} names none (ca_key)")
+    if site.models:
+        names = ", ".join(sorted(site.models))
+        show_text(f"not in it: the weights of {names}; keep the files that they were added from")
+
+
+def restore(
+    file: Annotated[Path, argument("FILE", "What edgectl backup wrote.")],
+    directory: Annotated[
+        Path, option("DIR", "For the authority, the certificates and coordinator.toml.", "--directory", "-d")
+    ] = _PKI,
+    state_dir: Annotated[
+        Path | None, option("DIR", "For the coordinator's state; for all files of a site of edgectl serve.")
+    ] = None,
+) -> None:
+    """Restore a site from a backup into new directories, and print what is left to do.
+
+    Every hash is checked before anything is written. The coordinator that was backed up must not run any more.
+    """
+    check_extras("edgectl restore", "coordinator")
+    from edgeshard.local.site_backup import read_backup, restore_site
+
+    found = read_backup(file)
+    state = (state_dir or state_home() / ("serve" if found.served else "coordinator")).absolute()
+    # No coordinator starts once a second since 1970, so that this is above any term, also after an earlier restore.
+    prepare = partial(resolve_name(_PREPARE), least_term=int(time.time()))
+    try:
+        place = restore_site(found, directory.absolute(), state, prepare)
+    except OSError as error:
+        raise _translated(error, state, "state-dir") from None
+    _show_restored(found, file)
+    _show_next(found, place)
+
+
+def _show_restored(backup: Backup, file: Path) -> None:
+    made = datetime.fromtimestamp(backup.made_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    show_text(f"site {backup.site or '(plaintext)'} is restored from {file}, as of {made}")
+    if (backup.version, backup.wire_version) != (__version__, WIRE_VERSION):
+        show_text(
+            f"the backup is of EdgeShard {backup.version} (wire version {backup.wire_version}), this is {__version__} "
+            f"({WIRE_VERSION}): nodes of another wire version are refused until they are upgraded"
+        )
+    show_text("To do by hand:")
+    show_text(f"- Valid again are nodes, clients, operators and API keys that were revoked after {made}:")
+    show_text("  revoke them again by edgectl node revoke NAME and edgectl key revoke NAME.")
+    show_text(f"- Keys and deployments that were made after {made} are unknown, and deleted ones are there again.")
+    for name, digest in sorted(backup.models.items()):
+        show_text(f"- Add model {name} again: edgectl model add SOURCE --name {name} (manifest sha256 {digest})")
+    show_text("- If the coordinator's address changes, on each node: edgectl set-coordinator HOST:PORT")
+
+
+def _show_next(backup: Backup, place: Path) -> None:
+    from edgeshard.client.settings import configuration
+    from edgeshard.local.cluster import own_address
+    from edgeshard.rpc.tls_files import tls_files
+
+    if backup.served:
+        show_text(f"Next: edgectl serve MODEL --state-dir {place}")
+        return
+    admin = place.parent / "admin"
+    listen = str(backup.settings.get("listen", ""))
+    if listen and tls_files(admin).key.exists() and not configuration().exists():
+        write_client_settings(own_address(listen), admin)
+        show_text(f"{configuration()}: edgectl of this user is operator admin")
+    plaintext = "" if "tls_ca" in place.read_text() else " --plaintext"
+    show_text(f"Next: edgeshard-coordinator --config {place}{plaintext}")
+
+
+def _translated(error: OSError, path: Path, field: str) -> EdgeShardError:
+    """The typed error of a file that cannot be written."""
+    where = f"{error.filename or path}: {error.strerror or error}"
+    if error.errno in _FULL:
+        return ResourceExhaustedError(f"{where}; free space, or give another place", field=field, reason="DISK_FULL")
+    return DeniedError(f"{where}; give another place, or run the command as a user who may write there", field=field)

@@ -1,0 +1,89 @@
+"""edgectl set-coordinator: the coordinator's address in the settings of this machine's node and of this user."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+from edgeshard.cli.commands.options import argument, option
+from edgeshard.cli.commands.site import install
+from edgeshard.cli.render.output import show_text
+from edgeshard.domain.errors import DeniedError, InvalidArgumentError, NotFoundError
+from edgeshard.local.user_files import state_home
+from edgeshard.process import installation
+from edgeshard.process.systemd_units import Daemon
+from edgeshard.storage.inputs import read_toml
+
+_LINE = re.compile(r"^coordinator[ \t]*=.*$", re.MULTILINE)
+
+
+def set_coordinator(
+    address: Annotated[str, argument("HOST:PORT", "Where the coordinator listens now.")],
+    config: Annotated[Path | None, option("FILE", "Only this file of settings, such as agent.toml.")] = None,
+) -> None:
+    """Change the coordinator's address on this machine. Certificates stay: they do not depend on it.
+
+    As root the agent's service is changed and restarted. Otherwise the nodes that edgectl join runs for this user are
+    changed, and so is this user's edgectl.
+    """
+    from edgeshard.client.settings import configuration
+    from edgeshard.rpc.tls import split_address
+
+    split_address(address, "coordinator")
+    installed = Path(installation.config_path(Daemon.AGENT))
+    if config is not None:
+        _change(config, address)
+        return
+    nodes = sorted(state_home().glob("*/agent.toml"))
+    client = [configuration()] if configuration().is_file() else []
+    service = [installed] if os.geteuid() == 0 and installed.is_file() else []
+    if not nodes + client + service:
+        raise NotFoundError(
+            f"neither {installed} nor {state_home()}/*/agent.toml nor {configuration()} is there to be changed: give "
+            "--config FILE, or run the command as root for an installed agent",
+            field="config",
+        )
+    for path in nodes + client:
+        _change(path, address)
+    if service:
+        _change_service(installed, address)
+
+
+def _change_service(config: Path, address: str) -> None:
+    if Path(installation.record_path(Daemon.AGENT)).is_file():
+        install.install_daemon(Daemon.AGENT, install.MACHINE, False, {"coordinator": address})
+    else:  # of the Debian package
+        _change(config, address)
+    if install.runs_systemd():
+        install.systemctl("restart", Daemon.AGENT.unit)
+
+
+def _change(path: Path, address: str) -> None:
+    """Change the address in a file of settings; all other lines stay."""
+    from edgeshard.rpc.tls_files import write_private
+
+    what = f"--config {path}"
+    before = read_toml(path, what, "config", "CONFIG_FILE")
+    text = path.read_text(encoding="utf-8")
+    changed = _LINE.sub(lambda _: f"coordinator = {json.dumps(address)}", text)
+    section = next((name for name in ("agent", "client") if name in before), "")
+    expected = {**before, section: {**before.get(section, {}), "coordinator": address}}
+    if not section or tomllib.loads(changed) != expected:
+        raise InvalidArgumentError(
+            f"{what} has no line `coordinator = ...` that can be changed: write coordinator = {json.dumps(address)} "
+            "into its section [agent] or [client]",
+            field="config",
+        )
+    mode = path.stat().st_mode
+    try:
+        write_private(path, changed.encode())
+        path.chmod(mode)
+    except OSError as error:
+        raise DeniedError(f"{what}: {error.strerror}", field="config") from None
+    show_text(f"{path}: the coordinator is at {address}")
+    if section == "agent":
+        show_text(f"restart the agent to use it; edgeshard-agent --config {path} starts one that edgectl join ran")
