@@ -1,9 +1,9 @@
-"""The pictures of README.md, of a real run: three boxes on this machine with the demo model, in Chromium.
+"""The pictures of README.md, of a real run: three nodes on this machine with the demo model, in Chromium.
 
     python -m tools.pictures      `make pictures`
 
 docs/pictures/site.png is the dashboard while three answers stream; docs/pictures/kill.webp what a browser shows of a
-box that is killed in the middle of an answer: the playground beside the map, in the time that it took.
+node that is killed in the middle of an answer: the playground beside the map, in the time that it took.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ async def recording_of_kill(browser: Browser, client: Client, cluster: LocalClus
     context = await browser.new_context(viewport={"width": HALF[0], "height": HALF[1]}, color_scheme="light")
     site = await entered(context, client)
     await site.goto(site.url.partition("#")[0] + "#/deployments/tales")
-    await site.get_by_role("region", name="If a box is lost").wait_for()  # it knows what it would cost
+    await site.get_by_role("region", name="If a node is lost").wait_for()  # it knows what it would cost
     await site.locator('nav a[href="#/site"]').click()
     talk = await context.new_page()
     await talk.goto(site.url.partition("#")[0] + "#/playground")
