@@ -23,6 +23,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = (
     "help",
+    "install",
     "fuzz",
     "fuzz-agents",
     "fuzz-bodies",
@@ -111,7 +112,7 @@ def test_what_runs_is_set_up_without_what_developers_need() -> None:
     """Every target depends on the level that it needs, but those that need none or ask the script each time."""
     text = (ROOT / "Makefile").read_text()
     needed = dict(re.findall(r"^([a-z0-9-]+): \$\((RUNS|STAMP)\)", text, re.M))
-    assert {target for target, level in needed.items() if level == "RUNS"} == {"demo", "serve"}
+    assert {target for target, level in needed.items() if level == "RUNS"} == {"install", "demo", "serve"}
     of_wheels = set(re.findall(r"^([a-z-]+): wheels ", text, re.M))
     assert of_wheels == {"folders", "bundle", "deb", "image", "release"}
     assert set(TARGETS) - set(needed) - of_wheels == {"help", "setup", "clients", "lock"}
