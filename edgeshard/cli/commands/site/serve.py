@@ -99,7 +99,7 @@ class HttpOptions:
         option("HOST:PORT", "Of the URL, instead of --port: beyond this machine over TLS, such as 0.0.0.0:8443."),
     ] = None
     http_names: Annotated[
-        list[str] | None, option("NAME", "By which others call it, such as mybox.local; repeatable.", "--http-name")
+        list[str] | None, option("NAME", "By which others call it, such as myhost.local; repeatable.", "--http-name")
     ] = None
     http_origins: Annotated[
         list[str] | None,
