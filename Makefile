@@ -1,5 +1,5 @@
-# `make` alone lists the targets. Everything runs from .venv: `make demo` and `make serve` put there what runs, and
-# `make setup`, on which all other targets depend, what developers need besides.
+# `make` alone lists the targets. Everything runs from .venv: `make install`, `make demo` and `make serve` put there what
+# runs, and `make setup`, on which all other targets depend, what developers need besides.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -20,10 +20,12 @@ JOBS ?= 4
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && exit; done; echo python3)
 
-.PHONY: help setup clients demo serve wheels test test-all retest check types rules collect format drawings proto proto-baseline bench bench-plan figures soak chaos chaos-quick chaos-long sim fuzz fuzz-agents fuzz-bodies attack lock sbom licences pictures folders bundle deb image release aarch64
+.PHONY: help install setup clients demo serve wheels test test-all retest check types rules collect format drawings proto proto-baseline bench bench-plan figures soak chaos chaos-quick chaos-long sim fuzz fuzz-agents fuzz-bodies attack lock sbom licences pictures folders bundle deb image release aarch64
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(RUNS) ## what runs EdgeShard, in .venv
 
 # Always asks the script, which does nothing where nothing is to be done: a compiler may have come since.
 setup: ## all of .venv, for developers (again only when pyproject.toml, the lock or the kernels change)

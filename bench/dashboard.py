@@ -204,7 +204,7 @@ async def seen(client: Client) -> dict[str, Any]:
             context = await browser.new_context(viewport={"width": 1280, "height": 800})
             page = await context.new_page()
             await page.goto((await client.dashboard_link()).url)
-            await page.wait_for_selector(".map .box")
+            await page.wait_for_selector(".map .node")
             site.append(await page.evaluate("performance.now() / 1000"))
             paint = "performance.getEntriesByName('first-contentful-paint')[0].startTime / 1000"
             first.append(await page.evaluate(paint))

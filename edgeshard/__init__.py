@@ -1,4 +1,4 @@
-"""EdgeShard: run a large language model across the boxes you already own."""
+"""EdgeShard: run a large language model across the machines you already own."""
 
 from __future__ import annotations
 

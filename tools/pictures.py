@@ -1,9 +1,9 @@
-"""The pictures of README.md, of a real run: three boxes on this machine with the demo model, in Chromium.
+"""The pictures of README.md, of a real run: three nodes on this machine with the demo model, in Chromium.
 
     python -m tools.pictures      `make pictures`
 
 docs/pictures/site.png is the dashboard while three answers stream; docs/pictures/kill.webp what a browser shows of a
-box that is killed in the middle of an answer: the playground beside the map, in the time that it took.
+node that is killed in the middle of an answer: the playground beside the map, in the time that it took.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from edgeshard.local.cluster import LocalCluster
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures"
 MODEL = ROOT / "edgeshard" / "demo_model"
-BOXES = ("office", "attic", "garage")
+NODES = ("office", "attic", "garage")
 LAYERS = "office=0:4,attic=4:9,garage=9:12"
 VICTIM = "attic"
 PROMPT = "Once upon a time there was a king who had three sons"
@@ -53,7 +53,7 @@ async def main(pictures: Path = PICTURES) -> int:
         return 1
     with tempfile.TemporaryDirectory() as directory:
         gateway = ("--http-listen", "127.0.0.1:0")
-        cluster = LocalCluster(Path(directory), BOXES, coordinator_arguments=gateway, secure=True)
+        cluster = LocalCluster(Path(directory), NODES, coordinator_arguments=gateway, secure=True)
         async with cluster, cluster.client() as client, async_playwright() as playwright:
             browser = await playwright.chromium.launch(executable_path=chromium, chromium_sandbox=os.geteuid() != 0)
             await deploy(client)
@@ -74,7 +74,7 @@ def checked(pictures: Path) -> int:
 async def deploy(client: Client) -> None:
     """The demo model, and links that were measured, so that a pause can be predicted."""
     await client.add_model(MODEL, "fairy-tales")
-    spec = {"name": "tales", "model": "fairy-tales", "source": BOXES[0], "dtype": "float32", "layers": LAYERS}
+    spec = {"name": "tales", "model": "fairy-tales", "source": NODES[0], "dtype": "float32", "layers": LAYERS}
     await client.deploy(parse_spec(spec))
     while True:
         found = (await client.deployment("tales", outlook=True)).outlook
@@ -115,7 +115,7 @@ async def recording_of_kill(browser: Browser, client: Client, cluster: LocalClus
     context = await browser.new_context(viewport={"width": HALF[0], "height": HALF[1]}, color_scheme="light")
     site = await entered(context, client)
     await site.goto(site.url.partition("#")[0] + "#/deployments/tales")
-    await site.get_by_role("region", name="If a box is lost").wait_for()  # it knows what it would cost
+    await site.get_by_role("region", name="If a node is lost").wait_for()  # it knows what it would cost
     await site.locator('nav a[href="#/site"]').click()
     talk = await context.new_page()
     await talk.goto(site.url.partition("#")[0] + "#/playground")

@@ -6,10 +6,13 @@
 Needs no network, and at most compiles the kernels, when `.venv` already holds what pyproject.toml and constraints.lock
 ask for: for each of the two levels a stamp file in it keeps the hash of what they say of it. pip installs wheels
 alone, of the lock's versions, and refuses a file whose hash is not in the lock. `TORCH_INDEX_URL` may name a package
-index to take torch (and only torch) from, such as the one with PyTorch's CPU builds; without it pip takes what its own
-configuration resolves. Where that is a CUDA build and there is no NVIDIA driver, a terminal is asked for such an index
-first. `EDGESHARD_UNLOCKED=1` leaves the lock aside: for a Python or a platform that it does not cover, and for trying
-other versions.
+index to take torch (and only torch) from; without it pip takes what its own configuration resolves. If that is a CUDA
+build and the machine has no NVIDIA driver, uv installs PyTorch's CPU build from the index that uv knows.
+`EDGESHARD_UNLOCKED=1` leaves the lock aside: for a Python or a platform that it does not cover, and for trying other
+versions.
+
+Prints one line for each step. The output of pip, uv and the compiler goes to `.venv/setup.log`; after a failure the end
+of that file is printed, and its path.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +41,10 @@ _PACKAGES = {RUNTIME: "the packages that run", DEVELOPER: "the packages for deve
 LEVELS = (RUNTIME, DEVELOPER)
 """Each includes those before it."""
 PYTHON = VENV / "bin" / "python"
+UV = VENV / "bin" / "uv"
+LOG = VENV / "setup.log"
+SHOWN_LOG_LINES = 15
+"""Lines of the log that are printed after a failure."""
 # Python compiles a module when it is first imported. To compile all that nobody imports takes a minute and 0.2 GB.
 PIP_INSTALL = (str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--no-compile")
 # What the daemons import, once here and not at the first start of three of them at once.
@@ -47,9 +55,11 @@ HELD = ("--require-hashes", "--only-binary", ":all:", "--constraint", str(LOCK))
 OLDEST_PYTHON = (3, 11)
 NVIDIA_DRIVER = Path("/dev/nvidiactl")
 CUDA_SIZE = " (2.9 GB to fetch, 5.3 GB on disk)"
-# What to do about a locked installation that pip gave up; its own words stand above.
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C ended."""
+# What to do about a locked installation that pip gave up; pip's own error is printed above it.
 UNLOCKED_HINT = """\
-setup: the installation was held to constraints.lock. What pip says above tells what to do:
+setup: the installation was held to constraints.lock. pip's error above decides what to do:
   hashes that do not match    this index serves another file than the one that was locked. Find out why before you trust
                               it: nobody but the package's author may change a file. An index that rebuilds wheels, or
                               another build of torch, needs a lock of its own: TORCH_INDEX_URL=... make lock
@@ -72,22 +82,23 @@ def main(arguments: list[str]) -> int:
     missing = [level for level in levels if not is_finished(level, wanted[level])]
     if missing and importlib.util.find_spec("ensurepip") is None:
         return fail("this Python cannot create virtual environments: on Debian, apt-get install python3-venv")
-    if not PYTHON.exists():
-        say(f"making {VENV.name}")
-        run(sys.executable, "-m", "venv", str(VENV))
+    began = time.monotonic()
+    VENV.mkdir(exist_ok=True)
+    LOG.write_bytes(b"")
     try:
+        if not PYTHON.exists():
+            say(f"making {VENV.name}; details are in {LOG.relative_to(ROOT)}")
+            run(sys.executable, "-m", "venv", str(VENV))
         for level in missing:
             STAMPS[level].unlink(missing_ok=True)
             (install_locked if locked else install)(project, level)
             if level == RUNTIME:
                 run(str(PYTHON), "-c", FIRST_IMPORT)
-        # Compiles the kernels where they are out of date, and says so, which pip would hide.
-        run(str(PYTHON), "hatch_build.py")
+        # Compiles the kernels if they are out of date, and prints whether a compiler is missing.
+        subprocess.run((str(PYTHON), "hatch_build.py"), check=True, cwd=ROOT, stdin=subprocess.DEVNULL)
     except subprocess.CalledProcessError as error:
-        if "--require-hashes" in error.cmd:
-            print(UNLOCKED_HINT, file=sys.stderr)
-        return fail(f"`{' '.join(error.cmd[1:])}` failed with status {error.returncode}; its output is above")
-    say("done; `make demo` shows it" if missing else "nothing to install")
+        return failed_command(error)
+    say(f"done in {time.monotonic() - began:.0f} s" if missing else "nothing to install")
     for level in levels:  # and newer than what make compares them with, so that make does not come here again
         STAMPS[level].write_text(wanted[level])
     return 0
@@ -108,9 +119,7 @@ def fingerprint(project: dict[str, Any], lock: str, *levels: str) -> str:
 def install_locked(project: dict[str, Any], level: str) -> None:
     locked = (*PIP_INSTALL, *HELD)
     if level == RUNTIME:
-        say("installing pip")
-        own_pip = VENV / "pip.lock"
-        own_pip.write_text(pip_of_the_lock(LOCK.read_text()))
+        own_pip = locked_requirement("pip")
         # pip itself first: older ones do not take hashes from constraints.
         run(*PIP_INSTALL, "--quiet", "--require-hashes", "--no-deps", "--requirement", str(own_pip))
         with compiling():
@@ -144,7 +153,11 @@ def take_packages(project: dict[str, Any], level: str, *pip: str) -> None:
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
     """The kernels are compiled meanwhile, and are there at the end."""
-    with subprocess.Popen((sys.executable, "hatch_build.py"), cwd=ROOT, stdin=subprocess.DEVNULL) as process:
+    command = (sys.executable, "hatch_build.py")
+    with (
+        LOG.open("ab") as log,
+        subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT) as process,
+    ):
         try:
             yield
         except BaseException:
@@ -155,29 +168,41 @@ def compiling() -> Iterator[None]:
 def take_torch(project: dict[str, Any], *pip: str) -> None:
     """First and alone: the project's requirement then finds torch in place, and nothing else comes from its index."""
     index = os.environ.get("TORCH_INDEX_URL", "")
-    if not index:
-        build, has_cuda = torch_build(project)
-        if has_cuda and not NVIDIA_DRIVER.exists():
-            index = asked_index()
-        if not index:
-            say(f"installing {build}{CUDA_SIZE if has_cuda else ''}")
-            run(*pip, "--no-deps", build)
+    if index:
+        say(f"installing torch from {index}")
+        run(*pip, "--no-deps", "--index-url", index, torch_requirement(project))
+        return
+    build, has_cuda = torch_build(project)
+    if has_cuda and not NVIDIA_DRIVER.exists():
+        say("installing PyTorch's CPU build: this machine has no NVIDIA driver")
+        if take_cpu_torch(project, *pip):
             return
-    say(f"installing torch from {index}")
-    run(*pip, "--no-deps", "--index-url", index, torch_requirement(project))
+        say(
+            "PyTorch's CPU build could not be fetched; taking the build that pip finds.\n"
+            "       Ctrl-C stops that. TORCH_INDEX_URL names another index; the page\n"
+            '       "Start Locally" of PyTorch has it if you choose Linux, Pip and CPU'
+        )
+    say(f"installing {build}{CUDA_SIZE if has_cuda else ''}")
+    run(*pip, "--no-deps", build)
 
 
-def asked_index() -> str:
-    """The index of CPU builds that somebody at a terminal names; '' for none."""
-    say(
-        f"there is no NVIDIA driver here, and pip leads to PyTorch's CUDA build{CUDA_SIZE}.\n"
-        "       Its CPU builds are a tenth of that. PyTorch's install page names their index (choose Linux, Pip and\n"
-        "       CPU there), and TORCH_INDEX_URL=INDEX make setup takes them."
-    )
-    if not sys.stdin.isatty():
-        say("nobody is here to ask: taking what pip leads to")
-        return ""
-    return input("Index of CPU builds, or Enter for CUDA all the same: ").strip()
+def take_cpu_torch(project: dict[str, Any], *pip: str) -> bool:
+    """Install PyTorch's CPU build by uv, which knows its index; False if uv could not.
+
+    So no file of the repository names a registry. The build is held to the lock's hashes if pip is.
+    """
+    developer: list[str] = project["dependency-groups"]["dev"]
+    uv = next(text for text in developer if text.startswith("uv=="))
+    chosen = [torch_requirement(project)]
+    if "--require-hashes" in pip:
+        chosen = ["--require-hashes", "--requirement", str(locked_requirement("torch"))]
+    options = ("--python", str(PYTHON), "--no-deps", "--no-cache", "--only-binary", ":all:")
+    try:
+        run(*pip, uv)
+        run(str(UV), "pip", "install", *options, "--torch-backend", "cpu", *chosen)
+    except subprocess.CalledProcessError:
+        return False
+    return True
 
 
 def torch_build(project: dict[str, Any]) -> tuple[str, bool]:
@@ -189,18 +214,23 @@ def torch_build(project: dict[str, Any]) -> tuple[str, bool]:
     """
     look = (*PIP_INSTALL, "--quiet", "--dry-run", "--ignore-installed", "--no-deps", "--report", "-")
     command = (*look, torch_requirement(project))
-    done = subprocess.run(command, check=True, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    with LOG.open("ab") as log:
+        done = subprocess.run(
+            command, check=True, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
+        )
     (found,) = json.loads(done.stdout)["install"]
     needs = found["metadata"].get("requires_dist", [])
     return f"torch=={found['metadata']['version']}", any(text.startswith(("nvidia-", "cuda-")) for text in needs)
 
 
-def pip_of_the_lock(lock: str) -> str:
-    """The lock's entry of pip, as a requirements file."""
-    entry = re.search(r"^pip==.*\n(?: +--hash=.*\n)+", lock, re.M)
+def locked_requirement(package: str) -> Path:
+    """A requirements file with the lock's entry of this package: its version and hashes."""
+    entry = re.search(rf"^{package}==.*\n(?: +--hash=.*\n)+", LOCK.read_text(), re.M)
     if entry is None:
-        raise SystemExit("setup: constraints.lock has no entry of pip: run `make lock`")
-    return entry[0]
+        raise SystemExit(f"setup: constraints.lock has no entry of {package}: run `make lock`")
+    path = VENV / f"{package}.lock"
+    path.write_text(entry[0])
+    return path
 
 
 def requirements(project: dict[str, Any], *levels: str) -> list[str]:
@@ -223,11 +253,25 @@ def torch_requirement(project: dict[str, Any]) -> str:
 
 
 def run(*command: str) -> None:
-    subprocess.run(command, check=True, cwd=ROOT, stdin=subprocess.DEVNULL)
+    """Run a step; its output is appended to the log."""
+    with LOG.open("ab") as log:
+        log.write(f"$ {' '.join(command)}\n".encode())
+        log.flush()
+        subprocess.run(command, check=True, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+
+
+def failed_command(error: subprocess.CalledProcessError) -> int:
+    """Print the end of the log, what to do about a refused file, and the log's path."""
+    lines = LOG.read_text(errors="replace").splitlines()
+    print("\n".join(lines[-SHOWN_LOG_LINES:]), file=sys.stderr)
+    if "--require-hashes" in error.cmd:
+        print(UNLOCKED_HINT, file=sys.stderr)
+    program = Path(error.cmd[0]).name
+    return fail(f"{program} failed with status {error.returncode}; its whole output is in {LOG}")
 
 
 def say(text: str) -> None:
-    """What is done next, before it is: the output of what does it comes in between."""
+    """Print a step before it begins, also if the output is a pipe."""
     print(f"setup: {text}", flush=True)
 
 
@@ -237,4 +281,8 @@ def fail(message: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        fail("interrupted; the same command continues")
+        sys.exit(INTERRUPTED)

@@ -241,7 +241,7 @@ async def _open_packages(
     addresses = coordinator.identities.addresses
     if site.tls is None or site.membership is None or settings.enrol_listen is None or addresses is None:
         raise InvalidArgumentError(
-            "--wheels is for boxes that join: it needs --enrol-listen and --ca-key",
+            "--wheels is for machines that join: it needs --enrol-listen and --ca-key",
             field="wheels",
             reason="NO_ENROLMENT",
         )

@@ -25,7 +25,7 @@ class CoordinatorSettings(DaemonSettings):
         default=False, description="let who has a token find this site by multicast DNS (the discovery extra)"
     )
     wheels: Path | None = Field(
-        default=None, description="folder of wheels, or of such folders, that boxes without EdgeShard join by"
+        default=None, description="folder of wheels, or of such folders, that machines without EdgeShard join by"
     )
     wheels_listen: str | None = Field(
         default=None, description="HOST:PORT where they fetch them; by default the next port after --enrol-listen"

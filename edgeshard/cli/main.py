@@ -154,7 +154,7 @@ def hoist_global_options(args: list[str]) -> list[str]:
 app = typer.Typer(
     name="edgectl",
     cls=RootGroup,
-    help="Run a large language model across the boxes you already own.",
+    help="Run a large language model across the machines you already own.",
     epilog="Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 denied, 5 unreachable, 6 timeout.",
     no_args_is_help=True,
     **(_STYLE | {"add_completion": True}),

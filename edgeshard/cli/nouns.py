@@ -7,7 +7,7 @@ from typing import Any
 from typer.core import TyperGroup
 
 _SAME = (
-    ("node", "nodes", "box", "boxes"),
+    ("node", "nodes"),
     ("model", "models"),
     ("deployment", "deployments", "deploy"),
     ("event", "events"),

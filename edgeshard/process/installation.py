@@ -35,7 +35,7 @@ class Options:
 
     `programs` is the directory of the daemons, `credentials` that of the TLS files. `name`, `coordinator`, `memory`,
     `device`, `advertise` and `labels` are of an agent; `ca_key` and `enrol_listen`, with which a site makes
-    certificates, and `wheels`, by which boxes without EdgeShard join, of a coordinator.
+    certificates, and `wheels`, by which machines without EdgeShard join, of a coordinator.
     """
 
     listen: str

@@ -186,7 +186,7 @@ async def test_one_whose_port_is_taken_takes_another(tmp_path: Path) -> None:
 async def test_it_takes_its_ports_again_on_the_addresses_it_was_given(tmp_path: Path) -> None:
     """The URL names what others dial, which may be one of several addresses that it listens at."""
     (tmp_path / "scripted.py").write_text(
-        READY.replace('"pid": os.getpid()', '"gateway": "https://mybox.local:8443"')
+        READY.replace('"pid": os.getpid()', '"gateway": "https://myhost.local:8443"')
         + "with open('seen', 'w') as file:\n    json.dump(sys.argv, file)\n"
         + RENAME
         + "signal.pause()\n"

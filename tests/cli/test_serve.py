@@ -231,9 +231,9 @@ def test_a_taken_port_of_the_url_is_an_error(start: Callable[..., Running], tmp_
 
 
 def test_what_is_said_of_the_endpoint_goes_to_the_coordinator() -> None:
-    options = HttpOptions("127.0.0.1:1", ["mybox.local"], ["http://a"], "https://edge.example/edge")
+    options = HttpOptions("127.0.0.1:1", ["myhost.local"], ["http://a"], "https://edge.example/edge")
     words = ["--http-listen", "127.0.0.1:1", "--dashboard-url", "https://edge.example/edge", "--http-name"]
-    assert options.of_coordinator() == [*words, "mybox.local", "--http-allow-origin", "http://a"]
+    assert options.of_coordinator() == [*words, "myhost.local", "--http-allow-origin", "http://a"]
     assert HttpOptions().of_coordinator() == []
 
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_a_trees_surface_has_its_commands_routes_metrics_and_messages() -> None:
     found = surface(ROOT)
-    assert any(line.startswith("edgectl serve --nodes, --boxes N int default 1:") for line in found["help"])
+    assert any(line.startswith("edgectl serve --nodes N int default 1:") for line in found["help"])
     assert any(line.startswith("edgeshard-agent: --listen") for line in found["help"])
     assert any(line.startswith("paths /v1/chat/completions post") for line in found["openapi"])
     assert "edgeshard_http_requests" in found["metrics"] and "edgeshard_stage_busy_ratio" in found["metrics"]

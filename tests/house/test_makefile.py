@@ -8,8 +8,10 @@ import importlib.util
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +23,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = (
     "help",
+    "install",
     "fuzz",
     "fuzz-agents",
     "fuzz-bodies",
@@ -109,7 +112,7 @@ def test_what_runs_is_set_up_without_what_developers_need() -> None:
     """Every target depends on the level that it needs, but those that need none or ask the script each time."""
     text = (ROOT / "Makefile").read_text()
     needed = dict(re.findall(r"^([a-z0-9-]+): \$\((RUNS|STAMP)\)", text, re.M))
-    assert {target for target, level in needed.items() if level == "RUNS"} == {"demo", "serve"}
+    assert {target for target, level in needed.items() if level == "RUNS"} == {"install", "demo", "serve"}
     of_wheels = set(re.findall(r"^([a-z-]+): wheels ", text, re.M))
     assert of_wheels == {"folders", "bundle", "deb", "image", "release"}
     assert set(TARGETS) - set(needed) - of_wheels == {"help", "setup", "clients", "lock"}
@@ -332,49 +335,89 @@ def test_setup_says_what_it_does_before_it_does_it(checkout: Checkout) -> None:
     """Also where its output is a pipe, which Python would fill first."""
     process = checkout.run()
     said = [line for line in process.stdout.splitlines() if line.startswith("setup: ")]
-    assert said[0] == "setup: installing pip" and said[1] == "setup: installing torch==2.13.0+cpu"
+    assert said[0] == "setup: installing torch==2.13.0+cpu"
     assert said[-1].startswith("setup: done")
 
 
-@pytest.mark.parametrize(
-    ("answer", "taken"), [("file:///cpu", "--index-url file:///cpu torch=="), ("", "--no-deps torch==2.13.0")]
-)
-def test_without_a_driver_a_terminal_is_asked_before_cuda_is_fetched(
-    setup_environment: ModuleType,
-    project: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    answer: str,
-    taken: str,
-) -> None:
-    asked: list[str] = []
-    ran: list[str] = []
-    monkeypatch.delenv("TORCH_INDEX_URL", raising=False)
-    monkeypatch.setattr(setup_environment, "NVIDIA_DRIVER", tmp_path / "none")
-    monkeypatch.setattr(setup_environment, "torch_build", lambda _: ("torch==2.13.0", True))
-    monkeypatch.setattr(setup_environment, "run", lambda *command: ran.append(" ".join(command)))
+def test_setup_prints_five_lines_and_keeps_what_pip_prints_in_a_file(checkout: Checkout) -> None:
+    python = checkout.root / ".venv" / "bin" / "python"
+    python.write_text(FAKE_PYTHON.replace("[ ! -e broken ]", "for n in $(seq 30); do echo chatter $n; done >&2"))
+    done = checkout.run()
+    assert done.returncode == 0 and len(done.stdout.splitlines()) <= 5 and "chatter" not in done.stdout
+    log = (checkout.root / ".venv" / "setup.log").read_text()
+    assert log.count("chatter 30\n") >= 5 and "-m pip check" in log
 
-    def reply(prompt: str) -> str:
-        asked.append(prompt)
-        return answer
 
-    monkeypatch.setattr("builtins.input", reply)
-    monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": staticmethod(lambda: True)}))
-    setup_environment.take_torch(project, "pip")
-    assert len(asked) == 1 and len(ran) == 1 and taken in ran[0]
-    assert "2.9 GB" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "stdin", type("Pipe", (), {"isatty": staticmethod(lambda: False)}))
-    setup_environment.take_torch(project, "pip")
-    assert len(asked) == 1, "nobody is there to ask"
-    monkeypatch.setattr(setup_environment, "torch_build", lambda _: ("torch==2.13.0+cpu", False))
-    setup_environment.take_torch(project, "pip")
-    assert ran[-1] == "pip --no-deps torch==2.13.0+cpu"
+def test_a_failed_setup_prints_the_end_of_the_log_and_its_path(checkout: Checkout) -> None:
+    python = checkout.root / ".venv" / "bin" / "python"
+    failing = FAKE_PYTHON.replace("[ ! -e broken ]", "seq -f 'line %g' 40 >&2; case $* in *--editable*) exit 3 ;; esac")
+    python.write_text(failing)
+    status, _, said = checkout.setup("runtime")
+    assert status == 1 and "line 40\n" in said and "line 20\n" not in said
+    assert f"failed with status 3; its whole output is in {checkout.root / '.venv' / 'setup.log'}" in said
+
+
+def test_an_interrupted_setup_prints_one_line(checkout: Checkout) -> None:
+    python = checkout.root / ".venv" / "bin" / "python"
+    python.write_text("#!/bin/sh\ntouch started\nexec sleep 60\n")
+    command = [sys.executable, str(checkout.root / "tools" / "setup_environment.py"), "runtime"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 30
+    while not (checkout.root / "started").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130 and said == "setup: interrupted; the same command continues\n"
+
+
+FAKE_UV = """#!/bin/sh
+echo "uv $@" >> calls
+[ ! -e unreachable ]
+"""
+
+
+def without_driver(checkout: Checkout) -> None:
+    """A machine without a driver whose pip leads to the CUDA build."""
+    script = checkout.root / "tools" / "setup_environment.py"
+    script.write_text(script.read_text().replace("/dev/nvidiactl", str(checkout.root / "none")))
+    programs = checkout.root / ".venv" / "bin"
+    (programs / "python").write_text(FAKE_PYTHON.replace(REPORT, CUDA_BUILD))
+    (programs / "uv").write_text(FAKE_UV)
+    (programs / "uv").chmod(0o755)
+
+
+@pytest.mark.parametrize("unlocked", ["", "1"])
+def test_without_a_driver_the_cpu_build_is_installed_and_nothing_is_asked(checkout: Checkout, unlocked: str) -> None:
+    without_driver(checkout)
+    status, calls, _ = checkout.setup("runtime", EDGESHARD_UNLOCKED=unlocked)
+    assert status == 0
+    (uv,) = (call for call in calls if call.startswith("uv "))
+    assert " --torch-backend cpu " in uv and " --no-deps " in uv
+    assert not any(call.endswith("--no-deps torch==2.13.0") for call in calls if not call.startswith("uv "))
+    (before,) = (call for call in calls if call.split()[-1].startswith("uv=="))
+    assert ("--require-hashes" in before) == ("--require-hashes" in uv) == (not unlocked)
+    if unlocked:
+        assert uv.endswith(" torch==2.13.0")
+    else:
+        pinned = checkout.root / ".venv" / "torch.lock"
+        assert uv.endswith(f" --requirement {pinned}") and pinned.read_text().startswith("torch==2.13.0 ")
+
+
+def test_if_the_cpu_build_is_out_of_reach_pip_decides_and_the_page_is_named(checkout: Checkout) -> None:
+    without_driver(checkout)
+    (checkout.root / "unreachable").touch()
+    done = checkout.run("runtime")
+    assert done.returncode == 0, done.stderr
+    calls = (checkout.root / "calls").read_text().splitlines()
+    assert any(call.endswith("--no-deps torch==2.13.0") for call in calls)
+    assert "TORCH_INDEX_URL" in done.stdout and "Start Locally" in done.stdout and "2.9 GB" in done.stdout
 
 
 def test_a_build_that_brings_cuda_is_told_by_what_it_needs(checkout: Checkout) -> None:
     python = checkout.root / ".venv" / "bin" / "python"
     python.write_text(FAKE_PYTHON.replace(REPORT, CUDA_BUILD))
+    script = checkout.root / "tools" / "setup_environment.py"
+    script.write_text(script.read_text().replace("/dev/nvidiactl", str(script)))
     process = checkout.run()
     assert "setup: installing torch==2.13.0 (2.9 GB to fetch, 5.3 GB on disk)" in process.stdout
 

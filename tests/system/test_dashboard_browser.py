@@ -42,7 +42,7 @@ GATEWAY = ("--http-listen", "127.0.0.1:0")
 READS = ("get nodes", "get deployments", "describe", "generate")
 """What lines begin with that are run here; the others change something, or go on until they are stopped."""
 EMPTY = {
-    "site": "No box has joined yet",
+    "site": "No node has joined yet",
     "deployments": "The store has no model",
     "playground": "No deployment is ready",
     "join": "Make the line",
@@ -61,7 +61,7 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    """Three boxes with the demo model."""
+    """Three nodes with the demo model."""
     directory = tmp_path_factory.mktemp("site")
     async with LocalCluster(directory, coordinator_arguments=GATEWAY) as cluster, Client(cluster.address) as client:
         await client.add_model(DEMO_MODEL, "fairy-tales")

@@ -1,4 +1,4 @@
-"""What a browser shows while boxes and the coordinator are killed under it."""
+"""What a browser shows while nodes and the coordinator are killed under it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPEC = {"name": "tales", "model": "fairy-tales", "source": "a", "dtype": "float3
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    """Three boxes, whose links were measured: then the pause after a loss can be predicted."""
+    """Three nodes, whose links were measured: then the pause after a loss can be predicted."""
     gateway = ("--http-listen", "127.0.0.1:0")
     async with (
         LocalCluster(tmp_path_factory.mktemp("site"), coordinator_arguments=gateway) as cluster,
@@ -53,7 +53,7 @@ async def visitor(site: Site) -> AsyncIterator[Visitor]:
 async def foretold(page: Page) -> None:
     """Wait until the page knows what a loss would cost."""
     await page.goto(re.sub("#.*", "#/deployments/tales", page.url))
-    await expect(page.get_by_role("region", name="If a box is lost").locator("tbody tr")).to_have_count(3)
+    await expect(page.get_by_role("region", name="If a node is lost").locator("tbody tr")).to_have_count(3)
     await go(page, "site")
 
 
@@ -64,14 +64,14 @@ async def test_a_box_that_is_killed_is_red_at_once_and_its_layers_are_seen_to_mo
     """While an answer streams in another tab, which goes on with its next token."""
     watched = await visitor.enter(site.client)
     await foretold(watched)
-    await expect(watched.locator(".box.connected")).to_have_count(3)
+    await expect(watched.locator(".node.connected")).to_have_count(3)
     page = await visitor.another("playground")
     answer = await asked(page)
     victim = (await site.client.deployment("tales")).placement.stages[1]
     began = time.monotonic()
     assert not answer.done()
     await site.cluster.agents[victim.node_name].kill()
-    await watched.locator(f'.box.away[data-node="{victim.node_name}"]').wait_for()
+    await watched.locator(f'.node.away[data-node="{victim.node_name}"]').wait_for()
     assert time.monotonic() - began <= RED_S
     await watched.locator(".move").first.wait_for()
     row = watched.get_by_role("region", name="Recoveries").locator("tbody tr").first
@@ -87,7 +87,7 @@ async def test_a_box_that_is_killed_is_red_at_once_and_its_layers_are_seen_to_mo
     await page.get_by_role("button", name="Clear").click()
     assert text == await (await asked(page)), "no token was changed, lost or repeated"
     await site.cluster.start_agent(victim.node_name)
-    await expect(watched.locator(".box.connected")).to_have_count(3)
+    await expect(watched.locator(".node.connected")).to_have_count(3)
     assert not visitor.problems
     await asyncio.gather(page.close(), watched.close())
 
@@ -130,7 +130,7 @@ async def test_a_page_outlives_the_coordinator_and_says_how_to_come_in_again(sit
         await live(page)  # which the link opened, too: it is the same browser
         await expect(page.locator('nav a[href="#/events"][aria-current=page]')).to_be_visible()
         await go(other, "site")
-        await expect(other.locator(".box.connected")).to_have_count(3)
+        await expect(other.locator(".node.connected")).to_have_count(3)
         deployments = await client.deployments()
         assert [deployment.spec.name for deployment in deployments] == ["tales"]
     allowed = re.compile("net::ERR_|401")

@@ -1,4 +1,4 @@
-"""A box of a wheel and one of a checkout on one site: the same bits, and the tokens of one box alone."""
+"""A node of a wheel and one of a checkout on one site: the same bits, and the tokens of one node alone."""
 
 from __future__ import annotations
 

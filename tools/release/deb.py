@@ -60,7 +60,7 @@ Conflicts: {other}
 Replaces: {other}
 Section: science
 Priority: optional
-Description: run a large language model across the boxes you already own
+Description: run a large language model across the machines you already own
  A coordinator and an agent on every node compute a model together, each its
  layers. This package has the coordinator, the agent, edgectl and the Python
  packages that they need, PyTorch {build} among them.

@@ -52,7 +52,7 @@ def test_an_operators_labels_come_first_and_those_of_the_agent_that_are_removed_
     state = apply(state, NodeLabelled(own.node_id, {}, ("zone", "rack"), 3.0))
     assert state.nodes[own.node_id].labels == {"floor": "2"}
     anew = make_registration("a", node_id=NodeId("other"), incarnation="third", labels={"gpu": "yes"})
-    assert registered(state, anew).nodes[NodeId("other")].labels == {}, "it is the same box"
+    assert registered(state, anew).nodes[NodeId("other")].labels == {}, "it is the same node"
 
 
 async def test_labels_outlive_a_restart_of_the_coordinator(tmp_path: Path, make_registration: Any) -> None:

@@ -45,7 +45,7 @@ def settings(tmp_path: Path) -> CoordinatorSettings:
         tls_key=files.key,
         ca_key=tmp_path / "ca.key",
         http_listen="0.0.0.0:8443",
-        http_name=("mybox.local", "mybox.lan"),
+        http_name=("myhost.local", "myhost.lan"),
     )
 
 
@@ -64,8 +64,8 @@ async def test_clients_that_trust_the_authority_reach_it_by_its_names(
     settings: CoordinatorSettings, server: GatewayServer
 ) -> None:
     port = server.url.rpartition(":")[2]
-    assert server.url == f"https://mybox.local:{port}", "what programs are told"
-    for host in ("mybox.local", "mybox.lan", "localhost", "127.0.0.1", socket.gethostname().partition(".")[0]):
+    assert server.url == f"https://myhost.local:{port}", "what programs are told"
+    for host in ("myhost.local", "myhost.lan", "localhost", "127.0.0.1", socket.gethostname().partition(".")[0]):
         to = ("--resolve", f"{host}:{port}:127.0.0.1")
         said = await run("curl", "-sS", "--cacert", str(settings.tls_ca), *to, f"https://{host}:{port}/health")
         assert json.loads(said) == {"status": "ok"}
@@ -105,7 +105,7 @@ async def test_it_is_renewed_in_place(settings: CoordinatorSettings) -> None:
     listen.check()
 
 
-@pytest.mark.parametrize("name", ["", "a b", "-a", "*.local", "https://mybox.local", "x" * 64, "bücher.local"])
+@pytest.mark.parametrize("name", ["", "a b", "-a", "*.local", "https://myhost.local", "x" * 64, "bücher.local"])
 def test_a_name_that_is_none_is_refused(settings: CoordinatorSettings, name: str) -> None:
     wrong = settings.model_copy(update={"http_name": (name,)})
     with pytest.raises(InvalidArgumentError, match="--http-name"):

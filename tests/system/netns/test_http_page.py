@@ -32,14 +32,14 @@ def test_another_machine_asks_over_tls(namespaces: ModuleType, tmp_path: Path) -
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("EDGESHARD", "XDG_"))}
         environment = {**clean, "HOME": str(tmp_path)}
         arguments = serve.removeprefix("first$ edgectl ").split()
-        assert f"0.0.0.0:{PORT}" in arguments and "mybox.local" in arguments
+        assert f"0.0.0.0:{PORT}" in arguments and "myhost.local" in arguments
         command = [sys.executable, "-m", "edgeshard.cli.main", *arguments, "--state-dir", str(state)]
         with log.open("wb") as out:
             entered = network.enter("first", *command)
             process = subprocess.Popen(entered, stdout=out, stderr=out, env=environment, start_new_session=True)
         try:
             url, key = until(r"^URL +(\S+)$", log, process), until(r"^API key +(\S+)$", log, process)
-            assert url == f"https://mybox.local:{PORT}/v1"
+            assert url == f"https://myhost.local:{PORT}/v1"
             shutil.copy(until(r"^trust +(\S+),", log, process), tmp_path / "site-ca.pem")
 
             def second(command: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -50,7 +50,7 @@ def test_another_machine_asks_over_tls(namespaces: ModuleType, tmp_path: Path) -
                 )  # fmt: skip
 
             line = curl.removeprefix("second$ ")
-            by_name = line.replace("curl ", f"curl -sS --resolve mybox.local:{PORT}:{address} ")
+            by_name = line.replace("curl ", f"curl -sS --resolve myhost.local:{PORT}:{address} ")
             assert [model["id"] for model in json.loads(second(by_name).stdout)["data"]] == ["fairy-tales"]
             assert second(by_name.replace("--cacert site-ca.pem ", "")).returncode == 60, "nobody trusts it by itself"
             assert "no_api_key" in second(by_name.replace("$KEY", "")).stdout, "and nobody comes in without a key"

@@ -20,9 +20,16 @@ from tests.house.documents import ROOT, blocks
 
 pytestmark = pytest.mark.netns
 PAGE = ROOT / "docs" / "joining.md"
+README = ROOT / "README.md"
 MACHINES = ("first", "second")
 LINE = re.compile(rf"(?P<machine>{'|'.join(MACHINES)})\$ (?P<command>.+)")
 COMMAND_S = 120.0
+MODELS_OVER_HTTP = """
+import pathlib, urllib.request
+key = (pathlib.Path.home() / ".local/state/edgeshard/serve/api-key").read_text().strip()
+headers = {"Authorization": f"Bearer {key}"}
+print(urllib.request.urlopen(urllib.request.Request("http://127.0.0.1:8000/v1/models", headers=headers)).read())
+"""
 NO_TOKEN = "edgeshard2-AMCoAQ..."
 
 
@@ -104,6 +111,41 @@ def test_the_page_takes_two_machines_from_nothing_to_an_answer(machines: dict[st
         assert len(said.split()) > 20, said
     finally:
         ends(running)
+
+
+@pytest.mark.long
+def test_the_readme_leads_from_one_node_to_two(machines: dict[str, Machine]) -> None:
+    """Its lines in order, except for those that install or set the path."""
+    section = README.read_text().partition("### Your second node")[2].partition("\n### ")[0]
+    typed = re.findall(r"```console\n(.*?)```", section, re.DOTALL)
+    assert len(typed) == 3 and "".join(typed).count("\n") <= 8
+    on_first, on_second, again = ([line for line in block.splitlines() if "activate" not in line] for block in typed)
+    (create,), (join,), (listing, deploy, generate) = on_first, on_second, again
+    first, second = machines["first"], machines["second"]
+    running = [first.run("edgectl serve demo")]
+    try:
+        settle(first, "--quiet")
+        said = finished(first, create)
+        printed = re.search(r"^edgectl join edgeshard2-\S+$", said, re.MULTILINE)
+        assert printed is not None and join == "edgectl join edgeshard2-...", said
+        running.append(second.run(printed[0]))
+        settle(first, create)
+        assert "second" in finished(first, listing)
+        finished(first, deploy)
+        stages = re.findall(r"^(\S+) +\d+:\d+ ", finished(first, "edgectl describe deployment both"), re.MULTILINE)
+        assert len(stages) == 2 and "second" in stages
+        assert len(finished(first, generate).split()) > 20
+        assert '"both"' in finished(first, f"{sys.executable} -c '{MODELS_OVER_HTTP}'")
+    finally:
+        ends(running)
+
+
+def finished(machine: Machine, command: str) -> str:
+    """What a command printed that must succeed."""
+    process = machine.run(command)
+    said, _ = process.communicate(timeout=COMMAND_S)
+    assert process.returncode == 0, f"{command}\n{said}"
+    return said
 
 
 @pytest.mark.long

@@ -48,7 +48,7 @@ def on_registered(state: State, event: events.NodeRegistered) -> State:
         starting=new.starting,
         joined=known is not None and known.joined,
         own_labels=new.labels,
-        # A box whose agent lost its state directory is still that box.
+        # A node whose agent lost its state directory is still that node.
         set_labels=(known or namesakes[0]).set_labels if known or namesakes else {},
     )
     if known is not None and known.incarnation == new.incarnation:

@@ -1,4 +1,4 @@
-// Deployments: loading, predicted beside measured, what losing a box would cost, and what an operator does.
+// Deployments: loading, predicted beside measured, what losing a node would cost, and what an operator does.
 import { useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { act } from "./calls.js";
@@ -7,7 +7,7 @@ import { Doing, Line, Loading, Table } from "./parts.js";
 import { Recoveries, outlookOf } from "./recovery.js";
 
 const STAGES = [
-  { title: "Box", cell: ({ stage }) => stage.node },
+  { title: "Node", cell: ({ stage }) => stage.node },
   { title: "Layers", cell: ({ stage }) => `${stage.first}:${stage.end}` },
   { title: "State", cell: ({ stage }) => html`<${Loading} stage=${stage} />` },
   { title: "Weights", right: true, cell: ({ stage }) => bytes(stage.weights) },
@@ -34,7 +34,7 @@ export function Deployments({ picture, rest }) {
     { title: "Name", cell: ({ key }) => html`<a href=${`#/deployments/${encodeURIComponent(key)}`}>${key}</a>` },
     { title: "Model", cell: ({ deployment }) => deployment.model },
     { title: "State", cell: ({ deployment }) => html`<span class=${`phase ${deployment.phase}`}>${deployment.phase}</span>` },
-    { title: "Boxes", cell: ({ deployment }) => Object.values(deployment.stages).map((stage) => stage.node).join(", ") },
+    { title: "Nodes", cell: ({ deployment }) => Object.values(deployment.stages).map((stage) => stage.node).join(", ") },
     { title: "Running", right: true, cell: ({ deployment }) => count(deployment.running) },
     { title: "Waiting", right: true, cell: ({ deployment }) => count(deployment.waiting) },
     { title: "Tokens/s", right: true, cell: ({ deployment }) => count(deployment.tokens_per_s, 1) },
@@ -65,7 +65,7 @@ function Deploy({ models, taken }) {
 
 function Plan({ plan }) {
   const columns = [
-    { title: "Box", cell: ({ stage }) => stage.node },
+    { title: "Node", cell: ({ stage }) => stage.node },
     { title: "Layers", cell: ({ stage }) => `${stage.first}:${stage.end}` },
     { title: "Weights", right: true, cell: ({ stage }) => bytes(stage.weights) },
     { title: "KV", right: true, cell: ({ stage }) => bytes(stage.kv) },
@@ -85,7 +85,7 @@ function Deployment({ name, deployment, picture }) {
     { key: "First token", predicted: seconds(predicted.first_token_s), measured: seconds(measured.first_token_s) },
     { key: "Between tokens", predicted: seconds(predicted.between_tokens_s), measured: seconds(measured.between_tokens_s) },
     { key: "Tokens/s over all", predicted: count(predicted.tokens_per_s, 1), measured: count(deployment.tokens_per_s, 1) },
-    { key: "Pause when a box is lost", predicted: worst(outlook), measured: seconds(measured.last_pause_s ?? measured.pause_s) },
+    { key: "Pause when a node is lost", predicted: worst(outlook), measured: seconds(measured.last_pause_s ?? measured.pause_s) },
   ];
   const stages = Object.entries(deployment.stages).map(([key, stage]) => ({ key, stage }));
   const losses = (outlook?.losses ?? []).map((loss) => ({ key: loss.node, loss }));
@@ -96,7 +96,7 @@ function Deployment({ name, deployment, picture }) {
     <${Recoveries} picture=${picture} of=${name} />
     <section><h2>Predicted beside measured</h2><${Table} label="Predicted beside measured" columns=${FIGURES} rows=${figures} />
       ${predicted.bottleneck && html`<p class="quiet">${predicted.bottleneck}</p>`}</section>
-    <section><h2>If a box is lost</h2><${Table} label="If a box is lost" columns=${LOSSES} rows=${losses} empty="Known once it is ready." /></section>
+    <section><h2>If a node is lost</h2><${Table} label="If a node is lost" columns=${LOSSES} rows=${losses} empty="Known once it is ready." /></section>
     <section><h2>Move</h2><p><${Doing} text="Look for a better placement" does=${() => act("replan", { name, look: true })} done=${advice} />
       <${Doing} text="Move it there" does=${() => act("replan", { name })} done=${advice} /></p><${Line} of=${`edgectl replan ${name}`} /></section>
     <section><h2>Delete</h2><p><label>Type its name <input value=${typed} onInput=${(event) => setTyped(event.target.value)} autocomplete="off" /></label>
@@ -112,6 +112,6 @@ function worst(outlook) {
 function advice(found) {
   const where = found.found.stages.map((stage) => `${stage.node}=${stage.first}:${stage.end}`).join(", ");
   const gain = found.gain === undefined ? "" : `, ${percent(found.gain)} better`;
-  const words = { MOVED: `It moves to ${where}${gain}.`, WOULD_MOVE: `It would move to ${where}${gain}.`, SAME_LAYERS: "Each box has the layers that it would get.", SMALL_GAIN: "Another placement would gain less than 5 %.", NOTHING_NEW: "Nothing is new since the last look." };
+  const words = { MOVED: `It moves to ${where}${gain}.`, WOULD_MOVE: `It would move to ${where}${gain}.`, SAME_LAYERS: "Each node has the layers that it would get.", SMALL_GAIN: "Another placement would gain less than 5 %.", NOTHING_NEW: "Nothing is new since the last look." };
   return words[found.reason] ?? found.note ?? found.reason;
 }

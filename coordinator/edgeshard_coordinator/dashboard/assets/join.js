@@ -1,4 +1,4 @@
-// The line by which one more box joins, shown this once.
+// The line by which one more node joins, shown this once.
 import { useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { act } from "./calls.js";
@@ -10,11 +10,11 @@ const Copied = ({ text }) => html`<pre class="secret">${text}</pre>
 export function Join({ picture }) {
   const [name, setName] = useState("");
   const [line, setLine] = useState(null);
-  const wanted = name || [...Array(99).keys()].map((index) => `box-${index + 1}`).find((one) => !picture.nodes[one]);
-  return html`<section><h2>Join a box</h2>
+  const wanted = name || [...Array(99).keys()].map((index) => `node-${index + 1}`).find((one) => !picture.nodes[one]);
+  return html`<section><h2>Join a node</h2>
     <p><label>Its name <input value=${name} placeholder=${wanted} onInput=${(event) => setName(event.target.value)} autocomplete="off" /></label>
       <${Doing} text="Make the line" does=${async () => setLine(await act("join", { name: wanted }))} /></p>
-    ${line && html`<p>Run this there, within an hour. It lets one box in, once, and is not shown again:</p><${Copied} text=${line.line} />
-      ${line.bare && html`<p>On a box without EdgeShard, this one instead (sudo in front has it installed as a service):</p><${Copied} text=${line.bare} />`}`}
+    ${line && html`<p>Run this there, within an hour. It lets one node in, once, and is not shown again:</p><${Copied} text=${line.line} />
+      ${line.bare && html`<p>On a machine without EdgeShard, this one instead (sudo in front has it installed as a service):</p><${Copied} text=${line.bare} />`}`}
     <${Line} of=${`edgectl token create --node ${wanted}`} /></section>`;
 }

@@ -1,5 +1,5 @@
-// The boxes and links of a site as a map: forces lay it out, the pipeline of one deployment lies over it, and over that
-// the way of the layers of a box that was lost.
+// The nodes and links of a site as a map: forces lay it out, the pipeline of one deployment lies over it, and over that
+// the way of the layers of a node that was lost.
 import { useEffect, useRef, useState } from "./vendor/hooks.js";
 import { forceCollide, forceLink, forceManyBody, forceSimulation, forceX, forceY } from "./vendor/d3-force.js";
 import { html } from "./html.js";
@@ -7,16 +7,16 @@ import { count, rate, seconds } from "./format.js";
 import { progress } from "./parts.js";
 
 const MOST_LINKS = 200;
-const ROOMY_BOXES = 12; // for more of them the map shows more, and all of it smaller
+const ROOMY_NODES = 12; // for more of them the map shows more, and all of it smaller
 const NARROW = matchMedia("(max-width: 40rem)");
 
-// The width and height of the map, in units of which a box is 128 wide.
-function sizeFor(boxes, narrow) {
-  const scale = Math.max(1, Math.sqrt(boxes / ROOMY_BOXES));
+// The width and height of the map, in units of which a node is 128 wide.
+function sizeFor(nodes, narrow) {
+  const scale = Math.max(1, Math.sqrt(nodes / ROOMY_NODES));
   return narrow ? [400 * scale, 420 * scale] : [900 * scale, 400 * scale];
 }
 
-// Places by name. A box that is there already stays nearly where it was.
+// Places by name. A node that is there already stays nearly where it was.
 function laidOut(names, pairs, before, [width, height]) {
   const points = names.map((id, index) => {
     const angle = (2 * Math.PI * index) / names.length - Math.PI / 2;
@@ -36,7 +36,7 @@ function laidOut(names, pairs, before, [width, height]) {
   return Object.fromEntries(points.map(({ id, x, y }) => [id, { x: inside(x, width, 70), y: inside(y, height, 36) }]));
 }
 
-// What of the map has boxes, from top to bottom.
+// What of the map has nodes, from top to bottom.
 function viewed(at, width) {
   const ys = Object.values(at).map(({ y }) => y);
   return ys.length ? `0 ${Math.min(...ys) - 44} ${width} ${Math.max(...ys) - Math.min(...ys) + 88}` : `0 0 ${width} 88`;
@@ -73,17 +73,17 @@ export function Map({ picture, deployment, recovery }) {
   const at = places.current;
   const kind = deployment?.phase !== "ready" ? " broken" : deployment.tokens_per_s > 0 ? " moving" : "";
   const there = ([a, b]) => at[a] && at[b];
-  return html`<svg class="map" viewBox=${viewed(at, size[0])} role="img" aria-label="Map of the boxes; the tables below have the same figures">
+  return html`<svg class="map" viewBox=${viewed(at, size[0])} role="img" aria-label="Map of the nodes; the tables below have the same figures">
     <defs><marker id="arrow" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="5" markerHeight="5" orient="auto"><path d="M0 0L10 5L0 10z" /></marker></defs>
     ${pairs.filter(there).map(([a, b]) => html`<line key=${`${a} ${b}`} class="link" x1=${at[a].x} y1=${at[a].y} x2=${at[b].x} y2=${at[b].y}>
       <title>${a} to ${b}: ${rate(picture.links[`${a} ${b}`]?.bps)}, ${seconds(picture.links[`${a} ${b}`]?.latency_s)}</title></line>`)}
     ${ring.filter(there).map(([a, b], index) => html`<line key=${`hop ${index}`} class=${`hop${kind}`} x1=${at[a].x} y1=${at[a].y} x2=${at[b].x} y2=${at[b].y} />`)}
     ${(recovery?.moves ?? []).filter(({ from, to }) => from !== to && there([from, to])).map((move) => html`<${Move} key=${`${move.from} ${move.to} ${move.first}`} move=${move} from=${at[move.from]} to=${at[move.to]} />`)}
-    ${names.filter((name) => at[name]).map((name) => html`<${Box} key=${name} name=${name} node=${picture.nodes[name]} at=${at[name]} stages=${stagesOn(deployment, name)} />`)}
+    ${names.filter((name) => at[name]).map((name) => html`<${Node} key=${name} name=${name} node=${picture.nodes[name]} at=${at[name]} stages=${stagesOn(deployment, name)} />`)}
   </svg>`;
 }
 
-// Beside the line between two boxes, where the pipeline may be, and from edge to edge.
+// Beside the line between two nodes, where the pipeline may be, and from edge to edge.
 function Move({ move, from, to }) {
   const [dx, dy] = [to.x - from.x, to.y - from.y];
   const long = Math.hypot(dx, dy) || 1;
@@ -96,7 +96,7 @@ function Move({ move, from, to }) {
     <title>Layers ${text} go from ${move.from} to ${move.to}</title></g>`;
 }
 
-// How far a box reaches in a direction.
+// How far a node reaches in a direction.
 function edge(dx, dy) {
   const long = Math.hypot(dx, dy) || 1;
   return Math.min(68 / Math.abs(dx / long || 1e-9), 32 / Math.abs(dy / long || 1e-9));
@@ -106,11 +106,11 @@ function stagesOn(deployment, name) {
   return Object.values(deployment?.stages ?? {}).filter((stage) => stage.node === name);
 }
 
-function Box({ name, node, at, stages }) {
+function Node({ name, node, at, stages }) {
   const layers = stages.map((stage) => `${stage.first}:${stage.end}`).join(" ");
   const loading = stages.filter((stage) => stage.phase === "loading");
   const [done, total] = loading.map(progress).reduce(([one, all], [more, most]) => [one + more, all + most], [0, 0]);
-  return html`<g class=${`box ${node.status}${stages.length ? " used" : ""}${loading.length ? " loading" : ""}`} transform=${`translate(${at.x},${at.y})`} data-node=${name}>
+  return html`<g class=${`node ${node.status}${stages.length ? " used" : ""}${loading.length ? " loading" : ""}`} transform=${`translate(${at.x},${at.y})`} data-node=${name}>
     <rect class="frame" x="-64" y="-28" width="128" height="56" rx="10" />
     ${loading.length > 0 && html`<rect class="ground" x="-54" y="18" width="108" height="6" rx="3" /><rect class="done" x="-54" y="18" width=${total ? 108 * Math.min(1, done / total) : 0} height="6" rx="3" />`}
     <text y="-9" class="name">${name.length > 16 ? `${name.slice(0, 15)}…` : name}</text>

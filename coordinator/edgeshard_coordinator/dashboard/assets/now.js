@@ -7,7 +7,7 @@ import { Bar, Line, Table } from "./parts.js";
 import { Chart } from "./chart.js";
 import { Timeline } from "./timeline.js";
 
-const STATES = { parked: "waits for a box to lead", queued: "waits", reading: "reads its prompt", writing: "writes" };
+const STATES = { parked: "waits for a node to lead", queued: "waits", reading: "reads its prompt", writing: "writes" };
 const REQUESTS = [
   { title: "From", cell: ({ request }) => request.who ?? "–" },
   { title: "Deployment", cell: ({ request }) => request.deployment },
@@ -65,7 +65,7 @@ function Figures({ name, names, deployment }) {
       <${Chart} title="Requests" times=${at} lines=${[of("running", (sample) => sample.running), of("waiting", (sample) => sample.waiting)]} show=${(value) => (value % 1 ? "" : count(value))} />
       <${Chart} title="Time to the first token" times=${at} lines=${shares("first")} show=${(value) => (value ? seconds(value) : "0")} />
       <${Chart} title="Time between tokens" times=${at} lines=${shares("between")} show=${(value) => (value ? seconds(value) : "0")} />
-      <${Chart} title="Waits of each box" times=${at} lines=${waits} show=${percent} most=${1} /></div></section>
+      <${Chart} title="Waits of each node" times=${at} lines=${waits} show=${percent} most=${1} /></div></section>
     <section><h2>How long tokens take</h2><${Table} label="How long tokens take" columns=${PERCENTILES} rows=${rows} />
       <p class="quiet">Each percentile is in the same bucket as the true one, and a bucket ends at no more than two and a half times its beginning.</p>
       <${Line} of=${`edgectl describe deployment ${name}`} /></section>`;

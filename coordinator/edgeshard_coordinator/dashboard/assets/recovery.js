@@ -1,5 +1,5 @@
-// What became of the layers of boxes that were lost: who took them, and how long answers stood still beside what was
-// predicted while the box was still there.
+// What became of the layers of nodes that were lost: who took them, and how long answers stood still beside what was
+// predicted while the node was still there.
 import { html } from "./html.js";
 import { ask } from "./calls.js";
 import { clock, seconds } from "./format.js";
@@ -9,7 +9,7 @@ import { now, tellAll, watch } from "./store.js";
 const MOST = 5;
 const ASK_MS = 5000;
 const SHOWN_MS = 20000; // arrows stay for so long after it is over: small models move within one picture
-const known = {}; // by deployment: its stages, pauses and outlook when all its boxes were last there
+const known = {}; // by deployment: its stages, pauses and outlook when all its nodes were last there
 let recoveries = []; // the newest first
 
 function lookAt({ nodes, links, deployments }) {
@@ -87,7 +87,7 @@ const COLUMNS = [
   { title: "When", cell: ({ one }) => clock(one.began) },
 ];
 const REBUILT = [
-  { title: "Box", cell: ({ stage }) => stage.node },
+  { title: "Node", cell: ({ stage }) => stage.node },
   { title: "Layers", cell: ({ stage }) => layers(stage) },
   { title: "State", cell: ({ stage }) => html`<${Loading} stage=${stage} />` },
 ];
@@ -96,13 +96,13 @@ function takers({ moves }) {
   return moves.map((move) => `${move.to} ${layers(move)}`).join(", ");
 }
 
-// The deployments that are being built anew, and the boxes that were lost while this page was open.
+// The deployments that are being built anew, and the nodes that were lost while this page was open.
 export function Recoveries({ picture, of }) {
   const shown = recoveries.filter((one) => !of || one.name === of);
   if (!shown.length) return null;
   const rows = shown.map((one) => ({ key: `${one.name} ${one.began}`, one }));
   return html`<section><h2>Recoveries</h2>
-    <div role="status">${shown.filter((one) => !one.endedAt).map((one) => html`<p class="bad">${one.nodes.join(", ")} ${one.nodes.length > 1 ? "are" : "is"} lost: layers ${one.lost.map(layers).join(", ")} of ${one.name} ${one.moves.length ? `go to ${takers(one)}` : "have no box yet"}.</p>
+    <div role="status">${shown.filter((one) => !one.endedAt).map((one) => html`<p class="bad">${one.nodes.join(", ")} ${one.nodes.length > 1 ? "are" : "is"} lost: layers ${one.lost.map(layers).join(", ")} of ${one.name} ${one.moves.length ? `go to ${takers(one)}` : "have no node yet"}.</p>
       <${Table} label=${`Stages of ${one.name}`} columns=${REBUILT} rows=${Object.entries(picture.deployments[one.name]?.stages ?? {}).map(([key, stage]) => ({ key, stage }))} empty="It has none." />`)}</div>
     <${Table} label="Recoveries" columns=${COLUMNS} rows=${rows} /></section>`;
 }

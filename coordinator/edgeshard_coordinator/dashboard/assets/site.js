@@ -1,4 +1,4 @@
-// Boxes and links, with the pipeline of one deployment over them.
+// Nodes and links, with the pipeline of one deployment over them.
 import { useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { bytes, count, percent, rate, seconds } from "./format.js";
@@ -7,7 +7,7 @@ import { Map } from "./map.js";
 import { Recoveries, recoveryOf } from "./recovery.js";
 
 const NODES = [
-  { title: "Box", cell: ({ key }) => key },
+  { title: "Node", cell: ({ key }) => key },
   { title: "State", cell: ({ node }) => `${node.status}${node.silent_s ? `, silent ${node.silent_s} s` : ""}${node.measuring ? ", measuring" : ""}${node.twin ? `, another agent at ${node.twin} has its identity` : ""}` },
   { title: "Layers", cell: ({ layers }) => layers || "–" },
   { title: "Device", cell: ({ node }) => `${node.model}, ${node.cores} cores` },
@@ -49,14 +49,14 @@ export function Site({ picture }) {
   const links = Object.entries(picture.links).map(([key, link]) => ({ key, link, from: key.split(" ")[0], to: key.split(" ")[1] }));
   const there = nodes.filter(({ node }) => node.status === "connected").length;
   if (!nodes.length)
-    return html`<section><h2>No box has joined yet</h2><p>Make <a href="#/join">a line that joins one</a>, and run it there.</p>
+    return html`<section><h2>No node has joined yet</h2><p>Make <a href="#/join">a line that joins one</a>, and run it there.</p>
       <${Line} of="edgectl token create --node NAME" /></section>`;
-  return html`<section><h2>${there} of ${nodes.length} boxes are here</h2>
+  return html`<section><h2>${there} of ${nodes.length} nodes are here</h2>
       ${names.length > 1 && html`<p><label>Pipeline of <select value=${name} onChange=${(event) => choose(event.target.value)}>${names.map((one) => html`<option>${one}</option>`)}</select></label></p>`}
       ${name && html`<${Serving} name=${name} deployment=${picture.deployments[name]} />`}
       <${Map} picture=${picture} deployment=${picture.deployments[name]} recovery=${recoveryOf(name)} /></section>
     <${Recoveries} picture=${picture} />
-    <section><h2>Boxes</h2><${Table} label="Boxes" columns=${NODES} rows=${nodes} /><${Legend} /><${Line} of="edgectl get nodes -o wide" /></section>
+    <section><h2>Nodes</h2><${Table} label="Nodes" columns=${NODES} rows=${nodes} /><${Legend} /><${Line} of="edgectl get nodes -o wide" /></section>
     <section><h2>Links</h2><${Table} label="Links" columns=${LINKS} rows=${links} empty="No link was measured yet." /><${Line} of="edgectl top" /></section>`;
 }
 

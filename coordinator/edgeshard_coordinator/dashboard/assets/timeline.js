@@ -1,4 +1,4 @@
-// When each box computed, step by step. Boxes record only while somebody has this open.
+// When each node computed, step by step. Nodes record only while somebody has this open.
 import { useEffect, useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { act } from "./calls.js";
@@ -8,7 +8,7 @@ import { Line, Table } from "./parts.js";
 const PAUSE_MS = 3000;
 const COLOURS = 6;
 const COLUMNS = [
-  { title: "Box", cell: ({ stage }) => stage.node },
+  { title: "Node", cell: ({ stage }) => stage.node },
   { title: "Layers", cell: ({ stage }) => stage.layers },
   { title: "Steps", right: true, cell: ({ stage }) => stage.steps },
   { title: "Tokens/s", right: true, cell: ({ stage }) => count(stage.tokens_per_s, 1) },
@@ -23,7 +23,7 @@ export function Timeline({ name }) {
   const [open, setOpen] = useState(false);
   return html`<section><h2>Steps</h2>
     <p><button type="button" aria-expanded=${String(open)} onClick=${() => setOpen(!open)}>${open ? "Stop recording" : "Record steps"}</button></p>
-    ${open ? html`<${Slices} key=${name} name=${name} />` : html`<p class="quiet">The boxes record two seconds of every five while somebody has this open.</p>`}
+    ${open ? html`<${Slices} key=${name} name=${name} />` : html`<p class="quiet">The nodes record two seconds of every five while somebody has this open.</p>`}
     <${Line} of=${`edgectl trace ${name}`} /></section>`;
 }
 
@@ -46,19 +46,19 @@ function Slices({ name }) {
   }, []);
   const { slice, problem } = found;
   if (problem) return html`<p role="alert">${problem}</p>`;
-  if (!slice) return html`<p class="quiet" role="status">The boxes record.</p>`;
+  if (!slice) return html`<p class="quiet" role="status">The nodes record.</p>`;
   if (slice.taken) return html`<p role="status">An operator traces ${name} now. This goes on when that trace is over.</p>`;
   if (!slice.span_us) return html`<p role="status">No step ran in these two seconds: it shows something while requests run.</p>`;
   return html`<${Rows} slice=${slice} />
-    <${Table} label="Steps of each box" columns=${COLUMNS} rows=${slice.stages.map((stage, key) => ({ key, stage }))} />`;
+    <${Table} label="Steps of each node" columns=${COLUMNS} rows=${slice.stages.map((stage, key) => ({ key, stage }))} />`;
 }
 
 function Rows({ slice: { span_us, stages } }) {
-  return html`<div class="timeline" role="img" aria-label="The newest steps on each box; the table below has their figures">
+  return html`<div class="timeline" role="img" aria-label="The newest steps on each node; the table below has their figures">
     ${stages.map(({ node, layers, bars }) => html`<span class="name">${node} <span class="quiet">${layers}</span></span>
       <svg viewBox=${`0 0 ${span_us} 10`} preserveAspectRatio="none"><rect class="ground" width=${span_us} height="10" />
         ${bars.map(([step, begins, lasts, tokens, prompt]) => html`<rect key=${step} class=${`turn-${step % COLOURS}`} x=${begins} y=${prompt ? 0 : 2} width=${lasts} height=${prompt ? 10 : 6}>
           <title>step ${step}: ${tokens} tokens${prompt ? `, ${prompt} of prompts` : ""}, ${seconds(lasts / 1e6)}</title></rect>`)}</svg>`)}
     <span></span><span class="span"><span>0</span><span>${seconds(span_us / 1e6)}</span></span></div>
-    <p class="quiet">Each bar is a step, of one colour on all boxes; a taller one reads prompts, and a gap in a row is a wait.</p>`;
+    <p class="quiet">Each bar is a step, of one colour on all nodes; a taller one reads prompts, and a gap in a row is a wait.</p>`;
 }

@@ -78,7 +78,8 @@ def install_coordinator(
         ),
     ] = None,
     wheels: Annotated[
-        Path | None, option("DIR", "Folder of wheels, by which boxes without EdgeShard join, on port 7602.", "--wheels")
+        Path | None,
+        option("DIR", "Folder of wheels for machines without EdgeShard, on port 7602.", "--wheels"),
     ] = None,
     programs: Programs = None,
     root: Root = MACHINE,

@@ -99,7 +99,7 @@ class HttpOptions:
         option("HOST:PORT", "Of the URL, instead of --port: beyond this machine over TLS, such as 0.0.0.0:8443."),
     ] = None
     http_names: Annotated[
-        list[str] | None, option("NAME", "By which others call it, such as mybox.local; repeatable.", "--http-name")
+        list[str] | None, option("NAME", "By which others call it, such as myhost.local; repeatable.", "--http-name")
     ] = None
     http_origins: Annotated[
         list[str] | None,
@@ -131,7 +131,7 @@ def serve(  # noqa: PLR0913 - one parameter for each option
     quantise: Annotated[
         str, spec_option("quantisation", "Weights as none, int8 or int4; auto takes the widest that fit.", "FORMAT")
     ] = "auto",
-    nodes: Annotated[int, option("N", "Split this machine into so many.", "--nodes", "--boxes", min=1, max=16)] = 1,
+    nodes: Annotated[int, option("N", "Split this machine into so many.", "--nodes", min=1, max=16)] = 1,
     limits: Annotated[dict[str, int], spec_options(*LIMITS)],
     state_dir: Annotated[Path | None, option("DIR", "Where the site is kept, and found again after a restart.")] = None,
     listen: Annotated[
@@ -143,7 +143,7 @@ def serve(  # noqa: PLR0913 - one parameter for each option
         ),
     ] = _LISTEN,
     wheels: Annotated[
-        Path | None, option("DIR", "Folder of wheels, by which boxes without EdgeShard join, at the port behind.")
+        Path | None, option("DIR", "Folder of wheels for machines without EdgeShard, at the next port.")
     ] = None,
     grow: Annotated[
         bool, switch("--grow", "Move the model to more nodes by itself when they join and it gains by it.")

@@ -118,7 +118,7 @@ class SiteWatch:
         self._offered = name
         text = invitation_to_text(token.invitation)
         bare = line_without_edgeshard(token)
-        more = f"\n  or, on a box without EdgeShard:\n  {bare}" if bare else ""
+        more = f"\n  or, on a machine without EdgeShard:\n  {bare}" if bare else ""
         self._say(f"another node joins with this line, once, within a day:\n  edgectl join {text}{more}")
 
 

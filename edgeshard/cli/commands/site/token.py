@@ -41,7 +41,7 @@ def create(
     show_text(text if quiet else f"edgectl join {text}")
     bare = line_without_edgeshard(token)
     if bare and not quiet:
-        show_text(f"on a box without EdgeShard (sudo in front has it installed as a service):\n{bare}", err=True)
+        show_text(f"on a machine without EdgeShard (sudo in front has it installed as a service):\n{bare}", err=True)
     where, _ = split_address(token.coordinator)
     warning = "; only from this machine: --host HOST names another address" if is_loopback(where) else ""
     dials = "looks for the site on its network" if discover else f"dials {token.enrolment}{warning}"
