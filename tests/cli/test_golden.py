@@ -109,6 +109,7 @@ ELSEWHERE = {
     "lab down": "it starts a site of its own: test_documents.py runs it from docs/lab.md",
     "install agent": "it changes the machine: test_install.py",
     "install coordinator": "it changes the machine: test_install.py",
+    "upgrade": "it changes the machine: tests/installing/test_upgrade.py",
     "uninstall agent": "it changes the machine: test_install.py",
     "uninstall coordinator": "it changes the machine: test_install.py",
 }
