@@ -2,8 +2,8 @@
 # Installs EdgeShard on this machine, upgrades it, and removes it. `sh install.sh --help` says how.
 #
 # What it makes, below PREFIX (/opt/edgeshard for root, ~/.local/share/edgeshard for others):
-#   versions/VERSION-DIGEST/   a virtual environment and this script; `installed` in it is written last, when it works;
-#                              `before` names the version that it was put in the place of
+#   versions/VERSION-DIGEST/   a virtual environment, this script and requirements.txt; `installed` in it is written
+#                              last, when it works; `before` names the version that was in use before
 #   current                    a link to the one that is used; an upgrade moves it by one rename
 #   .in-use                    the version that services were last restarted with
 #   .edgeshard-prefix          says that the directory is this script's, where `edgectl` is linked; locked while it runs
@@ -219,6 +219,7 @@ make_environment() {
     "$prefix/$new/bin/python" -m compileall -q -j 0 "$prefix/$new/lib" >/dev/null || true # some are templates
     "$prefix/$new/bin/edgectl" --version >/dev/null || fail "the new edgectl does not run; nothing was changed"
     cp "$0" "$prefix/$new/install.sh"
+    cp "$requirements" "$prefix/$new/requirements.txt"
     sync -f "$prefix/$new" 2>/dev/null || sync
     : >"$prefix/$new/installed"
 }

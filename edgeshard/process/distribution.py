@@ -6,6 +6,7 @@ import platform
 import shlex
 import sys
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from edgeshard.domain.errors import FailedPreconditionError
@@ -29,6 +30,15 @@ class Scripted:
     def script(self) -> Path:
         """The script that this version was installed by, which also removes it."""
         return self.environment / "install.sh"
+
+    def is_of(self, requirements_sha256: str) -> bool:
+        """Whether this version was installed from requirements.txt with that SHA-256, and its services run it."""
+        try:
+            content = (self.environment / "requirements.txt").read_bytes()
+            in_use = (self.prefix / ".in-use").read_text().strip()
+        except OSError:
+            return False
+        return sha256(content).hexdigest() == requirements_sha256 and in_use == f"versions/{self.environment.name}"
 
     def check(self) -> None:
         """Raise FailedPreconditionError if the script is missing."""
@@ -75,9 +85,7 @@ def distribution_of(environment: Path, code: Path, packaged: Path = PACKAGED, dp
 
 def this_distribution() -> Scripted | Managed:
     """How this program was installed."""
-    import edgeshard
-
-    return distribution_of(Path(sys.prefix), Path(edgeshard.__file__).parent)
+    return distribution_of(Path(sys.prefix), Path(__file__).parents[1])
 
 
 def _packaged(dpkg: Path) -> Managed:

@@ -38,7 +38,11 @@ def check_folder(folder: Path) -> None:
             raise _damage(name, f"is not listed in {CHECKSUMS}")
         if name not in names or not path.is_file():
             raise _damage(name, "is missing")
-        if digest_of(path) != listed[name]:
+        try:
+            found = digest_of(path)
+        except OSError as error:
+            raise _damage(name, f"cannot be read ({error.strerror})") from None
+        if found != listed[name]:
             raise _damage(name, f"has another SHA-256 than in {CHECKSUMS}")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -10,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from edgeshard.domain.identity import Role
 from tests.installing.boxes import Box, make_folder, tree
+from tests.support.membership import opened
 from tools.release.archives import Entry, write_tar
 
 pytestmark = [pytest.mark.timing, pytest.mark.timeout(900)]
@@ -23,6 +27,7 @@ from edgeshard.cli.main import main
 main()
 """
 """edgectl of this checkout, in the environment that its first argument names."""
+HERE = f"{platform.machine()}-py{sys.version_info[0]}{sys.version_info[1]}-cpu"
 CHANGING = ("mkdir", "cp", "rm", "mv", "ln", "sync")
 
 
@@ -169,3 +174,24 @@ def test_an_own_prefix_is_upgraded_and_removed(tmp_path: Path, new: Path) -> Non
     assert shown == "edgectl 0.2.0\n"
     assert edgectl(box, "uninstall").returncode == 0
     assert not own.exists()
+
+
+async def test_a_node_takes_the_version_of_its_site(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    state = box.home / ".local" / "state" / "edgeshard" / "b"
+    wheels = tmp_path / "wheels"
+    make_folder(wheels / HERE, "0.2.0")
+    await asyncio.to_thread(box.install, make_folder(tmp_path / "old", "0.1.0"))
+    async with opened(tmp_path, "--wheels", str(wheels)) as mill, mill.client() as admin:
+        address = (await admin.create_token(Role.AGENT, "c")).packages
+        files = mill.identities.of(Role.AGENT, "b")
+        shutil.copytree(files.ca.parent, state / "pki")
+        (state / "agent.toml").write_text(f'[agent]\ncoordinator = "{mill.coordinator.address}"\n')
+        result = await asyncio.to_thread(edgectl, box, "upgrade", "--from", f"https://{address}")
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert box.version() == "0.2.0"
+        again = await asyncio.to_thread(edgectl, box, "upgrade", "--from", f"https://{address}")
+        assert again.returncode == 0 and "nothing to do" in again.stderr
+        entries = [(entry.who, entry.what) for entry in await admin.audit()]
+        assert ("agent/b", "FetchWheel") in entries
+    assert not (box.home / ".cache" / "edgeshard").exists()

@@ -10,14 +10,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
 from edgeshard.cli.commands.options import option, switch
+from edgeshard.cli.connect import Connect, connect_of
 from edgeshard.cli.render.output import show_text
 from edgeshard.domain.errors import DeniedError, InvalidArgumentError
 from edgeshard.process.distribution import Managed, Scripted, this_distribution
+
+if TYPE_CHECKING:
+    from edgeshard.local.node_files import Member
 
 
 def uninstall_programs(purge: bool, yes: bool, dry_run: bool) -> None:
@@ -40,15 +45,18 @@ def uninstall_programs(purge: bool, yes: bool, dry_run: bool) -> None:
 
 
 def upgrade(
+    context: typer.Context,
     source: Annotated[
         str | None,
-        option("FILE", "A bundle or a folder of wheels.", "--from"),
+        option("URL|FILE", "A bundle, a folder of wheels or another port of the site.", "--from"),
     ] = None,
     back: Annotated[bool, switch("--back", "Return to the version before.")] = False,
 ) -> None:
     """Replace EdgeShard on this machine by another version, and restart its services.
 
-    Every file is compared with its SHA-256 before anything changes. The version before is kept for --back.
+    By default from the node's own site, by its certificate. https://HOST:PORT names another port of the site, and
+    https://HOST/PATH a bundle. Every file is compared with its SHA-256 before anything changes. The version before is
+    kept for --back.
     """
     if back and source is not None:
         raise InvalidArgumentError("--back takes the version that is kept here: leave out --from", field="from")
@@ -60,12 +68,62 @@ def upgrade(
     if back:
         _run(_script_command(found, "back"))
         return
-    if source is None:
-        raise InvalidArgumentError("--from FILE is required", field="from")
-    _upgrade_from(found, Path(source))
+    url = urlsplit(source or "")
+    if source is None or (url.scheme == "https" and url.path in ("", "/")):
+        _upgrade_from_site(found, connect_of(context), url.netloc)
+    elif url.scheme and "://" in source:
+        _upgrade_from_web(found, source)
+    else:
+        _upgrade_from_file(found, Path(source))
 
 
-def _upgrade_from(found: Scripted, source: Path) -> None:
+def _upgrade_from_site(found: Scripted, connect: Connect, address: str) -> None:
+    """Install what the site of this machine's node hands out, from host:port `address` or the port by custom."""
+    from edgeshard.client.site_wheels import PORT_OFFSET, SiteWheels
+    from edgeshard.process.wheel_folders import REQUIREMENTS
+    from edgeshard.rpc.tls import join_address, split_address
+
+    member = _member(connect)
+    if not address:
+        host, port = split_address(member.coordinator, "coordinator")
+        address = join_address(host, port + PORT_OFFSET)
+    site = SiteWheels(address, member.files)
+    folder = site.folder()
+    if any(file.name == REQUIREMENTS and found.is_of(file.sha256) for file in folder.files):
+        show_text(f"nothing to do: this node has the version that {address} hands out", err=True)
+        return
+    size = sum(file.size for file in folder.files)
+    show_text(f"fetching {folder.name} from {address}: {len(folder.files)} files, {size / 1e6:.0f} MB", err=True)
+    with _directory("wheels") as directory:
+        site.fetch(folder, directory)
+        _install(found, directory)
+        shutil.rmtree(directory)
+
+
+def _member(connect: Connect) -> Member:
+    from edgeshard.client.settings import access
+    from edgeshard.local.node_files import Member, member_of_machine
+    from edgeshard.rpc.tls import tls_from_options
+
+    files = tls_from_options(connect.tls_ca, connect.tls_cert, connect.tls_key)
+    if files is not None:
+        return Member(access(connect.coordinator, files).target, files)
+    member = member_of_machine()
+    return Member(connect.coordinator or member.coordinator, member.files)
+
+
+def _upgrade_from_web(found: Scripted, url: str) -> None:
+    from edgeshard.client.downloads import download
+    from edgeshard.process.wheel_folders import unpack
+
+    with _directory("upgrade", fresh=True) as directory:
+        show_text(f"fetching {url}", err=True)
+        archive = download(url, directory)
+        folder = unpack(archive, directory)
+        _install(found, folder)
+
+
+def _upgrade_from_file(found: Scripted, source: Path) -> None:
     from edgeshard.process.wheel_folders import check_folder, unpack
 
     show_text(f"comparing the files of {source} with their SHA-256", err=True)
@@ -73,7 +131,7 @@ def _upgrade_from(found: Scripted, source: Path) -> None:
         check_folder(source)
         _install(found, source)
         return
-    with _scratch() as directory:
+    with _directory("upgrade", fresh=True) as directory:
         _install(found, unpack(source, directory))
 
 
@@ -111,12 +169,16 @@ def cache_directory() -> Path:
 
 
 @contextmanager
-def _scratch() -> Iterator[Path]:
-    """A directory of this user for an unpacked bundle. One that an earlier run left is removed first."""
-    directory = cache_directory() / "upgrade"
+def _directory(name: str, *, fresh: bool = False) -> Iterator[Path]:
+    """A directory of this user for downloads. One that is `fresh` is empty at first and removed at the end; another
+    one is kept, so that a later run continues."""
+    directory = cache_directory() / name
     try:
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(mode=0o700, parents=True)
+        if fresh:
+            shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if directory.stat().st_uid != os.geteuid():
+            raise DeniedError(f"{directory} belongs to another user: remove it", field="from")
     except OSError as error:
         raise DeniedError(
             f"{directory}: {error.strerror}; set XDG_CACHE_HOME to a directory of yours", field="from"
@@ -124,7 +186,8 @@ def _scratch() -> Iterator[Path]:
     try:
         yield directory
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        if fresh:
+            shutil.rmtree(directory, ignore_errors=True)
         with suppress(OSError):  # others have files there
             directory.parent.rmdir()
             directory.parent.parent.rmdir()
