@@ -115,7 +115,7 @@ def _check_room(into: Path, needed: int) -> None:
 
 
 def _check_zeros(file: IO[bytes], members: list[tarfile.TarInfo]) -> None:
-    """Raise DataLossError if there are other bytes than zeros behind a member's data: no digest covers them."""
+    """Raise DataLossError if bytes after a member's data are not zeros: no digest covers them."""
     end = 0
     for member in members:
         end = member.offset_data + member.size

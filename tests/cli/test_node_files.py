@@ -1,4 +1,4 @@
-"""From where edgectl upgrade takes the node's site: a service, a node of this user, this user itself."""
+"""The site that edgectl upgrade takes wheels from: of a service, of a user's node, of the user."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def uninstall(
     yes: Annotated[bool, switch("--yes", "Do not ask.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Remove EdgeShard from this machine; with a role, only that service.
+    """Remove EdgeShard from this machine, or one service.
 
     Without a role: stop and remove services, then the programs. Identities, models and settings stay without --purge.
     """

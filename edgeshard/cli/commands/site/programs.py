@@ -163,7 +163,7 @@ def _check_owner(found: Scripted) -> None:
 
 
 def cache_directory() -> Path:
-    """Where this user's downloads are, the same as those of a machine that joins by one line."""
+    """The directory for this user's downloads; a machine that joins by one line uses it, too."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return (Path("/var/cache") if os.geteuid() == 0 else home) / "edgeshard"
 
