@@ -19,7 +19,7 @@ from edgeshard.cli.commands.options import option, switch
 from edgeshard.cli.connect import Connect, connect_of
 from edgeshard.cli.render.output import show_text
 from edgeshard.domain.errors import DeniedError, InvalidArgumentError
-from edgeshard.process.distribution import Managed, Scripted, this_distribution
+from edgeshard.process.software.distribution import Managed, Scripted, this_distribution
 
 if TYPE_CHECKING:
     from edgeshard.local.node_files import Member
@@ -54,9 +54,9 @@ def upgrade(
 ) -> None:
     """Replace EdgeShard on this machine by another version, and restart its services.
 
-    By default from the node's own site, by its certificate. https://HOST:PORT names another port of the site, and
-    https://HOST/PATH a bundle. Every file is compared with its SHA-256 before anything changes. The version before is
-    kept for --back.
+    Without --from it fetches the wheels of the node's own site, by its certificate. https://HOST:PORT names another
+    port of the site, and https://HOST/PATH a bundle. Every file is compared with its SHA-256 before anything changes.
+    The version before is kept for --back.
     """
     if back and source is not None:
         raise InvalidArgumentError("--back takes the version that is kept here: leave out --from", field="from")
@@ -80,7 +80,7 @@ def upgrade(
 def _upgrade_from_site(found: Scripted, connect: Connect, address: str) -> None:
     """Install what the site of this machine's node hands out, from host:port `address` or the port by custom."""
     from edgeshard.client.site_wheels import PORT_OFFSET, SiteWheels
-    from edgeshard.process.wheel_folders import REQUIREMENTS
+    from edgeshard.process.software.wheel_folders import REQUIREMENTS
     from edgeshard.rpc.tls import join_address, split_address
 
     member = _member(connect)
@@ -114,7 +114,7 @@ def _member(connect: Connect) -> Member:
 
 def _upgrade_from_web(found: Scripted, url: str) -> None:
     from edgeshard.client.downloads import download
-    from edgeshard.process.wheel_folders import unpack
+    from edgeshard.process.software.wheel_folders import unpack
 
     with _directory("upgrade", fresh=True) as directory:
         show_text(f"fetching {url}", err=True)
@@ -124,7 +124,7 @@ def _upgrade_from_web(found: Scripted, url: str) -> None:
 
 
 def _upgrade_from_file(found: Scripted, source: Path) -> None:
-    from edgeshard.process.wheel_folders import check_folder, unpack
+    from edgeshard.process.software.wheel_folders import check_folder, unpack
 
     show_text(f"comparing the files of {source} with their SHA-256", err=True)
     if source.is_dir():

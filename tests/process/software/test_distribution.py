@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgeshard.domain.errors import FailedPreconditionError
-from edgeshard.process.distribution import Managed, Scripted, distribution_of
+from edgeshard.process.software.distribution import Managed, Scripted, distribution_of
 
 
 def test_a_version_of_the_script_knows_its_prefix(tmp_path: Path) -> None:

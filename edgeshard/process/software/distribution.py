@@ -85,7 +85,7 @@ def distribution_of(environment: Path, code: Path, packaged: Path = PACKAGED, dp
 
 def this_distribution() -> Scripted | Managed:
     """How this program was installed."""
-    return distribution_of(Path(sys.prefix), Path(__file__).parents[1])
+    return distribution_of(Path(sys.prefix).resolve(), Path(__file__).parents[2])
 
 
 def _packaged(dpkg: Path) -> Managed:
