@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from edgeshard.domain.errors import DataLossError, EdgeShardError, FailedPreconditionError, InvalidArgumentError
-from edgeshard.process.software import wheel_folders
 from edgeshard.process.software.wheel_folders import CHECKSUMS, check_folder, unpack
 from tests.support.forms import in_form
 from tools.release.archives import Entry, checksums, write_tar
@@ -105,7 +104,7 @@ def test_a_full_disk_is_told_before_anything_is_written(
     class Usage:
         free = 10
 
-    monkeypatch.setattr(wheel_folders.shutil, "disk_usage", lambda _path: Usage)
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: Usage)
     directory = into(tmp_path)
     with pytest.raises(FailedPreconditionError, match="10 are free"):
         unpack(bundle, directory)
