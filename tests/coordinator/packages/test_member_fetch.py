@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeshard.client import site_wheels
-from edgeshard.client.site_wheels import SiteWheels
+from edgeshard.client.upgrades import site_wheels
+from edgeshard.client.upgrades.site_wheels import SiteWheels
 from edgeshard.domain.errors import FailedPreconditionError, UnavailableError
 from edgeshard.domain.identity import Denial, Principal, Role
 from edgeshard.rpc.addresses import free_port

@@ -79,7 +79,7 @@ def upgrade(
 
 def _upgrade_from_site(found: Scripted, connect: Connect, address: str) -> None:
     """Install what the site of this machine's node hands out, from host:port `address` or the port by custom."""
-    from edgeshard.client.site_wheels import PORT_OFFSET, SiteWheels
+    from edgeshard.client.upgrades.site_wheels import PORT_OFFSET, SiteWheels
     from edgeshard.process.software.wheel_folders import REQUIREMENTS
     from edgeshard.rpc.tls import join_address, split_address
 
@@ -113,7 +113,7 @@ def _member(connect: Connect) -> Member:
 
 
 def _upgrade_from_web(found: Scripted, url: str) -> None:
-    from edgeshard.client.downloads import download
+    from edgeshard.client.upgrades.downloads import download
     from edgeshard.process.software.wheel_folders import unpack
 
     with _directory("upgrade", fresh=True) as directory:
