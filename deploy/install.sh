@@ -2,10 +2,11 @@
 # Installs EdgeShard on this machine, upgrades it, and removes it. `sh install.sh --help` says how.
 #
 # What it makes, below PREFIX (/opt/edgeshard for root, ~/.local/share/edgeshard for others):
-#   versions/VERSION-DIGEST/   a virtual environment; `installed` in it is written last, when it works
+#   versions/VERSION-DIGEST/   a virtual environment, this script and requirements.txt; `installed` in it is written
+#                              last, when it works; `before` names the version that was in use before
 #   current                    a link to the one that is used; an upgrade moves it by one rename
 #   .in-use                    the version that services were last restarted with
-#   .edgeshard-prefix          says that the directory is this script's, and is locked while it runs
+#   .edgeshard-prefix          says that the directory is this script's, where `edgectl` is linked; locked while it runs
 # and the link `edgectl` in /usr/local/bin or ~/.local/bin (with --prefix, in PREFIX/bin).
 #
 # It may be killed at any step: what was there goes on as it was, and the next run removes what was left behind.
@@ -23,6 +24,8 @@ sh install.sh [--wheels DIR | --index URL] [--prefix DIR] [--delete-wheels] [--j
     --delete-wheels   removes the folder of --wheels once all of it is installed
     --join TOKEN      joins the site of the token then, as `edgectl join TOKEN OPTIONS`; - reads it from standard input.
                       As root on a machine with systemd that installs the agent as a service
+sh install.sh back [--prefix DIR]
+    Puts the version before in the place of the one in use.
 sh install.sh remove [--prefix DIR]
     Stops and removes the services, then the programs. State stays: identities, models, settings.
 sh install.sh purge [--prefix DIR] [--yes]
@@ -43,7 +46,7 @@ is_root() { [ "$(id -u)" -eq 0 ]; }
 
 read_arguments() {
     action=install wheels='' index='' prefix='' token='' yes='' delete_wheels=''
-    case ${1-} in remove | purge) action=$1 && shift ;; esac
+    case ${1-} in back | remove | purge) action=$1 && shift ;; esac
     while [ $# -gt 0 ]; do
         case $1 in
             --wheels | --index | --prefix | --join) [ $# -ge 2 ] || fail "$1 needs a value; --help says how" ;;
@@ -76,6 +79,7 @@ choose_places() {
     fi
     case $prefix in *[!A-Za-z0-9/._+-]*) fail "--prefix $prefix: use letters, digits and /._+- alone" ;; esac
     marker=$prefix/.edgeshard-prefix
+    [ ! -s "$marker" ] || bin=$(cat "$marker")
 }
 
 # Nobody else's directory is written to, and two runs do not meet: the lock is held until this process ends.
@@ -214,6 +218,8 @@ make_environment() {
     say "compiling its Python files, on all cores"
     "$prefix/$new/bin/python" -m compileall -q -j 0 "$prefix/$new/lib" >/dev/null || true # some are templates
     "$prefix/$new/bin/edgectl" --version >/dev/null || fail "the new edgectl does not run; nothing was changed"
+    cp "$0" "$prefix/$new/install.sh"
+    cp "$requirements" "$prefix/$new/requirements.txt"
     sync -f "$prefix/$new" 2>/dev/null || sync
     : >"$prefix/$new/installed"
 }
@@ -236,6 +242,7 @@ switch_to_it() {
     before=$(readlink "$prefix/current") || before=''
     if [ "$before" != "$new" ]; then
         say "switching $prefix/current to $new"
+        echo "$before" >"$prefix/$new/before"
         ln -s "$new" "$prefix/current.new"
         mv -fT "$prefix/current.new" "$prefix/current"
         for directory in "$prefix"/versions/*; do
@@ -253,7 +260,17 @@ switch_to_it() {
         say "linking $bin/edgectl"
         ln -sfn "$prefix/current/bin/edgectl" "$bin/edgectl"
     fi
+    echo "$bin" >"$marker"
     case :$PATH: in *:"$bin":*) ;; *) say "$bin is not on the PATH of this shell: add it, or run $bin/edgectl" ;; esac
+}
+
+back() {
+    [ -e "$marker" ] || fail "there is nothing to go back to: no EdgeShard of this script is in $prefix"
+    take_prefix
+    new=$(cat "$prefix/current/before" 2>/dev/null) || new=''
+    [ -n "$new" ] && [ -e "$prefix/$new/installed" ] || fail "$prefix has no version before the one in use"
+    switch_to_it
+    say "$("$prefix/current/bin/edgectl" --version) is in use"
 }
 
 # ---- Services, which edgectl lays out (as root, on a machine that systemd runs)
@@ -352,6 +369,7 @@ main() {
     while [ $# -gt 0 ] && [ "$1" != -- ]; do shift; done
     [ $# -eq 0 ] || shift
     case $action in
+        back) back ;;
         remove) remove ;;
         purge) purge ;;
         install)

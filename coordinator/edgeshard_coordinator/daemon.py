@@ -248,7 +248,7 @@ async def _open_packages(
     shelf = await asyncio.to_thread(Shelf, settings.wheels)
     host, port = split_address(settings.enrol_listen)
     listen = settings.wheels_listen or join_address(host, min(port + 1, 65535) if port else 0)
-    packages = PackagesListener(listen, site.tls, site.membership, shelf, site.audit)
+    packages = PackagesListener(listen, site.tls, site.membership, site.denials, shelf, site.audit)
     at = await packages.start()
     coordinator.identities.addresses = replace(addresses, packages=at, bootstrap_sha256=packages.script_sha256)
     log.info("packages_open", address=at, folders=[folder.name for folder in shelf.folders])

@@ -88,7 +88,13 @@ COMMANDS = (
     Lazy("label", ".commands.site.label:app", "Set and remove labels of a node."),
     Lazy("config", ".commands.site.config:app", "Check and show settings of daemons, and list what there are."),
     Lazy("install", ".commands.site.install:app", "Lay out a daemon as a service of systemd."),
-    Lazy("uninstall", ".commands.site.install:uninstall_app", "Remove what edgectl install laid out."),
+    Lazy("uninstall", ".commands.site.install:uninstall_app", "Remove EdgeShard from this machine, or one service."),
+    Lazy(
+        "upgrade",
+        ".commands.site.programs:upgrade",
+        "Put another version of EdgeShard in the place of this one.",
+        bare=True,
+    ),
     Lazy("lab", ".commands.site.lab:app", "Emulate nodes and links on this machine."),
     Lazy("demo", ".commands.site.demo:demo", "Watch three nodes on this machine tell a story.", bare=True),
 )

@@ -12,13 +12,14 @@ from edgeshard.rpc.tls import TlsFiles
 class FollowingContext:
     """A server's side of TLS, in `context`, that takes up files that were renewed, at the next handshake.
 
-    Where it `asks`, every caller must show a certificate of the same authority. Raises as `TlsFiles.check`.
+    By default every caller must show a certificate of the same authority. With `ssl.CERT_OPTIONAL` in `verify` a caller
+    may show none. Raises as `TlsFiles.check`.
     """
 
-    def __init__(self, files: TlsFiles, *, asks: bool = True) -> None:
+    def __init__(self, files: TlsFiles, *, verify: ssl.VerifyMode = ssl.CERT_REQUIRED) -> None:
         files.check()
         self._files = files
-        self._asks = asks
+        self._verify = verify
         self._version = files.version()
         self.context = self._newest = self._made()
         self.context.sni_callback = self._on_handshake
@@ -27,9 +28,8 @@ class FollowingContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_ciphers("ECDHE+AESGCM")
-        if self._asks:
-            context.verify_mode = ssl.CERT_REQUIRED
-            context.load_verify_locations(self._files.ca)
+        context.verify_mode = self._verify
+        context.load_verify_locations(self._files.ca)
         context.load_cert_chain(self._files.cert, self._files.key)
         return context
 

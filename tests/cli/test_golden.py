@@ -114,6 +114,7 @@ ELSEWHERE = {
     "backup": "it copies a site that lasts: test_backup.py",
     "restore": "it needs a backup: test_backup.py",
     "set-coordinator": "it changes this user's settings: test_backup.py",
+    "upgrade": "it changes the machine: tests/installing/test_upgrade.py",
     "uninstall agent": "it changes the machine: test_install.py",
     "uninstall coordinator": "it changes the machine: test_install.py",
 }

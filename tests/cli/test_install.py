@@ -61,6 +61,24 @@ def test_a_configuration_that_was_edited_is_left_and_said_so(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_without_a_role_a_checkout_names_the_right_command() -> None:
+    for arguments, named in (
+        (("uninstall",), "rm -rf"),
+        (("uninstall", "--purge"), ".local/state/edgeshard"),
+        (("upgrade",), "git -C"),
+        (("upgrade", "--back"), "checkout VERSION"),
+    ):
+        result = edgectl(*arguments)
+        assert result.exit_code == 1
+        assert "installed by" in result.output and named in result.output
+
+
+def test_options_of_a_role_follow_it() -> None:
+    result = edgectl("uninstall", "--purge", "agent")
+    assert result.exit_code == 2
+    assert "edgectl uninstall agent --purge" in result.output
+
+
 def test_enabling_is_undone(tmp_path: Path) -> None:
     edgectl("install", "coordinator", "--plaintext", *BIN, "--root", str(tmp_path))
     link = tmp_path / "etc/systemd/system/multi-user.target.wants/edgeshard-coordinator.service"

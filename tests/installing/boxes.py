@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tools.release.archives import CHECKSUMS, checksums
+
 PYTHON = "python3.13"
 """The name that the script looks for first; the one of these tests has it."""
 INSTALLER = Path(__file__).resolve().parents[2] / "deploy" / "install.sh"
@@ -59,6 +61,7 @@ def make_folder(folder: Path, version: str, *, padding: int = 0) -> Path:
         lines.append(f"{name}=={number} \\\n    --hash=sha256:{digest}\n")
     (folder / "requirements.txt").write_text("".join(lines))
     shutil.copy(INSTALLER, folder)
+    (folder / CHECKSUMS).write_text(checksums(folder))
     return folder
 
 

@@ -17,7 +17,7 @@ import pytest
 from edgeshard.client.joining import enrol, invitation_to_text, line_without_edgeshard
 from edgeshard.domain.identity import JoinToken, Role
 from edgeshard.identity.authority import new_key
-from tests.installing.boxes import Box, make_folder, tree
+from tests.installing.boxes import INSTALLER, Box, make_folder, tree
 from tests.support.membership import Mill, opened
 
 pytestmark = [pytest.mark.timing, pytest.mark.timeout(600)]
@@ -55,6 +55,7 @@ async def test_the_line_installs_and_joins(tmp_path: Path) -> None:
         assert result.returncode == 0, result.stdout + result.stderr
         assert f"joins by {invitation_to_text(token.invitation)} with --memory 2GiB" in result.stdout
         assert box.version() == "0.1.0"
+        assert (box.prefix / "current" / "install.sh").read_bytes() == INSTALLER.read_bytes()  # it can be removed
         assert not cache_of(box).exists()
 
 

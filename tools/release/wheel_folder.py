@@ -3,8 +3,9 @@
     python -m tools.release.wheel_folder --target x86_64-py311-cpu    into dist/folders/x86_64-py311-cpu
 
 A target is a platform (x86_64, aarch64), a Python (py311, py312, py313) and an accelerator (cpu, cuda). The folder has
-wheels, `requirements.txt` with the exact version and the hash of each, pip itself (a Debian Python has none), and
-`install.sh` where the checkout has one. EdgeShard's own wheel is that of dist/wheels for the platform, or `--wheel`.
+wheels, `requirements.txt` with the exact version and the hash of each, pip itself (a Debian Python has none),
+`install.sh` where the checkout has one, and `SHA256SUMS` of all files. EdgeShard's own wheel is that of dist/wheels for
+the platform, or `--wheel`.
 
 What is needed is read from the wheels' own metadata, for the target and not for this machine; every version and hash
 is the lock's. torch comes from TORCH_INDEX_URL where that is set, else from where pip is configured to look. The build
@@ -34,7 +35,7 @@ from packaging.tags import compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from tools.lock import LOCK, ROOT, Locked, read_lock
-from tools.release.archives import ReleaseError, sha256_of, size_text, version
+from tools.release.archives import CHECKSUMS, ReleaseError, checksums, sha256_of, size_text, version
 
 WHEELS = ROOT / "dist" / "wheels"
 FOLDERS = ROOT / "dist" / "folders"
@@ -250,6 +251,7 @@ def make_folder(target: Target, wheel: Path, into: Path) -> None:
     run_pip(*held, *sources, *files_for(target), "--requirement", str(staged / REQUIREMENTS))
     if INSTALL_SCRIPT.exists():
         shutil.copy(INSTALL_SCRIPT, staged / INSTALL_SCRIPT.name)
+    (staged / CHECKSUMS).write_text(checksums(staged))
     shutil.rmtree(into, ignore_errors=True)
     staged.rename(into)
 

@@ -1,6 +1,7 @@
 """HTTPS for machines that have Python and nothing of EdgeShard: one request a connection, small requests, few at once.
 
-`/join.py` and `/authorities` are for anybody. Lists and wheels are for whoever shows the secret of a token that joins.
+`/join.py` and `/authorities` are for anybody. Lists and wheels are for members of the site, by their certificates, and
+for whoever shows the secret of a token that joins.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import inspect
 import json
 import re
 import socket
+import ssl
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -34,7 +36,8 @@ from edgeshard.domain.errors import (
     UnavailableError,
 )
 from edgeshard.domain.identity import SECRET_BYTES, Principal
-from edgeshard.identity.certificates import bundle_of
+from edgeshard.identity.certificates import bundle_of, principal_of
+from edgeshard.rpc.denials import Denials
 from edgeshard.rpc.following import FollowingContext
 from edgeshard.rpc.tls import TlsFiles, join_address, split_address
 from edgeshard_coordinator.control.persistence.audit_log import AuditLog
@@ -80,10 +83,13 @@ def script() -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
+    """`certificate` is the caller's in PEM, empty if it showed none; the handshake has verified it."""
+
     path: str
     query: dict[str, list[str]]
     headers: dict[str, str]
     address: str
+    certificate: bytes = b""
 
     def asked(self, name: str) -> str:
         values = self.query.get(name, [])
@@ -105,12 +111,16 @@ class _Answer:
 
 
 class PackagesListener:
-    """Serves a shelf on `address`, host:port, with the coordinator's certificate."""
+    """Serves a shelf on `address`, host:port, with the coordinator's certificate. `denials` are of members whose
+    certificates were revoked."""
 
-    def __init__(self, address: str, tls: TlsFiles, membership: Membership, shelf: Shelf, audit: AuditLog) -> None:
+    def __init__(
+        self, address: str, tls: TlsFiles, membership: Membership, denials: Denials, shelf: Shelf, audit: AuditLog
+    ) -> None:
         self._address = address
         self._tls = tls
         self._membership = membership
+        self._denials = denials
         self._shelf = shelf
         self._audit = audit
         self._script = script()
@@ -124,7 +134,7 @@ class PackagesListener:
     async def start(self) -> str:
         """Listen; returns the real host:port. Raises UnavailableError where the port is taken."""
         host, port = split_address(self._address, "wheels-listen")
-        self._context = FollowingContext(self._tls, asks=False).context
+        self._context = FollowingContext(self._tls, verify=ssl.CERT_OPTIONAL).context
         try:
             self._socket = socket.create_server(
                 (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_BACKLOG
@@ -205,7 +215,7 @@ class PackagesListener:
         try:
             self._requests.check(one, monotonic())
             self._requests.count(one, monotonic())
-            answer = await self._answer(_request(asked, address))
+            answer = await self._answer(_request(asked, address, _certificate_of(writer)))
             if answer.file is not None:
                 async with self._transferring(one):
                     await _send(writer, answer)
@@ -227,11 +237,19 @@ class PackagesListener:
             raise NotFoundError("there are /join.py, /authorities and /wheels here", field="path")
         what = "FetchWheel" if name else "ListWheels"
         try:
-            principal = await self._membership.invited(_secret_of(request), request.address)
+            principal = await self._principal(request)
         except DeniedError as error:
             self._audit.add("nobody", what, name, error.reason, request.address, by_operator=False)
             raise
         return await (self._file(request, principal, folder, name) if name else self._listing(request, principal))
+
+    async def _principal(self, request: _Request) -> Principal:
+        """The member or the holder of a token who asks. Raises DeniedError for anybody else."""
+        if not request.certificate:
+            return await self._membership.invited(_secret_of(request), request.address)
+        principal = principal_of(request.certificate)
+        self._denials.check_certificate(principal, lambda: request.certificate)
+        return principal
 
     async def _listing(self, request: _Request, principal: Principal) -> _Answer:
         pythons = request.asked("pythons").split(",") if request.query.get("pythons") else []
@@ -276,7 +294,12 @@ class PackagesListener:
             del counts[one]
 
 
-def _request(asked: bytes, address: str) -> _Request:
+def _certificate_of(writer: asyncio.StreamWriter) -> bytes:
+    der = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    return ssl.DER_cert_to_PEM_cert(der).encode() if der is not None else b""
+
+
+def _request(asked: bytes, address: str, certificate: bytes) -> _Request:
     """Raises InvalidArgumentError for what is no GET of HTTP/1.1, and for a target that is malformed."""
     line, *rest = asked.decode("latin-1").split("\r\n")
     method, _, target = line.partition(" ")
@@ -285,7 +308,7 @@ def _request(asked: bytes, address: str) -> _Request:
         raise InvalidArgumentError("this is no GET of HTTP/1.1", field="request")
     path, query = _parts_of(target)
     headers = {name.lower(): value.strip() for name, _, value in (field.partition(":") for field in rest)}
-    return _Request(path, query, headers, address)
+    return _Request(path, query, headers, address, certificate)
 
 
 def _parts_of(target: str) -> tuple[str, dict[str, list[str]]]:
@@ -314,7 +337,11 @@ def _secret_of(request: _Request) -> bytes:
     except ValueError:
         secret = b""
     if scheme != SCHEME or len(secret) != SECRET_BYTES:
-        raise DeniedError("wheels are for whoever has a token of this site: show it", field="token", reason="NO_TOKEN")
+        raise DeniedError(
+            "wheels are for members of this site and for holders of a token: show a certificate or a token",
+            field="token",
+            reason="NO_TOKEN",
+        )
     return secret
 
 

@@ -23,12 +23,12 @@ from edgeshard_coordinator.packages.listener import PackagesListener
 from edgeshard_coordinator.packages.shelf import Shelf
 
 from edgeshard.domain.clock import Clock
-from edgeshard.domain.identity import Enrolment, JoinToken, Role, TokenRequest
+from edgeshard.domain.identity import Denial, Enrolment, JoinToken, Principal, Role, TokenRequest
 from edgeshard.identity import authority
 from edgeshard.identity.authority import new_key, request_for
 from edgeshard.process.clock import SystemClock
 from edgeshard.rpc.denials import Denials
-from edgeshard.rpc.tls import split_address
+from edgeshard.rpc.tls import TlsFiles, split_address
 from tests.support.identities import Identities
 
 pytestmark = pytest.mark.timing
@@ -60,18 +60,27 @@ class Site:
         return authority.now() + self.later
 
     async def start(self) -> None:
-        identities = Identities(self.directory, "mill")
+        self.identities = identities = Identities(self.directory, "mill")
         issuing = Issuing(identities.authority, identities.coordinator(), timedelta(days=1))
         store = MembershipStore(self.directory / "state" / "membership.sqlite")
-        self.membership = Membership("mill", store, Denials(), issuing, self.now, self.clock.now)
+        self.denials = Denials()
+        self.membership = Membership("mill", store, self.denials, issuing, self.now, self.clock.now)
         await self.membership.open()
         self.audit = AuditLog(self.directory / "audit", self.clock)
         self.audit.start()
         fill(self.directory / "wheels" / "x86_64-py311-cpu")
         shelf = Shelf(self.directory / "wheels")
-        self.listener = PackagesListener("127.0.0.1:0", identities.coordinator(), self.membership, shelf, self.audit)
+        self.listener = self.new_listener(shelf)
         self.address = await self.listener.start()
         self.trust = ssl.create_default_context(cadata=identities.authority.certificate_pem.decode())
+
+    def new_listener(self, shelf: Shelf) -> PackagesListener:
+        tls = self.identities.coordinator()
+        return PackagesListener("127.0.0.1:0", tls, self.membership, self.denials, shelf, self.audit)
+
+    def show(self, files: TlsFiles) -> None:
+        """Have later requests show this certificate."""
+        self.trust.load_cert_chain(files.cert, files.key)
 
     async def token(self, ttl_s: float = 60.0) -> JoinToken:
         return await self.membership.create_token(TokenRequest(Role.AGENT, "b", ttl_s), "a:1", "a:2")
@@ -166,6 +175,30 @@ async def test_who_has_no_good_token_gets_no_byte(site: Site, how: str) -> None:
     assert sum(entry.what in ("ListWheels", "FetchWheel") and entry.result != "ok" for entry in entries) == 3
 
 
+@pytest.mark.parametrize("role", [Role.AGENT, Role.CLIENT, Role.OPERATOR])
+async def test_a_member_gets_the_wheels_by_its_certificate(site: Site, role: Role) -> None:
+    site.show(site.identities.of(role, "b"))
+    assert (await site.ask(LIST)).said["files"][0]["name"] == WHEEL
+    assert (await site.ask(FETCH)).body == CONTENT
+    entries = [(entry.who, entry.what, entry.result) for entry in await site.audit.newest(100)]
+    assert (f"{role}/b", "FetchWheel", "ok") in entries
+
+
+async def test_a_revoked_member_gets_no_byte(site: Site) -> None:
+    site.show(site.identities.of(Role.AGENT, "b"))
+    site.denials.replace([Denial(Principal("mill", Role.AGENT, "b"), ())])
+    for path in (LIST, FETCH):
+        answer = await site.ask(path)
+        assert answer.status == 403 and answer.said["reason"] == "REVOKED"
+    assert [entry.result for entry in await site.audit.newest(100)] == ["REVOKED", "REVOKED"]
+
+
+async def test_a_certificate_of_another_site_ends_the_handshake(site: Site) -> None:
+    site.show(Identities(site.directory / "other", "mill").of(Role.AGENT, "b"))
+    with pytest.raises((OSError, IndexError)):
+        await site.ask(LIST)
+
+
 async def test_anybody_gets_the_script_and_the_authority(site: Site) -> None:
     script = await site.ask("/join.py")
     assert hashlib.sha256(script.body).hexdigest() == site.listener.script_sha256
@@ -240,9 +273,8 @@ async def test_transfers_of_one_address_are_few(site: Site) -> None:
 
 async def test_requests_of_one_address_are_counted(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "REQUESTS_PER_MINUTE", 3)
-    host = site.listener
-    await host.stop()
-    limited = PackagesListener("127.0.0.1:0", host._tls, site.membership, host._shelf, site.audit)
+    await site.listener.stop()
+    limited = site.new_listener(site.listener._shelf)
     site.address = await limited.start()
     met = [(await site.ask("/join.py")).status for _ in range(4)]
     await limited.stop()

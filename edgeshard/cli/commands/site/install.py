@@ -31,7 +31,7 @@ from edgeshard.process.installation import Found, Options, Record, Step
 from edgeshard.process.systemd_units import CREDENTIALS, Daemon
 
 app = typer.Typer(help="Lay out a daemon as a service of systemd.", no_args_is_help=True)
-uninstall_app = typer.Typer(help="Remove what edgectl install laid out.", no_args_is_help=True)
+uninstall_app = typer.Typer(invoke_without_command=True)
 
 _LOOPBACK = {"agent": "127.0.0.1:0", "coordinator": "127.0.0.1:7600"}
 
@@ -96,6 +96,26 @@ def install_coordinator(
             "ca_key": str((site / "ca.key").absolute()),
         }
     install_daemon(Daemon.COORDINATOR, root, dry_run, given, plaintext=bool(_said_here(context, "plaintext")))
+
+
+@uninstall_app.callback()
+def uninstall(
+    context: typer.Context,
+    purge: Annotated[bool, switch("--purge", "Identities, models and settings as well, after a question.")] = False,
+    yes: Annotated[bool, switch("--yes", "Do not ask.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Remove EdgeShard from this machine, or one service.
+
+    Without a role: stop and remove services, then the programs. Identities, models and settings stay without --purge.
+    """
+    if context.invoked_subcommand is None:
+        from edgeshard.cli.commands.site.programs import uninstall_programs
+
+        uninstall_programs(purge, yes, dry_run)
+    elif purge or yes or dry_run:
+        role = context.invoked_subcommand
+        raise InvalidArgumentError(f"write options after the role: edgectl uninstall {role} --purge", field="purge")
 
 
 @uninstall_app.command("agent")

@@ -1,0 +1,193 @@
+"""edgectl uninstall without a role, and edgectl upgrade: the programs of this machine as a whole."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from edgeshard.cli.commands.options import option, switch
+from edgeshard.cli.connect import Connect, connect_of
+from edgeshard.cli.render.output import show_text
+from edgeshard.domain.errors import DeniedError, InvalidArgumentError
+from edgeshard.process.software.distribution import Managed, Scripted, this_distribution
+
+if TYPE_CHECKING:
+    from edgeshard.local.node_files import Member
+
+
+def uninstall_programs(purge: bool, yes: bool, dry_run: bool) -> None:
+    """Remove services and programs, and state too if `purge`, by the script that installed them.
+
+    Raises FailedPreconditionError naming the right command for another installation.
+    """
+    found = this_distribution()
+    if isinstance(found, Managed):
+        raise found.error(found.purge if purge else found.remove)
+    command = _script_command(found, "purge" if purge else "remove")
+    if yes and purge:
+        command.append("--yes")
+    if dry_run:
+        show_text(f"run     {shlex.join(command)}")
+        return
+    _check_owner(found)
+    sys.stdout.flush()
+    os.execvp(command[0], command)  # this program is removed, too
+
+
+def upgrade(
+    context: typer.Context,
+    source: Annotated[
+        str | None,
+        option("URL|FILE", "A bundle, a folder of wheels or another port of the site.", "--from"),
+    ] = None,
+    back: Annotated[bool, switch("--back", "Return to the version before.")] = False,
+) -> None:
+    """Replace EdgeShard on this machine by another version, and restart its services.
+
+    Without --from it fetches the wheels of the node's own site, by its certificate. https://HOST:PORT names another
+    port of the site, and https://HOST/PATH a bundle. Every file is compared with its SHA-256 before anything changes.
+    The version before is kept for --back.
+    """
+    if back and source is not None:
+        raise InvalidArgumentError("--back takes the version that is kept here: leave out --from", field="from")
+    found = this_distribution()
+    if isinstance(found, Managed):
+        raise found.error(found.back if back else found.upgrade)
+    found.check()
+    _check_owner(found)
+    if back:
+        _run(_script_command(found, "back"))
+        return
+    url = urlsplit(source or "")
+    if source is None or (url.scheme == "https" and url.path in ("", "/")):
+        _upgrade_from_site(found, connect_of(context), url.netloc)
+    elif url.scheme and "://" in source:
+        _upgrade_from_web(found, source)
+    else:
+        _upgrade_from_file(found, Path(source))
+
+
+def _upgrade_from_site(found: Scripted, connect: Connect, address: str) -> None:
+    """Install what the site of this machine's node hands out, from host:port `address` or the port by custom."""
+    from edgeshard.client.upgrades.site_wheels import PORT_OFFSET, SiteWheels
+    from edgeshard.process.software.wheel_folders import REQUIREMENTS
+    from edgeshard.rpc.tls import join_address, split_address
+
+    member = _member(connect)
+    if not address:
+        host, port = split_address(member.coordinator, "coordinator")
+        address = join_address(host, port + PORT_OFFSET)
+    site = SiteWheels(address, member.files)
+    folder = site.folder()
+    if any(file.name == REQUIREMENTS and found.is_of(file.sha256) for file in folder.files):
+        show_text(f"nothing to do: this node has the version that {address} hands out", err=True)
+        return
+    size = sum(file.size for file in folder.files)
+    show_text(f"fetching {folder.name} from {address}: {len(folder.files)} files, {size / 1e6:.0f} MB", err=True)
+    with _directory("wheels") as directory:
+        site.fetch(folder, directory)
+        _install(found, directory)
+        shutil.rmtree(directory)
+
+
+def _member(connect: Connect) -> Member:
+    from edgeshard.client.settings import access
+    from edgeshard.local.node_files import Member, member_of_machine
+    from edgeshard.rpc.tls import tls_from_options
+
+    files = tls_from_options(connect.tls_ca, connect.tls_cert, connect.tls_key)
+    if files is not None:
+        return Member(access(connect.coordinator, files).target, files)
+    member = member_of_machine()
+    return Member(connect.coordinator or member.coordinator, member.files)
+
+
+def _upgrade_from_web(found: Scripted, url: str) -> None:
+    from edgeshard.client.upgrades.downloads import download
+    from edgeshard.process.software.wheel_folders import unpack
+
+    with _directory("upgrade", fresh=True) as directory:
+        show_text(f"fetching {url}", err=True)
+        archive = download(url, directory)
+        folder = unpack(archive, directory)
+        _install(found, folder)
+
+
+def _upgrade_from_file(found: Scripted, source: Path) -> None:
+    from edgeshard.process.software.wheel_folders import check_folder, unpack
+
+    show_text(f"comparing the files of {source} with their SHA-256", err=True)
+    if source.is_dir():
+        check_folder(source)
+        _install(found, source)
+        return
+    with _directory("upgrade", fresh=True) as directory:
+        _install(found, unpack(source, directory))
+
+
+def _install(found: Scripted, wheels: Path) -> None:
+    """Install from a folder whose files were checked."""
+    _run(["sh", str(wheels / "install.sh"), "--wheels", str(wheels), "--prefix", str(found.prefix)])
+
+
+def _script_command(found: Scripted, *arguments: str) -> list[str]:
+    """The command line of an installation's script. Raises FailedPreconditionError if the script is missing."""
+    found.check()
+    return ["sh", str(found.script), *arguments, "--prefix", str(found.prefix)]
+
+
+def _run(command: list[str]) -> None:
+    """Run install.sh, whose lines tell each step. Ends this command with the exit code of a script that fails."""
+    code = subprocess.run(command, check=False).returncode
+    if code != 0:
+        raise typer.Exit(code if code > 0 else 128 - code)
+
+
+def _check_owner(found: Scripted) -> None:
+    if not os.access(found.prefix, os.W_OK):
+        raise DeniedError(
+            f"{found.prefix} belongs to another user: run this as its owner, such as by sudo",
+            field="prefix",
+            reason="NOT_OWNER",
+        )
+
+
+def cache_directory() -> Path:
+    """The directory for this user's downloads; a machine that joins by one line uses it, too."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return (Path("/var/cache") if os.geteuid() == 0 else home) / "edgeshard"
+
+
+@contextmanager
+def _directory(name: str, *, fresh: bool = False) -> Iterator[Path]:
+    """A directory of this user for downloads. One that is `fresh` is empty at first and removed at the end; another
+    one is kept, so that a later run continues."""
+    directory = cache_directory() / name
+    try:
+        if fresh:
+            shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if directory.stat().st_uid != os.geteuid():
+            raise DeniedError(f"{directory} belongs to another user: remove it", field="from")
+    except OSError as error:
+        raise DeniedError(
+            f"{directory}: {error.strerror}; set XDG_CACHE_HOME to a directory of yours", field="from"
+        ) from None
+    try:
+        yield directory
+    finally:
+        if fresh:
+            shutil.rmtree(directory, ignore_errors=True)
+        with suppress(OSError):  # others have files there
+            directory.parent.rmdir()
+            directory.parent.parent.rmdir()
