@@ -82,7 +82,7 @@ COMMANDS = (
         "Change the coordinator's address on this machine.",
     ),
     Lazy("certificate", ".commands.site.certificate:certificate", "Make the files of a process."),
-    Lazy("token", ".commands.site.token:app", "Let another process in."),
+    Lazy("token", ".commands.site.token:app", "Make, list and revoke join tokens."),
     Lazy("join", ".commands.site.join:join", "Become part of a site, by a token."),
     Lazy("node", ".commands.site.node:app", "Take a node's certificate away."),
     Lazy("label", ".commands.site.label:app", "Set and remove labels of a node."),

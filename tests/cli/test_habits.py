@@ -70,8 +70,8 @@ def test_events_are_listed(edgectl: Any, site: Any) -> None:
     site.events = list(EVENTS)
     header, first, second = edgectl("get", "events", "--limit", "7").stdout.splitlines()
     assert header.split() == ["TIME", "WHAT", "DETAIL"]
-    assert first.split() == ["2026-01-02T03:04:05", "node", "a", "joined", "127.0.0.1:7001"]
-    assert second.split() == ["2026-01-02T03:04:06", "!", "deployment", "tales", "waiting", "node", "a", "is", "away"]
+    assert first.split() == ["2026-01-02T03:04:05Z", "node", "a", "joined", "127.0.0.1:7001"]
+    assert second.split() == ["2026-01-02T03:04:06Z", "!", "deployment", "tales", "waiting", "node", "a", "is", "away"]
     assert site.sent(admin_pb2.ListEventsRequest)[-1].limit == 7
     assert [event["what"] for event in json.loads(edgectl("get", "events", "-o", "json").stdout)] == [
         "joined",

@@ -163,7 +163,8 @@ def unstored_problem(context: typer.Context, model: ModelSpec, asked: Asked) -> 
     estimated = ", ".join(sorted(found.estimated))
     notes = [f"estimated by data sheets or by other models' measurements: {estimated}", *_link_notes(found, asked)]
     if found.without_times:
-        notes.append(f"{', '.join(found.without_times)}: left out, not measured for any model")
+        command = f"edgectl profile {' '.join(found.without_times)} --model NAME"
+        notes.append(f"{', '.join(found.without_times)}: left out, not measured for any model; run `{command}`")
     return problem, (*_format_notes(problem, asked), *notes, *_lengths_notes(problem, asked, NO_TRAFFIC))
 
 
