@@ -154,7 +154,8 @@ sizes = (item.file_size for path in sys.argv[1:] for item in zipfile.ZipFile(pat
 print(sum(sizes) * 3 // 2 // 1024)' "$wheels"/*.whl) || fail "a wheel in $wheels is damaged: fetch the folder again"
     free=$(df -Pk "$prefix" | awk 'NR == 2 { print $4 }')
     say "$prefix: $((needed / 1024)) MB are needed, $((free / 1024)) MB are free"
-    [ "$free" -ge "$needed" ] || fail "the disk of $prefix is too full: make room, or give --prefix DIR"
+    [ "$free" -ge "$needed" ] || fail "$((needed * 1024)) bytes are needed on the disk of $prefix," \
+        "where $((free * 1024)) bytes are free: free space, or give --prefix DIR"
 }
 
 # ---- Installation
