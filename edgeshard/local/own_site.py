@@ -60,9 +60,7 @@ class OwnSite:
         some. Raises DeniedError for a folder that cannot be written, AlreadyExistsError for a site that is served
         already.
         """
-        from edgeshard.process.control_groups import cpu_quota
         from edgeshard.process.extras import missing
-        from edgeshard.process.machine import compute_threads, usable_cores
         from edgeshard.rpc.addresses import free_port
         from edgeshard.rpc.tls import is_loopback, join_address, split_address
 
@@ -90,7 +88,7 @@ class OwnSite:
             listen_by_agent={} if is_loopback(host) else _reachable(self.nodes),
             elsewhere=True,
             configured=lasts,
-            threads=max(1, compute_threads(usable_cores(), cpu_quota()) // nodes),
+            threads=_threads(nodes),
             authority=authority,
             share_store=True,
             holding=self._held[-1:],
@@ -329,6 +327,14 @@ def _node_name() -> str:
     return re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().partition(".")[0].lower())[:48].strip("-") or "node-1"
 
 
+def _threads(nodes: int) -> int:
+    """The threads of each of several nodes that share this machine's cores."""
+    from edgeshard.process.control_groups import cpu_quota
+    from edgeshard.process.machine import compute_threads, usable_cores
+
+    return max(1, compute_threads(usable_cores(), cpu_quota()) // nodes)
+
+
 def _memory(nodes: int, directory: Path) -> list[str]:
     """The options that divide the free memory among several nodes, unless the operator sets their memory."""
     if nodes == 1 or "EDGESHARD__AGENT__MEMORY" in os.environ:
@@ -337,7 +343,7 @@ def _memory(nodes: int, directory: Path) -> list[str]:
 
     available = read_condition("", directory, None).memory_available_bytes
     left = max(0, available - nodes * AGENT_BYTES)
-    return ["--memory", str(left // nodes * 9 // 10)]
+    return ["--memory", str(max(1, left // nodes * 9 // 10))]  # 0 means that it is unknown
 
 
 def _listeners(host: str, first: int, *, with_wheels: bool) -> dict[str, str]:

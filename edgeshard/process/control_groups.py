@@ -72,10 +72,10 @@ def _used(group: _Group) -> int:
 def _quota(group: _Group) -> float:
     """The cores that a group may use; 0 if it has no limit."""
     if group.version == 2:
-        words = _text(group.directory / "cpu.max").split()
+        words = text_of(group.directory / "cpu.max").split()
     else:
-        period = _text(group.directory / "cpu.cfs_period_us").strip() or "100000"  # the kernel's own
-        words = [_text(group.directory / "cpu.cfs_quota_us").strip(), period]
+        period = text_of(group.directory / "cpu.cfs_period_us").strip() or "100000"  # the kernel's own
+        words = [text_of(group.directory / "cpu.cfs_quota_us").strip(), period]
     if len(words) != 2 or not all(word.isdecimal() for word in words):
         return 0.0
     return int(words[0]) / max(1, int(words[1]))
@@ -83,7 +83,7 @@ def _quota(group: _Group) -> float:
 
 def _groups(root: Path, controller: str) -> Iterator[_Group]:
     """The group of this process for a controller, then the groups around it, as far as they can be seen."""
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in text_of(root / "proc/self/cgroup").splitlines():
         parts = line.split(":", 2)
         if len(parts) != 3:
             continue
@@ -112,7 +112,7 @@ class _Mount:
 
 def _mount(root: Path, version: int, controller: str) -> _Mount:
     """The mount of a tree of groups; the customary place if the system names none."""
-    for line in _text(root / "proc/self/mountinfo").splitlines():
+    for line in text_of(root / "proc/self/mountinfo").splitlines():
         head, _, tail = line.partition(" - ")
         fields, more = head.split(), tail.split()
         if len(fields) < 5 or len(more) < 3:
@@ -132,17 +132,17 @@ def _unescaped(text: str) -> str:
 
 
 def _stat(group: _Group) -> dict[str, int]:
-    pairs = (line.split() for line in _text(group.directory / "memory.stat").splitlines())
+    pairs = (line.split() for line in text_of(group.directory / "memory.stat").splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
 
 
 def _number(path: Path) -> int:
     """The bytes in a file; UNLIMITED for "max", and if the file cannot be read."""
-    text = _text(path).strip()
+    text = text_of(path).strip()
     return int(text) if text.isdecimal() else UNLIMITED
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
     """The text of a file; empty if it cannot be read."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         return path.read_text(encoding="utf-8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import tempfile
@@ -14,7 +13,7 @@ from math import ceil
 from pathlib import Path
 
 from edgeshard.domain.nodes.condition import Condition, Support
-from edgeshard.process.control_groups import ROOT, cpu_quota, process_memory
+from edgeshard.process.control_groups import ROOT, cpu_quota, process_memory, text_of
 from edgeshard.rpc.tls import TlsFiles
 
 WRITTEN_BYTES = 4 << 20
@@ -68,13 +67,6 @@ def compute_threads(cores: int, quota: float) -> int:
     More threads than that would wait for each other in the middle of each step.
     """
     return min(cores, max(1, ceil(quota))) if quota else cores
-
-
-def _text(path: Path) -> str:
-    """The text of a file; empty where it cannot be read."""
-    with contextlib.suppress(OSError):
-        return path.read_text(encoding="utf-8")
-    return ""
 
 
 def disk_bytes(directory: Path) -> tuple[int, int]:
@@ -136,12 +128,12 @@ def _certificate(tls: TlsFiles | None) -> tuple[float, float]:
 
 def _memory(root: Path) -> dict[str, int]:
     """Bytes of memory by the kernel's names."""
-    text = _text(root / "proc/meminfo")
+    text = text_of(root / "proc/meminfo")
     return {name: int(kilobytes) << 10 for name, kilobytes in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
 
 
 def _huge_pages(root: Path) -> str:
-    chosen = re.search(r"\[(\w+)\]", _text(root / "sys/kernel/mm/transparent_hugepage/enabled"))
+    chosen = re.search(r"\[(\w+)\]", text_of(root / "sys/kernel/mm/transparent_hugepage/enabled"))
     return chosen[1] if chosen else ""
 
 
@@ -160,7 +152,7 @@ def _cuda(root: Path) -> Support:
     torch = find_spec("torch")
     if not (root / "proc/driver/nvidia/version").exists() or torch is None or torch.origin is None:
         return Support.UNKNOWN
-    text = _text(Path(torch.origin).parent / "version.py")
+    text = text_of(Path(torch.origin).parent / "version.py")
     if not text:
         return Support.UNKNOWN
     return Support.MISSING if _NO_CUDA.search(text) else Support.USED

@@ -109,13 +109,7 @@ def site_cluster(  # noqa: PLR0913 - the site's figures, and the request
         devices.append(known if profile is None else _figures(profile, known))
     unknown = [node.name for node, device in zip(usable, devices, strict=True) if device is None]
     if unknown:
-        names = listed([*unknown, *without_times])
-        raise FailedPreconditionError(
-            f"not measured for {model} in {weights_text(dtype, quantisation)}: {names}; run "
-            f"`{profile_command(model, dtype, quantisation)}`",
-            field="model",
-            reason=NOT_MEASURED,
-        )
+        raise _not_measured(model, dtype, quantisation, [*unknown, *without_times])
     # Memory as the coordinator counts it: what the node grants less what others hold there.
     planned = tuple(
         ClusterNode(
@@ -134,6 +128,17 @@ def site_cluster(  # noqa: PLR0913 - the site's figures, and the request
     estimated = tuple(node.name for node in usable if node.name not in times)
     starting = tuple(sorted(n.name for n in nodes if n.connected and not n.placeable and n.name not in exclude))
     return SiteCluster(cluster, MappingProxyType(times), estimated, unmeasured, starting, without_times)
+
+
+def _not_measured(
+    model: str, dtype: DType, quantisation: Quantisation | None, nodes: list[NodeName]
+) -> FailedPreconditionError:
+    return FailedPreconditionError(
+        f"not measured for {model} in {weights_text(dtype, quantisation)}: {listed(nodes)}; run "
+        f"`{profile_command(model, dtype, quantisation)}`",
+        field="model",
+        reason=NOT_MEASURED,
+    )
 
 
 def has_times(
