@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Long forms only if asked for; long files first, so that at the end no core waits for the last of them."""
     rooms = {room: place for place, room in enumerate(LONG_ROOMS)}
     for item in items:
-        if _room(item) in TIMING_ROOMS:
+        if _room(item) in TIMING_ROOMS or _reads_clock(item):
             item.add_marker(pytest.mark.timing)
     left_out = set(_others_of_families(items))
     if not forms.LONG:
@@ -105,6 +105,10 @@ def _others_of_families(items: list[pytest.Item]) -> Iterator[pytest.Item]:
             seen[test] += 1
             if number % marker.args[0] and not (forms.LONG and forms.is_turn(forms.DAYS, number)):
                 yield item
+
+
+def _reads_clock(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and hasattr(item.module, "time")
 
 
 def _room(item: pytest.Item) -> str:
