@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from edgeshard.domain.deployments.step_cost import StageCost
-from edgeshard.planning.costs.step_budget import prompt_slices, rounded_prompt
+from edgeshard.planning.costs.step_budget import prompt_slices, rounded_prompt, with_rest
 
 _KEPT = 256
 
@@ -30,4 +30,4 @@ class PromptSlices:
         lengths = self._known.get(rounded_prompt(tokens))
         if lengths is None:
             return (tokens,)
-        return (*lengths[:-1], lengths[-1] + tokens - sum(lengths))
+        return with_rest(lengths, tokens)

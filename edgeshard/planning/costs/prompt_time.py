@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from edgeshard.domain.requests.step import MAX_STEP_TOKENS
 from edgeshard.planning.costs.costs import KV_BLOCK_TOKENS, Costs
 from edgeshard.planning.costs.prompt_floor import step_room
-from edgeshard.planning.costs.step_budget import StageCosts, prompt_slices, rounded_prompt, slice_unit, step_tokens
+from edgeshard.planning.costs.step_budget import StageCosts, prompt_slices, rounded_prompt, slice_unit, step_tokens, with_rest
 from edgeshard.planning.inputs.problem import StepShape
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.scoring import stages
@@ -51,13 +51,14 @@ class PromptTimes:
         As `scheduler.slices` and `chunking` do in the agent, but that a step's room is a multiple of the slices' unit.
         """
         costs_of_stages = self._stage_costs.of(cut)
-        unit, whole = slice_unit(tokens), rounded_prompt(tokens)
+        unit = slice_unit(tokens)
         room = step_room(step_tokens(costs_of_stages, KV_BLOCK_TOKENS), tokens)
         lengths: tuple[int, ...] = (tokens,)
         if self._costs.problem.sliced and len(cut.nodes) > 1 and tokens >= 2 * unit:
-            found = prompt_slices(costs_of_stages, whole)
+            found = prompt_slices(costs_of_stages, rounded_prompt(tokens))
             if len(found) > 1:
-                lengths, room = (*found[:-1], found[-1] + tokens - whole), max(room, MAX_STEP_TOKENS // unit * unit)
+                lengths = with_rest(found, tokens)
+                room = max(room, MAX_STEP_TOKENS // unit * unit)
         return tuple(min(room, length - first) for length in lengths for first in range(0, length, room))
 
     def seconds(self, cut: Cut, slices: tuple[int, ...]) -> float:

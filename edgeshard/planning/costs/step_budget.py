@@ -153,9 +153,20 @@ def slice_unit(tokens: int) -> int:
 
 
 def rounded_prompt(tokens: int) -> int:
-    """The length rounded down to whole units, so that prompts of nearly one length share their slices."""
+    """The nearest whole number of units, so that prompts of nearly one length share their slices.
+
+    The last slice has the rest: up to half a unit more, or less, than in a prompt of the rounded length. A prompt of
+    less than two units is not sliced, and is rounded down, to one unit at the least.
+    """
     unit = slice_unit(tokens)
-    return max(unit, tokens // unit * unit)
+    if tokens < 2 * unit:
+        return unit
+    return (tokens + unit // 2) // unit * unit
+
+
+def with_rest(lengths: Sequence[int], tokens: int) -> tuple[int, ...]:
+    """The slices of a rounded prompt for one of `tokens`: the last one is longer or shorter by the difference."""
+    return (*lengths[:-1], lengths[-1] + tokens - sum(lengths))
 
 
 def prompt_slices(stages: Sequence[StageCost], tokens: int) -> tuple[int, ...]:
@@ -173,7 +184,7 @@ def prompt_slices(stages: Sequence[StageCost], tokens: int) -> tuple[int, ...]:
     sent = np.stack([stage.hop_delay_s + stage.hop_s + stage.hop_token_s * counts for stage in stages[:-1]], axis=1)
     sent[0] = 0.0
     lengths = [length * unit for length in best_slices(SliceTimes(work, sent)).lengths]
-    return (*lengths[:-1], lengths[-1] + tokens - units * unit)
+    return with_rest(lengths, tokens)
 
 
 @lru_cache(maxsize=512)

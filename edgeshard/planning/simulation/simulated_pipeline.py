@@ -11,7 +11,7 @@ from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.errors import invalid
 from edgeshard.domain.requests.step import MAX_STEP_TOKENS
 from edgeshard.planning.costs.costs import KV_BLOCK_TOKENS, Costs, Load
-from edgeshard.planning.costs.step_budget import prompt_slices, rounded_prompt, stage_costs, step_tokens
+from edgeshard.planning.costs.step_budget import prompt_slices, rounded_prompt, stage_costs, step_tokens, with_rest
 from edgeshard.planning.inputs.problem import PlanProblem, StepShape
 from edgeshard.planning.simulation.serving import Schedule, ServingRing, StepSeconds, StepSpan
 from edgeshard.planning.simulation.timing import HopTimes, Pipeline, StageTimes, Traffic
@@ -63,13 +63,11 @@ def head_schedule(costs: Costs, cut: Cut, load: Load) -> Schedule:
 
 
 def _slices(stages: Sequence[StageCost]) -> Callable[[int], Sequence[int]]:
-    """The slices of long prompts, searched once for each length but for the rest of a unit."""
+    """The slices of long prompts, searched once for each rounded length."""
     known = cache(lambda tokens: prompt_slices(stages, tokens))
 
     def lengths(tokens: int) -> Sequence[int]:
-        whole = rounded_prompt(tokens)
-        found = known(min(tokens, whole))
-        return (*found[:-1], found[-1] + tokens - sum(found))
+        return with_rest(known(rounded_prompt(tokens)), tokens)
 
     return lengths
 

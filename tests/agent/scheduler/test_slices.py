@@ -18,6 +18,16 @@ def test_slices_sum_to_the_prompt(tokens: int) -> None:
     assert sum(slices(tokens)) == tokens and min(slices(tokens)) > 0
 
 
+@pytest.mark.parametrize("tokens", [1920, 1921, 1983, 1984, 1985, 2047])
+def test_the_last_slice_is_not_longer_by_more_than_half_a_unit(tokens: int) -> None:
+    """A last slice of nearly two units would delay the first token: nothing of it overlaps with other slices."""
+    slices = PromptSlices((STAGE, STAGE))
+    slices.prepare(2048)
+    usual = slices(2048)[-1]
+    slices.prepare(tokens)
+    assert usual - 64 <= slices(tokens)[-1] <= usual + 64
+
+
 def test_prompts_of_nearly_one_length_share_a_search() -> None:
     slices = PromptSlices((STAGE, STAGE))
     slices.prepare(1300)
