@@ -1,31 +1,41 @@
 """Write docs/paper/hpipe.md and its pictures: HPipe and other ways of using its test bed, computed from data sheets.
 
-    python -m bench.hpipe_paper [--output docs/paper] [--check]
+    python -m bench.hpipe_paper [--output docs/paper] [--check | --measure]
 
 It takes about half a minute and gives the same every time. With --check it writes nothing and exits 1 when a file would
-change.
+change. With --measure this machine's kernels are measured first, two minutes of one core, and the figures are kept in
+docs/paper/hpipe-kernels.json, from where the page has them.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
+from bench.hpipe_paper import measured
 from bench.hpipe_paper.experiments import run_all
 from bench.hpipe_paper.report import page, pictures
-from bench.pages import run_page_program
+from bench.pages import write_or_check
 
 OUTPUT = Path(__file__).parents[2] / "docs" / "paper"
-
-
-def files() -> dict[str, str]:
-    """The page and its pictures, by name."""
-    results = run_all()
-    return {"hpipe.md": page(results), **pictures(results)}
+MEASURED = "hpipe-kernels.json"
 
 
 def main() -> int:
-    return run_page_program("bench.hpipe_paper", OUTPUT, files)
+    parser = argparse.ArgumentParser(prog="python -m bench.hpipe_paper")
+    parser.add_argument("--output", type=Path, default=OUTPUT, metavar="DIR")
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file would change")
+    either.add_argument("--measure", action="store_true", help="measure this machine's kernels first")
+    arguments = parser.parse_args()
+    if arguments.measure:
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        measured.write(arguments.output / MEASURED, measured.measure())
+    kernels = measured.read(arguments.output / MEASURED)
+    results = run_all()
+    files = {"hpipe.md": page(results, kernels), **pictures(results, kernels)}
+    return write_or_check(arguments.output, files, arguments.check)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bench.hpipe_paper.halves import HalfCosts
-from bench.hpipe_paper.schedules import ALL, Schedule, balanced_batches, hpipe, planned_first_token, planned_rate
+from bench.hpipe_paper.schedules import ALL, Schedule, balanced_gpipe, hpipe, planned_first_token, planned_rate
 from bench.hpipe_paper.testbed import MODELS, PROMPTS, cluster, problem
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.planning.costs.batch_time import batch_times
@@ -161,7 +161,7 @@ def _no_rounding(gain: float | None) -> float | None:
 
 
 _HALVED: tuple[tuple[Callable[[Costs], Schedule], bool, bool], ...] = (
-    (balanced_batches, True, True),
+    (balanced_gpipe, True, True),
     (hpipe, True, True),
     (planned_first_token, True, False),
     (planned_rate, False, True),
@@ -231,6 +231,6 @@ def run_all() -> Results:
         },
         timelines={
             schedule.name: timeline(costs, schedule, DRAWN_PROMPTS)
-            for schedule in (balanced_batches(costs), hpipe(costs))
+            for schedule in (balanced_gpipe(costs), hpipe(costs))
         },
     )

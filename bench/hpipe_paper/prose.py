@@ -11,11 +11,10 @@ test bed, four P100 and two RTX 3090, and its models, LLaMA-7B and GPT3-2B, by E
 (`deploy/examples/hpipe-testbed.toml`). `python -m bench.hpipe_paper` writes this page and its pictures, `--check` says
 whether they would change.
 
-**What is known of the paper.** Our notes have the nodes, the models, and two results: up to {speed_up:g} times the
-throughput (and latency, says its abstract), and {energy:.1f} % less energy [S]. The paper
-also names its six baselines and a network of 1,000 Mb/s; our notes have neither its meter nor its tables, so neither
-the figures of a baseline nor the curves of its figure 2. So nothing here stands beside a number of the paper but these
-two. What is marked [R] is recalled and not checked.
+**What is known of the paper.** Our notes have the nodes, the models, the network of 1,000 Mb/s, the six baselines by
+their names, and two results: up to {speed_up:g} times the throughput (and latency, says its abstract), and
+{energy:.1f} % less energy [S]. They do not have its meter, its tables, or the curves of its figure 2. So nothing here
+stands beside a number of the paper but these two.
 
 **Where the numbers come from.** Nodes are rooflines of their data sheets, as on [the page of EdgeShard's
 paper](README.md); their watts, idle and busy, are those of the boards alone, without the computers around them
@@ -30,7 +29,7 @@ what follows what is simulated. Nothing is fitted.
   paper's model of 2.7 billion parameters (its table 2.1: 32 layers, hidden size 2,560, 32 heads), with its sparse
   attention counted as dense, as in the models published with that shape. The paper may mean another shape.
 - The P100 are PCIe boards of 16 GB. GPUs of one kind are in one computer and reach each other at 10 GB/s over PCIe. An
-  Ethernet of 1 Gb/s joins the two computers [R]; it is [swept below](#the-link-between-the-computers). No link has a
+  Ethernet of 1 Gb/s joins the two computers [S]; it is [swept below](#the-link-between-the-computers). No link has a
   delay. Prompts come in at an RTX 3090.
 - Layers are divided at whole blocks, as EdgeShard's agents hold them; HPipe also divides a block
   between attention and MLP, and [what that would bring](#cuts-inside-a-block) is priced below.
@@ -39,10 +38,10 @@ what follows what is simulated. Nothing is fitted.
 """
 
 SCHEDULES = """\
-"Equal shares" are over all six nodes, the RTX 3090 first. "By speed" is HPipe's [balanced
-partition](../../docs/papers.md#slices-of-long-prompts) in that order. "As in" is ours: which baselines the paper has is
-not in our notes. GPipe, Megatron-LM and TeraPipe are among those it sets itself against [R], and so is TP-T, which
-is read here as tensor parallelism over all nodes [R].
+The six names between "one node" and HPipe are the paper's baselines [S]. "Equal shares" are over all six nodes, the RTX
+3090 first. "By speed" is HPipe's [balanced partition](../../docs/papers.md#slices-of-long-prompts) in that order. TP-T
+is TeraPipe with tensor parallelism inside each computer: the paper says that the two do not go well together, because
+nodes that share a block must wait for each other's sums after each slice.
 """
 
 FIGURES = """\
@@ -55,25 +54,23 @@ may give. "HPipe" columns: how many times sooner, how many times as many, and ho
 FOUND = """\
 **What this says.**
 
-- **Throughput.** HPipe has {even:.2f} times (LLaMA-7B) and {even_gpt:.2f} times (GPT3-2B) the rate of whole prompts
-  over equal layers, {tensor:.2f} and {tensor_gpt:.2f} times that of tensor parallelism, and {solo:.2f} and
-  {solo_gpt:.2f} times that of one RTX 3090; the paper says up to {speed_up:g}. With LLaMA-7B the balance of layers
-  brings {slices:.2f} times the rate of equal slices over equal layers; slices bring {balanced:.2f} times the rate of
-  whole prompts over the same layers, because they fill the pipeline at once. With more prompts than {prompts} this
-  second factor goes towards 1.
-- **Tensor parallelism over all nodes (TP-T)** takes {all_s:.1f} s for a prompt of LLaMA-7B over 1 Gb/s, and
-  {all_fast_s:.1f} s over {fast_gbps:.0f} Gb/s. Each of its {sums} sums of hidden states, two a block, passes the link
-  between the computers ten times, a sixth of it each time. Sums within each computer first, sent across once, would
-  still take {least_s:.1f} s. Our notes have no figure of the paper for TP-T. The paper's gain of {speed_up:g} times at
-  most, over any baseline, does not agree with this row: its TP-T exchanges less, or over other links, or is another
-  thing than we take it for.
-- **The first token** comes {even_ttft:.1f} times sooner than with whole prompts over equal layers (LLaMA-7B). While a
-  whole prompt alone is on one node, the five others are idle.
-- **Energy.** HPipe takes {turn_j:.0f} % less than layers in turn, where five nodes always wait, and {even_j:.0f} % less
-  than even batches. The paper's {energy:.1f} % is more; its baseline and meter we do not know. One RTX 3090 takes less
-  than any six nodes: by the data sheets it needs {per_3090:.1f} W for a TFLOPS, a P100 {per_p100:.1f}.
-- **Memory.** Two prompts at once fill the pipeline with slices; whole prompts take {even_held}, whose KV cache is in
-  memory at once. HPipe needs {memory:.0f} % less than even batches (LLaMA-7B).
+- **Throughput.** The paper says up to {speed_up:g} times, without the baseline. Here HPipe has {gpipe:.2f} times
+  (LLaMA-7B) and {gpipe_gpt:.2f} times (GPT3-2B) the rate of GPipe, {megatron_lm:.2f} and {megatron_lm_gpt:.2f} times
+  that of Megatron-LM, {terapipe:.2f} and {terapipe_gpt:.2f} times that of TeraPipe, and {gp_b:.2f} and {gp_b_gpt:.2f}
+  times that of GP-B, which has the same layers. With more prompts than {prompts} this last factor goes towards 1:
+  slices only fill the pipeline sooner.
+- **TP-T** has the first token of LLaMA-7B after {tp_t_ms:.0f} ms and {tp_t_rate:,.0f} tokens/s. HPipe is
+  {tp_t_sooner:.2f} times sooner and has {tp_t:.2f} times the rate. The layers cannot follow the nodes' speed: each
+  computer has half of them.
+- **The first token** comes {gpipe_ttft:.1f} times sooner than with GPipe (LLaMA-7B). While a whole prompt alone is on
+  one node, the five others are idle.
+- **Energy.** HPipe takes {base_j:.0f} % less than Base, in which five nodes always wait, and {gpipe_j:.0f} % less than
+  GPipe. The paper's {energy:.1f} % is more. It is what a meter at the wall would read against Base if each of the two
+  computers took {host_w:.0f} W besides its boards: this power runs as long as a run takes, and HPipe's run is shorter.
+  One RTX 3090 takes less than any six nodes: by the data sheets it needs {per_3090:.1f} W for a TFLOPS, a P100
+  {per_p100:.1f}.
+- **Memory.** Two prompts at once fill the pipeline with slices; whole prompts take {gpipe_held}, whose KV cache is in
+  memory at once. HPipe needs {memory:.0f} % less than GPipe (LLaMA-7B).
 - **EdgeShard's own plans** may leave nodes out: for GPT3-2B over 1 Gb/s two RTX 3090 alone are best. There are too many
   cuts to look at all, so the plan for the first token has a certified gap: no cut is more than {gap:.0f} % sooner with
   LLaMA-7B. Within it, other rows may be slightly ahead. The plan for throughput sends whole prompts, so that rates by
@@ -95,17 +92,24 @@ decision says how all were looked at).
 
 UTILISATION = """\
 What a block computes of a slice in its time, over what the device could compute in that time, for a slice that begins a
-prompt; by `python -m bench.hpipe_paper`, as all of this page. By the roofline a P100 is busy from 32 tokens on and an
-RTX 3090, which has more operations for each byte it reads, from 128: the slices of 128 tokens above cost neither
-anything. Shorter ones read all weights of the block for fewer tokens. Real kernels need longer slices: a roofline has
-neither launches nor tiles that a short slice leaves half empty.
+prompt. The rooflines give the first table: a P100 is busy from 32 tokens on. An RTX 3090 has more operations for each
+byte that it reads, and is busy from 128 on. So slices of 128 tokens cost neither anything. Shorter ones read all
+weights of the block for fewer tokens.
+"""
+
+MEASURED = """\
+Real kernels differ. This is one core of an {cpu} with the agent's kernels (`{kernels}`; {fma:.0f} GFLOP/s of FMA,
+{read:.0f} GB/s), for blocks of `bench.engine`'s Llama in bfloat16, by `python -m bench.hpipe_paper --measure`. The
+utilisation rises as in the paper's figure, to {busiest:.0f} %. It has steps: products are computed for six rows at a
+time, so that seven tokens take {dearer:.1f} times as long as six ({before_step:.0f} % with six, {after_step:.0f} % with
+seven). It declines with the positions before a slice, because attention is less busy than products are. We have not seen the
+decline with the slice's own length before it converges.
 """
 
 SWEEP = """\
 A prompt's hidden states are {size:.1f} MB with LLaMA-7B and take {hop:.2f} s over 1 Gb/s, about as long as the busiest
 node computes. Over slower links the link is the bottleneck of all that use both computers, sliced or not, and the two
-RTX 3090 do better alone, as EdgeShard plans. "Layers in turn" and "tensor parallel, all nodes" are left out of pictures
-and tables here.
+RTX 3090 do better alone, as EdgeShard plans. Base is left out of pictures and tables here.
 """
 
 TIMELINES = """\

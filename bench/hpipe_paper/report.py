@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 
 from bench.hpipe_paper import prose
 from bench.hpipe_paper.experiments import LENGTHS, Outcome, Results
-from bench.hpipe_paper.testbed import ANCHORS, MODELS, PROMPTS, cluster, model
+from bench.hpipe_paper.measured import LONG_SLICE, Measured
+from bench.hpipe_paper.schedules import MOST_SLICES
+from bench.hpipe_paper.testbed import ANCHORS, MACHINES, MODELS, PROMPTS, cluster, model
 from bench.pages import NONE, markdown_table, number
 from edgeshard.cli.render.svg import bar_chart, line_chart, timeline
 from edgeshard.domain.models.dtypes import DType
@@ -15,39 +17,37 @@ from edgeshard.planning.inputs.catalogue import CATALOGUE, TERA
 HPIPE = "HPipe"
 DRAWN = (
     "one node",
-    "batches, even layers",
-    "batches, balanced layers",
-    "tensor parallel",
-    "equal slices, even layers",
+    "GPipe",
+    "GP-B",
+    "Megatron-LM",
+    "TeraPipe",
+    "TP-T",
     HPIPE,
 )
 """In the pictures, and one of EdgeShard's plans beside them."""
 FIRST, RATE = "EdgeShard, ttft", "EdgeShard, throughput"
-_TENSOR_ALL = "tensor parallel, all nodes"
 _WHOLE = "whole prompts follow each other"
+_DIVIDED = "half for each computer, each block divided among its nodes"
 _COMPARED = (
-    ("one node", "all on one RTX 3090", "prompts one after another", ""),
-    ("layers in turn", "equal shares", "a prompt begins when the one before is done", "plain model parallelism"),
-    ("batches, even layers", "equal shares", _WHOLE, "GPipe"),
-    ("batches, balanced layers", "by speed", _WHOLE, "GPipe, balanced (GP-B)"),
-    ("tensor parallel", "half for each computer, each block divided among its nodes", _WHOLE, "Megatron-LM"),
-    (_TENSOR_ALL, "each block divided among all nodes by speed", "prompts one after another", "TP-T"),
-    (
-        "equal slices, even layers",
-        "equal shares",
-        "slices of equal length follow each other, as many as are best (at most 16)",
-        "TeraPipe, without its search",
-    ),
-    (HPIPE, "by speed", "slices follow each other, their lengths searched", ""),
-    (FIRST, "the plan for the first token of one prompt", "the plan's slices follow each other", ""),
-    (RATE, f"the plan for {PROMPTS} prompts at once", _WHOLE, ""),
+    ("one node", "all on one RTX 3090", "prompts one after another"),
+    ("Base", "equal shares", "a prompt begins when the one before is done"),
+    ("GPipe", "equal shares", _WHOLE),
+    ("GP-B", "by speed", _WHOLE),
+    ("Megatron-LM", _DIVIDED, _WHOLE),
+    ("TeraPipe", "equal shares", "slices follow each other, their lengths searched"),
+    ("TP-T", _DIVIDED, f"equal slices follow each other, as many as are best (at most {MOST_SLICES})"),
+    (HPIPE, "by speed", "slices follow each other, their lengths searched"),
+    (FIRST, "the plan for the first token of one prompt", "the plan's slices follow each other"),
+    (RATE, f"the plan for {PROMPTS} prompts at once", _WHOLE),
 )
 GB = 1e9
+_SHOWN = (*range(1, 8), 12, 13, 18, 19, 24, 32, 64, 128, 256, 512, 1024)
+"""Of the measured slices, in the table; all are in the picture."""
 BED_MBPS = 1000
 """Of the link between the computers."""
 
 
-def page(results: Results) -> str:
+def page(results: Results, kernels: Measured) -> str:
     """docs/paper/hpipe.md."""
     workload = cluster().workload
     parts = [
@@ -55,7 +55,7 @@ def page(results: Results) -> str:
             speed_up=ANCHORS.speed_up, energy=100 * ANCHORS.energy_saved, prompt=workload.prompt_tokens
         ),
         "## What is compared\n",
-        markdown_table(["name", "layers", "what follows what", "as in"], _COMPARED),
+        markdown_table(["name", "layers", "what follows what"], _COMPARED),
         prose.SCHEDULES,
         "## Figures\n",
         prose.FIGURES.format(prompts=PROMPTS),
@@ -67,7 +67,7 @@ def page(results: Results) -> str:
         "![Energy](hpipe-energy.svg)\n\n![Memory](hpipe-memory.svg)\n",
         prose.FOUND.format(**_found(results)),
         *_halves(results),
-        *_utilisation(results),
+        *_utilisation(results, kernels),
         *_sweep(results),
         prose.TIMELINES,
     ]
@@ -132,43 +132,42 @@ def _named(found: Sequence[Outcome], name: str) -> Outcome:
 def _found(results: Results) -> dict[str, float]:
     """Numbers of the text."""
     llama, gpt = (results.tables[name] for name in MODELS)
-    ours, ours_gpt = _named(llama, HPIPE), _named(gpt, HPIPE)
-    even, turn = _named(llama, "batches, even layers"), _named(llama, "layers in turn")
+    ours, base, gpipe = _named(llama, HPIPE), _named(llama, "Base"), _named(llama, "GPipe")
+    rates = {}
+    for name in ("GPipe", "Megatron-LM", "TeraPipe", "GP-B", "TP-T", "one node"):
+        for model_name, rows in (("", llama), ("_gpt", gpt)):
+            key = name.lower().replace(" ", "_").replace("-", "_") + model_name
+            rates[key] = _named(rows, HPIPE).tokens_per_s / _named(rows, name).tokens_per_s
+    sliced = _named(llama, "TP-T")
     return {
+        **rates,
         "speed_up": ANCHORS.speed_up,
         "energy": 100 * ANCHORS.energy_saved,
-        "even": ours.tokens_per_s / even.tokens_per_s,
-        "even_gpt": ours_gpt.tokens_per_s / _named(gpt, "batches, even layers").tokens_per_s,
-        "tensor": ours.tokens_per_s / _named(llama, "tensor parallel").tokens_per_s,
-        "tensor_gpt": ours_gpt.tokens_per_s / _named(gpt, "tensor parallel").tokens_per_s,
-        "slices": ours.tokens_per_s / _named(llama, "equal slices, even layers").tokens_per_s,
-        "balanced": ours.tokens_per_s / _named(llama, "batches, balanced layers").tokens_per_s,
-        **_tensor_all(results),
-        "solo": ours.tokens_per_s / _named(llama, "one node").tokens_per_s,
-        "solo_gpt": ours_gpt.tokens_per_s / _named(gpt, "one node").tokens_per_s,
+        "tp_t_ms": 1e3 * sliced.ttft_s,
+        "tp_t_rate": sliced.tokens_per_s,
+        "tp_t_sooner": sliced.ttft_s / ours.ttft_s,
         "prompts": PROMPTS,
-        "even_held": even.in_flight,
-        "even_ttft": even.ttft_s / ours.ttft_s,
-        "turn_j": 100 * (1 - ours.joules / turn.joules),
-        "even_j": 100 * (1 - ours.joules / even.joules),
-        "memory": 100 * (1 - ours.memory_bytes / even.memory_bytes),
+        "gpipe_held": gpipe.in_flight,
+        "gpipe_ttft": gpipe.ttft_s / ours.ttft_s,
+        "base_j": 100 * (1 - ours.joules / base.joules),
+        "gpipe_j": 100 * (1 - ours.joules / gpipe.joules),
+        "memory": 100 * (1 - ours.memory_bytes / gpipe.memory_bytes),
         "per_3090": _watts_per_tera("rtx-3090"),
         "per_p100": _watts_per_tera("p100"),
         "gap": 100 * (_named(llama, FIRST).gap or 0.0),
+        "host_w": _host_w(base, ours) / len(MACHINES),
     }
 
 
-def _tensor_all(results: Results) -> dict[str, float]:
-    """Of LLaMA-7B divided among all nodes: seconds of a prompt over two links, and what its sums take at the least."""
-    fastest, sums = max(results.sweeps[MODELS[0]]), 2 * model(MODELS[0]).layer_count
-    prompt_bytes = cluster().workload.prompt_tokens * _hidden_bytes(MODELS[0])
-    return {
-        "all_s": _named(results.tables[MODELS[0]], _TENSOR_ALL).ttft_s,
-        "all_fast_s": _named(results.sweeps[MODELS[0]][fastest], _TENSOR_ALL).ttft_s,
-        "fast_gbps": fastest / 1000,
-        "sums": sums,
-        "least_s": sums * 8 * prompt_bytes / (1e6 * BED_MBPS),
-    }
+def _host_w(base: Outcome, ours: Outcome) -> float:
+    """The watts besides the boards at which all computers together would save the paper's part against Base.
+
+    `ours.joules + w t_ours = (1 - saved) (base.joules + w t_base)` for the times t of one prompt of many.
+    """
+    tokens = cluster().workload.prompt_tokens
+    rest = 1 - ANCHORS.energy_saved
+    base_s, ours_s = tokens / base.tokens_per_s, tokens / ours.tokens_per_s
+    return (ours.joules - rest * base.joules) / (rest * base_s - ours_s)
 
 
 def _halves(results: Results) -> list[str]:
@@ -202,14 +201,35 @@ def _gained(pair: tuple[float, float] | None, gain: float | None, digits: int) -
     return [*(number(value, digits) for value in pair), f"{100 * gain:.1f} %"]
 
 
-def _utilisation(results: Results) -> list[str]:
+def _utilisation(results: Results, kernels: Measured) -> list[str]:
     lines = results.utilisations
     rows = [[str(tokens), *(f"{100 * found[tokens]:.1f} %" for found in lines.values())] for tokens in LENGTHS]
+    measured = [
+        [str(length), f"{100 * part:.0f} %", f"{100 * kernels.read[length]:.0f} %"]
+        for length, part in kernels.by_length.items()
+        if length in _SHOWN
+    ]
+    behind = [[str(context), f"{100 * part:.0f} %"] for context, part in kernels.by_context.items()]
+    words = prose.MEASURED.format(
+        cpu=kernels.cpu,
+        kernels=kernels.kernels,
+        fma=kernels.fma_gflop_per_s,
+        read=kernels.read_gb_per_s,
+        long_slice=LONG_SLICE,
+        busiest=100 * max(kernels.by_length.values()),
+        before_step=100 * kernels.by_length[6],
+        after_step=100 * kernels.by_length[7],
+        dearer=7 / 6 * kernels.by_length[6] / kernels.by_length[7],
+        far=max(kernels.by_context),
+    )
     return [
         "## Utilisation by slice length: figure 2\n",
         prose.UTILISATION,
         markdown_table(["tokens", *lines], rows),
         "![Utilisation](hpipe-utilisation.svg)\n",
+        words,
+        markdown_table(["tokens", "utilisation", "by the roofline"], measured),
+        markdown_table([f"positions before {LONG_SLICE} tokens", "utilisation"], behind),
     ]
 
 
@@ -248,7 +268,7 @@ _FILES = ("ttft", "throughput", "energy", "memory")
 _TITLES = ("Time to first token of a prompt alone", "Rate", "Energy of a prompt", "Memory")
 
 
-def pictures(results: Results) -> dict[str, str]:
+def pictures(results: Results, kernels: Measured) -> dict[str, str]:
     """SVG by file name."""
     files = {}
     for file, title, (drawn, words, value) in zip(_FILES, _TITLES, _QUANTITIES, strict=True):
@@ -265,6 +285,7 @@ def pictures(results: Results) -> dict[str, str]:
                 lines, f"{name}: {title.lower()}", link, words, log_x=True, log_y=True
             )
     used = {name: [(x, 100 * part) for x, part in found.items()] for name, found in results.utilisations.items()}
+    used["a core of this page"] = [(length, 100 * part) for length, part in kernels.by_length.items()]
     files["hpipe-utilisation.svg"] = line_chart(
         used, "Utilisation by slice length", "tokens of the slice", "% of the operations a second", log_x=True
     )

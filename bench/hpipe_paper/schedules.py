@@ -1,4 +1,4 @@
-"""HPipe, seven other ways of using its nodes, and EdgeShard's own plans: which layers where, and what follows what.
+"""HPipe, its six baselines, one node alone, and EdgeShard's own plans: which layers where, and what follows what.
 
 Each is a `Schedule`: a ring of stages for the simulator, the slices of a prompt, and the mode. Times of blocks, links
 and slices are the planner's. The only time made here is that of tensor parallelism, which the planner does not have.
@@ -28,7 +28,7 @@ from edgeshard.planning.simulation.timing import Pipeline, StageTimes
 from edgeshard.planning.solvers.instance import Cut, gap_of
 
 MOST_SLICES = 16
-"""Of equal length: shorter ones than HPipe's are not tried."""
+"""Of equal length: shorter slices than HPipe's are not tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,30 +56,25 @@ def one_node(costs: Costs) -> Schedule:
     return _schedule("one node", costs, Cut((costs.source,), (costs.problem.model.layer_count,)))
 
 
-def in_turn(costs: Costs) -> Schedule:
+def base(costs: Costs) -> Schedule:
     """Equal layers; the next prompt begins when the one before is done."""
-    return _schedule("layers in turn", costs, even_cut(costs), mode=Mode.SEQUENTIAL)
+    return _schedule("Base", costs, even_cut(costs), mode=Mode.SEQUENTIAL)
 
 
-def even_batches(costs: Costs) -> Schedule:
+def gpipe(costs: Costs) -> Schedule:
     """Equal layers; whole prompts follow each other."""
-    return _schedule("batches, even layers", costs, even_cut(costs))
+    return _schedule("GPipe", costs, even_cut(costs))
 
 
-def balanced_batches(costs: Costs) -> Schedule:
+def balanced_gpipe(costs: Costs) -> Schedule:
     """Layers by the nodes' speed; whole prompts follow each other."""
-    return _schedule("batches, balanced layers", costs, balanced_cut(costs))
+    return _schedule("GP-B", costs, balanced_cut(costs))
 
 
-def even_slices(costs: Costs) -> Schedule:
-    """Equal layers; each prompt in equal slices, as many as bring its first token soonest."""
-    cut, tokens = even_cut(costs), costs.problem.prompt_tokens
-    pipeline = ring(costs, cut, 1)
-    found = min(
-        (equal_slices(tokens, count) for count in range(1, MOST_SLICES + 1)),
-        key=lambda slices: simulate(pipeline, traffic(costs.problem, 1, 1, slices)).ttft_s,
-    )
-    return _schedule("equal slices, even layers", costs, cut, found)
+def terapipe(costs: Costs) -> Schedule:
+    """Equal layers; a prompt in the slices that TeraPipe's search over slice ends finds for them."""
+    cut = even_cut(costs)
+    return _schedule("TeraPipe", costs, cut, PromptTimes(costs).first_token(cut).slices)
 
 
 def hpipe(costs: Costs) -> Schedule:
@@ -106,7 +101,7 @@ def planned_rate(costs: Costs) -> Schedule:
     return replace(_schedule("EdgeShard, throughput", costs, found.cut), gap=gap)
 
 
-def tensor_parallel(costs: Costs) -> Schedule:
+def megatron(costs: Costs) -> Schedule:
     """Each block divided among the nodes of one computer; the two computers have half the layers each, in a pipeline.
 
     A node computes its part of each block, by its speed: a roofline's time of that part of the bytes and operations.
@@ -116,12 +111,18 @@ def tensor_parallel(costs: Costs) -> Schedule:
     groups = tuple(
         tuple(index for index, node in enumerate(costs.nodes) if node.group == machine) for machine in MACHINES
     )
-    return _divided("tensor parallel", costs, groups, MACHINES)
+    return _divided("Megatron-LM", costs, groups, MACHINES)
 
 
-def tensor_parallel_all(costs: Costs) -> Schedule:
-    """Each block divided among all nodes, whose sums pass the link between the computers."""
-    return _divided("tensor parallel, all nodes", costs, (tuple(_in_order(costs)),), ("all nodes",))
+def sliced_tensor_parallel(costs: Costs) -> Schedule:
+    """As Megatron-LM; a prompt in equal slices, as many as bring its first token soonest."""
+    whole = megatron(costs)
+    tokens = costs.problem.prompt_tokens
+    slices = min(
+        (equal_slices(tokens, count) for count in range(1, MOST_SLICES + 1)),
+        key=lambda found: simulate(whole.pipeline, traffic(costs.problem, 1, 1, found)).ttft_s,
+    )
+    return replace(whole, name="TP-T", slices=slices)
 
 
 def _divided(name: str, costs: Costs, groups: tuple[tuple[int, ...], ...], names: tuple[str, ...]) -> Schedule:
@@ -161,12 +162,12 @@ def _shared(stage: StageTimes, part: float, sums_s: Callable[[int], float]) -> S
 
 BASELINES: tuple[Callable[[Costs], Schedule], ...] = (
     one_node,
-    in_turn,
-    even_batches,
-    balanced_batches,
-    tensor_parallel,
-    tensor_parallel_all,
-    even_slices,
+    base,
+    gpipe,
+    balanced_gpipe,
+    megatron,
+    terapipe,
+    sliced_tensor_parallel,
 )
 ALL = (*BASELINES, hpipe, planned_first_token, planned_rate)
 

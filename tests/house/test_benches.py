@@ -38,7 +38,7 @@ RUNS = [
     ["gateway --streams 2 --tokens 5 --slow 2"],
     ["guides --schemas 1 --rounds 1"],
     ["hop --rounds 1 --tokens 4"],
-    ["hpipe_paper --check"],
+    ["hpipe_paper --check", "hpipe_paper --measure --output {tmp}"],
     ["hybrids --quick"],
     ["kernels --quick", "kernels --quick --linear --rows 3 --library {library} -o {tmp}/kernels.json"],
     ["lab --rounds 1 --new-tokens 2"],

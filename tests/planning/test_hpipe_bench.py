@@ -4,19 +4,22 @@ pages, is run by tests/house/test_benches.py."""
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
-import numpy as np
 import pytest
 
-from bench.hpipe_paper import schedules
-from bench.hpipe_paper.experiments import Outcome, costs_of, in_flight, memory, outcome, table, utilisation
+from bench.hpipe_paper import measured, schedules
+from bench.hpipe_paper.experiments import Outcome, costs_of, in_flight, outcome, table, utilisation
 from bench.hpipe_paper.testbed import MODELS, PROMPTS, cluster, model
+from bench.random_llama import CONFIG
+from edgeshard.domain.deployments.mode import Mode
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.costs.energy import energy_j
 from edgeshard.planning.costs.prompt_time import PromptTimes
+from edgeshard.planning.inputs.problem import StepShape
+from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.planning.simulation.simulated_pipeline import ring
 from edgeshard.planning.simulation.timing import HopTimes, StageTimes
-from edgeshard.planning.solvers.instance import Cut
 from tests.planning.oracles.slicings import StageSeconds, slicing_seconds
 
 LLAMA, GPT = MODELS
@@ -40,15 +43,15 @@ def test_the_models_have_the_sizes_that_they_are_named_for() -> None:
 
 def test_hpipe_is_ahead_of_every_other_use_of_all_nodes(found: dict[str, Outcome]) -> None:
     ours = found["HPipe"]
-    for name in ("layers in turn", "batches, even layers", "batches, balanced layers", "equal slices, even layers"):
+    for name in ("Base", "GPipe", "GP-B", "Megatron-LM", "TeraPipe", "TP-T"):
         other = found[name]
         assert ours.ttft_s < other.ttft_s and ours.tokens_per_s > other.tokens_per_s and ours.joules < other.joules
-    assert ours.memory_bytes < found["batches, even layers"].memory_bytes
+    assert ours.memory_bytes < found["GPipe"].memory_bytes
 
 
 def test_energy_is_the_planners_where_the_planner_has_the_schedule(costs: Costs) -> None:
     """Whole prompts, one behind the other, are what its own formula is of."""
-    for schedule in (schedules.even_batches(costs), schedules.balanced_batches(costs), schedules.one_node(costs)):
+    for schedule in (schedules.gpipe(costs), schedules.balanced_gpipe(costs), schedules.one_node(costs)):
         expected = energy_j(costs, schedule.cut, Load(1, PROMPTS))
         assert expected is not None
         assert PROMPTS * outcome(costs, schedule).joules == pytest.approx(expected, rel=1e-9)
@@ -65,7 +68,7 @@ def sending(hop: HopTimes) -> StageSeconds:
 def test_first_tokens_are_those_of_hpipes_recurrence(costs: Costs) -> None:
     """With each link as one more device. The planner's heads also limit how many slices are on their way."""
     times = PromptTimes(costs)
-    for schedule in (schedules.even_batches(costs), schedules.hpipe(costs), schedules.even_slices(costs)):
+    for schedule in (schedules.gpipe(costs), schedules.hpipe(costs), schedules.terapipe(costs)):
         stations: list[StageSeconds] = []
         for stage, hop in zip(schedule.pipeline.stages, schedule.pipeline.hops, strict=True):
             stations += [computing(stage), sending(hop)]
@@ -77,7 +80,7 @@ def test_first_tokens_are_those_of_hpipes_recurrence(costs: Costs) -> None:
 
 
 def test_tensor_parallel_nodes_share_a_block_and_pay_for_their_sums(costs: Costs) -> None:
-    divided, tokens = schedules.tensor_parallel(costs), costs.problem.prompt_tokens
+    divided, tokens = schedules.megatron(costs), costs.problem.prompt_tokens
     whole = ring(costs, divided.cut, 1)
     hidden = tokens * 4096 * 2
     for stage, alone, group, share in zip(
@@ -90,22 +93,33 @@ def test_tensor_parallel_nodes_share_a_block_and_pay_for_their_sums(costs: Costs
     assert len(outcome(costs, divided).placement.split(",")) == 2
 
 
-def test_tensor_parallel_nodes_of_both_computers_work_as_long_and_wait_for_the_link(costs: Costs) -> None:
-    divided, tokens = schedules.tensor_parallel_all(costs), costs.problem.prompt_tokens
-    ((stage,), (group,), (parts,), (share,)) = (
-        divided.pipeline.stages,
-        divided.nodes,
-        divided.parts,
-        divided.sums_share,
-    )
-    alone = costs.prefill(Load()).compute_s.sum(axis=1)
-    assert sum(parts) == pytest.approx(1) and sorted(group) == list(range(6))
-    assert np.ptp([part * alone[node] for node, part in zip(group, parts, strict=True)]) < 1e-9
-    # 32 blocks, 2 sums each: every node sends a sixth of the hidden states ten times, at the pace of 1 Gb/s.
-    seconds = stage.prefill_s(tokens, 0)
-    assert seconds * share == pytest.approx(32 * 2 * 10 * tokens * 4096 * 2 / 6 * 8 / 1e9, rel=0.01)
-    whole = sum(use.weights for use in costs.memory(Load(), Cut((0,), (32,))))
-    assert sum(use.weights for use in memory(costs, divided, 1)) == pytest.approx(whole, abs=6)
+BY_SPEED = (11, 22, 24, 27, 30, 32)
+EVEN = (6, 12, 17, 22, 27, 32)
+SLICED = (*[128] * 15, 127)
+PAPER = {
+    # The cut, the slices, and whether the nodes of a computer share each block. (The paper's six baselines, and HPipe.)
+    "Base": (EVEN, (2047,), False),
+    "GPipe": (EVEN, (2047,), False),
+    "GP-B": (BY_SPEED, (2047,), False),
+    "Megatron-LM": ((16, 32), (2047,), True),
+    "TeraPipe": (EVEN, SLICED, False),
+    "TP-T": ((16, 32), SLICED, True),
+    "HPipe": (BY_SPEED, SLICED, False),
+}
+
+
+def test_each_row_is_what_the_paper_names(costs: Costs) -> None:
+    rows = {row.name: row for row in (way(costs) for way in schedules.ALL)}
+    for name, (ends, slices, is_divided) in PAPER.items():
+        row = rows[name]
+        assert (row.cut.ends, row.slices) == (ends, slices), name
+        assert [len(group) for group in row.nodes] == ([2, 4] if is_divided else [1] * 6), name
+        assert (row.mode is Mode.SEQUENTIAL) == (name == "Base"), name
+
+
+def test_terapipe_with_tensor_parallelism_has_its_figures(found: dict[str, Outcome]) -> None:
+    assert found["TP-T"].ttft_s == pytest.approx(0.283, rel=0.01)
+    assert found["TP-T"].tokens_per_s == pytest.approx(7687, rel=0.01)
 
 
 def test_a_slice_uses_no_less_of_a_device_when_it_is_longer() -> None:
@@ -116,6 +130,22 @@ def test_a_slice_uses_no_less_of_a_device_when_it_is_longer() -> None:
         assert all(slow >= fast * (1 - 1e-9) for slow, fast in zip(p100, rtx, strict=True))  # fewer operations a byte
     # One token: two operations for each weight of two bytes.
     assert p100[0] == pytest.approx(732e9 / 18.7e12, rel=0.01)
+
+
+def test_measured_figures_are_read_as_they_were_written(tmp_path: Path) -> None:
+    found = measured.Measured("a core", "avx2", 90.0, 30.0, {1: 0.25, 6: 0.8}, {0: 0.85}, {1: 0.33, 6: 1.0})
+    measured.write(tmp_path / "kernels.json", found)
+    assert measured.read(tmp_path / "kernels.json") == found
+
+
+def test_operations_of_a_slice_are_the_planners() -> None:
+    block = model_from_config("random", CONFIG).blocks[0]
+    spec = model_from_config("random", CONFIG)
+    shape = StepShape.of_spans([(128, 512)])
+    expected = 2.0 * block.active_parameters * 128 + spec.attention_flops(block, 128, shape.context)
+    norms = 2 * 2.0 * CONFIG["hidden_size"] * 128
+    blocks = len(measured.LAYERS)
+    assert measured.operations(512, 128) == pytest.approx(blocks * (expected - norms), rel=1e-6)
 
 
 def test_a_prompt_holds_memory_as_long_as_it_is_on_its_way() -> None:
@@ -130,7 +160,7 @@ def test_a_schedule_without_the_memory_says_how_much_is_missing(costs: Costs) ->
     small = Costs(replace(costs.problem, cluster=replace(costs.problem.cluster, nodes=nodes)))
     lacking = outcome(small, schedules.one_node(small))
     assert not lacking.runs and "GB short" in lacking.reason
-    assert outcome(small, schedules.even_batches(small)).runs
+    assert outcome(small, schedules.gpipe(small)).runs
 
 
 def test_equal_slices_are_the_whole_prompt() -> None:
