@@ -38,7 +38,7 @@ ROUNDS = sized(5, 1)
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Utilisations between 0 and 1, by a slice's tokens behind no others, and by the tokens before LONG_SLICE of them.
+    """Utilisations between 0 and 1, by a slice's tokens behind no others, and by the tokens before `long_slice` others.
 
     `read` is the part of the FMA rate that reading the weights once a slice allows, by a slice's tokens.
     """
@@ -47,6 +47,7 @@ class Measured:
     kernels: str
     fma_gflop_per_s: float
     read_gb_per_s: float
+    long_slice: int
     by_length: dict[int, float]
     by_context: dict[int, float]
     read: dict[int, float]
@@ -75,6 +76,7 @@ def measure() -> Measured:
         kernels=native.kernel_names()[0],
         fma_gflop_per_s=fma,
         read_gb_per_s=read,
+        long_slice=LONG_SLICE,
         by_length={length: used[0, length] for length in LENGTHS},
         by_context={context: used[context, LONG_SLICE] for context in CONTEXTS},
         read={length: min(1.0, length * read / fma) for length in LENGTHS},

@@ -102,8 +102,8 @@ Real kernels differ. This is one core of an {cpu} with the agent's kernels (`{ke
 {read:.0f} GB/s), for blocks of `bench.engine`'s Llama in bfloat16, by `python -m bench.hpipe_paper --measure`. The
 utilisation rises as in the paper's figure, to {busiest:.0f} %. It has steps: products are computed for six rows at a
 time, so that seven tokens take {dearer:.1f} times as long as six ({before_step:.0f} % with six, {after_step:.0f} % with
-seven). It declines with the positions before a slice, because attention is less busy than products are. We have not seen the
-decline with the slice's own length before it converges.
+seven). It declines with the positions before a slice, because attention is less busy than products are. We have not
+seen the decline with the slice's own length before it converges.
 """
 
 SWEEP = """\

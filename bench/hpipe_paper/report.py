@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from bench.hpipe_paper import prose
 from bench.hpipe_paper.experiments import LENGTHS, Outcome, Results
-from bench.hpipe_paper.measured import LONG_SLICE, Measured
+from bench.hpipe_paper.measured import Measured
 from bench.hpipe_paper.schedules import MOST_SLICES
 from bench.hpipe_paper.testbed import ANCHORS, MACHINES, MODELS, PROMPTS, cluster, model
 from bench.pages import NONE, markdown_table, number
@@ -215,7 +215,7 @@ def _utilisation(results: Results, kernels: Measured) -> list[str]:
         kernels=kernels.kernels,
         fma=kernels.fma_gflop_per_s,
         read=kernels.read_gb_per_s,
-        long_slice=LONG_SLICE,
+        long_slice=kernels.long_slice,
         busiest=100 * max(kernels.by_length.values()),
         before_step=100 * kernels.by_length[6],
         after_step=100 * kernels.by_length[7],
@@ -229,7 +229,7 @@ def _utilisation(results: Results, kernels: Measured) -> list[str]:
         "![Utilisation](hpipe-utilisation.svg)\n",
         words,
         markdown_table(["tokens", "utilisation", "by the roofline"], measured),
-        markdown_table([f"positions before {LONG_SLICE} tokens", "utilisation"], behind),
+        markdown_table([f"positions before {kernels.long_slice} tokens", "utilisation"], behind),
     ]
 
 

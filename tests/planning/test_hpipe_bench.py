@@ -133,7 +133,7 @@ def test_a_slice_uses_no_less_of_a_device_when_it_is_longer() -> None:
 
 
 def test_measured_figures_are_read_as_they_were_written(tmp_path: Path) -> None:
-    found = measured.Measured("a core", "avx2", 90.0, 30.0, {1: 0.25, 6: 0.8}, {0: 0.85}, {1: 0.33, 6: 1.0})
+    found = measured.Measured("a core", "avx2", 90.0, 30.0, 128, {1: 0.25, 6: 0.8}, {0: 0.85}, {1: 0.33, 6: 1.0})
     measured.write(tmp_path / "kernels.json", found)
     assert measured.read(tmp_path / "kernels.json") == found
 
