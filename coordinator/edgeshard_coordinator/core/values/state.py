@@ -43,10 +43,10 @@ class Timings:
     """Time from every stage prepared to an attached head."""
     suspect_wait_s: float = 0.75
     suspect_silence_s: float = 1.0
-    """A node is taken for lost if it was silent from the second before a link of it is suspect until this long
-    after."""
+    """A node counts as silent if nothing was heard from the second before a link of it is suspect until this long
+    after: its deployment continues without it."""
     suspect_limit_s: float = 2.0
-    """If by then the nodes of a suspect link have not both been heard, that which was heard before is lost."""
+    """If by then the nodes of a suspect link have not both been heard, the one heard earlier counts as silent."""
     bad_link_s: float = 60.0
     """Time for which a link that was at fault is remembered."""
     reattach_timeout_s: float = 5.0
@@ -272,7 +272,7 @@ class DeploymentRecord:
     was_ready: bool = False
     """Whether it was ready before that restart, at the epoch that it began with."""
     avoided: frozenset[NodeId] = frozenset()
-    """Nodes that failed to load it since it last was ready."""
+    """Nodes that failed to load it, or were silent behind a stalled link of it, since it last was ready."""
     planned_for: int = -1
     """The version of the state that a placement without the lost nodes was last looked for in."""
     searching: bool = False
