@@ -278,7 +278,7 @@ class RequestFront:
             attachment.outgoing.put_nowait(CancelRequest(request.request_id))
 
     def _is_over_here(self, item: HeldRequest, deployment: DeploymentName, instance: str) -> bool:
-        """Whether a request that a head has ended in this run, runs at another replica now, or has no client any more."""
+        """Whether a request of a head ended in this run, runs at another replica, or has no client any more."""
         request = self._requests.get(item.request_id)
         if request is None:
             return item.instance == instance or self._resumptions.is_unwanted(item)

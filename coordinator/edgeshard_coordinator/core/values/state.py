@@ -20,6 +20,7 @@ from edgeshard_coordinator.core.values import authority
 from edgeshard_coordinator.core.values.candidate import Candidate, held_bytes
 from edgeshard_coordinator.core.values.jobs import Job, Measured, ProbeTry, Retake
 from edgeshard_coordinator.core.values.measurements import Measurements, ProfileKey, Reported, busy_w_of, disk_of
+from edgeshard_coordinator.core.values.token_bucket import TokenBucket
 
 NO_EPOCH = Epoch(0)
 """An epoch below all that there are."""
@@ -235,6 +236,11 @@ class Move:
     revision: int
 
 
+STANDBY_SEARCHES = TokenBucket(rate=0.1, holds_s=50.0)
+"""A few searches in a row, then one in ten seconds: facts of nodes may change all the time, and no request waits for
+standbys."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeploymentRecord:
     """A deployment, the progress of its commands for the current epoch, and the part of it that is on disk.
@@ -283,6 +289,8 @@ class DeploymentRecord:
     standby_for: int = -1
     """The version of the state that they were last chosen in."""
     standby_count: int = 0
+    standby_searches: TokenBucket = STANDBY_SEARCHES
+    """Searches for standbys that it may begin, one token each."""
     ended: EndedService | None = None
     revision: int = 1
     saving: int = 0
