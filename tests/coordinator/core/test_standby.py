@@ -183,7 +183,7 @@ def test_a_choice_is_made_once_for_a_state_of_the_nodes(site: StandbySite) -> No
 
 
 def test_facts_that_change_all_the_time_keep_no_processor_busy(site: StandbySite) -> None:
-    """After a few searches in a row there is one in ten seconds, however long facts go on changing."""
+    """After a few searches in a row there is one in ten seconds, however long facts keep changing."""
     searches: list[float] = []
 
     def change(budget: int) -> None:

@@ -127,8 +127,8 @@ class ResumptionBook:
     def is_unwanted(self, item: HeldRequest) -> bool:
         """Whether a request of a former run that a head has, and that does not run here, has no client any more.
 
-        Its client left in this run, or can be back no more. A claim of another client, or of another request by the
-        same id, says nothing of it.
+        Its client left in this run, or can be back no more. Claims of other clients, and of other requests by the same
+        id, do not count.
         """
         if self._is_late:
             return True
@@ -166,7 +166,7 @@ class ResumptionBook:
                 continue
             claim = Claim(deployment, item.client, item.digest, item.tokens, item.scored)
             if not item.over and self.is_unwanted(item):
-                # The head forgets it. Its client may be back all the same, and is believed once.
+                # The head forgets it. If its client is back after all, its claim is accepted once.
                 self._remember(item.request_id, _Ended(claim, self.now(), is_charged=True, is_spent=False))
             elif not item.over:
                 # Of two replicas that have it, one went on with it when the other was lost.

@@ -278,7 +278,7 @@ class DeploymentRecord:
     was_ready: bool = False
     """Whether it was ready before that restart, at the epoch that it began with."""
     avoided: frozenset[NodeId] = frozenset()
-    """Nodes that failed to load it, or were silent behind a stalled link of it, since it last was ready."""
+    """Nodes that failed to load it, or were silent when a link of it stalled, since it last was ready."""
     planned_for: int = -1
     """The version of the state that a placement without the lost nodes was last looked for in."""
     searching: bool = False
