@@ -20,6 +20,9 @@ JOBS ?= 4
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && exit; done; echo python3)
 
+# A command that Ctrl-C ends has printed its line. make prints one more about status 130, but none if a signal ends make.
+interruptible = trap : INT; $(1) || { status=$$?; [ $$status -eq 130 ] || exit $$status; kill -INT $$PPID; }
+
 .PHONY: help install setup clients demo serve wheels test test-all retest check types rules collect format drawings proto proto-baseline bench bench-plan figures soak chaos chaos-quick chaos-long sim fuzz fuzz-agents fuzz-bodies attack lock sbom licences pictures folders bundle deb image release aarch64
 
 help: ## this list
@@ -29,10 +32,10 @@ install: $(RUNS) ## what runs EdgeShard, in .venv
 
 # Always asks the script, which does nothing where nothing is to be done: a compiler may have come since.
 setup: ## all of .venv, for developers (again only when pyproject.toml, the lock or the kernels change)
-	@$(PYTHON) tools/setup_environment.py
+	@$(call interruptible,$(PYTHON) tools/setup_environment.py)
 
 $(RUNS) $(STAMP): pyproject.toml constraints.lock tools/setup_environment.py hatch_build.py $(wildcard agent/edgeshard_agent/ops/kernels/*)
-	@$(PYTHON) tools/setup_environment.py $(if $(filter $(RUNS),$@),runtime)
+	@$(call interruptible,$(PYTHON) tools/setup_environment.py $(if $(filter $(RUNS),$@),runtime))
 
 clients: $(CLIENTS) ## build .venv-clients: the openai client and others that tests try the HTTP gateway with, and chat templates
 
@@ -41,10 +44,10 @@ $(CLIENTS): $(addprefix tests/clients/,requirements.txt templates.txt package-lo
 	@touch $@
 
 demo: $(RUNS) ## a coordinator and three agents tell a story
-	@$(BIN)/edgectl demo $(ARGS)
+	@$(call interruptible,$(BIN)/edgectl demo $(ARGS))
 
 serve: $(RUNS) ## the demo's model over HTTP; ARGS="./my-model" serves another
-	@$(BIN)/edgectl serve $(or $(ARGS),demo)
+	@$(call interruptible,$(BIN)/edgectl serve $(or $(ARGS),demo))
 
 wheels: $(STAMP) ## what operators install, kernels compiled, for x86-64 and aarch64: dist/wheels (some minutes, once)
 	@$(BIN)/python -m tools.build_wheels

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, wraps
 from pathlib import Path
@@ -86,9 +86,21 @@ class SqliteStore:
         self._path.chmod(0o600)
         return self._database
 
-    def _write(self, statement: str, values: tuple[object, ...]) -> None:
-        with self._open_database as database:
-            database.execute(statement, values)
+    def _move_columns(self, table: str, columns: Sequence[str], statement: str) -> None:
+        """Move columns that are too many in `table` out of it, by a `statement` that copies them to another table.
+
+        Earlier versions write rows without the names of columns, and cannot write a table that has more of them. So a
+        later version's values stand in a table of their own.
+        """
+        database = self._open_database
+        present = {name for _, name, *_ in database.execute(f"PRAGMA table_info({table})")}
+        if present.isdisjoint(columns):
+            return
+        with database:
+            database.execute(statement)
+            if sqlite3.sqlite_version_info >= (3, 35):  # older ones cannot drop a column
+                for column in columns:
+                    database.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
 
     def _close(self) -> None:
         if self._database is not None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgeshard.chat.literals import gemma_call, python_calls
+from edgeshard.chat.literals import STRICT_DECODER, gemma_call, python_calls, strict_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,6 @@ _IN_SECTION = re.compile(
 )
 SECTION_MARKERS = ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
 """Around each call of a section, and between its name and its arguments."""
-_DECODER = json.JSONDecoder()
 
 
 def calls_in_tag(text: str, tools: Sequence[Any]) -> tuple[Called, ...]:
@@ -88,7 +87,7 @@ def calls_in_bare(text: str, tools: Sequence[Any]) -> tuple[Called, ...]:
     rest = text.strip()
     while rest:
         try:
-            value, end = _DECODER.raw_decode(rest)
+            value, end = STRICT_DECODER.raw_decode(rest)
         except (ValueError, RecursionError):
             return ()
         found = _calls_of(value)
@@ -101,7 +100,7 @@ def calls_in_bare(text: str, tools: Sequence[Any]) -> tuple[Called, ...]:
 
 def _calls_in_json(text: str) -> tuple[Called, ...]:
     try:
-        return _calls_of(json.loads(text))
+        return _calls_of(strict_json(text))
     except (ValueError, RecursionError):
         return ()
 
@@ -196,7 +195,7 @@ def _kinds(schema: Any) -> set[str]:
 
 
 def _to_json(arguments: dict[str, Any]) -> str:
-    text = json.dumps(arguments, ensure_ascii=False)
+    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     # Half a character, which JSON may have as an escape, is nothing that can be sent but as one.
     return text if text.isascii() or _is_whole(text) else json.dumps(arguments)
 
@@ -212,13 +211,9 @@ def _is_whole(text: str) -> bool:
 def _json_or(text: str, otherwise: Any) -> Any:
     """The value of a JSON text; `otherwise` where it is none."""
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return strict_json(text)
     except (ValueError, RecursionError):
         return otherwise
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(constant)  # NaN and Infinity, which are no JSON
 
 
 def _without_edges(value: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -113,7 +114,7 @@ class _Reader:
         if text is not None:
             return text
         word = self._next(_WORD)
-        return _WORDS[word] if word in _WORDS else json.loads(word, parse_constant=_refuse)
+        return _WORDS[word] if word in _WORDS else strict_json(word)
 
     def _next(self, pattern: re.Pattern[str]) -> str:
         self.take("")
@@ -136,8 +137,28 @@ class _Reader:
         return inside if marked else _unescaped(inside)
 
 
+def strict_json(text: str) -> Any:
+    """The value of a JSON text.
+
+    Raises ValueError for any other text, and for one with NaN, Infinity or a number beyond a double's range: such a
+    value cannot be written as JSON again. Raises RecursionError for one that is nested too deeply.
+    """
+    return STRICT_DECODER.decode(text)
+
+
 def _refuse(constant: str) -> Any:
-    raise ValueError(constant)  # JSON has no NaN and no Infinity
+    raise ValueError(constant)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(text)
+    return value
+
+
+STRICT_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
+"""Reads what `strict_json` does."""
 
 
 def _unescaped(text: str) -> str:

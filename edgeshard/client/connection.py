@@ -20,7 +20,7 @@ from edgeshard.proto.v1 import inference_pb2
 from edgeshard.proto.v1.admin_pb2_grpc import AdminServiceStub
 from edgeshard.proto.v1.inference_pb2_grpc import InferenceServiceStub
 from edgeshard.rpc.channel import WINDOW_BYTES, open_channel
-from edgeshard.rpc.clocks import clock_error
+from edgeshard.rpc.clocks import TLS_HANDSHAKE, explained
 from edgeshard.wire.generation import event_from_wire, generate_request_to_wire
 from edgeshard.wire.status import from_rpc_error
 
@@ -90,7 +90,7 @@ class Connection:
         try:
             return await getattr(self._stub(stub), method)(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise await self._explained(error) from None
+            raise await self._error_of(error) from None
 
     async def generate(
         self, request: GenerateRequest, timeout_s: float | None
@@ -114,7 +114,7 @@ class Connection:
                     yield event
                 return
         except grpc.aio.AioRpcError as error:
-            raise await self._explained(error) from None
+            raise await self._error_of(error) from None
         finally:
             if inbox is not None:
                 inbox.close()
@@ -137,17 +137,14 @@ class Connection:
             async for message in call:
                 yield message
         except grpc.aio.AioRpcError as error:
-            raise await self._explained(error) from None
+            raise await self._error_of(error) from None
         finally:
             # Without effect on a call that has ended; otherwise the server learns at once that nobody listens.
             call.cancel()
 
-    async def _explained(self, error: grpc.aio.AioRpcError) -> EdgeShardError:
+    async def _error_of(self, error: grpc.aio.AioRpcError) -> EdgeShardError:
         """The typed error; of a wrong clock if that is why TLS refused the coordinator."""
-        typed = self._typed(error)
-        if typed.reason != "TLS_HANDSHAKE":
-            return typed
-        return await clock_error(self.target) or typed
+        return await explained(self._typed(error), self.target)
 
     def _typed(self, error: grpc.aio.AioRpcError) -> EdgeShardError:
         connected = self._channel is not None and self._channel.get_state() is grpc.ChannelConnectivity.READY
@@ -165,7 +162,7 @@ class Connection:
                 )
             )
         typed = from_rpc_error(error, self.target)
-        return self._with_file(typed) if typed.reason == "TLS_HANDSHAKE" else typed
+        return self._with_file(typed) if typed.reason == TLS_HANDSHAKE else typed
 
     def _with_file(self, error: EdgeShardError) -> EdgeShardError:
         """With the file that names the coordinator, where that is not what the caller named: it outlives its site."""

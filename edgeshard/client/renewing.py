@@ -8,6 +8,7 @@ import grpc
 
 from edgeshard.proto.v1 import identity_pb2 as pb
 from edgeshard.proto.v1.identity_pb2_grpc import IdentityServiceStub
+from edgeshard.rpc.clocks import explained
 from edgeshard.wire.status import from_rpc_error
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ def renew_over(channel: grpc.aio.Channel, target: str) -> Renew:
         try:
             answer = await stub.Renew(pb.RenewRequest(request=request), timeout=TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, f"the coordinator at {target}") from None
+            typed = from_rpc_error(error, f"the coordinator at {target}")
+            raise await explained(typed, target) from None
         return answer.certificate, answer.authorities
 
     return renew

@@ -58,7 +58,7 @@ def access(target: str | None = None, tls: TlsFiles | None = None, plaintext: bo
     if chosen:
         return Access(target or environment.get("coordinator") or DEFAULT_TARGET, tls, plaintext=True)
     file = _read(configuration())
-    tls = tls or _tls(environment) or _tls(file)
+    tls = tls or _tls(environment) or _tls(file, directory())
     given, filed = target or environment.get("coordinator"), file.get("coordinator")
     return Access(given or filed or DEFAULT_TARGET, tls, named_in=configuration() if filed and not given else None)
 
@@ -70,8 +70,9 @@ def _plaintext(environment: Mapping[str, str]) -> bool:
     return text in ("1", "true", "yes")
 
 
-def _tls(values: Mapping[str, str]) -> TlsFiles | None:
-    paths = [Path(values[key]) if values.get(key) else None for key in ("tls_ca", "tls_cert", "tls_key")]
+def _tls(values: Mapping[str, str], folder: Path = Path()) -> TlsFiles | None:
+    """The PEM files of settings; relative paths begin at `folder`."""
+    paths = [folder / values[key] if values.get(key) else None for key in ("tls_ca", "tls_cert", "tls_key")]
     return tls_from_options(*paths)
 
 

@@ -241,7 +241,7 @@ def _is_of_moved_site(authority: Path) -> bool:
 
     try:
         section = read_toml(configuration(), "settings", "config").get("client", {})
-        configured = Path(section["tls_ca"])
+        configured = configuration().parent / str(section["tls_ca"])
     except (EdgeShardError, KeyError, TypeError):
         return False
     if configured.exists():

@@ -17,7 +17,7 @@ from typing import Any
 
 from edgeshard import WIRE_VERSION, __version__
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
-from edgeshard.local.user_files import state_home, to_toml
+from edgeshard.local.user_files import path_from, state_home, to_toml
 from edgeshard.process import installation
 from edgeshard.process.config import read_sections
 from edgeshard.process.systemd_units import CREDENTIALS, Daemon
@@ -77,7 +77,8 @@ def of_config(config: Path, tls: Mapping[str, str] | None = None, state_dir: Pat
     Raises InvalidArgumentError for a file without a state directory, or one that names files which are not there.
     """
     settings: dict[str, Any] = {**read_sections(config).get("coordinator", {}), **(tls or {})}
-    state = state_dir or (Path(settings["state_dir"]) if "state_dir" in settings else None)
+    folder = config.parent
+    state = state_dir or (folder / settings["state_dir"] if "state_dir" in settings else None)
     if state is None or not (state / "state.sqlite").is_file():
         raise InvalidArgumentError(
             f"--config {config}: its state_dir ({state or 'not given'}) has no state.sqlite: start the coordinator "
@@ -87,9 +88,9 @@ def of_config(config: Path, tls: Mapping[str, str] | None = None, state_dir: Pat
     files = _state_files(state)
     for key, member in _PATHS.items():
         if key in settings:
-            files[member] = Path(settings[key])
+            files[member] = folder / settings[key]
     if "ca_key" in settings:
-        files |= _authority_files(Path(settings["ca_key"]).parent, files)
+        files |= _authority_files((folder / settings["ca_key"]).parent, files)
     rest = {key: value for key, value in settings.items() if key not in (*_PATHS, *_OF_PROCESS)}
     return SiteFiles(config, _present(files), rest, models=_models(state))
 
@@ -241,10 +242,10 @@ def _write_settings(backup: Backup, made: Path, directory: Path, state_dir: Path
     """The coordinator's settings, with the paths that its files have now."""
     from edgeshard.rpc.tls_files import write_private
 
-    values = {**backup.settings, "state_dir": str(state_dir)}
+    values = {**backup.settings, "state_dir": path_from(directory, state_dir)}
     for key, member in _PATHS.items():
         if member in backup.archive.files:
-            values[key] = str(directory / member.removeprefix("site/"))
+            values[key] = path_from(directory, directory / member.removeprefix("site/"))
     write_private(made / _CONFIG, to_toml("coordinator", values).encode())
 
 

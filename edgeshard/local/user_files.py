@@ -6,7 +6,10 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgeshard.rpc.tls import TlsFiles
 
 AGENT_PORT, AGENT_PORTS = 7610, 32
 """The port at which a node listens for its neighbours, and how many from there on are tried where it is taken."""
@@ -23,9 +26,23 @@ def write_client_settings(coordinator: str, directory: Path) -> None:
     from edgeshard.rpc.tls_files import tls_files, write_private
 
     files = tls_files(directory)
-    values = {"coordinator": coordinator, "tls_ca": files.ca, "tls_cert": files.cert, "tls_key": files.key}
-    configuration().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_private(configuration(), to_toml("client", {key: str(value) for key, value in values.items()}).encode())
+    config = configuration()
+    values = {"coordinator": coordinator} | tls_values(files, config.parent)
+    config.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_private(config, to_toml("client", values).encode())
+
+
+def tls_values(files: TlsFiles, folder: Path) -> dict[str, str]:
+    """Settings that name PEM files, in a file of settings in `folder`."""
+    paths = {"tls_ca": files.ca, "tls_cert": files.cert, "tls_key": files.key}
+    return {key: path_from(folder, path) for key, path in paths.items()}
+
+
+def path_from(folder: Path, path: Path) -> str:
+    """A path as a file of settings in `folder` names it: relative if it is in there, so that both can move together."""
+    path = path.absolute()
+    folder = folder.absolute()
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
 
 
 def to_toml(section: str, values: Mapping[str, Any]) -> str:

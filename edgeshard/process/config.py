@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
@@ -242,7 +242,20 @@ def read_section(path: Path, kind: type[DaemonSettings]) -> dict[str, Any]:
     for key in section:
         if key not in kind.model_fields:
             raise InvalidArgumentError(unknown_key(path, key, kind), field=key, reason="UNKNOWN_KEY")
-    return section
+    return with_paths(path, kind, section)
+
+
+def with_paths(path: Path, kind: type[DaemonSettings], section: Mapping[str, Any]) -> dict[str, Any]:
+    """A daemon's section of the file `path`, with each relative path taken from the folder of the file."""
+    fields = kind.model_fields
+    return {
+        key: str(path.parent / value) if isinstance(value, str) and _is_path(fields[key].annotation) else value
+        for key, value in section.items()
+    }
+
+
+def _is_path(annotation: Any) -> bool:
+    return annotation is Path or Path in get_args(annotation)
 
 
 def unknown_key(path: Path, key: str, kind: type[DaemonSettings]) -> str:

@@ -11,7 +11,16 @@ from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
 
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.process.config import DaemonSettings, Given, build_settings, option, read_sections, unknown_key, variable
+from edgeshard.process.config import (
+    DaemonSettings,
+    Given,
+    build_settings,
+    option,
+    read_sections,
+    unknown_key,
+    variable,
+    with_paths,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +51,8 @@ def problems(path: Path, kinds: Mapping[str, type[DaemonSettings]]) -> list[str]
 
 def _wrong(path: Path, kind: type[DaemonSettings], values: Mapping[str, Any]) -> list[str]:
     found = [unknown_key(path, key, kind) for key in values if key not in kind.model_fields]
-    known = _completed(kind, {key: value for key, value in values.items() if key in kind.model_fields})
+    known = {key: value for key, value in values.items() if key in kind.model_fields}
+    known = _completed(kind, with_paths(path, kind, known))
     where = f"--config {path}: [{kind.section}]"
     while True:
         try:

@@ -90,7 +90,8 @@ class TlsFiles:
             check_valid_now(certificate, f"--tls-cert {self.cert}", time)
         else:
             raise FailedPreconditionError(
-                f"--tls-cert {self.cert} expired at {ends:%Y-%m-%d %H:%M} UTC: join again, with another token of "
+                f"--tls-cert {self.cert} expired at {ends:%Y-%m-%d %H:%M} UTC, and this machine's clock says "
+                f"{time:%Y-%m-%d %H:%M} UTC: set the clock if it is wrong, else join again, with another token of "
                 "edgectl token create, or make another certificate",
                 field="tls-cert",
                 reason="EXPIRED",

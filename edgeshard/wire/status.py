@@ -76,7 +76,11 @@ def from_rpc_error(error: grpc.aio.AioRpcError, target: str = "") -> EdgeShardEr
                 field="tls-ca",
                 reason="TLS_HANDSHAKE",
             )
-        hint = "; or it refused this certificate: check --tls-cert" if "Socket closed" in details else ""
+        hint = (
+            "; or it refused this certificate: check --tls-cert and the clocks of both machines"
+            if "Socket closed" in details
+            else ""
+        )
         return UnavailableError(f"cannot reach{where}: {details}{hint}", retry_after_s=1.0)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineError(f"no answer in time from{where}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import count
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from edgeshard.chat.literals import strict_json
 from edgeshard.chat.parsing import AnswerParser
 from edgeshard.domain.requests.chat import (
     AnswerDelta,
@@ -142,6 +142,23 @@ CASES: list[tuple[str, str, str, str, list[tuple[Any, ...]]]] = [
     ("channels", ' to=functions.find<|channel|>commentary<|message|>{"what": "7"}<|call|>', "", "", ASKED),
     ("channels", "<|channel|>commentary<|message|>I look.<|end|>", "I look.", "", []),
     ("channels", "no channels at all", "no channels at all", "", []),
+    *(
+        (form, text.replace("NUMBER", number), text.replace("NUMBER", number), "", [])
+        for number in ("NaN", "-Infinity", "1e999", "-1e999")
+        for form, text in (
+            ("tagged", '<tool_call>{"name": "go", "arguments": {"far": [NUMBER]}}</tool_call>'),
+            ("tagged", '<tool_call>{"name": "go", "arguments": "{\\"far\\": NUMBER}"}</tool_call>'),
+            ("bare", '{"name": "go", "parameters": {"far": NUMBER}}'),
+            ("nemotron", '<TOOLCALL>[{"name": "go", "arguments": {"far": NUMBER}}]</TOOLCALL>'),
+            ("listed", '[TOOL_CALLS]go[ARGS]{"far": NUMBER}'),
+            ("kimi", "<|tool_calls_section_begin|><|tool_call_begin|>go<|tool_call_argument_begin|>"
+             '{"far": NUMBER}<|tool_call_end|><|tool_calls_section_end|>'),
+            ("gemma", "<|tool_call>call:go{far:NUMBER}<tool_call|>"),
+            ("lfm", "<|tool_call_start|>[go(far=NUMBER)]<|tool_call_end|>"),
+        )
+    ),
+    ("tagged", "<tool_call><function=set><parameter=count>1e999</parameter></function></tool_call>", "", "",
+     [("set", {"count": "1e999"})]),
 ]  # fmt: skip
 MARKERS = (
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<think>", "</think>", "<|channel|>", "<|message|>",
@@ -164,7 +181,7 @@ def joined(deltas: list[AnswerDelta]) -> tuple[str, str, list[tuple[str, Any]]]:
     return (
         "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta)),
         "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta)),
-        [(call.name, json.loads(call.arguments), *([call.id] if call.id in own else [])) for call in calls],
+        [(call.name, strict_json(call.arguments), *([call.id] if call.id in own else [])) for call in calls],
     )
 
 

@@ -91,11 +91,11 @@ def test_a_site_is_restored_in_other_directories(mill: Path, home: Path) -> None
         "http_listen": "127.0.0.1:8000",
         "certificate_life": 86400,
         "state_dir": f"{home}/other/state",
-        "tls_ca": f"{home}/again/coordinator/ca.pem",
-        "tls_cert": f"{home}/again/coordinator/cert.pem",
-        "tls_key": f"{home}/again/coordinator/key.pem",
-        "ca_key": f"{home}/again/ca.key",
-        "quotas": f"{home}/again/quotas.toml",
+        "tls_ca": "coordinator/ca.pem",
+        "tls_cert": "coordinator/cert.pem",
+        "tls_key": "coordinator/key.pem",
+        "ca_key": "ca.key",
+        "quotas": "quotas.toml",
     }
     for path in (home / "again", home / "other/state", *(home / "again").rglob("*")):
         assert not path.stat().st_mode & 0o077, path

@@ -52,6 +52,19 @@ def test_command_line_beats_environment_beats_file_beats_default(
     assert settings.ready_file is None
 
 
+def test_a_relative_path_in_a_file_begins_at_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "site.toml"
+    file.write_text(
+        '[coordinator]\nlisten = "file:1"\nstate_dir = "state"\nca_key = "../ca.key"\ntls_ca = "/etc/ca.pem"\n'
+    )
+    settings = load("--config", str(file))
+    assert settings.state_dir == tmp_path / "state" and settings.tls_ca == Path("/etc/ca.pem")
+    assert settings.ca_key == tmp_path / "../ca.key"
+    assert load("--config", str(file), "--state-dir", "mine").state_dir == Path("mine")
+    monkeypatch.chdir(tmp_path)
+    assert load("--config", "site.toml").state_dir == Path("state")
+
+
 @pytest.mark.parametrize("given", [("--plaintext",), ("--plaintext", "true")])
 def test_plaintext_is_asked_for(given: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EDGESHARD__COORDINATOR__PLAINTEXT")

@@ -85,12 +85,12 @@ async def test_joining_with_a_wrong_clock_names_the_clock(
     assert caught.value.reason == "CLOCK"
 
 
-async def test_a_refusal_by_tls_is_explained_by_the_clock(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert await clocks.clock_error(address) is None
+def test_a_refusal_by_tls_is_explained_by_the_clock(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert clocks.clock_error(address) is None
     monkeypatch.setattr("edgeshard.identity.authority.now", lambda: now() - timedelta(hours=3))
-    error = await clocks.clock_error(address)
+    error = clocks.clock_error(address)
     assert error is not None and f"the certificate of {address} is valid from" in error.message
-    assert await clocks.clock_error("127.0.0.1:1") is None
+    assert clocks.clock_error("127.0.0.1:1") is None
 
 
 async def test_a_call_with_a_clock_before_the_own_certificate_names_it(

@@ -16,6 +16,7 @@ from edgeshard.profiles.links import ProbeSchedule, link_profile
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.proto.v1.stage_pb2_grpc import StageServiceStub
 from edgeshard.rpc.channel import half_close, open_channel
+from edgeshard.rpc.clocks import explained
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard.wire.frames import PART_BYTES
 from edgeshard.wire.status import from_rpc_error
@@ -58,7 +59,7 @@ async def probe_link(
                 schedule.answered(size, time.perf_counter() - began)
         await half_close(call)
     except grpc.aio.AioRpcError as error:
-        raise from_rpc_error(error, target) from None
+        raise await explained(from_rpc_error(error, target), target) from None
     except asyncio.InvalidStateError:
         raise _ended(target) from None
     except TimeoutError:

@@ -20,6 +20,7 @@ from edgeshard.domain.requests.link import LinkSuspected
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from edgeshard.rpc.channel import is_sendable
+from edgeshard.rpc.clocks import explained
 from edgeshard.wire import control as wire
 from edgeshard.wire.debug import parts_of
 from edgeshard.wire.status import from_rpc_error
@@ -109,7 +110,7 @@ class ControlClient:
         try:
             await self._stub.ReportProfile(wire.report_to_wire(report), timeout=REPORT_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, f"the coordinator at {self.target}") from None
+            raise await self._error_of(error) from None
 
     def changed(self) -> None:
         """Ask for an early heartbeat."""
@@ -121,7 +122,7 @@ class ControlClient:
                 await self._register()
                 await self._serve()
             except grpc.aio.AioRpcError as error:
-                typed = from_rpc_error(error, f"the coordinator at {self.target}")
+                typed = await self._error_of(error)
                 if typed.reason in _EXPELLED or (not self.joined.is_set() and typed.code in _FATAL):
                     raise typed from None
                 pause_s = self._lost(typed.reason, typed.message)
@@ -130,6 +131,10 @@ class ControlClient:
             except asyncio.InvalidStateError:
                 pause_s = self._lost("UNAVAILABLE", "the stream ended while a result was written")
             await asyncio.sleep(drawn(pause_s))
+
+    async def _error_of(self, error: grpc.aio.AioRpcError) -> EdgeShardError:
+        """The typed error; of a wrong clock if that is why TLS refused the coordinator."""
+        return await explained(from_rpc_error(error, f"the coordinator at {self.target}"), self.target)
 
     def _lost(self, reason: str, why: str) -> float:
         """Log a failure if it is news. Return the seconds before the next try."""

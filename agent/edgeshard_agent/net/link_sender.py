@@ -23,6 +23,7 @@ from edgeshard.domain.requests.step import ForwardStep, WireStep
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.proto.v1.stage_pb2_grpc import StageServiceStub
 from edgeshard.rpc.channel import open_channel
+from edgeshard.rpc.clocks import explained
 from edgeshard.rpc.link_watch import LinkWatch
 from edgeshard.rpc.ticking import next_tick
 from edgeshard.rpc.tls import TlsFiles
@@ -208,7 +209,7 @@ class LinkSender:
             except grpc.aio.AioRpcError as error:
                 typed = from_rpc_error(error, self.hop.target)
                 if typed.code in _FATAL or typed.reason in _FATAL_REASONS:
-                    raise typed from None
+                    raise await explained(typed, self.hop.target) from None
                 answered = is_answer(error)
                 reconnecting.failed(loop.time())
                 if reconnecting.is_news(typed.reason, "", loop.time()):

@@ -16,9 +16,9 @@ CREATE TABLE IF NOT EXISTS keys (
     models TEXT NOT NULL,
     tokens_per_minute INTEGER,
     requests INTEGER,
-    created_at REAL NOT NULL,
-    metrics INTEGER NOT NULL DEFAULT 0
+    created_at REAL NOT NULL
 );
+CREATE TABLE IF NOT EXISTS metrics_keys (key_id TEXT PRIMARY KEY);
 """
 
 
@@ -32,11 +32,11 @@ class ApiKeyStore(SqliteStore):
     def open(self) -> list[tuple[ApiKey, str]]:
         """Every key with the digest of its secret."""
         database = self._connect(_SCHEMA)
-        columns = {column for _, column, *_ in database.execute("PRAGMA table_info(keys)")}
-        if "metrics" not in columns:  # a file from before there were such keys
-            database.execute("ALTER TABLE keys ADD COLUMN metrics INTEGER NOT NULL DEFAULT 0")
+        copy = "INSERT OR IGNORE INTO metrics_keys SELECT key_id FROM keys WHERE metrics"
+        self._move_columns("keys", ("metrics",), copy)
         rows = database.execute(
-            "SELECT name, models, tokens_per_minute, requests, key_id, created_at, metrics, digest FROM keys"
+            "SELECT name, models, tokens_per_minute, requests, key_id, created_at, "
+            "key_id IN (SELECT key_id FROM metrics_keys), digest FROM keys"
         )
         return [
             (ApiKey(name, tuple(json.loads(models)), tokens, requests, key_id, created_at, bool(metrics)), digest)
@@ -46,8 +46,17 @@ class ApiKeyStore(SqliteStore):
     @in_own_thread
     def save(self, key: ApiKey, digest: str) -> None:
         values = (key.key_id, digest, key.name, json.dumps(key.models), key.tokens_per_minute, key.requests)
-        self._write("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*values, key.created_at, key.metrics))
+        with self._open_database as database:
+            database.execute(
+                "INSERT INTO keys (key_id, digest, name, models, tokens_per_minute, requests, created_at) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (*values, key.created_at),
+            )
+            if key.metrics:
+                database.execute("INSERT INTO metrics_keys (key_id) VALUES (?)", (key.key_id,))
 
     @in_own_thread
     def forget(self, key_id: str) -> None:
-        self._write("DELETE FROM keys WHERE key_id = ?", (key_id,))
+        with self._open_database as database:
+            database.execute("DELETE FROM keys WHERE key_id = ?", (key_id,))
+            database.execute("DELETE FROM metrics_keys WHERE key_id = ?", (key_id,))

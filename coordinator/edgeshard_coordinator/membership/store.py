@@ -16,9 +16,12 @@ CREATE TABLE IF NOT EXISTS tokens (
     principal TEXT NOT NULL,
     expires_at REAL NOT NULL,
     key_digest TEXT NOT NULL,
-    guesses INTEGER NOT NULL,
-    created_at REAL NOT NULL DEFAULT 0,
-    creator TEXT NOT NULL DEFAULT ''
+    guesses INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS token_origins (
+    token_id TEXT PRIMARY KEY,
+    created_at REAL NOT NULL,
+    creator TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS denials (principal TEXT PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS accepted (
@@ -27,8 +30,11 @@ CREATE TABLE IF NOT EXISTS accepted (
     PRIMARY KEY (principal, serial)
 );
 """
-_COLUMNS = "token_id, digest, principal, expires_at, key_digest, created_at, creator"
-"""Of a token, in the order of `_token`."""
+_SELECT = (
+    "SELECT token_id, digest, principal, expires_at, key_digest, IFNULL(created_at, 0), IFNULL(creator, '') "
+    "FROM tokens LEFT JOIN token_origins USING (token_id)"
+)
+"""The values of tokens in the order of `_token`. A token that an earlier version wrote has no origin."""
 _IS_OPEN = "key_digest = '' AND expires_at > ?"
 ACCEPTED_KEPT = 8
 """Certificates of one denied principal that are accepted: the newest, of which one is in use."""
@@ -44,11 +50,8 @@ class MembershipStore(SqliteStore):
     def open(self) -> tuple[Denial, ...]:
         """The denials of principals, whose certificates are refused."""
         database = self._connect(_SCHEMA)
-        columns = {column for _, column, *_ in database.execute("PRAGMA table_info(tokens)")}
-        if "creator" not in columns:  # a file of a version that did not store them
-            with database:
-                database.execute("ALTER TABLE tokens ADD COLUMN created_at REAL NOT NULL DEFAULT 0")
-                database.execute("ALTER TABLE tokens ADD COLUMN creator TEXT NOT NULL DEFAULT ''")
+        copy = "INSERT OR IGNORE INTO token_origins SELECT token_id, created_at, creator FROM tokens"
+        self._move_columns("tokens", ("created_at", "creator"), copy)
         uris = [uri for (uri,) in database.execute("SELECT principal FROM denials")]
         return tuple(self._denial(uri) for uri in uris)
 
@@ -58,16 +61,14 @@ class MembershipStore(SqliteStore):
 
     @in_own_thread
     def find(self, token_id: str) -> Token | None:
-        statement = f"SELECT {_COLUMNS} FROM tokens WHERE token_id = ?"
-        row = self._open_database.execute(statement, (token_id,)).fetchone()
+        row = self._open_database.execute(f"{_SELECT} WHERE token_id = ?", (token_id,)).fetchone()
         return None if row is None else _token(row)
 
     @in_own_thread
     def open_tokens(self, now: float) -> tuple[Token, ...]:
         """The tokens that are neither used nor expired at `now`, in seconds since 1970; the oldest first."""
-        rows = self._open_database.execute(
-            f"SELECT {_COLUMNS} FROM tokens WHERE {_IS_OPEN} ORDER BY created_at, token_id", (now,)
-        )
+        statement = f"{_SELECT} WHERE {_IS_OPEN} ORDER BY created_at, token_id"
+        rows = self._open_database.execute(statement, (now,))
         return tuple(_token(row) for row in rows)
 
     @in_own_thread
@@ -82,16 +83,24 @@ class MembershipStore(SqliteStore):
         """The number of tokens that have not expired at `now`, in seconds since 1970; the others are forgotten."""
         with self._open_database as database:
             database.execute("DELETE FROM tokens WHERE expires_at <= ?", (now,))
+            database.execute("DELETE FROM token_origins WHERE token_id NOT IN (SELECT token_id FROM tokens)")
             (count,) = database.execute("SELECT COUNT(*) FROM tokens").fetchone()
         return int(count)
 
     @in_own_thread
     def save(self, token: Token) -> None:
-        identity = (token.token_id, token.digest, token.principal.uri)
-        values = (*identity, token.expires_at, token.key_digest, token.created_at, token.creator)
-        # `guesses` is read by older versions only: they destroyed a token after some wrong secrets.
-        columns = f"{_COLUMNS}, guesses"
-        self._write(f"INSERT OR REPLACE INTO tokens ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, 0)", values)
+        values = (token.token_id, token.digest, token.principal.uri, token.expires_at, token.key_digest)
+        with self._open_database as database:
+            # `guesses` is read by older versions only: they destroyed a token after some wrong secrets.
+            database.execute(
+                "INSERT OR REPLACE INTO tokens (token_id, digest, principal, expires_at, key_digest, guesses) "
+                "VALUES (?, ?, ?, ?, ?, 0)",
+                values,
+            )
+            database.execute(
+                "INSERT OR REPLACE INTO token_origins (token_id, created_at, creator) VALUES (?, ?, ?)",
+                (token.token_id, token.created_at, token.creator),
+            )
 
     @in_own_thread
     def deny(self, denial: Denial) -> None:

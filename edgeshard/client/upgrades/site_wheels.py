@@ -23,6 +23,7 @@ from edgeshard.domain.errors import (
     UnavailableError,
 )
 from edgeshard.domain.identity import coordinator_of
+from edgeshard.rpc.clocks import clock_error
 from edgeshard.rpc.tls import TlsFiles, split_address
 
 PORT_OFFSET = 2
@@ -165,6 +166,8 @@ class SiteWheels:
             connection.sock = self._context.wrap_socket(plain, server_hostname=self._name)
         except ssl.SSLCertVerificationError as error:
             plain.close()
+            if (wrong_clock := clock_error(self._address)) is not None:
+                raise wrong_clock from None
             raise FailedPreconditionError(
                 f"{self._address} is not this node's site ({error.verify_message})", field="from", reason="OTHER_SITE"
             ) from None

@@ -114,7 +114,8 @@ async def test_an_epoch_that_sqlite_cannot_hold_is_a_typed_error(tmp_path: Path)
     store = StateStore(tmp_path / "other.sqlite")
     await store.open("one", Timings())
     with pytest.raises(InternalError) as refused:
-        await store._run(lambda: store._write("INSERT INTO retired VALUES ('tale', ?)", (MAX_EPOCH + 1,)))
+        statement = "INSERT INTO retired VALUES ('tale', ?)"
+        await store._run(lambda: store._open_database.execute(statement, (MAX_EPOCH + 1,)))
     assert refused.value.reason == "STATE_STORE"
     await store.close()
 

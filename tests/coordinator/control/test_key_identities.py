@@ -58,21 +58,3 @@ async def test_a_later_key_of_the_name_shares_no_prefix_debt_or_count(tmp_path: 
         former.check()
     later.check()
     await keys.close()
-
-
-async def test_keys_of_a_file_from_before_keys_for_metrics_read_none(tmp_path: Path) -> None:
-    store = ApiKeyStore(tmp_path / "keys.sqlite")
-    keys = KeyBook(store, lambda: 1.0)
-    await keys.open()
-    _, text = await keys.create(ApiKey("app"))
-    await store._run(lambda: store._open_database.execute("ALTER TABLE keys DROP COLUMN metrics"))
-    await keys.close()
-    again = KeyBook(ApiKeyStore(tmp_path / "keys.sqlite"), lambda: 1.0)
-    await again.open()
-    assert not again.find(text).metrics
-    _, reader = await again.create(ApiKey("prometheus", metrics=True))
-    await again.close()
-    last = KeyBook(ApiKeyStore(tmp_path / "keys.sqlite"), lambda: 1.0)
-    await last.open()
-    assert last.find(reader).metrics and not last.find(text).metrics
-    await last.close()

@@ -35,7 +35,7 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, RequestId
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.generation import FinishReason, Generation, Guide, GuideKind, Sampling, Token
-from edgeshard.domain.requests.head import HeldRequest, RequestAccepted, RequestEnd, StartRequest
+from edgeshard.domain.requests.head import ForgetRequest, HeldRequest, RequestAccepted, RequestEnd, StartRequest
 from tests.support.heads import say
 
 NAME, OTHER = DeploymentName("tale"), DeploymentName("other")
@@ -115,6 +115,11 @@ def held(id: str, client: str = "client/app", tokens: int = 0, **more: Any) -> H
 
 def end_of(request: RunningRequest) -> EdgeShardError | None:
     return request.take(1)[1]
+
+
+def forgotten(head: Attachment) -> set[str]:
+    sent = [head.outgoing.get_nowait() for _ in range(head.outgoing.qsize())]
+    return {command.request_id for command in sent if isinstance(command, ForgetRequest)}
 
 
 def starts(head: Attachment) -> dict[str, StartRequest]:
@@ -252,6 +257,62 @@ def test_who_comes_back_before_the_head_waits_for_what_it_says() -> None:
         error = end_of(request)
         assert isinstance(error, FailedPreconditionError) and error.reason == "NOT_RESUMABLE"
     assert site.refused("never").reason == "NOT_RESUMABLE", "nor afterwards"
+
+
+@pytest.mark.parametrize("cancels", [True, False])
+def test_a_head_computes_for_no_client_that_left_before_it_was_back(cancels: bool) -> None:
+    """Whoever left without a word, as when a network failed, may be back: its request begins anew at the head."""
+    site = Site(restarted=True)
+    request = site.back("mine", 7)
+    site.back("waits")
+    if cancels:
+        assert site.front.cancel(RequestId("mine"), "client/app")
+    else:
+        site.front.abandon(request)
+    head = site.attach([held("mine", tokens=3), held("waits"), held("unheard")])
+    assert forgotten(head) == {"mine"}
+    assert site.back("mine", 7, 8).standing is Standing.BELIEVED
+
+
+def test_a_client_that_left_and_came_again_before_the_head_keeps_its_request() -> None:
+    site = Site(restarted=True)
+    site.front.abandon(site.back("mine", 7))
+    again = site.back("mine", 7)
+    head = site.attach([held("mine", tokens=3)])
+    assert again.attachment is head and again.standing is Standing.BELIEVED
+    assert not forgotten(head)
+
+
+@pytest.mark.parametrize("claim", [{"client": "client/other"}, {"generation": Generation("another")}])
+def test_a_false_claim_that_is_given_up_ends_nothing_at_a_head(claim: dict[str, Any]) -> None:
+    site = Site(restarted=True)
+    site.front.cancel(site.back("mine", **claim).request_id)
+    head = site.attach([held("mine", tokens=3)])
+    assert not forgotten(head)
+    assert site.back("mine").standing is Standing.BELIEVED
+
+
+def test_a_head_forgets_a_request_whose_client_came_and_left_while_the_head_was_away() -> None:
+    site = Site(restarted=True)
+    site.front.detach(site.attach([held("mine", tokens=3), held("other")]))
+    request = site.back("mine", 7)
+    assert request.standing is Standing.BELIEVED
+    site.front.abandon(request)
+    assert forgotten(site.attach([held("mine", tokens=4), held("other")])) == {"mine"}
+
+
+def test_a_head_that_comes_too_late_forgets_all_requests_of_a_former_run() -> None:
+    site = Site(restarted=True)
+    site.now += COME_BACK_S + 1.0
+    assert forgotten(site.attach([held("mine", tokens=3), held("over", over=True)])) == {"mine"}
+
+
+def test_claims_of_clients_that_left_are_bounded() -> None:
+    book = ResumptionBook(lambda: 0.0)
+    claim = Claim(NAME, "client/app", digest_of(ONCE), 0, 1)
+    for number in range(MOST_ENDED + 1):
+        book.left(RequestId(f"r{number}"), claim)
+    assert not book.is_unwanted(held("r0")) and book.is_unwanted(held("r1"))
 
 
 def test_who_waits_for_a_head_in_vain_is_told_so_in_time() -> None:

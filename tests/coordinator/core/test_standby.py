@@ -18,11 +18,12 @@ from edgeshard_coordinator.core.values.events import (
     CommandAnswered,
     Event,
     HeartbeatsReceived,
+    ProfileReported,
     StandbyPlanned,
 )
 from edgeshard_coordinator.core.values.state import DeploymentRecord, StandbyChoice, validate_state
 
-from edgeshard.domain.control.commands import CommandResult, Heartbeat, KeepStandby
+from edgeshard.domain.control.commands import CommandResult, Heartbeat, KeepStandby, ProfileReport
 from edgeshard.domain.deployments.deployment import DeploymentPhase, DeploymentSpec, parse_spec
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.errors import InvalidArgumentError, ResourceExhaustedError
@@ -179,6 +180,34 @@ def test_a_choice_is_made_once_for_a_state_of_the_nodes(site: StandbySite) -> No
     assert site.commands() == [(node("d"), LayerRange(0, 12))]
     site.run(1.0)
     assert site.commands() == []
+
+
+def test_facts_that_change_all_the_time_keep_no_processor_busy(site: StandbySite) -> None:
+    """After a few searches in a row there is one in ten seconds, however long facts keep changing."""
+    searches: list[float] = []
+
+    def change(budget: int) -> None:
+        facts = replace(site.state.nodes[node("c")].facts, memory_budget_bytes=budget)
+        site.feed(ProfileReported(ProfileReport(node("c"), facts), site.now))
+        answer()
+
+    def answer() -> None:
+        begun = [action for action in site.actions if isinstance(action, PlanStandby)]
+        site.actions.clear()
+        for action in begun:
+            searches.append(site.now)
+            site.feed(StandbyPlanned(NAME, "u1", action.version, (), site.now))
+
+    for step in range(600):
+        site.run(0.1)
+        change(MIB + step)
+    assert 6 <= len(searches) <= 13
+    for _ in range(600):
+        site.run(0.1)
+        answer()
+    count = len(searches)
+    change(MIB)
+    assert len(searches) == count + 1, "a change after a quiet time counts at once"
 
 
 def test_a_node_is_warm_once_it_has_answered(site: StandbySite) -> None:

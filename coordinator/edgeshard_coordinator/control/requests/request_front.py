@@ -85,7 +85,7 @@ class RequestFront:
         head_for_s: float | None = None,
     ) -> Attachment:
         """Take a head's new stream; an older one of the deployment ends. The head goes on with every request of the
-        deployment, in their old order, and forgets those requests of `held` that ended here.
+        deployment, in their old order, and forgets requests of `held` that ended here or have no client any more.
 
         Requests of an earlier run of the coordinator wait at the head for their clients. Requests of clients that came
         back before the head go on, or end with a typed error. `head_for_s` are the seconds that it has been the
@@ -242,7 +242,7 @@ class RequestFront:
             return False
         request.cancel()
         if request.attachment is None:
-            self._requests.remove(request)
+            self._requests.remove(request, left=True)
             request.finish(FinishReason.CANCELLED, "", self._now())
         return True
 
@@ -278,10 +278,10 @@ class RequestFront:
             attachment.outgoing.put_nowait(CancelRequest(request.request_id))
 
     def _is_over_here(self, item: HeldRequest, deployment: DeploymentName, instance: str) -> bool:
-        """Whether a request that a head has ended in this run, or went on at another replica."""
+        """Whether a request of a head ended in this run, runs at another replica, or has no client any more."""
         request = self._requests.get(item.request_id)
         if request is None:
-            return item.instance == instance
+            return item.instance == instance or self._resumptions.is_unwanted(item)
         return request.deployment != deployment and request.standing is not Standing.AWAITING
 
     def _goes_on_elsewhere(self, request: RunningRequest) -> bool:

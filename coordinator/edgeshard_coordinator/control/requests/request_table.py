@@ -31,6 +31,7 @@ class RequestTable(dict[RequestId, RunningRequest]):
 
     def add(self, request: RunningRequest) -> None:
         self[request.request_id] = request
+        self._resumptions.returned(request.request_id)
         self.occupied.set()
 
     def end(self, request: RunningRequest, error: EdgeShardError) -> None:
@@ -42,10 +43,11 @@ class RequestTable(dict[RequestId, RunningRequest]):
     def leave(self, request: RunningRequest) -> None:
         """Take out one that nobody waits for any more."""
         request.times.finished(FinishReason.CANCELLED, self._now())
-        self.remove(request)
+        self.remove(request, left=True)
 
-    def remove(self, request: RunningRequest) -> None:
-        """Take it out, here and at its head's stream; its client may come back for the rest."""
+    def remove(self, request: RunningRequest, *, left: bool = False) -> None:
+        """Take it out, here and at its head's stream; its client may come back for the rest. `left` is True if its
+        client does not wait any more."""
         if request.attachment is not None:
             request.attachment.requests.pop(request.request_id, None)
         if self.get(request.request_id) is request:
@@ -55,5 +57,7 @@ class RequestTable(dict[RequestId, RunningRequest]):
                 self._resumptions.ended(
                     request.request_id, request.claim, is_charged=request.is_charged, is_spent=request.is_back
                 )
+            elif left:
+                self._resumptions.left(request.request_id, request.claim)
             if not self:
                 self.occupied.clear()

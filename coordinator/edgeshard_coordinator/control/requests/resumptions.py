@@ -96,6 +96,8 @@ class ResumptionBook:
     _held: dict[RequestId, tuple[Claim, float]] = field(default_factory=dict)
     """The requests that heads have of a former run, and since when that is known; without a digest from an older
     head."""
+    _left: OrderedDict[RequestId, Claim] = field(default_factory=OrderedDict)
+    """Claims of clients that came back and left again before a head named their requests."""
     _served: Mapping[DeploymentName, tuple[Epoch, NodeId] | None] = field(default_factory=dict)
     _lost_heads: dict[DeploymentName, bool] = field(default_factory=dict)
     """Whether another head had requests that this one cannot know, of each deployment whose head attached in this
@@ -111,6 +113,28 @@ class ResumptionBook:
     def ended(self, request_id: RequestId, claim: Claim, *, is_charged: bool, is_spent: bool) -> None:
         """Note the end of a request whose client may come back for the rest, if it does not know of the end."""
         self._remember(request_id, _Ended(claim, self.now(), is_charged, is_spent))
+
+    def left(self, request_id: RequestId, claim: Claim) -> None:
+        """Note that a client left which waited for the word of a head: the head need not finish its request."""
+        self._left[request_id] = claim
+        while len(self._left) > MOST_ENDED:
+            self._left.popitem(last=False)
+
+    def returned(self, request_id: RequestId) -> None:
+        """Note that somebody waits for a request again."""
+        self._left.pop(request_id, None)
+
+    def is_unwanted(self, item: HeldRequest) -> bool:
+        """Whether a request of a former run that a head has, and that does not run here, has no client any more.
+
+        Its client left in this run, or can be back no more. Claims of other clients, and of other requests by the same
+        id, do not count.
+        """
+        if self._is_late:
+            return True
+        ended = self._ended.get(item.request_id)
+        here = ended.claim if ended is not None and not ended.is_told else self._left.get(item.request_id)
+        return here is not None and (here.client, here.digest) == (item.client, item.digest)
 
     def _remember(self, request_id: RequestId, ended: _Ended) -> None:
         now, self._ended[request_id] = ended.at, ended
@@ -141,7 +165,10 @@ class ResumptionBook:
             if item.request_id in self._ended or item.request_id in known:
                 continue
             claim = Claim(deployment, item.client, item.digest, item.tokens, item.scored)
-            if not item.over:
+            if not item.over and self.is_unwanted(item):
+                # The head forgets it. If its client is back after all, its claim is accepted once.
+                self._remember(item.request_id, _Ended(claim, self.now(), is_charged=True, is_spent=False))
+            elif not item.over:
                 # Of two replicas that have it, one went on with it when the other was lost.
                 known_of = self._held.get(item.request_id)
                 is_more = known_of is None or known_of[0].tokens < claim.tokens

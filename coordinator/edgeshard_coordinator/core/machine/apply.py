@@ -305,7 +305,9 @@ def _issued(state: State, event: events.ActionIssued) -> State:  # noqa: C901 - 
             return state.with_record(replace(record, planned_for=action.version, searching=True))
         case actions.PlanStandby():
             record = state.deployments[action.deployment]
-            return state.with_record(replace(record, standby_for=action.version, searching=True))
+            searches = record.standby_searches.charged(1.0, event.now)
+            begun = replace(record, standby_for=action.version, searching=True, standby_searches=searches)
+            return state.with_record(begun)
         case actions.ReleaseOrphans():
             return node_events.told_to_release(state, action)
         case actions.TellUnknownStages():

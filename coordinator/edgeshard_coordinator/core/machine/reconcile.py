@@ -137,7 +137,8 @@ def _is_save_due(record: DeploymentRecord, now: float) -> bool:
 
 
 def _keep_standbys(state: State, record: DeploymentRecord, now: float) -> Iterator[actions.Action]:
-    if not record.searching and now >= record.search_after and standby.wants_plan(state, record):
+    may_search = not record.searching and now >= record.search_after and not record.standby_searches.debt_s(now)
+    if may_search and standby.wants_plan(state, record):
         yield actions.PlanStandby(record.name, record.uid, state.version)
     for entry in standby.due(state, record):
         node = state.nodes[entry.node_id]

@@ -1,11 +1,13 @@
-"""Links under suspicion: one of the two nodes is lost, or the link itself is at fault.
+"""Links under suspicion: one of the two nodes is silent, or the link itself is at fault.
 
-A suspicion is remembered for an epoch that is live. Both nodes of the link are looked at: a silent one is lost, and
-`reconcile` drops its connection. If both go on talking to the coordinator, the link is at fault: the epoch ends, and
-for a while the pair of nodes is kept as a bad link.
+A suspicion is remembered for an epoch that is live. Both nodes of the link are looked at. If one is silent, the epoch
+ends, and the deployment avoids that node. If both continue to talk to the coordinator, the link is at fault: the epoch
+ends, and for a while the pair of nodes is kept as a bad link. A node reports its own link and ends an epoch of its own.
+The other node stays connected, with its other deployments, until `Timings.heartbeat_timeout_s` of silence.
 
-The coordinator itself suspects heads, on their request streams. A head that goes on talking on its control stream is
-left to dial another request stream. None is lost while the coordinator may be the blind one (`core.nodes.lost_nodes`).
+The coordinator itself suspects heads, on their request streams. A head that is silent on its control stream, too, is
+lost, and `reconcile` drops its connection. Any other is left to dial another request stream. None is lost while the
+coordinator may be the blind one (`core.nodes.lost_nodes`).
 """
 
 from __future__ import annotations
@@ -108,6 +110,8 @@ def settle(state: State, now: float) -> State:
             state = _of_head(state, suspect, now)
         elif all(_heard_at(state, end) > suspect.since for end in suspect.ends):
             state = _at_fault(state, suspect.sender, suspect, now)
+        elif silent := _silent_ends(state, suspect, now):
+            state = _without(state, silent, suspect, now)
     return state
 
 
@@ -151,6 +155,22 @@ def _at_fault(state: State, sender: NodeId, suspect: SuspectLink, now: float) ->
     return state.with_record(deployments.broke(state, record, failure, now))
 
 
+def _without(state: State, silent: list[NodeId], suspect: SuspectLink, now: float) -> State:
+    """The state in which the deployment of a link continues without its silent ends."""
+    record = state.deployments[suspect.deployment]
+    if not (record.is_live and record.epoch == suspect.epoch):
+        return state  # Another link of it is at fault too.
+    names = " and ".join(stage.node_name for stage in record.placement.stages if stage.node_id in silent)
+    failure = UnavailableError(
+        f"node {names} is silent, and its link is stalled ({suspect.why}); check the node and the network",
+        field="node",
+        reason=deployments.NODE_LOST,
+        retry_after_s=1.0,
+    )
+    avoiding = replace(record, avoided=record.avoided | frozenset(silent))
+    return state.with_record(deployments.broke(state, avoiding, failure, now))
+
+
 def forget_stale(state: State) -> State:
     """The state without suspicions of epochs that have ended."""
     live = tuple(known for known in state.suspects if _is_live(state, known))
@@ -170,13 +190,15 @@ def reconnected(state: State, node_id: NodeId) -> State:
 
 
 def lost(state: State, now: float) -> frozenset[NodeId]:
-    """Nodes that are taken for lost because a link of theirs is suspect and they say nothing."""
-    return frozenset(end for suspect in state.suspects for end in _lost_ends(state, suspect, now))
+    """Heads that are lost because the coordinator hears them on neither stream."""
+    heads = [suspect for suspect in state.suspects if suspect.sender is None and now >= state.frozen_until]
+    return frozenset(end for suspect in heads for end in _silent_ends(state, suspect, now))
 
 
-def _lost_ends(state: State, suspect: SuspectLink, now: float) -> list[NodeId]:
+def _silent_ends(state: State, suspect: SuspectLink, now: float) -> list[NodeId]:
+    """The ends of a link that are too long silent, from `suspect_wait_s` after the suspicion on."""
     timings = state.timings
-    if now < suspect.since + timings.suspect_wait_s or (suspect.sender is None and now < state.frozen_until):
+    if now < suspect.since + timings.suspect_wait_s:
         return []
     silent = [end for end in suspect.ends if _is_silent(state, end, suspect)]
     if silent or now < suspect.since + timings.suspect_limit_s:

@@ -20,6 +20,7 @@ from edgeshard_coordinator.core.values import authority
 from edgeshard_coordinator.core.values.candidate import Candidate, held_bytes
 from edgeshard_coordinator.core.values.jobs import Job, Measured, ProbeTry, Retake
 from edgeshard_coordinator.core.values.measurements import Measurements, ProfileKey, Reported, busy_w_of, disk_of
+from edgeshard_coordinator.core.values.token_bucket import TokenBucket
 
 NO_EPOCH = Epoch(0)
 """An epoch below all that there are."""
@@ -43,10 +44,10 @@ class Timings:
     """Time from every stage prepared to an attached head."""
     suspect_wait_s: float = 0.75
     suspect_silence_s: float = 1.0
-    """A node is taken for lost if it was silent from the second before a link of it is suspect until this long
-    after."""
+    """A node counts as silent if nothing was heard from the second before a link of it is suspect until this long
+    after: its deployment continues without it."""
     suspect_limit_s: float = 2.0
-    """If by then the nodes of a suspect link have not both been heard, that which was heard before is lost."""
+    """If by then the nodes of a suspect link have not both been heard, the one heard earlier counts as silent."""
     bad_link_s: float = 60.0
     """Time for which a link that was at fault is remembered."""
     reattach_timeout_s: float = 5.0
@@ -235,6 +236,11 @@ class Move:
     revision: int
 
 
+STANDBY_SEARCHES = TokenBucket(rate=0.1, holds_s=50.0)
+"""A few searches in a row, then one in ten seconds: facts of nodes may change all the time, and no request waits for
+standbys."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeploymentRecord:
     """A deployment, the progress of its commands for the current epoch, and the part of it that is on disk.
@@ -272,7 +278,7 @@ class DeploymentRecord:
     was_ready: bool = False
     """Whether it was ready before that restart, at the epoch that it began with."""
     avoided: frozenset[NodeId] = frozenset()
-    """Nodes that failed to load it since it last was ready."""
+    """Nodes that failed to load it, or were silent when a link of it stalled, since it last was ready."""
     planned_for: int = -1
     """The version of the state that a placement without the lost nodes was last looked for in."""
     searching: bool = False
@@ -283,6 +289,8 @@ class DeploymentRecord:
     standby_for: int = -1
     """The version of the state that they were last chosen in."""
     standby_count: int = 0
+    standby_searches: TokenBucket = STANDBY_SEARCHES
+    """Searches for standbys that it may begin, one token each."""
     ended: EndedService | None = None
     revision: int = 1
     saving: int = 0

@@ -11,7 +11,7 @@ from edgeshard.domain.errors import AlreadyExistsError, InvalidArgumentError
 from edgeshard.domain.identity import Principal, Role, coordinator_of
 from edgeshard.domain.ids import check_name
 from edgeshard.local.cluster import own_address
-from edgeshard.local.user_files import state_home, to_toml, write_client_settings
+from edgeshard.local.user_files import path_from, state_home, tls_values, to_toml, write_client_settings
 
 if TYPE_CHECKING:
     from edgeshard.identity.authority import Authority
@@ -99,11 +99,9 @@ def _write_settings(directory: Path, host: str, port: int, http_listen: str | No
     values = {
         "listen": join_address(host, port),
         "enrol_listen": join_address(host, port + 1 if port else 0),
-        "state_dir": str(state_home() / "coordinator"),
-        "tls_ca": str(files.ca),
-        "tls_cert": str(files.cert),
-        "tls_key": str(files.key),
-        "ca_key": str(directory / "ca.key"),
+        "state_dir": path_from(directory, state_home() / "coordinator"),
+        **tls_values(files, directory),
+        "ca_key": path_from(directory, directory / "ca.key"),
     }
     if http_listen is not None:
         values["http_listen"] = http_listen

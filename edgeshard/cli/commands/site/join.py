@@ -21,7 +21,15 @@ from edgeshard.cli.render.output import show_text
 from edgeshard.domain.errors import AlreadyExistsError, DeniedError, EdgeShardError
 from edgeshard.domain.identity import Invitation, Role, authority_digest
 from edgeshard.local.child_daemons import Daemon, keep_running
-from edgeshard.local.user_files import AGENT_PORT, AGENT_PORTS, state_home, to_toml, write_client_settings
+from edgeshard.local.user_files import (
+    AGENT_PORT,
+    AGENT_PORTS,
+    path_from,
+    state_home,
+    tls_values,
+    to_toml,
+    write_client_settings,
+)
 from edgeshard.process.extras import check_extras
 from edgeshard.process.systemd_units import Daemon as Unit
 
@@ -134,10 +142,8 @@ def _join_here(token: Invitation, listen: str | None, state_dir: Path | None, ex
         "name": name,
         "coordinator": token.coordinator,
         "listen": listen or _own_address(token),
-        "state_dir": str(state),
-        "tls_ca": str(files.ca),
-        "tls_cert": str(files.cert),
-        "tls_key": str(files.key),
+        "state_dir": path_from(state, state),
+        **tls_values(files, state),
         **extra,
     }
     config = state / "agent.toml"
