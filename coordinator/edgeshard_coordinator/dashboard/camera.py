@@ -26,9 +26,11 @@ EVENTS = 100
 
 
 class Camera:
-    """`take` makes a picture. What did not change since the one before is the same object."""
+    """`take` makes a picture. What did not change since the one before is the same object. `name` is the site's in
+    certificates, None in plaintext; `began_at` is when the coordinator began, in seconds since 1970."""
 
-    def __init__(self, site: Coordinator) -> None:
+    def __init__(self, site: Coordinator, name: str | None = None, began_at: float = 0.0) -> None:
+        self._name, self._began_at, self._keys = name, began_at, site.keys
         self._loop, self._front, self._models = site.loop, site.front, site.models
         self._events, self._conditions = site.events, site.conditions
         self._looks: deque[Look] = deque()
@@ -52,7 +54,7 @@ class Camera:
         recent = self._recent.of(now, counts)
         contexts = {name: max_context(record, self._models) for name, record in state.deployments.items()}
         return {
-            "site": self._unless_known("site", state.instance, lambda: _site(state)),
+            "site": self._site_of(state),
             "nodes": picture.nodes_picture(nodes),
             "links": self._links_of(state, {node.node_id: node.name for node in nodes}),
             "deployments": picture.deployments_picture(deployments, rates, measured, recent),
@@ -68,6 +70,16 @@ class Camera:
             made = make()
             self._kept[part] = key, made
         return made
+
+    def _site_of(self, state: State) -> dict[str, Any]:
+        keys = 0 if self._keys is None else self._keys.count
+        return self._unless_known(
+            "site",
+            (state.instance, keys),
+            lambda: picture.known(
+                version=__version__, instance=state.instance, name=self._name, began_at=self._began_at, keys=keys
+            ),
+        )
 
     def _models_now(self) -> dict[str, Any]:
         found = self._models.list()
@@ -91,7 +103,3 @@ class Camera:
             (state.measured, tuple(names.items())),
             lambda: picture.links_picture(all_links(state, self._loop.now()), names),
         )
-
-
-def _site(state: State) -> dict[str, Any]:
-    return {"version": __version__, "instance": state.instance}

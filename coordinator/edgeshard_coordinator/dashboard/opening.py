@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import cast
@@ -14,12 +15,12 @@ from edgeshard.process.clock import SystemClock
 from edgeshard.rpc.access import CallFrom
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.services.auditing import CallAudit
-from edgeshard_coordinator.dashboard.actions import Operator
 from edgeshard_coordinator.dashboard.app import Dashboard
 from edgeshard_coordinator.dashboard.applications import Applications
 from edgeshard_coordinator.dashboard.camera import Camera
 from edgeshard_coordinator.dashboard.door import LINK_TTL_S, Door
 from edgeshard_coordinator.dashboard.feed import Feed
+from edgeshard_coordinator.dashboard.operator import Operator
 from edgeshard_coordinator.dashboard.own_calls import OwnConnection
 from edgeshard_coordinator.dashboard.places import Places
 from edgeshard_coordinator.dashboard.timeline import Timeline
@@ -34,6 +35,7 @@ def open_dashboard(
     clock, door = SystemClock(), Door(partial(secrets.token_urlsafe, 32))
     audit = CallAudit(coordinator.audit)
     timeline = Timeline(coordinator.questions.traces, audit, clock.now)
+    applications = Applications(coordinator)
     services = {"AdminService": coordinator.admin, "IdentityService": coordinator.identities}
 
     def operator(who: str, address: str, check: Callable[[], object]) -> Operator:
@@ -42,10 +44,10 @@ def open_dashboard(
         source = CallFrom(address, principal, is_named=True)
         # Of a connection it needs `call` and `stream` alone.
         connection = cast(Connection, OwnConnection(services, audit, source, check))
-        return Operator(connection, CALL_TIMEOUT_S, clock, partial(timeline.look, source))
+        return Operator(connection, CALL_TIMEOUT_S, clock, partial(timeline.look, source), applications.usage_of)
 
-    feed, usage = Feed(Camera(coordinator).take), Applications(coordinator).feed
-    dashboard = Dashboard(door, places, feed, operator, keys, usage, clock.now)
+    feed = Feed(Camera(coordinator, site, time.time()).take)
+    dashboard = Dashboard(door, places, feed, operator, keys, applications.feed, clock.now)
     coordinator.on_gone = dashboard.end_of
     return dashboard, door
 
