@@ -26,8 +26,8 @@ EVENTS = 100
 
 
 class Camera:
-    """`take` makes a picture. What did not change since the one before is the same object. `name` is the site's in
-    certificates, None in plaintext; `began_at` is when the coordinator began, in seconds since 1970."""
+    """`take` makes a picture. A part that did not change since the one before is the same object. `name` is the site's
+    in certificates, None in plaintext; `began_at` is when the coordinator began, in seconds since 1970."""
 
     def __init__(self, site: Coordinator, name: str | None = None, began_at: float = 0.0) -> None:
         self._name, self._began_at, self._keys = name, began_at, site.keys
