@@ -11,6 +11,7 @@ from edgeshard import __version__
 from edgeshard.domain.control.site import Site
 from edgeshard.domain.deployments.deployment import Deployment
 from edgeshard.views.rates import Look, Rates
+from edgeshard_coordinator.additions.adder import ModelAdder
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.requests.models import max_context, stored_model
 from edgeshard_coordinator.control.services.site_views import all_links, node_views
@@ -28,9 +29,10 @@ EVENTS = 100
 class Camera:
     """`take` makes a picture. What did not change since the one before is the same object."""
 
-    def __init__(self, site: Coordinator) -> None:
+    def __init__(self, site: Coordinator, adder: ModelAdder) -> None:
         self._loop, self._front, self._models = site.loop, site.front, site.models
         self._events, self._conditions = site.events, site.conditions
+        self._adder = adder
         self._looks: deque[Look] = deque()
         self._recent = Recent()
         self._kept: dict[str, tuple[object, dict[str, Any]]] = {}
@@ -58,6 +60,7 @@ class Camera:
             "deployments": picture.deployments_picture(deployments, rates, measured, recent),
             "requests": picture.requests_picture(self._front.running(), now, contexts),
             "models": self._models_now(),
+            "adding": self._adding_now(),
             "events": self._events_now(),
         }
 
@@ -73,6 +76,19 @@ class Camera:
         found = self._models.list()
         key = tuple((manifest.name, digest) for manifest, digest in found)
         return self._unless_known("models", key, lambda: picture.models_picture(stored_model(*one) for one in found))
+
+    def _adding_now(self) -> dict[str, Any]:
+        """The models that are being added, and where they may come from."""
+        adder = self._adder
+        return self._unless_known(
+            "adding",
+            adder.state,
+            lambda: {
+                "folders": [str(folder) for folder in adder.folders.folders],
+                "hub": adder.allow_hub,
+                "additions": picture.additions_picture(adder.state.by_number.values()),
+            },
+        )
 
     def _events_now(self) -> dict[str, Any]:
         newest = self._events.newest(EVENTS)

@@ -22,6 +22,8 @@ from edgeshard.domain.requests.trace import StageTrace, aligned, summarised
 from edgeshard.metrics.histogram import Histogram
 from edgeshard.views.rates import Rates
 from edgeshard.views.words import node_status
+from edgeshard_coordinator.additions.folders import FolderListing
+from edgeshard_coordinator.additions.state import Addition
 from edgeshard_coordinator.control.requests.request_meter import DeploymentCounts
 from edgeshard_coordinator.control.requests.running_request import RunningRequest
 
@@ -197,6 +199,35 @@ def models_picture(models: Iterable[StoredModel]) -> dict[str, Any]:
         }
         for model in models
     }
+
+
+def additions_picture(additions: Iterable[Addition]) -> dict[str, Any]:
+    """By number. The text of an error has its remedy."""
+    return {
+        str(addition.number): known(
+            name=addition.name,
+            source=addition.source,
+            who=shown_identity(addition.who),
+            phase=addition.phase.value,
+            work=addition.work or None,
+            done=addition.done_bytes,
+            total=addition.total_bytes or None,
+            notes=list(addition.notes) or None,
+            error=None if addition.error is None else addition.error.message,
+        )
+        for addition in additions
+    }
+
+
+def listing_picture(listing: FolderListing) -> dict[str, Any]:
+    """A folder of models."""
+    models = [{"path": str(model.path), "name": model.name, "size": model.weight_bytes} for model in listing.models]
+    return known(
+        folder=str(listing.folder),
+        problem=listing.problem or None,
+        cut=listing.is_cut or None,
+        models=models,
+    )
 
 
 def events_picture(events: Sequence[SiteEvent]) -> dict[str, Any]:
