@@ -3,9 +3,7 @@ import { useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { act } from "./calls.js";
 import { Doing, Line } from "./parts.js";
-
-const Copied = ({ text }) => html`<pre class="secret">${text}</pre>
-  <p><button type="button" onClick=${() => navigator.clipboard?.writeText(text)}>Copy</button></p>`;
+import { Copied } from "./snippets.js";
 
 export function Join({ picture }) {
   const [name, setName] = useState("");

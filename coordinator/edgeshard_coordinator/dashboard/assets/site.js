@@ -49,7 +49,7 @@ export function Site({ picture }) {
   const links = Object.entries(picture.links).map(([key, link]) => ({ key, link, from: key.split(" ")[0], to: key.split(" ")[1] }));
   const there = nodes.filter(({ node }) => node.status === "connected").length;
   if (!nodes.length)
-    return html`<section><h2>No node has joined yet</h2><p>Make <a href="#/join">a line that joins one</a>, and run it there.</p>
+    return html`<section><h2>No node has joined yet</h2><p>Make <a href="#/nodes">a line that joins one</a>, and run it there.</p>
       <${Line} of="edgectl token create --node NAME" /></section>`;
   return html`<section><h2>${there} of ${nodes.length} nodes are here</h2>
       ${names.length > 1 && html`<p><label>Pipeline of <select value=${name} onChange=${(event) => choose(event.target.value)}>${names.map((one) => html`<option>${one}</option>`)}</select></label></p>`}
