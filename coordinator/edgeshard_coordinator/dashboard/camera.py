@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from edgeshard import __version__
+from edgeshard.architectures import parse_config
 from edgeshard.domain.control.site import Site
 from edgeshard.domain.deployments.deployment import Deployment
+from edgeshard.domain.ids import Digest
+from edgeshard.domain.models.dtypes import weights_text
+from edgeshard.domain.models.model import ModelManifest
 from edgeshard.views.rates import Look, Rates
 from edgeshard_coordinator.additions.adder import ModelAdder
 from edgeshard_coordinator.control.coordinator import Coordinator
@@ -27,9 +31,10 @@ EVENTS = 100
 
 
 class Camera:
-    """`take` makes a picture. What did not change since the one before is the same object."""
+    """`take` makes a picture. What did not change since the one before is the same object. `adder` adds models; None
+    for a coordinator that adds none."""
 
-    def __init__(self, site: Coordinator, adder: ModelAdder) -> None:
+    def __init__(self, site: Coordinator, adder: ModelAdder | None = None) -> None:
         self._loop, self._front, self._models = site.loop, site.front, site.models
         self._events, self._conditions = site.events, site.conditions
         self._adder = adder
@@ -75,11 +80,13 @@ class Camera:
     def _models_now(self) -> dict[str, Any]:
         found = self._models.list()
         key = tuple((manifest.name, digest) for manifest, digest in found)
-        return self._unless_known("models", key, lambda: picture.models_picture(stored_model(*one) for one in found))
+        return self._unless_known("models", key, lambda: _models(found))
 
     def _adding_now(self) -> dict[str, Any]:
         """The models that are being added, and where they may come from."""
         adder = self._adder
+        if adder is None:
+            return {}
         return self._unless_known(
             "adding",
             adder.state,
@@ -107,6 +114,12 @@ class Camera:
             (state.measured, tuple(names.items())),
             lambda: picture.links_picture(all_links(state, self._loop.now()), names),
         )
+
+
+def _models(found: Iterable[tuple[ModelManifest, Digest]]) -> dict[str, Any]:
+    stored = [(stored_model(*one), parse_config(one[0].config).stored_as) for one in found]
+    formats = {str(model.name): weights_text(model.dtype, stored_as) for model, stored_as in stored}
+    return picture.models_picture((model for model, _ in stored), formats)
 
 
 def _site(state: State) -> dict[str, Any]:

@@ -15,13 +15,13 @@ from edgeshard.rpc.access import CallFrom
 from edgeshard_coordinator.additions.adder import ModelAdder
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.services.auditing import CallAudit
-from edgeshard_coordinator.dashboard.actions import Operator
 from edgeshard_coordinator.dashboard.adding import Adding
 from edgeshard_coordinator.dashboard.app import Dashboard
 from edgeshard_coordinator.dashboard.applications import Applications
 from edgeshard_coordinator.dashboard.camera import Camera
 from edgeshard_coordinator.dashboard.door import LINK_TTL_S, Door
 from edgeshard_coordinator.dashboard.feed import Feed
+from edgeshard_coordinator.dashboard.operator import Operator
 from edgeshard_coordinator.dashboard.own_calls import OwnConnection
 from edgeshard_coordinator.dashboard.places import Places
 from edgeshard_coordinator.dashboard.timeline import Timeline

@@ -14,7 +14,7 @@ from typing import Any
 from edgeshard.domain.control.site import StoredLink, StoredModel
 from edgeshard.domain.control.site_event import SiteEvent
 from edgeshard.domain.deployments.deployment import Deployment
-from edgeshard.domain.deployments.placement import Prediction
+from edgeshard.domain.deployments.placement import Placement, Prediction
 from edgeshard.domain.identity import shown_identity
 from edgeshard.domain.ids import DeploymentName
 from edgeshard.domain.nodes.device import Node, StagePhase, StageStatus
@@ -187,14 +187,33 @@ def _mean(histogram: Histogram) -> float | None:
     return round(histogram.sum / histogram.count, 4) if histogram.count else None
 
 
-def models_picture(models: Iterable[StoredModel]) -> dict[str, Any]:
+def placement_picture(placement: Placement) -> dict[str, Any]:
+    return known(
+        stages=[
+            {
+                "node": stage.node_name,
+                "first": stage.layers.first,
+                "end": stage.layers.end,
+                "weights": stage.parameter_bytes,
+                "kv": stage.kv_bytes,
+                "streamed": stage.streamed_bytes,
+            }
+            for stage in placement.stages
+        ],
+        predicted=None if placement.predicted is None else prediction_picture(placement.predicted),
+        note=placement.note or None,
+    )
+
+
+def models_picture(models: Iterable[StoredModel], formats: Mapping[str, str]) -> dict[str, Any]:
+    """By name. `formats` are the formats of the stored weights, by name."""
     return {
         model.name: {
             "architecture": model.architecture,
             "layers": model.layer_count,
             "parameters": model.parameter_count,
             "size": model.stored_bytes,
-            "dtype": model.dtype.value,
+            "format": formats[model.name],
             "context": model.max_context,
         }
         for model in models
