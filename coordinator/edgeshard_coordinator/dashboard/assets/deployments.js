@@ -100,7 +100,7 @@ function Deployment({ name, deployment, picture }) {
     <section><h2>Move</h2><p><${Doing} text="Look for a better placement" does=${() => act("replan", { name, look: true })} done=${advice} />
       <${Doing} text="Move it there" does=${() => act("replan", { name })} done=${advice} /></p><${Line} of=${`edgectl replan ${name}`} /></section>
     <section><h2>Delete</h2><p><label>Type its name <input value=${typed} onInput=${(event) => setTyped(event.target.value)} autocomplete="off" /></label>
-      <${Doing} text="Delete" danger=${true} disabled=${typed !== name} does=${() => act("delete", { name, typed })} done=${() => "It is being deleted."} /></p>
+      <${Doing} text="Delete" danger=${true} why=${typed !== name && "Type the name of the deployment first."} does=${() => act("delete", { name, typed })} done=${() => "It is being deleted."} /></p>
       <${Line} of=${`edgectl delete deployment ${name}`} /></section>`;
 }
 
