@@ -276,6 +276,11 @@ ASKED: dict[str, dict[str, Any]] = {
     "delete": {"name": "x", "typed": "x"},
     "replan": {"name": "x"},
     "join": {"name": "x"},
+    "create-key": {"name": "x"},
+    "revoke-key": {"name": "x"},
+    "label": {"name": "x", "changes": ["zone=hall1"]},
+    "remove-node": {"name": "x", "typed": "x"},
+    "revoke-token": {"token_id": "x"},
     "timeline": {"name": "x"},
 }
 """A body for each action."""

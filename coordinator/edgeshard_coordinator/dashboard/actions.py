@@ -9,10 +9,8 @@ from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec
 from edgeshard.domain.deployments.loss import Loss
 from edgeshard.domain.deployments.placement import ExplicitStage
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import DeploymentName
-from edgeshard.wire.invitations import invitation_to_text, line_without_edgeshard
-from edgeshard_coordinator.dashboard import model_actions
+from edgeshard_coordinator.dashboard import member_actions, model_actions
 from edgeshard_coordinator.dashboard.operator import Action, Operator
 from edgeshard_coordinator.dashboard.picture import known, placement_picture, prediction_picture
 
@@ -60,26 +58,18 @@ async def outlook(operator: Operator, asked: Mapping[str, Any]) -> Any:
     )
 
 
-async def join(operator: Operator, asked: Mapping[str, Any]) -> Any:
-    """The lines by which one more node joins, with EdgeShard and without. They are shown this once."""
-    token = await operator.create_token(Role.AGENT, _text(asked, "name"), ttl_s=3600.0)
-    return known(
-        line=f"edgectl join {invitation_to_text(token.invitation)}", bare=line_without_edgeshard(token) or None
-    )
-
-
 async def timeline(operator: Operator, asked: Mapping[str, Any]) -> Any:
     return await operator.slice_of(DeploymentName(_text(asked, "name")))
 
 
-GET: Mapping[str, Action] = {"outlook": outlook, **model_actions.GET}
+GET: Mapping[str, Action] = {"outlook": outlook, **member_actions.GET, **model_actions.GET}
 POST: Mapping[str, Action] = {
     "plan": plan,
     "deploy": deploy,
     "delete": delete,
     "replan": replan,
-    "join": join,
     "timeline": timeline,
+    **member_actions.POST,
     **model_actions.POST,
 }
 

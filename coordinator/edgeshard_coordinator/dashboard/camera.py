@@ -31,10 +31,18 @@ EVENTS = 100
 
 
 class Camera:
-    """`take` makes a picture. What did not change since the one before is the same object. `adder` adds models; None
-    for a coordinator that adds none."""
+    """`take` makes a picture. What did not change since the one before is the same object. `name` is the site's in
+    certificates, None in plaintext; `began_at` is when the coordinator began, in seconds since 1970. `adder` adds
+    models; None for a coordinator that adds none."""
 
-    def __init__(self, site: Coordinator, adder: ModelAdder | None = None) -> None:
+    def __init__(
+        self,
+        site: Coordinator,
+        name: str | None = None,
+        began_at: float = 0.0,
+        adder: ModelAdder | None = None,
+    ) -> None:
+        self._name, self._began_at, self._keys = name, began_at, site.keys
         self._loop, self._front, self._models = site.loop, site.front, site.models
         self._events, self._conditions = site.events, site.conditions
         self._adder = adder
@@ -59,7 +67,7 @@ class Camera:
         recent = self._recent.of(now, counts)
         contexts = {name: max_context(record, self._models) for name, record in state.deployments.items()}
         return {
-            "site": self._unless_known("site", state.instance, lambda: _site(state)),
+            "site": self._site_of(state),
             "nodes": picture.nodes_picture(nodes),
             "links": self._links_of(state, {node.node_id: node.name for node in nodes}),
             "deployments": picture.deployments_picture(deployments, rates, measured, recent),
@@ -76,6 +84,16 @@ class Camera:
             made = make()
             self._kept[part] = key, made
         return made
+
+    def _site_of(self, state: State) -> dict[str, Any]:
+        keys = 0 if self._keys is None else self._keys.count
+        return self._unless_known(
+            "site",
+            (state.instance, keys),
+            lambda: picture.known(
+                version=__version__, instance=state.instance, name=self._name, began_at=self._began_at, keys=keys
+            ),
+        )
 
     def _models_now(self) -> dict[str, Any]:
         found = self._models.list()
@@ -120,7 +138,3 @@ def _models(found: Iterable[tuple[ModelManifest, Digest]]) -> dict[str, Any]:
     stored = [(stored_model(*one), parse_config(one[0].config).stored_as) for one in found]
     formats = {str(model.name): weights_text(model.dtype, stored_as) for model, stored_as in stored}
     return picture.models_picture((model for model, _ in stored), formats)
-
-
-def _site(state: State) -> dict[str, Any]:
-    return {"version": __version__, "instance": state.instance}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import cast
@@ -38,6 +39,7 @@ def open_dashboard(
     audit = CallAudit(coordinator.audit)
     timeline = Timeline(coordinator.questions.traces, audit, clock.now)
     adding = Adding(adder, audit)
+    applications = Applications(coordinator)
     services = {"AdminService": coordinator.admin, "IdentityService": coordinator.identities}
 
     def operator(who: str, address: str, check: Callable[[], object]) -> Operator:
@@ -46,12 +48,11 @@ def open_dashboard(
         source = CallFrom(address, principal, is_named=True)
         # Of a connection it needs `call` and `stream` alone.
         connection = cast(Connection, OwnConnection(services, audit, source, check))
-        return Operator(
-            connection, CALL_TIMEOUT_S, clock, partial(timeline.look, source), adding.by(source, who, check)
-        )
+        look, own_adding = partial(timeline.look, source), adding.by(source, who, check)
+        return Operator(connection, CALL_TIMEOUT_S, clock, look, applications.usage_of, own_adding)
 
-    feed, usage = Feed(Camera(coordinator, adder).take), Applications(coordinator).feed
-    dashboard = Dashboard(door, places, feed, operator, keys, usage, clock.now)
+    feed = Feed(Camera(coordinator, site, time.time(), adder).take)
+    dashboard = Dashboard(door, places, feed, operator, keys, applications.feed, clock.now)
 
     def end_of(who: str) -> None:
         dashboard.end_of(who)
