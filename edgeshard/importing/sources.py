@@ -50,7 +50,13 @@ class Source:
         else:
             path = self.path.absolute()
             path = path.parent if path.name == "config.json" else path
-            text = path.stem if path.is_file() else path.resolve().name
+            real = path.resolve()
+            if path.is_file():
+                text = path.stem
+            elif real.parent.name == "snapshots":  # of the Hub's cache: models--OWNER--NAME/snapshots/REVISION
+                text = real.parent.parent.name.rpartition("--")[2]
+            else:
+                text = real.name
         return re.sub(r"[^a-z0-9._-]+", "-", text.lower())[:63].strip("-._") or "model"
 
 

@@ -48,7 +48,7 @@ class ModelFolders:
 
     def list(self) -> list[FolderListing]:
         """The models of each folder."""
-        search = _Search(self)
+        search = _Search()
         return [search.listed(folder) for folder in self.folders]
 
     def check(self, text: str) -> Path:
@@ -59,9 +59,10 @@ class ModelFolders:
         """
         try:
             path = Path(text).resolve()
-            is_inside = self.contains(path)
+            is_inside = self.contains(path) and is_text(str(path))
+            exists = path.exists()
         except (OSError, RuntimeError, ValueError):  # a link that leads to itself, a zero byte
-            is_inside = False
+            is_inside = exists = False
         if not is_inside or not Path(text).is_absolute():
             raise InvalidArgumentError(
                 f"source: {text[:200]!r} is in none of the folders of --model-folder: move the model into one of them, "
@@ -69,7 +70,7 @@ class ModelFolders:
                 field="source",
                 reason="OUTSIDE_FOLDERS",
             )
-        if not path.exists():
+        if not exists:
             raise NotFoundError(f"source: {text[:200]!r} does not exist: list the folders again", field="source")
         directory = path if path.is_dir() else path.parent
         try:
@@ -95,8 +96,7 @@ class ModelFolders:
 class _Search:
     """One search of all folders, within the limits."""
 
-    def __init__(self, folders: ModelFolders) -> None:
-        self._folders = folders
+    def __init__(self) -> None:
         self._models = MAX_MODELS
         self._entries = MAX_ENTRIES
 
@@ -118,20 +118,28 @@ class _Search:
             entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
         except OSError:  # of another user
             return
-        entries = [entry for entry in entries if not entry.name.startswith(".")][: self._entries]
+        entries = [entry for entry in entries if not entry.name.startswith(".") and is_text(entry.name)]
+        entries = entries[: self._entries]
         self._entries -= len(entries)
         if any(entry.name == "config.json" for entry in entries):
             weights = sum(_size(entry) for entry in entries if entry.name.endswith(".safetensors"))
             yield FolderModel(directory, Source(path=directory).name, weights)
         for entry in entries:
             path = Path(entry.path)
-            if entry.name.lower().endswith(".gguf") and not _LATER_PART.search(entry.name) and entry.is_file():
+            is_gguf = entry.name.lower().endswith(".gguf") and not _LATER_PART.search(entry.name)
+            if is_gguf and entry.is_file(follow_symlinks=False):
                 yield FolderModel(path, Source(path=path).name, _size(entry))
-            elif depth < MAX_DEPTH and entry.is_dir() and self._leads_inside(entry):
+            elif depth < MAX_DEPTH and entry.is_dir(follow_symlinks=False):
                 yield from self._below(path, depth + 1)
 
-    def _leads_inside(self, entry: os.DirEntry[str]) -> bool:
-        return not entry.is_symlink() or self._folders.contains(Path(entry.path).resolve())
+
+def is_text(name: str) -> bool:
+    """Whether a path can be sent to a browser: not if it has bytes that are no UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _size(entry: os.DirEntry[str]) -> int:
