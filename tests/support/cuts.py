@@ -147,3 +147,8 @@ def crowded(picture: dict[str, Any], nodes: int, deployments: int) -> dict[str, 
     event |= {"what": "is being built anew", "detail": "/srv/edgeshard/" + "a" * 90, "warning": True}
     site["events"] = {str(number): event for number in range(100)}
     return site
+
+
+_TAKERS = ", ".join(f"workstation-{index:02d}.second-floor.example {index}:{index + 1}" for index in range(9))
+OUTLOOK = {"losses": [{"node": "workstation-00.second-floor.example", "pause_s": 123.4, "taken_by": _TAKERS}]}
+"""The forecast of what a loss costs each of these deployments."""

@@ -29,7 +29,7 @@ from tests.coordinator.conftest import build_registration
 from tests.support.browser import DESKTOP, PHONE, Visitor, chromium, go, hide, live, needs_chromium, screens, visiting
 from tests.support.chat_models import DEMO_MODEL
 from tests.support.clients import CLIENTS, run
-from tests.support.cuts import PICTURE, SCRIPTED_STREAM, crowded, cuts, cuts_at_all_sizes
+from tests.support.cuts import OUTLOOK, PICTURE, SCRIPTED_STREAM, crowded, cuts, cuts_at_all_sizes
 from tests.support.http import Http
 from tests.support.running import EDGECTL
 from tests.support.scripted_agent import FakeAgent
@@ -145,6 +145,7 @@ async def test_nothing_is_cut_on_any_screen(site: Site, browser: Browser) -> Non
 async def crowded_page(visitor: Visitor, picture: dict[str, Any], client: Client) -> Page:
     """A page of its own stream, whose site is `picture` made large."""
     await visitor.context.add_init_script(SCRIPTED_STREAM)
+    await visitor.context.route("**/dashboard/do/outlook*", lambda route: route.fulfill(json=OUTLOOK))
     page = await visitor.context.new_page()
     await page.goto((await client.dashboard_link()).url)
     await page.locator(".state").wait_for()
