@@ -282,6 +282,10 @@ ASKED: dict[str, dict[str, Any]] = {
     "remove-node": {"name": "x", "typed": "x"},
     "revoke-token": {"token_id": "x"},
     "timeline": {"name": "x"},
+    "fits": {"name": "x"},
+    "add-model": {"source": "/models/x"},
+    "cancel-addition": {"number": 1},
+    "delete-model": {"name": "x", "typed": "x"},
 }
 """A body for each action."""
 PAGES = {("GET", "/"), ("GET", "/dashboard/assets/{name:path}"), ("DELETE", "/dashboard/session")}

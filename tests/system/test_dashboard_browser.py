@@ -26,9 +26,10 @@ from edgeshard.domain.errors import FailedPreconditionError
 from edgeshard.local.cluster import LocalCluster
 from edgeshard.rpc.channel import open_channel
 from tests.coordinator.conftest import build_registration
-from tests.support.browser import DESKTOP, PHONE, chromium, go, hide, live, needs_chromium, screens, visiting
+from tests.support.browser import DESKTOP, PHONE, Visitor, chromium, go, hide, live, needs_chromium, screens, visiting
 from tests.support.chat_models import DEMO_MODEL
 from tests.support.clients import CLIENTS, run
+from tests.support.cuts import OUTLOOK, PICTURE, SCRIPTED_STREAM, crowded, cuts, cuts_at_all_sizes
 from tests.support.http import Http
 from tests.support.running import EDGECTL
 from tests.support.scripted_agent import FakeAgent
@@ -97,13 +98,81 @@ async def test_each_screen_opens_from_the_printed_link_and_every_reader_can_use_
             await (page.goto(f"{visitor.url}/#/{screen}") if "/" in screen else go(page, screen))
             await expect(page.locator("main section h2").first).to_be_visible()
             await page.screenshot(path=tmp_path / f"{screen.replace('/', '-')}.png", full_page=True)
-            assert not await beyond_the_edge(page), f"{screen} is wider than the window"
+            found += [f"{screen}: {fault}" for fault in await cuts(page)]
             found += [f"{screen}: {breach}" for breach in await breaches(page)]
         assert not found and not visitor.problems
 
 
-async def beyond_the_edge(page: Page) -> bool:
-    return bool(await page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
+async def show(page: Page, screen: str) -> None:
+    """By its address, as a bookmark does."""
+    await page.evaluate("screen => { location.hash = `#/${screen}`; }", screen)
+    await page.locator(f"nav a[href='#/{screen.partition('/')[0]}'][aria-current=page]").wait_for()
+    await page.locator("main section h2").first.wait_for()
+
+
+async def all_screens(page: Page) -> list[str]:
+    """The screens of the navigation, and the first one of each kind that these link to."""
+    names, details = await screens(page), dict[str, str]()
+    for name in names:
+        await show(page, name)
+        for link in await page.locator("main a[href^='#/']").all():
+            screen = str(await link.get_attribute("href")).removeprefix("#/")
+            if "/" in screen:
+                details.setdefault(screen.partition("/")[0], screen)
+    return [*names, *details.values()]
+
+
+async def all_faults(page: Page) -> list[str]:
+    """The faults of each screen at all widths and in both schemes."""
+    found = list[str]()
+    for screen in await all_screens(page):
+        await show(page, screen)
+        found += [f"{screen} at {fault}" for fault in await cuts_at_all_sizes(page)]
+    return found
+
+
+async def test_nothing_is_cut_on_any_screen(site: Site, browser: Browser) -> None:
+    """Of a site in use, and of one with many nodes, deployments and requests, whose names and figures are long."""
+    url = site.cluster.coordinator.gateway
+    async with visiting(browser, url) as visitor, visiting(browser, url) as other:
+        page = await visitor.enter(site.client)
+        assert await all_faults(page) == []
+        crowd = await crowded_page(other, await page.evaluate(PICTURE), site.client)
+        assert await all_faults(crowd) == []
+        assert not visitor.problems and not other.problems
+
+
+async def crowded_page(visitor: Visitor, picture: dict[str, Any], client: Client) -> Page:
+    """A page of its own stream, whose site is `picture` made large."""
+    await visitor.context.add_init_script(SCRIPTED_STREAM)
+    await visitor.context.route("**/dashboard/do/outlook*", lambda route: route.fulfill(json=OUTLOOK))
+    page = await visitor.context.new_page()
+    await page.goto((await client.dashboard_link()).url)
+    await page.locator(".state").wait_for()
+    await page.evaluate("picture => streaming.then(() => send('picture', picture))", crowded(picture, 20, 10))
+    await live(page)
+    return page
+
+
+@pytest.mark.parametrize(
+    ("planted", "fault"),
+    [
+        ("<table style='width: 90rem'><tr><td>cut</td></tr></table>", "outside the window"),
+        ("<div class='wide'><p style='width: 90rem'>cut</p></div>", "wider than its box"),
+        ("<p style='overflow: hidden; white-space: nowrap; width: 4rem'>much too long</p>", "wider than its box"),
+        ("<p style='overflow: hidden; height: 1rem'>one<br>two<br>three</p>", "higher than its box"),
+        ("<svg width='60' height='20'><text y='15'>beyond the drawing</text></svg>", "outside its drawing"),
+        (
+            "<svg width='300' height='20'><g><rect class='frame' width='9' height='9' /><text>x</text></g></svg>",
+            "frame",
+        ),
+    ],
+)
+async def test_a_cut_is_found(browser: Browser, planted: str, fault: str) -> None:
+    async with visiting(browser, "about:blank") as visitor:
+        page = await visitor.context.new_page()
+        await page.set_content(f"<style>.wide {{ overflow-x: auto }}</style><main>{planted}</main>")
+        assert any(fault in one for one in await cuts(page))
 
 
 async def breaches(page: Page) -> list[str]:

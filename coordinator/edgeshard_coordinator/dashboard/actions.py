@@ -7,16 +7,16 @@ from typing import Any
 
 from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec
 from edgeshard.domain.deployments.loss import Loss
-from edgeshard.domain.deployments.placement import ExplicitStage, Placement
+from edgeshard.domain.deployments.placement import ExplicitStage
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName
-from edgeshard_coordinator.dashboard import member_actions
+from edgeshard_coordinator.dashboard import member_actions, model_actions
 from edgeshard_coordinator.dashboard.operator import Action, Operator
-from edgeshard_coordinator.dashboard.picture import known, prediction_picture
+from edgeshard_coordinator.dashboard.picture import known, placement_picture, prediction_picture
 
 
 async def plan(operator: Operator, asked: Mapping[str, Any]) -> Any:
-    return _placement(await operator.plan(_spec(asked)))
+    return placement_picture(await operator.plan(_spec(asked)))
 
 
 async def deploy(operator: Operator, asked: Mapping[str, Any]) -> Any:
@@ -38,7 +38,7 @@ async def replan(operator: Operator, asked: Mapping[str, Any]) -> Any:
         reason=found.reason.value,
         changed=found.changed,
         gain=found.gain,
-        found=_placement(found.found),
+        found=placement_picture(found.found),
         note=found.note or None,
     )
 
@@ -62,7 +62,7 @@ async def timeline(operator: Operator, asked: Mapping[str, Any]) -> Any:
     return await operator.slice_of(DeploymentName(_text(asked, "name")))
 
 
-GET: Mapping[str, Action] = {"outlook": outlook, **member_actions.GET}
+GET: Mapping[str, Action] = {"outlook": outlook, **member_actions.GET, **model_actions.GET}
 POST: Mapping[str, Action] = {
     "plan": plan,
     "deploy": deploy,
@@ -70,6 +70,7 @@ POST: Mapping[str, Action] = {
     "replan": replan,
     "timeline": timeline,
     **member_actions.POST,
+    **model_actions.POST,
 }
 
 
@@ -85,24 +86,6 @@ def _spec(asked: Mapping[str, Any]) -> DeploymentSpec:
     if not isinstance(spec, dict):
         raise InvalidArgumentError("spec is missing", field="spec")
     return parse_spec(spec)
-
-
-def _placement(placement: Placement) -> dict[str, Any]:
-    return known(
-        stages=[
-            {
-                "node": stage.node_name,
-                "first": stage.layers.first,
-                "end": stage.layers.end,
-                "weights": stage.parameter_bytes,
-                "kv": stage.kv_bytes,
-                "streamed": stage.streamed_bytes,
-            }
-            for stage in placement.stages
-        ],
-        predicted=None if placement.predicted is None else prediction_picture(placement.predicted),
-        note=placement.note or None,
-    )
 
 
 def _loss(loss: Loss) -> dict[str, Any]:

@@ -11,11 +11,12 @@ from edgeshard.client.site_calls import SiteCalls
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.identity import ApiKey
 from edgeshard.domain.ids import DeploymentName
+from edgeshard_coordinator.dashboard.adding import OperatorAdding
 
 
 class Operator(SiteCalls, DeploymentCalls):
     """An operator's calls. `slice_of` gives the newest slice of a deployment's timeline, `usage_of` what an API key
-    used since the coordinator began, in JSON types."""
+    used since the coordinator began, in JSON types; `adding` adds models at the coordinator."""
 
     def __init__(
         self,
@@ -24,10 +25,14 @@ class Operator(SiteCalls, DeploymentCalls):
         clock: Clock,
         slice_of: Callable[[DeploymentName], Awaitable[Any]],
         usage_of: Callable[[ApiKey], Mapping[str, Any]],
+        adding: OperatorAdding,
     ) -> None:
         super().__init__(connection, timeout_s, clock)
         self.slice_of = slice_of
         self.usage_of = usage_of
+        self.list_folders = adding.models
+        self.add_at_coordinator = adding.add
+        self.cancel_addition = adding.cancel
 
 
 Action = Callable[[Operator, Mapping[str, Any]], Coroutine[Any, Any, Any]]

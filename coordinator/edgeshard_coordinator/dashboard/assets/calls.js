@@ -41,6 +41,11 @@ function shown(token = session?.token) {
   return token ? { "x-edgeshard-token": token } : {};
 }
 
+// The name of whoever is logged in here, as it is in the list of requests.
+export function who() {
+  return session?.who;
+}
+
 // An address of the dashboard's, whatever path a proxy puts before it and wherever the page itself lies.
 export function at(path) {
   return new URL(path, DASHBOARD);

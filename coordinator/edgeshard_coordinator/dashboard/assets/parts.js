@@ -56,6 +56,9 @@ export function Bar({ label, parts, total }) {
   </svg>`;
 }
 
+// The states of a request, by their names in the picture.
+export const STATES = { parked: "waits for a node to lead", queued: "waits", reading: "reads its prompt", writing: "writes" };
+
 // How far a stage is with its weights: what is done, of how much, and what it does.
 export function progress(stage) {
   return stage.to_fill ? [stage.filled, stage.to_fill, stage.work] : [stage.fetched ?? 0, stage.to_fetch ?? 0, "fetching"];
@@ -84,13 +87,18 @@ export function Problem({ error }) {
   return html`<span class="problem" role="alert">${error.message ?? error}${error.remedy && html`<span class="remedy">${error.remedy}</span>`}</span>`;
 }
 
-// A button that does something slow once, and shows the result. `why` is the reason for which it can do nothing yet: the
-// button is disabled, and the reason is next to it. `done` makes a text of what `does` returned.
+// A button. `why` is the reason for which it can do nothing yet: it is disabled, and the reason is next to it.
+export function Button({ text, why, danger, busy, type = "button", onClick }) {
+  const id = useId();
+  return html`<button type=${type} class=${danger ? "danger" : ""} disabled=${busy || Boolean(why)} aria-describedby=${why ? id : undefined} onClick=${onClick}>${text}</button>
+    ${why && html`<small class="quiet why" id=${id}>${why}</small>`}`;
+}
+
+// A button that does something slow once, and shows the result, of which `done` makes a text, or what went wrong.
 export function Doing({ text, does, done, danger, why }) {
   const [busy, setBusy] = useState(false);
   const [result, setResult] = useState("");
   const [problem, setProblem] = useState(null);
-  const id = useId();
   const click = async () => {
     setBusy(true);
     setResult("");
@@ -103,6 +111,6 @@ export function Doing({ text, does, done, danger, why }) {
     }
     setBusy(false);
   };
-  return html`<span class="doing"><button type="button" class=${danger ? "danger" : ""} disabled=${busy || Boolean(why)} aria-describedby=${why ? id : undefined} onClick=${click}>${text}</button>
-    ${why && html`<small class="quiet" id=${id}>${why}</small>`}<span role="status">${busy ? "…" : result}</span><${Problem} error=${problem} /></span>`;
+  return html`<span class="doing"><${Button} text=${text} why=${why} danger=${danger} busy=${busy} onClick=${click} />
+    <span role="status">${busy ? "…" : result}</span><${Problem} error=${problem} /></span>`;
 }
