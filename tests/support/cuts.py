@@ -152,3 +152,32 @@ def crowded(picture: dict[str, Any], nodes: int, deployments: int) -> dict[str, 
 _TAKERS = ", ".join(f"workstation-{index:02d}.second-floor.example {index}:{index + 1}" for index in range(9))
 OUTLOOK = {"losses": [{"node": "workstation-00.second-floor.example", "pause_s": 123.4, "taken_by": _TAKERS}]}
 """The forecast of what a loss costs each of these deployments."""
+
+_UPDATE = """async (change) => {
+  const began = performance.now();
+  let ended = null;
+  const drawn = () => { document.body.getBoundingClientRect(); ended = performance.now(); };
+  const observer = new MutationObserver(drawn);
+  observer.observe(document.body, { subtree: true, childList: true, characterData: true, attributes: true });
+  send("change", change);
+  await new Promise((done) => setTimeout(done, 400));
+  observer.disconnect();
+  return ended === null ? null : (ended - began) / 1000;
+}"""
+
+
+def busy_change(picture: dict[str, Any], number: int) -> dict[str, Any]:
+    """The change of a picture in which all figures move: of each node, deployment, stage and request."""
+    nodes = {name: {"load": number % 100 / 100, "kv_used": number << 20} for name in picture["nodes"]}
+    deployments = {}
+    for name, one in picture["deployments"].items():
+        stages = {index: {"kv_used": number << 20, "busy": number % 100 / 100} for index in one["stages"]}
+        deployments[name] = {"running": number, "served": number, "tokens_per_s": 0.1 * number, "stages": stages}
+    requests = {name: {"read": number, "age_s": number} for name in picture["requests"]}
+    return {"nodes": nodes, "deployments": deployments, "requests": requests}
+
+
+async def update_s(page: Page, change: dict[str, Any]) -> float | None:
+    """Seconds from the arrival of a change until it is drawn and laid out; None if nothing of the page changed."""
+    found = await page.evaluate(_UPDATE, change)
+    return None if found is None else float(found)
