@@ -27,7 +27,19 @@ from edgeshard.domain.errors import FailedPreconditionError
 from edgeshard.local.cluster import LocalCluster
 from edgeshard.rpc.channel import open_channel
 from tests.coordinator.conftest import build_registration
-from tests.support.browser import DESKTOP, PHONE, Visitor, chromium, go, hide, live, needs_chromium, screens, visiting
+from tests.support.browser import (
+    DESKTOP,
+    PHONE,
+    Visitor,
+    chromium,
+    go,
+    hide,
+    live,
+    needs_chromium,
+    screens,
+    show,
+    visiting,
+)
 from tests.support.chat_models import DEMO_MODEL
 from tests.support.clients import CLIENTS, run
 from tests.support.cuts import (
@@ -110,13 +122,6 @@ async def test_each_screen_opens_from_the_printed_link_and_every_reader_can_use_
             found += [f"{screen}: {fault}" for fault in await cuts(page)]
             found += [f"{screen}: {breach}" for breach in await breaches(page)]
         assert not found and not visitor.problems
-
-
-async def show(page: Page, screen: str) -> None:
-    """By its address, as a bookmark does."""
-    await page.evaluate("screen => { location.hash = `#/${screen}`; }", screen)
-    await page.locator(f"nav a[href='#/{screen.partition('/')[0]}'][aria-current=page]").wait_for()
-    await page.locator("main section h2").first.wait_for()
 
 
 async def all_screens(page: Page) -> list[str]:
@@ -308,6 +313,40 @@ async def test_a_model_is_planned_loads_and_goes_by_buttons(site: Site, browser:
         await delete.click()
         await expect(page.get_by_role("region", name="Deployments")).not_to_contain_text("large")
         assert not visitor.problems
+
+
+@pytest.mark.long
+async def test_nothing_is_cut_while_a_page_is_in_use(site: Site, browser: Browser, tmp_path: Path) -> None:
+    """A plan, a refusal, recorded steps and an answer; and what the holder of a key sees before and after its login."""
+    url = site.cluster.coordinator.gateway
+    _, key = await site.client.create_key("application-with-a-long-name", ["tales"], tokens_per_minute=123_456_789)
+    async with visiting(browser, url) as visitor, visiting(browser, url) as other:
+        page = await visitor.enter(site.client)
+        await show(page, "now")
+        await page.get_by_role("button", name="Record steps").click()
+        await page.get_by_text("No step ran").or_(page.locator(".timeline")).first.wait_for()
+        assert await cuts_at_all_sizes(page) == []
+        await show(page, "deployments/tales")
+        await page.get_by_role("button", name="Look for a better placement").click()
+        await expect(page.locator("section", has_text="Move").get_by_role("status").first).not_to_have_text("…")
+        assert await cuts_at_all_sizes(page) == []
+        await show(page, "playground")
+        for message, top_p in (("Once " + "a" * 200, ""), ("twice", "7")):
+            await page.get_by_label("Top p").fill(top_p)
+            await page.get_by_label("Message").fill(message)
+            await page.get_by_role("button", name="Send").click()
+            await expect(page.get_by_role("button", name="Stop")).to_be_disabled()
+        await expect(page.locator(".problem")).to_contain_text("top_p")
+        assert await cuts_at_all_sizes(page) == [] and await breaches(page) == []
+        assert [problem for problem in visitor.problems if "400" not in problem] == []
+        page = await other.another("")
+        await page.get_by_label("API key").wait_for()
+        assert await cuts_at_all_sizes(page) == [] and await breaches(page) == []
+        await page.get_by_label("API key").fill(key)
+        await page.get_by_role("button", name="Show").click()
+        await live(page)
+        assert await all_faults(page) == [] and await breaches(page) == []
+    await site.client.revoke_key("application-with-a-long-name")
 
 
 async def test_the_map_shows_direction_speed_and_memory(site: Site, browser: Browser) -> None:
