@@ -68,7 +68,9 @@ EMPTY = {
     "site": "No node has joined yet",
     "deployments": "The store has no model",
     "playground": "No deployment is ready",
-    "join": "Make the line",
+    "models": "The store has no model",
+    "keys": "Keys",
+    "nodes": "Make the line",
     "events": "Nothing has happened yet",
 }
 """What screens of an empty site say."""

@@ -2,6 +2,7 @@
 import { useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { act } from "./calls.js";
+import { Deploy } from "./deploy.js";
 import { bytes, count, percent, seconds } from "./format.js";
 import { Doing, Field, Line, Loading, Table } from "./parts.js";
 import { Recoveries, outlookOf } from "./recovery.js";
@@ -41,40 +42,7 @@ export function Deployments({ picture, rest }) {
   ];
   return html`<section><h2>Deployments</h2>
       <${Table} label="Deployments" columns=${columns} rows=${rows} empty="Nothing is deployed." /><${Line} of="edgectl get deployments" /></section>
-    <${Deploy} models=${picture.models} taken=${picture.deployments} />`;
-}
-
-function Deploy({ models, taken }) {
-  const names = Object.keys(models);
-  const [model, setModel] = useState("");
-  const [quantise, setQuantise] = useState("");
-  const [plan, setPlan] = useState(null);
-  const chosen = models[model] ? model : names[0];
-  if (!names.length) return html`<section><h2>Deploy a model</h2><p class="quiet">The store has no model.</p><${Line} of="edgectl model add OWNER/NAME" /></section>`;
-  const name = [chosen, ...Array.from({ length: 98 }, (_, index) => `${chosen}-${index + 2}`)].find((one) => !taken[one]);
-  const spec = { name, model: chosen, ...(quantise && { quantisation: { "*": quantise } }) };
-  const line = `edgectl deploy ${name} --model ${chosen}${quantise && ` --quantise ${quantise}`}`;
-  return html`<section><h2>Deploy a model</h2>
-    <p><label>Model <select value=${chosen} onChange=${(event) => (setModel(event.target.value), setPlan(null))}>${names.map((one) => html`<option>${one}</option>`)}</select></label>
-      <label>Weights <select value=${quantise} onChange=${(event) => (setQuantise(event.target.value), setPlan(null))}><option value="">as stored</option><option>int8</option><option>int4</option><option value="none">whole</option></select></label>
-      <${Doing} key=${`plan ${name}`} text="Show the plan" does=${async () => setPlan(await act("plan", { spec }))} />
-      ${plan && html`<${Doing} key=${`deploy ${name}`} text=${`Deploy ${name}`} does=${() => act("deploy", { spec })} done=${() => "It is loading."} />`}</p>
-    ${plan && html`<${Plan} plan=${plan} />`}
-    <${Line} of=${line} /></section>`;
-}
-
-function Plan({ plan }) {
-  const columns = [
-    { title: "Node", cell: ({ stage }) => stage.node },
-    { title: "Layers", cell: ({ stage }) => `${stage.first}:${stage.end}` },
-    { title: "Weights", right: true, cell: ({ stage }) => bytes(stage.weights) },
-    { title: "KV", right: true, cell: ({ stage }) => bytes(stage.kv) },
-  ];
-  const rows = plan.stages.map((stage) => ({ key: stage.node, stage }));
-  const predicted = plan.predicted;
-  return html`<${Table} label="The plan" columns=${columns} rows=${rows} />
-    ${predicted && html`<p>Predicted: first token in ${seconds(predicted.first_token_s)}, one every ${seconds(predicted.between_tokens_s)}, ${count(predicted.tokens_per_s, 1)} tokens/s over all. ${predicted.bottleneck}</p>`}
-    ${plan.note && html`<p class="quiet">${plan.note}</p>`}`;
+    <${Deploy} picture=${picture} />`;
 }
 
 function Deployment({ name, deployment, picture }) {
