@@ -27,7 +27,7 @@ const DOCUMENT_COLUMNS = [
 export function About({ picture: { site } }) {
   const [licences, setLicences] = useState("");
   const facts = { Version: site.version, Site: site.name ?? "without certificates, so it has no name" };
-  if (site.began_at) facts["Runs since"] = moment(site.began_at);
+  if (site.began_at) facts["Runs since"] = moment(1000 * site.began_at);
   facts["Address as this browser sees it"] = siteAddress();
   const rows = Object.entries(facts).map(([key, value]) => ({ key, value }));
   const documents = Object.entries(DOCUMENTS).map(([key, about]) => ({ key, about }));

@@ -11,11 +11,6 @@ export function bytes(count) {
   return `${unit && count < 100 ? count.toFixed(1) : Math.round(count)} ${SIZES[unit]}`;
 }
 
-// A time in seconds since 1970, with its date and zone.
-export function moment(since_1970) {
-  return `${new Date(1000 * since_1970).toISOString().slice(0, 16).replace("T", " ")} UTC`;
-}
-
 export function seconds(value) {
   if (value === undefined) return "–";
   if (value < 0.001) return `${(value * 1e6).toFixed(0)} µs`;

@@ -24,7 +24,7 @@ function columns(revoke) {
     { title: "Requests", right: true, cell: ({ one }) => count(one.usage.requests) },
     { title: "Prompt tokens", right: true, cell: ({ one }) => count(one.usage.prompt_tokens) },
     { title: "Answer tokens", right: true, cell: ({ one }) => count(one.usage.new_tokens) },
-    { title: "Created", cell: ({ one }) => moment(one.created_at) },
+    { title: "Created", cell: ({ one }) => moment(1000 * one.created_at) },
     { title: "Revoke", cell: ({ key }) => html`<${Confirmed} text=${`Revoke ${key}`} question="Its requests end, and programs with it are refused." does=${() => revoke(key)} />` },
   ];
 }
@@ -44,7 +44,7 @@ export function Keys({ picture }) {
   const rows = (answer?.keys ?? []).map((one) => ({ key: one.name, one }));
   const empty = answer ? "There is no key. Programs need one, unless the coordinator was started with --http-no-key." : "Loading.";
   return html`<section><h2>Keys</h2><${Problem} error=${error} /><${Table} label="Keys" columns=${columns(revoke)} rows=${rows} empty=${empty} />
-      <p class="quiet">Requests and tokens are counted since the coordinator began${picture.site.began_at ? `, ${moment(picture.site.began_at)}` : ""}, or since the key was created if that is later.</p>
+      <p class="quiet">Requests and tokens are counted since the coordinator began${picture.site.began_at ? `, ${moment(1000 * picture.site.began_at)}` : ""}, or since the key was created if that is later.</p>
       <${Line} of="edgectl key list" /></section>
     ${created && html`<${Created} created=${created} picture=${picture} />`}
     <${Create} create=${create} picture=${picture} />`;

@@ -140,8 +140,8 @@ function Tokens() {
   const columns = [
     { title: "Token", cell: ({ key }) => key },
     { title: "For", cell: ({ token }) => `${token.role} ${token.name}` },
-    { title: "Created", cell: ({ token }) => `${token.created_at ? moment(token.created_at) : "–"}${token.creator ? ` by ${token.creator}` : ""}` },
-    { title: "Expires", cell: ({ token }) => moment(token.expires_at) },
+    { title: "Created", cell: ({ token }) => `${token.created_at ? moment(1000 * token.created_at) : "–"}${token.creator ? ` by ${token.creator}` : ""}` },
+    { title: "Expires", cell: ({ token }) => moment(1000 * token.expires_at) },
     { title: "Revoke", cell: ({ key }) => html`<${Confirmed} text="Revoke" question="No process can join with it then." does=${() => revoke(key)} />` },
   ];
   const rows = (answer?.tokens ?? []).map((token) => ({ key: token.id, token }));
