@@ -35,6 +35,6 @@ export function About({ picture: { site } }) {
   return html`<section><h2>About</h2><${Table} label="About" columns=${FACTS} rows=${rows} /><${Line} of="edgectl doctor" /></section>
     <section><h2>Metrics</h2><p>Prometheus reads <a href=${`${siteAddress()}/metrics`}>${siteAddress()}/metrics</a> with an API key that may read metrics.</p><${Line} of="edgectl key create prometheus --metrics" /></section>
     <section><h2>Documents</h2><p>They are in the release and in the repository.</p><${Table} label="Documents" columns=${DOCUMENT_COLUMNS} rows=${documents} /></section>
-    <section><h2>Licences</h2><p>This page contains preact, htm, uPlot and parts of d3, and nothing from other hosts.</p>
+    <section><h2>Licences</h2><p>This page contains preact, htm and uPlot, and nothing from other hosts.</p>
       ${licences ? html`<pre>${licences}</pre>` : html`<p><${Doing} text="Show their licences" does=${load} /></p>`}</section>`;
 }
