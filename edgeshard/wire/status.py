@@ -51,7 +51,7 @@ def error_to_bytes(error: EdgeShardError) -> bytes:
 
 
 def error_from_bytes(data: bytes) -> EdgeShardError:
-    """The typed error behind the bytes of `error_to_bytes`."""
+    """The typed error that `error_to_bytes` wrote."""
     return _from_status(status_pb2.Status.FromString(data))
 
 

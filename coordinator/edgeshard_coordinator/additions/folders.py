@@ -12,8 +12,8 @@ from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
 from edgeshard.importing.sources import Source
 
 MAX_DEPTH = 3
-"""Levels of folders below each that are searched: `models--OWNER--NAME/snapshots/REVISION` of the Hub's cache has so
-many."""
+"""Levels of directories that are searched below each folder, the number of `models--OWNER--NAME/snapshots/REVISION` in
+the Hub's cache."""
 MAX_MODELS = 200
 MAX_ENTRIES = 20_000
 """Models and directory entries of one search, over all folders."""
