@@ -47,7 +47,7 @@ def to_status(error: EdgeShardError) -> status_pb2.Status:
 
 def error_to_bytes(error: EdgeShardError) -> bytes:
     """The error for another process; `error_from_bytes` reads it."""
-    return to_status(error).SerializeToString()
+    return bytes(to_status(error).SerializeToString())
 
 
 def error_from_bytes(data: bytes) -> EdgeShardError:

@@ -52,6 +52,7 @@ def _write_safetensors(path: Path, entries: dict[str, tuple[str, tuple[int, ...]
             while left:
                 count = min(left, _CHUNK)
                 values = random.integers(0, 0x70, count, np.uint8)  # no NaN
-                file.write(values if dtype.startswith("F8") else (values / 1000).astype("<f4"))
+                numbers = values if dtype.startswith("F8") else (values / 1000).astype("<f4")
+                file.write(numbers.tobytes())
                 left -= count
     return end

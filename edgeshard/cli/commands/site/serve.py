@@ -121,9 +121,8 @@ class HttpOptions:
         words = [] if self.http_listen is None else ["--http-listen", self.http_listen]
         words += [] if self.dashboard_url is None else ["--dashboard-url", self.dashboard_url]
         words += [word for name in self.http_names or () for word in ("--http-name", name)]
-        words += [
-            word for folder in self.model_folders or () for word in ("--model-folder", str(Path(folder).absolute()))
-        ]
+        folders = [str(Path(folder).absolute()) for folder in self.model_folders or ()]
+        words += [word for folder in folders for word in ("--model-folder", folder)]
         words += ["--allow-hub"] if self.allow_hub else []
         return words + [word for origin in self.http_origins or () for word in ("--http-allow-origin", origin)]
 
