@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
+from edgeshard_coordinator.dashboard.actions import POST
 
 from edgeshard.cli.render.views import layers_text
 from edgeshard.domain.identity import Role
@@ -253,19 +254,7 @@ async def test_a_conversation_is_the_gateways(site: Site, http: Http) -> None:
     assert refused.status == 404
 
 
-UNSAFE = (
-    "do/plan",
-    "do/deploy",
-    "do/delete",
-    "do/replan",
-    "do/join",
-    "do/timeline",
-    "do/add-model",
-    "do/cancel-addition",
-    "do/delete-model",
-    "do/fits",
-    "chat",
-)
+UNSAFE = (*(f"do/{what}" for what in POST), "chat")
 
 
 @pytest.mark.parametrize("path", UNSAFE)

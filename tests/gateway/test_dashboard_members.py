@@ -35,7 +35,7 @@ class Secured:
     browser: Browser
 
     async def done(self) -> list[tuple[str, str, str, str]]:
-        """What the audit log has of anna's browser: who, what, of which, with which result."""
+        """The entries of the audit log by anna: who, call, target, result."""
         entries = await self.client.audit(50)
         return [(one.who, one.what, one.target, one.result) for one in entries if one.who == "operator/anna"]
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Literal
 
 from playwright.async_api import Page
 
+from tests.support import forms
+
 SIZES = ((1280, 800), (1024, 768), (390, 844))
-SCHEMES = ("light", "dark")
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 _FIND = """() => {
   const SLACK = 1.5; // pixels: boxes end between them
   const found = new Set();
@@ -73,12 +75,12 @@ async def cuts(page: Page) -> list[str]:
 
 
 async def cuts_at_all_sizes(page: Page) -> list[str]:
-    """The faults of the page at each width and in both schemes, each with its width and its scheme."""
+    """The faults of the page at each width, each with its width; in the long form in both schemes."""
     found = list[str]()
-    for width, height in SIZES:
-        await page.set_viewport_size({"width": width, "height": height})
-        for scheme in SCHEMES:
-            await page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    for scheme in SCHEMES if forms.LONG else SCHEMES[:1]:
+        await page.emulate_media(color_scheme=scheme)
+        for width, height in SIZES:
+            await page.set_viewport_size({"width": width, "height": height})
             found += [f"{width} {scheme}: {fault}" for fault in await cuts(page)]
     return found
 
@@ -152,3 +154,37 @@ def crowded(picture: dict[str, Any], nodes: int, deployments: int) -> dict[str, 
 _TAKERS = ", ".join(f"workstation-{index:02d}.second-floor.example {index}:{index + 1}" for index in range(9))
 OUTLOOK = {"losses": [{"node": "workstation-00.second-floor.example", "pause_s": 123.4, "taken_by": _TAKERS}]}
 """The forecast of what a loss costs each of these deployments."""
+
+_UPDATE = """(change) => new Promise((done) => {
+  const WAIT_MS = 400; // for the first of the page's changes
+  const QUIET_MS = 40; // after the last one
+  const began = performance.now();
+  let ended = null;
+  const end = () => { observer.disconnect(); done(ended === null ? null : (ended - began) / 1000); };
+  let ending = setTimeout(end, WAIT_MS);
+  const observer = new MutationObserver(() => {
+    document.body.getBoundingClientRect();
+    ended = performance.now();
+    clearTimeout(ending);
+    ending = setTimeout(end, QUIET_MS);
+  });
+  observer.observe(document.body, { subtree: true, childList: true, characterData: true, attributes: true });
+  send("change", change);
+})"""
+
+
+def busy_change(picture: dict[str, Any], number: int) -> dict[str, Any]:
+    """The change of a picture in which all figures move: of each node, deployment, stage and request."""
+    nodes = {name: {"load": number % 100 / 100, "kv_used": number << 20} for name in picture["nodes"]}
+    deployments = {}
+    for name, one in picture["deployments"].items():
+        stages = {index: {"kv_used": number << 20, "busy": number % 100 / 100} for index in one["stages"]}
+        deployments[name] = {"running": number, "served": number, "tokens_per_s": 0.1 * number, "stages": stages}
+    requests = {name: {"read": number, "age_s": number} for name in picture["requests"]}
+    return {"nodes": nodes, "deployments": deployments, "requests": requests}
+
+
+async def update_s(page: Page, change: dict[str, Any]) -> float | None:
+    """Seconds from the arrival of a change until it is drawn and laid out; None if nothing of the page changed."""
+    found = await page.evaluate(_UPDATE, change)
+    return None if found is None else float(found)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import shlex
+import statistics
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,10 +27,31 @@ from edgeshard.domain.errors import FailedPreconditionError
 from edgeshard.local.cluster import LocalCluster
 from edgeshard.rpc.channel import open_channel
 from tests.coordinator.conftest import build_registration
-from tests.support.browser import DESKTOP, PHONE, Visitor, chromium, go, hide, live, needs_chromium, screens, visiting
+from tests.support.browser import (
+    DESKTOP,
+    PHONE,
+    Visitor,
+    chromium,
+    go,
+    hide,
+    live,
+    needs_chromium,
+    screens,
+    show,
+    visiting,
+)
 from tests.support.chat_models import DEMO_MODEL
 from tests.support.clients import CLIENTS, run
-from tests.support.cuts import OUTLOOK, PICTURE, SCRIPTED_STREAM, crowded, cuts, cuts_at_all_sizes
+from tests.support.cuts import (
+    OUTLOOK,
+    PICTURE,
+    SCRIPTED_STREAM,
+    busy_change,
+    crowded,
+    cuts,
+    cuts_at_all_sizes,
+    update_s,
+)
 from tests.support.http import Http
 from tests.support.running import EDGECTL
 from tests.support.scripted_agent import FakeAgent
@@ -52,6 +74,7 @@ EMPTY = {
     "events": "Nothing has happened yet",
 }
 """What screens of an empty site say."""
+KEYS, UPDATES, UPDATE_S = 200, 5, 0.1
 TABS = 8
 """More than the six connections that a browser allows to a host."""
 
@@ -103,13 +126,6 @@ async def test_each_screen_opens_from_the_printed_link_and_every_reader_can_use_
         assert not found and not visitor.problems
 
 
-async def show(page: Page, screen: str) -> None:
-    """By its address, as a bookmark does."""
-    await page.evaluate("screen => { location.hash = `#/${screen}`; }", screen)
-    await page.locator(f"nav a[href='#/{screen.partition('/')[0]}'][aria-current=page]").wait_for()
-    await page.locator("main section h2").first.wait_for()
-
-
 async def all_screens(page: Page) -> list[str]:
     """The screens of the navigation, and the first one of each kind that these link to."""
     names, details = await screens(page), dict[str, str]()
@@ -137,19 +153,48 @@ async def test_nothing_is_cut_on_any_screen(site: Site, browser: Browser) -> Non
     async with visiting(browser, url) as visitor, visiting(browser, url) as other:
         page = await visitor.enter(site.client)
         assert await all_faults(page) == []
-        crowd = await crowded_page(other, await page.evaluate(PICTURE), site.client)
+        picture = await page.evaluate(PICTURE)
+        crowd = await crowded_page(other, crowded(picture, nodes=20, deployments=10), site.client)
         assert await all_faults(crowd) == []
+        await show(crowd, "site")
+        for number in (1, 2, 3, 8, 9):
+            await crowd.evaluate("picture => send('picture', picture)", crowded(picture, number, number))
+            await expect(crowd.locator(".map .node")).to_have_count(number)
+            for width, height in (DESKTOP, PHONE):
+                await crowd.set_viewport_size({"width": width, "height": height})
+                assert await cuts(crowd) == [], f"{number} nodes at {width}"
         assert not visitor.problems and not other.problems
 
 
+@pytest.mark.timing
+@pytest.mark.long
+async def test_an_update_of_a_large_site_is_drawn_at_once(site: Site, browser: Browser) -> None:
+    """All figures of 20 nodes, 10 deployments and 50 requests change; the site has 200 keys."""
+    url = site.cluster.coordinator.gateway
+    async with visiting(browser, url) as visitor, visiting(browser, url) as other:
+        picture = crowded(await (await visitor.enter(site.client)).evaluate(PICTURE), nodes=20, deployments=10)
+        names = [f"application-{number}" for number in range(KEYS)]
+        for name in names:
+            await site.client.create_key(name)
+        page = await crowded_page(other, picture, site.client)
+        for screen in await all_screens(page):
+            await show(page, screen)
+            times = [await update_s(page, busy_change(picture, number)) for number in range(1, UPDATES + 1)]
+            drawn = [seconds for seconds in times if seconds is not None]
+            assert not drawn or statistics.median(drawn) <= UPDATE_S, f"{screen}: {times}"
+            assert drawn or screen not in ("site", "now", "deployments"), f"{screen} has no new figures"
+        for name in names:
+            await site.client.revoke_key(name)
+
+
 async def crowded_page(visitor: Visitor, picture: dict[str, Any], client: Client) -> Page:
-    """A page of its own stream, whose site is `picture` made large."""
+    """A page with a stream of its own, which has sent `picture`."""
     await visitor.context.add_init_script(SCRIPTED_STREAM)
     await visitor.context.route("**/dashboard/do/outlook*", lambda route: route.fulfill(json=OUTLOOK))
     page = await visitor.context.new_page()
     await page.goto((await client.dashboard_link()).url)
     await page.locator(".state").wait_for()
-    await page.evaluate("picture => streaming.then(() => send('picture', picture))", crowded(picture, 20, 10))
+    await page.evaluate("picture => streaming.then(() => send('picture', picture))", picture)
     await live(page)
     return page
 
@@ -272,6 +317,94 @@ async def test_a_model_is_planned_loads_and_goes_by_buttons(site: Site, browser:
         assert not visitor.problems
 
 
+@pytest.mark.long
+async def test_nothing_is_cut_while_a_page_is_in_use(site: Site, browser: Browser, tmp_path: Path) -> None:
+    """A plan, a refusal, recorded steps and an answer; and what the holder of a key sees before and after its login."""
+    url = site.cluster.coordinator.gateway
+    _, key = await site.client.create_key("application-with-a-long-name", ["tales"], tokens_per_minute=123_456_789)
+    async with visiting(browser, url) as visitor, visiting(browser, url) as other:
+        page = await visitor.enter(site.client)
+        await show(page, "now")
+        await page.get_by_role("button", name="Record steps").click()
+        await page.get_by_text("No step ran").or_(page.locator(".timeline")).first.wait_for()
+        assert await cuts_at_all_sizes(page) == []
+        await show(page, "deployments/tales")
+        await page.get_by_role("button", name="Look for a better placement").click()
+        await expect(page.locator("section", has_text="Move").get_by_role("status").first).not_to_have_text("…")
+        assert await cuts_at_all_sizes(page) == []
+        await show(page, "playground")
+        for message, top_p in (("Once " + "a" * 200, ""), ("twice", "7")):
+            await page.get_by_label("Top p").fill(top_p)
+            await page.get_by_label("Message").fill(message)
+            await page.get_by_role("button", name="Send").click()
+            await expect(page.get_by_role("button", name="Stop")).to_be_disabled()
+        await expect(page.locator(".problem")).to_contain_text("top_p")
+        assert await cuts_at_all_sizes(page) == [] and await breaches(page) == []
+        assert [problem for problem in visitor.problems if "400" not in problem] == []
+        page = await other.another("")
+        await page.get_by_label("API key").wait_for()
+        assert await cuts_at_all_sizes(page) == [] and await breaches(page) == []
+        await page.get_by_label("API key").fill(key)
+        await page.get_by_role("button", name="Show").click()
+        await live(page)
+        assert await all_faults(page) == [] and await breaches(page) == []
+    await site.client.revoke_key("application-with-a-long-name")
+
+
+async def test_the_map_shows_direction_speed_and_memory(site: Site, browser: Browser) -> None:
+    """The figures of nodes that are connected add up; each hop of the pipeline ends in an arrow."""
+    url = site.cluster.coordinator.gateway
+    async with visiting(browser, url) as visitor, visiting(browser, url) as other:
+        picture = await (await visitor.enter(site.client)).evaluate(PICTURE)
+        nodes = picture["nodes"]
+        for name, free in (("a", 10 << 30), ("b", 14 << 30), ("c", 20 << 30)):
+            nodes[name] |= {"status": "connected", "budget": 20 << 30, "free": free}
+        nodes["c"]["status"] = "away"
+        for stage in picture["deployments"]["tales"]["stages"].values():
+            stage["tokens_per_s"] = 12.34
+        page = await crowded_page(other, picture, site.client)
+        await expect(page.locator(".sum")).to_have_text(
+            "40.0 GiB in 2 nodes; the largest model that fits has 24.0 GiB, with its KV cache."
+        )
+        box = page.locator('.node[data-node="a"]')
+        await expect(box).to_contain_text("10.0 GiB held, 10.0 GiB free")
+        await expect(box).to_contain_text("layers 0:4 · 12.3 tokens/s")
+        hops = page.locator(".hop[marker-end]")
+        assert await hops.locator("title").all_text_contents() == ["From a to b", "From b to c", "From c to a"]
+
+
+async def test_the_playground_shows_what_an_answer_waits_for(site: Site, browser: Browser) -> None:
+    """Of a request that waits, and of one that reads its prompt; the system prompt goes first."""
+    url = site.cluster.coordinator.gateway
+    async with visiting(browser, url) as visitor, visiting(browser, url) as other:
+        picture = await (await visitor.enter(site.client)).evaluate(PICTURE)
+        page = await crowded_page(other, picture, site.client)
+        bodies = list[dict[str, Any]]()
+        await page.route("**/dashboard/chat", lambda route: bodies.append(route.request.post_data_json))
+        await show(page, "playground")
+        send, stop = page.get_by_role("button", name="Send"), page.get_by_role("button", name="Stop")
+        await expect(send).to_be_disabled()
+        await expect(send).to_have_accessible_description("Write a message first.")
+        await page.get_by_text("System prompt", exact=True).click()
+        await page.get_by_label("System prompt").fill("Be brief.")
+        await page.get_by_label("Message").fill("Once")
+        await send.click()
+        state = page.locator("p.figures")
+        await expect(state).to_contain_text(re.compile(r"Waiting for the first token, [\d.]+ s so far"))
+        await page.evaluate("send('change', { deployments: { tales: { running: 7, waiting: 3 } } })")
+        await expect(state).to_contain_text("7 requests run and 3 wait at tales")
+        own = {"who": "operator", "deployment": "tales", "state": "reading", "prompt": 120, "read": 34, "age_s": 0}
+        await page.evaluate("own => send('change', { requests: { r1: own } })", own)
+        await expect(state).to_contain_text("Reading: 34 of 120 prompt tokens")
+        await stop.click()
+        await expect(stop).to_be_disabled()
+        roles = [(message["role"], message["content"]) for message in bodies[0]["messages"]]
+        assert roles == [("system", "Be brief."), ("user", "Once")]
+        for index, _ in enumerate(await page.locator(".gaps span").all()):
+            colour = await page.locator(f".gap-{index}").evaluate("one => getComputedStyle(one).backgroundColor")
+            assert (colour == "rgba(0, 0, 0, 0)") == (index == 0), "the legend has the colours of the parts"
+
+
 async def test_an_answer_streams_into_the_playground_until_it_is_stopped(site: Site, browser: Browser) -> None:
     async with visiting(browser, site.cluster.coordinator.gateway) as visitor:
         page = await visitor.enter(site.client)
@@ -286,6 +419,7 @@ async def test_an_answer_streams_into_the_playground_until_it_is_stopped(site: S
         await expect(parts.nth(before + 3)).to_be_attached()
         await stop.click()
         await expect(stop).to_be_disabled()
+        await expect(page.locator(".turn.assistant .figures")).to_contain_text(re.compile(r"[\d.]+ tokens/s"))
         assert await parts.count() < 400
         assert not await breaches(page)
 

@@ -31,9 +31,9 @@ EVENTS = 100
 
 
 class Camera:
-    """`take` makes a picture. What did not change since the one before is the same object. `name` is the site's in
-    certificates, None in plaintext; `began_at` is when the coordinator began, in seconds since 1970. `adder` adds
-    models, if there is one."""
+    """`take` makes a picture. A part that did not change since the one before is the same object. `name` is the site's
+    in certificates, None in plaintext; `began_at` is when the coordinator began, in seconds since 1970. `adder` adds
+    models; None without an adder."""
 
     def __init__(
         self,

@@ -49,7 +49,7 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """The body that creates an API key; its fields are those of `ApiKey`."""
+    """The body that creates an API key, with fields as `ApiKey` has them."""
 
     name: str
     models: Annotated[tuple[str, ...], at_most(MOST_KEY_MODELS)] = ()

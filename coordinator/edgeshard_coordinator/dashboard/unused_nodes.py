@@ -61,7 +61,8 @@ def cause_of_plan(node: Node, name: str, plan: Replan) -> Cause:
     replan = f"edgectl replan {name}"
     is_in_best = any(stage.node_id == node.node_id for stage in best.stages)
     if is_in_best and plan.gain is not None and plan.gain >= WORTH_SAYING:
-        why = f"{name} was placed before. A placement with this node is {100 * plan.gain:.0f} % better: have it move there."
+        gain = f"{100 * plan.gain:.0f} % better"
+        why = f"{name} was placed before. A placement with this node is {gain}: have it move there."
         return Cause(why, replan)
     if is_in_best and plan.reason is not ReplanReason.NOT_WEIGHED:
         why = f"A placement with this node is less than {100 * WORTH_SAYING:.0f} % better, so {name} stays where it is."

@@ -12,7 +12,7 @@ const STAGES = [
   { title: "Layers", cell: ({ stage }) => `${stage.first}:${stage.end}` },
   { title: "State", cell: ({ stage }) => html`<${Loading} stage=${stage} />` },
   { title: "Weights", right: true, cell: ({ stage }) => bytes(stage.weights) },
-  { title: "KV used", right: true, cell: ({ stage }) => `${bytes(stage.kv_used)} of ${bytes(stage.kv)}` },
+  { title: "KV cache used", right: true, cell: ({ stage }) => `${bytes(stage.kv_used)} of ${bytes(stage.kv)}` },
   { title: "Tokens/s", right: true, cell: ({ stage }) => count(stage.tokens_per_s, 1) },
   { title: "Busy", right: true, cell: ({ stage }) => percent(stage.busy) },
 ];

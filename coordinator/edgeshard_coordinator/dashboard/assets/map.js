@@ -14,7 +14,10 @@ const WIDE_MAP = { width: 900, columns: 4, ring: 8 };
 const NARROW_MAP = { width: 410, columns: 2, ring: 2 };
 const ROW = 146;
 const MARGIN = 8;
-const NAME_CHARACTERS = 17;
+const TEXT = BOX - 12; // the width of a line in a box
+const LINE_CHARACTERS = 25; // those of a line that fits as it is; a longer one is squeezed
+const NAME_CHARACTERS = 16; // those of a name, whose letters are wider
+const MAX_NAME_CHARACTERS = 26;
 
 // The places of nodes by name, and the height of the map. Few nodes are in a ring; more are in columns, of which every
 // second one is half a row lower, so that a line between two columns passes between the nodes of the one between them.
@@ -108,8 +111,10 @@ export function memoryParts({ weights, kv, kv_used, budget, free }) {
   return [["weights", weights], ["used", kv_used], ["kv", Math.max(0, kv - kv_used)], ["reserved", reserved]];
 }
 
-function fitting(name) {
-  return name.length > NAME_CHARACTERS ? `${name.slice(0, NAME_CHARACTERS - 1)}…` : name;
+// A line of text in a node's box, with the characters that it has room for.
+function Words({ y, text, room = LINE_CHARACTERS, name }) {
+  const squeezed = text.length > room ? { textLength: TEXT, lengthAdjust: "spacingAndGlyphs" } : {};
+  return html`<text y=${y} class=${name} ...${squeezed}>${text}</text>`;
 }
 
 function Node({ name, node, at, stages }) {
@@ -120,7 +125,8 @@ function Node({ name, node, at, stages }) {
   const state = [node.status === "connected" ? node.kind : node.status, node.load === undefined ? "" : `${percent(node.load)} busy`];
   const work = loading.length ? [`loads ${layers}`, total ? percent(done / total) : ""] : [layers && `layers ${layers}`, layers && speed !== undefined ? `${count(speed, speed < 100 ? 1 : 0)} tokens/s` : ""];
   const memory = `${bytes(node.budget - node.free)} held, ${bytes(node.free)} free`;
-  const texts = [state, work].map((parts) => parts.filter(Boolean).join(" · "));
+  const texts = [state, work, [memory]].map((parts) => parts.filter(Boolean).join(" · "));
+  const short = name.length > MAX_NAME_CHARACTERS ? `${name.slice(0, MAX_NAME_CHARACTERS - 1)}…` : name;
   const left = 8 - BOX / 2;
   const wide = BOX - 16;
   let begin = left;
@@ -128,9 +134,8 @@ function Node({ name, node, at, stages }) {
   const most = loading.length ? total : node.budget;
   return html`<g class=${`node ${node.status}${stages.length ? " used" : ""}${loading.length ? " loading" : ""}`} transform=${`translate(${at.x},${at.y})`} data-node=${name}>
     <rect class="frame" x=${-BOX / 2} y=${-HALF_HEIGHT} width=${BOX} height=${2 * HALF_HEIGHT} rx="10" />
-    <text y="-27" class="name">${fitting(name)}</text>
-    ${texts.map((text, index) => html`<text y=${-10 + 16 * index}>${text}</text>`)}
-    <text y="22">${memory}</text>
+    <${Words} y="-27" name="name" text=${short} room=${NAME_CHARACTERS} />
+    ${texts.map((text, index) => html`<${Words} y=${-10 + 16 * index} text=${text} />`)}
     <rect class="ground" x=${left} y="31" width=${wide} height="7" />
     ${parts.map(([part, size]) => {
       const x = begin;

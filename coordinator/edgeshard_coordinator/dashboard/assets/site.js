@@ -3,6 +3,7 @@ import { useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { bytes, count, percent, rate, seconds } from "./format.js";
 import { Bar, Line, Table } from "./parts.js";
+import { First, isFirst } from "./first.js";
 import { Map, memoryParts } from "./map.js";
 import { Recoveries, recoveryOf } from "./recovery.js";
 
@@ -59,10 +60,9 @@ export function Site({ picture }) {
   const nodes = Object.entries(picture.nodes).map(([key, node]) => ({ key, node, class: node.status, layers: layersOn(picture, key) }));
   const links = Object.entries(picture.links).map(([key, link]) => ({ key, link, from: key.split(" ")[0], to: key.split(" ")[1] }));
   const there = nodes.filter(({ node }) => node.status === "connected").length;
-  if (!nodes.length)
-    return html`<section><h2>No node has joined yet</h2><p>Make <a href="#/nodes">a line that joins one</a>, and run it there.</p>
-      <${Line} of="edgectl token create --node NAME" /></section>`;
-  return html`<section><h2>${there} of ${nodes.length} nodes connected</h2>
+  const first = isFirst(picture) && html`<${First} picture=${picture} />`;
+  if (!nodes.length) return html`${first}<section><h2>No node has joined yet</h2><p>The map shows nodes once they have joined.</p><${Line} of="edgectl get nodes" /></section>`;
+  return html`${first}<section><h2>${there} of ${nodes.length} nodes connected</h2>
       <${Sum} nodes=${picture.nodes} />
       ${names.length > 1 && html`<p class="fields"><label>Pipeline of <select value=${name} onChange=${(event) => choose(event.target.value)}>${names.map((one) => html`<option>${one}</option>`)}</select></label></p>`}
       ${name && html`<${Serving} name=${name} deployment=${picture.deployments[name]} />`}
