@@ -103,6 +103,8 @@ class _Search:
     def listed(self, folder: Path) -> FolderListing:
         try:
             next(os.scandir(folder), None)
+        except FileNotFoundError:
+            return FolderListing(folder, problem="it does not exist: create it, or name another by --model-folder")
         except OSError as error:
             return FolderListing(folder, problem=f"{error.strerror}: let the coordinator's user read this folder")
         models = list[FolderModel]()
