@@ -3,6 +3,7 @@ test's folder, and no error in the console. A recovery is watched in `test_dashb
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,9 +36,12 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    """Nodes a, b and c, of which the deployment tales uses a and b."""
+    """Nodes a, b and c, of which the deployment tales uses a and b. The coordinator may add models of a folder."""
     directory = tmp_path_factory.mktemp("site")
-    async with LocalCluster(directory, coordinator_arguments=GATEWAY) as cluster, Client(cluster.address) as client:
+    folder = directory / "folder"
+    shutil.copytree(DEMO_MODEL, folder / "new-tales")
+    arguments = (*GATEWAY, "--model-folder", str(folder))
+    async with LocalCluster(directory, coordinator_arguments=arguments) as cluster, Client(cluster.address) as client:
         await client.add_model(DEMO_MODEL, "fairy-tales")
         await client.deploy(parse_spec(SPEC))
         yield Site(cluster, client)
@@ -61,6 +65,27 @@ class Task:
     async def open(self, screen: str, heading: str) -> None:
         await self.page.goto(f"{self.page.url.partition('#')[0]}#/{screen}")
         await expect(self.page.locator("h2").first).to_contain_text(heading)
+
+
+async def add_and_deploy_a_model(task: Task, name: str) -> None:
+    await go(task.page, "models")
+    await expect(task.page.get_by_label("Found in the folders")).to_contain_text("new-tales")
+    await task.page.get_by_label("Name in the store").fill(name)
+    await task.click("Add")
+    link = task.page.get_by_role("region", name="Models", exact=True).get_by_role("link", name=name)
+    await expect(link).to_be_visible()
+    await task.picture("models")
+    await link.click()
+    await expect(task.page.get_by_role("button", name=f"Deploy {name}")).to_be_disabled()
+    await task.page.get_by_label("Requests at once").fill("2")
+    await task.click("Show the plan")
+    await expect(task.page.get_by_role("region", name="The plan")).to_be_visible()
+    await task.click(f"Deploy {name}")
+    await task.open(f"deployments/{name}", name)
+    await expect(task.page.locator("h2 .phase").first).to_have_text("ready")
+    await task.open(f"models/{name}", name)
+    await expect(task.page.locator("pre.secret").first).to_contain_text(f'"model":"{name}"')
+    await task.picture("model")
 
 
 async def find_why_a_node_is_unused(task: Task) -> None:
@@ -132,6 +157,7 @@ async def remove_a_node(task: Task) -> None:
     await task.picture("removed")
 
 
+@pytest.mark.long
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
@@ -139,18 +165,21 @@ async def test_the_tasks_of_an_operator(
     site: Site, browser: Browser, size: tuple[int, int], scheme: str, tmp_path: Path
 ) -> None:
     gateway = site.cluster.coordinator.gateway
+    name = f"tales-{size[0]}-{scheme}"
     async with visiting(browser, gateway, size, color_scheme=scheme) as visitor:
         task = Task(await visitor.enter(site.client), tmp_path)
         await find_why_a_node_is_unused(task)
         await label_a_node(task)
         await create_and_use_a_key(task, gateway)
         await remove_a_node(task)
+        await add_and_deploy_a_model(task, name)
         await task.open("about", "About")
         await task.click("Show their licences")
         await expect(task.page.locator("main pre")).to_contain_text("preact@")
         await task.picture("about")
         (refusal,) = visitor.problems
         assert "status of 400" in refusal, "of the label that was refused, which Chromium always writes"
+    await site.client.delete_deployment(name)
     await site.cluster.agents["c"].stop()
     await site.cluster.start_agent("c")
 

@@ -47,7 +47,8 @@ export function Keys({ picture }) {
       <p class="quiet">Requests and tokens are counted since the coordinator began${picture.site.began_at ? `, ${moment(1000 * picture.site.began_at)}` : ""}, or since the key was created if that is later.</p>
       <${Line} of="edgectl key list" /></section>
     ${created && html`<${Created} created=${created} picture=${picture} />`}
-    <${Create} create=${create} picture=${picture} />`;
+    <${Create} create=${create} picture=${picture} />
+    ${!created && html`<section><h2>Use a key</h2><${Snippets} model=${modelOf([], picture.deployments)} /></section>`}`;
 }
 
 // The model of snippets: the first that the key may use, or that is deployed.
