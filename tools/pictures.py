@@ -2,9 +2,9 @@
 
     python -m tools.pictures      `make pictures`
 
-docs/pictures/site.png is the dashboard while three answers stream; the files screen-*.webp are its screens, and
-phone.webp four of them at a phone's width. docs/pictures/kill.webp is what a browser shows of a node that is killed in
-the middle of an answer: the playground next to the map, in the time that it took.
+docs/pictures/site.png is the dashboard while three answers stream. screen-NAME.webp are its screens, and phone.webp has
+four of them at a phone's width. kill.webp records a browser while a node is killed in the middle of an answer: the
+playground next to the map, at the speed of the run.
 """
 
 from __future__ import annotations
