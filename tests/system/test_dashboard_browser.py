@@ -271,7 +271,7 @@ async def test_what_a_node_says_is_text(browser: Browser, tmp_path: Path) -> Non
 
 @pytest.mark.long
 async def test_a_keyboard_is_enough(site: Site, browser: Browser) -> None:
-    """Each link, field and button is reached by Tab alone."""
+    """Each link, field and button is reached by the Tab key."""
     async with visiting(browser, site.cluster.coordinator.gateway, PHONE) as visitor:
         page = await visitor.enter(site.client)
         for screen in await screens(page):
@@ -375,7 +375,7 @@ async def test_the_map_shows_direction_speed_and_memory(site: Site, browser: Bro
 
 
 async def test_the_playground_shows_what_an_answer_waits_for(site: Site, browser: Browser) -> None:
-    """Of a request that waits, and of one that reads its prompt; the system prompt goes first."""
+    """A request that waits, and one that reads its prompt, show their counts; the system prompt is sent first."""
     url = site.cluster.coordinator.gateway
     async with visiting(browser, url) as visitor, visiting(browser, url) as other:
         picture = await (await visitor.enter(site.client)).evaluate(PICTURE)
