@@ -109,7 +109,7 @@ window.fetch = (url, options) => {
 
 
 def crowded(picture: dict[str, Any], nodes: int, deployments: int) -> dict[str, Any]:
-    """The picture of a site with so many nodes and deployments, made of one with one ready deployment at least.
+    """The picture of a site with `nodes` nodes and `deployments` deployments, made of one with a ready deployment.
 
     Names, devices, failures and figures are as long as the product lets them be, or nearly.
     """

@@ -271,7 +271,7 @@ async def test_what_a_node_says_is_text(browser: Browser, tmp_path: Path) -> Non
 
 @pytest.mark.long
 async def test_a_keyboard_is_enough(site: Site, browser: Browser) -> None:
-    """Each link, field and button is reached by Tab alone."""
+    """Each link, field and button is reached by the Tab key."""
     async with visiting(browser, site.cluster.coordinator.gateway, PHONE) as visitor:
         page = await visitor.enter(site.client)
         for screen in await screens(page):
@@ -295,7 +295,8 @@ async def test_a_model_is_planned_loads_and_goes_by_buttons(site: Site, browser:
         page = await visitor.enter(site.client)
         await go(page, "deployments")
         await page.get_by_label("Model").select_option("large")
-        assert await page.get_by_role("button", name="Deploy large").count() == 0, "before its plan was shown"
+        deploy = page.get_by_role("button", name="Deploy large")
+        await expect(deploy).to_be_disabled()  # before its plan is shown
         await page.get_by_role("button", name="Show the plan").click()
         await expect(page.get_by_role("region", name="The plan").locator("tbody tr").first).to_be_visible()
         # What the page shows of the load, as it comes: it may be gone when a test looks.
@@ -304,7 +305,7 @@ async def test_a_model_is_planned_loads_and_goes_by_buttons(site: Site, browser:
             "one => seen.push(one.textContent.trim()))).observe(document.body,"
             " { subtree: true, childList: true, characterData: true })"
         )
-        await page.get_by_role("button", name="Deploy large").click()
+        await deploy.click()
         await page.locator("tbody a", has_text="large").click()
         await expect(page.locator("h2 .phase")).to_have_text("ready", timeout=120_000)
         seen = await page.evaluate("seen")
@@ -374,7 +375,7 @@ async def test_the_map_shows_direction_speed_and_memory(site: Site, browser: Bro
 
 
 async def test_the_playground_shows_what_an_answer_waits_for(site: Site, browser: Browser) -> None:
-    """Of a request that waits, and of one that reads its prompt; the system prompt goes first."""
+    """A request that waits, and one that reads its prompt, show their counts; the system prompt is sent first."""
     url = site.cluster.coordinator.gateway
     async with visiting(browser, url) as visitor, visiting(browser, url) as other:
         picture = await (await visitor.enter(site.client)).evaluate(PICTURE)

@@ -61,7 +61,7 @@ function drawn(place, lines, show, most) {
     cursor: { show: false },
     scales: { y: { range: (_, low, high) => [0, most ?? (high > 0 ? 1.1 * high : 1)] } },
     padding: [10, HALF_TIME, 0, 0],
-    axes: [{ ...axis, size: 30, space: 80, values: (_, ticks) => ticks.map((at) => clock(1000 * at)) }, { ...axis, size: widthOf, values: (_, ticks) => ticks.map(show) }],
+    axes: [{ ...axis, size: 22, space: 80, values: (_, ticks) => ticks.map((at) => clock(1000 * at)) }, { ...axis, size: widthOf, values: (_, ticks) => ticks.map(show) }],
     series: [{}, ...lines.map((_, index) => ({ stroke: colour(index), width: 1.5, dash: index < COLOURS ? undefined : [6, 4], points: { show: false } }))],
   };
   return new uPlot(options, [[], ...lines.map(() => [])], place);

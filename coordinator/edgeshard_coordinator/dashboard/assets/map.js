@@ -15,8 +15,7 @@ const NARROW_MAP = { width: 410, columns: 2, ring: 2 };
 const ROW = 146;
 const MARGIN = 8;
 const TEXT = BOX - 12; // the width of a line in a box
-const LINE_CHARACTERS = 25; // those of a line that fits as it is; a longer one is squeezed
-const NAME_CHARACTERS = 16; // those of a name, whose letters are wider
+const NAME_SCALE = 1.3; // of the letters of a name, compared with those of other lines
 const MAX_NAME_CHARACTERS = 26;
 
 // The places of nodes by name, and the height of the map. Few nodes are in a ring; more are in columns, of which every
@@ -111,9 +110,15 @@ export function memoryParts({ weights, kv, kv_used, budget, free }) {
   return [["weights", weights], ["used", kv_used], ["kv", Math.max(0, kv - kv_used)], ["reserved", reserved]];
 }
 
-// A line of text in a node's box, with the characters that it has room for.
-function Words({ y, text, room = LINE_CHARACTERS, name }) {
-  const squeezed = text.length > room ? { textLength: TEXT, lengthAdjust: "spacingAndGlyphs" } : {};
+// About how wide a text is, in units of the drawing: fonts differ, and most are narrower.
+function widthOf(text) {
+  const width = (letter) => (/[\sil.,:·]/.test(letter) ? 4 : /[mwMW%]/.test(letter) ? 11 : 7);
+  return [...text].reduce((sum, letter) => sum + width(letter), 0);
+}
+
+// A line of text in a node's box, squeezed if it may be too long for it.
+function Words({ y, text, name, scale = 1 }) {
+  const squeezed = scale * widthOf(text) > TEXT ? { textLength: TEXT, lengthAdjust: "spacingAndGlyphs" } : {};
   return html`<text y=${y} class=${name} ...${squeezed}>${text}</text>`;
 }
 
@@ -122,26 +127,27 @@ function Node({ name, node, at, stages }) {
   const loading = stages.filter((stage) => stage.phase === "loading");
   const [done, total] = loading.map(progress).reduce(([one, all], [more, most]) => [one + more, all + most], [0, 0]);
   const speed = stages[0]?.tokens_per_s;
-  const state = [node.status === "connected" ? node.kind : node.status, node.load === undefined ? "" : `${percent(node.load)} busy`];
+  const isHere = node.status === "connected";
+  const memory = isHere ? `${bytes(node.budget - node.free)} held, ${bytes(node.free)} free` : "";
+  const state = [isHere ? node.kind : node.status, node.load === undefined ? "" : `${percent(node.load)} busy`];
   const work = loading.length ? [`loads ${layers}`, total ? percent(done / total) : ""] : [layers && `layers ${layers}`, layers && speed !== undefined ? `${count(speed, speed < 100 ? 1 : 0)} tokens/s` : ""];
-  const memory = `${bytes(node.budget - node.free)} held, ${bytes(node.free)} free`;
   const texts = [state, work, [memory]].map((parts) => parts.filter(Boolean).join(" · "));
   const short = name.length > MAX_NAME_CHARACTERS ? `${name.slice(0, MAX_NAME_CHARACTERS - 1)}…` : name;
   const left = 8 - BOX / 2;
   const wide = BOX - 16;
   let begin = left;
-  const parts = loading.length ? [["done", done]] : memoryParts(node);
+  const parts = loading.length ? [["done", done]] : isHere ? memoryParts(node) : [];
   const most = loading.length ? total : node.budget;
   return html`<g class=${`node ${node.status}${stages.length ? " used" : ""}${loading.length ? " loading" : ""}`} transform=${`translate(${at.x},${at.y})`} data-node=${name}>
     <rect class="frame" x=${-BOX / 2} y=${-HALF_HEIGHT} width=${BOX} height=${2 * HALF_HEIGHT} rx="10" />
-    <${Words} y="-27" name="name" text=${short} room=${NAME_CHARACTERS} />
+    <${Words} y="-27" name="name" text=${short} scale=${NAME_SCALE} />
     ${texts.map((text, index) => html`<${Words} y=${-10 + 16 * index} text=${text} />`)}
-    <rect class="ground" x=${left} y="31" width=${wide} height="7" />
+    ${isHere && html`<rect class="ground" x=${left} y="31" width=${wide} height="7" />`}
     ${parts.map(([part, size]) => {
       const x = begin;
       const share = most > 0 ? Math.max(0, Math.min(left + wide - x, (wide * size) / most)) : 0;
       begin += share;
       return html`<rect class=${part} x=${x} y="31" width=${share} height="7" />`;
     })}
-    <title>${name}: ${node.model}, ${node.status}, ${memory}</title></g>`;
+    <title>${[`${name}: ${node.model}`, node.status, memory].filter(Boolean).join(", ")}</title></g>`;
 }

@@ -81,7 +81,7 @@ export function Field({ label, hint, children }) {
   return html`<label class="field"><span>${label}</span>${children}${hint && html`<small class="quiet">${hint}</small>`}</label>`;
 }
 
-// What went wrong, and below it the remedy if the error has one apart from its message. `error` is an Error or a text.
+// The message of an error, and below it the remedy if the error has one of its own. `error` is an Error or a text.
 export function Problem({ error }) {
   if (!error) return null;
   return html`<span class="problem" role="alert">${error.message ?? error}${error.remedy && html`<span class="remedy">${error.remedy}</span>`}</span>`;

@@ -74,7 +74,7 @@ export function Site({ picture }) {
 
 function Serving({ name, deployment }) {
   const rate = deployment.tokens_per_s === undefined ? "" : `, ${count(deployment.tokens_per_s, 1)} tokens/s`;
-  return html`<p><a href=${`#/deployments/${encodeURIComponent(name)}`}>${name}</a> <span class=${`phase ${deployment.phase}`}>${deployment.phase}</span>: ${deployment.running} requests running, ${deployment.waiting} waiting${rate}</p>`;
+  return html`<p><a href=${`#/deployments/${encodeURIComponent(name)}`}>${name}</a> <span class=${`phase ${deployment.phase}`}>${deployment.phase}</span>: ${deployment.running} ${deployment.running === 1 ? "request" : "requests"} running, ${deployment.waiting} waiting${rate}</p>`;
 }
 
 function Legend() {
