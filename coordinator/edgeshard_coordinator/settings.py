@@ -49,7 +49,7 @@ class CoordinatorSettings(DaemonSettings):
         default=None, description="where browsers find the dashboard behind a proxy, such as https://edge.example/edge"
     )
     model_folder: Several = Field(
-        default=(), description="folder of models that the dashboard may add; may be repeated; links out are refused"
+        default=(), description="folder from which the dashboard may add models; may be repeated"
     )
     allow_hub: bool = Field(
         default=False, description="let the dashboard add models of the Hugging Face Hub (the models extra)"

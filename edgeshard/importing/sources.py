@@ -78,7 +78,7 @@ def parse_source(text: str) -> Source:
 
 
 def parse_repository(text: str) -> Source | None:
-    """The source `OWNER/NAME[@REVISION]` of the Hub; None for any other text."""
+    """The source `OWNER/NAME[@REVISION]` of the Hub; None if the text has another form."""
     found = _REPOSITORY.fullmatch(text)
     if found is None or ".." in text:
         return None

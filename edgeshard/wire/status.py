@@ -47,11 +47,11 @@ def to_status(error: EdgeShardError) -> status_pb2.Status:
 
 def error_to_bytes(error: EdgeShardError) -> bytes:
     """The error for another process; `error_from_bytes` reads it."""
-    return to_status(error).SerializeToString()
+    return bytes(to_status(error).SerializeToString())
 
 
 def error_from_bytes(data: bytes) -> EdgeShardError:
-    """The typed error behind the bytes of `error_to_bytes`."""
+    """The typed error that `error_to_bytes` wrote."""
     return _from_status(status_pb2.Status.FromString(data))
 
 

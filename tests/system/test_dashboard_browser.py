@@ -297,7 +297,8 @@ async def test_a_model_is_planned_loads_and_goes_by_buttons(site: Site, browser:
         page = await visitor.enter(site.client)
         await go(page, "deployments")
         await page.get_by_label("Model").select_option("large")
-        assert await page.get_by_role("button", name="Deploy large").count() == 0, "before its plan was shown"
+        deploy = page.get_by_role("button", name="Deploy large")
+        await expect(deploy).to_be_disabled()  # before its plan is shown
         await page.get_by_role("button", name="Show the plan").click()
         await expect(page.get_by_role("region", name="The plan").locator("tbody tr").first).to_be_visible()
         # What the page shows of the load, as it comes: it may be gone when a test looks.
@@ -306,7 +307,7 @@ async def test_a_model_is_planned_loads_and_goes_by_buttons(site: Site, browser:
             "one => seen.push(one.textContent.trim()))).observe(document.body,"
             " { subtree: true, childList: true, characterData: true })"
         )
-        await page.get_by_role("button", name="Deploy large").click()
+        await deploy.click()
         await page.locator("tbody a", has_text="large").click()
         await expect(page.locator("h2 .phase")).to_have_text("ready", timeout=120_000)
         seen = await page.evaluate("seen")

@@ -26,11 +26,12 @@ from tests.support.fp8_models import write_fp8_model
 from tests.support.site import Site
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_chromium, pytest.mark.timing]
+pytestmark += [pytest.mark.timeout(in_form(300, 1200))]
 
-LAYERS = in_form(4, 43)
-"""Of `HIDDEN` each has 47 MB of weights: 2 GB in the long form."""
+LAYERS = in_form(4, 37)
+"""Of `HIDDEN` 2,048 each has 55 MB of weights: 2 GB in the long form."""
 HIDDEN = in_form(1024, 2048)
-ENDS_MS = in_form(120_000, 600_000)
+ENDS_MS = in_form(120_000, 1_100_000)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -112,7 +113,7 @@ async def test_a_model_is_added_with_progress_that_a_second_tab_sees(models: Mod
     await expect(page.locator("main")).to_contain_text("The store has no model")
     await add(page)
     done, total = await far(page)
-    assert 0 <= done <= total and total > 0.9 * LAYERS * 11 * HIDDEN**2
+    assert 0 <= done <= total and total > LAYERS * 13 * HIDDEN**2
     second = await visitor.another("models")
     assert (await far(second))[1] == total
     for tab in (page, second):
@@ -171,10 +172,10 @@ async def test_a_model_is_deployed_and_deleted_on_its_page(models: Models, visit
 
 @pytest.mark.long
 async def test_a_coordinator_that_is_killed_during_a_conversion_starts_clean(models: Models, visitor: Visitor) -> None:
-    before = models.left()
+    before = [name for name in models.left() if not name.startswith("additions")]
     page = await visitor.enter(models.site.client)
     await go(page, "models")
-    await add(page)
+    await add(page, "killed")
     await far(page)
     assert any(name.startswith("additions") for name in models.left())
     models.site.cluster.coordinator.send_signal(signal.SIGKILL)

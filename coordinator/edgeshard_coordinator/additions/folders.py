@@ -12,8 +12,8 @@ from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
 from edgeshard.importing.sources import Source
 
 MAX_DEPTH = 3
-"""Levels of folders below each that are searched: `models--OWNER--NAME/snapshots/REVISION` of the Hub's cache has so
-many."""
+"""Levels of directories that are searched below each folder, the number of `models--OWNER--NAME/snapshots/REVISION` in
+the Hub's cache."""
 MAX_MODELS = 200
 MAX_ENTRIES = 20_000
 """Models and directory entries of one search, over all folders."""
@@ -103,6 +103,8 @@ class _Search:
     def listed(self, folder: Path) -> FolderListing:
         try:
             next(os.scandir(folder), None)
+        except FileNotFoundError:
+            return FolderListing(folder, problem="it does not exist: create it, or name another by --model-folder")
         except OSError as error:
             return FolderListing(folder, problem=f"{error.strerror}: let the coordinator's user read this folder")
         models = list[FolderModel]()

@@ -1,4 +1,4 @@
-"""The state of the models that are being added, and of those that were. Pure.
+"""The state of running and ended additions of models. Pure.
 
 An addition waits in a queue, is converted and then stored, one at a time. It ends once.
 """
@@ -40,11 +40,11 @@ TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """One model: where it comes from (`source`, a path or OWNER/NAME), its `name` in the store, the `width` of weights
-    that cannot be kept exactly, and the operator `who` adds it.
+    """The addition of one model. `source` is a path or OWNER/NAME, `name` the model's name in the store. `width` is for
+    weights that cannot be kept exactly. `who` is the operator.
 
     `work` names the current step (downloading, converting, hashing), of which `done_bytes` of `total_bytes` are done;
-    `total_bytes` is 0 if it is not known. `error` is that of a failed addition.
+    `total_bytes` is 0 if it is not known. `error` is the reason of a failure.
     """
 
     number: int

@@ -33,7 +33,7 @@ EVENTS = 100
 class Camera:
     """`take` makes a picture. A part that did not change since the one before is the same object. `name` is the site's
     in certificates, None in plaintext; `began_at` is when the coordinator began, in seconds since 1970. `adder` adds
-    models; None for a coordinator that adds none."""
+    models; None without an adder."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Camera:
         return self._unless_known("models", key, lambda: _models(found))
 
     def _adding_now(self) -> dict[str, Any]:
-        """The models that are being added, and where they may come from."""
+        """The additions of models, and the sources that are allowed."""
         adder = self._adder
         if adder is None:
             return {}

@@ -20,8 +20,8 @@ _FORMS = Forms("body", "reload the page, which may be of another version than th
 
 @dataclass(frozen=True, slots=True)
 class NewModel:
-    """The body that adds a model: a path of a folder or OWNER/NAME of the Hub, its name in the store ("" for the
-    source's), and the width of weights that cannot be kept exactly."""
+    """The body that adds a model. `source` is a path in a folder or OWNER/NAME of the Hub. `name` is for the store; ""
+    takes the source's. `width` is for weights that cannot be kept exactly."""
 
     source: str
     name: str = ""

@@ -1,4 +1,4 @@
-"""Models that the coordinator adds: converted by a process, stored by a thread, and nothing left of those that end."""
+"""Additions of models: converted by a process, stored by a thread, and nothing stays of one that ends early."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from edgeshard_coordinator.store.models import ModelStore
 from edgeshard.domain.errors import EdgeShardError
 from tests.support.chat_models import DEMO_MODEL
 from tests.support.fp8_models import write_fp8_model
+from tests.support.hub_server import serving
 
 pytestmark = pytest.mark.timing
 
@@ -274,6 +275,27 @@ async def test_the_hub_s_token_is_for_conversions_that_may_use_it(
             assert ("HF_TOKEN" in environment) == allowed and "OTHER_SECRET" not in environment
             where, name = await adding.adder.checked("owner/Name@v1", "", "int8") if allowed else (None, "")
             assert (name, where and where.revision) == (("name", "v1") if allowed else ("", None))
+
+
+@pytest.mark.long
+async def test_a_model_of_the_hub_is_added_and_its_download_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_fp8_model(tmp_path / "repository")
+    with serving() as server:
+        server.repositories["owner/Fast-1"] = tmp_path / "repository"
+        monkeypatch.setenv("HF_ENDPOINT", server.address)
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        async with adding_in(tmp_path / "site", allow_hub=True) as adding:
+            where, name = await adding.adder.checked("owner/Fast-1", "", "int8")
+            ended = await adding.ends(adding.adder.queue(where, name, "int8", WHO).number)
+            assert (ended.phase, ended.name, ended.source) == (Phase.DONE, "fast-1", "owner/Fast-1"), ended.error
+            assert server.served["model.safetensors"] > 0
+            assert not any(name.startswith("additions") for name in adding.left())
+            assert not list((tmp_path / "home").rglob("*.safetensors"))
+            where, name = await adding.adder.checked("owner/missing", "", "int8")
+            ended = await adding.ends(adding.adder.queue(where, name, "int8", WHO).number)
+            assert ended.error is not None and ended.error.field == "model"
 
 
 def test_a_conversion_may_grow_by_gigabytes() -> None:

@@ -53,7 +53,7 @@ def test_a_folder_that_is_a_model_is_listed(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_read_has_a_reason(tmp_path: Path) -> None:
     model_at(tmp_path / "there" / "one")
     missing, there = ModelFolders([tmp_path / "missing", tmp_path / "there"]).list()
-    assert "No such file" in missing.problem and found([there]) == [("one", 10)]
+    assert "create it" in missing.problem and found([there]) == [("one", 10)]
 
 
 def test_a_search_ends_at_its_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ const root = document.getElementById("app");
 root.replaceChildren();
 enter().then(
   (session) => render(html`<${Frame} session=${session} />`, root),
-  (error) => render(html`<${Outside} why=${error.status === 401 || error.status === 403 ? error.message : `The coordinator does not answer: ${error.message}`} />`, root),
+  (error) => render(html`<${Outside} why=${error.message} />`, root),
 );
 // The address of a link that is opened where the page is open already.
 addEventListener("hashchange", () => {

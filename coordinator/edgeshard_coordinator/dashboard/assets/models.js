@@ -37,7 +37,7 @@ export function Models({ picture, rest }) {
   const rows = Object.entries(models).map(([key, model]) => ({ key, model, used: usersOf(key, deployments) }));
   const additions = Object.entries(adding.additions ?? {}).map(([key, addition]) => ({ key, addition })).reverse();
   return html`<section><h2>Models</h2><${Table} label="Models" columns=${MODELS} rows=${rows} empty="The store has no model." /><${Line} of="edgectl get models" /></section>
-    ${additions.length > 0 && html`<section><h2>Models that are being added, and were</h2><${Table} label="Additions" columns=${ADDITIONS} rows=${additions} /></section>`}
+    ${additions.length > 0 && html`<section><h2>Additions</h2><${Table} label="Additions" columns=${ADDITIONS} rows=${additions} /></section>`}
     <${Add} adding=${adding} />`;
 }
 

@@ -3,6 +3,7 @@ import { useEffect, useState } from "./vendor/hooks.js";
 import { ask } from "./calls.js";
 
 const EVERY_MS = 3000;
+const REST = 50; // a request that took long is repeated after this multiple of its time
 
 // The newest answer (undefined before the first), the error of the last request if it failed, and a function that
 // requests it at once.
@@ -16,9 +17,18 @@ export function usePolled(what) {
     }
   };
   useEffect(() => {
-    request();
-    const timer = setInterval(() => document.hidden || request(), EVERY_MS);
-    return () => clearInterval(timer);
+    let timer = 0;
+    let isOpen = true;
+    const poll = async () => {
+      const began = performance.now();
+      if (!document.hidden) await request();
+      if (isOpen) timer = setTimeout(poll, Math.max(EVERY_MS, REST * (performance.now() - began)));
+    };
+    poll();
+    return () => {
+      isOpen = false;
+      clearTimeout(timer);
+    };
   }, [what]);
   return [state.answer, state.error, request];
 }
