@@ -226,6 +226,8 @@ async def test_a_model_in_use_stays_and_what_fits_is_told(site: Site, http: Http
     assert (typed.status, typed.error["param"]) == (400, "typed")
     fits = await browser.post("/dashboard/do/fits", {"name": "fairy-tales"})
     assert (fits.json["context"], fits.json["concurrency"]) == (512, 8) and fits.json["stages"]
+    deployed = await browser.post("/dashboard/do/fits", {"name": "handy"})
+    assert deployed.status == 200, deployed.body
 
 
 async def test_mistakes_name_their_field(site: Site, http: Http) -> None:

@@ -72,20 +72,21 @@ class ModelFolders:
             )
         if not exists:
             raise NotFoundError(f"source: {text[:200]!r} does not exist: list the folders again", field="source")
-        directory = path if path.is_dir() else path.parent
         try:
-            for entry in os.scandir(directory):
-                if entry.is_symlink() and not self.contains(Path(entry.path).resolve()):
-                    raise InvalidArgumentError(
-                        f"source: {entry.name[:80]} is a link out of the folders of --model-folder: put the file "
-                        "itself there",
-                        field="source",
-                        reason="OUTSIDE_FOLDERS",
-                    )
+            links = [entry for entry in os.scandir(path) if entry.is_symlink()] if path.is_dir() else []
+            outside = [link.name for link in links if not self.contains(Path(link.path).resolve())]
         except (OSError, RuntimeError) as error:
             raise InvalidArgumentError(
-                f"source: {text[:200]!r} cannot be read ({error}): let the coordinator's user read it", field="source"
+                f"source: {text[:200]!r} cannot be read ({error}): let the coordinator's user read it",
+                field="source",
             ) from None
+        if outside:
+            raise InvalidArgumentError(
+                f"source: {outside[0][:80]!r} is a link out of the folders of --model-folder: put the "
+                "file itself there",
+                field="source",
+                reason="OUTSIDE_FOLDERS",
+            )
         return path
 
     def contains(self, path: Path) -> bool:

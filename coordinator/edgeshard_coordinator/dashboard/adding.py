@@ -72,7 +72,7 @@ class OperatorAdding:
             self.check()
             addition = adder.queue(where, chosen, width, self.who)
         except EdgeShardError as error:
-            self._note_failure(ADD, name, error)
+            self._note_failure(ADD, name or source, error)
             raise
         self.adding.began(addition, self.source)
         return addition

@@ -111,6 +111,9 @@ def test_a_model_with_a_file_elsewhere_is_refused(tmp_path: Path) -> None:
     secret.write_text("{}")
     (model_at(root / "one") / "tokenizer.json").symlink_to(secret)
     assert refusal(ModelFolders([root]), root / "one") == "OUTSIDE_FOLDERS"
+    (root / "single.gguf").write_bytes(b"x")
+    (root / "other").symlink_to(secret)
+    assert ModelFolders([root]).check(str(root / "single.gguf")) == root / "single.gguf", "only itself is read"
     snapshot = model_at(root / "models--o--n" / "snapshots" / "rev")
     (root / "models--o--n" / "blobs").mkdir()
     (root / "models--o--n" / "blobs" / "x").write_text("{}")

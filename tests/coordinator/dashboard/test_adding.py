@@ -118,4 +118,4 @@ async def test_what_is_refused_has_an_entry_with_the_reason() -> None:
         await adding.add("/etc", "", "int8")
     with pytest.raises(NotFoundError):
         await adding.cancel(7)
-    assert audit.entries == [(ADD, "", "OUTSIDE_FOLDERS"), (CANCEL, "7", "NOT_FOUND")]
+    assert audit.entries == [(ADD, "/etc", "OUTSIDE_FOLDERS"), (CANCEL, "7", "NOT_FOUND")]
