@@ -139,7 +139,7 @@ bench-plan: $(STAMP) ## how true plans are: the lab, the paper's row by the lab,
 	$(BIN)/python -m bench.edgeshard_paper --lab
 	$(BIN)/python -m bench.promises
 
-pictures: $(STAMP) ## the pictures of README.md, of a real run in Chromium: docs/pictures (1 minute)
+pictures: $(STAMP) ## the pictures of README.md and docs/dashboard.md, of a real run in Chromium: docs/pictures (3 minutes)
 	@$(BIN)/python -m tools.pictures
 
 figures: $(STAMP) ## figures of the documents, and which were measured on code that has changed since; ARGS="--stamp FILE:LINE" after measuring again

@@ -50,6 +50,8 @@ FIRST_S = sized(2.0, 0.2)
 """For viewers to have their first picture, before time is taken."""
 PAINTS = sized(5, 1)
 FAR = sized(100, 6)
+LARGE, LARGE_DEPLOYMENTS, KEYS = sized(20, 6), sized(10, 2), sized(200, 2)
+UPDATES = sized(20, 2)
 
 
 class Viewer:
@@ -160,26 +162,75 @@ async def near(rounds: int, seconds: float) -> list[dict[str, Any]]:
         return [row(len(NODES), found, seconds, viewers), await seen(client)]
 
 
-async def far(rounds: int, seconds: float) -> dict[str, Any]:
-    """Many nodes without engines."""
+@asynccontextmanager
+async def boxes(nodes: int, deployments: int) -> AsyncIterator[tuple[Served, Client]]:
+    """A site of many nodes without engines."""
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeshard-bench-")))
         model = stack.enter_context(model_directory(None))
         served = Served(directory, GATEWAY)
         await served.start()
         stack.push_async_callback(served.stop)
-        nodes = [Node(number, served.address) for number in range(FAR)]
-        for node in nodes:
+        started = [Node(number, served.address) for number in range(nodes)]
+        for node in started:
             stack.push_async_callback(node.close)
-        await join(nodes)
+        await join(started)
         client = await stack.enter_async_context(Client(served.address, plaintext=True))
-        await deploy(client, model, min(DEPLOYMENTS, FAR // STAGES))
+        await deploy(client, model, deployments, nodes)
         await asyncio.sleep(CALM_S)
-        viewers = [await Viewer.of(client, served.gateway) for _ in range(VIEWERS)]
-        assert served.process is not None
-        turns: dict[str, Turn] = {"nobody": (), "viewers": [viewer.follow for viewer in viewers]}
-        found = await shares(served.process.pid, turns, rounds, seconds)
-        return row(FAR, found, seconds, viewers)
+        yield served, client
+
+
+async def cost_of(served: Served, client: Client, nodes: int, rounds: int, seconds: float) -> dict[str, Any]:
+    viewers = [await Viewer.of(client, served.gateway) for _ in range(VIEWERS)]
+    assert served.process is not None
+    turns: dict[str, Turn] = {"nobody": (), "viewers": [viewer.follow for viewer in viewers]}
+    return row(nodes, await shares(served.process.pid, turns, rounds, seconds), seconds, viewers)
+
+
+async def far(rounds: int, seconds: float) -> dict[str, Any]:
+    """Many nodes without engines."""
+    async with boxes(FAR, min(DEPLOYMENTS, FAR // STAGES)) as (served, client):
+        return await cost_of(served, client, FAR, rounds, seconds)
+
+
+async def large(rounds: int, seconds: float) -> list[dict[str, Any]]:
+    """Fewer nodes with as many deployments, and many keys; and how long a page takes for a change of all figures."""
+    async with boxes(LARGE, LARGE_DEPLOYMENTS) as (served, client):
+        for number in range(KEYS):
+            await client.create_key(f"application-{number}")
+        cost = await cost_of(served, client, LARGE, rounds, seconds)
+        return [{**cost, "deployments": LARGE_DEPLOYMENTS, "keys": KEYS}, await updates(client)]
+
+
+async def updates(client: Client) -> dict[str, Any]:
+    """Seconds from the arrival of a change of all figures until each screen is drawn and laid out, in Chromium."""
+    if lacks_browser():
+        return {"benchmark": "dashboard update", "left_out": "there is no chromium, or no playwright"}
+    from tests.support.browser import chromium, screens, show
+    from tests.support.cuts import PICTURE, SCRIPTED_STREAM, busy_change, update_s
+
+    found = {}
+    async with chromium() as browser:
+        context = await browser.new_context(viewport={"width": 1280, "height": 800})
+        page = await context.new_page()
+        await page.goto((await client.dashboard_link()).url)
+        await page.wait_for_selector(".map .node")
+        picture = await page.evaluate(PICTURE)
+        await context.add_init_script(SCRIPTED_STREAM)
+        await page.reload()
+        await page.locator(".state").wait_for()
+        await page.evaluate("picture => streaming.then(() => send('picture', picture))", picture)
+        for screen in await screens(page):
+            await show(page, screen)
+            times = [await update_s(page, busy_change(picture, number)) for number in range(1, UPDATES + 1)]
+            drawn = sorted(one for one in times if one is not None)
+            if drawn:
+                found[screen] = {
+                    "median_ms": round(1000 * statistics.median(drawn), 1),
+                    "max_ms": round(1000 * drawn[-1], 1),
+                }
+    return {"benchmark": "dashboard update", "nodes": LARGE, "updates": UPDATES, "screens": found}
 
 
 def files() -> dict[str, Any]:
@@ -190,10 +241,14 @@ def files() -> dict[str, Any]:
     return {"benchmark": "dashboard files", "files": len(sizes), "compressed_kB": round(sum(sizes) / 1000, 1)}
 
 
+def lacks_browser() -> bool:
+    return shutil.which("chromium") is None or importlib.util.find_spec("playwright") is None
+
+
 async def seen(client: Client) -> dict[str, Any]:
     """Seconds from opening a link, in a browser that has nothing yet, until something and until the site is seen."""
     chromium = shutil.which("chromium")
-    if chromium is None or importlib.util.find_spec("playwright") is None:
+    if lacks_browser():
         return {"benchmark": "dashboard paint", "left_out": "there is no chromium, or no playwright"}
     from playwright.async_api import async_playwright
 
@@ -219,7 +274,7 @@ async def seen(client: Client) -> dict[str, Any]:
 
 
 async def measure(rounds: int, seconds: float) -> list[dict[str, Any]]:
-    return [files(), *await near(rounds, seconds), await far(rounds, seconds)]
+    return [files(), *await near(rounds, seconds), *await large(rounds, seconds), await far(rounds, seconds)]
 
 
 def main() -> None:

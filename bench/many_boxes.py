@@ -241,7 +241,7 @@ async def measure(count: int, seconds: float) -> dict[str, Any]:
         nodes = [Node(number, served.address) for number in range(count)]
         joining_s = await join(nodes)
         async with Client(served.address, plaintext=True) as client:
-            await deploy(client, model, deployments)
+            await deploy(client, model, deployments, count)
         await asyncio.sleep(CALM_S)
         began, cpu_s, own_s = time.monotonic(), served.cpu_s(), time.process_time()
         await asyncio.sleep(seconds)
@@ -284,11 +284,12 @@ async def join(nodes: Sequence[Node]) -> float:
     return time.monotonic() - began
 
 
-async def deploy(client: Client, model: Path, count: int) -> None:
+async def deploy(client: Client, model: Path, count: int, nodes_count: int) -> None:
+    """`count` deployments, each on the next three of the nodes, and from the last node on again from the first."""
     await client.add_model(model, "demo")
     layer_count = (await client.stored_model("demo")).layer_count
     for number in range(count):
-        nodes = tuple(f"n{STAGES * number + stage}" for stage in range(STAGES))
+        nodes = tuple(f"n{(STAGES * number + stage) % nodes_count}" for stage in range(STAGES))
         spec = {"name": f"d{number}", "model": "demo", "source": nodes[0], "dtype": "float32"}
         await client.deploy(parse_spec({**spec, "layers": even_layers(layer_count, nodes)}), timeout_s=60)
 

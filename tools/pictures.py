@@ -1,9 +1,10 @@
-"""The pictures of README.md, of a real run: three nodes on this machine with the demo model, in Chromium.
+"""The pictures of README.md and docs/dashboard.md, of a real run: three nodes with the demo model, in Chromium.
 
     python -m tools.pictures      `make pictures`
 
-docs/pictures/site.png is the dashboard while three answers stream; docs/pictures/kill.webp what a browser shows of a
-node that is killed in the middle of an answer: the playground beside the map, in the time that it took.
+docs/pictures/site.png is the dashboard while three answers stream. screen-NAME.webp are its screens, and phone.webp has
+four of them at a phone's width. kill.webp records a browser while a node is killed in the middle of an answer: the
+playground next to the map, at the speed of the run.
 """
 
 from __future__ import annotations
@@ -41,6 +42,12 @@ Frame = tuple[float, bytes]
 MOST_BYTES = 1_000_000
 SIZE = (1280, 760)
 HALF = (560, 720)
+PHONE, PHONE_SCREENS = (390, 844), ("site", "now", "models", "nodes")
+DETAILS = {"deployments": "deployments/tales", "nodes": f"nodes/{NODES[0]}"}
+"""Screens that a screen of the navigation leads to, and that are shown below it."""
+LEAST_HEIGHT = 300
+DRAWN_S = 4.0
+"""For charts to have some figures."""
 FRAME_S = 0.1
 ENDING_S = 2.5
 """How long the recording goes on once the answer is there."""
@@ -51,13 +58,17 @@ async def main(pictures: Path = PICTURES) -> int:
     if chromium is None:
         print("pictures: chromium is not installed: Debian's package of that name", file=sys.stderr)
         return 1
-    with tempfile.TemporaryDirectory() as directory:
-        gateway = ("--http-listen", "127.0.0.1:0")
-        cluster = LocalCluster(Path(directory), NODES, coordinator_arguments=gateway, secure=True)
+    with tempfile.TemporaryDirectory(prefix="site-") as directory:
+        models = Path(directory) / "models"
+        shutil.copytree(MODEL, models / "fairy-tales")
+        gateway = ("--http-listen", "127.0.0.1:0", "--model-folder", str(models))
+        cluster = LocalCluster(Path(directory) / "daemons", NODES, coordinator_arguments=gateway, secure=True)
         async with cluster, cluster.client() as client, async_playwright() as playwright:
             browser = await playwright.chromium.launch(executable_path=chromium, chromium_sandbox=os.geteuid() != 0)
             await deploy(client)
-            await picture_of_site(browser, client, pictures / "site.png")
+            await client.create_key("shop", ["tales"], tokens_per_minute=100_000, requests=8)
+            await client.create_key("notebook")
+            await pictures_of_screens(browser, client, pictures)
             write(await recording_of_kill(browser, client, cluster), pictures / "kill.webp")
             await browser.close()
     return checked(pictures)
@@ -98,17 +109,63 @@ async def answers(client: Client) -> None:
                 pass
 
 
-async def picture_of_site(browser: Browser, client: Client, path: Path) -> None:
+async def pictures_of_screens(browser: Browser, client: Client, pictures: Path) -> None:
+    """Of the site while answers stream: the picture of README.md, each screen, and four of them on a phone."""
     context = await browser.new_context(viewport={"width": SIZE[0], "height": SIZE[1]}, color_scheme="light")
     page = await entered(context, client)
     traffic = [asyncio.create_task(answers(client)) for _ in range(3)]
     await page.locator(".hop.moving").first.wait_for()
-    await asyncio.sleep(3.0)  # rates are over two seconds
-    await page.screenshot(path=path)
+    await asyncio.sleep(DRAWN_S)  # rates are over two seconds
+    await page.screenshot(path=pictures / "site.png")
+    await page.set_viewport_size({"width": SIZE[0], "height": LEAST_HEIGHT})
+    screens = [str(await link.get_attribute("href")) for link in await page.locator("nav a").all()]
+    for screen in (address.removeprefix("#/") for address in screens):
+        shots = [await shot_of(page, name) for name in (screen, DETAILS.get(screen)) if name is not None]
+        stacked(shots).save(pictures / f"screen-{screen}.webp", quality=80, method=6)
+    await page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
+    await page.emulate_media(color_scheme="dark")
+    phones = [await shot_of(page, screen) for screen in PHONE_SCREENS]
+    row = [image.crop((0, 0, PHONE[0], 2 * PHONE[1])) for image in phones]
+    beside(row).save(pictures / "phone.webp", quality=80, method=6)
     for task in traffic:
         task.cancel()
     await asyncio.gather(*traffic, return_exceptions=True)
     await context.close()
+
+
+async def shot_of(page: Page, screen: str) -> Image.Image:
+    """The whole of a screen; the playground in the middle of an answer."""
+    await page.evaluate("screen => { location.hash = `#/${screen}`; }", screen)
+    await page.locator(f"nav a[href='#/{screen.partition('/')[0]}'][aria-current=page]").wait_for()
+    await page.locator("main section h2").first.wait_for()
+    if screen == "playground":
+        await page.get_by_label("Message").fill(PROMPT)
+        await page.get_by_role("button", name="Send").click()
+        await page.locator(".turn.assistant span").nth(40).wait_for(state="attached")
+    else:
+        await asyncio.sleep(DRAWN_S)
+    return Image.open(io.BytesIO(await page.screenshot(full_page=True))).convert("RGB")
+
+
+def stacked(images: list[Image.Image]) -> Image.Image:
+    """The images below each other, with a line between them."""
+    whole = Image.new("RGB", (images[0].width, sum(image.height + 2 for image in images) - 2), "#888888")
+    y = 0
+    for image in images:
+        whole.paste(image, (0, y))
+        y += image.height + 2
+    return whole
+
+
+def beside(images: list[Image.Image]) -> Image.Image:
+    """The images next to each other, with a line between them."""
+    size = (sum(image.width + 2 for image in images) - 2, max(image.height for image in images))
+    whole = Image.new("RGB", size, "#888888")
+    x = 0
+    for image in images:
+        whole.paste(image, (x, 0))
+        x += image.width + 2
+    return whole
 
 
 async def recording_of_kill(browser: Browser, client: Client, cluster: LocalCluster) -> list[tuple[float, Image.Image]]:

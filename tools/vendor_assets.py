@@ -16,15 +16,11 @@ VENDOR = Path("coordinator/edgeshard_coordinator/dashboard/assets/vendor")
 PACKAGES = {
     "preact@11.2.0": {"dist/preact.mjs": "preact.js", "hooks/dist/hooks.mjs": "hooks.js"},
     "htm@3.1.1": {"dist/htm.module.js": "htm.js"},
-    "d3-force@3.0.1": {"dist/d3-force.min.mjs": "d3-force.js"},
-    "d3-quadtree@3.0.2": {"dist/d3-quadtree.min.mjs": "d3-quadtree.js"},
-    "d3-dispatch@3.0.2": {"dist/d3-dispatch.min.mjs": "d3-dispatch.js"},
-    "d3-timer@3.0.2": {"dist/d3-timer.min.mjs": "d3-timer.js"},
     "uplot@1.6.32": {"dist/uPlot.iife.min.js": "uplot.js", "dist/uPlot.min.css": "uplot.css"},
 }
 SCRIPTS = {"uplot.js": "uPlot"}
 """Files that name what they have, and export nothing: their small form is a script."""
-NAMES = ("preact", "d3-quadtree", "d3-dispatch", "d3-timer")
+NAMES = ("preact",)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -41,6 +42,8 @@ from edgeshard.rpc.renewal import adopted, keep_renewed
 from edgeshard.rpc.server import EnrolmentServer, Server
 from edgeshard.rpc.tls import TlsFiles, check_private, join_address, read_pem, split_address
 from edgeshard.rpc.tls_files import tls_files
+from edgeshard_coordinator.additions.adder import ModelAdder
+from edgeshard_coordinator.additions.folders import ModelFolders
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.persistence.audit_log import AuditLog
 from edgeshard_coordinator.control.persistence.persistence import StateStore
@@ -97,11 +100,13 @@ async def serve(settings: CoordinatorSettings, read: Callable[[], CoordinatorSet
     machine = Machine(__version__, settings.state_dir, site.tls)
     process = Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES)
     most_members = connection_cap(descriptors, 1 / 2, MOST_MEMBERS)
-    coordinator = await _assemble(settings, site, most_members, machine, process)
+    models = await _open_models(settings)
+    adder = await _open_adder(settings, places, models)
+    coordinator = await _assemble(settings, site, models, most_members, machine, process)
     Reloading(settings, read, partial(_prepared, coordinator, process)).on_hangup(stopping.set)
     metrics = MetricsListener(settings.metrics_listen, site.tls, coordinator.metrics, site.denials)
     address = await coordinator.start()
-    listeners = _Listeners(coordinator, metrics)
+    listeners = _Listeners(coordinator, metrics, adder)
     try:
         await metrics.start()
         joiners = connection_cap(descriptors, 1 / 8, MOST_JOINERS)
@@ -109,7 +114,7 @@ async def serve(settings: CoordinatorSettings, read: Callable[[], CoordinatorSet
         listeners.packages = await _open_packages(settings, site, coordinator)
         if listen is not None:
             authenticator = ApiKeyAuthenticator(site.keys, site.audit, asks=not settings.http_no_key)
-            listeners.gateway = await _open_gateway(listen, origins, authenticator, coordinator, site, places)
+            listeners.gateway = await _open_gateway(listen, origins, authenticator, coordinator, site, places, adder)
         log.info("coordinator_serves", address=address)
         if settings.ready_file is not None:
             write_ready_file(settings.ready_file, address, listeners.url, joins_at)
@@ -135,6 +140,7 @@ class _Listeners:
 
     coordinator: Coordinator
     metrics: MetricsListener
+    adder: ModelAdder
     enrolment: EnrolmentServer | None = None
     packages: PackagesListener | None = None
     gateway: GatewayServer | None = None
@@ -146,6 +152,7 @@ class _Listeners:
 
     async def close(self) -> None:
         await self.metrics.stop()
+        await self.adder.stop()
         if self.enrolment is not None:
             await self.enrolment.stop()
         if self.packages is not None:
@@ -336,6 +343,7 @@ async def _open_gateway(
     coordinator: Coordinator,
     site: _Site,
     places: Places | None,
+    adder: ModelAdder,
 ) -> GatewayServer:
     """`places` is None for no dashboard. Raises UnavailableError where the port is taken."""
 
@@ -351,7 +359,7 @@ async def _open_gateway(
             from edgeshard_coordinator.dashboard.opening import open_dashboard
 
             named = None if site.tls is None else site.tls.principal().site
-            pages, door = open_dashboard(coordinator, places, ApiKeyAuthenticator(site.keys, site.audit), named)
+            pages, door = open_dashboard(coordinator, places, ApiKeyAuthenticator(site.keys, site.audit), named, adder)
         app = make_app(
             backend, authenticator, coordinator.metrics, local_only=listen.is_local, origins=origins, pages=pages
         )
@@ -378,9 +386,8 @@ def _prepared(coordinator: Coordinator, process: Process, settings: CoordinatorS
     return take_up
 
 
-async def _assemble(
-    settings: CoordinatorSettings, site: _Site, most_connections: int, machine: Machine, process: Process
-) -> Coordinator:
+async def _open_models(settings: CoordinatorSettings) -> ModelStore:
+    """The opened store. Raises InvalidArgumentError for a state directory that cannot be used."""
     models = ModelStore(settings.state_dir / "models")
     try:
         private_directory(settings.state_dir, "state-dir")
@@ -389,6 +396,34 @@ async def _assemble(
         raise InvalidArgumentError(
             f"--state-dir {settings.state_dir}: {error.strerror}", field="state-dir", reason="STATE_DIR"
         ) from None
+    return models
+
+
+async def _open_adder(settings: CoordinatorSettings, places: Places | None, models: ModelStore) -> ModelAdder:
+    """What adds models for the dashboard. Raises InvalidArgumentError for options that need a dashboard,
+    FailedPreconditionError without the extra that reads the Hub."""
+    if places is None and (settings.model_folder or settings.allow_hub):
+        raise InvalidArgumentError(
+            "--model-folder and --allow-hub are for the dashboard: they need --http-listen, and go without "
+            "--no-dashboard",
+            field="model-folder",
+        )
+    if settings.allow_hub:
+        check_extras("--allow-hub", "models")
+    folders = ModelFolders([Path(folder) for folder in settings.model_folder])
+    adder = ModelAdder(models, settings.state_dir / "additions", folders, allow_hub=settings.allow_hub)
+    await asyncio.to_thread(adder.open)
+    return adder
+
+
+async def _assemble(
+    settings: CoordinatorSettings,
+    site: _Site,
+    models: ModelStore,
+    most_connections: int,
+    machine: Machine,
+    process: Process,
+) -> Coordinator:
     watch = CallAudit(site.audit)
     return Coordinator(
         Server(settings.listen, site.tls, CONTROL_KEEPALIVE_S, WINDOW_BYTES, site.denials, watch, most_connections),

@@ -48,6 +48,12 @@ class CoordinatorSettings(DaemonSettings):
     dashboard_url: str | None = Field(
         default=None, description="where browsers find the dashboard behind a proxy, such as https://edge.example/edge"
     )
+    model_folder: Several = Field(
+        default=(), description="folder from which the dashboard may add models; may be repeated"
+    )
+    allow_hub: bool = Field(
+        default=False, description="let the dashboard add models of the Hugging Face Hub (the models extra)"
+    )
     http_no_key: bool = Field(default=False, description="answer programs of this machine without an API key")
     http_allow_origin: Several = Field(
         default=(), description="where web pages come from that may use the gateway, such as http://localhost:3000"

@@ -26,13 +26,12 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.ids import Digest, check_name
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.imported import CONVERTING, DOWNLOADING, Imported
-from edgeshard.importing.sources import Source, opened, parse_source
+from edgeshard.importing.sources import Source, named_source, opened
 from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.proto.v1 import store_pb2_grpc
 from edgeshard.rpc.channel import MESSAGE_LIMIT_BYTES, half_close
 from edgeshard.storage.blobs import CHUNK_BYTES, in_thread
 from edgeshard.storage.checkpoint import Checkpoint, blob_locations, build_manifest, draft_manifest, read_chunks
-from edgeshard.storage.forms import TOKENIZER
 from edgeshard.storage.linked import BlobLocation
 from edgeshard.storage.local_model import NOT_THIS_MACHINE, local_model
 from edgeshard.wire.status import from_rpc_error
@@ -107,26 +106,9 @@ async def add_model(
     where, name = named_source(source, name)
     async with _prepared(where, adding.width, progress) as imported:
         if adding.on_note is not None:
-            for note in (*imported.notes, *_missing(imported, name)):
+            for note in imported.notes_as(name):
                 adding.on_note(note)
         return await add_checkpoint(channel, imported.checkpoint, name, progress, here=here)
-
-
-def named_source(source: Path | str, name: str | None) -> tuple[Source, str]:
-    """The place of a model, and its name in the store: before a download or a conversion that takes minutes.
-
-    Raises InvalidArgumentError for a name that is not valid, and as `parse_source` does.
-    """
-    where = parse_source(source) if isinstance(source, str) else Source(path=source)
-    chosen = where.name if name is None else name
-    check_name(chosen, "name")
-    return where, chosen
-
-
-def _missing(imported: Imported, name: str) -> list[str]:
-    if any(file.name == TOKENIZER for file in imported.checkpoint.files):
-        return []
-    return [f"{name} has no {TOKENIZER}: it takes prompts and gives answers as token ids only"]
 
 
 @asynccontextmanager

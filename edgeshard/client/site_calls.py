@@ -226,9 +226,10 @@ class SiteCalls(Calls):
         `edgeshard.client.models.add_model` for the errors and for `progress`.
         """
         from edgeshard.client import models
+        from edgeshard.importing.sources import named_source
 
         channel = self._connection.open()
-        models.named_source(source, name)
+        named_source(source, name)
         await self.stored_models()  # report a coordinator that cannot be reached before a conversion of minutes
         here = await asyncio.to_thread(is_of_this_machine, split_address(self._connection.target)[0])
         return await models.add_model(channel, source, name, progress, here=here, adding=adding or models.Adding())

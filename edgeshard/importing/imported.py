@@ -11,7 +11,7 @@ from edgeshard.architectures.config import decoder_fields
 from edgeshard.architectures.tensors import unit_of
 from edgeshard.domain.models.model import Part
 from edgeshard.storage.checkpoint import Checkpoint, StoredFile, StoredTensor
-from edgeshard.storage.forms import GENERATION, parse_json_object, unusable_defaults
+from edgeshard.storage.forms import GENERATION, TOKENIZER, parse_json_object, unusable_defaults
 
 Progress = Callable[[str, int, int], None]
 """A call with the kind of work (`DOWNLOADING`, `CONVERTING`), the bytes so far and in all, from the working thread; an
@@ -26,6 +26,12 @@ class Imported:
 
     checkpoint: Checkpoint
     notes: tuple[str, ...] = ()
+
+    def notes_as(self, name: str) -> tuple[str, ...]:
+        """The notes of the model under its name in the store, and one more if it has no tokenizer."""
+        if any(file.name == TOKENIZER for file in self.checkpoint.files):
+            return self.notes
+        return (*self.notes, f"{name} has no {TOKENIZER}: it takes prompts and gives answers as token ids only")
 
 
 def size_notes(read_bytes: int, tensors: Iterable[StoredTensor]) -> tuple[str, ...]:

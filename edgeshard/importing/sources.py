@@ -13,6 +13,7 @@ from typing import Any
 
 from edgeshard.architectures import parse_config
 from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
+from edgeshard.domain.ids import check_name
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.gguf_model import open_gguf
 from edgeshard.importing.hub import fetch
@@ -49,7 +50,13 @@ class Source:
         else:
             path = self.path.absolute()
             path = path.parent if path.name == "config.json" else path
-            text = path.stem if path.is_file() else path.resolve().name
+            real = path.resolve()
+            if path.is_file():
+                text = path.stem
+            elif real.parent.name == "snapshots":  # of the Hub's cache: models--OWNER--NAME/snapshots/REVISION
+                text = real.parent.parent.name.rpartition("--")[2]
+            else:
+                text = real.name
         return re.sub(r"[^a-z0-9._-]+", "-", text.lower())[:63].strip("-._") or "model"
 
 
@@ -63,11 +70,30 @@ def parse_source(text: str) -> Source:
         if path.is_dir() or path.is_file():
             return Source(path=path)
     looks_local = text.startswith(("/", "./", "../", "~")) or text.lower().endswith(".gguf") or text.count("/") > 1
-    found = None if looks_local and "@" not in text else _REPOSITORY.fullmatch(text)
-    if found is None or ".." in text:
+    repository = None if looks_local and "@" not in text else parse_repository(text)
+    if repository is None:
         what = "no such file or directory" if looks_local else "neither a directory, a .gguf file nor OWNER/NAME"
         raise NotFoundError(f"{text[:200]}: {what}", field="model")
+    return repository
+
+
+def parse_repository(text: str) -> Source | None:
+    """The source `OWNER/NAME[@REVISION]` of the Hub; None if the text has another form."""
+    found = _REPOSITORY.fullmatch(text)
+    if found is None or ".." in text:
+        return None
     return Source(repository=found[1], revision=found[2] or "")
+
+
+def named_source(source: Path | str, name: str | None) -> tuple[Source, str]:
+    """The place of a model, and its name in the store: before a download or a conversion that takes minutes.
+
+    Raises InvalidArgumentError for a name that is not valid, and as `parse_source` does.
+    """
+    where = parse_source(source) if isinstance(source, str) else Source(path=source)
+    chosen = where.name if name is None else name
+    check_name(chosen, "name")
+    return where, chosen
 
 
 def open_directory(path: Path, scratch: Path, width: Width, progress: Progress) -> Imported:

@@ -10,6 +10,7 @@ _NEEDED = {
     "agent": ("torch", "transformers", "safetensors", "tokenizers", "psutil"),
     "coordinator": ("psutil",),
     "gateway": ("fastapi", "uvicorn"),
+    "models": ("gguf", "huggingface_hub"),
     "rules": ("ortools",),
     "discovery": ("zeroconf",),
 }

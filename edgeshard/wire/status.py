@@ -45,6 +45,16 @@ def to_status(error: EdgeShardError) -> status_pb2.Status:
     return status
 
 
+def error_to_bytes(error: EdgeShardError) -> bytes:
+    """The error for another process; `error_from_bytes` reads it."""
+    return bytes(to_status(error).SerializeToString())
+
+
+def error_from_bytes(data: bytes) -> EdgeShardError:
+    """The typed error that `error_to_bytes` wrote."""
+    return _from_status(status_pb2.Status.FromString(data))
+
+
 class AbortContext(Protocol):
     """The part of a grpc.aio servicer context that ends a call."""
 

@@ -112,6 +112,16 @@ blob_header_to_wire, blob_header_from_wire = pair(BlobHeader, pb.BlobHeader)
 blob_range_to_wire, blob_range_from_wire = pair(BlobRange, pb.ReadBlobRequest)
 
 
+def local_model_to_bytes(model: LocalModel) -> bytes:
+    """The model for another process of this machine; `local_model_from_bytes` reads it."""
+    return bytes(local_model_to_wire(model).SerializeToString())
+
+
+def local_model_from_bytes(data: bytes) -> LocalModel:
+    """Raises as `local_model_from_wire` does."""
+    return local_model_from_wire(pb.AddLocalModelRequest.FromString(data))
+
+
 def _tensor_from_wire(message: pb.ManifestTensor) -> TensorInfo:
     if not 0 < len(message.name) <= _TENSOR_NAME_LIMIT:
         raise _invalid("tensors", f"has a name of {len(message.name)} characters; 1 to {_TENSOR_NAME_LIMIT} are valid")

@@ -235,6 +235,8 @@ def test_what_is_said_of_the_endpoint_goes_to_the_coordinator() -> None:
     words = ["--http-listen", "127.0.0.1:1", "--dashboard-url", "https://edge.example/edge", "--http-name"]
     assert options.of_coordinator() == [*words, "myhost.local", "--http-allow-origin", "http://a"]
     assert HttpOptions().of_coordinator() == []
+    adding = HttpOptions(model_folders=["/srv/models", "here"], allow_hub=True).of_coordinator()
+    assert adding == ["--model-folder", "/srv/models", "--model-folder", str(Path("here").absolute()), "--allow-hub"]
 
 
 def test_the_demos_site_leaves_nothing_behind(start: Callable[..., Running], tmp_path: Path) -> None:

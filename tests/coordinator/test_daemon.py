@@ -18,6 +18,7 @@ import pytest
 from edgeshard_coordinator.core.values.quotas import Quota
 from edgeshard_coordinator.daemon import _assemble, _site
 from edgeshard_coordinator.settings import CoordinatorSettings
+from edgeshard_coordinator.store import ModelStore
 
 from edgeshard.domain.identity import coordinator_of
 from edgeshard.identity.authority import Authority, now
@@ -182,7 +183,7 @@ async def test_the_file_of_quotas_is_what_requests_are_held_to(tmp_path: Path) -
         listen="127.0.0.1:0", state_dir=tmp_path / "state", quotas=tmp_path / "quotas.toml", plaintext=True
     )
     machine, process = Machine("1", settings.state_dir, None), Process(settings, {}, ())
-    coordinator = await _assemble(settings, _site(settings), 64, machine, process)
+    coordinator = await _assemble(settings, _site(settings), ModelStore(settings.state_dir), 64, machine, process)
     assert coordinator.front.quotas._quotas.of("client/app") == Quota(requests=7)
 
 

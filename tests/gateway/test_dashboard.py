@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
+from edgeshard_coordinator.dashboard.actions import POST
 
 from edgeshard.cli.render.views import layers_text
 from edgeshard.domain.identity import Role
@@ -201,6 +202,34 @@ async def test_an_operator_plans_deploys_and_deletes(site: Site, http: Http) -> 
     assert ("Deploy", "seen") in said and ("DeleteDeployment", "seen") in said
 
 
+async def test_a_coordinator_without_folders_adds_no_models_and_says_why(site: Site, http: Http) -> None:
+    browser = await Browser.of(site, http)
+    assert (await browser.get("/dashboard/do/folders")).json == {"folders": []}
+    for source, reason, told in (
+        ("/etc", "outside_folders", "--model-folder"),
+        ("owner/name", "hub_not_allowed", "--allow-hub"),
+    ):
+        answer = await browser.post("/dashboard/do/add-model", {"source": source})
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, reason, "source"), answer.body
+        assert told in answer.error["message"]
+    cancel = await browser.post("/dashboard/do/cancel-addition", {"number": 7})
+    assert (cancel.status, cancel.error["param"]) == (404, "number")
+    audit = [(entry.what, entry.result) for entry in await site.client.audit(20)]
+    assert ("AddModel", "OUTSIDE_FOLDERS") in audit and ("CancelAddModel", "NOT_FOUND") in audit
+
+
+async def test_a_model_in_use_stays_and_what_fits_is_told(site: Site, http: Http) -> None:
+    browser = await Browser.of(site, http)
+    answer = await browser.post("/dashboard/do/delete-model", {"name": "handy", "typed": "handy"})
+    assert (answer.status, answer.error["code"]) == (400, "model_in_use")
+    typed = await browser.post("/dashboard/do/delete-model", {"name": "handy", "typed": "hand"})
+    assert (typed.status, typed.error["param"]) == (400, "typed")
+    fits = await browser.post("/dashboard/do/fits", {"name": "fairy-tales"})
+    assert (fits.json["context"], fits.json["concurrency"]) == (512, 8) and fits.json["stages"]
+    deployed = await browser.post("/dashboard/do/fits", {"name": "handy"})
+    assert deployed.status == 200, deployed.body
+
+
 async def test_mistakes_name_their_field(site: Site, http: Http) -> None:
     browser = await Browser.of(site, http)
     for what, body, field in (
@@ -227,7 +256,7 @@ async def test_a_conversation_is_the_gateways(site: Site, http: Http) -> None:
     assert refused.status == 404
 
 
-UNSAFE = ("do/plan", "do/deploy", "do/delete", "do/replan", "do/join", "do/timeline", "chat")
+UNSAFE = (*(f"do/{what}" for what in POST), "chat")
 
 
 @pytest.mark.parametrize("path", UNSAFE)

@@ -276,7 +276,16 @@ ASKED: dict[str, dict[str, Any]] = {
     "delete": {"name": "x", "typed": "x"},
     "replan": {"name": "x"},
     "join": {"name": "x"},
+    "create-key": {"name": "x"},
+    "revoke-key": {"name": "x"},
+    "label": {"name": "x", "changes": ["zone=hall1"]},
+    "remove-node": {"name": "x", "typed": "x"},
+    "revoke-token": {"token_id": "x"},
     "timeline": {"name": "x"},
+    "fits": {"name": "x"},
+    "add-model": {"source": "/models/x"},
+    "cancel-addition": {"number": 1},
+    "delete-model": {"name": "x", "typed": "x"},
 }
 """A body for each action."""
 PAGES = {("GET", "/"), ("GET", "/dashboard/assets/{name:path}"), ("DELETE", "/dashboard/session")}

@@ -14,6 +14,7 @@ ROOMS = ("edgeshard", "agent", "coordinator")
 STARTS = {
     "agent/edgeshard_agent/guides/guides.py",
     "agent/edgeshard_agent/measuring/process.py",
+    "coordinator/edgeshard_coordinator/additions/adder.py",
     "edgeshard/chat/lane.py",
     "edgeshard/cpsat/process.py",
     "edgeshard/local/child_daemons.py",

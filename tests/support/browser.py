@@ -108,6 +108,13 @@ async def go(page: Page, screen: str) -> None:
     await page.locator("main section h2").first.wait_for()
 
 
+async def show(page: Page, screen: str) -> None:
+    """By its address, as a bookmark does."""
+    await page.evaluate("screen => { location.hash = `#/${screen}`; }", screen)
+    await page.locator(f"nav a[href='#/{screen.partition('/')[0]}'][aria-current=page]").wait_for()
+    await page.locator("main section h2").first.wait_for()
+
+
 async def hide(page: Page, hidden: bool) -> None:
     """As the page hears of it when another tab is in front: browsers without a window show all their pages."""
     await page.evaluate(

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import shlex
+import statistics
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,9 +27,32 @@ from edgeshard.domain.errors import FailedPreconditionError
 from edgeshard.local.cluster import LocalCluster
 from edgeshard.rpc.channel import open_channel
 from tests.coordinator.conftest import build_registration
-from tests.support.browser import DESKTOP, PHONE, chromium, go, hide, live, needs_chromium, screens, visiting
+from tests.support import forms
+from tests.support.browser import (
+    DESKTOP,
+    PHONE,
+    Visitor,
+    chromium,
+    go,
+    hide,
+    live,
+    needs_chromium,
+    screens,
+    show,
+    visiting,
+)
 from tests.support.chat_models import DEMO_MODEL
 from tests.support.clients import CLIENTS, run
+from tests.support.cuts import (
+    OUTLOOK,
+    PICTURE,
+    SCRIPTED_STREAM,
+    busy_change,
+    crowded,
+    cuts,
+    cuts_at_all_sizes,
+    update_s,
+)
 from tests.support.http import Http
 from tests.support.running import EDGECTL
 from tests.support.scripted_agent import FakeAgent
@@ -45,10 +69,13 @@ EMPTY = {
     "site": "No node has joined yet",
     "deployments": "The store has no model",
     "playground": "No deployment is ready",
-    "join": "Make the line",
+    "models": "The store has no model",
+    "keys": "Keys",
+    "nodes": "Make the line",
     "events": "Nothing has happened yet",
 }
 """What screens of an empty site say."""
+KEYS, UPDATES, UPDATE_S = 200, 5, 0.1
 TABS = 8
 """More than the six connections that a browser allows to a host."""
 
@@ -95,13 +122,104 @@ async def test_each_screen_opens_from_the_printed_link_and_every_reader_can_use_
             await (page.goto(f"{visitor.url}/#/{screen}") if "/" in screen else go(page, screen))
             await expect(page.locator("main section h2").first).to_be_visible()
             await page.screenshot(path=tmp_path / f"{screen.replace('/', '-')}.png", full_page=True)
-            assert not await beyond_the_edge(page), f"{screen} is wider than the window"
+            found += [f"{screen}: {fault}" for fault in await cuts(page)]
             found += [f"{screen}: {breach}" for breach in await breaches(page)]
         assert not found and not visitor.problems
 
 
-async def beyond_the_edge(page: Page) -> bool:
-    return bool(await page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
+async def all_screens(page: Page) -> list[str]:
+    """The screens of the navigation, and the first one of each kind that these link to."""
+    names, details = await screens(page), dict[str, str]()
+    for name in names:
+        await show(page, name)
+        for link in await page.locator("main a[href^='#/']").all():
+            screen = str(await link.get_attribute("href")).removeprefix("#/")
+            if "/" in screen:
+                details.setdefault(screen.partition("/")[0], screen)
+    return [*names, *details.values()]
+
+
+async def all_faults(page: Page) -> list[str]:
+    """The faults of each screen at all widths and in both schemes."""
+    found = list[str]()
+    for screen in await all_screens(page):
+        await show(page, screen)
+        found += [f"{screen} at {fault}" for fault in await cuts_at_all_sizes(page)]
+    return found
+
+
+async def test_nothing_is_cut_on_any_screen(site: Site, browser: Browser) -> None:
+    """Of one with many nodes, deployments and requests, whose names and figures are long; in the long form also of the
+    site as it is, which has each screen measured at one size above."""
+    url = site.cluster.coordinator.gateway
+    async with visiting(browser, url) as visitor, visiting(browser, url) as other:
+        page = await visitor.enter(site.client)
+        assert not forms.LONG or await all_faults(page) == []
+        picture = await page.evaluate(PICTURE)
+        crowd = await crowded_page(other, crowded(picture, nodes=20, deployments=10), site.client)
+        assert await all_faults(crowd) == []
+        await show(crowd, "site")
+        for number in (1, 2, 3, 8, 9) if forms.LONG else (2, 9):
+            await crowd.evaluate("picture => send('picture', picture)", crowded(picture, number, number))
+            await expect(crowd.locator(".map .node")).to_have_count(number)
+            for width, height in (DESKTOP, PHONE):
+                await crowd.set_viewport_size({"width": width, "height": height})
+                assert await cuts(crowd) == [], f"{number} nodes at {width}"
+        assert not visitor.problems and not other.problems
+
+
+@pytest.mark.timing
+@pytest.mark.long
+async def test_an_update_of_a_large_site_is_drawn_at_once(site: Site, browser: Browser) -> None:
+    """All figures of 20 nodes, 10 deployments and 50 requests change; the site has 200 keys."""
+    url = site.cluster.coordinator.gateway
+    async with visiting(browser, url) as visitor, visiting(browser, url) as other:
+        picture = crowded(await (await visitor.enter(site.client)).evaluate(PICTURE), nodes=20, deployments=10)
+        names = [f"application-{number}" for number in range(KEYS)]
+        for name in names:
+            await site.client.create_key(name)
+        page = await crowded_page(other, picture, site.client)
+        for screen in await all_screens(page):
+            await show(page, screen)
+            times = [await update_s(page, busy_change(picture, number)) for number in range(1, UPDATES + 1)]
+            drawn = [seconds for seconds in times if seconds is not None]
+            assert not drawn or statistics.median(drawn) <= UPDATE_S, f"{screen}: {times}"
+            assert drawn or screen not in ("site", "now", "deployments"), f"{screen} has no new figures"
+        for name in names:
+            await site.client.revoke_key(name)
+
+
+async def crowded_page(visitor: Visitor, picture: dict[str, Any], client: Client) -> Page:
+    """A page with a stream of its own, which has sent `picture`."""
+    await visitor.context.add_init_script(SCRIPTED_STREAM)
+    await visitor.context.route("**/dashboard/do/outlook*", lambda route: route.fulfill(json=OUTLOOK))
+    page = await visitor.context.new_page()
+    await page.goto((await client.dashboard_link()).url)
+    await page.locator(".state").wait_for()
+    await page.evaluate("picture => streaming.then(() => send('picture', picture))", picture)
+    await live(page)
+    return page
+
+
+@pytest.mark.parametrize(
+    ("planted", "fault"),
+    [
+        ("<table style='width: 90rem'><tr><td>cut</td></tr></table>", "outside the window"),
+        ("<div class='wide'><p style='width: 90rem'>cut</p></div>", "wider than its box"),
+        ("<p style='overflow: hidden; white-space: nowrap; width: 4rem'>much too long</p>", "wider than its box"),
+        ("<p style='overflow: hidden; height: 1rem'>one<br>two<br>three</p>", "higher than its box"),
+        ("<svg width='60' height='20'><text y='15'>beyond the drawing</text></svg>", "outside its drawing"),
+        (
+            "<svg width='300' height='20'><g><rect class='frame' width='9' height='9' /><text>x</text></g></svg>",
+            "frame",
+        ),
+    ],
+)
+async def test_a_cut_is_found(browser: Browser, planted: str, fault: str) -> None:
+    async with visiting(browser, "about:blank") as visitor:
+        page = await visitor.context.new_page()
+        await page.set_content(f"<style>.wide {{ overflow-x: auto }}</style><main>{planted}</main>")
+        assert any(fault in one for one in await cuts(page))
 
 
 async def breaches(page: Page) -> list[str]:
@@ -155,13 +273,14 @@ async def test_what_a_node_says_is_text(browser: Browser, tmp_path: Path) -> Non
 
 @pytest.mark.long
 async def test_a_keyboard_is_enough(site: Site, browser: Browser) -> None:
-    """Each link, field and button is reached by Tab alone, and tables that are wider than the window, too."""
+    """Each link, field and button is reached by the Tab key."""
     async with visiting(browser, site.cluster.coordinator.gateway, PHONE) as visitor:
         page = await visitor.enter(site.client)
         for screen in await screens(page):
             await go(page, screen)
             await page.evaluate("document.activeElement.blur()")
-            wanted = await page.locator("a, button:enabled, input, select, textarea, .wide").count()
+            fields = page.locator("a, button:enabled, input, select, textarea, summary")
+            wanted = await fields.filter(visible=True).count()
             reached = set()
             for _ in range(wanted):
                 await page.keyboard.press("Tab")
@@ -178,7 +297,8 @@ async def test_a_model_is_planned_loads_and_goes_by_buttons(site: Site, browser:
         page = await visitor.enter(site.client)
         await go(page, "deployments")
         await page.get_by_label("Model").select_option("large")
-        assert await page.get_by_role("button", name="Deploy large").count() == 0, "before its plan was shown"
+        deploy = page.get_by_role("button", name="Deploy large")
+        await expect(deploy).to_be_disabled()  # before its plan is shown
         await page.get_by_role("button", name="Show the plan").click()
         await expect(page.get_by_role("region", name="The plan").locator("tbody tr").first).to_be_visible()
         # What the page shows of the load, as it comes: it may be gone when a test looks.
@@ -187,7 +307,7 @@ async def test_a_model_is_planned_loads_and_goes_by_buttons(site: Site, browser:
             "one => seen.push(one.textContent.trim()))).observe(document.body,"
             " { subtree: true, childList: true, characterData: true })"
         )
-        await page.get_by_role("button", name="Deploy large").click()
+        await deploy.click()
         await page.locator("tbody a", has_text="large").click()
         await expect(page.locator("h2 .phase")).to_have_text("ready", timeout=120_000)
         seen = await page.evaluate("seen")
@@ -198,6 +318,94 @@ async def test_a_model_is_planned_loads_and_goes_by_buttons(site: Site, browser:
         await delete.click()
         await expect(page.get_by_role("region", name="Deployments")).not_to_contain_text("large")
         assert not visitor.problems
+
+
+@pytest.mark.long
+async def test_nothing_is_cut_while_a_page_is_in_use(site: Site, browser: Browser, tmp_path: Path) -> None:
+    """A plan, a refusal, recorded steps and an answer; and what the holder of a key sees before and after its login."""
+    url = site.cluster.coordinator.gateway
+    _, key = await site.client.create_key("application-with-a-long-name", ["tales"], tokens_per_minute=123_456_789)
+    async with visiting(browser, url) as visitor, visiting(browser, url) as other:
+        page = await visitor.enter(site.client)
+        await show(page, "now")
+        await page.get_by_role("button", name="Record steps").click()
+        await page.get_by_text("No step ran").or_(page.locator(".timeline")).first.wait_for()
+        assert await cuts_at_all_sizes(page) == []
+        await show(page, "deployments/tales")
+        await page.get_by_role("button", name="Look for a better placement").click()
+        await expect(page.locator("section", has_text="Move").get_by_role("status").first).not_to_have_text("…")
+        assert await cuts_at_all_sizes(page) == []
+        await show(page, "playground")
+        for message, top_p in (("Once " + "a" * 200, ""), ("twice", "7")):
+            await page.get_by_label("Top p").fill(top_p)
+            await page.get_by_label("Message").fill(message)
+            await page.get_by_role("button", name="Send").click()
+            await expect(page.get_by_role("button", name="Stop")).to_be_disabled()
+        await expect(page.locator(".problem")).to_contain_text("top_p")
+        assert await cuts_at_all_sizes(page) == [] and await breaches(page) == []
+        assert [problem for problem in visitor.problems if "400" not in problem] == []
+        page = await other.another("")
+        await page.get_by_label("API key").wait_for()
+        assert await cuts_at_all_sizes(page) == [] and await breaches(page) == []
+        await page.get_by_label("API key").fill(key)
+        await page.get_by_role("button", name="Show").click()
+        await live(page)
+        assert await all_faults(page) == [] and await breaches(page) == []
+    await site.client.revoke_key("application-with-a-long-name")
+
+
+async def test_the_map_shows_direction_speed_and_memory(site: Site, browser: Browser) -> None:
+    """The figures of nodes that are connected add up; each hop of the pipeline ends in an arrow."""
+    url = site.cluster.coordinator.gateway
+    async with visiting(browser, url) as visitor, visiting(browser, url) as other:
+        picture = await (await visitor.enter(site.client)).evaluate(PICTURE)
+        nodes = picture["nodes"]
+        for name, free in (("a", 10 << 30), ("b", 14 << 30), ("c", 20 << 30)):
+            nodes[name] |= {"status": "connected", "budget": 20 << 30, "free": free}
+        nodes["c"]["status"] = "away"
+        for stage in picture["deployments"]["tales"]["stages"].values():
+            stage["tokens_per_s"] = 12.34
+        page = await crowded_page(other, picture, site.client)
+        await expect(page.locator(".sum")).to_have_text(
+            "40.0 GiB in 2 nodes; the largest model that fits has 24.0 GiB, with its KV cache."
+        )
+        box = page.locator('.node[data-node="a"]')
+        await expect(box).to_contain_text("10.0 GiB held, 10.0 GiB free")
+        await expect(box).to_contain_text("layers 0:4 · 12.3 tokens/s")
+        hops = page.locator(".hop[marker-end]")
+        assert await hops.locator("title").all_text_contents() == ["From a to b", "From b to c", "From c to a"]
+
+
+async def test_the_playground_shows_what_an_answer_waits_for(site: Site, browser: Browser) -> None:
+    """A request that waits, and one that reads its prompt, show their counts; the system prompt is sent first."""
+    url = site.cluster.coordinator.gateway
+    async with visiting(browser, url) as visitor, visiting(browser, url) as other:
+        picture = await (await visitor.enter(site.client)).evaluate(PICTURE)
+        page = await crowded_page(other, picture, site.client)
+        bodies = list[dict[str, Any]]()
+        await page.route("**/dashboard/chat", lambda route: bodies.append(route.request.post_data_json))
+        await show(page, "playground")
+        send, stop = page.get_by_role("button", name="Send"), page.get_by_role("button", name="Stop")
+        await expect(send).to_be_disabled()
+        await expect(send).to_have_accessible_description("Write a message first.")
+        await page.get_by_text("System prompt", exact=True).click()
+        await page.get_by_label("System prompt").fill("Be brief.")
+        await page.get_by_label("Message").fill("Once")
+        await send.click()
+        state = page.locator("p.figures")
+        await expect(state).to_contain_text(re.compile(r"Waiting for the first token, [\d.]+ s so far"))
+        await page.evaluate("send('change', { deployments: { tales: { running: 7, waiting: 3 } } })")
+        await expect(state).to_contain_text("7 requests run and 3 wait at tales")
+        own = {"who": "operator", "deployment": "tales", "state": "reading", "prompt": 120, "read": 34, "age_s": 0}
+        await page.evaluate("own => send('change', { requests: { r1: own } })", own)
+        await expect(state).to_contain_text("Reading: 34 of 120 prompt tokens")
+        await stop.click()
+        await expect(stop).to_be_disabled()
+        roles = [(message["role"], message["content"]) for message in bodies[0]["messages"]]
+        assert roles == [("system", "Be brief."), ("user", "Once")]
+        for index, _ in enumerate(await page.locator(".gaps span").all()):
+            colour = await page.locator(f".gap-{index}").evaluate("one => getComputedStyle(one).backgroundColor")
+            assert (colour == "rgba(0, 0, 0, 0)") == (index == 0), "the legend has the colours of the parts"
 
 
 async def test_an_answer_streams_into_the_playground_until_it_is_stopped(site: Site, browser: Browser) -> None:
@@ -214,6 +422,7 @@ async def test_an_answer_streams_into_the_playground_until_it_is_stopped(site: S
         await expect(parts.nth(before + 3)).to_be_attached()
         await stop.click()
         await expect(stop).to_be_disabled()
+        await expect(page.locator(".turn.assistant .figures")).to_contain_text(re.compile(r"[\d.]+ tokens/s"))
         assert await parts.count() < 400
         assert not await breaches(page)
 
@@ -306,7 +515,7 @@ async def test_eight_tabs_share_one_stream_and_each_can_act(site: Site, browser:
         for tab in tabs:
             await expect(tab.locator("main")).to_contain_text(f"{before + 1} served")
             await tab.get_by_role("button", name="Look for a better placement").click()
-            await expect(tab.locator("section", has_text="Move").get_by_role("status").first).to_contain_text("by hand")
+            await expect(tab.locator("section", has_text="Move").get_by_role("alert")).to_contain_text("by hand")
         assert visitor.streams == 1
         # Who has the stream hides, or leaves; another one of them takes it up.
         await hide(first, True)

@@ -87,7 +87,7 @@ class Coordinator:
         about: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self._server, self._store, self._clock, self._timings = server, store, clock, timings
-        self._membership, self._keys, self.models = membership, keys, models
+        self._membership, self.keys, self.models = membership, keys, models
         self._chores: list[asyncio.Task[None]] = []
         self.audit = audit or AuditLog(None, clock)
         self.events, self._hub, self._calls = SiteEvents(), ControlHub(), MeasureCalls()
@@ -113,7 +113,7 @@ class Coordinator:
         self._agents = CoordinatorServicer(loop, hub, questions, self._server.denials, noted, self.conditions)
         self._heads = HeadWatch(loop, front.occupied, self._agents.suspicions)
         self._inference = InferenceServicer(loop, front, self.models, noted, self.chats)
-        self.identities = IdentityServicer(loop, hub, self._store, self._membership, self._keys)
+        self.identities = IdentityServicer(loop, hub, self._store, self._membership, self.keys)
         drafts = Drafts(self.models, self.chats)
         self.admin = AdminServicer(
             *(loop, front, questions, self.models, self._planner, self._store, self.audit, self.events),
@@ -160,8 +160,8 @@ class Coordinator:
         self.front.traffic.restore(await self._store.load_traffic())
         if self._membership is not None:
             await self._membership.open(self._end_of, self._tell_denials)
-        if self._keys is not None:
-            await self._keys.open(self._end_of_key)
+        if self.keys is not None:
+            await self.keys.open(self._end_of_key)
         chores = (self._keep_traffic(), self._expire(), self._heads.run())
         self._chores = [asyncio.create_task(chore) for chore in chores]
         self.audit.start()
@@ -219,7 +219,7 @@ class Coordinator:
         await self._executor.drain()
         await self._save_traffic()
         await self._store.close()
-        for book in (self._membership, self._keys):
+        for book in (self._membership, self.keys):
             if book is not None:
                 await book.close()
 

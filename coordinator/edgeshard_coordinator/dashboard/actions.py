@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from edgeshard.client.connection import Connection
-from edgeshard.client.deployment_calls import DeploymentCalls
-from edgeshard.client.site_calls import SiteCalls
-from edgeshard.domain.clock import Clock
 from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec
 from edgeshard.domain.deployments.loss import Loss
-from edgeshard.domain.deployments.placement import ExplicitStage, Placement
+from edgeshard.domain.deployments.placement import ExplicitStage
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import DeploymentName
-from edgeshard.wire.invitations import invitation_to_text, line_without_edgeshard
-from edgeshard_coordinator.dashboard.picture import known, prediction_picture
-
-
-class Operator(SiteCalls, DeploymentCalls):
-    """An operator's calls. `slice_of` gives the newest slice of a deployment's timeline."""
-
-    def __init__(
-        self,
-        connection: Connection,
-        timeout_s: float,
-        clock: Clock,
-        slice_of: Callable[[DeploymentName], Awaitable[Any]],
-    ) -> None:
-        super().__init__(connection, timeout_s, clock)
-        self.slice_of = slice_of
+from edgeshard_coordinator.dashboard import member_actions, model_actions
+from edgeshard_coordinator.dashboard.operator import Action, Operator
+from edgeshard_coordinator.dashboard.picture import known, placement_picture, prediction_picture
 
 
 async def plan(operator: Operator, asked: Mapping[str, Any]) -> Any:
-    return _placement(await operator.plan(_spec(asked)))
+    return placement_picture(await operator.plan(_spec(asked)))
 
 
 async def deploy(operator: Operator, asked: Mapping[str, Any]) -> Any:
@@ -56,7 +38,7 @@ async def replan(operator: Operator, asked: Mapping[str, Any]) -> Any:
         reason=found.reason.value,
         changed=found.changed,
         gain=found.gain,
-        found=_placement(found.found),
+        found=placement_picture(found.found),
         note=found.note or None,
     )
 
@@ -76,27 +58,19 @@ async def outlook(operator: Operator, asked: Mapping[str, Any]) -> Any:
     )
 
 
-async def join(operator: Operator, asked: Mapping[str, Any]) -> Any:
-    """The lines by which one more node joins, with EdgeShard and without. They are shown this once."""
-    token = await operator.create_token(Role.AGENT, _text(asked, "name"), ttl_s=3600.0)
-    return known(
-        line=f"edgectl join {invitation_to_text(token.invitation)}", bare=line_without_edgeshard(token) or None
-    )
-
-
 async def timeline(operator: Operator, asked: Mapping[str, Any]) -> Any:
     return await operator.slice_of(DeploymentName(_text(asked, "name")))
 
 
-Ask = Callable[[Operator, Mapping[str, Any]], Coroutine[Any, Any, Any]]
-GET: Mapping[str, Ask] = {"outlook": outlook}
-POST: Mapping[str, Ask] = {
+GET: Mapping[str, Action] = {"outlook": outlook, **member_actions.GET, **model_actions.GET}
+POST: Mapping[str, Action] = {
     "plan": plan,
     "deploy": deploy,
     "delete": delete,
     "replan": replan,
-    "join": join,
     "timeline": timeline,
+    **member_actions.POST,
+    **model_actions.POST,
 }
 
 
@@ -112,24 +86,6 @@ def _spec(asked: Mapping[str, Any]) -> DeploymentSpec:
     if not isinstance(spec, dict):
         raise InvalidArgumentError("spec is missing", field="spec")
     return parse_spec(spec)
-
-
-def _placement(placement: Placement) -> dict[str, Any]:
-    return known(
-        stages=[
-            {
-                "node": stage.node_name,
-                "first": stage.layers.first,
-                "end": stage.layers.end,
-                "weights": stage.parameter_bytes,
-                "kv": stage.kv_bytes,
-                "streamed": stage.streamed_bytes,
-            }
-            for stage in placement.stages
-        ],
-        predicted=None if placement.predicted is None else prediction_picture(placement.predicted),
-        note=placement.note or None,
-    )
 
 
 def _loss(loss: Loss) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from edgeshard import __version__
+from edgeshard.domain.identity import ApiKey, key_identity
 from edgeshard.gateway.access.auth import opens
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.requests.request_meter import KeyCounts
@@ -29,6 +30,13 @@ class Applications:
         self._feeds = {who: feed for who, feed in self._feeds.items() if feed.viewers or who == session.who}
         return self._feeds.setdefault(session.who, Feed(lambda: self._picture(session)))
 
+    def usage_of(self, key: ApiKey) -> dict[str, Any]:
+        """What a key used since the coordinator began, and its limits."""
+        front = self._front
+        identity = key_identity(key.name, key.key_id)
+        counts = front.meter.of_key(identity)
+        return usage_picture(counts, front.running_of(identity), front.quotas.of(identity))
+
     def _picture(self, session: Session) -> dict[str, Any]:
         front = self._front
         return application_picture(
@@ -49,12 +57,16 @@ def application_picture(
     return {
         "site": {"version": __version__},
         "deployments": {str(one.name): {"model": str(one.model), "phase": one.phase.value} for one in own},
-        "usage": known(
-            requests=used.requests,
-            running=running,
-            prompt_tokens=used.prompt_tokens,
-            new_tokens=used.new_tokens,
-            tokens_per_minute=limits.tokens_per_minute,
-            requests_at_once=limits.requests,
-        ),
+        "usage": usage_picture(used, running, limits),
     }
+
+
+def usage_picture(used: KeyCounts, running: int, limits: Quota) -> dict[str, Any]:
+    return known(
+        requests=used.requests,
+        running=running,
+        prompt_tokens=used.prompt_tokens,
+        new_tokens=used.new_tokens,
+        tokens_per_minute=limits.tokens_per_minute,
+        requests_at_once=limits.requests,
+    )

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from edgeshard import __version__
+from edgeshard.architectures import parse_config
 from edgeshard.domain.control.site import Site
 from edgeshard.domain.deployments.deployment import Deployment
+from edgeshard.domain.ids import Digest
+from edgeshard.domain.models.dtypes import weights_text
+from edgeshard.domain.models.model import ModelManifest
 from edgeshard.views.rates import Look, Rates
+from edgeshard_coordinator.additions.adder import ModelAdder
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.requests.models import max_context, stored_model
 from edgeshard_coordinator.control.services.site_views import all_links, node_views
@@ -26,11 +31,21 @@ EVENTS = 100
 
 
 class Camera:
-    """`take` makes a picture. What did not change since the one before is the same object."""
+    """`take` makes a picture. A part that did not change since the one before is the same object. `name` is the site's
+    in certificates, None in plaintext; `began_at` is when the coordinator began, in seconds since 1970. `adder` adds
+    models; None without an adder."""
 
-    def __init__(self, site: Coordinator) -> None:
+    def __init__(
+        self,
+        site: Coordinator,
+        name: str | None = None,
+        began_at: float = 0.0,
+        adder: ModelAdder | None = None,
+    ) -> None:
+        self._name, self._began_at, self._keys = name, began_at, site.keys
         self._loop, self._front, self._models = site.loop, site.front, site.models
         self._events, self._conditions = site.events, site.conditions
+        self._adder = adder
         self._looks: deque[Look] = deque()
         self._recent = Recent()
         self._kept: dict[str, tuple[object, dict[str, Any]]] = {}
@@ -52,12 +67,13 @@ class Camera:
         recent = self._recent.of(now, counts)
         contexts = {name: max_context(record, self._models) for name, record in state.deployments.items()}
         return {
-            "site": self._unless_known("site", state.instance, lambda: _site(state)),
+            "site": self._site_of(state),
             "nodes": picture.nodes_picture(nodes),
             "links": self._links_of(state, {node.node_id: node.name for node in nodes}),
             "deployments": picture.deployments_picture(deployments, rates, measured, recent),
             "requests": picture.requests_picture(self._front.running(), now, contexts),
             "models": self._models_now(),
+            "adding": self._adding_now(),
             "events": self._events_now(),
         }
 
@@ -69,10 +85,35 @@ class Camera:
             self._kept[part] = key, made
         return made
 
+    def _site_of(self, state: State) -> dict[str, Any]:
+        keys = 0 if self._keys is None else self._keys.count
+        return self._unless_known(
+            "site",
+            (state.instance, keys),
+            lambda: picture.known(
+                version=__version__, instance=state.instance, name=self._name, began_at=self._began_at, keys=keys
+            ),
+        )
+
     def _models_now(self) -> dict[str, Any]:
         found = self._models.list()
         key = tuple((manifest.name, digest) for manifest, digest in found)
-        return self._unless_known("models", key, lambda: picture.models_picture(stored_model(*one) for one in found))
+        return self._unless_known("models", key, lambda: _models(found))
+
+    def _adding_now(self) -> dict[str, Any]:
+        """The additions of models, and the sources that are allowed."""
+        adder = self._adder
+        if adder is None:
+            return {}
+        return self._unless_known(
+            "adding",
+            adder.state,
+            lambda: {
+                "folders": [str(folder) for folder in adder.folders.folders],
+                "hub": adder.allow_hub,
+                "additions": picture.additions_picture(adder.state.by_number.values()),
+            },
+        )
 
     def _events_now(self) -> dict[str, Any]:
         newest = self._events.newest(EVENTS)
@@ -93,5 +134,7 @@ class Camera:
         )
 
 
-def _site(state: State) -> dict[str, Any]:
-    return {"version": __version__, "instance": state.instance}
+def _models(found: Iterable[tuple[ModelManifest, Digest]]) -> dict[str, Any]:
+    stored = [(stored_model(*one), parse_config(one[0].config).stored_as) for one in found]
+    formats = {str(model.name): weights_text(model.dtype, stored_as) for model, stored_as in stored}
+    return picture.models_picture((model for model, _ in stored), formats)

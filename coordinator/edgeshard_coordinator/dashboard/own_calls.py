@@ -17,6 +17,22 @@ _LEFT = CancelledRequestError("the caller left before the answer", reason="CALLE
 
 
 @dataclass(frozen=True, slots=True)
+class OwnContext:
+    """The context of a call that came without a connection: its caller, as gRPC names the peer of a connection."""
+
+    source: CallFrom
+
+    def auth_context(self) -> Mapping[str, list[bytes]]:
+        principal = self.source.principal
+        if principal is None:
+            return {}
+        return {"transport_security_type": [b"ssl"], "peer_uri": [principal.uri.encode()]}
+
+    def peer(self) -> str:
+        return self.source.address
+
+
+@dataclass(frozen=True, slots=True)
 class OwnConnection:
     """A connection of the SDK's kind to the services of this process, by their names. `audit` hears of each call as of
     those that come by gRPC; `source` is their caller. `check` raises once the right to call has ended. Each call
@@ -36,7 +52,8 @@ class OwnConnection:
         try:
             self.check()
             async with asyncio.timeout(timeout_s):
-                answer = await getattr(self.services[service], method)(request, None)
+                context = OwnContext(self.source)
+                answer = await getattr(self.services[service], method)(request, context)
             end = None
         except EdgeShardError as error:
             end = error
@@ -55,7 +72,9 @@ class OwnConnection:
         self.audit.began(name, self.source, request)
         try:
             self.check()
-            async with aclosing(getattr(self.services["AdminService"], method)(request, None)) as answers:
+            async with aclosing(
+                getattr(self.services["AdminService"], method)(request, OwnContext(self.source))
+            ) as answers:
                 async for answer in answers:
                     yield answer
             end = None

@@ -14,7 +14,7 @@ from typing import Any
 from edgeshard.domain.control.site import StoredLink, StoredModel
 from edgeshard.domain.control.site_event import SiteEvent
 from edgeshard.domain.deployments.deployment import Deployment
-from edgeshard.domain.deployments.placement import Prediction
+from edgeshard.domain.deployments.placement import Placement, Prediction
 from edgeshard.domain.identity import shown_identity
 from edgeshard.domain.ids import DeploymentName
 from edgeshard.domain.nodes.device import Node, StagePhase, StageStatus
@@ -22,6 +22,8 @@ from edgeshard.domain.requests.trace import StageTrace, aligned, summarised
 from edgeshard.metrics.histogram import Histogram
 from edgeshard.views.rates import Rates
 from edgeshard.views.words import node_status
+from edgeshard_coordinator.additions.folders import FolderListing
+from edgeshard_coordinator.additions.state import Addition
 from edgeshard_coordinator.control.requests.request_meter import DeploymentCounts
 from edgeshard_coordinator.control.requests.running_request import RunningRequest
 
@@ -185,18 +187,66 @@ def _mean(histogram: Histogram) -> float | None:
     return round(histogram.sum / histogram.count, 4) if histogram.count else None
 
 
-def models_picture(models: Iterable[StoredModel]) -> dict[str, Any]:
+def placement_picture(placement: Placement) -> dict[str, Any]:
+    return known(
+        stages=[
+            {
+                "node": stage.node_name,
+                "first": stage.layers.first,
+                "end": stage.layers.end,
+                "weights": stage.parameter_bytes,
+                "kv": stage.kv_bytes,
+                "streamed": stage.streamed_bytes,
+            }
+            for stage in placement.stages
+        ],
+        predicted=None if placement.predicted is None else prediction_picture(placement.predicted),
+        note=placement.note or None,
+    )
+
+
+def models_picture(models: Iterable[StoredModel], formats: Mapping[str, str]) -> dict[str, Any]:
+    """By name. `formats` are the formats of the stored weights, by name."""
     return {
         model.name: {
             "architecture": model.architecture,
             "layers": model.layer_count,
             "parameters": model.parameter_count,
             "size": model.stored_bytes,
-            "dtype": model.dtype.value,
+            "format": formats[model.name],
             "context": model.max_context,
         }
         for model in models
     }
+
+
+def additions_picture(additions: Iterable[Addition]) -> dict[str, Any]:
+    """By number. The text of an error has its remedy."""
+    return {
+        str(addition.number): known(
+            name=addition.name,
+            source=addition.source,
+            who=shown_identity(addition.who),
+            phase=addition.phase.value,
+            work=addition.work or None,
+            done=addition.done_bytes,
+            total=addition.total_bytes or None,
+            notes=list(addition.notes) or None,
+            error=None if addition.error is None else addition.error.message,
+        )
+        for addition in additions
+    }
+
+
+def listing_picture(listing: FolderListing) -> dict[str, Any]:
+    """A folder of models."""
+    models = [{"path": str(model.path), "name": model.name, "size": model.weight_bytes} for model in listing.models]
+    return known(
+        folder=str(listing.folder),
+        problem=listing.problem or None,
+        cut=listing.is_cut or None,
+        models=models,
+    )
 
 
 def events_picture(events: Sequence[SiteEvent]) -> dict[str, Any]:

@@ -56,6 +56,10 @@ class KeyBook:
     async def close(self) -> None:
         await self._store.close()
 
+    @property
+    def count(self) -> int:
+        return len(self._kept)
+
     def list(self) -> tuple[ApiKey, ...]:
         return tuple(sorted((kept.key for kept in self._kept.values()), key=lambda key: key.name))
 

@@ -41,6 +41,11 @@ function shown(token = session?.token) {
   return token ? { "x-edgeshard-token": token } : {};
 }
 
+// The name of whoever is logged in here, as it is in the list of requests.
+export function who() {
+  return session?.who;
+}
+
 // An address of the dashboard's, whatever path a proxy puts before it and wherever the page itself lies.
 export function at(path) {
   return new URL(path, DASHBOARD);
@@ -60,9 +65,18 @@ async function answered(answer) {
   return body;
 }
 
+// The answer to a request, which may be a refusal. Throws an error with a remedy if there is none.
+async function reach(path, options) {
+  try {
+    return await fetch(at(path), options);
+  } catch {
+    throw new Error("The coordinator does not answer. See that it runs and that this browser can reach it, or run edgectl doctor.");
+  }
+}
+
 function send(path, method, body) {
   const headers = { "content-type": "application/json", ...shown() };
-  return fetch(at(path), { method, headers, body: JSON.stringify(body) });
+  return reach(path, { method, headers, body: JSON.stringify(body) });
 }
 
 // The session of this browser: by the secret of a link in the address, which leaves it at once, or by its cookie and the
@@ -82,7 +96,7 @@ export async function enter() {
 }
 
 async function resumed(token) {
-  return keep({ ...(await answered(await fetch(at("session"), { headers: shown(token) }))), token });
+  return keep({ ...(await answered(await reach("session", { headers: shown(token) }))), token });
 }
 
 // The key stays here no longer than this call: what is kept is a cookie and a token.
@@ -101,7 +115,7 @@ export async function act(what, body) {
 }
 
 export async function ask(what, query) {
-  return answered(await fetch(at(`do/${what}?${new URLSearchParams(query)}`), { headers: shown() }));
+  return answered(await reach(`do/${what}?${new URLSearchParams(query)}`, { headers: shown() }));
 }
 
 // The events of an answer that is a stream: the kind of each, if it has one, and its data. EventSource sends no header.

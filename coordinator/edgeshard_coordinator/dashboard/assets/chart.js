@@ -1,12 +1,16 @@
 // A chart of lines over time, with a table of the same figures.
 import { useEffect, useRef } from "./vendor/hooks.js";
 import uPlot from "./vendor/uplot.js";
+import { clock, day, moment } from "./format.js";
 import { html } from "./html.js";
 import { Table } from "./parts.js";
 
 const HEIGHT = 170;
 const COLOURS = 6;
 const EVERY_S = 10;
+const FONT = "12px system-ui";
+const GAP = 8; // pixels between a label and the plot
+const HALF_TIME = 32; // pixels of a time's label beyond the end of its axis
 
 // `lines` are { name, values }, with null where nothing is known; `show` makes a text of a figure.
 export function Chart({ title, times, lines, show, most }) {
@@ -30,7 +34,7 @@ export function Chart({ title, times, lines, show, most }) {
   }, [key]);
   useEffect(() => plot.current.setData([times, ...lines.map(({ values }) => values)]));
   const columns = [
-    { title: "Time", cell: ({ key: at }) => clock(at) },
+    { title: "Time", cell: ({ key: at }) => moment(1000 * at) },
     ...lines.map(({ name, values }) => ({ title: name, right: true, cell: ({ index }) => text(values[index], show) })),
   ];
   const tens = (at) => Math.floor(at / EVERY_S);
@@ -38,11 +42,8 @@ export function Chart({ title, times, lines, show, most }) {
   return html`<figure class="chart"><figcaption>${title}</figcaption>
     <p class="lines">${lines.map(({ name, values }, index) => html`<span class=${`line-${index % COLOURS}`}>${name} <b>${text(values.at(-1), show)}</b></span>`)}</p>
     <div class="plot" aria-hidden="true" ref=${place}></div>
+    ${times.length > 0 && html`<p class="quiet">${day(1000 * times.at(-1))}</p>`}
     <details><summary>${title} as a table</summary><${Table} label=${title} columns=${columns} rows=${rows} empty="Nothing yet." /></details></figure>`;
-}
-
-function clock(at) {
-  return new Date(1000 * at).toLocaleTimeString();
 }
 
 function text(value, show) {
@@ -51,7 +52,7 @@ function text(value, show) {
 
 function drawn(place, lines, show, most) {
   const figure = getComputedStyle(place);
-  const axis = { stroke: () => figure.color, grid: { stroke: () => figure.borderTopColor, width: 1 }, ticks: { show: false }, font: "12px system-ui" };
+  const axis = { stroke: () => figure.color, grid: { stroke: () => figure.borderTopColor, width: 1 }, ticks: { show: false }, font: FONT };
   const colour = (index) => () => getComputedStyle(place.parentElement.querySelectorAll(".lines span")[index] ?? place).color;
   const options = {
     width: place.clientWidth,
@@ -59,8 +60,18 @@ function drawn(place, lines, show, most) {
     legend: { show: false },
     cursor: { show: false },
     scales: { y: { range: (_, low, high) => [0, most ?? (high > 0 ? 1.1 * high : 1)] } },
-    axes: [{ ...axis, size: 30, space: 70, values: (_, ticks) => ticks.map(clock) }, { ...axis, size: 64, values: (_, ticks) => ticks.map(show) }],
+    padding: [10, HALF_TIME, 0, 0],
+    axes: [{ ...axis, size: 22, space: 80, values: (_, ticks) => ticks.map((at) => clock(1000 * at)) }, { ...axis, size: widthOf, values: (_, ticks) => ticks.map(show) }],
     series: [{}, ...lines.map((_, index) => ({ stroke: colour(index), width: 1.5, dash: index < COLOURS ? undefined : [6, 4], points: { show: false } }))],
   };
   return new uPlot(options, [[], ...lines.map(() => [])], place);
+}
+
+// The width that an axis needs for its labels, and for the half of the first time below it.
+function widthOf(plot, labels) {
+  plot.ctx.save();
+  plot.ctx.font = FONT;
+  const widths = (labels ?? []).map((label) => plot.ctx.measureText(label).width);
+  plot.ctx.restore();
+  return Math.max(HALF_TIME, GAP + Math.ceil(Math.max(0, ...widths)));
 }

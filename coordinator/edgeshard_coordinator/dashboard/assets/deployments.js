@@ -2,8 +2,9 @@
 import { useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { act } from "./calls.js";
+import { Deploy } from "./deploy.js";
 import { bytes, count, percent, seconds } from "./format.js";
-import { Doing, Line, Loading, Table } from "./parts.js";
+import { Doing, Field, Line, Loading, Table } from "./parts.js";
 import { Recoveries, outlookOf } from "./recovery.js";
 
 const STAGES = [
@@ -11,9 +12,9 @@ const STAGES = [
   { title: "Layers", cell: ({ stage }) => `${stage.first}:${stage.end}` },
   { title: "State", cell: ({ stage }) => html`<${Loading} stage=${stage} />` },
   { title: "Weights", right: true, cell: ({ stage }) => bytes(stage.weights) },
-  { title: "KV used", right: true, cell: ({ stage }) => `${bytes(stage.kv_used)} of ${bytes(stage.kv)}` },
+  { title: "KV cache used", right: true, cell: ({ stage }) => `${bytes(stage.kv_used)} of ${bytes(stage.kv)}` },
   { title: "Tokens/s", right: true, cell: ({ stage }) => count(stage.tokens_per_s, 1) },
-  { title: "Waits", right: true, cell: ({ stage }) => (stage.busy === undefined ? "–" : percent(1 - stage.busy)) },
+  { title: "Busy", right: true, cell: ({ stage }) => percent(stage.busy) },
 ];
 const FIGURES = [
   { title: "Figure", cell: ({ key }) => key },
@@ -21,9 +22,9 @@ const FIGURES = [
   { title: "Measured", right: true, cell: ({ measured }) => measured },
 ];
 const LOSSES = [
-  { title: "Without", cell: ({ loss }) => loss.node },
+  { title: "Lost node", cell: ({ loss }) => loss.node },
   { title: "Pause", right: true, cell: ({ loss }) => seconds(loss.pause_s) },
-  { title: "Taken by", cell: ({ loss }) => loss.taken_by || loss.note || "–" },
+  { title: "Its layers go to", cell: ({ loss }) => loss.taken_by || loss.note || "–" },
 ];
 
 export function Deployments({ picture, rest }) {
@@ -41,40 +42,7 @@ export function Deployments({ picture, rest }) {
   ];
   return html`<section><h2>Deployments</h2>
       <${Table} label="Deployments" columns=${columns} rows=${rows} empty="Nothing is deployed." /><${Line} of="edgectl get deployments" /></section>
-    <${Deploy} models=${picture.models} taken=${picture.deployments} />`;
-}
-
-function Deploy({ models, taken }) {
-  const names = Object.keys(models);
-  const [model, setModel] = useState("");
-  const [quantise, setQuantise] = useState("");
-  const [plan, setPlan] = useState(null);
-  const chosen = models[model] ? model : names[0];
-  if (!names.length) return html`<section><h2>Deploy a model</h2><p class="quiet">The store has no model.</p><${Line} of="edgectl model add OWNER/NAME" /></section>`;
-  const name = [chosen, ...Array.from({ length: 98 }, (_, index) => `${chosen}-${index + 2}`)].find((one) => !taken[one]);
-  const spec = { name, model: chosen, ...(quantise && { quantisation: { "*": quantise } }) };
-  const line = `edgectl deploy ${name} --model ${chosen}${quantise && ` --quantise ${quantise}`}`;
-  return html`<section><h2>Deploy a model</h2>
-    <p><label>Model <select value=${chosen} onChange=${(event) => (setModel(event.target.value), setPlan(null))}>${names.map((one) => html`<option>${one}</option>`)}</select></label>
-      <label>Weights <select value=${quantise} onChange=${(event) => (setQuantise(event.target.value), setPlan(null))}><option value="">as stored</option><option>int8</option><option>int4</option><option value="none">whole</option></select></label>
-      <${Doing} key=${`plan ${name}`} text="Show the plan" does=${async () => setPlan(await act("plan", { spec }))} />
-      ${plan && html`<${Doing} key=${`deploy ${name}`} text=${`Deploy ${name}`} does=${() => act("deploy", { spec })} done=${() => "It is loading."} />`}</p>
-    ${plan && html`<${Plan} plan=${plan} />`}
-    <${Line} of=${line} /></section>`;
-}
-
-function Plan({ plan }) {
-  const columns = [
-    { title: "Node", cell: ({ stage }) => stage.node },
-    { title: "Layers", cell: ({ stage }) => `${stage.first}:${stage.end}` },
-    { title: "Weights", right: true, cell: ({ stage }) => bytes(stage.weights) },
-    { title: "KV", right: true, cell: ({ stage }) => bytes(stage.kv) },
-  ];
-  const rows = plan.stages.map((stage) => ({ key: stage.node, stage }));
-  const predicted = plan.predicted;
-  return html`<${Table} label="The plan" columns=${columns} rows=${rows} />
-    ${predicted && html`<p>Predicted: first token in ${seconds(predicted.first_token_s)}, one every ${seconds(predicted.between_tokens_s)}, ${count(predicted.tokens_per_s, 1)} tokens/s over all. ${predicted.bottleneck}</p>`}
-    ${plan.note && html`<p class="quiet">${plan.note}</p>`}`;
+    <${Deploy} picture=${picture} />`;
 }
 
 function Deployment({ name, deployment, picture }) {
@@ -94,14 +62,26 @@ function Deployment({ name, deployment, picture }) {
       ${deployment.failure && html`<p role="alert">${deployment.failure}</p>`}
       <${Table} label="Stages" columns=${STAGES} rows=${stages} /><${Line} of=${`edgectl describe deployment ${name}`} /></section>
     <${Recoveries} picture=${picture} of=${name} />
-    <section><h2>Predicted beside measured</h2><${Table} label="Predicted beside measured" columns=${FIGURES} rows=${figures} />
+    <section><h2>Predicted and measured</h2><${Table} label="Predicted and measured" columns=${FIGURES} rows=${figures} />
       ${predicted.bottleneck && html`<p class="quiet">${predicted.bottleneck}</p>`}</section>
-    <section><h2>If a node is lost</h2><${Table} label="If a node is lost" columns=${LOSSES} rows=${losses} empty="Known once it is ready." /></section>
-    <section><h2>Move</h2><p><${Doing} text="Look for a better placement" does=${() => act("replan", { name, look: true })} done=${advice} />
-      <${Doing} text="Move it there" does=${() => act("replan", { name })} done=${advice} /></p><${Line} of=${`edgectl replan ${name}`} /></section>
-    <section><h2>Delete</h2><p><label>Type its name <input value=${typed} onInput=${(event) => setTyped(event.target.value)} autocomplete="off" /></label>
-      <${Doing} text="Delete" danger=${true} disabled=${typed !== name} does=${() => act("delete", { name, typed })} done=${() => "It is being deleted."} /></p>
+    <section><h2>If a node is lost</h2><${Table} label="If a node is lost" columns=${LOSSES} rows=${losses} empty="Known when the deployment is ready." /></section>
+    <${Move} name=${name} />
+    <section><h2>Delete</h2><p class="fields"><${Field} label="Type its name"><input value=${typed} onInput=${(event) => setTyped(event.target.value)} autocomplete="off" /><//>
+      <${Doing} text="Delete" danger=${true} why=${typed !== name && "Type the name of the deployment first."} does=${() => act("delete", { name, typed })} done=${() => "It is being deleted."} /></p>
       <${Line} of=${`edgectl delete deployment ${name}`} /></section>`;
+}
+
+// Whether another placement is better, and the step to it.
+function Move({ name }) {
+  const [found, setFound] = useState(null);
+  const look = async () => {
+    const answer = await act("replan", { name, look: true });
+    setFound(answer);
+    return answer;
+  };
+  const why = !found ? "Look for a better placement first." : found.reason !== "WOULD_MOVE" && "No better placement was found.";
+  return html`<section><h2>Move</h2><p class="fields"><${Doing} text="Look for a better placement" does=${look} done=${advice} />
+      <${Doing} text="Move it there" why=${why} does=${() => act("replan", { name })} done=${advice} /></p><${Line} of=${`edgectl replan ${name}`} /></section>`;
 }
 
 function worst(outlook) {

@@ -1,11 +1,11 @@
 // What happened, the newest first.
 import { html } from "./html.js";
-import { clock } from "./format.js";
+import { moment } from "./format.js";
 import { Line, Table } from "./parts.js";
 
 const COLUMNS = [
-  { title: "Time", cell: ({ event }) => clock(event.time) },
-  { title: "What", cell: ({ event }) => `${event.subject} ${event.name} ${event.what}` },
+  { title: "Time", cell: ({ event }) => moment(event.time) },
+  { title: "Event", cell: ({ event }) => `${event.subject} ${event.name} ${event.what}` },
   { title: "Detail", cell: ({ event }) => event.detail ?? "" },
 ];
 

@@ -31,6 +31,26 @@ export function percent(share) {
   return share === undefined ? "–" : `${Math.round(100 * share)} %`;
 }
 
+const MOMENT = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium", hourCycle: "h23" });
+const CLOCK = new Intl.DateTimeFormat(undefined, { timeStyle: "medium", hourCycle: "h23" });
+const ZONE = new Intl.DateTimeFormat(undefined, { timeZoneName: "short" });
+
+// The time zone of all times here, such as "UTC" or "GMT+1".
+export function zone(time = Date.now()) {
+  return ZONE.formatToParts(new Date(time)).find(({ type }) => type === "timeZoneName").value;
+}
+
+// A date, a time and its zone. `time` is a text of ISO 8601 or milliseconds since 1970, as below.
+export function moment(time) {
+  return `${MOMENT.format(new Date(time))} ${zone(time)}`;
+}
+
+// The time of a day, for a place that has the date and the zone next to it.
 export function clock(time) {
-  return new Date(time).toLocaleTimeString();
+  return CLOCK.format(new Date(time));
+}
+
+// A date only, with the zone in which it is that date.
+export function day(time) {
+  return `${new Date(time).toLocaleDateString(undefined, { dateStyle: "medium" })}, ${zone(time)}`;
 }

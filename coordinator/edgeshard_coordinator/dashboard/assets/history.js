@@ -12,8 +12,8 @@ export function heard(listener) {
 }
 
 function sampled({ tokens_per_s, running, waiting, recent = {}, stages }) {
-  const waits = Object.entries(stages).map(([index, stage]) => [index, stage.busy === undefined ? null : 1 - stage.busy]);
-  return { rate: tokens_per_s ?? null, running, waiting, first: recent.first_token ?? {}, between: recent.between_tokens ?? {}, waits: Object.fromEntries(waits) };
+  const busy = Object.entries(stages).map(([index, stage]) => [index, stage.busy ?? null]);
+  return { rate: tokens_per_s ?? null, running, waiting, first: recent.first_token ?? {}, between: recent.between_tokens ?? {}, busy: Object.fromEntries(busy) };
 }
 
 function record() {

@@ -4,24 +4,29 @@ import { useEffect, useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { enter, enterByKey, logOut } from "./calls.js";
 import { follow, leave, now, watch } from "./store.js";
-import { Site } from "./site.js";
+import { About } from "./about.js";
 import { Deployments } from "./deployments.js";
 import { Events } from "./events.js";
-import { Join } from "./join.js";
+import { Keys } from "./keys.js";
+import { Models } from "./models.js";
+import { Nodes } from "./nodes.js";
 import { Now } from "./now.js";
 import { Playground } from "./playground.js";
+import { Site } from "./site.js";
 import { Usage } from "./usage.js";
 
 // The screens of an operator, and those of an application's key; the first is shown first.
 const SCREENS = {
-  operator: { site: Site, now: Now, deployments: Deployments, playground: Playground, join: Join, events: Events },
+  operator: { site: Site, now: Now, models: Models, deployments: Deployments, playground: Playground, keys: Keys, nodes: Nodes, events: Events, about: About },
   application: { usage: Usage, playground: Playground },
 };
-const TITLES = { site: "Site", now: "Now", deployments: "Deployments", playground: "Playground", join: "Join", events: "Events", usage: "Usage" };
+const TITLES = { site: "Site", now: "Now", models: "Models", deployments: "Deployments", playground: "Playground", keys: "Keys", nodes: "Nodes", events: "Events", about: "About", usage: "Usage" };
+const MOVED = { join: "nodes" }; // old addresses of screens
 const SAYINGS = { connecting: "connecting", live: "live", lost: "the coordinator is away: the last picture is shown" };
 
 function screenOf(hash, screens) {
-  const [name, ...rest] = hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  const [first, ...rest] = hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  const name = MOVED[first] ?? first;
   return screens[name] ? [name, rest.join("/")] : [Object.keys(screens)[0], ""];
 }
 
@@ -74,7 +79,7 @@ const root = document.getElementById("app");
 root.replaceChildren();
 enter().then(
   (session) => render(html`<${Frame} session=${session} />`, root),
-  (error) => render(html`<${Outside} why=${error.status === 401 || error.status === 403 ? error.message : `The coordinator does not answer: ${error.message}`} />`, root),
+  (error) => render(html`<${Outside} why=${error.message} />`, root),
 );
 // The address of a link that is opened where the page is open already.
 addEventListener("hashchange", () => {

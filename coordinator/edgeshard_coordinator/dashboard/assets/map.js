@@ -1,47 +1,52 @@
-// The nodes and links of a site as a map: forces lay it out, the pipeline of one deployment lies over it, and over that
-// the way of the layers of a node that was lost.
-import { useEffect, useRef, useState } from "./vendor/hooks.js";
-import { forceCollide, forceLink, forceManyBody, forceSimulation, forceX, forceY } from "./vendor/d3-force.js";
+// The nodes and links of a site as a map: the pipeline of one deployment lies over it with its direction, and over that
+// the moves of the layers of a lost node. Each node shows the memory that it holds and has free.
+import { useEffect, useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
-import { count, rate, seconds } from "./format.js";
+import { bytes, count, percent, rate, seconds } from "./format.js";
 import { progress } from "./parts.js";
 
-const MOST_LINKS = 200;
-const ROOMY_NODES = 12; // for more of them the map shows more, and all of it smaller
+const MAX_LINKS = 200;
 const NARROW = matchMedia("(max-width: 40rem)");
+// In units of the drawing: a node's box, and for a wide and a narrow window the width, the columns of a grid, and the
+// most nodes that a ring has room for.
+const [BOX, HALF_HEIGHT] = [180, 46];
+const WIDE_MAP = { width: 900, columns: 4, ring: 8 };
+const NARROW_MAP = { width: 410, columns: 2, ring: 2 };
+const ROW = 146;
+const MARGIN = 8;
+const TEXT = BOX - 12; // the width of a line in a box
+const NAME_SCALE = 1.3; // of the letters of a name, compared with those of other lines
+const MAX_NAME_CHARACTERS = 26;
 
-// The width and height of the map, in units of which a node is 128 wide.
-function sizeFor(nodes, narrow) {
-  const scale = Math.max(1, Math.sqrt(nodes / ROOMY_NODES));
-  return narrow ? [400 * scale, 420 * scale] : [900 * scale, 400 * scale];
+// The places of nodes by name, and the height of the map. Few nodes are in a ring; more are in columns, of which every
+// second one is half a row lower, so that a line between two columns passes between the nodes of the one between them.
+export function placesOf(names, form) {
+  const points = names.length <= form.ring ? ringOf(names.length, form) : columnsOf(names.length, form);
+  const ys = points.map(([, y]) => y);
+  const top = Math.min(...ys) - HALF_HEIGHT - MARGIN;
+  const height = names.length ? Math.max(...ys) + HALF_HEIGHT + MARGIN - top : 0;
+  return [Object.fromEntries(names.map((name, index) => [name, { x: points[index][0], y: points[index][1] - top }])), height];
 }
 
-// Places by name. A node that is there already stays nearly where it was.
-function laidOut(names, pairs, before, [width, height]) {
-  const points = names.map((id, index) => {
-    const angle = (2 * Math.PI * index) / names.length - Math.PI / 2;
-    return { id, x: width * (0.5 + 0.3 * Math.cos(angle)), y: height * (0.5 + 0.3 * Math.sin(angle)), ...before[id] };
+function ringOf(number, { width, columns }) {
+  const first = number === 2 && columns > 2 ? Math.PI : -Math.PI / 2;
+  const [across, down] = number > 1 ? [Math.min(330, width / 2 - BOX / 2 - MARGIN), 140] : [0, 0];
+  return Array.from({ length: number }, (_, index) => {
+    const turn = first + (2 * Math.PI * index) / number;
+    return [width / 2 + across * Math.cos(turn), down * Math.sin(turn)];
   });
-  const links = pairs.map(([source, target]) => ({ source, target }));
-  forceSimulation(points)
-    .randomSource(() => 0.5)
-    .force("apart", forceManyBody().strength(-500))
-    .force("links", forceLink(links).id((point) => point.id).distance(Math.min(260, 0.6 * width)))
-    .force("room", forceCollide(76))
-    .force("x", forceX(width / 2).strength(0.06))
-    .force("y", forceY(height / 2).strength(0.14))
-    .stop()
-    .tick(160);
-  const inside = (value, most, edge) => Math.max(edge, Math.min(most - edge, value));
-  return Object.fromEntries(points.map(({ id, x, y }) => [id, { x: inside(x, width, 70), y: inside(y, height, 36) }]));
 }
 
-// What of the map has nodes, from top to bottom.
-function viewed(at, width) {
-  const ys = Object.values(at).map(({ y }) => y);
-  return ys.length ? `0 ${Math.min(...ys) - 44} ${width} ${Math.max(...ys) - Math.min(...ys) + 88}` : `0 0 ${width} 88`;
+function columnsOf(number, { width, columns }) {
+  const first = BOX / 2 + MARGIN;
+  const step = (width - 2 * first) / (columns - 1);
+  return Array.from({ length: number }, (_, index) => {
+    const column = index % columns;
+    return [first + step * column, ROW * Math.floor(index / columns) + (column % 2) * (ROW / 2)];
+  });
 }
 
+// The steps of a token through a deployment: from each stage to the next one, and from the last back to the first.
 export function hops(deployment) {
   const nodes = Object.values(deployment?.stages ?? {}).map((stage) => stage.node);
   return nodes.length < 2 ? [] : nodes.map((node, index) => [node, nodes[(index + 1) % nodes.length]]);
@@ -58,63 +63,91 @@ function useNarrow() {
 }
 
 export function Map({ picture, deployment, recovery }) {
-  const places = useRef({});
-  const [, redraw] = useState(0);
+  const form = useNarrow() ? NARROW_MAP : WIDE_MAP;
   const names = Object.keys(picture.nodes);
-  const size = sizeFor(names.length, useNarrow());
-  const ring = hops(deployment);
+  const [at, height] = placesOf(names, form);
   const measured = Object.keys(picture.links).map((pair) => pair.split(" ")).filter(([a, b]) => a < b || !picture.links[`${b} ${a}`]);
-  const pairs = measured.length > MOST_LINKS ? [] : measured;
-  const key = `${names.join()} ${pairs.join()} ${size}`;
-  useEffect(() => {
-    places.current = laidOut(names, [...pairs, ...ring].filter(([a, b]) => picture.nodes[a] && picture.nodes[b]), places.current, size);
-    redraw((turn) => turn + 1);
-  }, [key]);
-  const at = places.current;
+  const pairs = measured.length > MAX_LINKS ? [] : measured;
   const kind = deployment?.phase !== "ready" ? " broken" : deployment.tokens_per_s > 0 ? " moving" : "";
-  const there = ([a, b]) => at[a] && at[b];
-  return html`<svg class="map" viewBox=${viewed(at, size[0])} role="img" aria-label="Map of the nodes; the tables below have the same figures">
-    <defs><marker id="arrow" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="5" markerHeight="5" orient="auto"><path d="M0 0L10 5L0 10z" /></marker></defs>
+  const there = ([a, b]) => at[a] && at[b] && a !== b;
+  const moves = (recovery?.moves ?? []).filter(({ from, to }) => there([from, to]));
+  return html`<svg class="map" viewBox=${`0 0 ${form.width} ${height}`} role="img" aria-label="Map of the nodes; the tables below have the same figures">
+    <defs>${["hop", "move"].map((name) => html`<marker id=${`${name}-arrow`} class=${`${name}-arrow`} viewBox="0 0 10 10" refX="9" refY="5" markerUnits="userSpaceOnUse" markerWidth="16" markerHeight="16" orient="auto"><path d="M0 0L10 5L0 10z" /></marker>`)}</defs>
     ${pairs.filter(there).map(([a, b]) => html`<line key=${`${a} ${b}`} class="link" x1=${at[a].x} y1=${at[a].y} x2=${at[b].x} y2=${at[b].y}>
       <title>${a} to ${b}: ${rate(picture.links[`${a} ${b}`]?.bps)}, ${seconds(picture.links[`${a} ${b}`]?.latency_s)}</title></line>`)}
-    ${ring.filter(there).map(([a, b], index) => html`<line key=${`hop ${index}`} class=${`hop${kind}`} x1=${at[a].x} y1=${at[a].y} x2=${at[b].x} y2=${at[b].y} />`)}
-    ${(recovery?.moves ?? []).filter(({ from, to }) => from !== to && there([from, to])).map((move) => html`<${Move} key=${`${move.from} ${move.to} ${move.first}`} move=${move} from=${at[move.from]} to=${at[move.to]} />`)}
-    ${names.filter((name) => at[name]).map((name) => html`<${Node} key=${name} name=${name} node=${picture.nodes[name]} at=${at[name]} stages=${stagesOn(deployment, name)} />`)}
+    ${hops(deployment).filter(there).map(([a, b], index) => html`<line key=${`hop ${index}`} class=${`hop${kind}`} ...${ends(at[a], at[b], 7)} marker-end="url(#hop-arrow)"><title>From ${a} to ${b}</title></line>`)}
+    ${names.map((name) => html`<${Node} key=${name} name=${name} node=${picture.nodes[name]} at=${at[name]} stages=${stagesOn(deployment, name)} />`)}
+    ${moves.map((move) => html`<${Move} key=${`${move.from} ${move.to} ${move.first}`} move=${move} line=${ends(at[move.from], at[move.to], 22)} />`)}
   </svg>`;
 }
 
-// Beside the line between two nodes, where the pipeline may be, and from edge to edge.
-function Move({ move, from, to }) {
-  const [dx, dy] = [to.x - from.x, to.y - from.y];
-  const long = Math.hypot(dx, dy) || 1;
-  const [aside, begin, end] = [14, edge(dx, dy) / long, 1 - (edge(dx, dy) + 4) / long];
-  const point = (share) => [from.x + dx * share - (aside * dy) / long, from.y + dy * share + (aside * dx) / long];
-  const [[x1, y1], [x2, y2], [x, y]] = [point(begin), point(end), point(0.5)];
-  const text = `${move.first}:${move.end}`;
-  return html`<g class="move"><line x1=${x1} y1=${y1} x2=${x2} y2=${y2} marker-end="url(#arrow)" />
-    <rect x=${x - 24} y=${y - 11} width="48" height="22" rx="6" /><text x=${x} y=${y + 5}>${text}</text>
-    <title>Layers ${text} go from ${move.from} to ${move.to}</title></g>`;
+// The line between two nodes from edge to edge, so far to the right of the straight one that both directions are seen.
+function ends(from, to, aside) {
+  const length = Math.hypot(to.x - from.x, to.y - from.y);
+  const [x, y] = [(to.x - from.x) / length, (to.y - from.y) / length];
+  const [right, down] = [-aside * y, aside * x];
+  const away = (direction, offset, half) => (direction ? (half + 3 - Math.sign(direction) * offset) / Math.abs(direction) : Infinity);
+  const out = Math.min(away(x, right, BOX / 2), away(y, down, HALF_HEIGHT), length / 2);
+  const into = length - Math.min(away(-x, right, BOX / 2), away(-y, down, HALF_HEIGHT), length / 2);
+  return { x1: from.x + x * out + right, y1: from.y + y * out + down, x2: from.x + x * into + right, y2: from.y + y * into + down };
 }
 
-// How far a node reaches in a direction.
-function edge(dx, dy) {
-  const long = Math.hypot(dx, dy) || 1;
-  return Math.min(68 / Math.abs(dx / long || 1e-9), 32 / Math.abs(dy / long || 1e-9));
+function Move({ move, line }) {
+  const text = `${move.first}:${move.end}`;
+  const [x, y] = [(line.x1 + line.x2) / 2, (line.y1 + line.y2) / 2];
+  return html`<g class="move"><line ...${line} marker-end="url(#move-arrow)" />
+    <rect x=${x - 24} y=${y - 11} width="48" height="22" rx="6" /><text x=${x} y=${y + 5}>${text}</text>
+    <title>Layers ${text} go from ${move.from} to ${move.to}</title></g>`;
 }
 
 function stagesOn(deployment, name) {
   return Object.values(deployment?.stages ?? {}).filter((stage) => stage.node === name);
 }
 
+// The parts of a node's memory budget, in bytes, each with the name of its colour.
+export function memoryParts({ weights, kv, kv_used, budget, free }) {
+  const reserved = Math.max(0, budget - free - weights - kv);
+  return [["weights", weights], ["used", kv_used], ["kv", Math.max(0, kv - kv_used)], ["reserved", reserved]];
+}
+
+// About how wide a text is, in units of the drawing: fonts differ, and most are narrower.
+function widthOf(text) {
+  const width = (letter) => (/[\sil.,:·]/.test(letter) ? 4 : /[mwMW%]/.test(letter) ? 11 : 7);
+  return [...text].reduce((sum, letter) => sum + width(letter), 0);
+}
+
+// A line of text in a node's box, squeezed if it may be too long for it.
+function Words({ y, text, name, scale = 1 }) {
+  const squeezed = scale * widthOf(text) > TEXT ? { textLength: TEXT, lengthAdjust: "spacingAndGlyphs" } : {};
+  return html`<text y=${y} class=${name} ...${squeezed}>${text}</text>`;
+}
+
 function Node({ name, node, at, stages }) {
   const layers = stages.map((stage) => `${stage.first}:${stage.end}`).join(" ");
   const loading = stages.filter((stage) => stage.phase === "loading");
   const [done, total] = loading.map(progress).reduce(([one, all], [more, most]) => [one + more, all + most], [0, 0]);
+  const speed = stages[0]?.tokens_per_s;
+  const isHere = node.status === "connected";
+  const memory = isHere ? `${bytes(node.budget - node.free)} held, ${bytes(node.free)} free` : "";
+  const state = [isHere ? node.kind : node.status, node.load === undefined ? "" : `${percent(node.load)} busy`];
+  const work = loading.length ? [`loads ${layers}`, total ? percent(done / total) : ""] : [layers && `layers ${layers}`, layers && speed !== undefined ? `${count(speed, speed < 100 ? 1 : 0)} tokens/s` : ""];
+  const texts = [state, work, [memory]].map((parts) => parts.filter(Boolean).join(" · "));
+  const short = name.length > MAX_NAME_CHARACTERS ? `${name.slice(0, MAX_NAME_CHARACTERS - 1)}…` : name;
+  const left = 8 - BOX / 2;
+  const wide = BOX - 16;
+  let begin = left;
+  const parts = loading.length ? [["done", done]] : isHere ? memoryParts(node) : [];
+  const most = loading.length ? total : node.budget;
   return html`<g class=${`node ${node.status}${stages.length ? " used" : ""}${loading.length ? " loading" : ""}`} transform=${`translate(${at.x},${at.y})`} data-node=${name}>
-    <rect class="frame" x="-64" y="-28" width="128" height="56" rx="10" />
-    ${loading.length > 0 && html`<rect class="ground" x="-54" y="18" width="108" height="6" rx="3" /><rect class="done" x="-54" y="18" width=${total ? 108 * Math.min(1, done / total) : 0} height="6" rx="3" />`}
-    <text y="-9" class="name">${name.length > 16 ? `${name.slice(0, 15)}…` : name}</text>
-    <text y="${loading.length ? 3 : 6}">${node.status === "connected" ? node.kind : node.status}${node.load === undefined ? "" : ` · ${count(100 * node.load)} % busy`}</text>
-    <text y="${loading.length ? 15 : 21}">${layers ? `layers ${layers}` : ""}</text>
-    <title>${name}: ${node.model}, ${node.status}</title></g>`;
+    <rect class="frame" x=${-BOX / 2} y=${-HALF_HEIGHT} width=${BOX} height=${2 * HALF_HEIGHT} rx="10" />
+    <${Words} y="-27" name="name" text=${short} scale=${NAME_SCALE} />
+    ${texts.map((text, index) => html`<${Words} y=${-10 + 16 * index} text=${text} />`)}
+    ${isHere && html`<rect class="ground" x=${left} y="31" width=${wide} height="7" />`}
+    ${parts.map(([part, size]) => {
+      const x = begin;
+      const share = most > 0 ? Math.max(0, Math.min(left + wide - x, (wide * size) / most)) : 0;
+      begin += share;
+      return html`<rect class=${part} x=${x} y="31" width=${share} height="7" />`;
+    })}
+    <title>${[`${name}: ${node.model}`, node.status, memory].filter(Boolean).join(", ")}</title></g>`;
 }

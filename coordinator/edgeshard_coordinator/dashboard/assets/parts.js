@@ -1,14 +1,45 @@
 // Pieces that several screens are made of.
-import { useState } from "./vendor/hooks.js";
+import { useEffect, useId, useLayoutEffect, useRef, useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { bytes, seconds } from "./format.js";
 
-export function Table({ label, columns, rows, empty }) {
+// Whether a box is too narrow for what is in it, as it is drawn. `needed` is the width that its content had when it last
+// did not fit, in pixels, so that a folded table unfolds only if there is room for it.
+function useFolded() {
+  const box = useRef(null);
+  const needed = useRef(0);
+  const [folded, setFolded] = useState(false);
+  const look = () => {
+    if (!box.current) return; // it left the page before the last of its events arrived
+    const { clientWidth, scrollWidth } = box.current;
+    if (folded && clientWidth >= needed.current) setFolded(false);
+    if (folded || scrollWidth <= clientWidth) return;
+    needed.current = scrollWidth;
+    setFolded(true);
+  };
+  useLayoutEffect(look);
+  useEffect(() => {
+    const resized = new ResizeObserver(look);
+    resized.observe(box.current);
+    return () => resized.disconnect();
+  }, [folded]);
+  return [box, folded];
+}
+
+// `columns` are { title, cell, right }: `cell` draws a row's value, `right` is for numbers. Rows have a `key`. Where the
+// columns do not fit, each row becomes a list of its values with their titles: no table is cut, and none scrolls aside.
+export function Table({ rows, empty, ...table }) {
   if (!rows.length) return html`<p class="quiet">${empty}</p>`;
-  return html`<div class="wide" tabindex="0" role="region" aria-label=${label}><table>
-    <thead><tr>${columns.map((column) => html`<th scope="col" class=${column.right ? "right" : ""}>${column.title}</th>`)}</tr></thead>
-    <tbody>${rows.map((row) => html`<tr key=${row.key} class=${row.class ?? ""}>
-      ${columns.map((column) => html`<td class=${column.right ? "right" : ""}>${column.cell(row)}</td>`)}</tr>`)}</tbody>
+  return html`<${Rows} rows=${rows} ...${table} />`;
+}
+
+function Rows({ label, columns, rows }) {
+  const [box, folded] = useFolded();
+  const of = (name) => (folded ? name : undefined); // a table that is drawn as boxes has no roles of its own
+  return html`<div class=${`wide${folded ? " folded" : ""}`} role="region" aria-label=${label} ref=${box}><table role=${of("table")}>
+    <thead role=${of("rowgroup")}><tr role=${of("row")}>${columns.map((column) => html`<th scope="col" role=${of("columnheader")} class=${column.right ? "right" : ""}>${column.title}</th>`)}</tr></thead>
+    <tbody role=${of("rowgroup")}>${rows.map((row) => html`<tr key=${row.key} role=${of("row")} class=${row.class ?? ""}>
+      ${columns.map((column) => html`<td role=${of("cell")} data-title=${column.title} class=${column.right ? "right" : ""}><span>${column.cell(row)}</span></td>`)}</tr>`)}</tbody>
   </table></div>`;
 }
 
@@ -24,6 +55,9 @@ export function Bar({ label, parts, total }) {
     })}
   </svg>`;
 }
+
+// The states of a request, by their names in the picture.
+export const STATES = { parked: "waits for a node to lead", queued: "waits", reading: "reads its prompt", writing: "writes" };
 
 // How far a stage is with its weights: what is done, of how much, and what it does.
 export function progress(stage) {
@@ -42,21 +76,41 @@ export function Line({ of }) {
   return html`<p class="line">At a terminal: <code>${of}</code></p>`;
 }
 
-// A button that does something slow once, and says what came of it.
-export function Doing({ text, does, done, danger, disabled }) {
+// A field of a form: its label above it, and a hint below it. `children` is the input, select or textarea.
+export function Field({ label, hint, children }) {
+  return html`<label class="field"><span>${label}</span>${children}${hint && html`<small class="quiet">${hint}</small>`}</label>`;
+}
+
+// The message of an error, and below it the remedy if the error has one of its own. `error` is an Error or a text.
+export function Problem({ error }) {
+  if (!error) return null;
+  return html`<span class="problem" role="alert">${error.message ?? error}${error.remedy && html`<span class="remedy">${error.remedy}</span>`}</span>`;
+}
+
+// A button. `why` is the reason for which it can do nothing yet: it is disabled, and the reason is next to it.
+export function Button({ text, why, danger, busy, type = "button", onClick }) {
+  const id = useId();
+  return html`<button type=${type} class=${danger ? "danger" : ""} disabled=${busy || Boolean(why)} aria-describedby=${why ? id : undefined} onClick=${onClick}>${text}</button>
+    ${why && html`<small class="quiet why" id=${id}>${why}</small>`}`;
+}
+
+// A button that does something slow once, and shows the result, of which `done` makes a text, or what went wrong.
+export function Doing({ text, does, done, danger, why }) {
   const [busy, setBusy] = useState(false);
-  const [said, setSaid] = useState("");
+  const [result, setResult] = useState("");
+  const [problem, setProblem] = useState(null);
   const click = async () => {
     setBusy(true);
-    setSaid("");
+    setResult("");
+    setProblem(null);
     try {
-      const found = await does();
-      setSaid(done ? done(found) : "");
+      const value = await does();
+      setResult(done ? done(value) : "");
     } catch (error) {
-      setSaid(error.message);
+      setProblem(error);
     }
     setBusy(false);
   };
-  return html`<span><button type="button" class=${danger ? "danger" : ""} disabled=${busy || disabled} onClick=${click}>${text}</button>
-    <span role="status">${said}</span></span>`;
+  return html`<span class="doing"><${Button} text=${text} why=${why} danger=${danger} busy=${busy} onClick=${click} />
+    <span role="status">${busy ? "…" : result}</span><${Problem} error=${problem} /></span>`;
 }

@@ -2,7 +2,7 @@
 // predicted while the node was still there.
 import { html } from "./html.js";
 import { ask } from "./calls.js";
-import { clock, seconds } from "./format.js";
+import { moment, seconds } from "./format.js";
 import { Loading, Table } from "./parts.js";
 import { now, tellAll, watch } from "./store.js";
 
@@ -79,12 +79,12 @@ export function outlookOf(name) {
 
 const layers = ({ first, end }) => `${first}:${end}`;
 const COLUMNS = [
-  { title: "Lost", cell: ({ one }) => one.nodes.join(", ") },
-  { title: "Stood still", right: true, cell: ({ one }) => seconds(one.measured) },
-  { title: "Predicted", right: true, cell: ({ one }) => seconds(one.predicted) },
+  { title: "Lost node", cell: ({ one }) => one.nodes.join(", ") },
+  { title: "Measured pause", right: true, cell: ({ one }) => seconds(one.measured) },
+  { title: "Predicted pause", right: true, cell: ({ one }) => seconds(one.predicted) },
   { title: "Layers", cell: ({ one }) => `${one.name} ${one.lost.map(layers).join(" ")}` },
-  { title: "Taken by", cell: ({ one }) => takers(one) || "nobody yet" },
-  { title: "When", cell: ({ one }) => clock(one.began) },
+  { title: "Its layers went to", cell: ({ one }) => takers(one) || "no node yet" },
+  { title: "Began", cell: ({ one }) => moment(one.began) },
 ];
 const REBUILT = [
   { title: "Node", cell: ({ stage }) => stage.node },
@@ -103,6 +103,6 @@ export function Recoveries({ picture, of }) {
   const rows = shown.map((one) => ({ key: `${one.name} ${one.began}`, one }));
   return html`<section><h2>Recoveries</h2>
     <div role="status">${shown.filter((one) => !one.endedAt).map((one) => html`<p class="bad">${one.nodes.join(", ")} ${one.nodes.length > 1 ? "are" : "is"} lost: layers ${one.lost.map(layers).join(", ")} of ${one.name} ${one.moves.length ? `go to ${takers(one)}` : "have no node yet"}.</p>
-      <${Table} label=${`Stages of ${one.name}`} columns=${REBUILT} rows=${Object.entries(picture.deployments[one.name]?.stages ?? {}).map(([key, stage]) => ({ key, stage }))} empty="It has none." />`)}</div>
+      <${Table} label=${`Stages of ${one.name}`} columns=${REBUILT} rows=${Object.entries(picture.deployments[one.name]?.stages ?? {}).map(([key, stage]) => ({ key, stage }))} empty="It has no stages." />`)}</div>
     <${Table} label="Recoveries" columns=${COLUMNS} rows=${rows} /></section>`;
 }

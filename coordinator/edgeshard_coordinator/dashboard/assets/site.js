@@ -3,7 +3,8 @@ import { useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { bytes, count, percent, rate, seconds } from "./format.js";
 import { Bar, Line, Table } from "./parts.js";
-import { Map } from "./map.js";
+import { First, isFirst } from "./first.js";
+import { Map, memoryParts } from "./map.js";
 import { Recoveries, recoveryOf } from "./recovery.js";
 
 const NODES = [
@@ -11,27 +12,38 @@ const NODES = [
   { title: "State", cell: ({ node }) => `${node.status}${node.silent_s ? `, silent ${node.silent_s} s` : ""}${node.measuring ? ", measuring" : ""}${node.twin ? `, another agent at ${node.twin} has its identity` : ""}` },
   { title: "Layers", cell: ({ layers }) => layers || "–" },
   { title: "Device", cell: ({ node }) => `${node.model}, ${node.cores} cores` },
-  { title: "Memory", cell: ({ node, key }) => html`<${Memory} node=${node} name=${key} />` },
+  { title: "Memory budget", cell: ({ node, key }) => html`<${Memory} node=${node} name=${key} />` },
   { title: "Weights", right: true, cell: ({ node }) => bytes(node.weights) },
-  { title: "KV used", right: true, cell: ({ node }) => `${bytes(node.kv_used)} of ${bytes(node.kv)}` },
-  { title: "Free to place", right: true, cell: ({ node }) => bytes(node.free) },
-  { title: "Left in the system", right: true, cell: ({ node }) => bytes(node.available) },
+  { title: "KV cache used", right: true, cell: ({ node }) => `${bytes(node.kv_used)} of ${bytes(node.kv)}` },
+  { title: "Free for models", right: true, cell: ({ node }) => bytes(node.free) },
+  { title: "Free in the system", right: true, cell: ({ node }) => bytes(node.available) },
   { title: "Busy", right: true, cell: ({ node }) => percent(node.load) },
 ];
 
 const LINKS = [
   { title: "From", cell: ({ from }) => from },
   { title: "To", cell: ({ to }) => to },
-  { title: "Rate", right: true, cell: ({ link }) => rate(link.bps) },
+  { title: "Bits per second", right: true, cell: ({ link }) => rate(link.bps) },
   { title: "Latency", right: true, cell: ({ link }) => seconds(link.latency_s) },
 ];
 
 function Memory({ node, name }) {
-  const rest = Math.max(0, node.kv - node.kv_used);
-  const reserved = Math.max(0, node.budget - node.free - node.weights - node.kv);
-  const parts = [["weights", node.weights], ["used", node.kv_used], ["kv", rest], ["reserved", reserved]];
-  const label = `${name}: weights ${bytes(node.weights)}, KV ${bytes(node.kv_used)} used of ${bytes(node.kv)}, reserved ${bytes(reserved)}, free ${bytes(node.free)} of ${bytes(node.budget)}`;
+  const parts = memoryParts(node);
+  const [, , , [, reserved]] = parts;
+  const label = `${name}: weights ${bytes(node.weights)}, KV cache ${bytes(node.kv_used)} used of ${bytes(node.kv)}, reserved ${bytes(reserved)}, free ${bytes(node.free)} of ${bytes(node.budget)}`;
   return html`<${Bar} label=${label} parts=${parts} total=${node.budget} />`;
+}
+
+// The memory of all connected nodes together, in bytes: their budgets, and what deployments leave of them.
+export function memoryOf(nodes) {
+  const connected = Object.values(nodes).filter((node) => node.status === "connected");
+  const sum = (figure) => connected.reduce((all, node) => all + node[figure], 0);
+  return { nodes: connected.length, budget: sum("budget"), free: sum("free") };
+}
+
+function Sum({ nodes }) {
+  const { nodes: number, budget, free } = memoryOf(nodes);
+  return html`<p class="sum"><b>${bytes(budget)}</b> in ${number} ${number === 1 ? "node" : "nodes"}; the largest model that fits has <b>${bytes(free)}</b>, with its KV cache.</p>`;
 }
 
 function layersOn(picture, node) {
@@ -48,23 +60,23 @@ export function Site({ picture }) {
   const nodes = Object.entries(picture.nodes).map(([key, node]) => ({ key, node, class: node.status, layers: layersOn(picture, key) }));
   const links = Object.entries(picture.links).map(([key, link]) => ({ key, link, from: key.split(" ")[0], to: key.split(" ")[1] }));
   const there = nodes.filter(({ node }) => node.status === "connected").length;
-  if (!nodes.length)
-    return html`<section><h2>No node has joined yet</h2><p>Make <a href="#/join">a line that joins one</a>, and run it there.</p>
-      <${Line} of="edgectl token create --node NAME" /></section>`;
-  return html`<section><h2>${there} of ${nodes.length} nodes are here</h2>
-      ${names.length > 1 && html`<p><label>Pipeline of <select value=${name} onChange=${(event) => choose(event.target.value)}>${names.map((one) => html`<option>${one}</option>`)}</select></label></p>`}
+  const first = isFirst(picture) && html`<${First} picture=${picture} />`;
+  if (!nodes.length) return html`${first}<section><h2>No node has joined yet</h2><p>The map shows nodes once they have joined.</p><${Line} of="edgectl get nodes" /></section>`;
+  return html`${first}<section><h2>${there} of ${nodes.length} nodes connected</h2>
+      <${Sum} nodes=${picture.nodes} />
+      ${names.length > 1 && html`<p class="fields"><label>Pipeline of <select value=${name} onChange=${(event) => choose(event.target.value)}>${names.map((one) => html`<option>${one}</option>`)}</select></label></p>`}
       ${name && html`<${Serving} name=${name} deployment=${picture.deployments[name]} />`}
-      <${Map} picture=${picture} deployment=${picture.deployments[name]} recovery=${recoveryOf(name)} /></section>
+      <${Map} picture=${picture} deployment=${picture.deployments[name]} recovery=${recoveryOf(name)} /><${Legend} /></section>
     <${Recoveries} picture=${picture} />
-    <section><h2>Nodes</h2><${Table} label="Nodes" columns=${NODES} rows=${nodes} /><${Legend} /><${Line} of="edgectl get nodes -o wide" /></section>
-    <section><h2>Links</h2><${Table} label="Links" columns=${LINKS} rows=${links} empty="No link was measured yet." /><${Line} of="edgectl top" /></section>`;
+    <section><h2>Nodes</h2><${Table} label="Nodes" columns=${NODES} rows=${nodes} /><${Line} of="edgectl get nodes -o wide" /></section>
+    <section><h2>Links</h2><${Table} label="Links" columns=${LINKS} rows=${links} empty="No link has been measured yet." /><${Line} of="edgectl top" /></section>`;
 }
 
 function Serving({ name, deployment }) {
   const rate = deployment.tokens_per_s === undefined ? "" : `, ${count(deployment.tokens_per_s, 1)} tokens/s`;
-  return html`<p><a href=${`#/deployments/${encodeURIComponent(name)}`}>${name}</a> <span class=${`phase ${deployment.phase}`}>${deployment.phase}</span>: ${deployment.running} running, ${deployment.waiting} waiting${rate}</p>`;
+  return html`<p><a href=${`#/deployments/${encodeURIComponent(name)}`}>${name}</a> <span class=${`phase ${deployment.phase}`}>${deployment.phase}</span>: ${deployment.running} ${deployment.running === 1 ? "request" : "requests"} running, ${deployment.waiting} waiting${rate}</p>`;
 }
 
 function Legend() {
-  return html`<p class="legend"><span class="weights">weights</span><span class="used">KV in use</span><span class="kv">KV set aside</span><span class="reserved">reserved</span><span class="ground">free</span></p>`;
+  return html`<p class="legend"><span class="weights">weights</span><span class="used">KV cache in use</span><span class="kv">KV cache not in use</span><span class="reserved">reserved</span><span class="ground">free</span></p>`;
 }

@@ -12,9 +12,8 @@ const COLUMNS = [
   { title: "Layers", cell: ({ stage }) => stage.layers },
   { title: "Steps", right: true, cell: ({ stage }) => stage.steps },
   { title: "Tokens/s", right: true, cell: ({ stage }) => count(stage.tokens_per_s, 1) },
-  { title: "Computes", right: true, cell: ({ stage }) => percent(stage.computing) },
-  { title: "Sends", right: true, cell: ({ stage }) => percent(stage.sending) },
-  { title: "Waits", right: true, cell: ({ stage }) => percent(stage.idle) },
+  { title: "Busy: computes", right: true, cell: ({ stage }) => percent(stage.computing) },
+  { title: "Busy: sends", right: true, cell: ({ stage }) => percent(stage.sending) },
   { title: "A step computes", right: true, cell: ({ stage }) => seconds(stage.step_s) },
   { title: "A step waits", right: true, cell: ({ stage }) => seconds(stage.wait_s) },
 ];
@@ -23,7 +22,7 @@ export function Timeline({ name }) {
   const [open, setOpen] = useState(false);
   return html`<section><h2>Steps</h2>
     <p><button type="button" aria-expanded=${String(open)} onClick=${() => setOpen(!open)}>${open ? "Stop recording" : "Record steps"}</button></p>
-    ${open ? html`<${Slices} key=${name} name=${name} />` : html`<p class="quiet">The nodes record two seconds of every five while somebody has this open.</p>`}
+    ${open ? html`<${Slices} key=${name} name=${name} />` : html`<p class="quiet">The nodes record two seconds of every five while this is open.</p>`}
     <${Line} of=${`edgectl trace ${name}`} /></section>`;
 }
 
@@ -46,9 +45,9 @@ function Slices({ name }) {
   }, []);
   const { slice, problem } = found;
   if (problem) return html`<p role="alert">${problem}</p>`;
-  if (!slice) return html`<p class="quiet" role="status">The nodes record.</p>`;
-  if (slice.taken) return html`<p role="status">An operator traces ${name} now. This goes on when that trace is over.</p>`;
-  if (!slice.span_us) return html`<p role="status">No step ran in these two seconds: it shows something while requests run.</p>`;
+  if (!slice) return html`<p class="quiet" role="status">Recording for two seconds.</p>`;
+  if (slice.taken) return html`<p role="status">An operator traces ${name} now. Recording continues when that trace ends.</p>`;
+  if (!slice.span_us) return html`<p role="status">No step ran in these two seconds. Send a request to see its steps.</p>`;
   return html`<${Rows} slice=${slice} />
     <${Table} label="Steps of each node" columns=${COLUMNS} rows=${slice.stages.map((stage, key) => ({ key, stage }))} />`;
 }

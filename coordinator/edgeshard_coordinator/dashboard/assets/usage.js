@@ -9,7 +9,7 @@ const MODELS = [
   { title: "State", cell: ({ deployment }) => html`<span class=${`phase ${deployment.phase}`}>${deployment.phase}</span>` },
 ];
 const USED = [
-  { title: "", cell: ({ key }) => key },
+  { title: "Figure", cell: ({ key }) => key },
   { title: "Used", right: true, cell: ({ used }) => count(used) },
   { title: "At most", right: true, cell: ({ most }) => most ?? "" },
 ];

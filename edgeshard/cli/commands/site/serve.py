@@ -110,12 +110,20 @@ class HttpOptions:
     dashboard_url: Annotated[
         str | None, option("URL", "Where browsers find the dashboard behind a proxy, such as https://edge.example.")
     ] = None
+    model_folders: Annotated[
+        list[str] | None,
+        option("DIR", "Let the dashboard add models of this directory; repeatable.", "--model-folder"),
+    ] = None
+    allow_hub: Annotated[bool, switch("--allow-hub", "Let the dashboard add models of the Hugging Face Hub.")] = False
 
     def of_coordinator(self) -> list[str]:
         """The same options of the coordinator."""
         words = [] if self.http_listen is None else ["--http-listen", self.http_listen]
         words += [] if self.dashboard_url is None else ["--dashboard-url", self.dashboard_url]
         words += [word for name in self.http_names or () for word in ("--http-name", name)]
+        folders = [str(Path(folder).absolute()) for folder in self.model_folders or ()]
+        words += [word for folder in folders for word in ("--model-folder", folder)]
+        words += ["--allow-hub"] if self.allow_hub else []
         return words + [word for origin in self.http_origins or () for word in ("--http-allow-origin", origin)]
 
 
