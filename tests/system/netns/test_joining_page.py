@@ -120,7 +120,7 @@ def test_the_readme_leads_from_one_node_to_two(machines: dict[str, Machine]) -> 
     typed = re.findall(r"```console\n(.*?)```", section, re.DOTALL)
     assert len(typed) == 3 and "".join(typed).count("\n") <= 8
     on_first, on_second, again = ([line for line in block.splitlines() if "activate" not in line] for block in typed)
-    (create,), (join,), (listing, deploy, generate) = on_first, on_second, again
+    (create,), (join,), (listing, measure, deploy, generate) = on_first, on_second, again
     first, second = machines["first"], machines["second"]
     running = [first.run("edgectl serve demo")]
     try:
@@ -131,6 +131,7 @@ def test_the_readme_leads_from_one_node_to_two(machines: dict[str, Machine]) -> 
         running.append(second.run(printed[0]))
         settle(first, create)
         assert "second" in finished(first, listing)
+        finished(first, measure)
         finished(first, deploy)
         stages = re.findall(r"^(\S+) +\d+:\d+ ", finished(first, "edgectl describe deployment both"), re.MULTILINE)
         assert len(stages) == 2 and "second" in stages
