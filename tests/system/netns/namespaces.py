@@ -37,8 +37,9 @@ class Shaped:
 
 
 class Network:
-    """One namespace for each of `hosts`, all on one bridge, 10.77.0.x, `rate` (as tc writes it) in both directions; None does
-    not limit it.
+    """One namespace for each of `hosts`, all on one bridge, 10.77.0.x.
+
+    `rate` is that of each link, in both directions, as tc writes it; None does not limit it.
 
     A context manager: what it made is gone at its end, also when making it failed half way.
     """
