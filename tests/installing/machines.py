@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.system.netns.namespaces import Network, why_impossible
@@ -22,7 +22,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 BOOT_S = 60.0
 COMMAND_S = 900.0
 _VOLATILE = ("dev", "proc", "run", "sys", "tmp", "mnt", "var/log/journal")
-"""What a machine has for as long as it runs, and the journal's lines."""
+"""Folders of a running machine, and the journal's lines."""
 
 
 def why_no_machines() -> str | None:
@@ -47,7 +47,6 @@ class Machine:
     root: Path
     address: str
     leader: int
-    running: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def enter(self, line: str) -> list[str]:
         """The command line that runs `line` by the machine's shell, as root in /root."""
@@ -67,14 +66,6 @@ class Machine:
         )
         assert done.returncode == code, f"{self.name}# {line}\n{done.stdout}"
         return done.stdout
-
-    def start(self, line: str) -> subprocess.Popen[str]:
-        """A line that goes on, with what it prints in /tmp/started.log."""
-        process = subprocess.Popen(
-            self.enter(f"exec >>/tmp/started.log 2>&1; {line}"), stdin=subprocess.DEVNULL, text=True
-        )
-        self.running.append(process)
-        return process
 
     def waits_for(self, line: str, limit_s: float = 120.0) -> str:
         """What a line prints once it ends with 0."""
@@ -134,10 +125,7 @@ def machines(
                 booted.append(_booted(archive, name, directory, mounts, network))
             yield {machine.name: machine for _, machine in booted}
         finally:
-            for process, machine in booted:
-                for started in machine.running:
-                    started.kill()
-                    started.wait()
+            for process, _ in booted:
                 process.kill()  # and with it all that runs in the machine
                 process.wait()
 

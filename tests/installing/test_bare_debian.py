@@ -30,7 +30,7 @@ USERS = ("/etc/group", "/etc/gshadow", "/etc/passwd", "/etc/shadow")
 OLD_USERS = tuple(f"{path}-" for path in USERS)
 """Debian's copies of these files from before the last change."""
 OF_APT = ("/var/lib/dpkg", "/var/lib/apt", "/var/cache/apt", "/var/log", "/etc/.pwd.lock")
-"""What any package changes, or leaves when it is gone."""
+"""Files that any package changes or leaves."""
 COMPILERS = "command -v cc gcc g++ clang"
 MODEL = "/opt/edgeshard/current/lib/python3.11/site-packages/edgeshard/demo_model"
 
@@ -94,7 +94,7 @@ def readme_lines() -> list[str]:
 
 
 def page_rows() -> dict[str, str]:
-    """What is left after which command, as docs/deploy.md tells root."""
+    """For each command, the files that it leaves on root's machine by docs/deploy.md."""
     text = (ROOT / "docs" / "deploy.md").read_text()
     rows = re.findall(r"^\| `(edgectl uninstall[^`]*)` \| ([^|]+) \|", text, re.MULTILINE)
     return dict(rows)

@@ -29,8 +29,8 @@ CORES = 0.5
 READY_S = 240.0
 PROMPTS = ("Once upon a time", "The king said", "A poor woman had", "In the forest", "When the moon rose")
 LEAST_OF_PLAN = 0.5
-"""Measured tokens/s over those of the plan. It was 0.27 when the profiler did not know quotas; docs/profiling.md has
-the figure of today. The coordinator's work for each token is in the container, too, and not in the plan."""
+"""The least ratio of measured to planned tokens/s. It was 0.27 before the profiler counted quotas; docs/profiling.md
+has the figure of today. The coordinator's work for each token is in the container, too, and not in the plan."""
 
 
 class Container:
@@ -80,7 +80,7 @@ def container(tmp_path: Path) -> Iterator[Container]:
         if core is None:
             pytest.skip("this machine limits no group's share of a core")
         if (core / "cpu.shares").exists():
-            (core / "cpu.shares").write_text(str(64 * 1024))  # beside other work it gets its half core, too
+            (core / "cpu.shares").write_text(str(64 * 1024))  # it gets its half core on a busy machine, too
         container = Container(tmp_path, memory, core)
         try:
             yield container
