@@ -154,6 +154,21 @@ class JoinToken:
         return Invitation(authority, self.principal, self.coordinator, self.enrolment, self.secret)
 
 
+def _check_port(port: int, field: str) -> int:
+    if not 0 <= port <= 65535:
+        raise InvalidArgumentError(f"{field}: {port} is no port; it is 0 to 65535", field=field)
+    return port
+
+
+@dataclass(frozen=True, slots=True)
+class WheelServer:
+    """The address at which a site hands out EdgeShard: `host` is "" for the host by which the caller reaches the
+    coordinator, `port` is 0 if there is no such server."""
+
+    host: str = ""
+    port: Annotated[int, _check_port] = 0
+
+
 def _check_invited(role: Role, _: str) -> Role:
     return parse_role(role)
 

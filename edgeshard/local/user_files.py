@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgeshard.rpc.tls import TlsFiles
+
+from edgeshard.process.software.distribution import program_words
 
 AGENT_PORT, AGENT_PORTS = 7610, 32
 """The port at which a node listens for its neighbours, and how many from there on are tried where it is taken."""
@@ -18,6 +21,11 @@ AGENT_PORT, AGENT_PORTS = 7610, 32
 def state_home() -> Path:
     """The directory for state of this user's sites, by the XDG rules."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "edgeshard"
+
+
+def agent_line(config: Path) -> str:
+    """The shell's line that starts an agent with these settings, in a terminal."""
+    return f"{program_words('edgeshard-agent')} --config {shlex.quote(str(config))}"
 
 
 def write_client_settings(coordinator: str, directory: Path) -> None:

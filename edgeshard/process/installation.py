@@ -253,15 +253,16 @@ def uninstall_steps(daemon: Daemon, record: Record, found: Found, *, purge: bool
     steps += _state_steps(daemon, record, found, keeps_state)
     if drop_ins(daemon) in found.directories:
         steps.append(Leave(drop_ins(daemon), "it is not of edgectl install"))
-    if left or keeps_state:
+    remaining = [*left, record_path(daemon)] if left or keeps_state else []
+    in_use = tuple(path for path in record.directories if any(file.startswith(f"{path}/") for file in remaining))
+    if remaining:
         # What another run needs to know.
-        content = to_text(replace(record, files=left))
+        content = to_text(replace(record, files=left, directories=in_use))
         if found.files.get(record_path(daemon)) != digest(content):
             steps.append(Write(record_path(daemon), content))
     else:
         steps.append(Remove(record_path(daemon)))
-        steps += [RemoveDirectory(path) for path in reversed(record.directories)]
-    return steps
+    return steps + [RemoveDirectory(path) for path in reversed(record.directories) if path not in in_use]
 
 
 def _state_steps(daemon: Daemon, record: Record, found: Found, keeps: bool) -> list[Step]:

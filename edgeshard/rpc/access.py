@@ -38,7 +38,7 @@ _METHODS: Mapping[tuple[str, frozenset[Role]], str] = {
         "IdentityService",
         _OPERATOR,
     ): "CreateToken ListTokens RevokeToken Revoke RemoveNode CreateKey ListKeys RevokeKey CreateDashboardLink",
-    ("IdentityService", _ANYONE): "Renew",
+    ("IdentityService", _ANYONE): "Renew FindWheels",
 }
 """Services and roles, and the methods of a service that these roles may call."""
 ROLES: Mapping[str, frozenset[Role]] = {

@@ -11,6 +11,7 @@ from edgeshard.domain.identity import (
     OpenToken,
     Principal,
     TokenRequest,
+    WheelServer,
     parse_role,
 )
 from edgeshard.domain.ids import check_name
@@ -22,6 +23,8 @@ open_token_to_wire, open_token_from_wire = pair(OpenToken, pb.OpenToken)
 enrolment_to_wire, enrolment_from_wire = pair(Enrolment, pb.EnrolRequest)
 api_key_to_wire, api_key_from_wire = pair(ApiKey, pb.ApiKey)
 dashboard_link_to_wire, dashboard_link_from_wire = pair(DashboardLink, pb.DashboardLink)
+
+wheel_server_to_wire, wheel_server_from_wire = pair(WheelServer, pb.FindWheelsResponse)
 
 
 def token_to_wire(token: JoinToken) -> pb.JoinToken:

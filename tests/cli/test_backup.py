@@ -226,7 +226,8 @@ def test_the_address_changes_and_all_else_stays(mill: Path, home: Path) -> None:
     agent.write_text('# mine\n[agent]\nname = "a"\ncoordinator = "10.0.0.2:7600"\nlisten = "10.0.0.3:7610"\n')
     agent.chmod(0o600)
     printed = done("set-coordinator", "10.0.0.9:7601")
-    assert "restart the agent" in printed
+    restart = printed.splitlines()[-1].split()
+    assert shutil.which(restart[0]) and restart[1:] == ["--config", str(agent)]
     assert agent.read_text() == (
         '# mine\n[agent]\nname = "a"\ncoordinator = "10.0.0.9:7601"\nlisten = "10.0.0.3:7610"\n'
     )

@@ -260,4 +260,4 @@ async def test_as_root_under_systemd_the_same_line_installs_a_service(
     files.check()
     assert files.principal() == Principal("mill", Role.AGENT, "b")
     asked = (tmp_path / "asked").read_text().splitlines()
-    assert asked[-2:] == ["systemctl enable --now edgeshard-agent", "systemctl restart edgeshard-agent"]
+    assert asked[-2:] == ["systemctl enable edgeshard-agent", "systemctl restart edgeshard-agent"]

@@ -82,3 +82,35 @@ sh {shlex.quote(str(folder / "install.sh"))} purge --yes || {_SHOWN}
     )
     assert "is of another installation" in said
     assert "/etc/edgeshard/agent.installed.json\n" in said
+
+
+def test_an_upgrade_restarts_the_services_of_this_installation_until_that_works(tmp_path: Path) -> None:
+    """systemctl is a program of the test; tests/installing/test_bare_debian.py has systemd itself."""
+    box, log = Box(tmp_path), tmp_path / "called.log"
+    for name, version in (("old", "0.1.0"), ("new", "0.2.0")):
+        make_folder(tmp_path / name, version)
+    systemctl = f"""\
+#!/bin/sh
+echo "systemctl $* with $(edgectl --version)" >> {log}
+[ -e {tmp_path}/works ] || exit 1
+"""
+    (box.path / "systemctl").write_text(systemctl)
+    (box.path / "systemctl").chmod(0o755)
+    old, new = (shlex.quote(str(tmp_path / name / "install.sh")) for name in ("old", "new"))
+    said = in_layers(
+        box,
+        f"""
+mount -t tmpfs tmpfs /run
+mkdir -p /run/systemd/system /etc/edgeshard
+sh {old} --wheels {tmp_path}/old >/dev/null
+echo '{{"programs": "/opt/edgeshard/current/bin"}}' > /etc/edgeshard/agent.installed.json
+echo '{{"programs": "/srv/env/bin"}}' > /etc/edgeshard/coordinator.installed.json
+sh {new} --wheels {tmp_path}/new >/dev/null || echo failed
+touch {tmp_path}/works
+sh {new} --wheels {tmp_path}/new >/dev/null
+sh {new} --wheels {tmp_path}/new >/dev/null
+edgectl --version
+""",
+    )
+    assert said.splitlines()[1:] == ["failed", "edgectl 0.2.0"], said
+    assert log.read_text().splitlines() == 2 * ["systemctl try-restart edgeshard-agent with edgectl 0.2.0"]

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from edgeshard.domain.identity import Role
-from edgeshard.rpc.tls import join_address, split_address
 from tests.installing.boxes import Box, make_folder, tree
 from tests.support.forms import DAYS, day
 from tests.support.membership import opened
@@ -189,8 +188,7 @@ async def test_a_node_takes_the_version_of_its_site(tmp_path: Path) -> None:
         address = (await admin.create_token(Role.AGENT, "c")).packages
         files = mill.identities.of(Role.AGENT, "b")
         shutil.copytree(files.ca.parent, state / "pki")
-        host, port = split_address(address)
-        coordinator = join_address(host, port - 2)  # by which a node knows where wheels are
+        coordinator = mill.coordinator.address
         (state / "agent.toml").write_text(f'[agent]\ncoordinator = "{coordinator}"\n')
         result = await asyncio.to_thread(edgectl, box, "upgrade")
         assert result.returncode == 0, result.stdout + result.stderr

@@ -84,6 +84,7 @@ def test_what_was_changed_by_hand_stays(installed: tuple[Found, Record]) -> None
     assert isinstance(left, Leave) and left.what == config_path(AGENT)
     steps = uninstall_steps(AGENT, record, found, purge=False)
     assert Remove(unit_path(AGENT)) in steps and Remove(config_path(AGENT)) not in steps
+    assert RemoveDirectory("/etc/sysusers.d") in steps and RemoveDirectory("/etc/edgeshard") not in steps
     kept = [step for step in steps if isinstance(step, Write)]
     assert [step.path for step in kept] == [record_path(AGENT)], "what another run needs to know"
     record = from_text(kept[0].content, "record")

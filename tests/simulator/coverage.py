@@ -129,6 +129,8 @@ ABSENT = {
     "ListTokensResponse": _PLAINTEXT,
     "RevokeTokenRequest": _PLAINTEXT,
     "RevokeTokenResponse": _PLAINTEXT,
+    "FindWheelsRequest": _PLAINTEXT,
+    "FindWheelsResponse": _PLAINTEXT,
     "EnrolRequest": _PLAINTEXT,
     "EnrolResponse": _PLAINTEXT,
     "GetAuthoritiesRequest": _PLAINTEXT,

@@ -47,7 +47,7 @@ from edgeshard.domain.deployments.placement import LengthsFrom, PlacedDraft, Pla
 from edgeshard.domain.deployments.rules import Rule
 from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.identity import ApiKey, Enrolment, OpenToken, Role, TokenRequest
+from edgeshard.domain.identity import ApiKey, Enrolment, OpenToken, Role, TokenRequest, WheelServer
 from edgeshard.domain.ids import MAX_EPOCH, MAX_TEXT, NodeId, NodeName, OperationId
 from edgeshard.domain.models.packed import PackedUnit
 from edgeshard.domain.nodes import profile
@@ -247,6 +247,7 @@ REFUSED: dict[tuple[type, str], Any] = {
     (CommandResult, "packed"): tuple(examples_of(PackedUnit)[:1]) * (MAX_LISTED_PACKED + 1),
     (BlobHeader, "digest"): "../" * 22,
     (BlobRange, "digest"): "",
+    (WheelServer, "port"): 65536,
     (DeployCall, "measure_s"): -1.0,
     (DumpPart, "part"): bytes(MOST_PART_BYTES + 1),
     (Enrolment, "token_id"): "",

@@ -34,7 +34,7 @@ from edgeshard_agent.measuring.rotation import (
     kv_bytes,
 )
 from edgeshard_agent.measuring.stops import Stops, no_stops
-from edgeshard_agent.measuring.stopwatch import Measurement, Stopwatch, is_steady, summarise
+from edgeshard_agent.measuring.stopwatch import Measurement, Quota, Stopwatch, is_steady, summarise
 from edgeshard_agent.model.sampling import Sampler
 from edgeshard_agent.model.tensors import TORCH_DTYPES
 from edgeshard_agent.model.weights.weights import check_weights
@@ -119,7 +119,8 @@ class Profiler:
         self._prefill, self._decode = self._grid.prefill_points(limit), self._grid.decode_points(limit)
         self._is_first = self._grid.effort is profile.Effort.FIRST
         self._room_bytes = 0
-        self._watch = Stopwatch(self.form.device, self.stops)
+        self._quota = Quota(cpu_quota(), self.threads)
+        self._watch = Stopwatch(self.form.device, self.stops, self._quota)
         self._cores = CoreMeter(self.threads, self.stops)
         self._done = 0
         self._total = 0
@@ -151,7 +152,7 @@ class Profiler:
             layers.append(self._outer(profile.LayerKind.HEAD, rotated))
             self._tell("step overhead")
             prompt = 1 if self._is_first else PROMPT_TOKENS
-            overhead = measure_overhead(form, sorts[0].first, self.threads, prompt, self.stops)
+            overhead = measure_overhead(form, sorts[0].first, self._quota, prompt, self.stops)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise _no_memory(f"{error}") from error
         return profile.ComputeProfile(

@@ -25,7 +25,7 @@ from edgeshard_agent.engine.stage_runner import StageRunner
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.measuring.rotation import BLOCK_TOKENS, BlockRotation, LayerForm
 from edgeshard_agent.measuring.stops import Stops, no_stops
-from edgeshard_agent.measuring.stopwatch import Measurement, summarise
+from edgeshard_agent.measuring.stopwatch import Measurement, Quota, summarise
 from edgeshard_agent.model.modules import Batch
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.weights import StageWeights
@@ -46,13 +46,15 @@ class _Timed:
         self._run = rotation.modules.run_sweep
         self._on_accelerator = rotation.device.type == "cuda"
         self.seconds = 0.0
+        self.processor_s = 0.0
 
     def __call__(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
-        began = time.perf_counter()
+        began, computed = time.perf_counter(), time.process_time()
         result = self._run(batches)
         if self._on_accelerator:
             torch.cuda.synchronize()
         self.seconds = time.perf_counter() - began
+        self.processor_s = time.process_time() - computed
         return result
 
 
@@ -76,14 +78,14 @@ class _Ring:
 
 
 def measure_overhead(
-    form: LayerForm, layer: int, threads: int, prompt_tokens: int = PROMPT_TOKENS, stops: Stops = no_stops
+    form: LayerForm, layer: int, quota: Quota, prompt_tokens: int = PROMPT_TOKENS, stops: Stops = no_stops
 ) -> StepOverhead:
     """The overhead of decode steps, and its growth with the bytes of hidden states, up to those of a prompt; none for a
-    prompt of one token. Not for a running event loop."""
-    return asyncio.run(_measure(form, layer, threads, prompt_tokens, stops))
+    prompt of one token. `quota` has the threads that compute. Not for a running event loop."""
+    return asyncio.run(_measure(form, layer, quota, prompt_tokens, stops))
 
 
-async def _measure(form: LayerForm, layer: int, threads: int, prompt_tokens: int, stops: Stops) -> StepOverhead:
+async def _measure(form: LayerForm, layer: int, quota: Quota, prompt_tokens: int, stops: Stops) -> StepOverhead:
     shape, dtype = form.shape, form.dtype
     prompt = min(prompt_tokens, shape.max_context - 1)
     room = BLOCK_TOKENS * (2 + prompt // BLOCK_TOKENS)
@@ -95,11 +97,11 @@ async def _measure(form: LayerForm, layer: int, threads: int, prompt_tokens: int
     decoder = replace(modules.context.decoder, shape=replace(shape, layer_count=3))
     modules.context = replace(modules.context, layers=LAYERS_IN_BETWEEN, decoder=decoder)
     model = StageModel(StageWeights(shape, LAYERS_IN_BETWEEN, rotation.modules), rotation.pool)
-    worker, around = ComputeThread(threads), _Ring()
+    worker, around = ComputeThread(quota.threads), _Ring()
     runner = StageRunner(NAME, Epoch(1), 1, model, worker, around, SystemClock())
     runner.start()
     try:
-        bench = _Bench(runner, model, around, timed, stops)
+        bench = _Bench(runner, model, around, timed, quota, stops)
         few = await bench.measure(1)
         many = await bench.measure(prompt) if prompt > 1 else few
     finally:
@@ -118,6 +120,7 @@ class _Bench:
     model: StageModel
     around: _Ring
     timed: _Timed
+    quota: Quota
     stops: Stops
 
     async def measure(self, tokens: int) -> Measurement:
@@ -135,14 +138,16 @@ class _Bench:
 
     async def _once(self, reader: FrameReader, frames: list[bytes]) -> float:
         self.around.result = asyncio.get_running_loop().create_future()
-        began = time.perf_counter()
+        began, computed = time.perf_counter(), time.process_time()
         for raw in frames:
             for step in reader.accept(Frame.FromString(raw)).steps:
                 if not isinstance(step, ForwardStep):
                     raise InternalError("a forward step came back as something else")
                 self.runner.offer(step)
         await self.around.result
-        return max(0.0, time.perf_counter() - began - self.timed.seconds)
+        seconds = time.perf_counter() - began - self.timed.seconds
+        processor_s = time.process_time() - computed - self.timed.processor_s
+        return max(0.0, self.quota.sustained_s(seconds, processor_s))
 
     def _step(self, number: int, tokens: int) -> ForwardStep:
         # Each step is a new request's first: its blocks come back with the next step.

@@ -43,32 +43,58 @@ def is_steady(seconds: list[float]) -> bool:
     return error <= STEADY_SPREAD
 
 
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """The cores that control groups leave a process, for a computation of `threads` threads; 0 cores: no limit.
+
+    The kernel lets a process run at full speed until its share of a period is used up, and then stops it for the rest
+    of the period. Short calls are timed between two such stops, so that one looks faster than many in a row are.
+    """
+
+    cores: float = 0.0
+    threads: int = 1
+
+    @property
+    def share(self) -> float:
+        """The part of each thread's core that the quota leaves."""
+        return min(1.0, self.cores / self.threads) if self.cores else 1.0
+
+    def sustained_s(self, seconds: float, processor_s: float) -> float:
+        """The time of a call in a long row of them: it took `seconds`, and `processor_s` of all cores."""
+        return max(seconds, processor_s / self.cores) if self.cores else seconds
+
+
 class Stopwatch:
     """Times calls on a device. On CUDA between two events on its stream, so that launching is not waited for twice.
 
-    A call during which the process was stopped is made again.
+    A call during which the process was stopped is made again. Under a quota the time of a call on a processor is that
+    of many calls in a row.
     """
 
-    def __init__(self, device: str, stops: Stops = no_stops) -> None:
+    def __init__(self, device: str, stops: Stops = no_stops, quota: Quota | None = None) -> None:
         self.device = torch.device(device)
         self._stops = stops
+        self._quota = quota or Quota()
         self._wall_s = 0.0
         self._processor_s = 0.0
 
     @property
     def processor_share(self) -> float:
-        """The part of all calls' time so far in which the caller really had a core; 1 on an accelerator."""
-        return min(1.0, self._processor_s / self._wall_s) if self._wall_s > 0 else 1.0
+        """The part of all calls' time so far in which the caller really had a core, of what its quota leaves; 1 on an
+        accelerator."""
+        return min(1.0, self._processor_s / (self._wall_s * self._quota.share)) if self._wall_s > 0 else 1.0
 
     def once(self, work: Callable[[], object]) -> float:
         """Seconds of one call."""
         while True:
             stops = self._stops()
+            all_before = time.process_time()
             seconds, computed = self._timed(work)
+            all_threads_s = time.process_time() - all_before
             if stops == self._stops():
                 self._wall_s += seconds
                 self._processor_s += computed
-                return seconds
+                return seconds if self.device.type == "cuda" else self._quota.sustained_s(seconds, all_threads_s)
 
     def _timed(self, work: Callable[[], object]) -> tuple[float, float]:
         """Seconds of one call, and those of the core that the caller had; the same on an accelerator."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.identity import WheelServer
 from edgeshard.rpc.addresses import WILDCARDS, outgoing_address
 from edgeshard.rpc.tls import join_address, split_address
 
@@ -30,6 +31,18 @@ class Addresses:
     def packages_for(self, host: str = "") -> str:
         """`packages` with that host. Raises as `for_joiner`."""
         return self._with_host(self.packages, host or self.advertise) if self.packages else ""
+
+    def wheel_server(self) -> WheelServer:
+        """The address of `packages` for a member, who reaches the coordinator already.
+
+        Its host is left out if that is the coordinator's too, so that a member dials the host that it knows.
+        """
+        if not self.packages:
+            return WheelServer()
+        host, port = split_address(self.packages)
+        own, _ = split_address(self.coordinator)
+        is_shared = bool(self.advertise) or host in WILDCARDS or host == own
+        return WheelServer("" if is_shared else host, port)
 
     def _with_host(self, address: str, chosen: str) -> str:
         own, port = split_address(address)

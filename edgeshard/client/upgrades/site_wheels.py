@@ -17,17 +17,22 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import grpc
+
 from edgeshard.domain.errors import (
     DataLossError,
     FailedPreconditionError,
     UnavailableError,
 )
 from edgeshard.domain.identity import coordinator_of
+from edgeshard.proto.v1 import identity_pb2 as pb
+from edgeshard.proto.v1.identity_pb2_grpc import IdentityServiceStub
+from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.clocks import clock_error
-from edgeshard.rpc.tls import TlsFiles, split_address
+from edgeshard.rpc.tls import TlsFiles, join_address, split_address
+from edgeshard.wire.identity import wheel_server_from_wire
+from edgeshard.wire.status import from_rpc_error
 
-PORT_OFFSET = 2
-"""The port of wheels minus the coordinator's own, unless `wheels_listen` names another one."""
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,199}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _TIMEOUT_S = 30.0
@@ -53,6 +58,29 @@ class SiteFolder:
 
     name: str
     files: tuple[SiteFile, ...]
+
+
+async def find_wheels(coordinator: str, files: TlsFiles) -> str:
+    """The host:port at which the site of this coordinator (host:port) hands out wheels, for the member of `files`.
+
+    Raises FailedPreconditionError naming `from` if there is no such port, and as `from_rpc_error`.
+    """
+    async with open_channel(coordinator, files, "coordinator") as channel:
+        stub = IdentityServiceStub(channel)
+        try:
+            answer = await stub.FindWheels(pb.FindWheelsRequest(), timeout=_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, f"the coordinator at {coordinator}") from None
+    server = wheel_server_from_wire(answer)
+    if not server.port:
+        raise FailedPreconditionError(
+            f"the coordinator at {coordinator} hands out no wheels: its operator starts it with --wheels DIR, or "
+            "edgectl upgrade --from FILE takes a bundle",
+            field="from",
+            reason="NO_WHEELS",
+        )
+    host, _ = split_address(coordinator, "coordinator")
+    return join_address(server.host or host, server.port)
 
 
 class SiteWheels:
@@ -150,7 +178,7 @@ class SiteWheels:
         if not left or isinstance(error, ConnectionRefusedError):
             raise UnavailableError(
                 f"the site's wheels at {self._address} cannot be fetched: {error}. The coordinator hands them out with "
-                "--wheels; edgectl upgrade --from https://HOST:PORT names another port, --from FILE a bundle",
+                "--wheels; edgectl upgrade --from FILE takes a bundle",
                 field="from",
                 reason="NO_SITE",
             ) from None

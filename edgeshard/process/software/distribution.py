@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shlex
+import shutil
 import sys
 from dataclasses import dataclass
 from hashlib import sha256
@@ -86,6 +87,17 @@ def distribution_of(environment: Path, code: Path, packaged: Path = PACKAGED, dp
 def this_distribution() -> Scripted | Managed:
     """How this program was installed."""
     return distribution_of(Path(sys.prefix).resolve(), Path(__file__).parents[2])
+
+
+def program_words(name: str) -> str:
+    """The shell's words for a program of this installation: its name if PATH leads to it, else its path."""
+    found = this_distribution()
+    environment = found.prefix / "current" if isinstance(found, Scripted) else Path(sys.prefix)
+    path = environment / "bin" / name
+    on_path = shutil.which(name)
+    if not path.exists() or (on_path is not None and Path(on_path).resolve() == path.resolve()):
+        return name
+    return shlex.quote(str(path))
 
 
 def _packaged(dpkg: Path) -> Managed:

@@ -58,6 +58,18 @@ class GetAuthoritiesResponse(_message.Message):
     authorities: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, authorities: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
+class FindWheelsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FindWheelsResponse(_message.Message):
+    __slots__ = ("host", "port")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    port: int
+    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
+
 class CreateTokenRequest(_message.Message):
     __slots__ = ("role", "id", "ttl_s", "host")
     ROLE_FIELD_NUMBER: _ClassVar[int]

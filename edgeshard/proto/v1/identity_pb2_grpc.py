@@ -174,6 +174,11 @@ class IdentityServiceStub:
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.RenewRequest.SerializeToString,
                 response_deserializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.RenewResponse.FromString,
                 _registered_method=True)
+        self.FindWheels = channel.unary_unary(
+                '/edgeshard.proto.v1.IdentityService/FindWheels',
+                request_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.FindWheelsRequest.SerializeToString,
+                response_deserializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.FindWheelsResponse.FromString,
+                _registered_method=True)
         self.Revoke = channel.unary_unary(
                 '/edgeshard.proto.v1.IdentityService/Revoke',
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.RevokeRequest.SerializeToString,
@@ -231,6 +236,13 @@ class IdentityServiceServicer:
 
     def Renew(self, request, context):
         """Another certificate for the caller, who has one that is good still.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FindWheels(self, request, context):
+        """The port at which members fetch EdgeShard itself, over HTTPS and by their certificates.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -299,6 +311,11 @@ def add_IdentityServiceServicer_to_server(servicer, server):
                     servicer.Renew,
                     request_deserializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.RenewRequest.FromString,
                     response_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.RenewResponse.SerializeToString,
+            ),
+            'FindWheels': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindWheels,
+                    request_deserializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.FindWheelsRequest.FromString,
+                    response_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.FindWheelsResponse.SerializeToString,
             ),
             'Revoke': grpc.unary_unary_rpc_method_handler(
                     servicer.Revoke,
@@ -439,6 +456,33 @@ class IdentityService:
             '/edgeshard.proto.v1.IdentityService/Renew',
             edgeshard_dot_proto_dot_v1_dot_identity__pb2.RenewRequest.SerializeToString,
             edgeshard_dot_proto_dot_v1_dot_identity__pb2.RenewResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindWheels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edgeshard.proto.v1.IdentityService/FindWheels',
+            edgeshard_dot_proto_dot_v1_dot_identity__pb2.FindWheelsRequest.SerializeToString,
+            edgeshard_dot_proto_dot_v1_dot_identity__pb2.FindWheelsResponse.FromString,
             options,
             channel_credentials,
             insecure,

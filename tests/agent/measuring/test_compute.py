@@ -25,7 +25,7 @@ from edgeshard_agent.measuring.rotation import (
     cache_bytes,
     copies_needed,
 )
-from edgeshard_agent.measuring.stopwatch import Stopwatch, is_steady, summarise
+from edgeshard_agent.measuring.stopwatch import Quota, Stopwatch, is_steady, summarise
 from edgeshard_agent.model.library import library_config
 from edgeshard_agent.model.modules import weight_bytes
 from edgeshard_agent.model.projection import Projection
@@ -371,7 +371,7 @@ def test_the_overhead_of_a_step_is_small_and_leaves_the_layer_out(config: dict[s
     rotation = BlockRotation(form, 0, 1, 600)
     # Other work of the machine may double either of them, but not each time.
     for _ in range(8):
-        overhead = measure_overhead(form, 0, 1)
+        overhead = measure_overhead(form, 0, Quota())
         with torch.inference_mode():
             step = rotation.step(1, 1, 0)
             layer = min(Stopwatch("cpu").once(partial(rotation.run, step)) for _ in range(3))
@@ -422,3 +422,26 @@ def test_the_command_names_what_is_wrong(tiny_config: dict[str, Any], tmp_path: 
     (tmp_path / "config.json").write_text(json.dumps(tiny_config | {"hidden_size": -1}))
     wrong = command("--config", str(tmp_path))
     assert wrong.returncode == 2 and "hidden_size" in wrong.stderr
+
+
+def test_a_quota_makes_short_calls_as_long_as_many_in_a_row_are() -> None:
+    half = Quota(0.5, 1)
+    assert half.share == 0.5
+    assert half.sustained_s(0.001, 0.001) == 0.002
+    assert half.sustained_s(0.2, 0.1) == 0.2, "the kernel stopped it meanwhile"
+    assert half.sustained_s(0.2, 0.001) == 0.2, "it waited"
+    assert Quota(1.5, 2).share == 0.75
+    assert Quota(4.0, 2).share == 1.0
+    assert (Quota(0.0, 4).share, Quota(0.0, 4).sustained_s(0.001, 0.004)) == (1.0, 0.001)
+
+
+@pytest.mark.timing
+def test_a_stopwatch_under_a_quota_counts_all_of_the_processor() -> None:
+    def spin() -> None:
+        ends = time.process_time() + 0.02
+        while time.process_time() < ends:
+            pass
+
+    watch = Stopwatch("cpu", quota=Quota(0.1, 1))
+    assert watch.once(spin) >= 0.2
+    assert Stopwatch("cpu", quota=Quota(0.1, 1)).once(lambda: time.sleep(0.01)) < 0.2

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from edgeshard.domain.errors import FailedPreconditionError
-from edgeshard.process.software.distribution import Managed, Scripted, distribution_of
+from edgeshard.process.software.distribution import Managed, Scripted, distribution_of, program_words
 
 
 def test_a_version_of_the_script_knows_its_prefix(tmp_path: Path) -> None:
@@ -59,3 +60,21 @@ def test_any_other_environment_is_for_pip(tmp_path: Path) -> None:
     assert isinstance(found, Managed)
     assert found.upgrade.startswith(f"{tmp_path}/env/bin/python -m pip install")
     assert ".local/state/edgeshard" in found.purge
+
+
+def test_a_program_is_named_by_its_path_unless_the_shell_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = tmp_path / "of mine" / "versions" / "0.1.0"
+    program = environment / "bin" / "edgeshard-agent"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    current = tmp_path / "of mine" / "current"
+    current.symlink_to(environment)
+    (tmp_path / "of mine" / ".edgeshard-prefix").touch()
+    monkeypatch.setattr(sys, "prefix", str(environment))
+    assert program_words("edgeshard-agent") == f"'{current}/bin/edgeshard-agent'"
+    monkeypatch.setenv("PATH", f"{current}/bin")
+    assert program_words("edgeshard-agent") == "edgeshard-agent"
+    assert program_words("absent") == "absent"

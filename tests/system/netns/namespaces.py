@@ -37,12 +37,14 @@ class Shaped:
 
 
 class Network:
-    """One namespace for each of `hosts`, all on one bridge, 10.77.0.x, `rate` (as tc writes it) in both directions.
+    """One namespace for each of `hosts`, all on one bridge, 10.77.0.x.
+
+    `rate` is that of each link, in both directions, as tc writes it; None does not limit it.
 
     A context manager: what it made is gone at its end, also when making it failed half way.
     """
 
-    def __init__(self, hosts: Sequence[str], rate: str) -> None:
+    def __init__(self, hosts: Sequence[str], rate: str | None) -> None:
         self.hosts = tuple(hosts)
         self.rate = rate
         self._prefix = f"edgeshard-{os.getpid()}-{secrets.token_hex(2)}"
@@ -99,9 +101,10 @@ class Network:
             _run("ip", "-n", inside, "link", "set", DEVICE, "addrgenmode", "none")
         _run("ip", "-n", switch, "link", "set", port, "master", _BRIDGE, "up")
         _run("ip", "-n", inside, "address", "add", f"{self.address(host)}/24", "dev", DEVICE)
-        for namespace, device in ((inside, DEVICE), (switch, port)):
+        if self.rate is not None:
             shaping = ("tbf", "rate", self.rate, "burst", "32kbit", "latency", "400ms")
-            _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *shaping)
+            for namespace, device in ((inside, DEVICE), (switch, port)):
+                _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *shaping)
         _run("ip", "-n", inside, "link", "set", "lo", "up")
         _run("ip", "-n", inside, "link", "set", DEVICE, "up")
 

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
 from tests.house.documents import ROOT, blocks
+from tests.system.netns.shells import COMMAND_S, Machine, end, made_machines
 
 pytestmark = pytest.mark.netns
 PAGE = ROOT / "docs" / "joining.md"
 README = ROOT / "README.md"
 MACHINES = ("first", "second")
 LINE = re.compile(rf"(?P<machine>{'|'.join(MACHINES)})\$ (?P<command>.+)")
-COMMAND_S = 120.0
 MODELS_OVER_HTTP = """
 import pathlib, urllib.request
 key = (pathlib.Path.home() / ".local/state/edgeshard/serve/api-key").read_text().strip()
@@ -41,47 +38,9 @@ def lines(with_text: str = "") -> list[tuple[str, str]]:
     return [(match["machine"], match["command"]) for match in found if match is not None]
 
 
-@dataclass
-class Machine:
-    """A namespace with a home of its own. Commands are run by a shell, as they stand on the page."""
-
-    network: Any
-    name: str
-    home: Path
-    programs: Path
-
-    def environment(self) -> dict[str, str]:
-        clean = {key: value for key, value in os.environ.items() if not key.startswith(("EDGESHARD", "XDG_"))}
-        return clean | {"HOME": str(self.home), "PATH": f"{self.programs}:{clean['PATH']}"}
-
-    def run(self, command: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self.network.enter(self.name, "bash", "-c", command),
-            cwd=self.home,
-            env=self.environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-
-
 @pytest.fixture
 def machines(namespaces: ModuleType, tmp_path: Path) -> Iterator[dict[str, Machine]]:
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name, module in (
-        ("edgectl", "edgeshard.cli.main"),
-        ("edgeshard-agent", "edgeshard_agent"),
-        ("edgeshard-coordinator", "edgeshard_coordinator"),
-    ):
-        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
-        (programs / name).chmod(0o755)
-    with namespaces.Network(MACHINES, "100mbit") as network:
-        made = {}
-        for name in MACHINES:
-            (tmp_path / name).mkdir()
-            made[name] = Machine(network, name, tmp_path / name, programs)
+    with made_machines(namespaces, MACHINES, "100mbit", tmp_path) as made:
         shutil.copytree(ROOT / "edgeshard" / "demo_model", made["first"].home / "tiny-tales")
         yield made
 
@@ -110,7 +69,7 @@ def test_the_page_takes_two_machines_from_nothing_to_an_answer(machines: dict[st
             assert process.returncode == 0, f"{command}\n{said}"
         assert len(said.split()) > 20, said
     finally:
-        ends(running)
+        end(running)
 
 
 @pytest.mark.long
@@ -120,32 +79,25 @@ def test_the_readme_leads_from_one_node_to_two(machines: dict[str, Machine]) -> 
     typed = re.findall(r"```console\n(.*?)```", section, re.DOTALL)
     assert len(typed) == 3 and "".join(typed).count("\n") <= 8
     on_first, on_second, again = ([line for line in block.splitlines() if "activate" not in line] for block in typed)
-    (create,), (join,), (listing, deploy, generate) = on_first, on_second, again
+    (create,), (join,), (listing, measure, deploy, generate) = on_first, on_second, again
     first, second = machines["first"], machines["second"]
     running = [first.run("edgectl serve demo")]
     try:
         settle(first, "--quiet")
-        said = finished(first, create)
+        said = first.finished(create)
         printed = re.search(r"^edgectl join edgeshard2-\S+$", said, re.MULTILINE)
         assert printed is not None and join == "edgectl join edgeshard2-...", said
         running.append(second.run(printed[0]))
         settle(first, create)
-        assert "second" in finished(first, listing)
-        finished(first, deploy)
-        stages = re.findall(r"^(\S+) +\d+:\d+ ", finished(first, "edgectl describe deployment both"), re.MULTILINE)
+        assert "second" in first.finished(listing)
+        first.finished(measure)
+        first.finished(deploy)
+        stages = re.findall(r"^(\S+) +\d+:\d+ ", first.finished("edgectl describe deployment both"), re.MULTILINE)
         assert len(stages) == 2 and "second" in stages
-        assert len(finished(first, generate).split()) > 20
-        assert '"both"' in finished(first, f"{sys.executable} -c '{MODELS_OVER_HTTP}'")
+        assert len(first.finished(generate).split()) > 20
+        assert '"both"' in first.finished(f"{sys.executable} -c '{MODELS_OVER_HTTP}'")
     finally:
-        ends(running)
-
-
-def finished(machine: Machine, command: str) -> str:
-    """What a command printed that must succeed."""
-    process = machine.run(command)
-    said, _ = process.communicate(timeout=COMMAND_S)
-    assert process.returncode == 0, f"{command}\n{said}"
-    return said
+        end(running)
 
 
 @pytest.mark.long
@@ -162,15 +114,7 @@ def test_the_page_leads_a_second_machine_to_a_site_whose_address_it_does_not_kno
         running.append(second.run(joining[0]))
         settle(first, "")
     finally:
-        ends(running)
-
-
-def ends(running: list[subprocess.Popen[str]]) -> None:
-    for process in reversed(running):
-        if process.poll() is None:
-            process.terminate()
-    for process in running:
-        process.communicate(timeout=30)
+        end(running)
 
 
 def settle(first: Machine, command: str) -> None:

@@ -71,6 +71,7 @@ NOTED: Mapping[str, Mutation] = {
 READS = frozenset(
     {
         AUTHORITIES,
+        f"{_IDENTITY}/FindWheels",
         f"{_IDENTITY}/ListTokens",
         f"{_IDENTITY}/ListKeys",
         *(f"{_ADMIN}/List{what}" for what in ("Nodes", "Packed", "Models", "Deployments", "Audit", "Events")),

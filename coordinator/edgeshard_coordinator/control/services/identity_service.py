@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from edgeshard.domain.errors import DeniedError, FailedPreconditionError
-from edgeshard.domain.identity import DashboardLink, Principal, Role, check_token_id, parse_role
+from edgeshard.domain.identity import DashboardLink, Principal, Role, WheelServer, check_token_id, parse_role
 from edgeshard.domain.ids import check_name
 from edgeshard.proto.v1 import identity_pb2 as pb
 from edgeshard.proto.v1 import identity_pb2_grpc
@@ -21,6 +21,7 @@ from edgeshard.wire.identity import (
     open_token_to_wire,
     token_request_from_wire,
     token_to_wire,
+    wheel_server_to_wire,
 )
 from edgeshard_coordinator.control.persistence.persistence import StateStore
 from edgeshard_coordinator.control.runtime.hub import ControlHub
@@ -100,6 +101,10 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
             member, request.request, lambda: membership.denials.check(context, member)
         )
         return pb.RenewResponse(certificate=certificate, authorities=authorities)
+
+    async def FindWheels(self, request: pb.FindWheelsRequest, context: Any) -> pb.FindWheelsResponse:
+        server = WheelServer() if self.addresses is None else self.addresses.wheel_server()
+        return wheel_server_to_wire(server)
 
     async def Revoke(self, request: pb.RevokeRequest, context: Any) -> pb.RevokeResponse:
         await self._checked().revoke(parse_role(request.role), check_name(request.id, "name"))

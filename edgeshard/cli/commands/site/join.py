@@ -24,6 +24,7 @@ from edgeshard.local.child_daemons import Daemon, keep_running
 from edgeshard.local.user_files import (
     AGENT_PORT,
     AGENT_PORTS,
+    agent_line,
     path_from,
     state_home,
     tls_values,
@@ -122,7 +123,7 @@ def _join_service(token: Invitation, listen: str | None, extra: dict[str, str]) 
     }
     _enrol_once(token, _SERVICE_FILES)
     install.install_daemon(Unit.AGENT, install.MACHINE, False, given)
-    install.systemctl("enable", "--now", Unit.AGENT.unit)
+    install.systemctl("enable", Unit.AGENT.unit)
     install.systemctl("restart", Unit.AGENT.unit)  # one that ran before takes the certificate up
     show_text(f"node {name} runs as {Unit.AGENT.unit}.service; edgectl get nodes shows it", err=True)
 
@@ -159,8 +160,7 @@ async def _serve(name: str, site: str, config: Path) -> int:
     try:
         if await agent.ready(math.inf):
             show_text(
-                f"node {name} has joined site {site} and serves until Ctrl-C\n"
-                f"edgeshard-agent --config {config} starts it again",
+                f"node {name} has joined site {site} and serves until Ctrl-C\n{agent_line(config)} starts it again",
                 err=True,
             )
             code = await keep_running(agent, lambda text: show_text(text, err=True))

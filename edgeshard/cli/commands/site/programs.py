@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import typer
 
 from edgeshard.cli.commands.options import option, switch
-from edgeshard.cli.connect import Connect, connect_of
+from edgeshard.cli.connect import Connect, connect_of, run
 from edgeshard.cli.render.output import show_text
 from edgeshard.domain.errors import DeniedError, InvalidArgumentError
 from edgeshard.process.software.distribution import Managed, Scripted, this_distribution
@@ -55,7 +55,7 @@ def upgrade(
     """Replace EdgeShard on this machine by another version, and restart its services.
 
     Without --from it fetches the wheels of the node's own site, by its certificate. https://HOST:PORT names another
-    port of the site, and https://HOST/PATH a bundle. Every file is compared with its SHA-256 before anything changes.
+    address of them, and https://HOST/PATH a bundle. Every file is compared with its SHA-256 before anything changes.
     The version before is kept for --back.
     """
     if back and source is not None:
@@ -78,15 +78,12 @@ def upgrade(
 
 
 def _upgrade_from_site(found: Scripted, connect: Connect, address: str) -> None:
-    """Install what the site of this machine's node hands out, from host:port `address` or the port by custom."""
-    from edgeshard.client.upgrades.site_wheels import PORT_OFFSET, SiteWheels
+    """Install what the site of this machine's node hands out, from host:port `address` ("": the coordinator's)."""
+    from edgeshard.client.upgrades.site_wheels import SiteWheels, find_wheels
     from edgeshard.process.software.wheel_folders import REQUIREMENTS
-    from edgeshard.rpc.tls import join_address, split_address
 
     member = _member(connect)
-    if not address:
-        host, port = split_address(member.coordinator, "coordinator")
-        address = join_address(host, port + PORT_OFFSET)
+    address = address or run(find_wheels(member.coordinator, member.files))
     site = SiteWheels(address, member.files)
     folder = site.folder()
     if any(file.name == REQUIREMENTS and found.is_of(file.sha256) for file in folder.files):

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from edgeshard.cli.commands.options import argument, option
 from edgeshard.cli.commands.site import install
 from edgeshard.cli.render.output import show_text
 from edgeshard.domain.errors import DeniedError, InvalidArgumentError, NotFoundError
-from edgeshard.local.user_files import state_home
+from edgeshard.local.user_files import agent_line, state_home
 from edgeshard.process import installation
 from edgeshard.process.systemd_units import Daemon
 from edgeshard.storage.inputs import read_toml
@@ -36,7 +37,8 @@ def set_coordinator(
     split_address(address, "coordinator")
     installed = Path(installation.config_path(Daemon.AGENT))
     if config is not None:
-        _change(config, address)
+        if _change(config, address) == "agent":
+            _show_restarts([config])
         return
     nodes = sorted(state_home().glob("*/agent.toml"))
     client = [configuration()] if configuration().is_file() else []
@@ -51,6 +53,8 @@ def set_coordinator(
         _change(path, address)
     if service:
         _change_service(installed, address)
+    if nodes:
+        _show_restarts(nodes)
 
 
 def _change_service(config: Path, address: str) -> None:
@@ -62,8 +66,15 @@ def _change_service(config: Path, address: str) -> None:
         install.systemctl("restart", Daemon.AGENT.unit)
 
 
-def _change(path: Path, address: str) -> None:
-    """Change the address in a file of settings; all other lines stay."""
+def _show_restarts(configs: Sequence[Path]) -> None:
+    """Print the lines by which agents of a terminal take up their settings."""
+    show_text("A running agent still uses the old address. Stop it (Ctrl-C in its terminal) and start it again:")
+    for config in configs:
+        show_text(f"  {agent_line(config.absolute())}")
+
+
+def _change(path: Path, address: str) -> str:
+    """Change the address in a file of settings; all other lines stay. Returns the changed section."""
     from edgeshard.rpc.tls_files import write_private
 
     what = f"--config {path}"
@@ -85,5 +96,4 @@ def _change(path: Path, address: str) -> None:
     except OSError as error:
         raise DeniedError(f"{what}: {error.strerror}", field="config") from None
     show_text(f"{path}: the coordinator is at {address}")
-    if section == "agent":
-        show_text(f"restart the agent to use it; edgeshard-agent --config {path} starts one that edgectl join ran")
+    return section
