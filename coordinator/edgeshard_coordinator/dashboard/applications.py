@@ -32,8 +32,10 @@ class Applications:
 
     def usage_of(self, key: ApiKey) -> dict[str, Any]:
         """What a key used since the coordinator began, and its limits."""
-        front, identity = self._front, key_identity(key.name, key.key_id)
-        return usage_picture(front.meter.of_key(identity), front.running_of(identity), front.quotas.of(identity))
+        front = self._front
+        identity = key_identity(key.name, key.key_id)
+        counts = front.meter.of_key(identity)
+        return usage_picture(counts, front.running_of(identity), front.quotas.of(identity))
 
     def _picture(self, session: Session) -> dict[str, Any]:
         front = self._front

@@ -79,8 +79,8 @@ class TokenId:
 async def keys(operator: Operator, asked: Mapping[str, Any]) -> Any:
     """The API keys with their limits and what each used since the coordinator began. A limit of the coordinator's
     quotas counts where the key has none."""
-    found = await operator.keys()
-    return {"keys": [_key(key) | {"usage": operator.usage_of(key)} for key in found]}
+    api_keys = await operator.keys()
+    return {"keys": [_key(key) | {"usage": operator.usage_of(key)} for key in api_keys]}
 
 
 async def create_key(operator: Operator, asked: Mapping[str, Any]) -> Any:
@@ -139,7 +139,12 @@ async def unused(operator: Operator, asked: Mapping[str, Any]) -> Any:
     return {"causes": causes}
 
 
-async def _cause(operator: Operator, node: Node, deployment: Deployment, nodes: tuple[Node, ...]) -> Cause:
+async def _cause(
+    operator: Operator,
+    node: Node,
+    deployment: Deployment,
+    nodes: tuple[Node, ...],
+) -> Cause:
     name = deployment.spec.name
     cause = cause_without_plan(node, deployment, nodes)
     if cause is not None:
@@ -158,14 +163,13 @@ async def join(operator: Operator, asked: Mapping[str, Any]) -> Any:
     """The lines by which one more node joins, with EdgeShard and without. They are shown this once."""
     name = _FORMS.read(Named, asked).name
     token = await operator.create_token(Role.AGENT, name, ttl_s=JOIN_TTL_S)
-    return known(
-        line=f"edgectl join {invitation_to_text(token.invitation)}", bare=line_without_edgeshard(token) or None
-    )
+    line = f"edgectl join {invitation_to_text(token.invitation)}"
+    return known(line=line, bare=line_without_edgeshard(token) or None)
 
 
 async def tokens(operator: Operator, asked: Mapping[str, Any]) -> Any:
     """The open join tokens, without their secrets."""
-    found = await operator.open_tokens()
+    open_tokens = await operator.open_tokens()
     return {
         "tokens": [
             known(
@@ -176,7 +180,7 @@ async def tokens(operator: Operator, asked: Mapping[str, Any]) -> Any:
                 expires_at=token.expires_at,
                 creator=token.creator or None,
             )
-            for token in found
+            for token in open_tokens
         ]
     }
 

@@ -52,7 +52,8 @@ class OwnConnection:
         try:
             self.check()
             async with asyncio.timeout(timeout_s):
-                answer = await getattr(self.services[service], method)(request, OwnContext(self.source))
+                context = OwnContext(self.source)
+                answer = await getattr(self.services[service], method)(request, context)
             end = None
         except EdgeShardError as error:
             end = error

@@ -37,20 +37,22 @@ def cause_without_plan(node: Node, deployment: Deployment, nodes: Sequence[Node]
     spec, name = deployment.spec, deployment.spec.name
     describe = describe_line(name)
     if not node.connected:
-        heard = f"the coordinator last heard of it {node.heartbeat_age_s:.0f} s ago"
-        return Cause(f"The node is away: {heard}. Look at the machine and at its agent's log.", "edgectl doctor")
+        silence = f"the coordinator last heard of it {node.heartbeat_age_s:.0f} s ago"
+        why = f"The node is away: {silence}. Look at the machine and at its agent's log."
+        return Cause(why, "edgectl doctor")
     if node.starting:
-        return Cause("The node is still starting. It can hold layers once it is connected.", "edgectl get nodes")
+        why = "The node is still starting. It can hold layers once it is connected."
+        return Cause(why, "edgectl get nodes")
     if spec.layers:
-        placed = _names(deployment.placement)
-        why = f"An operator placed {name} by hand: {placed}. Deploy it without --layers to have it planned."
-        return Cause(why, describe)
+        why = f"An operator placed {name} by hand: {_names(deployment.placement)}."
+        return Cause(f"{why} Deploy it without --layers to have it planned.", describe)
     if node.name in spec.exclude:
-        return Cause(f"{name} excludes it. Deploy it without --exclude {node.name} to allow it.", describe)
+        why = f"{name} excludes it. Deploy it without --exclude {node.name} to allow it."
+        return Cause(why, describe)
     if texts := _broken_rules(node, deployment, nodes):
         quoted = ", ".join(repr(text) for text in texts)
-        why = f"With it, {name} would break {quoted}. Change the labels of nodes, or deploy it with other rules."
-        return Cause(why, describe)
+        why = f"Next to the nodes that {name} has, it would break {quoted}."
+        return Cause(f"{why} Change labels of nodes, or deploy {name} with other rules.", describe)
     return None
 
 
@@ -65,10 +67,12 @@ def cause_of_plan(node: Node, name: str, plan: Replan) -> Cause:
         why = f"{name} was placed before. A placement with this node is {gain}: have it move there."
         return Cause(why, replan)
     if is_in_best and plan.reason is not ReplanReason.NOT_WEIGHED:
-        why = f"A placement with this node is less than {100 * WORTH_SAYING:.0f} % better, so {name} stays where it is."
+        gain = f"less than {100 * WORTH_SAYING:.0f} % better"
+        why = f"A placement with this node is {gain}, so {name} stays where it is."
         return Cause(why, f"{replan} --force")
     if is_in_best:
-        return Cause(f"A placement with this node cannot be compared with the one that runs. {plan.note}{note}", replan)
+        why = "A placement with this node cannot be compared with the one that runs."
+        return Cause(f"{why} {plan.note}{note}", replan)
     limit = "" if best.predicted is None else f" Its limit: {best.predicted.bottleneck}."
     unknown = _measurements(node)
     why = f"Of all nodes, the planner chose {_names(best)} for {name}.{limit}{note}{unknown}"
@@ -77,20 +81,25 @@ def cause_of_plan(node: Node, name: str, plan: Replan) -> Cause:
 
 def _measurements(node: Node) -> str:
     missing = node.unknown_profiles + node.unknown_links
-    return f" {missing} measurements of this node are missing: run edgectl profile." if missing else ""
+    if not missing:
+        return ""
+    return f" {missing} measurements of this node are missing: run edgectl profile."
 
 
 def _broken_rules(node: Node, deployment: Deployment, nodes: Sequence[Node]) -> tuple[str, ...]:
-    """The rules that the deployment's nodes would break together with this one. Caps of watts and costs are left to
-    the planner, which knows the figures."""
+    """The rules that the deployment's nodes break together with this one, whatever nodes are added.
+
+    Caps of watts and costs are left to the planner, which knows the figures.
+    """
     rules = [rule for rule in deployment.spec.rule if rule.kind not in _CAPS]
     try:
         conditions = resolve(rules, [RuledNode(one.name, one.labels) for one in nodes])
     except InvalidArgumentError as error:
         return (error.message,)
-    used = {str(stage.node_name) for stage in deployment.placement.stages}
-    before = broken(conditions, used)
-    return tuple(text for text in broken(conditions, used | {str(node.name)}) if text not in before)
+    final = [condition for condition in conditions if condition.is_monotone]
+    names = {str(stage.node_name) for stage in deployment.placement.stages}
+    before = broken(final, names)
+    return tuple(text for text in broken(final, {*names, str(node.name)}) if text not in before)
 
 
 def _names(placement: Placement) -> str:

@@ -62,6 +62,7 @@ def test_a_node_is_used_that_has_layers() -> None:
         (node("b"), {"exclude": ["b"]}, "--exclude b"),
         (node("b"), {"rule": ["avoid b"]}, "would break 'avoid b'"),
         (NODES[1], {"rule": ["at-most 1 of a,b"]}, "would break 'at-most 1 of a,b'"),
+        (NODES[1], {"rule": ["together by rack"]}, "rack"),
         (node("b"), {"rule": ["avoid gone"]}, "gone"),
     ],
 )
@@ -72,7 +73,10 @@ def test_causes_that_need_no_plan(there: Node, spec: dict[str, Any], said: str) 
 
 
 def test_a_rule_that_is_kept_and_a_cap_are_no_cause() -> None:
-    assert cause_without_plan(NODES[1], deployment(rule=["apart b,c", "max-watts 10"]), NODES) is None
+    assert (
+        cause_without_plan(NODES[1], deployment(rule=["apart b,c", "together b,c", "use c", "max-watts 10"]), NODES)
+        is None
+    )
 
 
 def plan(best: Placement, gain: float | None, reason: ReplanReason, note: str = "") -> Replan:

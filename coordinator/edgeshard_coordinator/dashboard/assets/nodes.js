@@ -45,12 +45,12 @@ function labelsText({ labels = {} }) {
 
 // The layers of each deployment on a node, by the deployment's name.
 function layersOn(name, deployments) {
-  const found = {};
+  const layers = {};
   for (const [deployment, { stages }] of Object.entries(deployments)) {
     const here = Object.values(stages).filter((stage) => stage.node === name);
-    if (here.length) found[deployment] = here.map((stage) => `${stage.first}:${stage.end}`).join(", ");
+    if (here.length) layers[deployment] = here.map((stage) => `${stage.first}:${stage.end}`).join(", ");
   }
-  return found;
+  return layers;
 }
 
 export function Nodes({ picture, rest }) {
@@ -89,9 +89,9 @@ function factsOf(node) {
 // The deployments that use the node, and on request why the others do not. The answer plans each of them again.
 function Use({ name, deployments }) {
   const [causes, setCauses] = useState(null);
-  const used = layersOn(name, deployments);
-  const others = Object.keys(deployments).filter((deployment) => !used[deployment]);
-  const texts = Object.entries(used).map(([deployment, layers]) => `${deployment} (layers ${layers})`);
+  const here = layersOn(name, deployments);
+  const others = Object.keys(deployments).filter((deployment) => !here[deployment]);
+  const texts = Object.entries(here).map(([deployment, layers]) => `${deployment} (layers ${layers})`);
   const rows = Object.entries(causes ?? {}).map(([key, cause]) => ({ key, cause }));
   const look = async () => setCauses((await ask("unused", { name })).causes);
   return html`<section><h2>Use</h2><p>${texts.length ? `It has layers of ${texts.join(", ")}.` : "No deployment has layers here."}</p>
