@@ -72,7 +72,7 @@ export function Map({ picture, deployment, recovery }) {
   const there = ([a, b]) => at[a] && at[b] && a !== b;
   const moves = (recovery?.moves ?? []).filter(({ from, to }) => there([from, to]));
   return html`<svg class="map" viewBox=${`0 0 ${form.width} ${height}`} role="img" aria-label="Map of the nodes; the tables below have the same figures">
-    <defs>${["hop", "move"].map((name) => html`<marker id=${`${name}-arrow`} class=${name} viewBox="0 0 10 10" refX="9" refY="5" markerUnits="userSpaceOnUse" markerWidth="16" markerHeight="16" orient="auto"><path d="M0 0L10 5L0 10z" /></marker>`)}</defs>
+    <defs>${["hop", "move"].map((name) => html`<marker id=${`${name}-arrow`} class=${`${name}-arrow`} viewBox="0 0 10 10" refX="9" refY="5" markerUnits="userSpaceOnUse" markerWidth="16" markerHeight="16" orient="auto"><path d="M0 0L10 5L0 10z" /></marker>`)}</defs>
     ${pairs.filter(there).map(([a, b]) => html`<line key=${`${a} ${b}`} class="link" x1=${at[a].x} y1=${at[a].y} x2=${at[b].x} y2=${at[b].y}>
       <title>${a} to ${b}: ${rate(picture.links[`${a} ${b}`]?.bps)}, ${seconds(picture.links[`${a} ${b}`]?.latency_s)}</title></line>`)}
     ${hops(deployment).filter(there).map(([a, b], index) => html`<line key=${`hop ${index}`} class=${`hop${kind}`} ...${ends(at[a], at[b], 7)} marker-end="url(#hop-arrow)"><title>From ${a} to ${b}</title></line>`)}
