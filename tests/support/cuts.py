@@ -145,7 +145,11 @@ def crowded(picture: dict[str, Any], nodes: int, deployments: int) -> dict[str, 
         "state": "reading", "prompt": 131072, "read": 123456, "new": 0, "limit": 131072, "age_s": 5999,
     }  # fmt: skip
     site["requests"] = {f"r{number}": request for number in range(50)}
-    event = {"time": "2026-11-29T12:34:56.789Z", "subject": "deployment", "name": "fairy-tales-of-all-times-1"}
+    event: dict[str, Any] = {
+        "time": "2026-11-29T12:34:56.789Z",
+        "subject": "deployment",
+        "name": "fairy-tales-of-all-times-1",
+    }
     event |= {"what": "is being built anew", "detail": "/srv/edgeshard/" + "a" * 90, "warning": True}
     site["events"] = {str(number): event for number in range(100)}
     return site
