@@ -28,7 +28,7 @@ from edgeshard.domain.identity import coordinator_of
 from edgeshard.proto.v1 import identity_pb2 as pb
 from edgeshard.proto.v1.identity_pb2_grpc import IdentityServiceStub
 from edgeshard.rpc.channel import open_channel
-from edgeshard.rpc.clocks import clock_error
+from edgeshard.rpc.clocks import clock_error, explained
 from edgeshard.rpc.tls import TlsFiles, join_address, split_address
 from edgeshard.wire.identity import wheel_server_from_wire
 from edgeshard.wire.status import from_rpc_error
@@ -70,7 +70,8 @@ async def find_wheels(coordinator: str, files: TlsFiles) -> str:
         try:
             answer = await stub.FindWheels(pb.FindWheelsRequest(), timeout=_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, f"the coordinator at {coordinator}") from None
+            refusal = from_rpc_error(error, f"the coordinator at {coordinator}")
+            raise await explained(refusal, coordinator) from None
     server = wheel_server_from_wire(answer)
     if not server.port:
         raise FailedPreconditionError(

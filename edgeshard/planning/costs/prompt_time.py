@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from edgeshard.domain.requests.step import MAX_STEP_TOKENS
 from edgeshard.planning.costs.costs import KV_BLOCK_TOKENS, Costs
 from edgeshard.planning.costs.prompt_floor import step_room
-from edgeshard.planning.costs.step_budget import StageCosts, prompt_slices, rounded_prompt, slice_unit, step_tokens, with_rest
+from edgeshard.planning.costs.step_budget import (
+    StageCosts,
+    prompt_slices,
+    rounded_prompt,
+    slice_unit,
+    step_tokens,
+    with_rest,
+)
 from edgeshard.planning.inputs.problem import StepShape
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.scoring import stages
