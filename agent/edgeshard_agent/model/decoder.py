@@ -17,7 +17,7 @@ from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT
 from edgeshard.domain.models.model import LayerRange
 from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.modules import StageContext, StageModules
-from edgeshard_agent.model.projection import Projection, whole
+from edgeshard_agent.model.projection import Matrix, Projection, whole
 from edgeshard_agent.ops.activations import softcap
 from edgeshard_agent.ops.quantize import QuantizedWeight
 
@@ -180,7 +180,7 @@ class DecoderModules(StageModules):
 
     def _fill(
         self,
-        projection: Projection,
+        projection: Matrix,
         kind: str,
         first_row: int,
         value: torch.Tensor | QuantizedWeight,

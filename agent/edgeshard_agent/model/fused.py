@@ -125,8 +125,7 @@ class FusedModules(DecoderModules):
             hidden_size=shape.hidden_size,
             window=self._windows[layer],
             states=shape.states[layer] if shape.states else (),
-            integers=context.block_integers,
-            expert_integers=context.expert_integers(layer),
+            forms=context.block_forms(layer),
         )
 
     def _accept_in_block(self, index: str, name: str, value: torch.Tensor | QuantizedWeight) -> None:

@@ -5,8 +5,10 @@ What a checkpoint keeps as several matrices with one input (q, k and v; gate and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,6 +28,19 @@ class Integers:
 
     format: IntegerFormat
     group: int
+
+
+Forms = Mapping[str, Integers]
+"""The forms of matrices by the names of their tensors; one that is absent keeps the dtype."""
+
+
+_MLP_PARTS = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
+
+
+def mlp_forms(forms: Forms, path: str) -> Forms:
+    """The forms of the MLP at this path by the parts of tensor names, as in `path.down_proj.weight`."""
+    names = {part: f"{path}.{part}.weight" for part in _MLP_PARTS}
+    return {part: forms[name] for part, name in names.items() if name in forms}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,3 +196,60 @@ class Projection(nn.Module):
             return self.packed(x)
         assert self.weight is not None
         return linear(x, self.weight, self.bias)
+
+
+class JoinedProjection(nn.Module):
+    """The same where parts have different forms: those of one form that are neighbours are one `Projection`.
+
+    Each row of y has the bits that it has in a `Projection` of its own part.
+    """
+
+    def __init__(
+        self, parts: Sequence[int], columns: int, *, bias: bool = False, integers: Sequence[Integers | None]
+    ) -> None:
+        super().__init__()
+        self.rows = sum(parts)
+        self.columns = columns
+        self.parts = nn.ModuleList()
+        self._first_rows: list[int] = []
+        first_row = 0
+        for form, run in groupby(zip(parts, integers, strict=True), lambda part: part[1]):
+            sizes = [size for size, _ in run]
+            self._first_rows.append(first_row)
+            self.parts.append(Projection(sizes, columns, bias=bias, integers=form))
+            first_row += sum(sizes)
+
+    @property
+    def _placed(self) -> list[tuple[int, Projection]]:
+        """The parts, each with its first row."""
+        parts: list[Any] = list(self.parts)
+        return list(zip(self._first_rows, parts, strict=True))
+
+    @property
+    def packed(self) -> None:
+        """It is no single packed weight."""
+        return
+
+    def fill(
+        self, kind: str, first_row: int, value: torch.Tensor | QuantizedWeight, dtype: torch.dtype, device: str
+    ) -> None:
+        """As that of the part which has these rows; `value` has rows of one part only."""
+        first, part = next(item for item in reversed(self._placed) if item[0] <= first_row)
+        part.fill(kind, first_row - first, value, dtype, device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, rows] from [T, columns], in x's dtype."""
+        return torch.cat([part(x) for _, part in self._placed], dim=-1)
+
+
+Matrix = Projection | JoinedProjection
+
+
+def projection(
+    parts: Sequence[int], columns: int, *, bias: bool = False, integers: Sequence[Integers | None]
+) -> Matrix:
+    """y = x W^T + b for W made of parts one under the other, each in the form that `integers` has for it."""
+    first = integers[0]
+    if all(form == first for form in integers):
+        return Projection(parts, columns, bias=bias, integers=first)
+    return JoinedProjection(parts, columns, bias=bias, integers=integers)
