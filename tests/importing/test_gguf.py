@@ -21,13 +21,15 @@ from bench.quantisation import VALIDATION, score
 from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.architectures import parse_config, read_config
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError, UnsupportedModelError
-from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.importing import gguf_file
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.gguf_config import config_of
 from edgeshard.importing.gguf_file import read_gguf
 from edgeshard.importing.gguf_model import open_gguf
+from edgeshard.importing.outlook import config_of as outlook_config
+from edgeshard.importing.sources import Source
 from edgeshard.storage.checkpoint import build_manifest, open_checkpoint
 from tests.support import gguf_files
 from tests.support.gguf_files import DEMO, demo_weights, everywhere, gguf_name, permuted, write_demo_gguf
@@ -110,7 +112,48 @@ def test_integers_run_as_they_are_stored(kind: Type, file_of: Callable[[Type], P
     assert torch.allclose(first.layers["0"].mlp.down(torch.eye(numbers.shape[1])).T, numbers, rtol=1e-6, atol=0)
 
 
-def test_k_quants_are_rounded_to_a_width_and_the_loss_is_said(tmp_path: Path) -> None:
+def mixed(name: str) -> Type:
+    """Types as llama.cpp mixes them: single matrices have more bits, and small ones are whole."""
+    if "norm" in name:
+        return Type.F32
+    if name.endswith(("attn_v.weight", "ffn_down.weight", "token_embd.weight")):
+        return Type.Q6_K
+    special = {"blk.1.attn_q.weight": Type.Q5_K, "blk.2.ffn_up.weight": Type.Q8_0, "blk.3.attn_output.weight": Type.F16}
+    return special.get(name, Type.Q4_K)
+
+
+def test_each_tensor_keeps_its_type(tmp_path: Path) -> None:
+    path = write_demo_gguf(tmp_path / "demo.gguf", mixed)
+    expected = as_dequantised(path)
+    imported = open_gguf(path, tmp_path, Width.INT8, nothing)
+    manifest, source = tensors_of(imported)
+    assert imported.notes == ()
+    for tensor in manifest.tensors:
+        found = whole(source.read(tensor.name)).float().numpy()
+        part = tensor.name.split(".")[-2]
+        if part in HEADS:
+            found = permuted(found, HEADS[part])
+        assert np.array_equal(found, expected[gguf_name(tensor.name)]), tensor.name
+    shape = parse_config(manifest.config)
+    assert shape.stored_as is Quantisation.STORED
+    assert shape.formats["embed_tokens.weight"] is shape.formats["layers.0.mlp.down_proj.weight"] is IntegerFormat.Q6_K
+    assert shape.format_of("layers.3.self_attn.o_proj.weight") is None
+    planned = outlook_config(Source(path=path), Width.INT8)
+    assert parse_config(planned) == shape, "a plan of the file knows the same formats"
+
+
+def test_mixed_types_run_in_the_memory_of_the_file(tmp_path: Path) -> None:
+    path = write_demo_gguf(tmp_path / "demo.gguf", mixed)
+    manifest, source = tensors_of(open_gguf(path, tmp_path, Width.INT8, nothing))
+    text = VALIDATION.read_text(encoding="utf-8")[:1000]
+    reference, tokens = score(stage_of(manifest, source, DType.FLOAT32), text)
+    packed = stage_of(manifest, source, DType.FLOAT32, Quantisation.STORED)
+    assert abs(score(packed, text)[0] - reference) / tokens < 0.003
+    stored = stage_of(manifest, source, DType.BFLOAT16, Quantisation.STORED)
+    assert stored.parameter_bytes < 1.05 * sum(tensor.size for tensor in read_gguf(path).tensors.values())
+
+
+def test_other_types_are_rounded_to_a_width_and_the_loss_is_said(tmp_path: Path) -> None:
     path = write_demo_gguf(tmp_path / "demo.gguf", everywhere(Type.Q5_1))
     expected = as_dequantised(path)
     errors = {}

@@ -16,9 +16,9 @@ from edgeshard_agent.model.modules import Batch, StageContext
 from edgeshard_agent.model.projection import whole
 from edgeshard_agent.model.rotary import RotaryFrequencies
 from edgeshard_agent.ops.angles import rotary_angles
+from edgeshard_agent.ops.block_formats import Weight
 from edgeshard_agent.ops.fused_blocks import NativeBlock, NativePass, NativeRows, run_blocks
 from edgeshard_agent.ops.kv_arena import NativeArena
-from edgeshard_agent.ops.quantize import QuantizedWeight
 
 
 class _Passing:
@@ -128,7 +128,7 @@ class FusedModules(DecoderModules):
             forms=context.block_forms(layer),
         )
 
-    def _accept_in_block(self, index: str, name: str, value: torch.Tensor | QuantizedWeight) -> None:
+    def _accept_in_block(self, index: str, name: str, value: Weight) -> None:
         block: Any = self.layers[index]
         parameter = self.context.architecture.place(name).parameter
         path, _, kind = parameter.rpartition(".")

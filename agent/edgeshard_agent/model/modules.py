@@ -20,8 +20,8 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.projection import Forms, Integers, Projection, whole
 from edgeshard_agent.model.tensors import TORCH_DTYPES
+from edgeshard_agent.ops.block_formats import Weight
 from edgeshard_agent.ops.huge_pages import WEIGHTS
-from edgeshard_agent.ops.quantize import QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,15 @@ class StageContext:
     @property
     def head_integers(self) -> Integers | None:
         """The form in which the LM head is packed; None for the dtype."""
-        kind = integers_of(self.shape, HEAD_WEIGHT, 2, self.quantisation)
+        return self._outer_integers(HEAD_WEIGHT)
+
+    @property
+    def embedding_integers(self) -> Integers | None:
+        """The form in which the embedding is packed; None if it keeps the dtype."""
+        return self._outer_integers(self.architecture.embedding)
+
+    def _outer_integers(self, name: str) -> Integers | None:
+        kind = integers_of(self.shape, name, 2, self.quantisation)
         return None if kind is None else Integers(kind, self.shape.group_of(kind))
 
     @property
@@ -110,7 +118,7 @@ class StageModules(nn.Module):
         """Whether a step of decodes runs without reading anything back to the host, so that it can be recorded."""
         return True
 
-    def accept(self, name: str, value: torch.Tensor | QuantizedWeight) -> None:
+    def accept(self, name: str, value: Weight) -> None:
         """Take the tensor of this canonical name into the stage's own memory. `value` may be mapped from a file.
 
         One that is stored as integers stays so where the stage packs it as the same integers.

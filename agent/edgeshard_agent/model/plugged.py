@@ -22,7 +22,7 @@ from edgeshard_agent.model.experts import replace_experts
 from edgeshard_agent.model.mixers import MIXERS
 from edgeshard_agent.model.modules import Batch, StageContext, StageModules
 from edgeshard_agent.model.projection import Integers, Projection, whole
-from edgeshard_agent.ops.quantize import QuantizedWeight
+from edgeshard_agent.ops.block_formats import Weight
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class LayerModules(StageModules):
             hidden = block(hidden, step=step)
         return hidden
 
-    def accept(self, name: str, value: torch.Tensor | QuantizedWeight) -> None:
+    def accept(self, name: str, value: Weight) -> None:
         self._assign(self._embedding_places(name) if name == self.token_embedding else (name,), whole(value))
 
 
@@ -179,7 +179,7 @@ class PluggedModules(DecoderModules):
             norm: nn.Module = norm_class(self.context.shape.hidden_size, eps=self._ends.eps)
         return norm
 
-    def _accept_in_block(self, index: str, name: str, value: torch.Tensor | QuantizedWeight) -> None:
+    def _accept_in_block(self, index: str, name: str, value: Weight) -> None:
         place = self.context.architecture.place(name)
         path, _, leaf = place.parameter.rpartition(".")
         block: Any = self.layers[index]
