@@ -23,6 +23,7 @@ from edgeshard_agent.ops.quantize import ELEMENTS_AT_ONCE
 
 _CHUNK_BYTES = 4 * PANEL
 _BLOCK = 256
+_RUN = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,29 +35,21 @@ class PackedBlocks:
     has_minima: bool
 
     @property
-    def groups(self) -> int:
-        return _BLOCK // self.group
-
-    @property
     def factors_bytes(self) -> int:
         return 2 * PANEL * (1 + self.has_minima)
-
-    @property
-    def scales_bytes(self) -> int:
-        """Of one group."""
-        return PANEL * (1 + self.has_minima)
 
     @property
     def group_bytes(self) -> int:
         return _CHUNK_BYTES * (self.group // 8 + (self.high_bits > 0))
 
     @property
-    def head_bytes(self) -> int:
-        return self.factors_bytes + self.groups * self.scales_bytes
+    def run_bytes(self) -> int:
+        """Bytes of `_RUN` inputs: two scales, or a scale and a minimum, and their weights."""
+        return 2 * PANEL + self.group_bytes * (_RUN // self.group)
 
     @property
     def block_bytes(self) -> int:
-        return self.head_bytes + self.groups * self.group_bytes
+        return self.factors_bytes + _BLOCK // _RUN * self.run_bytes
 
 
 PACKED = {
@@ -103,7 +96,7 @@ def _pack_panels(form: PackedBlocks, parts: _Parts, packed: torch.Tensor) -> Non
     panels, blocks = packed.shape[:2]
     factors = parts.factors.unflatten(0, (panels, PANEL, blocks)).permute(0, 2, 3, 1, 4)
     scales = parts.scales.unflatten(0, (panels, PANEL, blocks)).permute(0, 2, 3, 4, 1)
-    values = parts.values.view(panels, PANEL, blocks, form.groups, form.group).permute(0, 2, 3, 4, 1)
+    values = parts.values.view(panels, PANEL, blocks, -1, form.group).permute(0, 2, 3, 4, 1)
     eights = (values & 15).unflatten(3, (-1, 2, 4))  # [P, blocks, groups, chunks, 2, 4, 32]
     low = (eights[:, :, :, :, 0] | (eights[:, :, :, :, 1] << 4)).transpose(-1, -2).flatten(3)
     chunks = [low]
@@ -112,9 +105,10 @@ def _pack_panels(form: PackedBlocks, parts: _Parts, packed: torch.Tensor) -> Non
         shifts = torch.arange(fours.shape[3], dtype=torch.uint8).mul(form.high_bits).view(-1, 1, 1)
         high = (fours << shifts).sum(3, dtype=torch.uint8).transpose(-1, -2)
         chunks.append(high.flatten(3))
+    runs = _BLOCK // _RUN
+    weights = torch.cat(chunks, -1).flatten(2).unflatten(2, (runs, -1))
     packed[..., : form.factors_bytes] = factors.flatten(2)
-    packed[..., form.factors_bytes : form.head_bytes] = scales.flatten(2)
-    packed[..., form.head_bytes :] = torch.cat(chunks, -1).flatten(2)
+    packed[..., form.factors_bytes :] = torch.cat((scales.flatten(2).unflatten(2, (runs, -1)), weights), -1).flatten(2)
 
 
 def block_rows(packed: torch.Tensor, kind: IntegerFormat, columns: int, indices: torch.Tensor) -> torch.Tensor:
@@ -122,13 +116,15 @@ def block_rows(packed: torch.Tensor, kind: IntegerFormat, columns: int, indices:
     form, count = PACKED[kind], len(indices)
     panels = packed.view(-1, columns // _BLOCK, form.block_bytes)
     panel, row = indices // PANEL, indices % PANEL
-    head = panels[..., : form.head_bytes]
-    pairs = head[..., : form.factors_bytes].unflatten(-1, (-1, PANEL, 2))[panel, :, :, row]
+    pairs = panels[..., : form.factors_bytes].unflatten(-1, (-1, PANEL, 2))[panel, :, :, row]
     factors = pairs.contiguous().view(torch.float16).float()  # [n, blocks, 1 or 2, 1]
-    scales = head[..., form.factors_bytes :].unflatten(-1, (form.groups, -1, PANEL))[panel, :, :, :, row]
-    groups = panels[..., form.head_bytes :].unflatten(-1, (form.groups, -1, PANEL, 4))[panel, :, :, :, row]
+    runs = panels[..., form.factors_bytes :].unflatten(-1, (_BLOCK // _RUN, form.run_bytes))
+    scales = runs[..., : 2 * PANEL].unflatten(-1, (2, PANEL))[panel, :, :, :, row]  # [n, blocks, runs, 2]
+    scales = scales if form.has_minima else scales.flatten(2).unsqueeze(-1)
+    chunks = runs[..., 2 * PANEL :].unflatten(-1, (_RUN // form.group, -1, PANEL, 4))[panel, :, :, :, :, row]
+    groups = chunks.flatten(2, 3)  # [n, blocks, groups, chunks, 4]
     low = groups[:, :, :, : form.group // 8]
-    values = torch.stack((low & 15, low >> 4), -2).view(count, -1, form.groups, form.group)
+    values = torch.stack((low & 15, low >> 4), -2).view(*groups.shape[:3], form.group)
     if form.high_bits:
         shifts = torch.arange(form.group // 4, dtype=torch.uint8).mul(form.high_bits).view(-1, 1)
         high = (groups[:, :, :, -1:] >> shifts) & ((1 << form.high_bits) - 1)

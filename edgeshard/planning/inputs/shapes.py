@@ -58,12 +58,9 @@ class Matrices:
     @classmethod
     def of(cls, shape: ModelShape, name: str, size: tuple[int, ...]) -> Matrices:
         """The tensor of this canonical name; nothing for one that is never small integers."""
-        own = {
-            way: integers_of(shape, name, len(size), way)
-            for way in (Quantisation.INT8, Quantisation.INT4, Quantisation.STORED)
-        }
         sizes = {}
-        for way, kind in own.items():
+        for way in (Quantisation.INT8, Quantisation.INT4_HEAD_INT4, Quantisation.STORED):
+            kind = integers_of(shape, name, len(size), way)
             if kind is not None:
                 rows, columns = matrix_size(shape, name, size)
                 sizes[way] = kind.matrix_bytes(rows, columns, shape.group_of(kind))
@@ -71,7 +68,7 @@ class Matrices:
         return cls(
             count * (Quantisation.INT8 in sizes),
             sizes.get(Quantisation.INT8, 0),
-            sizes.get(Quantisation.INT4, 0),
+            sizes.get(Quantisation.INT4_HEAD_INT4, 0),
             count * (Quantisation.STORED in sizes),
             sizes.get(Quantisation.STORED, 0),
         )

@@ -30,14 +30,15 @@ struct BlockForm<Q6_K> {
 
 template <class Form>
 struct BlockSizes {
-    static constexpr int GROUPS = BLOCK_INPUTS / Form::GROUP;
+    // Groups of a run of inputs that are rounded with one scale.
+    static constexpr int GROUPS = GROUP_STEP / Form::GROUP;
+    static constexpr int RUNS = BLOCK_INPUTS / GROUP_STEP;
     static constexpr int LOW_CHUNKS = Form::GROUP / CHUNK_INPUTS<4>;
     static constexpr int HIGH_CHUNKS = Form::HIGH_BITS ? 1 : 0;
     static constexpr int FACTORS_BYTES = (Form::HAS_MINIMA ? 2 : 1) * 2 * PANEL;
-    static constexpr int SCALES_BYTES = (Form::HAS_MINIMA ? 2 : 1) * PANEL;
+    static constexpr int SCALES_BYTES = 2 * PANEL;
     static constexpr int GROUP_BYTES = (LOW_CHUNKS + HIGH_CHUNKS) * CHUNK_BYTES;
-    static constexpr int HEAD_BYTES = FACTORS_BYTES + GROUPS * SCALES_BYTES;
-    static constexpr int BLOCK_BYTES = HEAD_BYTES + GROUPS * GROUP_BYTES;
+    static constexpr int BLOCK_BYTES = FACTORS_BYTES + RUNS * (SCALES_BYTES + GROUPS * GROUP_BYTES);
 };
 
 // 16 bytes as integers.

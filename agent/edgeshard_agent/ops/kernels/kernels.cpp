@@ -154,68 +154,81 @@ struct BlockPolicy {
     template <int ROWS, int VECTORS>
     static ES_INLINE Sums<ROWS, VECTORS> sums(const Linear& linear, const Activations& x, int row, const char* panel,
                                               int vector, Pass pass) {
-        static const int32_t NONE[MOST_ROWS] = {};
+        static constexpr int32_t NONE[MOST_ROWS] = {};
         const char* rows = static_cast<const char*>(x.rows) + row * x.row_bytes;
         const float* row_scales = x.scales + row;
         const int32_t* offsets = x.offsets + row;
         const auto ahead = weights_ahead<VECTORS>(panel, panel_bytes(linear), pass);
         int64_t line = 0;
         Sums<ROWS, VECTORS> sums = {};
-        for (int block = 0; block < linear.in_padded / BLOCK_INPUTS; block++, panel += Sizes::BLOCK_BYTES) {
+        const char* weights = panel;
+        for (int block = 0; block < linear.in_padded / BLOCK_INPUTS; block++) {
             Float16 factors[VECTORS], minimum_factors[VECTORS];
 #pragma GCC unroll 2
             for (int v = 0; v < VECTORS; v++) {
-                const uint16_t* address = reinterpret_cast<const uint16_t*>(panel) + (vector + v) * LANES;
+                const uint16_t* address = reinterpret_cast<const uint16_t*>(weights) + (vector + v) * LANES;
                 factors[v] = load_half(address);
                 if constexpr (Form::HAS_MINIMA) minimum_factors[v] = load_half(address + PANEL);
             }
-            for (int byte = 0; byte < Sizes::HEAD_BYTES; byte += 128, line += 2) ahead.fetch(panel + byte, line);
-            const char* scales = panel + Sizes::FACTORS_BYTES + vector * LANES;
-            const char* weights = panel + Sizes::HEAD_BYTES + vector * 64;
-            for (int g = 0; g < Sizes::GROUPS; g++, scales += Sizes::SCALES_BYTES, weights += Sizes::GROUP_BYTES) {
-                Int16 dots[ROWS][VECTORS];
-                if constexpr (Form::HIGH_BITS == 0) {
-                    GroupDots<4, ROWS, VECTORS> group;
-                    group.begin(NONE);
-                    group.add(weights, rows, x.row_bytes, Form::GROUP, line, ahead);
-#pragma GCC unroll 12
-                    for (int r = 0; r < ROWS; r++)
+            if constexpr (VECTORS == 1) ahead.fetch(weights, line);
+            weights += Sizes::FACTORS_BYTES;
+            line += Sizes::FACTORS_BYTES / 64;
+            for (int run = 0; run < Sizes::RUNS; run++, row_scales += x.count) {
+                const char* scales = weights + vector * LANES;
+                if constexpr (VECTORS == 1) ahead.fetch(weights, line);
+                weights += Sizes::SCALES_BYTES;
+                line++;
 #pragma GCC unroll 2
-                        for (int v = 0; v < VECTORS; v++) dots[r][v] = group.at[r][v];
-                } else {
-                    SplitDots<Form, ROWS, VECTORS> group;
-                    for (int byte = 0; byte < Sizes::GROUP_BYTES; byte += CHUNK_BYTES)
-                        ahead.fetch(weights + byte, line + byte / 64);
-                    group.add(weights, weights + Sizes::LOW_CHUNKS * CHUNK_BYTES, rows, x.row_bytes);
-#pragma GCC unroll 12
-                    for (int r = 0; r < ROWS; r++)
+                for (int g = 0; g < Sizes::GROUPS; g++) {
+                    Int16 dots[ROWS][VECTORS];
+                    if constexpr (Form::HIGH_BITS == 0) {
+                        GroupDots<4, ROWS, VECTORS> group;
+                        group.begin(NONE);
+                        group.add(weights + vector * 64, rows, x.row_bytes, Form::GROUP, line, ahead);
+                        copy(group.at, dots);
+                    } else {
+                        SplitDots<Form, ROWS, VECTORS> group;
+                        for (int byte = 0; byte < Sizes::GROUP_BYTES; byte += CHUNK_BYTES)
+                            ahead.fetch(weights + byte, line + byte / 64);
+                        const char* low = weights + vector * 64;
+                        group.add(low, low + Sizes::LOW_CHUNKS * CHUNK_BYTES, rows, x.row_bytes);
+                        copy(group.at, dots);
+                    }
+                    weights += Sizes::GROUP_BYTES;
+                    line += Sizes::GROUP_BYTES / 64;
+                    rows += Form::GROUP;
 #pragma GCC unroll 2
-                        for (int v = 0; v < VECTORS; v++) dots[r][v] = group.at[r][v];
-                }
-                line += Sizes::GROUP_BYTES / 64;
-                rows += Form::GROUP;
-#pragma GCC unroll 2
-                for (int v = 0; v < VECTORS; v++) {
-                    const Float16 scale = to_float(load_bytes<!Form::HAS_MINIMA>(scales + v * LANES)) * factors[v];
-                    Float16 minimum = {};
-                    if constexpr (Form::HAS_MINIMA)
-                        minimum = to_float(load_bytes<false>(scales + PANEL + v * LANES)) * minimum_factors[v];
+                    for (int v = 0; v < VECTORS; v++) {
+                        const Float16 scale =
+                            to_float(load_bytes<!Form::HAS_MINIMA>(scales + g * PANEL + v * LANES)) * factors[v];
+                        Float16 minimum = {};
+                        if constexpr (Form::HAS_MINIMA)
+                            minimum = to_float(load_bytes<false>(scales + PANEL + v * LANES)) * minimum_factors[v];
 #pragma GCC unroll 12
-                    for (int r = 0; r < ROWS; r++) {
-                        const float row_scale = row_scales[r];
-                        if constexpr (!Form::HAS_MINIMA) dots[r][v] = dots[r][v] + splat(offsets[r]);
-                        sums.at[r][v] = fma16(to_float(dots[r][v]), scale * splat(row_scale), sums.at[r][v]);
-                        if constexpr (Form::HAS_MINIMA) {
-                            const float taken = static_cast<float>(offsets[r]) * row_scale;
-                            sums.at[r][v] = fma16(minimum, splat(taken), sums.at[r][v]);
+                        for (int r = 0; r < ROWS; r++) {
+                            const float row_scale = row_scales[r];
+                            if constexpr (!Form::HAS_MINIMA) dots[r][v] = dots[r][v] + splat(offsets[r]);
+                            sums.at[r][v] = fma16(to_float(dots[r][v]), scale * splat(row_scale), sums.at[r][v]);
+                            if constexpr (Form::HAS_MINIMA) {
+                                const float taken = static_cast<float>(offsets[r]) * row_scale;
+                                sums.at[r][v] = fma16(minimum, splat(taken), sums.at[r][v]);
+                            }
                         }
                     }
+                    offsets += x.count;
                 }
-                offsets += x.count;
-                if (Form::GROUP == 32 || g % 2) row_scales += x.count;
             }
         }
         return sums;
+    }
+
+   private:
+    template <int ROWS, int VECTORS>
+    static ES_INLINE void copy(const Int16 (&from)[ROWS][VECTORS], Int16 (&to)[ROWS][VECTORS]) {
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; v++) to[r][v] = from[r][v];
     }
 };
 

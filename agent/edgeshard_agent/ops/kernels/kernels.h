@@ -17,11 +17,12 @@ enum Element : int32_t { ELEMENT_FP32 = 0, ELEMENT_BF16 = 1, ELEMENT_INT4 = 2 };
 //         4-7 in the next; values are -3, -1, 1 and 3
 // The others are llama.cpp's formats, in blocks of 256 inputs. Scales of groups are integers that multiply a block's float16
 // factor, and minima, which are subtracted, multiply another. The low four bits of weights lie as in int4.
-//   q4_k  [panel][block]: factors [32], factors of minima [32], [8]: scales uint8 [32], minima uint8 [32]; then
-//         [8 groups of 32][k / 8][32][4]
+//   q4_k  [panel][block]: factors [32], factors of minima [32]; then for each of 8 groups of 32 inputs: scales uint8 [32],
+//         minima uint8 [32], and [k / 8][32][4]
 //   q5_k  the same, and behind the low bits of each group its fifth bits, [32][4]: bit i of byte j is of input 4 i + j
-//   q6_k  [panel][block]: factors [32], [16]: scales int8 [32]; then [16 groups of 16]: low bits [k / 8][32][4], then bits
-//         4 and 5 of value + 32, [32][4]: bits 2 i and 2 i + 1 of byte j are of input 4 i + j
+//   q6_k  [panel][block]: factors [32]; then for each of 8 pairs of groups of 16 inputs: scales int8 [2][32], and for each of
+//         the two low bits [k / 8][32][4], and bits 4 and 5 of value + 32, [32][4]: bits 2 i and 2 i + 1 of byte j are of
+//         input 4 i + j
 // Inputs are padded with zeros to whole pairs or groups. Weights that are stored as integers keep their float16 scales.
 struct Linear {
     const void* weights;
