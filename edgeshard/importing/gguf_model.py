@@ -31,7 +31,7 @@ _KEPT = _FLOATS | _INTEGERS.keys()
 
 
 def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress) -> Imported:
-    """The model in a GGUF file.
+    """The model in a GGUF file, or in the parts of which it is one.
 
     Float16, bfloat16, float32 and the types in `_INTEGERS` are kept bit for bit; others are rounded to `width`. Tensors
     that are written anew go into files of `scratch`, which must stay while the checkpoint is read.
@@ -50,12 +50,11 @@ def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress) -> Im
     def report(done: int) -> None:
         progress(CONVERTING, min(done, total), total)
 
-    with path.open("rb") as stream, TensorWriter(scratch, total, report) as writer:
-        # Closed when nothing looks into it any more: where an error leaves a part half read, that is later.
-        data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        tensors = tuple(
-            opener.stored(file.tensors[tensor], name, data, writer) for tensor, name in named.items() if name
-        )
+    with TensorWriter(scratch, total, report) as writer:
+        # Closed when nothing looks into them any more: where an error leaves a part half read, that is later.
+        maps = {part: _mapped(part) for part in {tensor.path for tensor in file.tensors.values()}}
+        found = ((file.tensors[tensor], name) for tensor, name in named.items() if name)
+        tensors = tuple(opener.stored(tensor, name, maps[tensor.path], writer) for tensor, name in found)
     config = with_stored(config, tensors)
     files = []
     for name, content in tokenizer.items():
@@ -65,6 +64,11 @@ def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress) -> Im
     checkpoint = Checkpoint(path.resolve().parent, json.dumps(config, sort_keys=True), tensors, tuple(files))
     read_bytes = sum(file.tensors[tensor].size for tensor, name in named.items() if name)
     return Imported(checkpoint, (*notes, *opener.notes(writer), *size_notes(read_bytes, tensors)))
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    with path.open("rb") as stream:
+        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def check_planned(file: GgufFile, config: Mapping[str, Any], width: Width) -> None:
@@ -85,7 +89,7 @@ def stored_types(file: GgufFile, config: Mapping[str, Any], width: Width) -> lis
             chosen = _kept_format(config, name, tensor)
             if tensor.type not in _KEPT and len(tensor.shape) == 2 and tensor.shape[1] % STORED_GROUP == 0:
                 chosen = width.integers
-            found.append(StoredTensor(name, "F32", tensor.shape, file.path, tensor.offset, tensor.size, chosen))
+            found.append(StoredTensor(name, "F32", tensor.shape, tensor.path, tensor.offset, tensor.size, chosen))
     return found
 
 
@@ -112,7 +116,7 @@ class _Opener:
         if (tensor.type in _FLOATS or integers is not None) and not offset:
             dtype = tensor.type if integers is None else "F32"
             if order is None:
-                return StoredTensor(name, dtype, tensor.shape, self.file.path, tensor.offset, tensor.size, integers)
+                return StoredTensor(name, dtype, tensor.shape, tensor.path, tensor.offset, tensor.size, integers)
             return writer.raw(name, dtype, tensor.shape, _in_order(tensor, data, order), integers)
         parts = _numbers(tensor, data, order)
         if tensor.type in _KEPT and not offset:  # an exact format, of a tensor that is no matrix of integers

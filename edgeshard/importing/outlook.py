@@ -30,7 +30,7 @@ def config_of(source: Source, width: Width) -> dict[str, Any]:
     elif path.is_dir():
         config = read_config(path)
     elif path.suffix.lower() == ".gguf":
-        file = read_gguf(path.resolve())
+        file = read_gguf(path)
         config = gguf_config.config_of(file)
         return with_stored(config, stored_types(file, config, width))
     else:

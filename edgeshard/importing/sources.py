@@ -30,6 +30,8 @@ from edgeshard.storage.forms import (
 )
 from edgeshard.storage.model_directory import ModelDirectory, open_regular
 
+_PART_NUMBER = re.compile(r"-\d{5}-of-\d{5}$")
+"""The end of a GGUF part's name."""
 _REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@([\w.+/-]{1,200}))?", re.ASCII)
 
 
@@ -49,7 +51,7 @@ class Source:
         else:
             path = self.path.absolute()
             path = path.parent if path.name == "config.json" else path
-            text = path.stem if path.is_file() else path.resolve().name
+            text = _PART_NUMBER.sub("", path.stem) if path.is_file() else path.resolve().name
         return re.sub(r"[^a-z0-9._-]+", "-", text.lower())[:63].strip("-._") or "model"
 
 
@@ -138,7 +140,7 @@ def opened(source: Source, width: Width, progress: Progress) -> Iterator[Importe
         if not path.is_file():
             yield open_directory(path, Path(scratch), width, progress)
         elif path.suffix.lower() == ".gguf":
-            yield open_gguf(path.resolve(), Path(scratch), width, progress)
+            yield open_gguf(path, Path(scratch), width, progress)
         else:
             what = f"{path} is a file, but no .gguf; name the directory of a checkpoint"
             raise InvalidArgumentError(what, field="model")
