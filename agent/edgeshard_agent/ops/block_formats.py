@@ -139,15 +139,44 @@ def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
     return (by_group * values.view(-1, 16, 16).float()).view(-1, 256)
 
 
+LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""The values that 4 bits of IQ4_XS stand for."""
+
+
+def scales_of_iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
+    """The 6-bit scales [n, 8] uint8, 32 too large: their high bits are two bytes, their low ones nibbles of four."""
+    high = blocks[:, 2:4, None] >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)
+    low = torch.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), -1)
+    return low.flatten(1) | ((high.flatten(1) & 3) << 4)
+
+
+def codes_of_iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
+    """The places in `LEVELS` [n, 8, 32] uint8: 16 bytes for each group, the first half in their low nibbles."""
+    pairs = blocks[:, 8:].reshape(-1, 8, 16)
+    return torch.cat((pairs & 15, pairs >> 4), -1)
+
+
+def levels(codes: torch.Tensor) -> torch.Tensor:
+    """The values of codes of any shape, float32."""
+    return torch.tensor(LEVELS, dtype=torch.float32)[codes.long()]
+
+
+def _iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
+    by_group = _half(blocks[:, :2]) * (scales_of_iq4_xs(blocks).to(torch.int8) - 32).float()
+    return (by_group.unsqueeze(-1) * levels(codes_of_iq4_xs(blocks))).view(-1, 256)
+
+
 _DECODERS: Mapping[IntegerFormat, Callable[[torch.Tensor], torch.Tensor]] = {
     IntegerFormat.Q4_K: _q4_k,
     IntegerFormat.Q5_K: _q5_k,
     IntegerFormat.Q6_K: _q6_k,
+    IntegerFormat.IQ4_XS: _iq4_xs,
 }
 """[n, inputs] float32 from blocks [n, bytes] uint8."""
 _SCALES_AT: Mapping[IntegerFormat, tuple[int, ...]] = {
     IntegerFormat.Q4_K: (0, 2),
     IntegerFormat.Q5_K: (0, 2),
     IntegerFormat.Q6_K: (208,),
+    IntegerFormat.IQ4_XS: (0,),
 }
 """Where the float16 numbers of a block begin."""

@@ -11,9 +11,12 @@ from torch.nn.functional import pad
 from edgeshard.domain.models.dtypes import IntegerFormat
 from edgeshard_agent.ops.block_formats import (
     BlockWeight,
+    codes_of_iq4_xs,
     layout_of,
+    levels,
     nibbles,
     scales_and_minima,
+    scales_of_iq4_xs,
     values_of_q5_k,
     values_of_q6_k,
 )
@@ -33,6 +36,8 @@ class PackedBlocks:
     group: int
     high_bits: int
     has_minima: bool
+    has_levels: bool = False
+    """Its weights are places in `LEVELS`."""
 
     @property
     def factors_bytes(self) -> int:
@@ -43,9 +48,14 @@ class PackedBlocks:
         return _CHUNK_BYTES * (self.group // 8 + (self.high_bits > 0))
 
     @property
+    def scales_bytes(self) -> int:
+        """Bytes of the scales and minima of `_RUN` inputs."""
+        return PANEL * (_RUN // self.group + self.has_minima)
+
+    @property
     def run_bytes(self) -> int:
-        """Bytes of `_RUN` inputs: two scales, or a scale and a minimum, and their weights."""
-        return 2 * PANEL + self.group_bytes * (_RUN // self.group)
+        """Bytes of `_RUN` inputs."""
+        return self.scales_bytes + self.group_bytes * (_RUN // self.group)
 
     @property
     def block_bytes(self) -> int:
@@ -56,6 +66,7 @@ PACKED = {
     IntegerFormat.Q4_K: PackedBlocks(32, 0, True),
     IntegerFormat.Q5_K: PackedBlocks(32, 1, True),
     IntegerFormat.Q6_K: PackedBlocks(16, 2, False),
+    IntegerFormat.IQ4_XS: PackedBlocks(32, 0, False, has_levels=True),
 }
 """The formats that have kernels."""
 
@@ -71,6 +82,9 @@ class _Parts(NamedTuple):
 def _parts(blocks: torch.Tensor, kind: IntegerFormat) -> _Parts:
     if kind is IntegerFormat.Q6_K:
         return _Parts(blocks[:, None, 208:], blocks[:, 192:208, None], values_of_q6_k(blocks))
+    if kind is IntegerFormat.IQ4_XS:
+        scales = scales_of_iq4_xs(blocks) - 32
+        return _Parts(blocks[:, None, :2], scales.unsqueeze(-1), codes_of_iq4_xs(blocks).flatten(1))
     values = nibbles(blocks[:, 16:].contiguous()) if kind is IntegerFormat.Q4_K else values_of_q5_k(blocks)
     scales = torch.stack(scales_and_minima(blocks[:, 4:16]), -1)
     return _Parts(blocks[:, :4].unflatten(1, (2, 2)), scales, values.flatten(1))
@@ -119,9 +133,9 @@ def block_rows(packed: torch.Tensor, kind: IntegerFormat, columns: int, indices:
     pairs = panels[..., : form.factors_bytes].unflatten(-1, (-1, PANEL, 2))[panel, :, :, row]
     factors = pairs.contiguous().view(torch.float16).float()  # [n, blocks, 1 or 2, 1]
     runs = panels[..., form.factors_bytes :].unflatten(-1, (_BLOCK // _RUN, form.run_bytes))
-    scales = runs[..., : 2 * PANEL].unflatten(-1, (2, PANEL))[panel, :, :, :, row]  # [n, blocks, runs, 2]
+    scales = runs[..., : form.scales_bytes].unflatten(-1, (-1, PANEL))[panel, :, :, :, row]  # [n, blocks, runs, 1 or 2]
     scales = scales if form.has_minima else scales.flatten(2).unsqueeze(-1)
-    chunks = runs[..., 2 * PANEL :].unflatten(-1, (_RUN // form.group, -1, PANEL, 4))[panel, :, :, :, :, row]
+    chunks = runs[..., form.scales_bytes :].unflatten(-1, (_RUN // form.group, -1, PANEL, 4))[panel, :, :, :, :, row]
     groups = chunks.flatten(2, 3)  # [n, blocks, groups, chunks, 4]
     low = groups[:, :, :, : form.group // 8]
     values = torch.stack((low & 15, low >> 4), -2).view(*groups.shape[:3], form.group)
@@ -134,6 +148,7 @@ def block_rows(packed: torch.Tensor, kind: IntegerFormat, columns: int, indices:
         numbers = numbers - factors[:, :, 1:] * scales[..., 1:].float()
     else:
         signed = scales.contiguous().view(torch.int8).float()
-        numbers = (factors * signed) * (values.to(torch.int8) - 32).float()
+        whole = levels(values) if form.has_levels else (values.to(torch.int8) - 32).float()
+        numbers = (factors * signed) * whole
     found: torch.Tensor = numbers.reshape(count, columns)
     return found

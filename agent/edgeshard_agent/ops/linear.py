@@ -29,7 +29,7 @@ from edgeshard_agent.ops.quantize import (
 _FLOATS = (Scheme.FLOAT32, Scheme.BFLOAT16)
 # The numbers of `Scheme` in kernels.h.
 _SCHEMES = {Scheme.FLOAT32: 0, Scheme.BFLOAT16: 1, Scheme.INT8: 2, Scheme.INT4: 3, Scheme.INT2: 4}
-_SCHEMES |= {Scheme.Q4_K: 5, Scheme.Q5_K: 6, Scheme.Q6_K: 7}
+_SCHEMES |= {Scheme.Q4_K: 5, Scheme.Q5_K: 6, Scheme.Q6_K: 7, Scheme.IQ4_XS: 8}
 ROW_GROUP = 32
 """Inputs of a row that are rounded with one scale for matrices in block formats, whatever their own groups."""
 ROW_DTYPES = {

@@ -24,6 +24,7 @@ class Scheme(StrEnum):
     Q4_K = "q4_k"
     Q5_K = "q5_k"
     Q6_K = "q6_k"
+    IQ4_XS = "iq4_xs"
 
     @classmethod
     def parse(cls, text: str) -> Scheme:

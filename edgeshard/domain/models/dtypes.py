@@ -100,6 +100,7 @@ class IntegerFormat(StrEnum):
     Q4_K = "q4_k"
     Q5_K = "q5_k"
     Q6_K = "q6_k"
+    IQ4_XS = "iq4_xs"
 
     @classmethod
     def parse(cls, text: str, field: str = "quantisation") -> IntegerFormat:
@@ -159,6 +160,7 @@ _LAYOUTS = {
     IntegerFormat.Q4_K: BlockLayout(256, 144, 148),
     IntegerFormat.Q5_K: BlockLayout(256, 176, 180),
     IntegerFormat.Q6_K: BlockLayout(256, 210, 210),
+    IntegerFormat.IQ4_XS: BlockLayout(256, 136, 138),
 }
 BLOCK_FORMATS = tuple(_LAYOUTS)
 MODEL_FORMATS = (IntegerFormat.INT8, IntegerFormat.INT4)

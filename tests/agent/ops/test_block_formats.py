@@ -24,7 +24,7 @@ def made(kind: IntegerFormat, rows: int, seed: int = 3) -> BlockWeight:
     layout, generator = layout_of(kind), torch.Generator().manual_seed(seed)
     weight = BlockWeight.random(rows, COLUMNS, kind)
     blocks = weight.data.view(-1, layout.stored_bytes).clone()
-    at = (208,) if kind is IntegerFormat.Q6_K else (0, 2)
+    at = {IntegerFormat.Q6_K: (208,), IntegerFormat.IQ4_XS: (0,)}.get(kind, (0, 2))
     for first in at:
         factors = torch.randn(len(blocks), generator=generator) * 1e-3
         blocks[:, first : first + 2] = factors.half().unsqueeze(-1).view(torch.uint8)

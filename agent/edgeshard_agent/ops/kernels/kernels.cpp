@@ -177,11 +177,15 @@ struct BlockPolicy {
                 const char* scales = weights + vector * LANES;
                 if constexpr (VECTORS == 1) ahead.fetch(weights, line);
                 weights += Sizes::SCALES_BYTES;
-                line++;
+                line += Sizes::SCALES_BYTES / 64;
 #pragma GCC unroll 2
                 for (int g = 0; g < Sizes::GROUPS; g++) {
                     Int16 dots[ROWS][VECTORS];
-                    if constexpr (Form::HIGH_BITS == 0) {
+                    if constexpr (Form::HAS_LEVELS) {
+                        LevelDots<ROWS, VECTORS> group;
+                        group.add(offsets, weights + vector * 64, rows, x.row_bytes, line, ahead);
+                        copy(group.at, dots);
+                    } else if constexpr (Form::HIGH_BITS == 0) {
                         GroupDots<4, ROWS, VECTORS> group;
                         group.begin(NONE);
                         group.add(weights + vector * 64, rows, x.row_bytes, Form::GROUP, line, ahead);
@@ -207,7 +211,7 @@ struct BlockPolicy {
 #pragma GCC unroll 12
                         for (int r = 0; r < ROWS; r++) {
                             const float row_scale = row_scales[r];
-                            if constexpr (!Form::HAS_MINIMA) dots[r][v] = dots[r][v] + splat(offsets[r]);
+                            if constexpr (Form::HIGH_BITS == 2) dots[r][v] = dots[r][v] + splat(offsets[r]);
                             sums.at[r][v] = fma16(to_float(dots[r][v]), scale * splat(row_scale), sums.at[r][v]);
                             if constexpr (Form::HAS_MINIMA) {
                                 const float taken = static_cast<float>(offsets[r]) * row_scale;
@@ -356,6 +360,7 @@ void linear(const Linear& linear, const Activations& x, const Output& out, int f
         case Q4_K: return run_linear<BlockPolicy<Q4_K>>(linear, x, out, first_panel, end_panel);
         case Q5_K: return run_linear<BlockPolicy<Q5_K>>(linear, x, out, first_panel, end_panel);
         case Q6_K: return run_linear<BlockPolicy<Q6_K>>(linear, x, out, first_panel, end_panel);
+        case IQ4_XS: return run_linear<BlockPolicy<IQ4_XS>>(linear, x, out, first_panel, end_panel);
     }
 }
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-enum Scheme : int32_t { FP32 = 0, BF16 = 1, INT8 = 2, INT4 = 3, INT2 = 4, Q4_K = 5, Q5_K = 6, Q6_K = 7 };
+enum Scheme : int32_t { FP32 = 0, BF16 = 1, INT8 = 2, INT4 = 3, INT2 = 4, Q4_K = 5, Q5_K = 6, Q6_K = 7, IQ4_XS = 8 };
 // The last one is of keys and values alone.
 enum Element : int32_t { ELEMENT_FP32 = 0, ELEMENT_BF16 = 1, ELEMENT_INT4 = 2 };
 
@@ -23,6 +23,8 @@ enum Element : int32_t { ELEMENT_FP32 = 0, ELEMENT_BF16 = 1, ELEMENT_INT4 = 2 };
 //   q6_k  [panel][block]: factors [32]; then for each of 8 pairs of groups of 16 inputs: scales int8 [2][32], and for each of
 //         the two low bits [k / 8][32][4], and bits 4 and 5 of value + 32, [32][4]: bits 2 i and 2 i + 1 of byte j are of
 //         input 4 i + j
+//   iq4_xs  [panel][block]: factors [32]; then for each of 8 groups of 32 inputs: scales int8 [32] and [k / 8][32][4] of places
+//         in LEVELS
 // Inputs are padded with zeros to whole pairs or groups. Weights that are stored as integers keep their float16 scales.
 struct Linear {
     const void* weights;
