@@ -32,7 +32,6 @@ from edgeshard.architectures.tensors import (
 )
 from edgeshard.architectures.weights import (
     check_quantisation,
-    expert_width,
     held_bytes,
     integers_of,
     is_transposed,
@@ -62,7 +61,6 @@ __all__ = [
     "check_quantisation",
     "context_note",
     "expected_tensors",
-    "expert_width",
     "for_context",
     "held_bytes",
     "integers_of",

@@ -20,7 +20,7 @@ from edgeshard.domain.models.dtypes import STORED_FORMATS, ExpertWidths, Integer
 STORED_AS = "edgeshard_stored_as"
 """The key that EdgeShard adds to the config.json of a model whose weights it stores as small integers."""
 FORMATS = "edgeshard_formats"
-"""Key of the formats of tensors that are stored as small integers, where they differ: names by format. A name is
+"""Key of the formats of tensors that are stored as small integers, if they differ: lists of names by format. A name is
 canonical, with `*` for the number of an expert."""
 EXPERT_WIDTHS = "edgeshard_expert_widths"
 """The key for the bits of each expert where the weights become small integers: `ExpertWidths.layers`."""

@@ -44,10 +44,10 @@ def integers_of(
     if name == HEAD_WEIGHT:
         return quantisation.head
     in_block = name.startswith(f"{record.block_list}.") and record.is_quantised(name_in_block(name), dimensions)
-    return (expert_width(shape, name) or quantisation.blocks) if in_block else None
+    return (_expert_width(shape, name) or quantisation.blocks) if in_block else None
 
 
-def expert_width(shape: ModelShape, name: str) -> IntegerFormat | None:
+def _expert_width(shape: ModelShape, name: str) -> IntegerFormat | None:
     """The width of its own that the expert of this tensor, by canonical name, has in small integers; None without."""
     if shape.expert_widths is None:
         return None
@@ -62,7 +62,7 @@ def expert_width(shape: ModelShape, name: str) -> IntegerFormat | None:
 def shares_embedding(shape: ModelShape, quantisation: Quantisation | None) -> bool:
     """Whether a stage with embedding and LM head holds one matrix for both.
 
-    A tied head that is rounded is a matrix of its own beside the embedding, so that a token's embedding has the same
+    A tied head that is rounded is a matrix of its own next to the embedding, so that a token's embedding has the same
     bits however the model is cut.
     """
     if not shape.tied or quantisation is None:

@@ -101,7 +101,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 def _joined(one: GgufFile) -> GgufFile:
-    """The model of which `one` is a part. Its others have the same name in the same folder, but for their number."""
+    """The model of which `one` is a part. The others lie in the same folder; their names differ in the number."""
     count, found = one.metadata["split.count"], _PART.fullmatch(one.path.name)
     if not isinstance(count, int) or not 1 < count <= _PARTS_LIMIT:
         raise _malformed(one.path, f"says that it is one of {str(count)[:20]} parts; 1 to {_PARTS_LIMIT} are read")

@@ -51,7 +51,7 @@ def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress) -> Im
         progress(CONVERTING, min(done, total), total)
 
     with TensorWriter(scratch, total, report) as writer:
-        # Closed when nothing looks into them any more: where an error leaves a part half read, that is later.
+        # Closed when nothing looks into them any more: later, if an error leaves a tensor half read.
         maps = {part: _mapped(part) for part in {tensor.path for tensor in file.tensors.values()}}
         found = ((file.tensors[tensor], name) for tensor, name in named.items() if name)
         tensors = tuple(opener.stored(tensor, name, maps[tensor.path], writer) for tensor, name in found)
@@ -94,7 +94,7 @@ def stored_types(file: GgufFile, config: Mapping[str, Any], width: Width) -> lis
 
 
 def _kept_format(config: Mapping[str, Any], name: str, tensor: GgufTensor) -> IntegerFormat | None:
-    """The format of integers in which this tensor is kept; None for floats, and if no node keeps it so."""
+    """The format of integers in which this tensor is kept; None for floats and for what nodes keep as floats."""
     kind = _INTEGERS.get(tensor.type)
     if kind is None or kind not in BLOCK_FORMATS:
         return kind

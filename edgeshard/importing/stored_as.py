@@ -45,7 +45,7 @@ def stored_quantisation(config: Mapping[str, Any], tensors: Sequence[StoredTenso
 
 
 def with_stored(config: Mapping[str, Any], tensors: Sequence[StoredTensor]) -> dict[str, Any]:
-    """The config.json with the key of how these weights are stored, where any matrix of a block is integers.
+    """The config.json with the key of how these weights are stored, if any matrix of a block is integers.
 
     Tensors in llama.cpp's block formats keep them, and so does each other tensor then.
     """

@@ -32,7 +32,7 @@ from edgeshard.importing.outlook import config_of as outlook_config
 from edgeshard.importing.sources import Source
 from edgeshard.storage.checkpoint import build_manifest, open_checkpoint
 from tests.support import gguf_files
-from tests.support.gguf_files import DEMO, demo_weights, everywhere, gguf_name, permuted, write_demo_gguf
+from tests.support.gguf_files import DEMO, demo_weights, everywhere, gguf_name, mixed, permuted, write_demo_gguf
 from tests.support.imports import nothing, stage_of, tensors_of, write_checkpoint
 
 HEADS = {"q_proj": 4, "k_proj": 2}
@@ -167,16 +167,6 @@ def test_parts_are_the_model_that_the_whole_file_is(tmp_path: Path) -> None:
 def test_one_part_of_one_is_whole(tmp_path: Path) -> None:
     (part,) = split(write_demo_gguf(tmp_path / "demo.gguf", mixed), 1, tmp_path)
     assert read_gguf(part).tensors.keys() == read_gguf(tmp_path / "demo.gguf").tensors.keys()
-
-
-def mixed(name: str) -> Type:
-    """Types as llama.cpp mixes them: single matrices have more bits, and small ones are whole."""
-    if "norm" in name:
-        return Type.F32
-    if name.endswith(("attn_v.weight", "ffn_down.weight", "token_embd.weight")):
-        return Type.Q6_K
-    special = {"blk.1.attn_q.weight": Type.Q5_K, "blk.2.ffn_up.weight": Type.Q8_0, "blk.3.attn_output.weight": Type.F16}
-    return special.get(name, Type.Q4_K)
 
 
 def test_each_tensor_keeps_its_type(tmp_path: Path) -> None:

@@ -52,7 +52,22 @@ def everywhere(kind: gguf.GGMLQuantizationType) -> Choose:
     return lambda name: gguf.GGMLQuantizationType.F32 if "norm" in name else kind
 
 
-_RANDOM = {_Type.Q4_K: (0, 2), _Type.Q5_K: (0, 2), _Type.Q6_K: (208,)}
+def mixed(name: str) -> gguf.GGMLQuantizationType:
+    """Types as llama.cpp mixes them: single matrices have more bits, and small ones are whole."""
+    if "norm" in name:
+        return _Type.F32
+    if name.endswith(("attn_v.weight", "ffn_down.weight", "token_embd.weight")):
+        return _Type.Q6_K
+    special = {
+        "blk.1.attn_q.weight": _Type.Q5_K,
+        "blk.2.ffn_up.weight": _Type.Q8_0,
+        "blk.3.attn_output.weight": _Type.F16,
+        "blk.4.ffn_gate.weight": _Type.IQ4_XS,
+    }
+    return special.get(name, _Type.Q4_K)
+
+
+_RANDOM = {_Type.Q4_K: (0, 2), _Type.Q5_K: (0, 2), _Type.Q6_K: (208,), _Type.IQ4_XS: (0,)}
 """Types that the gguf package does not write, and where the float16 numbers of a block begin."""
 
 

@@ -204,14 +204,14 @@ class PackedLinear:
         return None if self._native is None or self._native.padding else self._native.address
 
     def continue_with(self, following: PackedLinear) -> None:
-        """Compute its outputs too in each call, behind these. Both have a `native_address`, and inputs in common."""
+        """Compute its outputs too in each call, after these. Both have a `native_address` and the same inputs."""
         assert isinstance(self._held, _NativeWeight) and following.native_address is not None
         self._next = following
         self._held.continue_with(following.native_address)
 
     @property
     def outputs(self) -> int:
-        """Outputs of a call: its own, and those of layers that follow."""
+        """Outputs of a call: its own, then the outputs of the layers that follow."""
         return self.out_features + (0 if self._next is None else self._next.outputs)
 
     def rows(self, indices: Tensor) -> Tensor:
@@ -381,7 +381,7 @@ class _ReferenceWeight:
 class _BlockReference:
     """A weight in a block format, computed by its meaning: float32 numbers of some outputs at a time.
 
-    Their products are those of the fp32 kernel, so that a row's bits depend on that row alone.
+    The fp32 kernel multiplies them, so that a row's bits depend on that row only.
     """
 
     __slots__ = ("bias", "form", "packed")

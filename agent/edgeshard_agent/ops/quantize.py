@@ -14,7 +14,7 @@ from edgeshard.domain.models.dtypes import BLOCK_FORMATS
 
 
 class Scheme(StrEnum):
-    """The number format of a packed weight; those of blocks are `BLOCK_FORMATS` under the same names."""
+    """The number format of a packed weight. `BLOCK_FORMATS` have the same names here."""
 
     FLOAT32 = "fp32"
     BFLOAT16 = "bf16"

@@ -118,7 +118,7 @@ class IntegerFormat(StrEnum):
 
     @property
     def layout(self) -> BlockLayout | None:
-        """The sizes of its blocks; None for a format of EdgeShard's own."""
+        """The sizes of its blocks, in llama.cpp's formats; None otherwise."""
         return _LAYOUTS.get(self)
 
     @property
@@ -144,11 +144,11 @@ class IntegerFormat(StrEnum):
 
     @property
     def stored_block_bytes(self) -> int:
-        """Bytes of `stored_block` inputs of a row where a model is stored so.
+        """Bytes of `stored_block` inputs of a row in the store.
 
-        int8 has a float16 scale, then a byte for each integer; int4 after it 16 bytes, which have inputs 0 to 15 in
-        their low nibbles and 16 to 31 in the high ones, each integer + 8. (Q8_0 and Q4_0 of llama.cpp.) The others are
-        as llama.cpp's ggml-common.h has them.
+        int8 (Q8_0 of llama.cpp) has a float16 scale, then a byte for each integer. int4 (Q4_0) has 16 bytes after the
+        scale. Their low nibbles are inputs 0 to 15, the high ones 16 to 31, each integer + 8. llama.cpp's ggml-common.h
+        has the layouts of the others.
         """
         assert self in STORED_FORMATS
         if self.layout is not None:

@@ -107,9 +107,9 @@ class LayerProfile:
     """One sort of layer; the model has `layers` of it.
 
     `parameters` are those of one layer. `window` is the sliding window in tokens, 0 for full attention.
-    `rotated_bytes` are the weights that the measurement cycled through, so that no cache held them. `weight_bytes` are
-    those of one block whose matrices have formats of their own: others of its sort may have other formats. 0 for any
-    other layer.
+    `rotated_bytes` are the weights that the measurement cycled through, so that no cache held them. `weight_bytes`
+    are the bytes of one block whose matrices have formats of their own, 0 for any other layer: blocks of the same
+    parameters may differ in their formats.
     """
 
     kind: LayerKind

@@ -78,7 +78,7 @@ class Matrices:
     ) -> int:
         """Bytes of `parameters` elements, of which these are the ones that may be small integers.
 
-        `head` is for those of the LM head.
+        `head`: whether they are the LM head's.
         """
         if quantisation is Quantisation.STORED:
             return (parameters - self.stored_elements) * dtype.itemsize + self.stored_bytes

@@ -136,7 +136,7 @@ def load(
 
 
 def logits(stages: list[StageModel], tokens: np.ndarray = TOKENS) -> torch.Tensor:
-    """Logits behind the tokens, [1, vocab], by stages that follow one another."""
+    """Logits [T, vocab] of the tokens, by stages that follow one another."""
     plan = StepPlan(grants=(KvGrant(0, 0, (0, 1, 2)),), spans=(Span(0, 0, len(tokens), sampling=Sampling()),))
     if len(stages) == 1:
         return stages[0].logits(plan, tokens)
