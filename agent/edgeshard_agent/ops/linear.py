@@ -14,8 +14,7 @@ from torch.nn.functional import linear, pad
 from edgeshard.domain.errors import FailedPreconditionError, InternalError, InvalidArgumentError
 from edgeshard.domain.models.dtypes import IntegerFormat
 from edgeshard_agent.ops import native, packing
-from edgeshard_agent.ops.block_formats import BlockWeight, layout_of
-from edgeshard_agent.ops.block_packing import PACKED, block_rows, pack_blocks
+from edgeshard_agent.ops.block_formats import PACKED, BlockWeight, block_rows, layout_of, pack_blocks
 from edgeshard_agent.ops.huge_pages import WEIGHTS
 from edgeshard_agent.ops.quantize import (
     DEFAULT_GROUPS,

@@ -225,6 +225,10 @@ class Quantisation(StrEnum):
         return None if written == WHOLE_HEAD else IntegerFormat(written)
 
 
+ROUNDED = tuple(quantisation for quantisation in Quantisation if quantisation is not Quantisation.STORED)
+"""Those that fit any model whose architecture quantises."""
+
+
 def parse_quantisation(blocks: str | None, head: str | None) -> Quantisation | None:
     """The formats of `--quantise` and `--head-quantisation`. Raises InvalidArgumentError naming the option at fault."""
     if blocks is None:

@@ -6,8 +6,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from edgeshard_agent.ops.block_formats import BlockWeight, layout_of
-from edgeshard_agent.ops.block_packing import PACKED, block_rows, pack_blocks
+from edgeshard_agent.ops.block_formats import PACKED, BlockWeight, block_rows, layout_of, pack_blocks
 from edgeshard_agent.ops.linear import ROW_GROUP, PackedLinear
 from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.ops.quantize import quantize_activation
