@@ -23,7 +23,7 @@ from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.model.stage import StageModel
 
 from bench.scoring import nats, whole_stage
-from edgeshard.domain.models.dtypes import WHOLE_HEAD, DType, KvFormat, Quantisation
+from edgeshard.domain.models.dtypes import ROUNDED, WHOLE_HEAD, DType, KvFormat, Quantisation
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "edgeshard" / "demo_model"
@@ -31,7 +31,7 @@ VALIDATION = ROOT / "tests" / "data" / "fairy-tales.valid.txt"
 SCHEMES: dict[str, tuple[DType, Quantisation | None]] = {
     "float32": (DType.FLOAT32, None),
     "bf16": (DType.BFLOAT16, None),
-    **{str(quantisation): (DType.BFLOAT16, quantisation) for quantisation in Quantisation},
+    **{str(quantisation): (DType.BFLOAT16, quantisation) for quantisation in ROUNDED},
 }
 
 
@@ -84,7 +84,7 @@ def main() -> int:
     for row in rows:
         row["bits_over_bf16"] = round(row["bits_per_byte"] - rows[1]["bits_per_byte"], 4)
         scheme = row["weights"]
-        if scheme in list(Quantisation):
+        if scheme in ROUNDED:
             whole_head = Quantisation.of(Quantisation(scheme).blocks, WHOLE_HEAD)
             (whole,) = (other for other in rows if other["weights"] == whole_head)
             row["perplexity_over_whole_head"] = round(row["perplexity"] / whole["perplexity"] - 1, 5)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from edgeshard.architectures.config import (
     EXPERT_WIDTHS,
+    FORMATS,
     STORED_AS,
     Decoder,
     context_note,
@@ -18,7 +19,7 @@ from edgeshard.architectures.config import (
 from edgeshard.architectures.manifest import check_manifest, check_names, stage_tensors
 from edgeshard.architectures.record import Architecture
 from edgeshard.architectures.registry import ARCHITECTURES, KNOWN_MODELS, architecture_named
-from edgeshard.architectures.shape import KvHeads, ModelShape, StateSize
+from edgeshard.architectures.shape import KvHeads, ModelShape, StateSize, name_of_experts
 from edgeshard.architectures.tensors import (
     HEAD_WEIGHT,
     ExpectedTensor,
@@ -31,7 +32,6 @@ from edgeshard.architectures.tensors import (
 )
 from edgeshard.architectures.weights import (
     check_quantisation,
-    expert_width,
     held_bytes,
     integers_of,
     is_transposed,
@@ -44,6 +44,7 @@ from edgeshard.architectures.weights import (
 __all__ = [
     "ARCHITECTURES",
     "EXPERT_WIDTHS",
+    "FORMATS",
     "HEAD_WEIGHT",
     "KNOWN_MODELS",
     "STORED_AS",
@@ -60,7 +61,6 @@ __all__ = [
     "check_quantisation",
     "context_note",
     "expected_tensors",
-    "expert_width",
     "for_context",
     "held_bytes",
     "integers_of",
@@ -69,6 +69,7 @@ __all__ = [
     "keeps_float32",
     "matrix_size",
     "name_in_block",
+    "name_of_experts",
     "named_eos_tokens",
     "parse_config",
     "parts_of_joined",

@@ -15,10 +15,13 @@ from edgeshard.architectures.registry import ARCHITECTURES, NESTED, REFUSED, fin
 from edgeshard.architectures.rope import Rotation
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.domain.errors import UnsupportedModelError
-from edgeshard.domain.models.dtypes import ExpertWidths, Quantisation
+from edgeshard.domain.models.dtypes import STORED_FORMATS, ExpertWidths, IntegerFormat, Quantisation
 
 STORED_AS = "edgeshard_stored_as"
 """The key that EdgeShard adds to the config.json of a model whose weights it stores as small integers."""
+FORMATS = "edgeshard_formats"
+"""Key of the formats of tensors that are stored as small integers, if they differ: lists of names by format. A name is
+canonical, with `*` for the number of an expert."""
 EXPERT_WIDTHS = "edgeshard_expert_widths"
 """The key for the bits of each expert where the weights become small integers: `ExpertWidths.layers`."""
 
@@ -242,19 +245,46 @@ def _shape(architecture: Architecture, config: Mapping[str, Any], fields: Config
         eos_tokens=_eos_tokens(config, fields, vocab),
         frame_width=hidden,
         stored_as=_stored_as(architecture, config),
+        formats=_formats(config),
         expert_widths=_expert_widths(architecture, config, fields, layer_count),
     )
 
 
 def _stored_as(architecture: Architecture, config: Mapping[str, Any]) -> Quantisation | None:
     value = config.get(STORED_AS)
+    if config.get(FORMATS) is not None:
+        if value is not None:
+            raise refuse(STORED_AS, f"is given, but {FORMATS} has a format for each tensor")
+        if not architecture.quantises:
+            raise refuse(FORMATS, f"is given, but {architecture.name} runs with whole weights only")
+        return Quantisation.STORED
     if value is None:
         return None
-    if not isinstance(value, str) or value not in list(Quantisation):
+    if not isinstance(value, str) or value not in list(Quantisation) or value == Quantisation.STORED:
         raise refuse(STORED_AS, f"is {shown(value)}; it must be one of {', '.join(Quantisation)}")
     if not architecture.quantises:
         raise refuse(STORED_AS, f"is given, but {architecture.name} runs with whole weights only")
     return Quantisation(value)
+
+
+def _formats(config: Mapping[str, Any]) -> Mapping[str, IntegerFormat]:
+    """The format of each tensor, by name as in `FORMATS`; empty without the key."""
+    value = config.get(FORMATS)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise refuse(FORMATS, f"is {shown(value)}; it must be an object of names by format")
+    formats: dict[str, IntegerFormat] = {}
+    for text, names in value.items():
+        if text not in STORED_FORMATS:
+            raise refuse(FORMATS, f"has the format {shown(text)}; it must be one of {', '.join(STORED_FORMATS)}")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise refuse(FORMATS, f"has {shown(names)} for {text}; it must be a list of names")
+        for name in names:
+            if name in formats:
+                raise refuse(FORMATS, f"has two formats for {shown(name)}")
+            formats[name] = IntegerFormat(text)
+    return formats
 
 
 def _expert_widths(

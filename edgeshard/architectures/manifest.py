@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from edgeshard.architectures.config import parse_config
+from edgeshard.architectures.config import FORMATS, parse_config
+from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.tensors import (
     HEAD_WEIGHT,
     canonical_name,
@@ -16,7 +17,7 @@ from edgeshard.architectures.tensors import (
 )
 from edgeshard.architectures.weights import matrix_size
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError
-from edgeshard.domain.models.dtypes import STORED_GROUP, DType
+from edgeshard.domain.models.dtypes import BLOCK_FORMATS, DType, Quantisation
 from edgeshard.domain.models.model import LayerRange, ModelManifest, TensorInfo, units_of_stage
 
 
@@ -52,11 +53,22 @@ def check_manifest(manifest: ModelManifest) -> None:
         if found_matrix != matrix:
             required = required if tensor.integers is None else matrix
             raise _wrong(tensor.name, f"has shape {list(tensor.shape)}, but config.json requires {list(required)}")
-        if tensor.integers is not None and (
-            len(tensor.shape) != 2 or tensor.shape[1] % STORED_GROUP or tensor.dtype is not DType.FLOAT32
-        ):
-            only = f"only float32 matrices of whole groups of {STORED_GROUP} inputs can be"
-            raise _wrong(tensor.name, f"is stored as {tensor.integers}, which {only}")
+        if tensor.integers is not None:
+            block = tensor.integers.stored_block
+            if len(tensor.shape) != 2 or tensor.shape[1] % block or tensor.dtype is not DType.FLOAT32:
+                only = f"only float32 matrices of whole groups of {block} inputs can be"
+                raise _wrong(tensor.name, f"is stored as {tensor.integers}, which {only}")
+        _check_format(shape, name, tensor)
+
+
+def _check_format(shape: ModelShape, name: str, tensor: TensorInfo) -> None:
+    """Raise InvalidArgumentError if a tensor is stored in another format than config.json has for it."""
+    if shape.stored_as is Quantisation.STORED:
+        required = shape.format_of(name)
+        if tensor.integers is not required:
+            raise _wrong(tensor.name, f"is stored as {tensor.integers}, but {FORMATS} of config.json has {required}")
+    elif tensor.integers in BLOCK_FORMATS:
+        raise _wrong(tensor.name, f"is stored as {tensor.integers}, but config.json has no {FORMATS}")
 
 
 def check_names(config: Mapping[str, Any], names: Iterable[str]) -> None:

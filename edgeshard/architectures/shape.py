@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from edgeshard.domain.models.dtypes import STORED_GROUP, DType, ExpertWidths, IntegerFormat, KvFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.step import STEP_TOKENS
+
+_EXPERT = re.compile(r"\bexperts\.\d+\.")
+
+
+def name_of_experts(name: str) -> str:
+    """A tensor's name with `*` for the number of its expert, the same for all experts of a layer."""
+    return _EXPERT.sub("experts.*.", name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +48,10 @@ class ModelShape:
 
     `architecture` is the name of its record. `max_context` is in tokens. `tied` says that the embedding is the LM head
     too. `frame_width` is the width of the hidden states between two stages. `eos_tokens` are the ids config.json names
-    that the vocabulary holds. `stored_as` is the format of weights that are stored as small integers,
-    `expert_widths` that of each expert where the weights become small integers. `kv_heads` and `head_dim` are those of
-    every block, unless `kv` has them of each. `states` are those of each block, in families whose requests have any.
+    that the vocabulary holds. `stored_as` is the format of weights that are stored as small integers, and `formats` has
+    that of each tensor if they differ, by `name_of_experts`. `expert_widths` is that of each expert where the weights
+    become small integers. `kv_heads` and `head_dim` are those of every block, unless `kv` has them of each. `states`
+    are those of each block, in families whose requests have any.
     """
 
     architecture: str
@@ -56,6 +66,7 @@ class ModelShape:
     eos_tokens: tuple[int, ...]
     frame_width: int
     stored_as: Quantisation | None = None
+    formats: Mapping[str, IntegerFormat] = field(default_factory=dict, hash=False)
     expert_widths: ExpertWidths | None = None
     kv: tuple[KvHeads, ...] = ()
     states: tuple[tuple[StateSize, ...], ...] = ()
@@ -63,6 +74,10 @@ class ModelShape:
     def group_of(self, integers: IntegerFormat) -> int:
         """Consecutive inputs of a row that share a scale, where this model's weights are small integers."""
         return integers.group if self.stored_as is None else STORED_GROUP
+
+    def format_of(self, name: str) -> IntegerFormat | None:
+        """The format in which the tensor of this canonical name is stored; None if it is whole, or if all are alike."""
+        return self.formats.get(name) or self.formats.get(name_of_experts(name))
 
     def kv_of(self, layer: int) -> KvHeads:
         """The keys and values that the block of this index keeps."""

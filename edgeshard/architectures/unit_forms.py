@@ -48,6 +48,8 @@ class UnitForm:
         return None if place is None or self.shape.expert_widths is None else self.shape.expert_widths.of(*place)
 
     def _integers(self, unit: str) -> str:
+        if self.quantisation is Quantisation.STORED:
+            return str(self.quantisation)
         if self.quantisation is None or unit == EMBEDDING_UNIT:
             return ""
         chosen = self.quantisation.head if unit == HEAD_UNIT else self._width(unit) or self.quantisation.blocks

@@ -15,10 +15,14 @@ from edgeshard.domain.models.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange, TensorInfo
 
 
-def check_quantisation(architecture: str) -> None:
-    """Raise UnsupportedModelError for an architecture whose weights cannot be made small integers."""
-    if not architecture_named(architecture).quantises:
-        why = f"{architecture} runs with whole weights only; remove quantisation"
+def check_quantisation(shape: ModelShape, quantisation: str) -> None:
+    """Raise UnsupportedModelError for a model whose weights cannot be kept so; `quantisation` may be its blocks'
+    part."""
+    if not architecture_named(shape.architecture).quantises:
+        why = f"{shape.architecture} runs with whole weights only; remove quantisation"
+        raise UnsupportedModelError.about("quantisation", why, "UNSUPPORTED_QUANTISATION")
+    if quantisation == Quantisation.STORED and shape.stored_as is not Quantisation.STORED:
+        why = "this model has one format for all its matrices; leave quantisation out to keep it"
         raise UnsupportedModelError.about("quantisation", why, "UNSUPPORTED_QUANTISATION")
 
 
@@ -27,19 +31,23 @@ def integers_of(
 ) -> IntegerFormat | None:
     """The format of a tensor, by canonical name, in the use that its name states; None where it stays whole.
 
+    In `Quantisation.STORED` it is the one that it is stored in; of a tied head it is the embedding's. Otherwise:
+
     Matrices of the blocks and the LM head become integers. Embeddings are looked up row by row and keep the dtype.
     Routers of experts are small and decide much. An expert has a width of its own where the model says so.
     """
     record = architecture_named(shape.architecture)
     if quantisation is None or not record.quantises:
         return None
+    if quantisation is Quantisation.STORED:
+        return shape.format_of(record.embedding if shape.tied and name == HEAD_WEIGHT else name)
     if name == HEAD_WEIGHT:
         return quantisation.head
     in_block = name.startswith(f"{record.block_list}.") and record.is_quantised(name_in_block(name), dimensions)
-    return (expert_width(shape, name) or quantisation.blocks) if in_block else None
+    return (_expert_width(shape, name) or quantisation.blocks) if in_block else None
 
 
-def expert_width(shape: ModelShape, name: str) -> IntegerFormat | None:
+def _expert_width(shape: ModelShape, name: str) -> IntegerFormat | None:
     """The width of its own that the expert of this tensor, by canonical name, has in small integers; None without."""
     if shape.expert_widths is None:
         return None
@@ -54,10 +62,12 @@ def expert_width(shape: ModelShape, name: str) -> IntegerFormat | None:
 def shares_embedding(shape: ModelShape, quantisation: Quantisation | None) -> bool:
     """Whether a stage with embedding and LM head holds one matrix for both.
 
-    A tied head of small integers is a matrix of its own beside the embedding, so that a token's embedding has the same
+    A tied head that is rounded is a matrix of its own next to the embedding, so that a token's embedding has the same
     bits however the model is cut.
     """
-    return shape.tied and (quantisation is None or quantisation.head is None)
+    if not shape.tied or quantisation is None:
+        return shape.tied
+    return quantisation is Quantisation.STORED or quantisation.head is None
 
 
 def matrix_size(shape: ModelShape, name: str, size: tuple[int, ...]) -> tuple[int, ...]:
@@ -92,7 +102,7 @@ def tensor_bytes(
     if shape.tied and name == architecture_named(shape.architecture).embedding:
         ends = (layers.first == 0, layers.end == shape.layer_count)
         if shares_embedding(shape, quantisation):
-            return elements * dtype.itemsize * any(ends)
+            return _bytes(shape, name, matrix, dtype, quantisation) * any(ends)
         head = _bytes(shape, HEAD_WEIGHT, matrix, dtype, quantisation)
         return elements * dtype.itemsize * ends[0] + head * ends[1]
     return _bytes(shape, name, matrix, dtype, quantisation)

@@ -47,14 +47,8 @@ def form_of(file: GgufFile) -> Gguf:
 
 
 def check_whole(file: GgufFile) -> None:
-    """Raise UnsupportedModelError for a part of a file, an adapter or a mixture of experts."""
+    """Raise UnsupportedModelError for an adapter or a mixture of experts."""
     metadata, name = file.metadata, file.path.name
-    if metadata.get("split.count", 1) not in (0, 1):
-        raise UnsupportedModelError(
-            f"{name} is one of {metadata['split.count']} parts; put them together first (llama-gguf-split --merge)",
-            field="split.count",
-            reason="SPLIT_GGUF",
-        )
     if metadata.get("general.type", "model") != "model":
         raise UnsupportedModelError(f"{name} is no model, but of type {metadata['general.type']}", field="general.type")
     if any("_exps." in tensor or ".ffn_gate_inp" in tensor for tensor in file.tensors):
@@ -128,6 +122,6 @@ def _rope_factors(file: GgufFile) -> tuple[float, ...]:
         return ()
     if tensor.type != "F32" or tensor.size > 4096:
         raise InvalidArgumentError(f"{file.path.name}: {ROPE_FACTORS} is no small list of float32", field=ROPE_FACTORS)
-    with file.path.open("rb") as stream:
+    with tensor.path.open("rb") as stream:
         stream.seek(tensor.offset)
         return struct.unpack(f"<{tensor.size // 4}f", stream.read(tensor.size))

@@ -1,4 +1,6 @@
-"""The header of a GGUF file: its metadata, and the place of each tensor. Weights are not read here.
+"""The header of a GGUF model: its metadata, and the place of each tensor, in one file or in several parts.
+
+Weights are not read here.
 
 Counts and lengths are the file's own words, so each is held against the rest of the file, and against a limit, before
 anything of that size is made. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
@@ -8,12 +10,13 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgeshard.domain.errors import InvalidArgumentError, UnsupportedModelError
+from edgeshard.domain.errors import InvalidArgumentError, NotFoundError, UnsupportedModelError
 from edgeshard.storage.forms import TOKEN_LIMIT, malformed, truncated
 from edgeshard.storage.model_directory import open_regular
 
@@ -29,6 +32,9 @@ _TEXT_LIMIT = 4 << 20
 """The most bytes of one text; the longest are chat templates of some kilobytes."""
 _RANK_LIMIT = 4
 _ALIGNMENT_LIMIT = 1 << 20
+_PARTS_LIMIT = 1024
+"""The most files of a model; the largest published ones have some dozens."""
+_PART = re.compile(r"(.+-)(\d{5})(-of-)(\d{5})(\.gguf)", re.IGNORECASE)
 
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
@@ -65,29 +71,67 @@ TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """A tensor's place: `size` bytes at `offset` of the file. `shape` is as in a checkpoint, the row's length last."""
+    """A tensor's place: `size` bytes at `offset` of `path`. `shape` is as in a checkpoint, the row's length last."""
 
     name: str
     type: str
     shape: tuple[int, ...]
     offset: int
     size: int
+    path: Path
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
+    """A model's file, or the first of its parts: its metadata are the model's."""
+
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """The header of a GGUF file.
+    """The header of a model in a GGUF file, or in the parts of which this file is one. Links lead to the contents.
 
     Raises NotFoundError, DataLossError for a file that ends too early, InvalidArgumentError for one that breaks the
     format's rules, UnsupportedModelError for a type of tensors that is not known, all naming the file.
     """
-    with open_regular(path) as file:
+    one = _read_file(path)
+    return one if one.metadata.get("split.count", 1) in (0, 1) else _joined(one)
+
+
+def _joined(one: GgufFile) -> GgufFile:
+    """The model of which `one` is a part. The others lie in the same folder; their names differ in the number."""
+    count, found = one.metadata["split.count"], _PART.fullmatch(one.path.name)
+    if not isinstance(count, int) or not 1 < count <= _PARTS_LIMIT:
+        raise _malformed(one.path, f"says that it is one of {str(count)[:20]} parts; 1 to {_PARTS_LIMIT} are read")
+    if found is None or int(found[4]) != count:
+        what = f"is one of {count} parts; give all of them their names back, NAME-00001-of-{count:05}.gguf and so on"
+        raise _malformed(one.path, what, "split.count")
+    names = [f"{found[1]}{number + 1:05}{found[3]}{found[4]}{found[5]}" for number in range(count)]
+    missing = [name for name in names if not one.path.with_name(name).is_file()]
+    if missing:
+        what = f"{missing[0]} is missing from {one.path.parent}, one of the {count} parts of this model; fetch it"
+        raise NotFoundError(what, field=missing[0])
+    parts = [one if name == one.path.name else _read_file(one.path.with_name(name)) for name in names]
+    tensors: dict[str, GgufTensor] = {}
+    for number, part in enumerate(parts):
+        if (part.metadata.get("split.no"), part.metadata.get("split.count")) != (number, count):
+            raise _malformed(part.path, f"is not part {number + 1} of {count}, as its name says", "split.no")
+        for name, tensor in part.tensors.items():
+            if name in tensors:
+                raise _malformed(part.path, f"has the tensor {name[:80]!r} of another part", name)
+            tensors[name] = tensor
+    expected = parts[0].metadata.get("split.tensors.count", len(tensors))
+    if expected != len(tensors):
+        what = f"says that its parts have {str(expected)[:20]} tensors together; they have {len(tensors)}"
+        raise _malformed(parts[0].path, what, "split.tensors.count")
+    return GgufFile(parts[0].path, parts[0].metadata, tensors)
+
+
+def _read_file(path: Path) -> GgufFile:
+    """The header of one file. Raises as `read_gguf` does."""
+    with open_regular(path.resolve(), path.name) as file:
         size = path.stat().st_size
         if size < 24:
             raise truncated(path.name, "the header")
@@ -116,6 +160,7 @@ def parse_gguf(path: Path, data: mmap.mmap | bytes, size: int) -> GgufFile:
             raise _malformed(path, f"has the key {key[:80]!r} twice")
         metadata[key] = reader.value(reader.scalar("<I"))
     found = [reader.tensor() for _ in range(tensor_count)]
+    place = path.resolve()
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 0 < alignment <= _ALIGNMENT_LIMIT:
         raise _malformed(path, "has a general.alignment that cannot be")
@@ -131,7 +176,7 @@ def parse_gguf(path: Path, data: mmap.mmap | bytes, size: int) -> GgufFile:
         end = begin + tensor.size
         if end > size:
             raise truncated(path.name, f"tensor {tensor.name[:80]}")
-        tensors[tensor.name] = replace(tensor, offset=begin)
+        tensors[tensor.name] = replace(tensor, offset=begin, path=place)
     return GgufFile(path, metadata, tensors)
 
 
@@ -199,7 +244,7 @@ class _Reader:
         kind, block, block_bytes = TYPES[number]
         if not all(0 < length < 2**40 for length in shape) or shape[-1] % block:
             raise _malformed(self._path, f"gives tensor {name[:80]!r} a shape that {kind} cannot have", name)
-        return GgufTensor(name, kind, shape, offset, math.prod(shape) // block * block_bytes)
+        return GgufTensor(name, kind, shape, offset, math.prod(shape) // block * block_bytes, self._path)
 
 
 def _malformed(path: Path, what: str, field: str = "") -> InvalidArgumentError:

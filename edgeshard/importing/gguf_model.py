@@ -13,28 +13,28 @@ from typing import Any
 
 import numpy as np
 
-from edgeshard.architectures import STORED_AS
 from edgeshard.architectures.gguf import Gguf
 from edgeshard.domain.errors import FailedPreconditionError, extra_line
-from edgeshard.domain.models.dtypes import STORED_GROUP, IntegerFormat
+from edgeshard.domain.models.dtypes import BLOCK_FORMATS, STORED_GROUP, IntegerFormat
 from edgeshard.importing.blocks import AT_ONCE, BYTES, Floats, TensorWriter, Width
 from edgeshard.importing.gguf_config import checkpoint_name, config_of, form_of
 from edgeshard.importing.gguf_file import GgufFile, GgufTensor, read_gguf
 from edgeshard.importing.gguf_tokenizer import tokenizer_files
 from edgeshard.importing.imported import CONVERTING, Imported, Progress, size_notes
-from edgeshard.importing.stored_as import stored_quantisation
+from edgeshard.importing.stored_as import may_be_integers, with_stored
 from edgeshard.storage.checkpoint import Checkpoint, StoredFile, StoredTensor, draft_manifest
 
 _FLOATS = frozenset({"F32", "F16", "BF16"})
 _INTEGERS = {"Q8_0": IntegerFormat.INT8, "Q4_0": IntegerFormat.INT4}
+_INTEGERS |= {kind.upper(): kind for kind in BLOCK_FORMATS}
 _KEPT = _FLOATS | _INTEGERS.keys()
 
 
 def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress) -> Imported:
-    """The model in a GGUF file.
+    """The model in a GGUF file, or in the parts of which it is one.
 
-    Float16, bfloat16, float32, Q8_0 and Q4_0 are kept bit for bit; other types are rounded to `width`. Tensors that are
-    written anew go into files of `scratch`, which must stay while the checkpoint is read.
+    Float16, bfloat16, float32 and the types in `_INTEGERS` are kept bit for bit; others are rounded to `width`. Tensors
+    that are written anew go into files of `scratch`, which must stay while the checkpoint is read.
 
     Raises as `read_gguf` and `config_of` do; FailedPreconditionError where the package that reads K-quants is missing.
     """
@@ -44,21 +44,18 @@ def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress) -> Im
     notes: list[str] = []
     tokenizer = tokenizer_files(file, notes)
     check_planned(file, config, width)
-    opener = _Opener(file, form, config["num_attention_heads"], config["num_key_value_heads"], width)
+    opener = _Opener(file, form, config, width)
     total = opener.converted_bytes(named)
 
     def report(done: int) -> None:
         progress(CONVERTING, min(done, total), total)
 
-    with path.open("rb") as stream, TensorWriter(scratch, total, report) as writer:
-        # Closed when nothing looks into it any more: where an error leaves a part half read, that is later.
-        data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        tensors = tuple(
-            opener.stored(file.tensors[tensor], name, data, writer) for tensor, name in named.items() if name
-        )
-    stored_as = stored_quantisation(config, tensors)
-    if stored_as is not None:
-        config[STORED_AS] = stored_as.value
+    with TensorWriter(scratch, total, report) as writer:
+        # Closed when nothing looks into them any more: later, if an error leaves a tensor half read.
+        maps = {part: _mapped(part) for part in {tensor.path for tensor in file.tensors.values()}}
+        found = ((file.tensors[tensor], name) for tensor, name in named.items() if name)
+        tensors = tuple(opener.stored(tensor, name, maps[tensor.path], writer) for tensor, name in found)
+    config = with_stored(config, tensors)
     files = []
     for name, content in tokenizer.items():
         place = scratch / name
@@ -69,46 +66,61 @@ def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress) -> Im
     return Imported(checkpoint, (*notes, *opener.notes(writer), *size_notes(read_bytes, tensors)))
 
 
+def _mapped(path: Path) -> mmap.mmap:
+    with path.open("rb") as stream:
+        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+
+
 def check_planned(file: GgufFile, config: Mapping[str, Any], width: Width) -> None:
     """Raise as `open_gguf` does for types that cannot be read, and as `check_manifest` does, before a conversion."""
     for kind in {tensor.type for tensor in file.tensors.values()} - _KEPT:
         _decoder(kind)
-    tensors = tuple(stored_types(file, width))
-    draft_manifest("model", Checkpoint(file.path.parent, json.dumps(config), tensors, ()))
+    tensors = tuple(stored_types(file, config, width))
+    stored = json.dumps(with_stored(config, tensors))
+    draft_manifest("model", Checkpoint(file.path.parent, stored, tensors, ()))
 
 
-def stored_types(file: GgufFile, width: Width) -> list[StoredTensor]:
+def stored_types(file: GgufFile, config: Mapping[str, Any], width: Width) -> list[StoredTensor]:
     """The tensors as they would be stored, by their types alone: nothing is read or written."""
     found = []
     for tensor in file.tensors.values():
         name = checkpoint_name(file, tensor.name)
         if name is not None:
-            chosen = _INTEGERS.get(tensor.type) or (None if tensor.type in _FLOATS else width.integers)
-            if len(tensor.shape) != 2 or tensor.shape[1] % STORED_GROUP:
-                chosen = None
-            found.append(StoredTensor(name, "F32", tensor.shape, file.path, tensor.offset, tensor.size, chosen))
+            chosen = _kept_format(config, name, tensor)
+            if tensor.type not in _KEPT and len(tensor.shape) == 2 and tensor.shape[1] % STORED_GROUP == 0:
+                chosen = width.integers
+            found.append(StoredTensor(name, "F32", tensor.shape, tensor.path, tensor.offset, tensor.size, chosen))
     return found
+
+
+def _kept_format(config: Mapping[str, Any], name: str, tensor: GgufTensor) -> IntegerFormat | None:
+    """The format of integers in which this tensor is kept; None for floats and for what nodes keep as floats."""
+    kind = _INTEGERS.get(tensor.type)
+    if kind is None or kind not in BLOCK_FORMATS:
+        return kind
+    return kind if may_be_integers(config, name, len(tensor.shape)) else None
 
 
 @dataclass(slots=True)
 class _Opener:
     file: GgufFile
     form: Gguf
-    heads: int
-    kv_heads: int
+    config: Mapping[str, Any]
     width: Width
 
     def stored(self, tensor: GgufTensor, name: str, data: mmap.mmap, writer: TensorWriter) -> StoredTensor:
         """The tensor's place: in the file, or in the writer's where its bytes must change."""
         order = self._order(name, tensor)
         offset = self.form.unit_norms and "norm." in name
-        if tensor.type in _KEPT and not offset:
-            integers = _INTEGERS.get(tensor.type)
+        integers = _kept_format(self.config, name, tensor)
+        if (tensor.type in _FLOATS or integers is not None) and not offset:
             dtype = tensor.type if integers is None else "F32"
             if order is None:
-                return StoredTensor(name, dtype, tensor.shape, self.file.path, tensor.offset, tensor.size, integers)
+                return StoredTensor(name, dtype, tensor.shape, tensor.path, tensor.offset, tensor.size, integers)
             return writer.raw(name, dtype, tensor.shape, _in_order(tensor, data, order), integers)
         parts = _numbers(tensor, data, order)
+        if tensor.type in _KEPT and not offset:  # an exact format, of a tensor that is no matrix of integers
+            return writer.rounded(name, tensor.shape, parts, Width.FLOAT32)
         if offset:
             return writer.rounded(name, tensor.shape, (part - np.float32(1) for part in parts), Width.FLOAT32)
         return writer.rounded(name, tensor.shape, parts, self.width)
@@ -126,7 +138,9 @@ class _Opener:
         """The rows of the file in the checkpoint's order, [rows]; None where they are in order."""
         if not self.form.permuted:
             return None
-        heads = {"q_proj": self.heads, "k_proj": self.kv_heads}.get(name.split(".")[-2])
+        keys = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+        key = keys.get(name.split(".")[-2])
+        heads = None if key is None else self.config[key]
         if heads is None or tensor.shape[0] % (2 * heads):
             return None
         return np.arange(tensor.shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)

@@ -16,7 +16,7 @@ from edgeshard.importing.gguf_model import stored_types
 from edgeshard.importing.imported import named_further_notes, tensor_notes
 from edgeshard.importing.quantised import check_method, checked_quantisation, without_quantisation
 from edgeshard.importing.sources import Source
-from edgeshard.importing.stored_as import stored_quantisation
+from edgeshard.importing.stored_as import with_stored
 from edgeshard.storage.checkpoint import read_config, stored_tensors
 from edgeshard.storage.inputs import read_json
 from edgeshard.storage.model_directory import ModelDirectory
@@ -30,9 +30,9 @@ def config_of(source: Source, width: Width) -> dict[str, Any]:
     elif path.is_dir():
         config = read_config(path)
     elif path.suffix.lower() == ".gguf":
-        file = read_gguf(path.resolve())
+        file = read_gguf(path)
         config = gguf_config.config_of(file)
-        return _stored(config, stored_quantisation(config, stored_types(file, width)))
+        return with_stored(config, stored_types(file, config, width))
     else:
         config = read_json(path, str(path), "model")
         if not isinstance(config, dict):

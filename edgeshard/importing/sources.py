@@ -31,6 +31,8 @@ from edgeshard.storage.forms import (
 )
 from edgeshard.storage.model_directory import ModelDirectory, open_regular
 
+_PART_NUMBER = re.compile(r"-\d{5}-of-\d{5}$")
+"""The end of a GGUF part's name."""
 _REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@([\w.+/-]{1,200}))?", re.ASCII)
 
 
@@ -52,7 +54,7 @@ class Source:
             path = path.parent if path.name == "config.json" else path
             real = path.resolve()
             if path.is_file():
-                text = path.stem
+                text = _PART_NUMBER.sub("", path.stem)
             elif real.parent.name == "snapshots":  # of the Hub's cache: models--OWNER--NAME/snapshots/REVISION
                 text = real.parent.parent.name.rpartition("--")[2]
             else:
@@ -164,7 +166,7 @@ def opened(source: Source, width: Width, progress: Progress) -> Iterator[Importe
         if not path.is_file():
             yield open_directory(path, Path(scratch), width, progress)
         elif path.suffix.lower() == ".gguf":
-            yield open_gguf(path.resolve(), Path(scratch), width, progress)
+            yield open_gguf(path, Path(scratch), width, progress)
         else:
             what = f"{path} is a file, but no .gguf; name the directory of a checkpoint"
             raise InvalidArgumentError(what, field="model")

@@ -1,4 +1,4 @@
-"""The form in which a node keeps weights that are stored as small integers, read off the tensors."""
+"""The forms in which a node keeps weights that are stored as small integers, read off the tensors."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from edgeshard.architectures import (
+    FORMATS,
     HEAD_WEIGHT,
+    STORED_AS,
     ModelShape,
     architecture_named,
     canonical_name,
     integers_of,
+    name_of_experts,
     parse_config,
 )
-from edgeshard.domain.models.dtypes import WHOLE_HEAD, Quantisation
+from edgeshard.domain.models.dtypes import BLOCK_FORMATS, WHOLE_HEAD, Quantisation
 from edgeshard.storage.checkpoint import StoredTensor
 
 
@@ -39,6 +42,27 @@ def stored_quantisation(config: Mapping[str, Any], tensors: Sequence[StoredTenso
     if not blocks:
         return None
     return Quantisation.of(max(blocks, key=lambda kind: kind.stored_block_bytes), heads[-1] if heads else WHOLE_HEAD)
+
+
+def with_stored(config: Mapping[str, Any], tensors: Sequence[StoredTensor]) -> dict[str, Any]:
+    """The config.json with the key of how these weights are stored, if any matrix of a block is integers.
+
+    Tensors in llama.cpp's block formats keep them, and so does each other tensor then.
+    """
+    if any(tensor.integers in BLOCK_FORMATS for tensor in tensors):
+        return {**config, FORMATS: _formats(parse_config(config).architecture, tensors)}
+    stored_as = stored_quantisation(config, tensors)
+    return dict(config) if stored_as is None else {**config, STORED_AS: stored_as.value}
+
+
+def _formats(architecture: str, tensors: Sequence[StoredTensor]) -> dict[str, list[str]]:
+    """The names of tensors by their format, as `FORMATS` has them."""
+    names: dict[str, set[str]] = {}
+    for tensor in tensors:
+        if tensor.integers is not None:
+            name = name_of_experts(canonical_name(architecture, tensor.name))
+            names.setdefault(tensor.integers, set()).add(name)
+    return {kind: sorted(names[kind]) for kind in sorted(names)}
 
 
 def whole_matrices(config: Mapping[str, Any], tensors: Sequence[StoredTensor]) -> int:

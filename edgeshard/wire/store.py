@@ -132,7 +132,7 @@ def _tensor_from_wire(message: pb.ManifestTensor) -> TensorInfo:
         dtype=dtype_from_wire(message.dtype, message.name),
         shape=tuple(message.shape),
         sha256=check_digest(message.sha256, message.name),
-        integers=IntegerFormat.parse(message.integers, message.name) if message.integers else None,
+        integers=IntegerFormat.parse_stored(message.integers, message.name) if message.integers else None,
     )
 
 

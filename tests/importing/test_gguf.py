@@ -20,17 +20,19 @@ from gguf import GGMLQuantizationType as Type
 from bench.quantisation import VALIDATION, score
 from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.architectures import parse_config, read_config
-from edgeshard.domain.errors import DataLossError, InvalidArgumentError, UnsupportedModelError
-from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.errors import DataLossError, InvalidArgumentError, NotFoundError, UnsupportedModelError
+from edgeshard.domain.models.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.importing import gguf_file
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.gguf_config import config_of
 from edgeshard.importing.gguf_file import read_gguf
 from edgeshard.importing.gguf_model import open_gguf
+from edgeshard.importing.outlook import config_of as outlook_config
+from edgeshard.importing.sources import Source
 from edgeshard.storage.checkpoint import build_manifest, open_checkpoint
 from tests.support import gguf_files
-from tests.support.gguf_files import DEMO, demo_weights, everywhere, gguf_name, permuted, write_demo_gguf
+from tests.support.gguf_files import DEMO, demo_weights, everywhere, gguf_name, mixed, permuted, write_demo_gguf
 from tests.support.imports import nothing, stage_of, tensors_of, write_checkpoint
 
 HEADS = {"q_proj": 4, "k_proj": 2}
@@ -110,7 +112,95 @@ def test_integers_run_as_they_are_stored(kind: Type, file_of: Callable[[Type], P
     assert torch.allclose(first.layers["0"].mlp.down(torch.eye(numbers.shape[1])).T, numbers, rtol=1e-6, atol=0)
 
 
-def test_k_quants_are_rounded_to_a_width_and_the_loss_is_said(tmp_path: Path) -> None:
+def split(path: Path, count: int, folder: Path) -> list[Path]:
+    """The parts that llama.cpp's own program makes of a file: tensors in turn, all other metadata in the first."""
+    reader, paths = gguf.GGUFReader(path), []
+    share = -(-len(reader.tensors) // count)
+    for number in range(count):
+        writer = gguf.GGUFWriter(folder / f"demo-{number + 1:05}-of-{count:05}.gguf", "llama")
+        if number == 0:
+            for field in reader.fields.values():
+                if not field.name.startswith(("GGUF.", "general.architecture")):
+                    kind = field.types[0]
+                    inside = field.types[-1] if kind is gguf.GGUFValueType.ARRAY else None
+                    writer.add_key_value(field.name, field.contents(), kind, inside)
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", count)
+        writer.add_int32("split.tensors.count", len(reader.tensors))
+        for tensor in reader.tensors[number * share : (number + 1) * share]:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        paths.append(folder / f"demo-{number + 1:05}-of-{count:05}.gguf")
+    return paths
+
+
+def test_parts_are_the_model_that_the_whole_file_is(tmp_path: Path) -> None:
+    whole_file = write_demo_gguf(tmp_path / "demo.gguf", mixed)
+    parts = split(whole_file, 3, tmp_path)
+    # As a Hub's cache has them: links, whose contents have other names in another folder.
+    blobs, links = tmp_path / "blobs", tmp_path / "links"
+    blobs.mkdir()
+    links.mkdir()
+    for number, part in enumerate(parts):
+        part.rename(blobs / f"{number:064x}")
+        (links / part.name).symlink_to(blobs / f"{number:064x}")
+    expected = build_manifest("m", open_gguf(whole_file, tmp_path, Width.INT8, nothing).checkpoint)
+    for part in parts:
+        scratch = tmp_path / f"scratch-{part.stem}"
+        scratch.mkdir()
+        found = build_manifest("m", open_gguf(links / part.name, scratch, Width.INT8, nothing).checkpoint)
+        assert found.digest() == expected.digest(), "whichever part is named"
+        assert Source(path=links / part.name).name == "demo"
+    (links / parts[1].name).unlink()
+    with pytest.raises(NotFoundError, match=r"demo-00002-of-00003\.gguf is missing .*; fetch it"):
+        open_gguf(links / parts[0].name, tmp_path, Width.INT8, nothing)
+    (links / parts[1].name).symlink_to(blobs / f"{2:064x}")
+    with pytest.raises(InvalidArgumentError, match="is not part 2 of 3"):
+        open_gguf(links / parts[0].name, tmp_path, Width.INT8, nothing)
+    with pytest.raises(InvalidArgumentError, match="give all of them their names back"):
+        open_gguf(blobs / f"{0:064x}", tmp_path, Width.INT8, nothing)
+
+
+def test_one_part_of_one_is_whole(tmp_path: Path) -> None:
+    (part,) = split(write_demo_gguf(tmp_path / "demo.gguf", mixed), 1, tmp_path)
+    assert read_gguf(part).tensors.keys() == read_gguf(tmp_path / "demo.gguf").tensors.keys()
+
+
+def test_each_tensor_keeps_its_type(tmp_path: Path) -> None:
+    path = write_demo_gguf(tmp_path / "demo.gguf", mixed)
+    expected = as_dequantised(path)
+    imported = open_gguf(path, tmp_path, Width.INT8, nothing)
+    manifest, source = tensors_of(imported)
+    assert imported.notes == ()
+    for tensor in manifest.tensors:
+        found = whole(source.read(tensor.name)).float().numpy()
+        part = tensor.name.split(".")[-2]
+        if part in HEADS:
+            found = permuted(found, HEADS[part])
+        assert np.array_equal(found, expected[gguf_name(tensor.name)]), tensor.name
+    shape = parse_config(manifest.config)
+    assert shape.stored_as is Quantisation.STORED
+    assert shape.formats["embed_tokens.weight"] is shape.formats["layers.0.mlp.down_proj.weight"] is IntegerFormat.Q6_K
+    assert shape.format_of("layers.3.self_attn.o_proj.weight") is None
+    planned = outlook_config(Source(path=path), Width.INT8)
+    assert parse_config(planned) == shape, "a plan of the file knows the same formats"
+
+
+def test_mixed_types_run_in_the_memory_of_the_file(tmp_path: Path) -> None:
+    path = write_demo_gguf(tmp_path / "demo.gguf", mixed)
+    manifest, source = tensors_of(open_gguf(path, tmp_path, Width.INT8, nothing))
+    text = VALIDATION.read_text(encoding="utf-8")[:1000]
+    reference, tokens = score(stage_of(manifest, source, DType.FLOAT32), text)
+    packed = stage_of(manifest, source, DType.FLOAT32, Quantisation.STORED)
+    assert abs(score(packed, text)[0] - reference) / tokens < 0.003
+    stored = stage_of(manifest, source, DType.BFLOAT16, Quantisation.STORED)
+    assert stored.parameter_bytes < 1.05 * sum(tensor.size for tensor in read_gguf(path).tensors.values())
+
+
+def test_other_types_are_rounded_to_a_width_and_the_loss_is_said(tmp_path: Path) -> None:
     path = write_demo_gguf(tmp_path / "demo.gguf", everywhere(Type.Q5_1))
     expected = as_dequantised(path)
     errors = {}
@@ -148,9 +238,6 @@ def test_files_that_cannot_be_read_are_refused_by_name(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(UnsupportedModelError, match=r"'mamba'.*EdgeShard reads gemma3, llama, qwen2, qwen3"):
         open_gguf(tmp_path / "x.gguf", tmp_path, Width.INT8, nothing)
-    part = write_demo_gguf(tmp_path / "part.gguf", everywhere(Type.Q4_0), split__count=3)
-    with pytest.raises(UnsupportedModelError, match="one of 3 parts; put them together first"):
-        open_gguf(part, tmp_path, Width.INT8, nothing)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from edgeshard.domain.models.dtypes import IntegerFormat
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.gguf_model import open_gguf
 from edgeshard.local.cluster import LocalCluster
-from tests.support.gguf_files import DEMO, everywhere, write_demo_gguf
+from tests.support.gguf_files import DEMO, everywhere, mixed, write_demo_gguf
 from tests.support.imports import nothing, tensors_of, write_checkpoint
 
 pytestmark = pytest.mark.timing
@@ -33,10 +33,17 @@ async def client(tmp_path_factory: pytest.TempPathFactory, forked_daemons: None)
         yield made
 
 
-async def tokens(client: Client, name: str, model: str, quantisation: dict[str, str]) -> tuple[int, ...]:
-    spec = {"name": name, "model": model, "source": "a", "dtype": "float32", "layers": "a=0:5,b=5:12"}
+async def tokens(
+    client: Client,
+    name: str,
+    model: str,
+    quantisation: dict[str, str],
+    layers: str = "a=0:5,b=5:12",
+    stored_as: str = IntegerFormat.INT4,
+) -> tuple[int, ...]:
+    spec = {"name": name, "model": model, "source": "a", "dtype": "float32", "layers": layers}
     deployment = await client.deploy(parse_spec({**spec, "concurrency": 1, "quantisation": quantisation}))
-    assert deployment.spec.quantisation == (quantisation or {"*": IntegerFormat.INT4})
+    assert deployment.spec.quantisation == (quantisation or {"*": stored_as})
     found = await client.complete(name, PROMPT, max_new_tokens=24)
     await client.delete_deployment(name)
     return tuple(found.token_ids)
@@ -62,6 +69,19 @@ async def test_a_gguf_file_gives_the_tokens_of_the_same_weights_from_safetensors
     assert await tokens(client, "whole", "demo.q4_0", {"*": "none"}) == expected
     small = await tokens(client, "small", "demo.q4_0", {})
     assert sum(a == b for a, b in zip(small, expected, strict=True)) >= 12, "activations are rounded, weights are not"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_mixed_types_give_the_same_tokens_over_two_nodes(client: Client, tmp_path: Path) -> None:
+    notes: list[str] = []
+    path = write_demo_gguf(tmp_path / "Demo.Q4_K_M.gguf", mixed)
+    await client.add_model(str(path), adding=Adding(on_note=notes.append))
+    assert notes == []
+    alone, split = [
+        await tokens(client, name, "demo.q4_k_m", {}, layers, "stored")
+        for name, layers in (("alone", "a=0:12"), ("split", "a=0:5,b=5:12"))
+    ]
+    assert len(alone) == 24 and split == alone
 
 
 @pytest.mark.asyncio(loop_scope="module")

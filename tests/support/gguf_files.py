@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 from safetensors.torch import load_file
 
+_Type = gguf.GGMLQuantizationType
 DEMO = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
 _BLOCK = {
     "input_layernorm": "attn_norm",
@@ -51,6 +52,36 @@ def everywhere(kind: gguf.GGMLQuantizationType) -> Choose:
     return lambda name: gguf.GGMLQuantizationType.F32 if "norm" in name else kind
 
 
+def mixed(name: str) -> gguf.GGMLQuantizationType:
+    """Types as llama.cpp mixes them: single matrices have more bits, and small ones are whole."""
+    if "norm" in name:
+        return _Type.F32
+    if name.endswith(("attn_v.weight", "ffn_down.weight", "token_embd.weight")):
+        return _Type.Q6_K
+    special = {
+        "blk.1.attn_q.weight": _Type.Q5_K,
+        "blk.2.ffn_up.weight": _Type.Q8_0,
+        "blk.3.attn_output.weight": _Type.F16,
+        "blk.4.ffn_gate.weight": _Type.IQ4_XS,
+    }
+    return special.get(name, _Type.Q4_K)
+
+
+_RANDOM = {_Type.Q4_K: (0, 2), _Type.Q5_K: (0, 2), _Type.Q6_K: (208,), _Type.IQ4_XS: (0,)}
+"""Types that the gguf package does not write, and where the float16 numbers of a block begin."""
+
+
+def _blocks(shape: tuple[int, ...], kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """Blocks of random integers, whose numbers are about as large as weights."""
+    inputs, size = gguf.GGML_QUANT_SIZES[kind]
+    generator = np.random.default_rng(shape[0])
+    blocks = generator.integers(0, 256, (shape[0], shape[1] // inputs, size), np.uint8)
+    for first in _RANDOM[kind]:
+        scales = generator.uniform(0, 1e-4, blocks.shape[:2]).astype(np.float16)
+        blocks[..., first : first + 2] = scales[..., None].view(np.uint8)
+    return blocks.reshape(shape[0], -1)
+
+
 def write_demo_gguf(path: Path, choose: Choose, **metadata: Any) -> Path:
     config = json.loads((DEMO / "config.json").read_text())
     writer = gguf.GGUFWriter(path, "llama")
@@ -71,7 +102,7 @@ def write_demo_gguf(path: Path, choose: Choose, **metadata: Any) -> Path:
         kind = choose(gguf_name(name))
         part = name.split(".")[-2]
         rows = permuted(weight, heads[part]) if part in heads else weight
-        data = gguf.quantize(np.ascontiguousarray(rows), kind)
+        data = _blocks(rows.shape, kind) if kind in _RANDOM else gguf.quantize(np.ascontiguousarray(rows), kind)
         writer.add_tensor(gguf_name(name), data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -320,7 +320,8 @@ TURNED: dict[tuple[type, str], tuple[Any, Any]] = {
     (StartRequest, "scored"): (0, 1),
 }
 """What a value is taken for, of fields whose checks change it."""
-UNSIGNED = {"parameters", "window", "rotated_bytes", "context", "total_bytes", "free_bytes", "daemon_bytes"}
+UNSIGNED = {"parameters", "window", "rotated_bytes", "weight_bytes"}
+UNSIGNED |= {"context", "total_bytes", "free_bytes", "daemon_bytes"}
 """Fields of profiles that no message can make less than 0."""
 
 

@@ -14,6 +14,7 @@ import torch
 
 from edgeshard.architectures import ModelShape
 from edgeshard.domain.errors import ResourceExhaustedError
+from edgeshard.domain.models.dtypes import Quantisation
 from edgeshard.domain.nodes import profile
 from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.domain.requests.generation import Sampling
@@ -67,17 +68,21 @@ class BlockSort:
     layers: int
     parameters: int
     window: int
+    stored_bytes: int = 0
+    """Bytes of the matrices that have formats of their own."""
 
 
-def block_sorts(model: ModelSpec) -> tuple[BlockSort, ...]:
-    """The distinct blocks of a model: dense or of experts, and by their size and window."""
-    members: dict[tuple[profile.LayerKind, int, int], list[int]] = {}
+def block_sorts(model: ModelSpec, quantisation: Quantisation | None = None) -> tuple[BlockSort, ...]:
+    """The distinct blocks of a model: dense or of experts, and by their size, their window and their formats."""
+    is_stored = quantisation is Quantisation.STORED
+    members: dict[tuple[profile.LayerKind, int, int, int], list[int]] = {}
     for index, block in enumerate(model.blocks):
         kind = profile.LayerKind.MOE_BLOCK if block.experts else profile.LayerKind.BLOCK
-        members.setdefault((kind, block.parameters, block.window), []).append(index)
+        stored = block.matrices.stored_bytes * is_stored
+        members.setdefault((kind, block.parameters, block.window, stored), []).append(index)
     return tuple(
-        BlockSort(kind, indices[0], len(indices), parameters, window)
-        for (kind, parameters, window), indices in members.items()
+        BlockSort(kind, indices[0], len(indices), parameters, window, stored)
+        for (kind, parameters, window, stored), indices in members.items()
     )
 
 
@@ -138,7 +143,7 @@ class Profiler:
         cache = self.cache if self.cache is not None else cache_bytes(device)
         rotated = min(self._grid.caches * cache, self._model_bytes())
         meter = PowerMeter(None if self._is_first else find_sensor(device))
-        sorts = block_sorts(self._model)
+        sorts = block_sorts(self._model, form.quantisation)
         points = len(self._prefill) + len(self._decode)
         embedded = set(self._grid.prefill_tokens) | set(self._grid.decode_batches)
         outer = len(embedded) + len(self._grid.decode_batches)
@@ -188,7 +193,9 @@ class Profiler:
                     self._time(rotation, point, first=number == 0)
         samples = [_sample(point.count, point.context, summarise(point.taken)) for point in points]
         both = tuple(samples[: len(prefill)]), tuple(samples[len(prefill) :])
-        return profile.LayerProfile(sort.kind, sort.parameters, sort.layers, sort.window, rotation.rotated_bytes, *both)
+        own = size if sort.stored_bytes else 0
+        rotated_bytes = rotation.rotated_bytes
+        return profile.LayerProfile(sort.kind, sort.parameters, sort.layers, sort.window, rotated_bytes, *both, own)
 
     def _model_bytes(self) -> int:
         """No node has more weights to go through between two uses of a layer."""
@@ -225,7 +232,8 @@ class Profiler:
         head = kind is profile.LayerKind.HEAD
         form, model = self.form, self._model
         parameters = model.head_parameters if head else model.embedding_parameters
-        size = model.head_bytes(form.dtype, form.quantisation) if head else parameters * form.dtype.itemsize
+        size_of = model.head_bytes if head else model.embedding_bytes
+        size = size_of(form.dtype, form.quantisation)
         if self._is_first and not head:  # it takes microseconds, and its size many times as long to make
             form, copies = form.with_few_tokens(), 1
         else:

@@ -23,6 +23,7 @@ from edgeshard_agent.model.attention.states import States
 from edgeshard_agent.model.modules import StageModules, weight_bytes
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.tensors import TORCH_DTYPES
+from edgeshard_agent.ops.block_formats import BlockWeight
 
 CACHE_FALLBACK_BYTES = 32 << 20
 MOST_COPIES = 256
@@ -84,6 +85,9 @@ def fill(module: nn.Module, dtype: DType, device: str, skip: str = "") -> int:
             setattr(place, leaf, nn.Parameter(values, requires_grad=False))
     for part in module.modules():
         if isinstance(part, Projection):
+            if (kind := part.block_format) is not None and part.packed is None:
+                part.pack_blocks(BlockWeight.random(part.rows, part.columns, kind), torch_dtype)
+                continue
             part.pack()
             if part.weight is not None and not part.weight.is_meta:  # torch multiplies it
                 part.weight = nn.Parameter(part.weight.contiguous(), requires_grad=False)

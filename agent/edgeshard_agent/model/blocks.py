@@ -8,7 +8,7 @@ and experts need no switches; what the tensors do not tell comes in `BlockOption
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from edgeshard.architectures import StateSize
 from edgeshard.architectures.record import BlockStyle, Routing
 from edgeshard_agent.model.attention.attention import Rotary, StepAttention
 from edgeshard_agent.model.delta import DeltaMixer
-from edgeshard_agent.model.projection import Integers, Piece, Projection
+from edgeshard_agent.model.projection import Forms, Piece, Projection, mlp_forms, projection
 from edgeshard_agent.ops.activations import gelu, quick_gelu
 from edgeshard_agent.ops.attention import Scoring
 from edgeshard_agent.ops.elementwise import clamped_swiglu, geglu, rms_norm, rotary_, sigmoid_gate, swiglu
@@ -49,9 +49,7 @@ _GATINGS: dict[str, Gating] = {
 @dataclass(frozen=True, slots=True)
 class BlockOptions:
     """Options that a block's tensors do not tell: the family's style, and the sizes. `window` is None for full
-    attention.
-
-    `integers` are for all matrices but those of experts that have a width of their own, in `expert_integers`.
+    attention, `forms` those of the block's matrices by their tensors' names.
     """
 
     style: BlockStyle
@@ -61,8 +59,7 @@ class BlockOptions:
     hidden_size: int
     window: int | None = None
     states: tuple[StateSize, ...] = ()
-    integers: Integers | None = None
-    expert_integers: tuple[Integers, ...] = ()
+    forms: Forms = field(default_factory=dict)
 
 
 class RmsNorm(nn.Module):
@@ -99,7 +96,7 @@ def _gated(activation: Gating, gate_up: torch.Tensor) -> torch.Tensor:
 
 
 class GatedMlp(nn.Module):
-    """down(gating(gate(x), up(x))), or without a gate down(gating(up(x)))."""
+    """down(gating(gate(x), up(x))), or without a gate down(gating(up(x))); `forms` by the parts that `place` takes."""
 
     def __init__(
         self,
@@ -109,11 +106,14 @@ class GatedMlp(nn.Module):
         *,
         bias: bool = False,
         gated: bool = True,
-        integers: Integers | None = None,
+        forms: Forms | None = None,
     ) -> None:
         super().__init__()
-        self.gate_up = Projection((inner, inner) if gated else (inner,), hidden, bias=bias, integers=integers)
-        self.down = Projection((hidden,), inner, bias=bias, integers=integers)
+        forms = forms or {}
+        parts = ("gate_proj", "up_proj") if gated else ("up_proj",)
+        joined = [forms.get(part, forms.get("gate_up_proj")) for part in parts]
+        self.gate_up = projection((inner,) * len(parts), hidden, bias=bias, integers=joined)
+        self.down = Projection((hidden,), inner, bias=bias, integers=forms.get("down_proj"))
         self._gating = gating
 
     @property
@@ -187,18 +187,18 @@ class MixtureMlp(nn.Module):
         assert options.style.routing is not None
         self.routing = options.style.routing
         (count, hidden), inner = shapes["mlp.gate.weight"], shapes["mlp.experts.0.down_proj.weight"][1]
-        gating, integers = _gating(options.style), options.integers
+        gating, forms = _gating(options.style), options.forms
         self.router = Projection((count,), hidden, bias="mlp.gate.bias" in shapes)
         bias = "mlp.experts.0.down_proj.bias" in shapes
         self.e_score_correction_bias: nn.Parameter | None = None
         if "mlp.e_score_correction_bias" in shapes:
             self.e_score_correction_bias = nn.Parameter(torch.empty(count, device="meta"), requires_grad=False)
-        kinds = options.expert_integers or (integers,) * count
-        self.experts = Experts(GatedMlp(inner, hidden, gating, bias=bias, integers=kind) for kind in kinds)
+        kinds = [mlp_forms(forms, f"mlp.experts.{index}") for index in range(count)]
+        self.experts = Experts(GatedMlp(inner, hidden, gating, bias=bias, forms=kind) for kind in kinds)
         self.shared_expert: GatedMlp | None = None
         self.shared_expert_gate: Projection | None = None
         if (down := shapes.get("mlp.shared_expert.down_proj.weight")) is not None:
-            self.shared_expert = GatedMlp(down[1], hidden, gating, integers=integers)
+            self.shared_expert = GatedMlp(down[1], hidden, gating, forms=mlp_forms(forms, "mlp.shared_expert"))
         if "mlp.shared_expert_gate.weight" in shapes:
             self.shared_expert_gate = Projection((1,), hidden)
 
@@ -230,9 +230,9 @@ class MixtureBeside(nn.Module):
         self.input_scale = nn.Parameter(torch.empty(hidden, device="meta"), requires_grad=False)
         self.expert_scale = nn.Parameter(torch.empty(count, device="meta"), requires_grad=False)
         self.input_norm, self.output_norm, self.mlp_norm = (_norm(hidden, options) for _ in range(3))
-        kinds = options.expert_integers or (options.integers,) * count
+        kinds = [mlp_forms(options.forms, f"beside.experts.{index}") for index in range(count)]
         gating = _gating(options.style)
-        self.experts = Experts(GatedMlp(inner, hidden, gating, integers=kind) for kind in kinds)
+        self.experts = Experts(GatedMlp(inner, hidden, gating, forms=kind) for kind in kinds)
         self._eps, self._root = options.style.eps, hidden**-0.5
 
     def forward(self, x: torch.Tensor, by_mlp: torch.Tensor) -> torch.Tensor:
@@ -292,7 +292,7 @@ class Block(nn.Module):
         self.gate_row = 0
         """The first row of `qkv` that is of gates; 0 without gates."""
         if "linear_attn.A_log" in shapes:
-            self.linear_attn = DeltaMixer(shapes, hidden, options.style.eps, options.states, options.integers)
+            self.linear_attn = DeltaMixer(shapes, hidden, options.style.eps, options.states, options.forms)
         else:
             self._make_attention(shapes)
         self.mlp = _mlp(shapes, options)
@@ -314,19 +314,25 @@ class Block(nn.Module):
     def _make_attention(self, shapes: Shapes) -> None:
         """The parts of attention; gates come behind keys and values where queries have them."""
         options = self.options
-        hidden, integers = options.hidden_size, options.integers
+        hidden, forms = options.hidden_size, options.forms
         query, key_value = options.heads * options.head_dim, options.kv_heads * options.head_dim
         heads, kv_heads, parts = options.heads, options.kv_heads, [query, key_value]
+        names = ["q_proj", "k_proj"]
         self._query_rows, self._key_rows = slice(0, heads), slice(heads, heads + kv_heads)
         self._value_rows = self._key_rows
         if {"self_attn.v_proj.weight", "self_attn.qkv_proj.weight"} & shapes.keys():
             self._value_rows = slice(heads + kv_heads, heads + 2 * kv_heads)
             parts.append(key_value)
+            names.append("v_proj")
         if shapes.get("self_attn.q_proj.weight", (query,))[0] == 2 * query:
             self.gate_row = sum(parts)
             parts.append(query)
-        self.qkv = Projection(parts, hidden, bias="self_attn.q_proj.bias" in shapes, integers=integers)
-        self.output = Projection((hidden,), query, bias="self_attn.o_proj.bias" in shapes, integers=integers)
+            names.append("q_proj")
+        joined = forms.get("self_attn.qkv_proj.weight")
+        integers = [forms.get(f"self_attn.{name}.weight", joined) for name in names]
+        self.qkv = projection(parts, hidden, bias="self_attn.q_proj.bias" in shapes, integers=integers)
+        output = forms.get("self_attn.o_proj.weight")
+        self.output = Projection((hidden,), query, bias="self_attn.o_proj.bias" in shapes, integers=output)
         if "self_attn.sinks" in shapes:
             self.sinks = nn.Parameter(torch.empty(options.heads, device="meta"), requires_grad=False)
         if "self_attn.q_norm.weight" in shapes:
@@ -449,7 +455,8 @@ def _mlp(shapes: Shapes, options: BlockOptions) -> nn.Module:
     if "mlp.experts.0.down_proj.weight" in shapes:
         return MixtureMlp(shapes, options)
     inner, bias = shapes["mlp.down_proj.weight"][1], "mlp.down_proj.bias" in shapes
-    return GatedMlp(inner, hidden, gating_of(options.style.activation), bias=bias, integers=options.integers)
+    forms = mlp_forms(options.forms, "mlp")
+    return GatedMlp(inner, hidden, gating_of(options.style.activation), bias=bias, forms=forms)
 
 
 def pieces_of(name: str, block: Block) -> list[Piece]:

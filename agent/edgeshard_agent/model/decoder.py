@@ -17,9 +17,9 @@ from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT
 from edgeshard.domain.models.model import LayerRange
 from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.modules import StageContext, StageModules
-from edgeshard_agent.model.projection import Projection, whole
+from edgeshard_agent.model.projection import Matrix, Projection, whole
 from edgeshard_agent.ops.activations import softcap
-from edgeshard_agent.ops.quantize import QuantizedWeight
+from edgeshard_agent.ops.block_formats import Weight
 
 
 class LayerStore(Protocol):
@@ -47,7 +47,10 @@ class DecoderModules(StageModules):
         self.rotary_emb = self._rotary_embedding().to(context.device)
         if context.is_first:
             self._embeds_with_head = context.is_last and shares_embedding(shape, context.quantisation)
-            if not self._embeds_with_head:
+            integers = context.embedding_integers
+            if integers is not None and not self._embeds_with_head:
+                self.embed_tokens: nn.Module = Projection((shape.vocab_size,), shape.hidden_size, integers=integers)
+            elif not self._embeds_with_head:
                 self.embed_tokens = self._weight(shape.vocab_size, shape.hidden_size)
             scale = self._ends.embedding_scale
             # sqrt(3072) = 55.43 is 55.5 in bfloat16, and some families multiply by that.
@@ -79,7 +82,7 @@ class DecoderModules(StageModules):
     def _final_norm(self) -> nn.Module:
         raise NotImplementedError
 
-    def _accept_in_block(self, index: str, name: str, value: torch.Tensor | QuantizedWeight) -> None:
+    def _accept_in_block(self, index: str, name: str, value: Weight) -> None:
         """Take the tensor of this name in the block of this index."""
         raise NotImplementedError
 
@@ -103,10 +106,11 @@ class DecoderModules(StageModules):
                 store.release(layer)
 
     def embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        if self._embeds_with_head:
-            embedded = self.lm_head.row_vectors(tokens[0]).unsqueeze(0)
+        embedding: Any = self.lm_head if self._embeds_with_head else self.embed_tokens
+        if isinstance(embedding, Projection):
+            embedded = embedding.row_vectors(tokens[0]).to(self.context.torch_dtype).unsqueeze(0)
         else:
-            embedded = functional.embedding(tokens, self.embed_tokens.weight)
+            embedded = functional.embedding(tokens, embedding.weight)
         return embedded if self._scale == 1.0 else embedded * self._scale
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -121,12 +125,15 @@ class DecoderModules(StageModules):
         # Which experts a token goes to is known to the host only when it has read it; states are no part of recordings.
         return not (self._has_experts or self.context.shape.states)
 
-    def accept(self, name: str, value: torch.Tensor | QuantizedWeight) -> None:
+    def accept(self, name: str, value: Weight) -> None:
         if name == "lm_head.weight":
             self._fill(self.lm_head, "weight", 0, value)
         elif name == self.context.architecture.embedding:
             if hasattr(self, "embed_tokens") and EMBEDDING_UNIT not in self.ends_there:
-                self._assign(("embed_tokens.weight",), whole(value))
+                if isinstance(self.embed_tokens, Projection):
+                    self._fill(self.embed_tokens, "weight", 0, value)
+                else:
+                    self._assign(("embed_tokens.weight",), whole(value))
             if self.context.shape.tied and self.context.is_last and HEAD_UNIT not in self.ends_there:
                 self._fill(self.lm_head, "weight", 0, value)
         elif name.startswith("layers."):
@@ -180,10 +187,10 @@ class DecoderModules(StageModules):
 
     def _fill(
         self,
-        projection: Projection,
+        projection: Matrix,
         kind: str,
         first_row: int,
-        value: torch.Tensor | QuantizedWeight,
+        value: Weight,
         dtype: torch.dtype | None = None,
     ) -> None:
         """Fill rows of a matrix, whose `dtype` is the stage's unless given."""

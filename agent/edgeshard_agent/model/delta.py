@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from edgeshard.architectures import StateSize
-from edgeshard_agent.model.projection import Integers, Piece, Projection
+from edgeshard_agent.model.projection import Forms, Piece, Projection, projection
 from edgeshard_agent.ops.elementwise import gated_head_norm
 from edgeshard_agent.ops.recurrent import SpanStates, delta_gates, gated_delta_rule, short_convolution
 
@@ -35,7 +35,7 @@ class DeltaMixer(nn.Module):
         hidden: int,
         eps: float,
         states: Sequence[StateSize],
-        integers: Integers | None,
+        forms: Forms,
     ) -> None:
         super().__init__()
         self.value_heads, self.key_dim, self.value_dim = states[1].shape
@@ -43,9 +43,11 @@ class DeltaMixer(nn.Module):
         self.values = self.value_heads * self.value_dim
         self.keys = (channels - self.values) // 2
         self.key_heads = self.keys // self.key_dim
-        self.inputs = Projection((channels, self.values), hidden, integers=integers)
+        joined = forms.get("linear_attn.in_proj_qkvz.weight")
+        inputs = [forms.get(f"linear_attn.{part}.weight", joined) for part in ("in_proj_qkv", "in_proj_z")]
+        self.inputs = projection((channels, self.values), hidden, integers=inputs)
         self.gates = Projection((self.value_heads, self.value_heads), hidden)
-        self.output = Projection((hidden,), self.values, integers=integers)
+        self.output = Projection((hidden,), self.values, integers=forms.get("linear_attn.out_proj.weight"))
         self.conv1d = _Weight(channels, 1, taps)
         self.norm = _Weight(self.value_dim)
         self.A_log = nn.Parameter(torch.empty(self.value_heads, device="meta"), requires_grad=False)

@@ -9,6 +9,7 @@ from torch import nn
 from edgeshard.architectures.record import Plugged
 from edgeshard_agent.model.blocks import Experts, GatedMlp, Gating, gating_of
 from edgeshard_agent.model.modules import StageContext
+from edgeshard_agent.model.projection import mlp_forms
 
 
 def replace_experts(layer: nn.Module, context: StageContext, index: int) -> None:
@@ -28,8 +29,9 @@ def replace_experts(layer: nn.Module, context: StageContext, index: int) -> None
     bias = f"{runs.experts}.0.down_proj.bias" in sizes
     gated = not {f"{runs.experts}.0.gate_proj.weight", f"{runs.experts}.0.gate_up_proj.weight"}.isdisjoint(sizes)
     gating = _gating(getattr(owner, leaf), context, gated)
-    kinds = context.expert_integers(index) or (context.block_integers,) * count
-    made = (GatedMlp(inner, hidden, gating, bias=bias, gated=gated, integers=kind) for kind in kinds)
+    forms = context.block_forms(index)
+    kinds = [mlp_forms(forms, f"{runs.experts}.{expert}") for expert in range(count)]
+    made = (GatedMlp(inner, hidden, gating, bias=bias, gated=gated, forms=kind) for kind in kinds)
     setattr(owner, leaf, Experts(made))
 
 

@@ -16,9 +16,9 @@ from edgeshard_agent.model.modules import Batch, StageContext
 from edgeshard_agent.model.projection import whole
 from edgeshard_agent.model.rotary import RotaryFrequencies
 from edgeshard_agent.ops.angles import rotary_angles
+from edgeshard_agent.ops.block_formats import Weight
 from edgeshard_agent.ops.fused_blocks import NativeBlock, NativePass, NativeRows, run_blocks
 from edgeshard_agent.ops.kv_arena import NativeArena
-from edgeshard_agent.ops.quantize import QuantizedWeight
 
 
 class _Passing:
@@ -125,11 +125,10 @@ class FusedModules(DecoderModules):
             hidden_size=shape.hidden_size,
             window=self._windows[layer],
             states=shape.states[layer] if shape.states else (),
-            integers=context.block_integers,
-            expert_integers=context.expert_integers(layer),
+            forms=context.block_forms(layer),
         )
 
-    def _accept_in_block(self, index: str, name: str, value: torch.Tensor | QuantizedWeight) -> None:
+    def _accept_in_block(self, index: str, name: str, value: Weight) -> None:
         block: Any = self.layers[index]
         parameter = self.context.architecture.place(name).parameter
         path, _, kind = parameter.rpartition(".")

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgeshard.architectures import Architecture, Decoder, ModelShape
+from edgeshard.architectures import HEAD_WEIGHT, Architecture, Decoder, ModelShape, integers_of
 from edgeshard.domain.errors import InternalError
-from edgeshard.domain.models.dtypes import DType, IntegerFormat, Quantisation
+from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard_agent.model.attention.attention import StepAttention
-from edgeshard_agent.model.projection import Integers, Projection, whole
+from edgeshard_agent.model.projection import Forms, Integers, Projection, whole
 from edgeshard_agent.model.tensors import TORCH_DTYPES
+from edgeshard_agent.ops.block_formats import Weight
 from edgeshard_agent.ops.huge_pages import WEIGHTS
-from edgeshard_agent.ops.quantize import QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,27 +56,29 @@ class StageContext:
     def is_last(self) -> bool:
         return self.layers.end == self.shape.layer_count
 
-    @property
-    def block_integers(self) -> Integers | None:
-        """The form in which matrices of blocks are packed; None for the dtype."""
-        return self._integers(None if self.quantisation is None else self.quantisation.blocks)
-
-    def expert_integers(self, layer: int) -> tuple[Integers, ...]:
-        """The form in which each expert's matrices are packed where experts have widths of their own; empty where they
-        have none."""
-        widths = self.shape.expert_widths
-        if self.quantisation is None or widths is None:
-            return ()
-        kinds = (widths.of(layer, expert) for expert in range(len(widths.layers[layer])))
-        return tuple(Integers(kind, self.shape.group_of(kind)) for kind in kinds)
+    def block_forms(self, layer: int) -> Forms:
+        """The forms in which matrices of a block are packed, by where their tensors go in it."""
+        record, shape = self.architecture, self.shape
+        forms: dict[str, Integers] = {}
+        for name, size in record.block(self.decoder.fields, shape, layer).items():
+            kind = integers_of(shape, f"{record.block_list}.{layer}.{name}", len(size), self.quantisation)
+            if kind is not None:
+                forms[record.place(name).parameter] = Integers(kind, shape.group_of(kind))
+        return forms
 
     @property
     def head_integers(self) -> Integers | None:
         """The form in which the LM head is packed; None for the dtype."""
-        return self._integers(None if self.quantisation is None else self.quantisation.head)
+        return self._outer_integers(HEAD_WEIGHT)
 
-    def _integers(self, chosen: IntegerFormat | None) -> Integers | None:
-        return None if chosen is None else Integers(chosen, self.shape.group_of(chosen))
+    @property
+    def embedding_integers(self) -> Integers | None:
+        """The form in which the embedding is packed; None if it keeps the dtype."""
+        return self._outer_integers(self.architecture.embedding)
+
+    def _outer_integers(self, name: str) -> Integers | None:
+        kind = integers_of(self.shape, name, 2, self.quantisation)
+        return None if kind is None else Integers(kind, self.shape.group_of(kind))
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -116,7 +118,7 @@ class StageModules(nn.Module):
         """Whether a step of decodes runs without reading anything back to the host, so that it can be recorded."""
         return True
 
-    def accept(self, name: str, value: torch.Tensor | QuantizedWeight) -> None:
+    def accept(self, name: str, value: Weight) -> None:
         """Take the tensor of this canonical name into the stage's own memory. `value` may be mapped from a file.
 
         One that is stored as integers stays so where the stage packs it as the same integers.

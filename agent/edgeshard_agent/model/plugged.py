@@ -21,8 +21,8 @@ from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.experts import replace_experts
 from edgeshard_agent.model.mixers import MIXERS
 from edgeshard_agent.model.modules import Batch, StageContext, StageModules
-from edgeshard_agent.model.projection import Projection, whole
-from edgeshard_agent.ops.quantize import QuantizedWeight
+from edgeshard_agent.model.projection import Integers, Projection, whole
+from edgeshard_agent.ops.block_formats import Weight
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class LayerModules(StageModules):
             hidden = block(hidden, step=step)
         return hidden
 
-    def accept(self, name: str, value: torch.Tensor | QuantizedWeight) -> None:
+    def accept(self, name: str, value: Weight) -> None:
         self._assign(self._embedding_places(name) if name == self.token_embedding else (name,), whole(value))
 
 
@@ -143,16 +143,17 @@ class PluggedModules(DecoderModules):
         context, record = self.context, self.context.architecture
         layer = make_layer(context, index)
         replace_experts(layer, context, index)
-        for name, size in record.block(context.decoder.fields, context.shape, index).items():
+        forms = context.block_forms(index)
+        for name in record.block(context.decoder.fields, context.shape, index):
             if not name.endswith(".weight") or record.expert_index(name) is not None:
                 continue
-            small = context.block_integers is not None and record.is_quantised(name, len(size))
-            path, _, _ = record.place(name).parameter.rpartition(".")
+            parameter = record.place(name).parameter
+            path, _, _ = parameter.rpartition(".")
             linear = layer.get_submodule(path)
             if type(linear) is nn.Linear and not record.keeps_float32(name):
                 owner, _, leaf = path.rpartition(".")
-                setattr(layer.get_submodule(owner), leaf, self._projection(linear, small))
-            elif small and not isinstance(linear, Projection):
+                setattr(layer.get_submodule(owner), leaf, self._projection(linear, forms.get(parameter)))
+            elif parameter in forms and not isinstance(linear, Projection):
                 raise InternalError(f"architecture {record.name}: {name} is no matrix that can be small integers")
         rotary = ""
         if record.rope is not None and record.rope.by_layer_type and record.windows is not None:
@@ -160,8 +161,8 @@ class PluggedModules(DecoderModules):
         chunk = 0 if record.chunks is None else record.chunks(context.decoder.fields, index)
         return PluggedBlock(layer, self._windows[index], rotary, chunk)
 
-    def _projection(self, linear: nn.Linear, small: bool) -> Projection:
-        integers, has_bias = self.context.block_integers if small else None, linear.bias is not None
+    def _projection(self, linear: nn.Linear, integers: Integers | None) -> Projection:
+        has_bias = linear.bias is not None
         return LayerProjection((linear.out_features,), linear.in_features, bias=has_bias, integers=integers)
 
     def _rotary_embedding(self) -> nn.Module:
@@ -178,7 +179,7 @@ class PluggedModules(DecoderModules):
             norm: nn.Module = norm_class(self.context.shape.hidden_size, eps=self._ends.eps)
         return norm
 
-    def _accept_in_block(self, index: str, name: str, value: torch.Tensor | QuantizedWeight) -> None:
+    def _accept_in_block(self, index: str, name: str, value: Weight) -> None:
         place = self.context.architecture.place(name)
         path, _, leaf = place.parameter.rpartition(".")
         block: Any = self.layers[index]

@@ -5,15 +5,19 @@ What a checkpoint keeps as several matrices with one input (q, k and v; gate and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import embedding, linear
 
+from edgeshard.domain.errors import InternalError
 from edgeshard.domain.models.dtypes import IntegerFormat
 from edgeshard_agent.ops import huge_pages
+from edgeshard_agent.ops.block_formats import BlockWeight, Weight, joined
 from edgeshard_agent.ops.linear import PackedLinear
 from edgeshard_agent.ops.quantize import QuantizedWeight, Scheme
 
@@ -28,6 +32,19 @@ class Integers:
     group: int
 
 
+Forms = Mapping[str, Integers]
+"""The forms of matrices by the names of their tensors; one that is absent keeps the dtype."""
+
+
+_MLP_PARTS = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
+
+
+def mlp_forms(forms: Forms, path: str) -> Forms:
+    """The forms of the MLP at this path by the parts of tensor names, as in `path.down_proj.weight`."""
+    names = {part: f"{path}.{part}.weight" for part in _MLP_PARTS}
+    return {part: forms[name] for part, name in names.items() if name in forms}
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """The place of a checkpoint's tensor, or of some of its rows, in a projection: its path, and a first row."""
@@ -37,12 +54,10 @@ class Piece:
     begin: int = 0
     end: int | None = None
 
-    def of(self, value: torch.Tensor | QuantizedWeight) -> torch.Tensor | QuantizedWeight:
+    def of(self, value: Weight) -> Weight:
         """The rows of the tensor that go there."""
         rows = slice(self.begin, self.end)
-        if isinstance(value, QuantizedWeight):
-            return replace(value, values=value.values[rows], scales=value.scales[rows])
-        return value[rows]
+        return value[rows] if isinstance(value, torch.Tensor) else value.rows(rows)
 
 
 def _passing_memory(shape: torch.Size, dtype: torch.dtype, device: str) -> torch.Tensor:
@@ -56,9 +71,9 @@ def _passing_memory(shape: torch.Size, dtype: torch.dtype, device: str) -> torch
     return huge_pages.mapped(shape, dtype)
 
 
-def whole(value: torch.Tensor | QuantizedWeight) -> torch.Tensor:
+def whole(value: Weight) -> torch.Tensor:
     """The numbers that integers and their scales stand for, in float32, as they are stored in whole groups."""
-    return value.dequantize() if isinstance(value, QuantizedWeight) else value
+    return value if isinstance(value, torch.Tensor) else value.dequantize()
 
 
 class Projection(nn.Module):
@@ -83,7 +98,7 @@ class Projection(nn.Module):
         self._awaited = rows * (2 if bias else 1)
         self.packed: PackedLinear | None = None
         """The packed weight; None while it is filled, and where the product is torch's."""
-        self._stored: dict[int, QuantizedWeight] = {}
+        self._stored: dict[int, QuantizedWeight | BlockWeight] = {}
         self.dtype = torch.float32
         """The dtype of the parameters that were packed."""
 
@@ -107,27 +122,29 @@ class Projection(nn.Module):
         self._awaited = 0
 
     def row_vectors(self, indices: torch.Tensor) -> torch.Tensor:
-        """Rows [T, columns] of W by their indices [T]: how a head that is the embedding too looks tokens up."""
+        """Rows [T, columns] of W by their indices [T]: how an embedding looks tokens up. Integers become float32."""
         if self.packed is not None:
             return self.packed.rows(indices)
         assert self.weight is not None
         return embedding(indices, self.weight)
 
-    def fill(
-        self, kind: str, first_row: int, value: torch.Tensor | QuantizedWeight, dtype: torch.dtype, device: str
-    ) -> None:
+    def fill(self, kind: str, first_row: int, value: Weight, dtype: torch.dtype, device: str) -> None:
         """Copy `value` to the rows from `first_row` on; `kind` is "weight" or "bias"."""
-        if isinstance(value, QuantizedWeight) and self._fits(value, device):
+        if not isinstance(value, torch.Tensor) and self._fits(value, device):
             self._stored[first_row] = value
-            self._arrived(len(value.values), dtype, device)
+            self._arrived(value.shape[0], dtype, device)
             return
         numbers = whole(value)
         self._copy(kind, first_row, numbers, dtype, device)
         self._arrived(len(numbers), dtype, device)
 
-    def _fits(self, value: QuantizedWeight, device: str) -> bool:
+    def _fits(self, value: QuantizedWeight | BlockWeight, device: str) -> bool:
         integers = self._integers
-        if integers is None or torch.device(device).type != "cpu" or value.group != integers.group:
+        if integers is None or torch.device(device).type != "cpu":
+            return False
+        if isinstance(value, BlockWeight):
+            return value.format is integers.format
+        if value.group != integers.group or integers.format.layout is not None:
             return False
         return Scheme(integers.format) in (Scheme.INT8, value.scheme)
 
@@ -143,7 +160,7 @@ class Projection(nn.Module):
         self._awaited -= rows
         if self._awaited:
             return
-        if self._stored and sum(len(part.values) for part in self._stored.values()) == self.rows:
+        if self._stored and sum(part.shape[0] for part in self._stored.values()) == self.rows:
             self._pack_stored(dtype)
             return
         for first_row, part in self._stored.items():  # beside others that are no integers
@@ -154,17 +171,36 @@ class Projection(nn.Module):
     def _pack_stored(self, dtype: torch.dtype) -> None:
         assert self._integers is not None
         parts = [self._stored[first] for first in sorted(self._stored)]
-        values, scales = torch.cat([part.values for part in parts]), torch.cat([part.scales for part in parts])
-        joined = QuantizedWeight(values, scales, self._integers.group, Scheme(self._integers.format))
+        self._stored = {}
+        if self._integers.format.layout is not None:
+            self.pack_blocks(joined([part for part in parts if isinstance(part, BlockWeight)]), dtype)
+            return
+        rounded = [part for part in parts if isinstance(part, QuantizedWeight)]
+        values, scales = torch.cat([part.values for part in rounded]), torch.cat([part.scales for part in rounded])
+        whole_weight = QuantizedWeight(values, scales, self._integers.group, Scheme(self._integers.format))
         bias = None if self.bias is None else self.bias.data.float()
-        self.weight, self.dtype, self._stored = None, dtype, {}
-        self.packed = PackedLinear.pack_stored(joined, self._integers.format, bias)
+        self.weight, self.dtype = None, dtype
+        self.packed = PackedLinear.pack_stored(whole_weight, self._integers.format, bias)
+
+    @property
+    def block_format(self) -> IntegerFormat | None:
+        """The block format in which it is packed; None for any other form."""
+        form = None if self._integers is None else self._integers.format
+        return None if form is None or form.layout is None else form
+
+    def pack_blocks(self, weight: BlockWeight, dtype: torch.dtype) -> None:
+        """Give all of its rows, in blocks, to the kernels; the bias is there. `dtype` is that of the stage."""
+        bias = None if self.bias is None else self.bias.data.float()
+        self.weight, self.dtype, self._awaited = None, dtype, 0
+        self.packed = PackedLinear.pack_blocks(weight, bias)
 
     def pack(self) -> None:
         """Give the filled parameters to the kernels, where there are any for this device and dtype."""
         weight, bias = self.weight, self.bias
         assert weight is not None
         integers = self._integers
+        if self.block_format is not None:
+            raise InternalError(f"numbers came for a matrix that is stored as {self.block_format}")
         scheme = _CPU_SCHEMES.get(weight.dtype) if integers is None else integers.format
         if weight.device.type != "cpu" or scheme is None:
             return
@@ -181,3 +217,70 @@ class Projection(nn.Module):
             return self.packed(x)
         assert self.weight is not None
         return linear(x, self.weight, self.bias)
+
+
+class JoinedProjection(nn.Module):
+    """The same where parts have different forms: those of one form that are neighbours are one `Projection`.
+
+    Each row of y has the bits that it has in a `Projection` of its own part.
+    """
+
+    def __init__(
+        self, parts: Sequence[int], columns: int, *, bias: bool = False, integers: Sequence[Integers | None]
+    ) -> None:
+        super().__init__()
+        self.rows = sum(parts)
+        self.columns = columns
+        self.parts = nn.ModuleList()
+        self._first_rows: list[int] = []
+        self._packed: PackedLinear | None = None
+        first_row = 0
+        for form, run in groupby(zip(parts, integers, strict=True), lambda part: part[1]):
+            sizes = [size for size, _ in run]
+            self._first_rows.append(first_row)
+            self.parts.append(Projection(sizes, columns, bias=bias, integers=form))
+            first_row += sum(sizes)
+
+    @property
+    def _placed(self) -> list[tuple[int, Projection]]:
+        """The parts, each with its first row."""
+        parts: list[Any] = list(self.parts)
+        return list(zip(self._first_rows, parts, strict=True))
+
+    @property
+    def packed(self) -> PackedLinear | None:
+        """The packed weights as one, the first of which continues with the next; None if native kernels lack one."""
+        if self._packed is not None:
+            return self._packed
+        packed = [part.packed for _, part in self._placed]
+        native = [part for part in packed if part is not None and part.native_address is not None]
+        if len(native) < len(packed):
+            return None
+        for part, following in pairwise(native):
+            part.continue_with(following)
+        self._packed = native[0]
+        return self._packed
+
+    def fill(self, kind: str, first_row: int, value: Weight, dtype: torch.dtype, device: str) -> None:
+        """As that of the part which has these rows; `value` has rows of one part only."""
+        first, part = next(item for item in reversed(self._placed) if item[0] <= first_row)
+        part.fill(kind, first_row - first, value, dtype, device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, rows] from [T, columns], in x's dtype."""
+        if self.packed is not None:
+            return self.packed(x.float()).half() if x.dtype is torch.float16 else self.packed(x)
+        return torch.cat([part(x) for _, part in self._placed], dim=-1)
+
+
+Matrix = Projection | JoinedProjection
+
+
+def projection(
+    parts: Sequence[int], columns: int, *, bias: bool = False, integers: Sequence[Integers | None]
+) -> Matrix:
+    """y = x W^T + b for W made of parts one under the other, each in the form that `integers` has for it."""
+    first = integers[0]
+    if all(form == first for form in integers):
+        return Projection(parts, columns, bias=bias, integers=first)
+    return JoinedProjection(parts, columns, bias=bias, integers=integers)

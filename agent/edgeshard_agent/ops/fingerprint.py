@@ -12,10 +12,12 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from edgeshard.domain.models.dtypes import BLOCK_FORMATS
 from edgeshard_agent.ops import native
 from edgeshard_agent.ops.activations import gelu, quick_gelu, softcap
 from edgeshard_agent.ops.angles import rotary_angles
 from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
+from edgeshard_agent.ops.block_formats import BlockWeight
 from edgeshard_agent.ops.elementwise import (
     clamped_swiglu,
     gated_head_norm,
@@ -28,7 +30,7 @@ from edgeshard_agent.ops.elementwise import (
 from edgeshard_agent.ops.kv_arena import NativeArena, PanelArena
 from edgeshard_agent.ops.kv_int4 import PAGE, Int4Arena
 from edgeshard_agent.ops.linear import ROW_DTYPES, PackedLinear
-from edgeshard_agent.ops.quantize import Scheme
+from edgeshard_agent.ops.quantize import PLAIN_SCHEMES, Scheme
 from edgeshard_agent.ops.recurrent import SpanStates, delta_gates, gated_delta_rule, short_convolution
 from edgeshard_agent.ops.routing import route
 
@@ -55,11 +57,15 @@ def bits_fingerprint() -> str:
 
 def _outputs() -> Iterator[torch.Tensor]:
     """Outputs of every operator on fixed inputs."""
-    for scheme in Scheme:
+    for scheme in PLAIN_SCHEMES:
         layer = PackedLinear.pack(_made(97, 192), scheme)
         for dtype in ROW_DTYPES[scheme]:
             yield layer(_made(_ROWS, 192).to(dtype))
     yield from _random_linears()
+    for kind in BLOCK_FORMATS:
+        layer = PackedLinear.pack_blocks(BlockWeight.random(97, 512, kind))
+        for dtype in ROW_DTYPES[Scheme(kind)]:
+            yield layer(_made(_ROWS, 512).to(dtype))
     yield from _angles()
     for dtype in _DTYPES:
         wide = _made(_ROWS, 1000).to(dtype)

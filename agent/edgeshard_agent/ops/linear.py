@@ -12,7 +12,9 @@ from torch import Tensor
 from torch.nn.functional import linear, pad
 
 from edgeshard.domain.errors import FailedPreconditionError, InternalError, InvalidArgumentError
+from edgeshard.domain.models.dtypes import IntegerFormat
 from edgeshard_agent.ops import native, packing
+from edgeshard_agent.ops.block_formats import PACKED, BlockWeight, block_rows, layout_of, pack_blocks
 from edgeshard_agent.ops.huge_pages import WEIGHTS
 from edgeshard_agent.ops.quantize import (
     DEFAULT_GROUPS,
@@ -23,12 +25,16 @@ from edgeshard_agent.ops.quantize import (
     quantize_weight,
 )
 
+_FLOATS = (Scheme.FLOAT32, Scheme.BFLOAT16)
 # The numbers of `Scheme` in kernels.h.
 _SCHEMES = {Scheme.FLOAT32: 0, Scheme.BFLOAT16: 1, Scheme.INT8: 2, Scheme.INT4: 3, Scheme.INT2: 4}
+_SCHEMES |= {Scheme.Q4_K: 5, Scheme.Q5_K: 6, Scheme.Q6_K: 7, Scheme.IQ4_XS: 8}
+ROW_GROUP = 32
+"""Inputs of a row that are rounded with one scale for matrices in block formats, whatever their own groups."""
 ROW_DTYPES = {
     Scheme.FLOAT32: (torch.float32,),
     Scheme.BFLOAT16: (torch.bfloat16,),
-    **dict.fromkeys((Scheme.INT8, Scheme.INT4, Scheme.INT2), (torch.float32, torch.bfloat16)),
+    **{scheme: (torch.float32, torch.bfloat16) for scheme in Scheme if scheme not in _FLOATS},
 }
 """Of the rows that each scheme's layers take."""
 
@@ -66,17 +72,27 @@ class PackedLinear:
     """y = x W^T + b, with W stored as `scheme` says; accumulated in float32.
 
     A row's result depends on that row alone: in the native kernels it is the same, bit for bit, however many rows are
-    computed together. The integer schemes round x too, to 8 bits with a scale for each row and group.
+    computed together. The integer schemes round x too, to 8 bits with a scale for each row and group; block formats do
+    it in groups of 32 inputs. One that has no kernel does not: its numbers become float32, some rows at a time, which
+    is slow.
     """
 
-    __slots__ = ("_held", "group", "in_features", "out_features", "scheme")
+    __slots__ = ("_held", "_next", "group", "in_features", "out_features", "scheme")
 
-    def __init__(self, weight: Tensor | QuantizedWeight, scheme: Scheme, bias: Tensor | None, group: int) -> None:
+    def __init__(
+        self, weight: Tensor | QuantizedWeight | BlockWeight, scheme: Scheme, bias: Tensor | None, group: int
+    ) -> None:
         self.scheme = scheme
         self.group = group
-        self.out_features, self.in_features = packing.matrix(weight).shape
-        self._held: _NativeWeight | _ReferenceWeight
-        if native.native_available():
+        self._next: PackedLinear | None = None
+        self.out_features, self.in_features = weight.shape
+        self._held: _NativeWeight | _ReferenceWeight | _BlockReference
+        has_kernels = native.native_available()
+        if isinstance(weight, BlockWeight) and (weight.format not in PACKED or not has_kernels):
+            form = PackedForm(scheme.value, group, *weight.shape)
+            memory = WEIGHTS.take((weight.nbytes,), torch.uint8).copy_(weight.data.view(-1))
+            self._held = _BlockReference(form, memory, bias)
+        elif isinstance(weight, BlockWeight) or has_kernels:
             self._held = _NativeWeight.pack(weight, scheme, bias, group)
         else:
             if scheme.is_quantized and isinstance(weight, Tensor):
@@ -119,6 +135,12 @@ class PackedLinear:
             return cls(weight, chosen, bias, weight.group)
 
     @classmethod
+    def pack_blocks(cls, weight: BlockWeight, bias: Tensor | None = None) -> PackedLinear:
+        """The same for blocks that there are already; `bias` is [out]."""
+        with _one_thread():
+            return cls(weight, Scheme(weight.format), bias, layout_of(weight.format).inputs)
+
+    @classmethod
     def adopt(cls, form: PackedForm, memory: Tensor | None, bias: Tensor | None) -> PackedLinear:
         """A layer whose packed bytes are there already: `memory`, of `form.size` bytes aligned to a cache line.
 
@@ -129,7 +151,7 @@ class PackedLinear:
         if not native.native_available():
             raise FailedPreconditionError("packed weights need the native kernels, which are missing or switched off")
         made = cls.__new__(cls)
-        made.scheme, made.group = Scheme.parse(form.scheme), form.group
+        made.scheme, made.group, made._next = Scheme.parse(form.scheme), form.group, None
         made.out_features, made.in_features = form.out_features, form.in_features
         if bias is not None and (bias.dtype, bias.numel()) != (torch.float32, form.padded_rows):
             raise InvalidArgumentError("bias does not fit the packed matrix", field="bias")
@@ -137,19 +159,22 @@ class PackedLinear:
             raise InvalidArgumentError(
                 f"{memory.numel()} bytes are not the {form.size} of a packed matrix", field="memory"
             )
-        made._held = _NativeWeight(form, memory, bias)
+        if made.scheme.is_block_format and made.scheme.value not in PACKED:
+            made._held = _BlockReference(form, memory, None if bias is None else bias[: form.out_features])
+        else:
+            made._held = _NativeWeight(form, memory, bias)
         return made
 
     def copied(self) -> PackedLinear:
         """The same layer, with its weights in memory of its own."""
         made = PackedLinear.__new__(PackedLinear)
-        made.scheme, made.group, made._held = self.scheme, self.group, self._held.copied()
+        made.scheme, made.group, made._next, made._held = self.scheme, self.group, None, self._held.copied()
         made.out_features, made.in_features = self.out_features, self.in_features
         return made
 
     @property
-    def _native(self) -> _NativeWeight | None:
-        return self._held if isinstance(self._held, _NativeWeight) else None
+    def _native(self) -> _NativeWeight | _BlockReference | None:
+        return None if isinstance(self._held, _ReferenceWeight) else self._held
 
     @property
     def form(self) -> PackedForm | None:
@@ -177,9 +202,19 @@ class PackedLinear:
         padded."""
         return None if self._native is None or self._native.padding else self._native.address
 
+    def continue_with(self, following: PackedLinear) -> None:
+        """Compute its outputs too in each call, after these. Both have a `native_address` and the same inputs."""
+        assert isinstance(self._held, _NativeWeight) and following.native_address is not None
+        self._next = following
+        self._held.continue_with(following.native_address)
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a call: its own, then the outputs of the layers that follow."""
+        return self.out_features + (0 if self._next is None else self._next.outputs)
+
     def rows(self, indices: Tensor) -> Tensor:
-        """Rows [n, in] of a weight that is not quantised, by their indices [n]: a tied embedding is looked up so."""
-        assert not self.scheme.is_quantized
+        """Rows [n, in] of the weight, by their indices [n]: an embedding is looked up so. Integers become float32."""
         return self._held.rows(indices, self.scheme)[:, : self.in_features]
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -196,10 +231,10 @@ class PackedLinear:
             )
         rows = x.shape[0]
         if out is None:
-            out = torch.empty((rows, self.out_features), dtype=x.dtype)
-        elif out.shape != (rows, self.out_features) or out.dtype is not x.dtype or out.stride(1) != 1:
+            out = torch.empty((rows, self.outputs), dtype=x.dtype)
+        elif out.shape != (rows, self.outputs) or out.dtype is not x.dtype or out.stride(1) != 1:
             raise InvalidArgumentError(
-                f"out is {out.dtype} {tuple(out.shape)}; it must be {x.dtype} ({rows}, {self.out_features}), each row "
+                f"out is {out.dtype} {tuple(out.shape)}; it must be {x.dtype} ({rows}, {self.outputs}), each row "
                 "contiguous",
                 field="out",
             )
@@ -229,10 +264,14 @@ class _NativeWeight:
     __slots__ = ("_function", "_struct", "address", "bias", "form", "packed", "padding")
 
     @classmethod
-    def pack(cls, weight: Tensor | QuantizedWeight, scheme: Scheme, bias: Tensor | None, group: int) -> _NativeWeight:
-        out_features, in_features = packing.matrix(weight).shape
+    def pack(
+        cls, weight: Tensor | QuantizedWeight | BlockWeight, scheme: Scheme, bias: Tensor | None, group: int
+    ) -> _NativeWeight:
+        out_features, in_features = weight.shape
         half_scales = isinstance(weight, QuantizedWeight) and weight.scales.dtype is torch.float16
-        if scheme.is_quantized:
+        if isinstance(weight, BlockWeight):
+            packed = pack_blocks(weight)
+        elif scheme.is_quantized:
             packed = packing.pack_quantized(weight, scheme, group)
         else:
             packed = packing.pack_float(packing.matrix(weight), scheme)
@@ -246,12 +285,17 @@ class _NativeWeight:
         self._function = library.edgeshard_linear
         self.form, self.packed, self.bias = form, packed, bias
         scheme = Scheme.parse(form.scheme)
+        is_rounded = scheme.is_quantized or scheme.is_block_format
         # Rows are padded where they are rounded to integers; for floats the caller pads them.
-        self.padding = 0 if scheme.is_quantized else form.in_padded - form.in_features
+        self.padding = 0 if is_rounded else form.in_padded - form.in_features
         pointers = [None if part is None else part.data_ptr() for part in (packed, bias)]
         sizes = form.in_features, form.in_padded, form.out_features, form.panels
-        self._struct = native.LinearStruct(*pointers, _SCHEMES[scheme], form.group, *sizes, form.half_scales)
+        group = ROW_GROUP if scheme.is_block_format else form.group
+        self._struct = native.LinearStruct(*pointers, _SCHEMES[scheme], group, *sizes, form.half_scales, None)
         self.address = ctypes.addressof(self._struct)
+
+    def continue_with(self, address: int) -> None:
+        self._struct.next = address
 
     def place(self, memory: Tensor | None) -> None:
         self.packed = memory
@@ -267,7 +311,13 @@ class _NativeWeight:
 
     def rows(self, indices: Tensor, scheme: Scheme) -> Tensor:
         assert self.packed is not None
-        return packing.float_rows(self.packed, scheme, self._struct.in_padded, indices)
+        in_padded = self.form.in_padded
+        if scheme.is_block_format:
+            return block_rows(self.packed, IntegerFormat(scheme), self.form.in_features, indices)
+        if scheme.is_quantized:
+            group, half_scales = self.form.group, self.form.half_scales
+            return packing.integer_rows(self.packed, scheme, group, in_padded, half_scales, indices)
+        return packing.float_rows(self.packed, scheme, in_padded, indices)
 
     def apply(self, x: Tensor, out: Tensor) -> None:
         if self.packed is None:
@@ -314,8 +364,9 @@ class _ReferenceWeight:
         return made
 
     def rows(self, indices: Tensor, _: Scheme) -> Tensor:
-        assert isinstance(self._weight, Tensor)
-        return self._weight[indices]
+        if isinstance(self._weight, Tensor):
+            return self._weight[indices]
+        return self._weight.rows(indices).dequantize()
 
     def apply(self, x: Tensor, out: Tensor) -> None:
         if isinstance(self._weight, QuantizedWeight):
@@ -324,6 +375,56 @@ class _ReferenceWeight:
         else:
             result = linear(x, self._weight, None if self._bias is None else self._bias.to(x.dtype))
         out.copy_(result)
+
+
+class _BlockReference:
+    """A weight in a block format, computed by its meaning: float32 numbers of some outputs at a time.
+
+    The fp32 kernel multiplies them, so that a row's bits depend on that row only.
+    """
+
+    __slots__ = ("bias", "form", "packed")
+    address = None
+    padding = 0
+
+    def __init__(self, form: PackedForm, packed: Tensor | None, bias: Tensor | None) -> None:
+        self.form, self.packed = form, packed
+        self.bias = None if bias is None else bias.float()
+
+    def place(self, memory: Tensor | None) -> None:
+        self.packed = memory
+
+    @property
+    def nbytes(self) -> int:
+        return (0 if self.packed is None else self.packed.numel()) + (0 if self.bias is None else self.bias.nbytes)
+
+    def copied(self) -> _BlockReference:
+        assert self.packed is not None
+        memory = WEIGHTS.take(self.packed.shape, torch.uint8).copy_(self.packed)
+        return _BlockReference(self.form, memory, self.bias)
+
+    @property
+    def _weight(self) -> BlockWeight:
+        if self.packed is None:
+            raise InternalError("a layer was called whose weights are not in memory")
+        form = self.form
+        return BlockWeight.of(self.packed, (form.out_features, form.in_features), IntegerFormat(form.scheme))
+
+    def rows(self, indices: Tensor, _: Scheme) -> Tensor:
+        return self._weight.rows(indices).dequantize()
+
+    def apply(self, x: Tensor, out: Tensor) -> None:
+        weight, rows = self._weight, x.float().contiguous()
+        at_once = max(packing.PANEL, _REFERENCE_ELEMENTS // self.form.in_features)
+        for first in range(0, self.form.out_features, at_once):
+            some = slice(first, first + at_once)
+            bias = None if self.bias is None else self.bias[some]
+            part = PackedLinear.pack(weight.rows(some).dequantize(), Scheme.FLOAT32, bias)
+            out[:, some] = part(rows)
+
+
+_REFERENCE_ELEMENTS = 1 << 22
+"""Elements of a block format that are numbers at the same time."""
 
 
 def _check_weights(weights: Sequence[Tensor]) -> None:

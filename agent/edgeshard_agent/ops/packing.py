@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch.nn.functional import pad
 
+from edgeshard.domain.models.dtypes import IntegerFormat
 from edgeshard_agent.ops.huge_pages import WEIGHTS
 from edgeshard_agent.ops.quantize import ELEMENTS_AT_ONCE, QuantizedWeight, Scheme, quantize_weight
 
@@ -33,6 +34,8 @@ def padded_inputs(scheme: Scheme, group: int, in_features: int) -> int:
 
 def packed_size(scheme: Scheme, group: int, out_features: int, in_features: int) -> int:
     """Bytes of a packed weight [out, in]."""
+    if scheme.is_block_format:
+        return IntegerFormat(scheme).matrix_bytes(out_features, in_features)
     panels, padded = -(-out_features // PANEL), padded_inputs(scheme, group, in_features)
     if not scheme.is_quantized:
         return panels * PANEL * padded * (4 if scheme is Scheme.FLOAT32 else 2)
@@ -45,6 +48,23 @@ def float_rows(packed: torch.Tensor, scheme: Scheme, in_padded: int, indices: to
     step, dtype = (1, torch.float32) if scheme is Scheme.FLOAT32 else (2, torch.bfloat16)
     panels = packed.view(dtype).view(-1, in_padded // step, PANEL, step)
     return panels[indices // PANEL, :, indices % PANEL].reshape(len(indices), in_padded)
+
+
+def integer_rows(
+    packed: torch.Tensor, scheme: Scheme, group: int, in_padded: int, half_scales: bool, indices: torch.Tensor
+) -> torch.Tensor:
+    """Rows [n, in_padded] float32 of what `pack_quantized` packed as int8 or int4, by their indices [n]."""
+    panels = packed.view(-1, in_padded // group, _SCALES_BYTES + PANEL * group * scheme.bits // 8)
+    panel, row = indices // PANEL, indices % PANEL
+    chunks = panels[..., _SCALES_BYTES:].unflatten(-1, (-1, PANEL, 4))[panel, :, :, row]
+    scales = panels[..., :_SCALES_BYTES].unflatten(-1, (PANEL, 2))[panel, :, row].contiguous()
+    if scheme is Scheme.INT8:
+        values = chunks.to(torch.int16) - 128
+    else:
+        values = torch.cat((chunks & 15, chunks >> 4), -1).to(torch.int16) - 8
+    by_group = scales.view(torch.float16 if half_scales else torch.bfloat16).float()
+    numbers: torch.Tensor = values.flatten(2).float() * by_group
+    return numbers.flatten(1)
 
 
 def pack_quantized(weight: torch.Tensor | QuantizedWeight, scheme: Scheme, group: int) -> torch.Tensor:

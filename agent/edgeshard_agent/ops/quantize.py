@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
 
 import torch
 
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.models.dtypes import BLOCK_FORMATS
 
 
 class Scheme(StrEnum):
-    """The number format of a packed weight."""
+    """The number format of a packed weight. `BLOCK_FORMATS` have the same names here."""
 
     FLOAT32 = "fp32"
     BFLOAT16 = "bf16"
     INT8 = "int8"
     INT4 = "int4"
     INT2 = "int2"
+    Q4_K = "q4_k"
+    Q5_K = "q5_k"
+    Q6_K = "q6_k"
+    IQ4_XS = "iq4_xs"
 
     @classmethod
     def parse(cls, text: str) -> Scheme:
@@ -34,10 +39,17 @@ class Scheme(StrEnum):
         return self in (Scheme.INT8, Scheme.INT4, Scheme.INT2)
 
     @property
+    def is_block_format(self) -> bool:
+        return self.value in BLOCK_FORMATS
+
+    @property
     def bits(self) -> int:
-        """Bits of one weight, without its scale."""
+        """Bits of one weight, without its scale; not of a block format."""
         return {Scheme.FLOAT32: 32, Scheme.BFLOAT16: 16, Scheme.INT8: 8, Scheme.INT4: 4, Scheme.INT2: 2}[self]
 
+
+PLAIN_SCHEMES = tuple(scheme for scheme in Scheme if not scheme.is_block_format)
+"""Those in which `PackedLinear.pack` packs numbers."""
 
 # Smaller groups follow the weights more closely and cost more scales: 2 bytes each.
 DEFAULT_GROUPS = {Scheme.INT8: 64, Scheme.INT4: 32, Scheme.INT2: 32}
@@ -65,6 +77,15 @@ class QuantizedWeight:
     @property
     def nbytes(self) -> int:
         return self.values.nbytes + self.scales.nbytes
+
+    @property
+    def shape(self) -> torch.Size:
+        """[out, in], padding included."""
+        return self.values.shape
+
+    def rows(self, chosen: slice | torch.Tensor) -> QuantizedWeight:
+        """Some of its rows."""
+        return replace(self, values=self.values[chosen], scales=self.scales[chosen])
 
     def dequantize(self) -> torch.Tensor:
         """[out, in] float32, padding included."""

@@ -27,7 +27,8 @@ def spec_option(key: str, help: str = "", metavar: str = "") -> Any:
     return declared(KEYS[key], help, metavar, min=KEYS[key].option.low)
 
 
-Quantise = Annotated[str | None, spec_option("quantisation", "Weights as small integers: int8 or int4.", "FORMAT")]
+_QUANTISE_HELP = "Weights as small integers: int8, int4 or stored."
+Quantise = Annotated[str | None, spec_option("quantisation", _QUANTISE_HELP, "FORMAT")]
 """The same for all nodes."""
 
 
@@ -83,9 +84,10 @@ def _quantisation(items: Sequence[str], key: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for item in items:
         node, equals, text = item.rpartition("=")
-        if text not in ("none", *MODEL_FORMATS) or (equals and (not node or text == "none")) or (node or "*") in found:
+        is_unknown = text not in ("none", "stored", *MODEL_FORMATS) or (equals and (not node or text == "none"))
+        if is_unknown or (node or "*") in found:
             raise InvalidArgumentError(
-                f"--quantise {item!r}: give none, int8 or int4 once, and NODE=int8 or NODE=int4 once for a node",
+                f"--quantise {item!r}: give none, int8, int4 or stored once, and NODE=FORMAT once for a node",
                 field=key,
             )
         found[node or EVERY_NODE] = text

@@ -96,9 +96,9 @@ class DeploymentSpec:
         (), "Keep others' weights in its memory, to take over; may be repeated; auto chooses.", metavar="NODE"
     )
     reserve: dict[str, int] = option(dict, "Memory to leave free; may be repeated.", metavar="NODE=SIZE")
-    quantisation: dict[str, Literal[IntegerFormat.INT8, IntegerFormat.INT4, "none"]] = option(
+    quantisation: dict[str, Literal[IntegerFormat.INT8, IntegerFormat.INT4, "stored", "none"]] = option(
         dict,
-        "Weights as small integers: int8, int4 or none; by default as stored. May be repeated for nodes.",
+        "Weights as small integers: int8, int4, stored or none; by default as stored. May be repeated for nodes.",
         metavar="FORMAT|NODE=FORMAT",
         flag="quantise",
         alias="quantize",
@@ -162,12 +162,14 @@ class DeploymentSpec:
     def quantisation_of(self, node: str) -> Quantisation | None:
         """How this node keeps its weights; None for the deployment's dtype."""
         blocks = self.quantisation.get(node, self.quantisation.get(EVERY_NODE))
-        return None if blocks in (None, WHOLE_HEAD) else Quantisation.of(IntegerFormat(blocks), self.head_quantisation)
+        return None if blocks is None or blocks == WHOLE_HEAD else Quantisation.of(blocks, self.head_quantisation)
 
     def as_stored(self, stored_as: Quantisation | None, nodes: Collection[str] = (EVERY_NODE,)) -> DeploymentSpec:
         """With the weights on these nodes as the model is stored, where this spec says nothing of them."""
         if stored_as is None or self.quantisation or not nodes:
             return self
+        if stored_as is Quantisation.STORED:
+            return replace(self, quantisation=dict.fromkeys(nodes, "stored"))
         blocks: dict[str, Any] = dict.fromkeys(nodes, stored_as.blocks)
         head: Any = str(stored_as.head or WHOLE_HEAD)
         return replace(self, quantisation=blocks, head_quantisation=head)
@@ -275,6 +277,9 @@ def _check_together(spec: DeploymentSpec) -> None:
             raise about(f"reserve.{node}", "must be 0 bytes or more", "INVALID_SPEC")
     if spec.head_quantisation is not None and not spec.quantisation:
         raise about("head_quantisation", "no node has quantised weights; give quantisation too", "INVALID_SPEC")
+    if spec.head_quantisation is not None and "stored" in spec.quantisation.values():
+        why = "with quantisation stored the head keeps the format that it is stored in; leave it out"
+        raise about("head_quantisation", why, "INVALID_SPEC")
     if spec.allow_streaming and spec.objective == "energy":
         why = "it is not for the objective energy; what a disk takes is not known"
         raise about("allow_streaming", why, "INVALID_SPEC")

@@ -78,12 +78,29 @@ STORED_GROUP = 32
 """Inputs of a row that share a scale in a model that is stored as small integers."""
 
 
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """Sizes of a block of consecutive inputs of a row: how many they are, and its bytes in the store and packed."""
+
+    inputs: int
+    stored_bytes: int
+    packed_bytes: int
+
+
 class IntegerFormat(StrEnum):
-    """A matrix as small integers, with a scale for each group of inputs."""
+    """A matrix as small integers, with a scale for each group of inputs.
+
+    The names that begin with `int` are EdgeShard's own. The others are llama.cpp's: several groups share a block, which
+    has scales of its groups, and in some formats minima. Nothing is rounded to those; a model is stored so.
+    """
 
     INT2 = "int2"
     INT4 = "int4"
     INT8 = "int8"
+    Q4_K = "q4_k"
+    Q5_K = "q5_k"
+    Q6_K = "q6_k"
+    IQ4_XS = "iq4_xs"
 
     @classmethod
     def parse(cls, text: str, field: str = "quantisation") -> IntegerFormat:
@@ -92,9 +109,21 @@ class IntegerFormat(StrEnum):
             raise invalid(field, f"{text!r} is unknown: use {' or '.join(MODEL_FORMATS)}")
         return cls(text)
 
+    @classmethod
+    def parse_stored(cls, text: str, field: str) -> IntegerFormat:
+        """A format in which tensors are stored, of `STORED_FORMATS`."""
+        if text not in STORED_FORMATS:
+            raise invalid(field, f"{text!r} is unknown: use one of {', '.join(STORED_FORMATS)}")
+        return cls(text)
+
+    @property
+    def layout(self) -> BlockLayout | None:
+        """The sizes of its blocks, in llama.cpp's formats; None otherwise."""
+        return _LAYOUTS.get(self)
+
     @property
     def bits(self) -> int:
-        """Of one weight, without its scale."""
+        """Of one weight, without its scale, in a format of EdgeShard's own."""
         return int(self.removeprefix("int"))
 
     @property
@@ -103,23 +132,42 @@ class IntegerFormat(StrEnum):
         return 64 if self is IntegerFormat.INT8 else 32
 
     def matrix_bytes(self, rows: int, columns: int, group: int | None = None) -> int:
-        """Bytes of a matrix of this many outputs and inputs: its integers and the scales, 2 bytes each."""
+        """Bytes of a packed matrix of this many outputs and inputs: its integers, and what scales them."""
+        if self.layout is not None:
+            return rows * columns // self.layout.inputs * self.layout.packed_bytes
         return rows * (-(-columns * self.bits // 8) + 2 * -(-columns // (group or self.group)))
 
     @property
-    def stored_block_bytes(self) -> int:
-        """Bytes of `STORED_GROUP` inputs of a row where a model is stored so.
+    def stored_block(self) -> int:
+        """Inputs of a row in a block of the store."""
+        return STORED_GROUP if self.layout is None else self.layout.inputs
 
-        A float16 scale, then a byte for each integer; or 16 bytes, which have inputs 0 to 15 in their low nibbles and
-        16 to 31 in the high ones, each integer + 8. (Q8_0 and Q4_0 of llama.cpp.)
+    @property
+    def stored_block_bytes(self) -> int:
+        """Bytes of `stored_block` inputs of a row in the store.
+
+        int8 (Q8_0 of llama.cpp) has a float16 scale, then a byte for each integer. int4 (Q4_0) has 16 bytes after the
+        scale. Their low nibbles are inputs 0 to 15, the high ones 16 to 31, each integer + 8. llama.cpp's ggml-common.h
+        has the layouts of the others.
         """
-        assert self in MODEL_FORMATS
+        assert self in STORED_FORMATS
+        if self.layout is not None:
+            return self.layout.stored_bytes
         return 34 if self is IntegerFormat.INT8 else 18
 
 
+_LAYOUTS = {
+    IntegerFormat.Q4_K: BlockLayout(256, 144, 148),
+    IntegerFormat.Q5_K: BlockLayout(256, 176, 180),
+    IntegerFormat.Q6_K: BlockLayout(256, 210, 210),
+    IntegerFormat.IQ4_XS: BlockLayout(256, 136, 138),
+}
+BLOCK_FORMATS = tuple(_LAYOUTS)
 MODEL_FORMATS = (IntegerFormat.INT8, IntegerFormat.INT4)
 """Formats for all of a model's matrices, and for one that is stored. int2 is for single experts (`ExpertWidths`):
 in every matrix it would cost most of a model's quality."""
+STORED_FORMATS = (*MODEL_FORMATS, *BLOCK_FORMATS)
+"""Formats of single tensors in the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +193,7 @@ class Quantisation(StrEnum):
 
     Activations, KV and embeddings keep the deployment's dtype. The head is int8 unless the name says otherwise: whole
     it is up to half of a small model's bytes, and int4 in it alone costs nearly as much quality as in all blocks.
+    In `STORED` every matrix, embedding and head included, keeps the format in which it is stored.
     """
 
     INT8 = "int8"
@@ -153,10 +202,11 @@ class Quantisation(StrEnum):
     INT4_HEAD_INT4 = "int4-head-int4"
     INT8_HEAD_WHOLE = "int8-head-none"
     INT4_HEAD_WHOLE = "int4-head-none"
+    STORED = "stored"
 
     @classmethod
-    def of(cls, blocks: IntegerFormat, head: str | None = None) -> Quantisation:
-        """`head` is `int8`, `int4` or `none`; None is the default."""
+    def of(cls, blocks: str, head: str | None = None) -> Quantisation:
+        """`blocks` is `int8`, `int4` or `stored`. `head` is `int8`, `int4` or `none`; None is the default."""
         return cls(blocks if head in (None, IntegerFormat.INT8) else f"{blocks}-head-{head}")
 
     @classmethod
@@ -165,14 +215,18 @@ class Quantisation(StrEnum):
 
     @property
     def blocks(self) -> IntegerFormat:
-        """Of the matrices of blocks."""
+        """Of the matrices of blocks; not of `STORED`, in which each has a format of its own."""
         return IntegerFormat(self.partition("-")[0])
 
     @property
     def head(self) -> IntegerFormat | None:
-        """Of the LM head; None where it keeps the dtype."""
+        """Of the LM head; None if it keeps the dtype. Not of `STORED`."""
         written = self.partition("-head-")[2] or IntegerFormat.INT8
         return None if written == WHOLE_HEAD else IntegerFormat(written)
+
+
+ROUNDED = tuple(quantisation for quantisation in Quantisation if quantisation is not Quantisation.STORED)
+"""Those that fit any model whose architecture quantises."""
 
 
 def parse_quantisation(blocks: str | None, head: str | None) -> Quantisation | None:
@@ -183,6 +237,13 @@ def parse_quantisation(blocks: str | None, head: str | None) -> Quantisation | N
                 "--head-quantisation is about quantised weights: give --quantise too", field="head_quantisation"
             )
         return None
+    if blocks == Quantisation.STORED:
+        if head is not None:
+            raise InvalidArgumentError(
+                "--head-quantisation is for weights that are rounded: leave it out with --quantise stored",
+                field="head_quantisation",
+            )
+        return Quantisation.STORED
     if head not in (None, WHOLE_HEAD, *MODEL_FORMATS):
         raise InvalidArgumentError(
             f"--head-quantisation {head!r} is unknown: use none, int8 or int4", field="head_quantisation"

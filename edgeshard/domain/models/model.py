@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from edgeshard.domain.ids import Digest, ModelName
-from edgeshard.domain.models.dtypes import STORED_GROUP, DType, IntegerFormat
+from edgeshard.domain.models.dtypes import DType, IntegerFormat
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -51,8 +51,8 @@ Unit = int | Part
 class TensorInfo:
     """One tensor of a checkpoint. `name` is the checkpoint's own; `sha256` is of its raw little-endian bytes.
 
-    A matrix may be stored as small `integers`, in blocks of `STORED_GROUP` inputs (`IntegerFormat.stored_block_bytes`);
-    `dtype` is then the one that holds their products with the scales exactly, float32.
+    A matrix may be stored as small `integers`, in blocks (`IntegerFormat.stored_block_bytes`); `dtype` is then the one
+    that holds their products with the scales exactly, float32.
     """
 
     name: str
@@ -68,7 +68,7 @@ class TensorInfo:
     @property
     def stored_bytes(self) -> int:
         if self.integers is not None:
-            return self.element_count // STORED_GROUP * self.integers.stored_block_bytes
+            return self.element_count // self.integers.stored_block * self.integers.stored_block_bytes
         return self.element_count * self.dtype.itemsize
 
 

@@ -107,7 +107,9 @@ class LayerProfile:
     """One sort of layer; the model has `layers` of it.
 
     `parameters` are those of one layer. `window` is the sliding window in tokens, 0 for full attention.
-    `rotated_bytes` are the weights that the measurement cycled through, so that no cache held them.
+    `rotated_bytes` are the weights that the measurement cycled through, so that no cache held them. `weight_bytes`
+    are the bytes of one block whose matrices have formats of their own, 0 for any other layer: blocks of the same
+    parameters may differ in their formats.
     """
 
     kind: LayerKind
@@ -117,6 +119,7 @@ class LayerProfile:
     rotated_bytes: Count
     prefill: Samples
     decode: Samples
+    weight_bytes: Count = 0
 
     def check(self) -> None:
         for field, samples in (("prefill", self.prefill), ("decode", self.decode)):

@@ -187,7 +187,7 @@ class Costs:
     def ends_bytes(self, embedding: bool, head: bool) -> int:
         """Weights of embedding and head on a stage with either of them, or both."""
         model, formats = self.problem.model, self.problem.formats
-        size = self.problem.dtype.itemsize * model.embedding_parameters * embedding + model.head_bytes(*formats) * head
+        size = model.embedding_bytes(*formats) * embedding + model.head_bytes(*formats) * head
         return size - model.shared_bytes(*formats) * (embedding and head)
 
     def sequence_kv_bytes(self) -> list[int]:
@@ -288,7 +288,7 @@ class Costs:
             return_s=link_seconds(self.hop_bytes(load.batch, returns=True), self.bandwidth_bps),
             latency_s=self.delay_s,
             layer_bytes=self._layer_bytes(load),
-            embed_bytes=float(model.embedding_parameters * problem.dtype.itemsize + outer_loading),
+            embed_bytes=float(model.embedding_bytes(*problem.formats) + outer_loading),
             head_bytes=float(model.head_bytes(*problem.formats) + self.logits_bytes(load) + outer_loading),
             tied_bytes=float(model.shared_bytes(*problem.formats) + outer_loading),
             stage_bytes=float(self.stage_workspace(load)),

@@ -25,9 +25,11 @@ class MeasuredTimes:
 
     def block_s(self, block: BlockSpec, phase: StepShape) -> float:
         kind = LayerKind.MOE_BLOCK if block.experts else LayerKind.BLOCK
-        for fit in self.fit.of_kind(kind, block.parameters):
-            if fit.profile.window == block.window:
-                return _seconds(fit, phase)
+        measured, of = self.fit.of_kind(kind, block.parameters), self.fit.profile
+        alike = [fit for fit in measured if fit.profile.window == block.window]
+        if alike:
+            size = block.weight_bytes(of.dtype, of.quantisation)
+            return _seconds(min(alike, key=lambda fit: abs(fit.profile.weight_bytes - size)), phase)
         raise InvalidArgumentError(
             f"the profile has no {kind} with a window of {block.window} tokens; profile this model", field="profile"
         )

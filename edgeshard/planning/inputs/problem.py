@@ -198,7 +198,7 @@ class PlanProblem:
     def check(self) -> None:
         """Raise InvalidArgumentError, or UnsupportedModelError for quantisation, naming the field at fault."""
         if self.quantisation is not None:
-            check_quantisation(self.model.shape.architecture)
+            check_quantisation(self.model.shape, self.quantisation)
         self.model.shape.check_kv(self.effective_kv_dtype)
         for name in ("prompt_tokens", "new_tokens", "min_nodes"):
             check_count(getattr(self, name), name)

@@ -20,7 +20,6 @@ from edgeshard.architectures import (
     ModelShape,
     StateSize,
     expected_tensors,
-    expert_width,
     integers_of,
     keeps_float32,
     matrix_size,
@@ -36,26 +35,56 @@ from edgeshard.domain.models.model import Part
 
 @dataclass(frozen=True, slots=True)
 class Matrices:
-    """The part of some weights that quantisation makes small integers: its elements, and its bytes in each format."""
+    """The part of some weights that quantisation makes small integers: its elements, and its bytes in each format.
+
+    Those that are stored as integers are another part: embeddings may be among them.
+    """
 
     elements: int = 0
     int8_bytes: int = 0
     int4_bytes: int = 0
+    stored_elements: int = 0
+    stored_bytes: int = 0
 
     def __add__(self, other: Matrices) -> Matrices:
         return Matrices(
-            self.elements + other.elements, self.int8_bytes + other.int8_bytes, self.int4_bytes + other.int4_bytes
+            self.elements + other.elements,
+            self.int8_bytes + other.int8_bytes,
+            self.int4_bytes + other.int4_bytes,
+            self.stored_elements + other.stored_elements,
+            self.stored_bytes + other.stored_bytes,
         )
 
     @classmethod
-    def of(cls, shape: ModelShape, rows: int, columns: int, width: IntegerFormat | None = None) -> Matrices:
-        """A matrix with a `width` of its own has that in either format."""
-        kinds = [width or kind for kind in (IntegerFormat.INT8, IntegerFormat.INT4)]
-        int8, int4 = (kind.matrix_bytes(rows, columns, shape.group_of(kind)) for kind in kinds)
-        return cls(rows * columns, int8, int4)
+    def of(cls, shape: ModelShape, name: str, size: tuple[int, ...]) -> Matrices:
+        """The tensor of this canonical name; nothing for one that is never small integers."""
+        sizes = {}
+        for way in (Quantisation.INT8, Quantisation.INT4_HEAD_INT4, Quantisation.STORED):
+            kind = integers_of(shape, name, len(size), way)
+            if kind is not None:
+                rows, columns = matrix_size(shape, name, size)
+                sizes[way] = kind.matrix_bytes(rows, columns, shape.group_of(kind))
+        count = math.prod(size)
+        return cls(
+            count * (Quantisation.INT8 in sizes),
+            sizes.get(Quantisation.INT8, 0),
+            sizes.get(Quantisation.INT4_HEAD_INT4, 0),
+            count * (Quantisation.STORED in sizes),
+            sizes.get(Quantisation.STORED, 0),
+        )
 
-    def weight_bytes(self, parameters: int, dtype: DType, integers: IntegerFormat | None) -> int:
-        """Bytes of `parameters` elements, of which these are the ones that may be small integers."""
+    def weight_bytes(
+        self, parameters: int, dtype: DType, quantisation: Quantisation | None, *, head: bool = False
+    ) -> int:
+        """Bytes of `parameters` elements, of which these are the ones that may be small integers.
+
+        `head`: whether they are the LM head's.
+        """
+        if quantisation is Quantisation.STORED:
+            return (parameters - self.stored_elements) * dtype.itemsize + self.stored_bytes
+        integers = None
+        if quantisation is not None:
+            integers = quantisation.head if head else quantisation.blocks
         if integers is None:
             return parameters * dtype.itemsize
         packed = self.int8_bytes if integers is IntegerFormat.INT8 else self.int4_bytes
@@ -101,8 +130,7 @@ class BlockSpec:
 
     def weight_bytes(self, dtype: DType, quantisation: Quantisation | None = None) -> int:
         wider = self.float32_parameters * (DType.FLOAT32.itemsize - dtype.itemsize)
-        integers = None if quantisation is None else quantisation.blocks
-        return self.matrices.weight_bytes(self.parameters, dtype, integers) + wider
+        return self.matrices.weight_bytes(self.parameters, dtype, quantisation) + wider
 
     def state_bytes(self, dtype: DType) -> int:
         """Bytes of the states of one request."""
@@ -117,15 +145,13 @@ class BlockSpec:
         if not self.experts:
             return float(every)
         missed = (1.0 - self.chosen / self.experts) ** tokens
-        integers = None if quantisation is None else quantisation.blocks
-        return every - missed * self.expert_matrices.weight_bytes(self.expert_parameters, dtype, integers)
+        return every - missed * self.expert_matrices.weight_bytes(self.expert_parameters, dtype, quantisation)
 
     def expert_bytes(self, dtype: DType, quantisation: Quantisation | None = None) -> list[int]:
         """Bytes of each expert that a node can read by itself."""
-        integers = None if quantisation is None else quantisation.blocks
         found: list[int] = []
         for kind in self.expert_kinds:
-            found += [kind.matrices.weight_bytes(kind.parameters, dtype, integers)] * kind.count
+            found += [kind.matrices.weight_bytes(kind.parameters, dtype, quantisation)] * kind.count
         return found
 
     @property
@@ -161,6 +187,8 @@ class ModelSpec:
     """The widest row of a block's activations."""
     head_matrices: Matrices = Matrices()
     """Matrices of the head that may be small integers."""
+    embedding_matrices: Matrices = Matrices()
+    """Those of the embedding that are stored so."""
 
     @property
     def layer_count(self) -> int:
@@ -173,12 +201,19 @@ class ModelSpec:
 
     def head_bytes(self, dtype: DType, quantisation: Quantisation | None = None) -> int:
         """Bytes of norm and LM head."""
-        integers = None if quantisation is None else quantisation.head
-        return self.head_matrices.weight_bytes(self.head_parameters, dtype, integers)
+        return self.head_matrices.weight_bytes(self.head_parameters, dtype, quantisation, head=True)
+
+    def embedding_bytes(self, dtype: DType, quantisation: Quantisation | None = None) -> int:
+        """Bytes of the embedding, which keeps the dtype unless it is stored as integers."""
+        stored = quantisation if quantisation is Quantisation.STORED else None
+        return self.embedding_matrices.weight_bytes(self.embedding_parameters, dtype, stored)
 
     def shared_bytes(self, dtype: DType, quantisation: Quantisation | None = None) -> int:
         """Bytes that a stage with embedding and head holds once and not twice."""
-        return self.tied_parameters * dtype.itemsize if shares_embedding(self.shape, quantisation) else 0
+        if not shares_embedding(self.shape, quantisation):
+            return 0
+        stored = quantisation if quantisation is Quantisation.STORED else None
+        return self.embedding_matrices.weight_bytes(self.tied_parameters, dtype, stored)
 
     def attention_flops(self, block: BlockSpec, tokens: int, context: float) -> float:
         """Operations of a block's attention: scores and weighted sum of `tokens` queries over `context` keys."""
@@ -200,14 +235,7 @@ class _Sums:
     def add(self, shape: ModelShape, tensor: ExpectedTensor, *, expert: bool, index: int | None = None) -> None:
         """`index` is that of the expert which the tensor is of, in families whose experts are units."""
         elements = math.prod(tensor.shape)
-        name = HEAD_WEIGHT if tensor.unit is Part.TIED else tensor.name
-        # Which tensors become integers is the same for every format; how many bytes they take then, is not.
-        packed = integers_of(shape, name, len(tensor.shape), Quantisation.INT8) is not None
-        width = expert_width(shape, name) if expert else None
-        matrices = Matrices()
-        if packed:
-            rows, columns = matrix_size(shape, name, tensor.shape)
-            matrices = Matrices.of(shape, rows, columns, width)
+        matrices = Matrices.of(shape, HEAD_WEIGHT if tensor.unit is Part.TIED else tensor.name, tensor.shape)
         self.parameters += elements
         self.matrices += matrices
         self.largest = max(self.largest, elements)
@@ -273,7 +301,8 @@ def model_from_config(name: str, config: Mapping[str, Any]) -> ModelSpec:
         largest_block_tensor=max(sums.largest for sums in layers),
         largest_outer_tensor=max(sums.largest for sums in parts.values()),
         inner_size=inner,
-        head_matrices=sum((sums.matrices for sums in parts.values()), Matrices()),
+        head_matrices=parts[Part.HEAD].matrices + parts[Part.TIED].matrices,
+        embedding_matrices=parts[Part.EMBEDDING].matrices + parts[Part.TIED].matrices,
     )
 
 

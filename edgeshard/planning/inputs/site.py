@@ -169,8 +169,9 @@ def profile_command(
     """The command that has nodes measured for a model: the named ones, or all that are connected."""
     quantise: tuple[str, ...] = ()
     if quantisation is not None:
-        quantise = ("--quantise", quantisation.blocks)
-        if quantisation.head is not IntegerFormat.INT8:
+        is_stored = quantisation is Quantisation.STORED
+        quantise = ("--quantise", quantisation if is_stored else quantisation.blocks)
+        if not is_stored and quantisation.head is not IntegerFormat.INT8:
             quantise += ("--head-quantisation", quantisation.head or WHOLE_HEAD)
     return " ".join(("edgectl profile --model", model, "--dtype", dtype, *quantise, *names))
 
@@ -240,8 +241,8 @@ def _figures(profile: ComputeProfile, known: DeviceSpec | None) -> DeviceSpec:
     block = next(layer for layer in profile.layers if layer.kind in (LayerKind.BLOCK, LayerKind.MOE_BLOCK))
     step = min(block.decode, key=lambda sample: (sample.count, sample.context))
     prompt = max(block.prefill, key=lambda sample: sample.count)
-    weights = block.parameters * profile.dtype.itemsize
-    if profile.quantisation is not None:  # nearly all of a block is matrices
+    weights = block.weight_bytes or block.parameters * profile.dtype.itemsize
+    if not block.weight_bytes and profile.quantisation is not None:  # nearly all of a block is matrices
         weights = profile.quantisation.blocks.matrix_bytes(1, block.parameters)
     return DeviceSpec(
         kind=profile.device,

@@ -71,8 +71,7 @@ class Lacking:
             has_head = self._costs.has_head(cut, index)
             total += model.head_bytes(*formats) * (has_head and not held.head)
             if index == 0 and not held.embedding:  # with the head it is one tensor, where that is kept once
-                embedding = model.embedding_parameters * problem.dtype.itemsize
-                total += embedding - model.shared_bytes(*formats) * has_head
+                total += model.embedding_bytes(*formats) - model.shared_bytes(*formats) * has_head
         return total
 
 

@@ -25,31 +25,31 @@ _sym_db = _symbol_database.Default()
 from edgeshard.proto.v1 import common_pb2 as edgeshard_dot_proto_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n edgeshard/proto/v1/profile.proto\x12\x12\x65\x64geshard.proto.v1\x1a\x1f\x65\x64geshard/proto/v1/common.proto\"\xa8\x04\n\x0e\x43omputeProfile\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x12\n\nmodel_hash\x18\x02 \x01(\t\x12+\n\x05\x64type\x18\x03 \x01(\x0e\x32\x1c.edgeshard.proto.v1.DataType\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x0f\n\x07threads\x18\x05 \x01(\r\x12\x30\n\x06layers\x18\x06 \x03(\x0b\x32 .edgeshard.proto.v1.LayerProfile\x12\x32\n\x08overhead\x18\x07 \x01(\x0b\x32 .edgeshard.proto.v1.StepOverhead\x12\x31\n\x06memory\x18\x08 \x01(\x0b\x32!.edgeshard.proto.v1.MemoryProfile\x12*\n\x06\x65\x66\x66ort\x18\t \x01(\x0e\x32\x1a.edgeshard.proto.v1.Effort\x12\x17\n\x0fprocessor_share\x18\n \x01(\x01\x12\x36\n\x06\x65nergy\x18\x0b \x01(\x0b\x32!.edgeshard.proto.v1.EnergyProfileH\x00\x88\x01\x01\x12\x14\n\x0cquantisation\x18\x0c \x01(\t\x12\x14\n\x0cothers_share\x18\r \x01(\x01\x12\x32\n\x04\x64isk\x18\x0e \x01(\x0b\x32\x1f.edgeshard.proto.v1.DiskProfileH\x01\x88\x01\x01\x12\x15\n\rbeside_stages\x18\x0f \x01(\x08\x42\t\n\x07_energyB\x07\n\x05_disk\"\xce\x01\n\x0cLayerProfile\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x12\n\nparameters\x18\x02 \x01(\x04\x12\x0e\n\x06layers\x18\x03 \x01(\r\x12\x0e\n\x06window\x18\x04 \x01(\r\x12\x15\n\rrotated_bytes\x18\x05 \x01(\x04\x12\x32\n\x07prefill\x18\x06 \x03(\x0b\x32!.edgeshard.proto.v1.ProfileSample\x12\x31\n\x06\x64\x65\x63ode\x18\x07 \x03(\x0b\x32!.edgeshard.proto.v1.ProfileSample\"a\n\rProfileSample\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x02 \x01(\r\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x0e\n\x06spread\x18\x04 \x01(\x01\x12\x0f\n\x07repeats\x18\x05 \x01(\r\"I\n\x0cStepOverhead\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12\x18\n\x10seconds_per_byte\x18\x02 \x01(\x01\x12\x0e\n\x06spread\x18\x03 \x01(\x01\"_\n\rMemoryProfile\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\x12\x12\n\nfree_bytes\x18\x02 \x01(\x04\x12\x14\n\x0c\x64\x61\x65mon_bytes\x18\x03 \x01(\x04\x12\x0f\n\x07unified\x18\x04 \x01(\x08\"?\n\rEnergyProfile\x12\x0e\n\x06idle_w\x18\x01 \x01(\x01\x12\x0e\n\x06\x62usy_w\x18\x02 \x01(\x01\x12\x0e\n\x06source\x18\x03 \x01(\t\"V\n\x0b\x44iskProfile\x12\x18\n\x10read_bytes_per_s\x18\x01 \x01(\x01\x12\x12\n\nfree_bytes\x18\x02 \x01(\x04\x12\x19\n\x11write_bytes_per_s\x18\x03 \x01(\x01\"o\n\x0bLinkProfile\x12\x11\n\tlatency_s\x18\x01 \x01(\x01\x12\x15\n\rbandwidth_bps\x18\x02 \x01(\x01\x12\x0e\n\x06spread\x18\x03 \x01(\x01\x12\x0f\n\x07samples\x18\x04 \x01(\r\x12\x15\n\rlargest_bytes\x18\x05 \x01(\x04\"w\n\x0cMeasuredLink\x12\x11\n\tsender_id\x18\x01 \x01(\t\x12\x13\n\x0breceiver_id\x18\x02 \x01(\t\x12\x30\n\x07profile\x18\x03 \x01(\x0b\x32\x1f.edgeshard.proto.v1.LinkProfile\x12\r\n\x05\x61ge_s\x18\x04 \x01(\x01*D\n\x06\x45\x66\x66ort\x12\x16\n\x12\x45\x46\x46ORT_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x45\x46\x46ORT_QUICK\x10\x01\x12\x10\n\x0c\x45\x46\x46ORT_FIRST\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n edgeshard/proto/v1/profile.proto\x12\x12\x65\x64geshard.proto.v1\x1a\x1f\x65\x64geshard/proto/v1/common.proto\"\xa8\x04\n\x0e\x43omputeProfile\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x12\n\nmodel_hash\x18\x02 \x01(\t\x12+\n\x05\x64type\x18\x03 \x01(\x0e\x32\x1c.edgeshard.proto.v1.DataType\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x0f\n\x07threads\x18\x05 \x01(\r\x12\x30\n\x06layers\x18\x06 \x03(\x0b\x32 .edgeshard.proto.v1.LayerProfile\x12\x32\n\x08overhead\x18\x07 \x01(\x0b\x32 .edgeshard.proto.v1.StepOverhead\x12\x31\n\x06memory\x18\x08 \x01(\x0b\x32!.edgeshard.proto.v1.MemoryProfile\x12*\n\x06\x65\x66\x66ort\x18\t \x01(\x0e\x32\x1a.edgeshard.proto.v1.Effort\x12\x17\n\x0fprocessor_share\x18\n \x01(\x01\x12\x36\n\x06\x65nergy\x18\x0b \x01(\x0b\x32!.edgeshard.proto.v1.EnergyProfileH\x00\x88\x01\x01\x12\x14\n\x0cquantisation\x18\x0c \x01(\t\x12\x14\n\x0cothers_share\x18\r \x01(\x01\x12\x32\n\x04\x64isk\x18\x0e \x01(\x0b\x32\x1f.edgeshard.proto.v1.DiskProfileH\x01\x88\x01\x01\x12\x15\n\rbeside_stages\x18\x0f \x01(\x08\x42\t\n\x07_energyB\x07\n\x05_disk\"\xe4\x01\n\x0cLayerProfile\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x12\n\nparameters\x18\x02 \x01(\x04\x12\x0e\n\x06layers\x18\x03 \x01(\r\x12\x0e\n\x06window\x18\x04 \x01(\r\x12\x15\n\rrotated_bytes\x18\x05 \x01(\x04\x12\x32\n\x07prefill\x18\x06 \x03(\x0b\x32!.edgeshard.proto.v1.ProfileSample\x12\x31\n\x06\x64\x65\x63ode\x18\x07 \x03(\x0b\x32!.edgeshard.proto.v1.ProfileSample\x12\x14\n\x0cweight_bytes\x18\x08 \x01(\x04\"a\n\rProfileSample\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x02 \x01(\r\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x0e\n\x06spread\x18\x04 \x01(\x01\x12\x0f\n\x07repeats\x18\x05 \x01(\r\"I\n\x0cStepOverhead\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12\x18\n\x10seconds_per_byte\x18\x02 \x01(\x01\x12\x0e\n\x06spread\x18\x03 \x01(\x01\"_\n\rMemoryProfile\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\x12\x12\n\nfree_bytes\x18\x02 \x01(\x04\x12\x14\n\x0c\x64\x61\x65mon_bytes\x18\x03 \x01(\x04\x12\x0f\n\x07unified\x18\x04 \x01(\x08\"?\n\rEnergyProfile\x12\x0e\n\x06idle_w\x18\x01 \x01(\x01\x12\x0e\n\x06\x62usy_w\x18\x02 \x01(\x01\x12\x0e\n\x06source\x18\x03 \x01(\t\"V\n\x0b\x44iskProfile\x12\x18\n\x10read_bytes_per_s\x18\x01 \x01(\x01\x12\x12\n\nfree_bytes\x18\x02 \x01(\x04\x12\x19\n\x11write_bytes_per_s\x18\x03 \x01(\x01\"o\n\x0bLinkProfile\x12\x11\n\tlatency_s\x18\x01 \x01(\x01\x12\x15\n\rbandwidth_bps\x18\x02 \x01(\x01\x12\x0e\n\x06spread\x18\x03 \x01(\x01\x12\x0f\n\x07samples\x18\x04 \x01(\r\x12\x15\n\rlargest_bytes\x18\x05 \x01(\x04\"w\n\x0cMeasuredLink\x12\x11\n\tsender_id\x18\x01 \x01(\t\x12\x13\n\x0breceiver_id\x18\x02 \x01(\t\x12\x30\n\x07profile\x18\x03 \x01(\x0b\x32\x1f.edgeshard.proto.v1.LinkProfile\x12\r\n\x05\x61ge_s\x18\x04 \x01(\x01*D\n\x06\x45\x66\x66ort\x12\x16\n\x12\x45\x46\x46ORT_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x45\x46\x46ORT_QUICK\x10\x01\x12\x10\n\x0c\x45\x46\x46ORT_FIRST\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'edgeshard.proto.v1.profile_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EFFORT']._serialized_start=1511
-  _globals['_EFFORT']._serialized_end=1579
+  _globals['_EFFORT']._serialized_start=1533
+  _globals['_EFFORT']._serialized_end=1601
   _globals['_COMPUTEPROFILE']._serialized_start=90
   _globals['_COMPUTEPROFILE']._serialized_end=642
   _globals['_LAYERPROFILE']._serialized_start=645
-  _globals['_LAYERPROFILE']._serialized_end=851
-  _globals['_PROFILESAMPLE']._serialized_start=853
-  _globals['_PROFILESAMPLE']._serialized_end=950
-  _globals['_STEPOVERHEAD']._serialized_start=952
-  _globals['_STEPOVERHEAD']._serialized_end=1025
-  _globals['_MEMORYPROFILE']._serialized_start=1027
-  _globals['_MEMORYPROFILE']._serialized_end=1122
-  _globals['_ENERGYPROFILE']._serialized_start=1124
-  _globals['_ENERGYPROFILE']._serialized_end=1187
-  _globals['_DISKPROFILE']._serialized_start=1189
-  _globals['_DISKPROFILE']._serialized_end=1275
-  _globals['_LINKPROFILE']._serialized_start=1277
-  _globals['_LINKPROFILE']._serialized_end=1388
-  _globals['_MEASUREDLINK']._serialized_start=1390
-  _globals['_MEASUREDLINK']._serialized_end=1509
+  _globals['_LAYERPROFILE']._serialized_end=873
+  _globals['_PROFILESAMPLE']._serialized_start=875
+  _globals['_PROFILESAMPLE']._serialized_end=972
+  _globals['_STEPOVERHEAD']._serialized_start=974
+  _globals['_STEPOVERHEAD']._serialized_end=1047
+  _globals['_MEMORYPROFILE']._serialized_start=1049
+  _globals['_MEMORYPROFILE']._serialized_end=1144
+  _globals['_ENERGYPROFILE']._serialized_start=1146
+  _globals['_ENERGYPROFILE']._serialized_end=1209
+  _globals['_DISKPROFILE']._serialized_start=1211
+  _globals['_DISKPROFILE']._serialized_end=1297
+  _globals['_LINKPROFILE']._serialized_start=1299
+  _globals['_LINKPROFILE']._serialized_end=1410
+  _globals['_MEASUREDLINK']._serialized_start=1412
+  _globals['_MEASUREDLINK']._serialized_end=1531
 # @@protoc_insertion_point(module_scope)

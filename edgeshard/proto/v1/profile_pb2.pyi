@@ -52,7 +52,7 @@ class ComputeProfile(_message.Message):
     def __init__(self, fingerprint: _Optional[str] = ..., model_hash: _Optional[str] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerProfile, _Mapping]]] = ..., overhead: _Optional[_Union[StepOverhead, _Mapping]] = ..., memory: _Optional[_Union[MemoryProfile, _Mapping]] = ..., effort: _Optional[_Union[Effort, str]] = ..., processor_share: _Optional[float] = ..., energy: _Optional[_Union[EnergyProfile, _Mapping]] = ..., quantisation: _Optional[str] = ..., others_share: _Optional[float] = ..., disk: _Optional[_Union[DiskProfile, _Mapping]] = ..., beside_stages: _Optional[bool] = ...) -> None: ...
 
 class LayerProfile(_message.Message):
-    __slots__ = ("kind", "parameters", "layers", "window", "rotated_bytes", "prefill", "decode")
+    __slots__ = ("kind", "parameters", "layers", "window", "rotated_bytes", "prefill", "decode", "weight_bytes")
     KIND_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,7 @@ class LayerProfile(_message.Message):
     ROTATED_BYTES_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     kind: str
     parameters: int
     layers: int
@@ -67,7 +68,8 @@ class LayerProfile(_message.Message):
     rotated_bytes: int
     prefill: _containers.RepeatedCompositeFieldContainer[ProfileSample]
     decode: _containers.RepeatedCompositeFieldContainer[ProfileSample]
-    def __init__(self, kind: _Optional[str] = ..., parameters: _Optional[int] = ..., layers: _Optional[int] = ..., window: _Optional[int] = ..., rotated_bytes: _Optional[int] = ..., prefill: _Optional[_Iterable[_Union[ProfileSample, _Mapping]]] = ..., decode: _Optional[_Iterable[_Union[ProfileSample, _Mapping]]] = ...) -> None: ...
+    weight_bytes: int
+    def __init__(self, kind: _Optional[str] = ..., parameters: _Optional[int] = ..., layers: _Optional[int] = ..., window: _Optional[int] = ..., rotated_bytes: _Optional[int] = ..., prefill: _Optional[_Iterable[_Union[ProfileSample, _Mapping]]] = ..., decode: _Optional[_Iterable[_Union[ProfileSample, _Mapping]]] = ..., weight_bytes: _Optional[int] = ...) -> None: ...
 
 class ProfileSample(_message.Message):
     __slots__ = ("count", "context", "seconds", "spread", "repeats")

@@ -35,7 +35,7 @@ from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.record import Place
 from edgeshard.architectures.tensors import is_further_block
 from edgeshard.domain.errors import DataLossError, InternalError, InvalidArgumentError, UnsupportedModelError
-from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.dtypes import ROUNDED, DType
 from edgeshard.domain.models.model import LayerRange, ModelManifest, Part
 from edgeshard.planning.inputs.shapes import model_from_config
 from tests.agent.model.families import VARIANTS, WITHOUT_A_CLASS, decoder_of, family_of
@@ -397,7 +397,7 @@ def test_the_planner_counts_what_a_checkpoint_holds(checkpoint: Any) -> None:
     for index, block in enumerate(spec.blocks):
         mine = [t for t, unit in units if unit == index]
         assert block.parameters == sum(t.element_count for t in mine)
-        for quantisation in (None, *Quantisation):
+        for quantisation in (None, *ROUNDED):
             assert block.weight_bytes(DType.BFLOAT16, quantisation) == held_bytes(
                 config, mine, LayerRange(index, index + 1), DType.BFLOAT16, quantisation
             )

@@ -32,7 +32,7 @@ from edgeshard.domain.errors import (
     ResourceExhaustedError,
     UnsupportedModelError,
 )
-from edgeshard.domain.models.dtypes import DType, IntegerFormat, Quantisation
+from edgeshard.domain.models.dtypes import ROUNDED, DType, IntegerFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StageFilling, WeightLoadingWork
 from edgeshard.domain.requests.generation import Sampling
@@ -120,7 +120,7 @@ def test_only_the_stages_tensors_are_read_and_weighed(checkpoint: Any, layers: L
         "qwen3_vl_moe-nested",
     ],
 )
-@pytest.mark.parametrize("quantisation", list(Quantisation))
+@pytest.mark.parametrize("quantisation", ROUNDED)
 @pytest.mark.one_in(3)
 def test_quantised_weights_weigh_what_placing_counts(checkpoint: Any, quantisation: Quantisation) -> None:
     for layers in RANGES:
@@ -132,7 +132,7 @@ def test_quantised_weights_weigh_what_placing_counts(checkpoint: Any, quantisati
 
 @pytest.mark.skipif(not native_available(), reason="the native kernels are not built")
 @pytest.mark.parametrize("variant", ["qwen3-tied", "gemma3-text"])
-@pytest.mark.parametrize("quantisation", list(Quantisation))
+@pytest.mark.parametrize("quantisation", ROUNDED)
 def test_a_tied_model_has_the_same_bits_however_it_is_cut(
     checkpoint: Any, tiny_head: Any, quantisation: Quantisation
 ) -> None:

@@ -17,6 +17,7 @@ from edgeshard.domain.models.dtypes import STORED_GROUP, IntegerFormat
 from edgeshard.domain.models.model import TensorInfo
 from edgeshard.storage.linked import BlobLocation
 from edgeshard_agent.model.tensors import TORCH_DTYPES
+from edgeshard_agent.ops.block_formats import BlockWeight, Weight
 from edgeshard_agent.ops.quantize import QuantizedWeight, Scheme
 
 _PIECE_BYTES = 1 << 20
@@ -38,7 +39,7 @@ class CachedTensorSource:
     def names(self) -> Collection[str]:
         return self._tensors.keys()
 
-    def read(self, name: str) -> torch.Tensor | QuantizedWeight:
+    def read(self, name: str) -> Weight:
         """The tensor on the CPU as it is stored. Raises DataLossError naming it."""
         info = self._tensors.get(name)
         if info is None:
@@ -66,8 +67,10 @@ class CachedTensorSource:
         return torch.frombuffer(data, dtype=dtype).view(info.shape)
 
 
-def from_blocks(data: torch.Tensor, shape: tuple[int, ...], integers: IntegerFormat) -> QuantizedWeight:
+def from_blocks(data: torch.Tensor, shape: tuple[int, ...], integers: IntegerFormat) -> QuantizedWeight | BlockWeight:
     """A matrix [rows, columns] from the bytes of its blocks (`IntegerFormat.stored_block_bytes`)."""
+    if integers.layout is not None:
+        return BlockWeight.of(data, shape, integers)
     rows, columns = shape
     blocks = data.view(rows, columns // STORED_GROUP, integers.stored_block_bytes)
     scales = blocks[..., :2].contiguous().view(torch.float16).view(rows, -1)

@@ -13,6 +13,7 @@ from edgeshard.architectures import ExpectedTensor, canonical_name, is_transpose
 from edgeshard.domain.errors import DataLossError, InternalError, InvalidArgumentError, ResourceExhaustedError
 from edgeshard.domain.models.dtypes import DType
 from edgeshard_agent.model.modules import StageModules
+from edgeshard_agent.ops.block_formats import BlockWeight, Weight
 from edgeshard_agent.ops.quantize import QuantizedWeight
 
 
@@ -22,7 +23,7 @@ class TensorSource(Protocol):
     def names(self) -> Collection[str]:
         """The checkpoint's own names of all its tensors."""
 
-    def read(self, name: str) -> torch.Tensor | QuantizedWeight:
+    def read(self, name: str) -> Weight:
         """One tensor on the CPU as it is stored, possibly mapped from a file. Raises DataLossError."""
 
 
@@ -68,8 +69,8 @@ class ParameterLoader:
             )
         value = source.read(stored[name])
         shape = modules.context.shape
-        if isinstance(value, QuantizedWeight):  # stored by rows of outputs in any family
-            size = matrix = tuple(value.values.shape)
+        if isinstance(value, QuantizedWeight | BlockWeight):  # stored by rows of outputs in any family
+            size = matrix = tuple(value.shape)
         else:
             size = matrix = tuple(value.shape)
             if is_transposed(shape, name, size):

@@ -24,7 +24,7 @@ def check_weights(shape: ModelShape, device: str, quantisation: Quantisation | N
     """Raise UnsupportedModelError for a model, InvalidArgumentError for a device, that cannot run small integers."""
     if quantisation is None:
         return
-    check_quantisation(shape.architecture)
+    check_quantisation(shape, quantisation)
     if torch.device(device).type != "cpu":
         raise InvalidArgumentError(
             f"quantisation: weights of {quantisation} run on the CPU, not on {device}; remove this node from it",

@@ -45,13 +45,13 @@ int32_t run(const Block& b, const Step& s, void* keys, void* values, void* adden
     char* attended = room(buffers.attended, rows * query * size);
     char* gate_up = room(buffers.gate_up, rows * 2 * b.inner * size);
     char* inner = room(buffers.inner, rows * b.inner * size);
-    auto linear = [&](const Linear* weight, const void* x, int64_t width, void* out) {
-        edgeshard_linear(weight, x, width, s.rows, out, weight->out_features, b.element, s.threads);
+    auto linear = [&](const Linear* weight, const void* x, int64_t width, void* out, int64_t outputs) {
+        edgeshard_linear(weight, x, width, s.rows, out, outputs, b.element, s.threads);
     };
 
     edgeshard_rms_norm(addend, first ? nullptr : residual, b.input_norm, normed, residual, s.rows, b.hidden, b.eps,
                        NORM_PLAIN, b.element);
-    linear(b.qkv, normed, b.hidden, qkv);
+    linear(b.qkv, normed, b.hidden, qkv, packed);
     for (int64_t r = 0; b.q_norm && r < rows; r++) {
         char* row = qkv + r * packed * size;
         edgeshard_rms_norm(row, nullptr, b.q_norm, row, row, b.heads, b.head_dim, b.eps, NORM_PLAIN, b.element);
@@ -87,12 +87,12 @@ int32_t run(const Block& b, const Step& s, void* keys, void* values, void* adden
     attention.scale = b.scale;
     const int32_t refused = edgeshard_attention(&attention, s.threads);
     if (refused >= 0) return refused;
-    linear(b.output, attended, query, addend);
+    linear(b.output, attended, query, addend, b.hidden);
     edgeshard_rms_norm(addend, residual, b.post_norm, normed, residual, s.rows, b.hidden, b.eps, NORM_PLAIN,
                        b.element);
-    linear(b.gate_up, normed, b.hidden, gate_up);
+    linear(b.gate_up, normed, b.hidden, gate_up, int64_t{2} * b.inner);
     edgeshard_swiglu(gate_up, inner, s.rows, b.inner, b.element);
-    linear(b.down, inner, b.inner, addend);
+    linear(b.down, inner, b.inner, addend, b.hidden);
     return -1;
 }
 

@@ -3,6 +3,7 @@
 #include "activations.h"
 #include "angles.h"
 #include "attention.h"
+#include "block_products.h"
 #include "integer_products.h"
 #include "kernels.h"
 #include "kv_pages.h"
@@ -138,6 +139,103 @@ struct IntegerPolicy {
     }
 };
 
+template <int32_t SCHEME>
+struct BlockPolicy {
+    using Form = BlockForm<SCHEME>;
+    using Sizes = BlockSizes<Form>;
+    static constexpr int MOST = most_integer_rows<4>();
+
+    static constexpr int vectors(int rows) { return integer_vectors(rows); }
+
+    static int64_t panel_bytes(const Linear& linear) {
+        return int64_t{linear.in_padded / BLOCK_INPUTS} * Sizes::BLOCK_BYTES;
+    }
+
+    template <int ROWS, int VECTORS>
+    static ES_INLINE Sums<ROWS, VECTORS> sums(const Linear& linear, const Activations& x, int row, const char* panel,
+                                              int vector, Pass pass) {
+        static constexpr int32_t NONE[MOST_ROWS] = {};
+        const char* rows = static_cast<const char*>(x.rows) + row * x.row_bytes;
+        const float* row_scales = x.scales + row;
+        const int32_t* offsets = x.offsets + row;
+        const auto ahead = weights_ahead<VECTORS>(panel, panel_bytes(linear), pass);
+        int64_t line = 0;
+        Sums<ROWS, VECTORS> sums = {};
+        const char* weights = panel;
+        for (int block = 0; block < linear.in_padded / BLOCK_INPUTS; block++) {
+            Float16 factors[VECTORS], minimum_factors[VECTORS];
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; v++) {
+                const uint16_t* address = reinterpret_cast<const uint16_t*>(weights) + (vector + v) * LANES;
+                factors[v] = load_half(address);
+                if constexpr (Form::HAS_MINIMA) minimum_factors[v] = load_half(address + PANEL);
+            }
+            if constexpr (VECTORS == 1) ahead.fetch(weights, line);
+            weights += Sizes::FACTORS_BYTES;
+            line += Sizes::FACTORS_BYTES / 64;
+            for (int run = 0; run < Sizes::RUNS; run++, row_scales += x.count) {
+                const char* scales = weights + vector * LANES;
+                if constexpr (VECTORS == 1) ahead.fetch(weights, line);
+                weights += Sizes::SCALES_BYTES;
+                line += Sizes::SCALES_BYTES / 64;
+#pragma GCC unroll 2
+                for (int g = 0; g < Sizes::GROUPS; g++) {
+                    Int16 dots[ROWS][VECTORS];
+                    if constexpr (Form::HAS_LEVELS) {
+                        LevelDots<ROWS, VECTORS> group;
+                        group.add(offsets, weights + vector * 64, rows, x.row_bytes, line, ahead);
+                        copy(group.at, dots);
+                    } else if constexpr (Form::HIGH_BITS == 0) {
+                        GroupDots<4, ROWS, VECTORS> group;
+                        group.begin(NONE);
+                        group.add(weights + vector * 64, rows, x.row_bytes, Form::GROUP, line, ahead);
+                        copy(group.at, dots);
+                    } else {
+                        SplitDots<Form, ROWS, VECTORS> group;
+                        for (int byte = 0; byte < Sizes::GROUP_BYTES; byte += CHUNK_BYTES)
+                            ahead.fetch(weights + byte, line + byte / 64);
+                        const char* low = weights + vector * 64;
+                        group.add(low, low + Sizes::LOW_CHUNKS * CHUNK_BYTES, rows, x.row_bytes);
+                        copy(group.at, dots);
+                    }
+                    weights += Sizes::GROUP_BYTES;
+                    line += Sizes::GROUP_BYTES / 64;
+                    rows += Form::GROUP;
+#pragma GCC unroll 2
+                    for (int v = 0; v < VECTORS; v++) {
+                        const Float16 scale =
+                            to_float(load_bytes<!Form::HAS_MINIMA>(scales + g * PANEL + v * LANES)) * factors[v];
+                        Float16 minimum = {};
+                        if constexpr (Form::HAS_MINIMA)
+                            minimum = to_float(load_bytes<false>(scales + PANEL + v * LANES)) * minimum_factors[v];
+#pragma GCC unroll 12
+                        for (int r = 0; r < ROWS; r++) {
+                            const float row_scale = row_scales[r];
+                            if constexpr (Form::HIGH_BITS == 2) dots[r][v] = dots[r][v] + splat(offsets[r]);
+                            sums.at[r][v] = fma16(to_float(dots[r][v]), scale * splat(row_scale), sums.at[r][v]);
+                            if constexpr (Form::HAS_MINIMA) {
+                                const float taken = static_cast<float>(offsets[r]) * row_scale;
+                                sums.at[r][v] = fma16(minimum, splat(taken), sums.at[r][v]);
+                            }
+                        }
+                    }
+                    offsets += x.count;
+                }
+            }
+        }
+        return sums;
+    }
+
+   private:
+    template <int ROWS, int VECTORS>
+    static ES_INLINE void copy(const Int16 (&from)[ROWS][VECTORS], Int16 (&to)[ROWS][VECTORS]) {
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; v++) to[r][v] = from[r][v];
+    }
+};
+
 template <class T>
 ES_INLINE void write(const Linear& linear, const Output& out, int row, int column, Float16 sums) {
     T* address = static_cast<T*>(out.rows) + row * out.stride + column;
@@ -259,13 +357,31 @@ void linear(const Linear& linear, const Activations& x, const Output& out, int f
         case INT8: return run_int8(linear, x, out, first_panel, end_panel);
         case INT4: return run_linear<IntegerPolicy<4>>(linear, x, out, first_panel, end_panel);
         case INT2: return run_linear<IntegerPolicy<2>>(linear, x, out, first_panel, end_panel);
+        case Q4_K: return run_linear<BlockPolicy<Q4_K>>(linear, x, out, first_panel, end_panel);
+        case Q5_K: return run_linear<BlockPolicy<Q5_K>>(linear, x, out, first_panel, end_panel);
+        case Q6_K: return run_linear<BlockPolicy<Q6_K>>(linear, x, out, first_panel, end_panel);
+        case IQ4_XS: return run_linear<BlockPolicy<IQ4_XS>>(linear, x, out, first_panel, end_panel);
+    }
+}
+
+// What was added to the weights of a scheme before they were packed; 1 of those whose minima multiply the sum of inputs.
+int zero_point_of(int32_t scheme) {
+    switch (scheme) {
+        case INT2: return 3;
+        case INT4: return 8;
+        case Q4_K:
+        case Q5_K: return 1;
+        case Q6_K: return 32;
+        default: return 128;
     }
 }
 
 template <class T>
 void quantize_row(const Linear& linear, const T* x, int32_t rows, int8_t* row, float* scales, int32_t* offsets) {
-    const int zero_point = linear.scheme == INT2 ? 3 : linear.scheme == INT4 ? 8 : 128;
-    for (int first = 0; first < linear.in_padded; first += linear.group, scales += rows, offsets += rows) {
+    const int zero_point = zero_point_of(linear.scheme);
+    // Of q6_k each half of a group has an offset of its own, which is one vector.
+    const int parts = linear.scheme == Q6_K ? 2 : 1;
+    for (int first = 0; first < linear.in_padded; first += linear.group, scales += rows, offsets += parts * rows) {
         Float16 values[8];
         Word16 largest = {};
         const int vectors = linear.group / LANES;
@@ -288,22 +404,24 @@ void quantize_row(const Linear& linear, const T* x, int32_t rows, int8_t* row, f
         if (!finite || magnitude < NEGLIGIBLE) {
             std::memset(row + first, 0, static_cast<size_t>(linear.group));
             *scales = finite ? 0.0f : bits_to_float(0x7fc00000u);
-            *offsets = 0;
+            for (int part = 0; part < parts; part++) offsets[part * rows] = 0;
             continue;
         }
         *scales = magnitude / 127.0f;
         const Float16 inverse = splat(127.0f / magnitude);
-        Int16 total = {};
+        Int16 totals[2] = {};
         for (int v = 0; v < vectors; v++) {
             // Adding and taking away 1.5 * 2^23 rounds to nearest, ties to even.
             Float16 shifted = values[v] * inverse + splat(12582912.0f);
             Int16 rounded = (Int16)shifted - 0x4b400000;
-            total += rounded;
+            totals[v & (parts - 1)] += rounded;
             for (int i = 0; i < LANES; i++) row[first + v * LANES + i] = static_cast<int8_t>(rounded[i]);
         }
-        int32_t sum = 0;
-        for (int i = 0; i < LANES; i++) sum += total[i];
-        *offsets = -zero_point * sum;
+        for (int part = 0; part < parts; part++) {
+            int32_t sum = 0;
+            for (int i = 0; i < LANES; i++) sum += totals[part][i];
+            offsets[part * rows] = -zero_point * sum;
+        }
     }
 }
 

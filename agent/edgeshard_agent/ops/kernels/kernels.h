@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-enum Scheme : int32_t { FP32 = 0, BF16 = 1, INT8 = 2, INT4 = 3, INT2 = 4 };
+enum Scheme : int32_t { FP32 = 0, BF16 = 1, INT8 = 2, INT4 = 3, INT2 = 4, Q4_K = 5, Q5_K = 6, Q6_K = 7, IQ4_XS = 8 };
 // The last one is of keys and values alone.
 enum Element : int32_t { ELEMENT_FP32 = 0, ELEMENT_BF16 = 1, ELEMENT_INT4 = 2 };
 
@@ -15,6 +15,16 @@ enum Element : int32_t { ELEMENT_FP32 = 0, ELEMENT_BF16 = 1, ELEMENT_INT4 = 2 };
 //   int4  [panel][group]: scales [32] bfloat16, then [k / 8][32][4] of value + 8: inputs 0-3 in the low nibbles, 4-7 high
 //   int2  [panel][group]: scales [32] bfloat16, then [k / 16][32][4] of (value + 3) / 2: inputs 0-3 in the lowest two bits,
 //         4-7 in the next; values are -3, -1, 1 and 3
+// The others are llama.cpp's formats, in blocks of 256 inputs. Scales of groups are integers that multiply a block's float16
+// factor, and minima, which are subtracted, multiply another. The low four bits of weights lie as in int4.
+//   q4_k  [panel][block]: factors [32], factors of minima [32]; then for each of 8 groups of 32 inputs: scales uint8 [32],
+//         minima uint8 [32], and [k / 8][32][4]
+//   q5_k  the same, and behind the low bits of each group its fifth bits, [32][4]: bit i of byte j is of input 4 i + j
+//   q6_k  [panel][block]: factors [32]; then for each of 8 pairs of groups of 16 inputs: scales int8 [2][32], and for each of
+//         the two low bits [k / 8][32][4], and bits 4 and 5 of value + 32, [32][4]: bits 2 i and 2 i + 1 of byte j are of
+//         input 4 i + j
+//   iq4_xs  [panel][block]: factors [32]; then for each of 8 groups of 32 inputs: scales int8 [32] and [k / 8][32][4] of places
+//         in LEVELS
 // Inputs are padded with zeros to whole pairs or groups. Weights that are stored as integers keep their float16 scales.
 struct Linear {
     const void* weights;
@@ -23,6 +33,7 @@ struct Linear {
     int32_t in_features, in_padded;
     int32_t out_features, panels;
     int32_t half_scales;  // the integers' scales are float16
+    const Linear* next;   // the matrix of the outputs behind these, for the same rows; or null
 };
 
 // The rows of one call, as the kernels read them. For fp32 and bf16 `rows` are the (padded) activations; for the integer
@@ -31,7 +42,7 @@ struct Activations {
     const void* rows;
     int64_t row_bytes;
     const float* scales;    // [groups][rows]: what a tile needs of a group lies together
-    const int32_t* offsets;  // [groups][rows]
+    const int32_t* offsets;  // [groups][rows]; of q6_k [inputs / 16][rows]
     int32_t count;
 };
 

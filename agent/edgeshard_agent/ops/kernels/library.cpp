@@ -73,7 +73,7 @@ Activations quantized(const Linear& linear, const char* x, int64_t row_bytes, in
     const int64_t groups = linear.in_padded / linear.group;
     scratch.rows.resize(static_cast<size_t>(rows) * linear.in_padded);
     scratch.scales.resize(static_cast<size_t>(rows * groups));
-    scratch.offsets.resize(static_cast<size_t>(rows * groups));
+    scratch.offsets.resize(static_cast<size_t>(rows * groups * (linear.scheme == Q6_K ? 2 : 1)));
     for (int64_t r = 0; r < rows; r++)
         chosen.kernels->quantize(linear, x + r * row_bytes, element, rows, scratch.rows.data() + r * linear.in_padded,
                                  scratch.scales.data() + r, scratch.offsets.data() + r);
@@ -171,12 +171,16 @@ void edgeshard_use_kernels(int32_t index) { chosen = choices[index]; }
 void edgeshard_linear(const Linear* linear, const void* x, int64_t x_stride, int32_t rows, void* out,
                       int64_t out_stride, int32_t element, int32_t thread_count) {
     const int64_t row_bytes = x_stride * size_of(element);
-    Activations activations{x, row_bytes, nullptr, nullptr, rows};
-    if (linear->group) activations = quantized(*linear, static_cast<const char*>(x), row_bytes, rows, element);
-    const Output output{out, out_stride, element};
-    threads->share(linear->panels, thread_count, [&](int32_t first, int32_t end) {
-        chosen.kernels->linear(*linear, activations, output, first, end);
-    });
+    char* first_output = static_cast<char*>(out);
+    for (; linear; linear = linear->next) {
+        Activations activations{x, row_bytes, nullptr, nullptr, rows};
+        if (linear->group) activations = quantized(*linear, static_cast<const char*>(x), row_bytes, rows, element);
+        const Output output{first_output, out_stride, element};
+        threads->share(linear->panels, thread_count, [&](int32_t first, int32_t end) {
+            chosen.kernels->linear(*linear, activations, output, first, end);
+        });
+        first_output += linear->out_features * size_of(element);
+    }
 }
 
 void edgeshard_rms_norm(const void* x, const void* residual, const void* weight, void* normalised, void* sum,

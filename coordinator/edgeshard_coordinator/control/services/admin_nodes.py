@@ -119,6 +119,6 @@ class NodeCalls(AdminCalls):
     def _measure_compute(self, request: MeasureRequest) -> MeasureCompute:
         manifest, _ = self._models.get(request.model)
         if request.quantisation is not None:
-            check_quantisation(parse_config(manifest.config).architecture)
+            check_quantisation(parse_config(manifest.config), request.quantisation)
         effort = Effort.QUICK if request.quick else Effort.FULL
         return MeasureCompute(manifest.config, request.dtype, effort, request.again, request.quantisation)

@@ -200,8 +200,8 @@ def checked_shape(spec: DeploymentSpec, manifest: ModelManifest) -> ModelShape:
             field="max_context",
             reason="CONTEXT_TOO_LONG",
         )
-    if set(spec.quantisation.values()) - {WHOLE_HEAD}:
-        check_quantisation(shape.architecture)
+    for quantisation in set(spec.quantisation.values()) - {WHOLE_HEAD}:
+        check_quantisation(shape, quantisation)
     shape.check_kv(spec.effective_kv_dtype)
     return shape
 

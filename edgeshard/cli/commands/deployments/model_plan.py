@@ -30,7 +30,7 @@ def dry_run(
     spec = model_from_config(where.name, config)
     stored_as, dtype = spec.shape.stored_as, DType.BFLOAT16
     weights = sum(block.weight_bytes(dtype, stored_as) for block in spec.blocks) + spec.head_bytes(dtype, stored_as)
-    weights += spec.embedding_parameters * dtype.itemsize - spec.shared_bytes(dtype, stored_as)
+    weights += spec.embedding_bytes(dtype, stored_as) - spec.shared_bytes(dtype, stored_as)
     show_text(
         f"note: {where.name} is a {spec.shape.architecture} of {spec.parameter_count / 1e6:,.0f} M parameters; as "
         f"{weights_text(dtype, stored_as)} its weights take {human_bytes(weights)}",

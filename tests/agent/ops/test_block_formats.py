@@ -1,0 +1,104 @@
+"""Matrices in llama.cpp's block formats: their numbers, their packed bytes, and the products of the kernels."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from edgeshard_agent.ops.block_formats import PACKED, BlockWeight, block_rows, layout_of, pack_blocks
+from edgeshard_agent.ops.linear import ROW_GROUP, PackedLinear
+from edgeshard_agent.ops.native import native_available
+from edgeshard_agent.ops.quantize import quantize_activation
+
+from edgeshard.domain.models.dtypes import BLOCK_FORMATS, IntegerFormat
+from tests.agent.ops.conftest import FALLBACK
+
+COLUMNS = 768
+KINDS = [pytest.param(kind, id=kind.value) for kind in BLOCK_FORMATS]
+
+
+def made(kind: IntegerFormat, rows: int, seed: int = 3) -> BlockWeight:
+    """Random blocks whose factors are of either sign and of several sizes."""
+    layout, generator = layout_of(kind), torch.Generator().manual_seed(seed)
+    weight = BlockWeight.random(rows, COLUMNS, kind)
+    blocks = weight.data.view(-1, layout.stored_bytes).clone()
+    at = {IntegerFormat.Q6_K: (208,), IntegerFormat.IQ4_XS: (0,)}.get(kind, (0, 2))
+    for first in at:
+        factors = torch.randn(len(blocks), generator=generator) * 1e-3
+        blocks[:, first : first + 2] = factors.half().unsqueeze(-1).view(torch.uint8)
+    return BlockWeight(blocks.view(rows, -1), kind, COLUMNS)
+
+
+def inputs(rows: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(rows, COLUMNS, generator=torch.Generator().manual_seed(9)).to(dtype)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_are_bit_for_bit_those_of_the_gguf_package(kind: IntegerFormat) -> None:
+    layout = layout_of(kind)
+    data = np.random.default_rng(1).integers(0, 256, (40, 3 * layout.stored_bytes), np.uint8)
+    found = BlockWeight(torch.from_numpy(data), kind, 3 * layout.inputs).dequantize().numpy()
+    with np.errstate(all="ignore"):
+        expected = gguf.dequantize(data, gguf.GGMLQuantizationType[kind.upper()])
+    assert np.array_equal(np.isnan(found), np.isnan(expected))
+    found, expected = np.nan_to_num(found, nan=0.0), np.nan_to_num(expected, nan=0.0)
+    assert np.array_equal(found.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [5, 32, 70])
+def test_packed_rows_are_the_numbers_bit_for_bit(kind: IntegerFormat, rows: int) -> None:
+    weight, order = made(kind, rows), torch.randperm(rows, generator=torch.Generator().manual_seed(2))
+    packed = pack_blocks(weight)
+    assert torch.equal(block_rows(packed, kind, COLUMNS, order), weight.dequantize()[order])
+    assert packed.numel() == kind.matrix_bytes(-(-rows // 32) * 32, COLUMNS)
+    assert packed.numel() <= 1.05 * weight.nbytes * (-(-rows // 32) * 32) / rows
+    assert PACKED[kind].block_bytes == 32 * layout_of(kind).packed_bytes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_are_those_of_the_numbers(kind: IntegerFormat, dtype: torch.dtype, kernels: str) -> None:
+    weight, x, bias = made(kind, 70), inputs(13, dtype), torch.linspace(-1, 1, 70)
+    found = PackedLinear.pack_blocks(weight, bias)(x)
+    rounded = x.float() if kernels == FALLBACK else quantize_activation(x, ROW_GROUP)
+    numbers = weight.dequantize().double()
+    expected = rounded.double() @ numbers.T + bias.double()
+    terms = rounded.double().abs() @ numbers.abs().T + bias.double().abs()
+    bound = 2e-6 if dtype is torch.float32 else 2.0**-8
+    assert bool(((found.double() - expected).abs() <= bound * terms + 1e-9).all())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_alone_equals_the_row_in_any_batch(kind: IntegerFormat, kernels: str) -> None:
+    layer, x = PackedLinear.pack_blocks(made(kind, 70)), inputs(100)
+    together = layer(x)
+    for count in (1, 2, 3, 4, 5, 7, 13, 97):
+        found = layer(x[:count])
+        if kernels == FALLBACK:
+            assert torch.allclose(found, together[:count], atol=1e-3)
+        else:
+            assert torch.equal(found, together[:count])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_no_number_is_not_hidden(kind: IntegerFormat, bad: float, kernels: str) -> None:
+    x = inputs(3)
+    x[1, 300] = bad
+    found = PackedLinear.pack_blocks(made(kind, 70))(x)
+    assert bool(found[[0, 2]].isfinite().all()) and not bool(found[1].isfinite().any())
+
+
+@pytest.mark.skipif(not native_available(), reason="the fallback has no address")
+def test_layers_that_continue_give_the_outputs_of_each() -> None:
+    x = inputs(5)
+    weights = [made(kind, rows) for kind, rows in ((IntegerFormat.Q4_K, 64), (IntegerFormat.Q6_K, 40))]
+    parts = [PackedLinear.pack_blocks(weight) for weight in weights]
+    parts.append(PackedLinear.pack(torch.randn(10, COLUMNS), "fp32"))
+    expected = torch.cat([part(x) for part in parts], dim=1)
+    parts[1].continue_with(parts[2])
+    parts[0].continue_with(parts[1])
+    assert torch.equal(parts[0](x), expected) and parts[0].outputs == 114
+    assert torch.equal(parts[0].copied()(x), expected[:, :64]), "a copy is of its own outputs"
