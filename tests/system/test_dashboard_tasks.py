@@ -137,6 +137,7 @@ async def create_and_use_a_key(task: Task, gateway: str) -> None:
     await expect(row).to_be_visible()
     assert key not in await task.page.content()
     await task.click("Revoke shop")
+    await expect(task.page.get_by_role("button", name="Keep")).to_be_focused()
     await task.click("Keep")
     await task.click("Revoke shop")
     await task.picture("revoke")

@@ -25,7 +25,7 @@ from edgeshard_coordinator.dashboard.unused_nodes import (
 )
 
 JOIN_TTL_S = 3600.0
-_FORMS = Forms("body", "reload the page, which may be of another version than the coordinator")
+_FORMS = Forms("body", "correct it, or reload the page if the coordinator was upgraded")
 
 
 @dataclass(frozen=True, slots=True)
