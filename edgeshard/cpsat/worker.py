@@ -7,8 +7,7 @@ import os
 import sys
 
 from edgeshard.cpsat.messages import answer_values, read_question
-from edgeshard.process.bounded import bound_memory, go_first
-from edgeshard.process.parent import end_with
+from edgeshard.process.parent import bound_memory, end_with, go_first
 
 
 def main() -> None:

@@ -19,8 +19,7 @@ from typing import Any
 from edgeshard.domain.errors import EdgeShardError, InternalError, ResourceExhaustedError
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.sources import Source, opened
-from edgeshard.process.bounded import bound_memory, go_first
-from edgeshard.process.parent import end_with
+from edgeshard.process.parent import bound_memory, end_with, go_first
 from edgeshard.storage.checkpoint import draft_manifest
 from edgeshard.storage.files import MOVE_STATE, naming_full_disk
 from edgeshard.storage.local_model import local_model

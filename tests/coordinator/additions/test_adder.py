@@ -1,4 +1,4 @@
-"""Additions of models: converted by a process, stored by a thread, and nothing stays of one that ends early."""
+"""Additions of models: converted by a process, stored by a thread, and one that ends early leaves nothing."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ SOURCE = CallFrom("10.0.0.7:1", None, True)
 
 
 class Adder:
-    """An adder that converts nothing; its operator is revoked while a model is checked, if `revoked` says so."""
+    """An adder that converts nothing; with `revoked` its operator is revoked while a model is checked."""
 
     def __init__(self) -> None:
         self.state = NO_ADDITIONS

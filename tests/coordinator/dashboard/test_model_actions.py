@@ -16,7 +16,7 @@ PLACED = Placement(stages=(), kv_block_tokens=16, kv_blocks=1, micro_batch=1, mi
 
 
 class Site:
-    """A site with room for the KV of so many tokens."""
+    """A site with room for the KV of `tokens` tokens."""
 
     def __init__(self, tokens: int, max_context: int = 65_536) -> None:
         self.tokens = tokens
