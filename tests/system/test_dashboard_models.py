@@ -113,7 +113,7 @@ async def test_a_model_is_added_with_progress_that_a_second_tab_sees(models: Mod
     await expect(page.locator("main")).to_contain_text("The store has no model")
     await add(page)
     done, total = await far(page)
-    assert 0 <= done <= total and total > LAYERS * 13 * HIDDEN**2
+    assert 0 <= done <= total and total > 0.9 * LAYERS * 13 * HIDDEN**2
     second = await visitor.another("models")
     assert (await far(second))[1] == total
     for tab in (page, second):
