@@ -315,6 +315,8 @@ remove() {
     [ "$bin" != "$prefix/bin" ] || rmdir "$bin" 2>/dev/null || true
     rm -f "$marker"
     rmdir "$prefix" 2>/dev/null || say "$prefix stays: it has files that are not of this script"
+    # A machine that joined by the site's line fetched its files there.
+    rmdir "${XDG_CACHE_HOME:-$HOME/.cache}/edgeshard" /var/cache/edgeshard 2>/dev/null || true
 }
 
 state_of_user() {
