@@ -100,6 +100,15 @@ def read_gguf(path: Path) -> GgufFile:
     return one if one.metadata.get("split.count", 1) in (0, 1) else _joined(one)
 
 
+def parts_of(path: Path) -> list[Path]:
+    """All files that a model with this file may be read from, whether they exist or not: parts by their numbers."""
+    found = _PART.fullmatch(path.name)
+    if found is None or not 1 < int(found[4]) <= _PARTS_LIMIT:
+        return [path]
+    names = [f"{found[1]}{number + 1:05}{found[3]}{found[4]}{found[5]}" for number in range(int(found[4]))]
+    return [path.with_name(name) for name in names]
+
+
 def _joined(one: GgufFile) -> GgufFile:
     """The model of which `one` is a part. The others lie in the same folder; their names differ in the number."""
     count, found = one.metadata["split.count"], _PART.fullmatch(one.path.name)
@@ -108,12 +117,12 @@ def _joined(one: GgufFile) -> GgufFile:
     if found is None or int(found[4]) != count:
         what = f"is one of {count} parts; give all of them their names back, NAME-00001-of-{count:05}.gguf and so on"
         raise _malformed(one.path, what, "split.count")
-    names = [f"{found[1]}{number + 1:05}{found[3]}{found[4]}{found[5]}" for number in range(count)]
-    missing = [name for name in names if not one.path.with_name(name).is_file()]
+    paths = parts_of(one.path)
+    missing = [path.name for path in paths if not path.is_file()]
     if missing:
         what = f"{missing[0]} is missing from {one.path.parent}, one of the {count} parts of this model; fetch it"
         raise NotFoundError(what, field=missing[0])
-    parts = [one if name == one.path.name else _read_file(one.path.with_name(name)) for name in names]
+    parts = [one if path == one.path else _read_file(path) for path in paths]
     tensors: dict[str, GgufTensor] = {}
     for number, part in enumerate(parts):
         if (part.metadata.get("split.no"), part.metadata.get("split.count")) != (number, count):

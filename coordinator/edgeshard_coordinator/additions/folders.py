@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
+from edgeshard.importing.gguf_file import parts_of
 from edgeshard.importing.sources import Source
 
 MAX_DEPTH = 3
@@ -73,8 +74,8 @@ class ModelFolders:
         if not exists:
             raise NotFoundError(f"source: {text[:200]!r} does not exist: list the folders again", field="source")
         try:
-            links = [entry for entry in os.scandir(path) if entry.is_symlink()] if path.is_dir() else []
-            outside = [link.name for link in links if not self.contains(Path(link.path).resolve())]
+            files = list(path.iterdir()) if path.is_dir() else parts_of(path)
+            outside = [file.name for file in files if file.is_symlink() and not self.contains(file.resolve())]
         except (OSError, RuntimeError) as error:
             raise InvalidArgumentError(
                 f"source: {text[:200]!r} cannot be read ({error}): let the coordinator's user read it",
@@ -131,7 +132,8 @@ class _Search:
             path = Path(entry.path)
             is_gguf = entry.name.lower().endswith(".gguf") and not _LATER_PART.search(entry.name)
             if is_gguf and entry.is_file(follow_symlinks=False):
-                yield FolderModel(path, Source(path=path).name, _size(entry))
+                size = sum(part.stat().st_size for part in parts_of(path) if part.is_file())
+                yield FolderModel(path, Source(path=path).name, size)
             elif depth < MAX_DEPTH and entry.is_dir(follow_symlinks=False):
                 yield from self._below(path, depth + 1)
 

@@ -41,7 +41,7 @@ def test_models_are_found_in_each_form(tmp_path: Path) -> None:
         ("hub-7b", 300),
         ("nested", 200),
         ("single.q4_k", 40),
-        ("split-00001-of-00002", 5),
+        ("split", 11),
     ]
     assert not listings[0].is_cut and not listings[0].problem
 
@@ -114,6 +114,9 @@ def test_a_model_with_a_file_elsewhere_is_refused(tmp_path: Path) -> None:
     (root / "single.gguf").write_bytes(b"x")
     (root / "other").symlink_to(secret)
     assert ModelFolders([root]).check(str(root / "single.gguf")) == root / "single.gguf", "only itself is read"
+    (root / "parts-00001-of-00002.gguf").write_bytes(b"x")
+    (root / "parts-00002-of-00002.gguf").symlink_to(secret)
+    assert refusal(ModelFolders([root]), root / "parts-00001-of-00002.gguf") == "OUTSIDE_FOLDERS"
     snapshot = model_at(root / "models--o--n" / "snapshots" / "rev")
     (root / "models--o--n" / "blobs").mkdir()
     (root / "models--o--n" / "blobs" / "x").write_text("{}")
