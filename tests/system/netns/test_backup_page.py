@@ -116,7 +116,7 @@ def test_a_site_of_three_is_restored_at_another_address(mill: Mill) -> None:
     mill.start_coordinator("coordinator", "edgeshard-coordinator --config pki/coordinator.toml")
     waits_for(lambda: first.run("edgectl get nodes").wait(COMMAND_S) == 0)
     for node in nodes:
-        token = first.finished(f"edgectl token create --node {node.name} --host {first.address} --quiet").strip()
+        token = first.finished(f"edgectl token create --node {node.name} --host {first.address} --quiet 2> log").strip()
         mill.start_agent(node.name, f"edgectl join {token} --foreground")
     waits_for(lambda: first.finished("edgectl get nodes").count(" connected ") == len(NODES))
     first.finished("edgectl model add tales --name fairy-tales")
