@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,21 +119,34 @@ def machines(
     archive: Path, names: Sequence[str], directory: Path, mounts: Mapping[Path, str]
 ) -> Iterator[dict[str, Machine]]:
     """Boot machines of these names from the root in `archive`; `mounts` are folders that they may read."""
-    booted: list[tuple[subprocess.Popen[bytes], Machine]] = []
+    supervisors: list[subprocess.Popen[bytes]] = []
     with Network(names, None) as network:
         try:
             for name in names:
-                booted.append(_booted(archive, name, directory, mounts, network))
-            yield {machine.name: machine for _, machine in booted}
+                supervisors.append(_start(archive, name, directory, mounts, network))
+            booted = {}
+            for name, supervisor in zip(names, supervisors, strict=True):
+                leader = _leader_of(supervisor.pid)
+                booted[name] = Machine(name, directory / name, network.address(name), leader)
+                booted[name].waits_for("systemctl is-active multi-user.target", BOOT_S)
+            yield booted
         finally:
-            for process, _ in booted:
-                process.kill()  # and with it all that runs in the machine
-                process.wait()
+            for supervisor in supervisors:
+                _kill(supervisor)
 
 
-def _booted(
+def _kill(supervisor: subprocess.Popen[bytes]) -> None:
+    """Kill a machine's process 1, and with it all that runs there, before systemd-nspawn, which would leave it."""
+    for child in _children(supervisor.pid):
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    supervisor.kill()
+    supervisor.wait()
+
+
+def _start(
     archive: Path, name: str, directory: Path, mounts: Mapping[Path, str], network: Network
-) -> tuple[subprocess.Popen[bytes], Machine]:
+) -> subprocess.Popen[bytes]:
     root = directory / name
     root.mkdir()
     subprocess.run(("tar", "-C", str(root), "-xf", str(archive)), check=True)
@@ -141,25 +155,25 @@ def _booted(
     space = f"--network-namespace-path=/run/netns/{network.namespace(name)}"
     binds = [f"--bind-ro={folder}:{at}" for folder, at in mounts.items()]
     with (directory / f"{name}.log").open("wb") as log:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             ("systemd-nspawn", *own, space, *binds, "--directory", str(root)),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
         )
-    machine = Machine(name, root, network.address(name), _leader_of(process.pid))
-    machine.waits_for("systemctl is-active multi-user.target", BOOT_S)
-    return process, machine
+
+
+def _children(process: int) -> list[int]:
+    return [int(text) for text in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
 def _leader_of(supervisor: int) -> int:
     """The number of the process 1 that systemd-nspawn started."""
-    children = Path(f"/proc/{supervisor}/task/{supervisor}/children")
     deadline = time.monotonic() + BOOT_S
     while True:
-        for text in children.read_text().split():
-            status = Path(f"/proc/{text}/status").read_text()
+        for child in _children(supervisor):
+            status = Path(f"/proc/{child}/status").read_text()
             if any(line.startswith("NSpid:") and line.split()[-1] == "1" for line in status.splitlines()):
-                return int(text)
+                return child
         assert time.monotonic() < deadline, f"systemd-nspawn {supervisor} started no machine"
         time.sleep(0.1)
