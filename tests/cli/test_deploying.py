@@ -149,7 +149,7 @@ def test_without_options_a_spec_keeps_its_defaults(edgectl: Any, site: Any) -> N
         ("--mode fast", "--mode: "),
         ("--objective fast", "--objective: "),
         ("--kv-dtype int8", "--kv-dtype: "),
-        ("--quantise int7", "--quantise 'int7': give none, int8 or int4"),
+        ("--quantise int7", "--quantise 'int7': give none, int8, int4 or stored"),
         ("--quantise =int8", "--quantise '=int8': "),
         ("--quantise a=none", "--quantise 'a=none': "),
         ("--quantise int8 --quantise int4", "--quantise 'int4': "),

@@ -168,7 +168,7 @@ def test_the_readme_has_four_commands_to_a_chat() -> None:
     clone, serve, install, chat = newcomer()
     assert clone.startswith("git clone ") and install == ".venv/bin/pip install openai"
     recipe = (ROOT / "Makefile").read_text().partition(f"\n{serve.removeprefix('make ')}: $(RUNS)")[2].splitlines()[1]
-    assert recipe.strip() == "@$(BIN)/edgectl serve $(or $(ARGS),demo)"
+    assert recipe.strip() == "@$(call interruptible,$(BIN)/edgectl serve $(or $(ARGS),demo))"
     python, program, key = chat.split()
     assert (python, key) == (".venv/bin/python", "esk-...") and (ROOT / program).exists()
 

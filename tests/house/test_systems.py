@@ -53,7 +53,7 @@ def test_each_system_has_a_row_that_leads_somewhere() -> None:
     [
         ("| Quest | ", "| Quests | ", "Quest has no row"),
         ("scheduler/chunking.py", "scheduler/chunks.py", "Sarathi leads nowhere"),
-        ("(papers.md#slices-of-long-prompts)", "(papers.md#slices)", "HPipe leads nowhere"),
+        ("#slices-of-long-prompts)", "#slices)", "HPipe leads nowhere"),
         ("(decisions/0086-recovery-by-replay.md)", "(decisions/0086.md)", "DéjàVu leads nowhere"),
     ],
 )

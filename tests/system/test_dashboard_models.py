@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,6 +158,7 @@ async def test_a_model_is_deployed_and_deleted_on_its_page(models: Models, visit
     line = "edgectl deploy tales --model tales --max-context 128 --concurrency 2"
     await expect(page.get_by_text(line, exact=True)).to_be_visible()
     await deploy.click()
+    await created(models.site.client, "tales")
     await models.site.client.wait_ready("tales", 60)
     found = await models.site.client.deployment("tales")
     assert (found.spec.max_context, found.spec.concurrency) == (128, 2)
@@ -184,7 +186,15 @@ async def test_a_coordinator_that_is_killed_during_a_conversion_starts_clean(mod
     await models.site.cluster.start_coordinator()
     assert models.left() == before
     async with Client(models.site.cluster.address) as client:
-        assert not await client.stored_models()
+        assert "killed" not in [model.name for model in await client.stored_models()]
+
+
+async def created(client: Client, name: str, limit_s: float = 60.0) -> None:
+    """Wait until a deployment of this name exists."""
+    deadline = time.monotonic() + limit_s
+    while name not in [deployment.spec.name for deployment in await client.deployments()]:
+        assert time.monotonic() < deadline, f"there is no deployment {name}"
+        await asyncio.sleep(0.1)
 
 
 def conversions(state: Path) -> list[str]:

@@ -237,8 +237,10 @@ async def test_what_is_written_has_the_same_form(tmp_path: Path) -> None:
             for table in ("deployments", "nodes", "profiles", "links", "traffic")
         }
     database.close()
-    assert (bodies["profiles"], bodies["links"]) == (PROFILE_BODY, LINK_BODY)
-    later = DEPLOYMENT_BODY.replace('"layers":[{', '"rule":[],"layers":[{', 1)  # keys that this version adds
+    # Keys that this version adds.
+    profile = PROFILE_BODY.replace('   ]\n  }\n ],\n "overhead', '   ],\n   "weight_bytes": 0\n  }\n ],\n "overhead')
+    assert (bodies["profiles"], bodies["links"]) == (profile, LINK_BODY)
+    later = DEPLOYMENT_BODY.replace('"layers":[{', '"rule":[],"layers":[{', 1)
     later = later.replace('"joules_per_token":null', '"joules_per_token":null,"together_tps":null')
     later = later.replace(
         '"sweep":2}',
