@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from edgeshard_agent.measuring.machine import processor_name
 from edgeshard_agent.ops import native
 from edgeshard_agent.ops.quantize import Scheme
 
@@ -55,13 +55,9 @@ def library_for_limits(libraries: Sequence[Library]) -> Library:
 
 def machine(limits_by: Library) -> dict[str, Any]:
     """The CPU and its limits: GB/s of a stream and GFLOP/s of multiply-adds, each of one thread."""
-    model = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.processor(),
-    )
     with limits_by.in_use():
         limits = {"read_gb_per_s": native.read_rate_gb_per_s(), "fma_gflop_per_s": native.fma_rate_gflop_per_s()}
-    return {"cpu": model, "kernels": native.kernel_names(), "torch": torch.__version__, **limits}
+    return {"cpu": processor_name(), "kernels": native.kernel_names(), "torch": torch.__version__, **limits}
 
 
 def table(about: dict[str, Any], rows: Sequence[LinearRow | CallRow]) -> Iterator[str]:

@@ -54,11 +54,18 @@ def figures_comment(command: str, rows: Sequence[Mapping[str, Any]]) -> str:
     return marker(command, rows[0].get("trees") or dict.fromkeys(SITE, UNKNOWN))
 
 
-def run_page_program(module: str, output: Path, files: Callable[[], Mapping[str, str]]) -> int:
-    """The command line of a program that computes the same files every time: 1 where --check finds that one differs."""
+def page_parser(module: str, output: Path) -> tuple[argparse.ArgumentParser, argparse._MutuallyExclusiveGroup]:
+    """The options of a program that writes pages, and the group of `--check`, to which others may belong."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}")
     parser.add_argument("--output", type=Path, default=output, metavar="DIR")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file would change")
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file would change")
+    return parser, either
+
+
+def run_page_program(module: str, output: Path, files: Callable[[], Mapping[str, str]]) -> int:
+    """The command line of a program that computes the same files every time: 1 where --check finds that one differs."""
+    parser, _ = page_parser(module, output)
     arguments = parser.parse_args()
     return write_or_check(arguments.output, files(), arguments.check)
 

@@ -9,24 +9,20 @@ docs/paper/lab.json, from where the page has it.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from bench.edgeshard_paper import by_lab
 from bench.edgeshard_paper.report import page, pictures
 from bench.edgeshard_paper.results import run_all
-from bench.pages import write_or_check
+from bench.pages import page_parser, write_or_check
 
 OUTPUT = Path(__file__).parents[2] / "docs" / "paper"
 MEASURED = OUTPUT / "lab.json"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.edgeshard_paper")
-    parser.add_argument("--output", type=Path, default=OUTPUT, metavar="DIR")
-    either = parser.add_mutually_exclusive_group()
-    either.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file would change")
+    parser, either = page_parser("bench.edgeshard_paper", OUTPUT)
     either.add_argument("--lab", action="store_true", help="run the 7B plans by the lab as well")
     arguments = parser.parse_args()
     results = run_all()

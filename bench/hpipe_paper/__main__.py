@@ -9,24 +9,20 @@ docs/paper/hpipe-kernels.json, from where the page has them.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from bench.hpipe_paper import measured
 from bench.hpipe_paper.experiments import run_all
 from bench.hpipe_paper.report import page, pictures
-from bench.pages import write_or_check
+from bench.pages import page_parser, write_or_check
 
 OUTPUT = Path(__file__).parents[2] / "docs" / "paper"
 MEASURED = "hpipe-kernels.json"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.hpipe_paper")
-    parser.add_argument("--output", type=Path, default=OUTPUT, metavar="DIR")
-    either = parser.add_mutually_exclusive_group()
-    either.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file would change")
+    parser, either = page_parser("bench.hpipe_paper", OUTPUT)
     either.add_argument("--measure", action="store_true", help="measure this machine's kernels first")
     arguments = parser.parse_args()
     if arguments.measure:

@@ -7,7 +7,6 @@ the block's operations over its time, as a part of the core's own FMA rate, whic
 from __future__ import annotations
 
 import json
-import platform
 import statistics
 import time
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from edgeshard_agent.measuring.machine import processor_name
 from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.weights import StageWeights
@@ -72,7 +72,7 @@ def measure() -> Measured:
     fma = statistics.median(rates)
     read = statistics.median(reads)
     return Measured(
-        cpu=_cpu(),
+        cpu=processor_name(),
         kernels=native.kernel_names()[0],
         fma_gflop_per_s=fma,
         read_gb_per_s=read,
@@ -120,12 +120,6 @@ class _Blocks:
         self._model.execute(StepPlan(spans=(span,)), hidden)
         self._held = before + tokens
         return time.thread_time() - began
-
-
-def _cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def write(path: Path, measured: Measured) -> None:

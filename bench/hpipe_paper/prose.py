@@ -11,10 +11,10 @@ test bed, four P100 and two RTX 3090, and its models, LLaMA-7B and GPT3-2B, by E
 (`deploy/examples/hpipe-testbed.toml`). `python -m bench.hpipe_paper` writes this page and its pictures, `--check` says
 whether they would change.
 
-**What is known of the paper.** Our notes have the nodes, the models, the network of 1,000 Mb/s, the six baselines by
-their names, and two results: up to {speed_up:g} times the throughput (and latency, says its abstract), and
-{energy:.1f} % less energy [S]. They do not have its meter, its tables, or the curves of its figure 2. So nothing here
-stands beside a number of the paper but these two.
+**Sources.** Our notes have the paper's nodes, models, network of 1,000 Mb/s and the names of its six baselines. They
+have two of its results: up to {speed_up:g} times the throughput and latency, and {energy:.1f} % less energy [S]. They
+do not have its meter, its tables, or the curves of its figure 2. So only these two numbers are compared with
+the paper's.
 
 **Where the numbers come from.** Nodes are rooflines of their data sheets, as on [the page of EdgeShard's
 paper](README.md); their watts, idle and busy, are those of the boards alone, without the computers around them
@@ -40,8 +40,8 @@ what follows what is simulated. Nothing is fitted.
 SCHEDULES = """\
 The six names between "one node" and HPipe are the paper's baselines [S]. "Equal shares" are over all six nodes, the RTX
 3090 first. "By speed" is HPipe's [balanced partition](../../docs/papers.md#slices-of-long-prompts) in that order. TP-T
-is TeraPipe with tensor parallelism inside each computer: the paper says that the two do not go well together, because
-nodes that share a block must wait for each other's sums after each slice.
+is TeraPipe with tensor parallelism inside each computer. The paper finds that the two do not fit together: nodes that
+share a block wait for each other's sums after each slice.
 """
 
 FIGURES = """\
@@ -54,10 +54,11 @@ may give. "HPipe" columns: how many times sooner, how many times as many, and ho
 FOUND = """\
 **What this says.**
 
-- **Throughput.** The paper says up to {speed_up:g} times, without the baseline. Here HPipe has {gpipe:.2f} times
-  (LLaMA-7B) and {gpipe_gpt:.2f} times (GPT3-2B) the rate of GPipe, {megatron_lm:.2f} and {megatron_lm_gpt:.2f} times
-  that of Megatron-LM, {terapipe:.2f} and {terapipe_gpt:.2f} times that of TeraPipe, and {gp_b:.2f} and {gp_b_gpt:.2f}
-  times that of GP-B, which has the same layers. With more prompts than {prompts} this last factor goes towards 1:
+- **Throughput.** The paper has up to {speed_up:g} times, and our notes not the baseline. With LLaMA-7B and GPT3-2B,
+  HPipe has {gpipe:.2f} and {gpipe_gpt:.2f} times the rate of GPipe. It has {megatron_lm:.2f} and
+  {megatron_lm_gpt:.2f} times that of Megatron-LM, and {terapipe:.2f} and {terapipe_gpt:.2f} times that of TeraPipe.
+  GP-B has the same layers as HPipe, which has {gp_b:.2f} and {gp_b_gpt:.2f} times its rate.
+  With more prompts than {prompts} this last factor goes towards 1:
   slices only fill the pipeline sooner.
 - **TP-T** has the first token of LLaMA-7B after {tp_t_ms:.0f} ms and {tp_t_rate:,.0f} tokens/s. HPipe is
   {tp_t_sooner:.2f} times sooner and has {tp_t:.2f} times the rate. The layers cannot follow the nodes' speed: each
@@ -65,8 +66,8 @@ FOUND = """\
 - **The first token** comes {gpipe_ttft:.1f} times sooner than with GPipe (LLaMA-7B). While a whole prompt alone is on
   one node, the five others are idle.
 - **Energy.** HPipe takes {base_j:.0f} % less than Base, in which five nodes always wait, and {gpipe_j:.0f} % less than
-  GPipe. The paper's {energy:.1f} % is more. It is what a meter at the wall would read against Base if each of the two
-  computers took {host_w:.0f} W besides its boards: this power runs as long as a run takes, and HPipe's run is shorter.
+  GPipe. The paper's {energy:.1f} % is more. A meter at the wall would read it against Base if each of the two computers
+  took {host_w:.0f} W besides its boards. HPipe needs this power for a shorter time.
   One RTX 3090 takes less than any six nodes: by the data sheets it needs {per_3090:.1f} W for a TFLOPS, a P100
   {per_p100:.1f}.
 - **Memory.** Two prompts at once fill the pipeline with slices; whole prompts take {gpipe_held}, whose KV cache is in

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 from edgeshard.domain.checks import at_most
 from edgeshard.domain.deployments.deployment import Deployment
-from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
+from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.identity import MOST_KEY_MODELS, ApiKey, Role
 from edgeshard.domain.nodes.device import Node
 from edgeshard.domain.nodes.labels import MOST_LABELS, parse_changes
-from edgeshard.forms import Forms
 from edgeshard.wire.invitations import invitation_to_text, line_without_edgeshard
+from edgeshard_coordinator.dashboard.bodies import FORMS, Named, Removal
 from edgeshard_coordinator.dashboard.operator import Action, Operator
 from edgeshard_coordinator.dashboard.picture import known
 from edgeshard_coordinator.dashboard.unused_nodes import (
@@ -25,26 +25,6 @@ from edgeshard_coordinator.dashboard.unused_nodes import (
 )
 
 JOIN_TTL_S = 3600.0
-_FORMS = Forms("body", "correct it, or reload the page if the coordinator was upgraded")
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """The body of an action on one key or node."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Removal:
-    """The body of a removal. `typed` is the name again, as the operator typed it."""
-
-    name: str
-    typed: str
-
-    def check(self) -> None:
-        if self.typed != self.name:
-            raise InvalidArgumentError("typed: it is not the node's name", field="typed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +65,7 @@ async def keys(operator: Operator, asked: Mapping[str, Any]) -> Any:
 
 async def create_key(operator: Operator, asked: Mapping[str, Any]) -> Any:
     """A new key, and its text, which no other answer has."""
-    body = _FORMS.read(NewKey, asked)
+    body = FORMS.read(NewKey, asked)
     key, text = await operator.create_key(
         body.name,
         body.models,
@@ -97,7 +77,7 @@ async def create_key(operator: Operator, asked: Mapping[str, Any]) -> Any:
 
 
 async def revoke_key(operator: Operator, asked: Mapping[str, Any]) -> Any:
-    await operator.revoke_key(_FORMS.read(Named, asked).name)
+    await operator.revoke_key(FORMS.read(Named, asked).name)
     return {}
 
 
@@ -116,19 +96,19 @@ def _key(key: ApiKey) -> dict[str, Any]:
 
 
 async def label(operator: Operator, asked: Mapping[str, Any]) -> Any:
-    body = _FORMS.read(Labelling, asked)
+    body = FORMS.read(Labelling, asked)
     labels, removed = parse_changes(body.changes, "changes")
     return {"labels": dict((await operator.label_node(body.name, labels, removed)).labels)}
 
 
 async def remove_node(operator: Operator, asked: Mapping[str, Any]) -> Any:
-    await operator.remove_node(_FORMS.read(Removal, asked).name)
+    await operator.remove_node(FORMS.read(Removal, asked).name)
     return {}
 
 
 async def unused(operator: Operator, asked: Mapping[str, Any]) -> Any:
     """Why deployments have no layers on a node, by deployment. It plans each of them again, and moves none."""
-    body = _FORMS.read(Named, asked)
+    body = FORMS.read(Named, asked)
     node = await operator.node(body.name)
     nodes = await operator.nodes()
     causes = {}
@@ -161,7 +141,7 @@ async def _cause(
 
 async def join(operator: Operator, asked: Mapping[str, Any]) -> Any:
     """The lines by which one more node joins, with EdgeShard and without. They are shown this once."""
-    name = _FORMS.read(Named, asked).name
+    name = FORMS.read(Named, asked).name
     token = await operator.create_token(Role.AGENT, name, ttl_s=JOIN_TTL_S)
     line = f"edgectl join {invitation_to_text(token.invitation)}"
     return known(line=line, bare=line_without_edgeshard(token) or None)
@@ -186,7 +166,7 @@ async def tokens(operator: Operator, asked: Mapping[str, Any]) -> Any:
 
 
 async def revoke_token(operator: Operator, asked: Mapping[str, Any]) -> Any:
-    await operator.revoke_token(_FORMS.read(TokenId, asked).token_id)
+    await operator.revoke_token(FORMS.read(TokenId, asked).token_id)
     return {}
 
 

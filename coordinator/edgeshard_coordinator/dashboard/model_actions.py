@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec
-from edgeshard.domain.errors import InvalidArgumentError, PlacementError, ResourceExhaustedError
-from edgeshard.forms import Forms
+from edgeshard.domain.errors import PlacementError, ResourceExhaustedError
 from edgeshard.importing.blocks import Width
+from edgeshard_coordinator.dashboard.bodies import FORMS, Named, Removal
 from edgeshard_coordinator.dashboard.operator import Action, Operator
 from edgeshard_coordinator.dashboard.picture import listing_picture, placement_picture
 
 CONTEXTS = (131_072, 32_768, 8_192, 2_048)
 """Contexts in tokens that are tried if a model does not fit with its own."""
-_FORMS = Forms("body", "reload the page, which may be of another version than the coordinator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +34,6 @@ class AdditionNumber:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRemoval:
-    """The body that deletes a model. `typed` is the name again, as the operator typed it."""
-
-    name: str
-    typed: str
-
-    def check(self) -> None:
-        if self.typed != self.name:
-            raise InvalidArgumentError("typed: it is not the model's name", field="typed")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelName:
-    """The body of a question about a model."""
-
-    name: str
-
-
 async def folders(operator: Operator, asked: Mapping[str, Any]) -> Any:
     """The models of the folders that the coordinator may add models from."""
     return {"folders": [listing_picture(listing) for listing in await operator.list_folders()]}
@@ -61,25 +41,25 @@ async def folders(operator: Operator, asked: Mapping[str, Any]) -> Any:
 
 async def add_model(operator: Operator, asked: Mapping[str, Any]) -> Any:
     """Have the coordinator add a model; the stream has its progress."""
-    body = _FORMS.read(NewModel, asked)
+    body = FORMS.read(NewModel, asked)
     addition = await operator.add_at_coordinator(body.source, body.name, body.width)
     return {"number": addition.number, "name": addition.name}
 
 
 async def cancel_addition(operator: Operator, asked: Mapping[str, Any]) -> Any:
     """End an addition; answered when nothing of it is left."""
-    addition = await operator.cancel_addition(_FORMS.read(AdditionNumber, asked).number)
+    addition = await operator.cancel_addition(FORMS.read(AdditionNumber, asked).number)
     return {"phase": addition.phase.value}
 
 
 async def delete_model(operator: Operator, asked: Mapping[str, Any]) -> Any:
-    await operator.delete_model(_FORMS.read(ModelRemoval, asked).name)
+    await operator.delete_model(FORMS.read(Removal, asked).name)
     return {}
 
 
 async def fits(operator: Operator, asked: Mapping[str, Any]) -> Any:
     """The largest of `fitting_specs` that can be placed now, and its plan. Raises as `plan` does for the smallest."""
-    name = _FORMS.read(ModelName, asked).name
+    name = FORMS.read(Named, asked).name
     stored = await operator.stored_model(name)
     specs = fitting_specs(name, stored.max_context)
     for spec in specs:

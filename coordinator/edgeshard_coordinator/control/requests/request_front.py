@@ -84,8 +84,8 @@ class RequestFront:
         held: Sequence[HeldRequest] = (),
         head_for_s: float | None = None,
     ) -> Attachment:
-        """Take a head's new stream; an older one of the deployment ends. The head goes on with every request of the
-        deployment, in their old order, and forgets requests of `held` that ended here or have no client any more.
+        """Take a head's new stream; an older one of the deployment ends. The head continues all requests of the
+        deployment in their old order. It forgets a request of `held` that ended here or has no client any more.
 
         Requests of an earlier run of the coordinator wait at the head for their clients. Requests of clients that came
         back before the head go on, or end with a typed error. `head_for_s` are the seconds that it has been the
