@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 import torch
 from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.stage import StageInputs, StageModel
+from edgeshard_agent.model.weights.loader import TensorSource
 from edgeshard_agent.model.weights.weights import StageWeights
 
 from bench.random_llama import CONFIG, RandomWeights
@@ -22,7 +24,8 @@ BLOCK_TOKENS = 16
 class DecodingStage:
     """`rows` requests with prompts of `context` tokens, some or all of which decode `steps` tokens over and over.
 
-    Each request has room for `max_prompt` tokens, if that is more. Weights are bfloat16 without a `quantisation`.
+    Each request has room for `max_prompt` tokens, if that is more. Weights are bfloat16 without a `quantisation`, and
+    random ones of `config` without a `source`.
     """
 
     def __init__(
@@ -34,12 +37,20 @@ class DecodingStage:
         *,
         max_prompt: int = 0,
         quantisation: Quantisation | None = None,
+        config: dict[str, Any] = CONFIG,
+        source: TensorSource | None = None,
     ) -> None:
         self._context, self._steps = context, steps
+        self._config = config
         self._random = np.random.default_rng(0)
         blocks = -(-max(context + steps, max_prompt) // BLOCK_TOKENS)
         weights = StageWeights.load(
-            RandomWeights(layers=layers), CONFIG, layers, dtype=DType.BFLOAT16, device="cpu", quantisation=quantisation
+            source or RandomWeights(config, layers),
+            config,
+            layers,
+            dtype=DType.BFLOAT16,
+            device="cpu",
+            quantisation=quantisation,
         )
         self._model = StageModel.with_kv(weights, KvMemory(DType.BFLOAT16, blocks * rows, BLOCK_TOKENS))
         for row in range(rows):
@@ -74,5 +85,7 @@ class DecodingStage:
 
     def _inputs(self, tokens: int) -> StageInputs:
         if self._model.is_first:
-            return self._random.integers(0, CONFIG["vocab_size"], tokens)
-        return torch.from_numpy(self._random.standard_normal((tokens, CONFIG["hidden_size"]), np.float32)).bfloat16()
+            return self._random.integers(0, self._config["vocab_size"], tokens)
+        return torch.from_numpy(
+            self._random.standard_normal((tokens, self._config["hidden_size"]), np.float32)
+        ).bfloat16()

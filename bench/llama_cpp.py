@@ -16,13 +16,16 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bench.random_llama import CONFIG, RandomWeights
+
+if TYPE_CHECKING:
+    import torch
 
 _NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -68,9 +71,14 @@ def quantise(folder: Path, source: Path, dtype: str, target: Path) -> str:
 
     The build chooses the head's format: Q6_K with Q4_0, while our head is int8. So the two are not the same mixture.
     """
-    command = [str(folder / "llama-quantize"), str(source), str(target), QUANTISED[dtype], "1"]
-    subprocess.run(command, env=_environment(folder), capture_output=True, timeout=600, check=True)
+    write_quantised(folder, source, QUANTISED[dtype], target)
     return head_format(target)
+
+
+def write_quantised(folder: Path, source: Path, mixture: str, target: Path) -> None:
+    """Write the model of `source` in a mixture of types that llama-quantize knows, such as "Q4_K_M"."""
+    command = [str(folder / "llama-quantize"), str(source), str(target), mixture, "1"]
+    subprocess.run(command, env=_environment(folder), capture_output=True, timeout=1800, check=True)
 
 
 def head_format(path: Path) -> str:
@@ -81,27 +89,34 @@ def head_format(path: Path) -> str:
     return gguf.GGMLQuantizationType(head.tensor_type).name
 
 
-def write_gguf(path: Path) -> None:
-    """The random Llama in bfloat16. llama.cpp's rotary layout has other rows; of random ones any order is as random."""
+def write_gguf(path: Path, config: dict[str, Any] = CONFIG, weights: Weights | None = None) -> None:
+    """Write a Llama in bfloat16, without a tokenizer; without `weights` they are random ones of this config.
+
+    llama.cpp rotates neighbouring rows of queries and keys, a checkpoint rows half a head apart: they change places.
+    """
     import gguf
     import torch
 
     writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_context_length(CONFIG["max_position_embeddings"])
-    writer.add_embedding_length(CONFIG["hidden_size"])
-    writer.add_block_count(CONFIG["num_hidden_layers"])
-    writer.add_feed_forward_length(CONFIG["intermediate_size"])
-    writer.add_head_count(CONFIG["num_attention_heads"])
-    writer.add_head_count_kv(CONFIG["num_key_value_heads"])
-    writer.add_key_length(CONFIG["head_dim"])
-    writer.add_value_length(CONFIG["head_dim"])
-    writer.add_rope_dimension_count(CONFIG["head_dim"])
-    writer.add_layer_norm_rms_eps(CONFIG["rms_norm_eps"])
-    writer.add_vocab_size(CONFIG["vocab_size"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("no_vocab")
-    weights = RandomWeights()
+    weights = weights or RandomWeights(config)
     for name in weights.names():
         tensor = weights.read(name)
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            halves = tensor.view(-1, 2, config["head_dim"] // 2, tensor.shape[1])
+            tensor = halves.transpose(1, 2).reshape(tensor.shape)
         if tensor.dim() == 1:
             writer.add_tensor(_gguf_name(name), tensor.float().numpy())
         else:
@@ -118,6 +133,14 @@ def _gguf_name(name: str) -> str:
         return _NAMES[name]
     _, _, layer, rest = name.split(".", 3)
     return f"blk.{layer}.{_LAYER_NAMES[rest]}"
+
+
+class Weights(Protocol):
+    """A checkpoint's tensors by their names."""
+
+    def names(self) -> Collection[str]: ...
+
+    def read(self, name: str) -> torch.Tensor: ...
 
 
 class LlamaCppRpc:

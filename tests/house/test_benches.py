@@ -36,6 +36,7 @@ RUNS = [
     ["engine_worker stage 0:1 1 4 2"],
     ["flexgen_paper --check"],
     ["gateway --streams 2 --tokens 5 --slow 2"],
+    ["gguf_mixtures --turns 1 -o {tmp}/gguf.json"],
     ["guides --schemas 1 --rounds 1"],
     ["hop --rounds 1 --tokens 4"],
     ["hpipe_paper --check", "hpipe_paper --measure --output {tmp}"],
