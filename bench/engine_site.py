@@ -149,13 +149,17 @@ def process_s(pid: int) -> float:
 
 
 @asynccontextmanager
-async def site_with(scratch: Path, agent_arguments: Sequence[str] = (), *, secure: bool = False) -> AsyncIterator[Site]:
-    """Both nodes pinned, and the model in the store; its directory is `scratch / "model"`. A `secure` site speaks over
-    TLS."""
-    write_checkpoint(scratch / "model")
+async def site_with(
+    scratch: Path, agent_arguments: Sequence[str] = (), *, secure: bool = False, model: Path | None = None
+) -> AsyncIterator[Site]:
+    """Both nodes pinned, and the model in the store; its directory is `scratch / "model"`, or `model` is its file. A
+    `secure` site uses TLS."""
+    if model is None:
+        model = scratch / "model"
+        write_checkpoint(model)
     cluster = LocalCluster(scratch, NODES, threads=1, agent_arguments=agent_arguments, secure=secure)
     async with pinned(cluster), cluster.client() as client:
         site = Site(cluster, client)
         site.pin()
-        await client.add_model(scratch / "model", MODEL)
+        await client.add_model(model, MODEL)
         yield site

@@ -37,6 +37,7 @@ RUNS = [
     ["flexgen_paper --check"],
     ["gateway --streams 2 --tokens 5 --slow 2"],
     ["gguf_mixtures --turns 1 -o {tmp}/gguf.json"],
+    ["gguf_two_nodes -o {tmp}/two_nodes.json"],
     ["guides --schemas 1 --rounds 1"],
     ["hop --rounds 1 --tokens 4"],
     ["hpipe_paper --check", "hpipe_paper --measure --output {tmp}"],
@@ -78,7 +79,15 @@ def _is_program(path: Path) -> bool:
 
 def why_not(name: str) -> str:
     """What this machine lacks for it; '' where it can run."""
-    needs_two = name in ("engine", "engine_trees", "promises", "replicas", "token_budget", "token_cost")
+    needs_two = name in (
+        "engine",
+        "engine_trees",
+        "gguf_two_nodes",
+        "promises",
+        "replicas",
+        "token_budget",
+        "token_cost",
+    )
     if needs_two and (len(os.sched_getaffinity(0)) < 2 or shutil.which("taskset") is None):
         return "needs two cores, and taskset"
     return ""
