@@ -1,5 +1,5 @@
-# `make` alone lists the targets. Everything runs from .venv: `make install`, `make demo` and `make serve` put there what
-# runs, and `make setup`, on which all other targets depend, what developers need besides.
+# `make` without a target lists the targets. Everything runs from .venv. `make install`, `make demo` and `make serve`
+# install what runs. All other targets depend on `make setup`, which also installs what developers need.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -25,46 +25,46 @@ interruptible = trap : INT; $(1) || { status=$$?; [ $$status -eq 130 ] || exit $
 
 .PHONY: help install setup clients demo serve wheels test test-all retest check types rules collect format drawings proto proto-baseline bench bench-plan figures soak chaos chaos-quick chaos-long sim fuzz fuzz-agents fuzz-bodies attack lock sbom licences pictures folders bundle deb image release aarch64
 
-help: ## this list
+help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(RUNS) ## what runs EdgeShard, in .venv
+install: $(RUNS) ## Install what runs EdgeShard into .venv.
 
 # Always asks the script, which does nothing where nothing is to be done: a compiler may have come since.
-setup: ## all of .venv, for developers (again only when pyproject.toml, the lock or the kernels change)
+setup: ## Install all of .venv, for developers; repeated only if pyproject.toml, the lock or the kernels change.
 	@$(call interruptible,$(PYTHON) tools/setup_environment.py)
 
 $(RUNS) $(STAMP): pyproject.toml constraints.lock tools/setup_environment.py hatch_build.py $(wildcard agent/edgeshard_agent/ops/kernels/*)
 	@$(call interruptible,$(PYTHON) tools/setup_environment.py $(if $(filter $(RUNS),$@),runtime))
 
-clients: $(CLIENTS) ## build .venv-clients: the openai client and others that tests try the HTTP gateway with, and chat templates
+clients: $(CLIENTS) ## Install clients that tests try the HTTP gateway with, axe-core and chat templates (.venv-clients).
 
 $(CLIENTS): $(addprefix tests/clients/,requirements.txt templates.txt package-lock.json) tools/setup_clients.py $(STAMP)
 	@$(BIN)/python -m tools.setup_clients
 	@touch $@
 
-demo: $(RUNS) ## a coordinator and three agents tell a story
+demo: $(RUNS) ## Run a coordinator and three agents, and generate text; ARGS="--seed 3" passes options.
 	@$(call interruptible,$(BIN)/edgectl demo $(ARGS))
 
-serve: $(RUNS) ## the demo's model over HTTP; ARGS="./my-model" serves another
+serve: $(RUNS) ## Serve the demo model over HTTP until Ctrl-C; ARGS="./my-model" serves another.
 	@$(call interruptible,$(BIN)/edgectl serve $(or $(ARGS),demo))
 
-wheels: $(STAMP) ## what operators install, kernels compiled, for x86-64 and aarch64: dist/wheels (some minutes, once)
+wheels: $(STAMP) ## Build wheels with compiled kernels for x86-64 and aarch64 in dist/wheels (some minutes).
 	@$(BIN)/python -m tools.build_wheels
 
-test: $(STAMP) ## the tests but for long forms (9 minutes on two cores); ARGS="tests/storage -x" narrows it
+test: $(STAMP) ## Run the tests without long forms (9 minutes on two cores); ARGS="tests/storage -x" selects.
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=10 $(ARGS)
 
-test-all: $(STAMP) ## all tests, long forms too (27 minutes)
+test-all: $(STAMP) ## Run all tests, with long forms (27 minutes).
 	@$(MAKE) test ARGS="--long $(ARGS)"
 
-retest: $(STAMP) ## what failed in the last run once more, alone: up to 3 tests of processes or clocks
+retest: $(STAMP) ## Run up to 3 failed tests of processes or clocks once more, by themselves.
 	@$(BIN)/python tools/retest.py
 
-aarch64: $(STAMP) ## tests of the kernels on an emulated aarch64; ARGS="tests/agent/ops/test_linear.py -k int4" chooses
+aarch64: $(STAMP) ## Run the tests of the kernels on an emulated aarch64; ARGS="tests/agent/ops/test_linear.py -k int4" selects.
 	@$(BIN)/python -m tools.emulate_aarch64 $(or $(ARGS),$(wildcard tests/agent/ops/test_[afklrs]*.py) tests/agent/model/test_bits.py tests/agent/model/test_common_tokens.py)
 
-check: $(STAMP) ## lint, format, types, import rules, unused code, protocol, generated code and pictures
+check: $(STAMP) ## Check lint, format, types, import rules, unused code, protocol, generated code, drawings, lock and licences.
 	@$(MAKE) -j 2 --output-sync=target types rules
 
 types: $(STAMP)
@@ -89,95 +89,95 @@ rules: $(STAMP)
 	$(BIN)/lint-imports
 
 # Tests are compiled when they are first imported, by each of the JOBS processes, which takes a minute of the processor.
-collect: $(STAMP) ## import all tests, as the first run of them would
+collect: $(STAMP) ## Import all tests, as their first run would.
 	@$(BIN)/python -m pytest --long --collect-only -q -q -p no:xdist >/dev/null
 
-format: $(STAMP) ## fix what ruff can fix, and format
+format: $(STAMP) ## Format, and fix what ruff can fix.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-drawings: $(STAMP) ## draw into documents what they take from code: phases, imports, keys, published models that run
+drawings: $(STAMP) ## Write the parts of documents that are drawn from code: phases, imports, keys, fields, published models.
 	$(BIN)/python tools/draw_architecture.py
 
-proto: $(STAMP) ## generate edgeshard/proto from proto/
+proto: $(STAMP) ## Generate edgeshard/proto from proto/.
 	$(BIN)/python tools/generate_proto.py
 
-proto-baseline: $(STAMP) ## accept the protocol as it is: what `buf breaking` compares with
+proto-baseline: $(STAMP) ## Accept the protocol as it is for `buf breaking`; needed only after a deliberate incompatible change.
 	$(BIN)/buf build -o $(BASELINE)
 
-lock: ## write constraints.lock, what `make setup` installs, for a changed pyproject.toml; ARGS=--upgrade for newer versions
+lock: ## Write constraints.lock for a changed pyproject.toml; ARGS=--upgrade takes newer versions.
 	@$(BIN)/python -m tools.lock $(ARGS)
 
-sbom: $(STAMP) ## what .venv holds, as a CycloneDX document: dist/sbom.cdx.json
+sbom: $(STAMP) ## Write the bill of materials of .venv (CycloneDX): dist/sbom.cdx.json.
 	@$(BIN)/python -m tools.inventory sbom
 
-licences: $(STAMP) ## write docs/licences.md for the lock
+licences: $(STAMP) ## Write docs/licences.md for the lock.
 	@$(BIN)/python -m tools.inventory licences
 
-folders: wheels ## wheels of one kind of machine, in dist/folders; ARGS="--target aarch64-py313-cuda" names another kind
+folders: wheels ## Build folders of wheels for one kind of machine in dist/folders; ARGS="--target aarch64-py313-cuda" selects it.
 	@$(BIN)/python -m tools.release.wheel_folder $(ARGS)
 
-bundle: wheels ## such a folder as an archive in dist, which installs without a network
+bundle: wheels ## Build an archive of such a folder, which installs without a network.
 	@$(BIN)/python -m tools.release.bundle $(ARGS)
 
-deb: wheels ## such a folder as a package of Debian or Ubuntu in dist; py311 is Debian 12, py312 Ubuntu 24.04, py313 Debian 13
+deb: wheels ## Build a Debian or Ubuntu package of such a folder; py311 is Debian 12, py312 Ubuntu 24.04, py313 Debian 13.
 	@$(BIN)/python -m tools.release.deb $(ARGS)
 
-image: wheels ## such a folder on a root of Debian as an image of containers; ARGS="--base root.tar"
+image: wheels ## Build a container image of such a folder on a Debian root; ARGS="--base root.tar".
 	@$(BIN)/python -m tools.release.image $(ARGS)
 
-release: wheels ## all that is handed out of a version: wheels, bundles, packages, bills of materials, checksums, notes
+release: wheels ## Build all files of a version: wheels, bundles, packages, bills of materials, checksums, notes.
 	@$(BIN)/python -m tools.release.release $(ARGS)
 
-bench: $(STAMP) ## the engine, what a hop costs, how right and quick the planner is: JSON in .benchmarks (more than 20 minutes)
+bench: $(STAMP) ## Measure engine, hop and planner; JSON in .benchmarks (more than 20 minutes); LLAMA_CPP=DIR adds llama.cpp.
 	@mkdir -p .benchmarks
 	$(BIN)/python -m bench.engine --quick $(if $(LLAMA_CPP),--llama-cpp $(LLAMA_CPP)) -o .benchmarks/engine.json
 	$(BIN)/python -m bench.hop | tee .benchmarks/hop.json
 	$(BIN)/python -m pytest -n $(JOBS) bench/test_planner_exact.py bench/test_planner_plans.py
 	$(BIN)/python -m pytest bench/test_planner_speed.py --benchmark-json=.benchmarks/planner.json
 
-bench-plan: $(STAMP) ## how true plans are: the lab, the paper's row by the lab, two real nodes (half an hour)
+bench-plan: $(STAMP) ## Measure the accuracy of plans: the lab, the row of the paper, two real nodes (half an hour).
 	$(BIN)/python -m bench.lab
 	$(BIN)/python -m bench.edgeshard_paper --lab
 	$(BIN)/python -m bench.promises
 
-pictures: $(STAMP) ## the pictures of README.md and docs/dashboard.md, of a real run in Chromium: docs/pictures (3 minutes)
+pictures: $(STAMP) ## Record the pictures of README.md and docs/dashboard.md in Chromium (3 minutes).
 	@$(BIN)/python -m tools.pictures
 
-figures: $(STAMP) ## figures of the documents, and which were measured on code that has changed since; ARGS="--stamp FILE:LINE" after measuring again
+figures: $(STAMP) ## List measured figures whose code has changed; ARGS="--stamp FILE:LINE" stamps one after a new measurement.
 	@$(BIN)/python -m tools.figures $(ARGS)
 
-soak: $(STAMP) ## a site under load for half an hour: whether its memory stays flat; ARGS="--minutes 60"
+soak: $(STAMP) ## Load a site for half an hour, and fail if its memory grows; ARGS="--minutes 60".
 	@mkdir -p .benchmarks
 	$(BIN)/python -m bench.soak -o .benchmarks/soak.json $(ARGS)
 
-chaos: $(STAMP) ## a node is killed in every step of an answer, and more: no token may change (30 minutes)
+chaos: $(STAMP) ## Kill a node in every step of an answer, and fail if a token changes (30 minutes).
 	@$(BIN)/python -m tests.chaos.run --cases full $(ARGS)
 
-chaos-long: $(STAMP) ## the coordinator is killed around each write, nodes restart and stand still, clients leave (15 minutes)
+chaos-long: $(STAMP) ## Kill the coordinator at each write, restart and stall nodes, disconnect clients (15 minutes).
 	@$(BIN)/python -m tests.chaos.writes
 	@$(BIN)/python -m tests.chaos.standstill
 	@$(BIN)/python -m tests.chaos.replica_kills
 	@EDGESHARD_CHAOS_RESTARTS=100 EDGESHARD_CHAOS_DISCONNECTS=1000 \
 		$(BIN)/python -m pytest -q tests/chaos/test_restarts.py tests/chaos/test_disconnects.py $(ARGS)
 
-sim: $(STAMP) ## 10,000 seeds of the whole system in simulated time, with all that can go wrong (20 minutes); ARGS="--first 7"
+sim: $(STAMP) ## Run 10,000 seeds of the system with faults in simulated time (20 minutes); ARGS="--first 7".
 	@$(BIN)/python -m tests.simulator.run --seeds 10000 --jobs $(JOBS) --coverage $(ARGS)
 
-fuzz: $(STAMP) ## what reads strangers' bytes, with mutated inputs, 6 minutes for each reader (1 hour); ARGS="--target config"
+fuzz: $(STAMP) ## Mutate the input of each reader of untrusted bytes, 6 minutes each (1 hour); ARGS="--target config".
 	@mkdir -p .benchmarks
 	@$(BIN)/python -m tests.fuzz.run --seconds 360 $(ARGS)
 
-fuzz-agents: $(STAMP) ## all messages of agents with any values, for a coordinator (10 minutes); ARGS="--seconds 60 --seed 7"
+fuzz-agents: $(STAMP) ## Send a coordinator random messages of agents (10 minutes); ARGS="--seconds 60 --seed 7".
 	@$(BIN)/python -m tests.fuzz.agents $(ARGS)
 
-fuzz-bodies: $(STAMP) ## bodies for all HTTP routes, made of their forms (10 minutes); ARGS="--seconds 60 --seed 7"
+fuzz-bodies: $(STAMP) ## Send random bodies to all HTTP routes (10 minutes); ARGS="--seconds 60 --seed 7".
 	@mkdir -p .benchmarks
 	@$(BIN)/python -m tests.fuzz.bodies --seconds 600 $(ARGS)
 
-attack: $(STAMP) ## each attack on a live site for 30 s, and what others meet meanwhile (40 minutes); ARGS="--attack joining"
+attack: $(STAMP) ## Run each attack on a live site for 30 s, and measure other clients (40 minutes); ARGS="--attack joining".
 	@mkdir -p .benchmarks
 	@$(BIN)/python -m tests.attack.run -o .benchmarks/attack.json $(ARGS)
 
-chaos-quick: $(STAMP) ## some of those kills, chosen by a seed; ARGS="--seed 7"
+chaos-quick: $(STAMP) ## Run some cases of `make chaos`, selected by a seed; ARGS="--seed 7".
 	@$(BIN)/python -m tests.chaos.run --cases quick $(ARGS)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import configparser
 import re
 import sys
+import textwrap
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, replace
@@ -82,11 +83,10 @@ def import_layers(rules: str) -> str:
     lines: list[str] = []
     for section in config.values():
         if section.get("type") == "layers" and "containers" in section:
-            for number, layer in enumerate(section["layers"].strip().splitlines()):
-                rooms = "  ".join(re.split(r"\s*\|\s*", layer.strip()))
-                lines.append(f"{'' if number else section['containers'].strip():36}{rooms}".rstrip())
-            lines.append("")
-    return "```text\n" + "\n".join(lines).rstrip() + "\n```"
+            layers = [re.sub(r"\s*\|\s*", " | ", layer.strip()) for layer in section["layers"].strip().splitlines()]
+            text = f"{section['containers'].strip()}: {' > '.join(layers)}"
+            lines += textwrap.wrap(text, 118, subsequent_indent="    ", break_on_hyphens=False)
+    return "```text\n" + "\n".join(lines) + "\n```"
 
 
 def key_table(owner: type) -> str:

@@ -224,7 +224,7 @@ def problems(
         if row.use not in (DISCOVERY, DEVELOPMENT) and not allowed(row.licence, row.name):
             found.append(
                 f"{row.name} ({row.use}) is under {row.licence!r}, which tools/inventory.py does not allow: "
-                "do without the package, or allow the licence there and say why in docs/decisions/0001-libraries.md"
+                "do without the package, or allow the licence there and give the reason in docs/decisions/libraries.md"
             )
     return found
 

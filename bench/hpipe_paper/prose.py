@@ -86,9 +86,10 @@ full width, once, since the attention half has added its residual ({row:,} bytes
 with GPT3-2B). "Gain" is in first tokens or prompt tokens a second; a plan has only what it is for.
 
 The best gain is {best:.1f} %, and over any link [of the sweep](#the-link-between-the-computers) {most:.1f} % (at
-{mbps:,} Mb/s). For less than 5 %, agents [hold whole blocks](../decisions/0115-whole-blocks.md). No cut by halves has
+{mbps:,} Mb/s). For less than 5 %, agents
+[hold whole blocks](../decisions/planning.md#choice-agents-hold-whole-blocks). No cut by halves has
 a rate of whole prompts more than {certified:.1f} % above the plan's, and none brings a first token 5 % sooner (that
-decision says how all were looked at).
+decision names the function that examined all cuts).
 """
 
 UTILISATION = """\

@@ -1,7 +1,7 @@
 """The systemd units of both daemons, as text. Pure.
 
 deploy/systemd has them as `edgectl install` lays them out under /opt/edgeshard.
-docs/decisions/0091-units-and-install-record.md says which settings are left out, and why.
+docs/decisions/installing.md#choice-installed-units-are-recorded gives the reasons for settings that are left out.
 """
 
 from __future__ import annotations

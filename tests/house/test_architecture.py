@@ -53,7 +53,7 @@ layers =
 [importlinter:contract:two]
 type = forbidden
 """
-    assert draw.import_layers(rules).splitlines()[1:-1] == [f"{'some.package':36}high", f"{'':36}low  beside"]
+    assert draw.import_layers(rules).splitlines()[1:-1] == ["some.package: high > low | beside"]
 
 
 def test_every_change_of_the_table_changes_the_drawing(draw: ModuleType) -> None:
@@ -92,6 +92,20 @@ def test_every_room_has_a_line_on_the_map(package: str) -> None:
         assert re.search(rf"^\| `{re.escape(room)}` \| \S", text, re.MULTILINE), (
             f"ARCHITECTURE.md has no line on {room}"
         )
+
+
+def test_each_file_on_the_map_is_in_its_module() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text().partition("## Modules")[2].partition("\n## ")[0]
+    assert list(misplaced(text)) == []
+    planted = "| `tests/chaos/`, `tests/fuzz/` | both | `matrix.py`, `targets.py`, `absent.py` |\n"
+    assert list(misplaced(planted)) == ["absent.py"]
+
+
+def misplaced(text: str) -> Iterator[str]:
+    """The files of the third column that none of the row's folders holds."""
+    for folders, files in re.findall(r"^\| (`[^|]+) \|[^|]*\| ([^|]*)\|$", text, re.MULTILINE):
+        there = {path.name for folder in re.findall(r"`([^`]+)/`", folders) for path in (ROOT / folder).rglob("*")}
+        yield from (name for name in re.findall(r"`([\w.]+\.\w+)`", files) if name not in there)
 
 
 def test_a_token_has_no_more_forms_than_are_listed() -> None:

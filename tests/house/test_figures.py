@@ -16,7 +16,7 @@ NAMES = [str(path.relative_to(ROOT)) for path in documents.DOCUMENTS]
 WRITTEN_FROM_DATA_SHEETS = ("docs/paper",)
 """By programs of bench/ that give the same every time and look with --check whether a page still has it."""
 WITHOUT = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/decisions/")
-"""Commands alone, and decisions, whose figures are of the date below their title."""
+"""Commands only, and decisions, whose figures are as they were when the choice was made."""
 PROGRAM = re.compile(
     r"python -m (bench\.(?!\w*_report|\w*_paper)\w+|tests\.chaos\.\w+)"
     r"|\bmake (bench-plan|bench|soak|chaos-long|chaos|sim|fuzz)\b"
@@ -65,7 +65,7 @@ def test_a_comment_names_a_program_and_rooms_that_are_there(name: str) -> None:
     text = (ROOT / name).read_text()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert len(figures_of(text)) == len(re.findall(r"^ *<!-- figures\b", text, re.MULTILINE)), "one is malformed"
-    answered = (ROOT / "docs" / "decisions" / "0112-kept-benchmarks.md").read_text().splitlines()
+    answered = (ROOT / "docs" / "decisions" / "tests.md").read_text().splitlines()
     for found in figures_of(text):
         module, target = (re.search(form, found.command) for form in (r"python -m ([\w.]+)", r"^make ([a-z-]+)"))
         assert module or target, f"{name}:{found.line}: neither `python -m MODULE` nor `make TARGET`"
@@ -75,7 +75,9 @@ def test_a_comment_names_a_program_and_rooms_that_are_there(name: str) -> None:
             assert kept == (found.commit is None), f"{name}:{found.line}: (of COMMIT) is of programs that are not kept"
             if not kept:
                 row = next((line for line in answered if f"`{path.name}.py`" in line), "")
-                assert f"| {found.commit} |" in row, f"{name}:{found.line}: the decision has no such program and commit"
+                assert f"| {found.commit} |" in row, (
+                    f"{name}:{found.line}: docs/decisions/tests.md has no such program and commit"
+                )
         assert target is None or target[1] in targets, f"{name}:{found.line}"
         for room, tree in found.trees.items():
             assert (ROOT / room).exists(), f"{name}:{found.line}: there is no {room}"

@@ -4,7 +4,8 @@
 
 A package is for the releases of Debian and Ubuntu whose Python its target names: Debian 12 has 3.11, Ubuntu 24.04 has
 3.12, Debian 13 has 3.13. Its environment is /opt/edgeshard/deb; units, users and programs on the path are the system's.
-Nothing is fetched when it is installed. docs/decisions/0138 says why it is written here and not by debhelper.
+Installing it fetches nothing. It is written here and not by debhelper for the reasons in
+docs/decisions/installing.md#choice-one-wheel-folder-makes-all-packages.
 """
 
 from __future__ import annotations

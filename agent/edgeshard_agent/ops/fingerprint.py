@@ -1,7 +1,8 @@
 """A short hash of the bits that this node computes, for comparison with other nodes.
 
 If two nodes have the same one, a layer of a family in our own blocks gives the same bits on both (docs/kernels.md,
-Numbers). Compilers and processors give one hash; two kinds of kernels have their own (decision 0149).
+Numbers). Compilers and processors give one hash; two kinds of kernels have their own
+(docs/decisions/kernels.md#choice-one-set-of-bits).
 """
 
 from __future__ import annotations

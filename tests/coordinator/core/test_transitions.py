@@ -139,7 +139,7 @@ def happen(state: State, what: str, make_registration: Any) -> State:
 
 
 def test_the_example_of_an_epoch_in_architecture_is_what_happens(start: State, make_registration: Any) -> None:
-    """ "An epoch by example" in ARCHITECTURE.md, on the coordinator's side and from epoch 3 on."""
+    """ "Failures" in ARCHITECTURE.md, on the coordinator's side and from epoch 3 on."""
 
     def commands(state: State) -> list[tuple[NodeId, Command]]:
         return [(a.node_id, a.command) for a in reconcile(state, now=1.0) if isinstance(a, SendCommand)]

@@ -1,6 +1,7 @@
 """Attention for accelerators: a step's keys are gathered from the paged arena into one piece and attended in one call.
 
-The pinned torch has no paged attention that runs on every card (docs/decisions/0034-gpu-decode-gathers-keys.md), so a
+The pinned torch has no paged attention that runs on every card
+(docs/decisions/kernels.md#choice-a-gpu-decode-gathers-its-keys), so a
 step reads its keys, writes them side by side and reads them again. For spans of one token, shapes depend on the number
 of requests and the width of their tables alone and nothing is read back to the host, so that a CUDA graph can hold it.
 """

@@ -31,7 +31,8 @@ struct Pass {
 // What a pass fetches. Weights lie in one run, panel after panel, but a processor's own prefetching stops at the end of
 // each page of 4 KiB.
 #if defined(__AVX512F__)
-// Two pages ahead, into the second-level cache (docs/decisions/0148-weights-are-asked-for-ahead.md).
+// Two pages ahead, into the second-level cache
+// (docs/decisions/kernels.md#choice-how-far-weights-are-prefetched).
 constexpr FetchAhead WEIGHTS_AHEAD = {8192};
 
 template <int VECTORS>
@@ -39,8 +40,9 @@ ES_INLINE FetchAhead weights_ahead(const char*, int64_t, Pass) {
     return WEIGHTS_AHEAD;
 }
 #else
-// Few rows wait for memory: they fetch a little ahead of what they read, one line of every two. More rows read a panel several times, and fetch
-// the next one meanwhile (docs/decisions/0150-narrow-registers.md).
+// Few rows wait for memory: they fetch a little ahead of what they read, one line of every two. More rows read a panel
+// several times, and fetch the next one meanwhile
+// (docs/decisions/kernels.md#choice-how-far-weights-are-prefetched).
 constexpr FetchOncePerStep NEAR = {512};
 
 template <int VECTORS>
