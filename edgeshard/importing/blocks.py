@@ -177,7 +177,8 @@ def fits_zeros(values: Integers) -> bool:
 def _zeros_of(grouped: Integers) -> NDArray[np.int16]:
     """The least integer for each group [rows, groups, 1] that makes its values [rows, groups, 32] not negative."""
     least = grouped.min(-1, keepdims=True).astype(np.int16)
-    return np.maximum(-least, 0)
+    zeros: NDArray[np.int16] = np.maximum(-least, 0)
+    return zeros
 
 
 def dequantised(values: Integers, scales: Floats) -> Floats:

@@ -17,8 +17,13 @@ struct UnpackedRun {
 };
 
 constexpr int UNPACKED_RUNS = BLOCK_INPUTS / GROUP_STEP;
-// Rows whose sums are kept while a panel passes.
+// Rows whose sums are kept while a panel passes, and rows of a tile.
 constexpr int UNPACKED_ROWS = 96;
+#if defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
+constexpr int UNPACKED_TILE = 4;
+#else
+constexpr int UNPACKED_TILE = 2;
+#endif
 
 // 16 lanes of float16 bits as numbers.
 ES_INLINE Float16 halves_as_float(Word16 bits) {
@@ -549,7 +554,11 @@ struct UnpackedTile {
         for_each([&](int r, int v) { dots[r][v] = splat(-(zero + RAISED) * x.totals[r]); });
         const char* weights = run.weights[group * QUARTERS] + 64 * vector;
         const char* rows = x.rows + group * GROUP;
-#pragma GCC unroll 8
+#if defined(ES_PAIRS_OF_BYTES)
+#pragma GCC unroll 4
+#else
+#pragma GCC unroll 1  // portable code is long
+#endif
         for (int q = 0; q < QUARTERS; q += AT_ONCE)
             add_quarters(dots, weights + q * CHUNK_BYTES, rows + 4 * q, x.row_bytes);
 #pragma GCC unroll 2
@@ -648,7 +657,7 @@ __attribute__((noinline)) void unpack_runs(const char* packed, int count, const 
 template <int32_t SCHEME>
 void run_unpacked(const Linear& linear, const Activations& x, const Output& out, int first_panel, int end_panel) {
     using Form = Unpacking<SCHEME>;
-    constexpr int TILE = 4, GROUPS = GROUP_STEP / Form::GROUP;
+    constexpr int TILE = UNPACKED_TILE, GROUPS = GROUP_STEP / Form::GROUP;
     UnpackedRun runs[UNPACKED_RUNS];
     alignas(64) float sums[UNPACKED_ROWS][PANEL];
     const int all_runs = linear.in_padded / GROUP_STEP;
