@@ -21,6 +21,7 @@ from edgeshard.storage.files import MOVE_SCRATCH, check_room, naming_full_disk
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int8]
+_MAX_UNSIGNED = 15
 _LIMITS = {IntegerFormat.INT8: (-127, 127), IntegerFormat.INT4: (-8, 7)}
 # A group none of whose numbers is larger counts as zeros: the inverse of its scale could overflow.
 _NEGLIGIBLE = 1e-30
@@ -157,10 +158,27 @@ def to_blocks(values: Integers, scales: Floats, integers: IntegerFormat) -> byte
     blocks[..., :2] = scales.astype("<f2").reshape(rows, groups, 1).view(np.uint8)
     if integers is IntegerFormat.INT8:
         blocks[..., 2:] = grouped.view(np.uint8)
-    else:
-        unsigned = (grouped + 8).astype(np.uint8)
-        blocks[..., 2:] = unsigned[..., :16] | unsigned[..., 16:] << 4
+        return blocks.tobytes()
+    zeros: NDArray[np.int16] = np.full((rows, groups, 1), 8, np.int16)
+    if integers is IntegerFormat.INT4_ZEROS:
+        zeros = _zeros_of(grouped)
+        blocks[..., 2:3] = zeros
+    unsigned = (grouped + zeros).astype(np.uint8)
+    blocks[..., -16:] = unsigned[..., :16] | unsigned[..., 16:] << 4
     return blocks.tobytes()
+
+
+def fits_zeros(values: Integers) -> bool:
+    """Whether values [rows, columns] are four bits each in every group once it has a zero of its own."""
+    grouped = values.reshape(len(values), -1, STORED_GROUP)
+    return bool((grouped.max(-1, keepdims=True) + _zeros_of(grouped) <= _MAX_UNSIGNED).all())
+
+
+def _zeros_of(grouped: Integers) -> NDArray[np.int16]:
+    """The least integer for each group [rows, groups, 1] that makes its values [rows, groups, 32] not negative."""
+    least = grouped.min(-1, keepdims=True).astype(np.int16)
+    zeros: NDArray[np.int16] = np.maximum(-least, 0)
+    return zeros
 
 
 def dequantised(values: Integers, scales: Floats) -> Floats:

@@ -65,8 +65,20 @@ TYPES = {
     34: ("TQ1_0", 256, 54),
     35: ("TQ2_0", 256, 66),
     39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
+    42: ("Q2_0", 64, 18),
 }
 """The types of published weights by the format's number: name, elements of a block, bytes of a block."""
+_OF_IK_LLAMA = {
+    **dict(enumerate(("Q6_0", "IQ1_BN", "IQ2_BN", "Q8_K64"), 133)),
+    **dict(enumerate(("IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K"), 137)),
+    **dict(enumerate(("IQ4_KS", "IQ2_KS", "IQ4_KSS"), 144)),
+    **dict(enumerate(("IQ5_KS", "IQ2_KT", "IQ3_KT", "IQ4_KT", "IQ3_KS", "IQ2_KL", "IQ1_KT"), 152)),
+}
+"""Types that only ik_llama.cpp reads."""
+_INTERLEAVED = 200
+"""What ik_llama.cpp adds to the number of a type whose rows are interleaved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +257,8 @@ class _Reader:
         number, offset = self.scalar("<I"), self.scalar("<Q")
         if number not in TYPES:
             raise UnsupportedModelError(
-                f"{self._path.name}: tensor {name[:80]} has a type that EdgeShard does not know ({number}); use a file "
-                "of another quantisation, such as Q8_0 or Q4_K_M",
+                f"{self._path.name}: tensor {name[:80]} {_unread_type(number)}; use a file of another quantisation, "
+                "such as Q8_0 or Q4_K_M",
                 field=name[:80],
                 reason="UNSUPPORTED_DTYPE",
             )
@@ -254,6 +266,17 @@ class _Reader:
         if not all(0 < length < 2**40 for length in shape) or shape[-1] % block:
             raise _malformed(self._path, f"gives tensor {name[:80]!r} a shape that {kind} cannot have", name)
         return GgufTensor(name, kind, shape, offset, math.prod(shape) // block * block_bytes, self._path)
+
+
+def _unread_type(number: int) -> str:
+    """The reason why a tensor of this type is not read, as the rest of a sentence."""
+    if number in _OF_IK_LLAMA:
+        return f"has the type {_OF_IK_LLAMA[number]} of ik_llama.cpp, which llama.cpp does not read either"
+    base = number - _INTERLEAVED
+    if base in _OF_IK_LLAMA or base in TYPES:
+        name = _OF_IK_LLAMA[base] if base in _OF_IK_LLAMA else TYPES[base][0]
+        return f"has {name} with the interleaved rows of ik_llama.cpp, which llama.cpp does not read either"
+    return f"has a type that EdgeShard does not know ({number})"
 
 
 def _malformed(path: Path, what: str, field: str = "") -> InvalidArgumentError:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from edgeshard.architectures.gguf import Gguf
-from edgeshard.domain.errors import FailedPreconditionError, extra_line
+from edgeshard.domain.errors import FailedPreconditionError, UnsupportedModelError, extra_line
 from edgeshard.domain.models.dtypes import BLOCK_FORMATS, STORED_GROUP, IntegerFormat
 from edgeshard.importing.blocks import AT_ONCE, BYTES, Floats, TensorWriter, Width
 from edgeshard.importing.gguf_config import checkpoint_name, config_of, form_of
@@ -27,6 +27,8 @@ from edgeshard.storage.checkpoint import Checkpoint, StoredFile, StoredTensor, d
 _FLOATS = frozenset({"F32", "F16", "BF16"})
 _INTEGERS = {"Q8_0": IntegerFormat.INT8, "Q4_0": IntegerFormat.INT4}
 _INTEGERS |= {kind.upper(): kind for kind in BLOCK_FORMATS}
+_MATRICES_ONLY = frozenset({"Q1_0", "Q2_0"})
+"""Types that the package gguf does not read."""
 _KEPT = _FLOATS | _INTEGERS.keys()
 
 
@@ -186,5 +188,8 @@ def _decoder(kind: str) -> Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]
             field="model",
             reason="MISSING_EXTRA",
         ) from None
+    if kind in _MATRICES_ONLY:
+        what = f"has {kind} in a tensor that is no matrix of the model's blocks; use a file of another quantisation"
+        raise UnsupportedModelError(what, field=kind, reason="UNSUPPORTED_DTYPE")
     number = GGMLQuantizationType[kind]
     return lambda rows: dequantize(np.ascontiguousarray(rows), number)

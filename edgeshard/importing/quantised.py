@@ -16,16 +16,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeshard.architectures import STORED_AS, check_names, parse_config
+from edgeshard.architectures import STORED_AS, check_names, name_of_experts, parse_config
 from edgeshard.architectures.tensors import canonical_name, expected_tensors, is_run
 from edgeshard.domain.errors import UnsupportedModelError
-from edgeshard.domain.models.dtypes import IntegerFormat
+from edgeshard.domain.models.dtypes import IntegerFormat, Quantisation
 from edgeshard.importing import packings
 from edgeshard.importing.arrays import read_array
-from edgeshard.importing.blocks import BYTES, Floats, TensorWriter, Width, dequantised, kept_scales
+from edgeshard.importing.blocks import (
+    BYTES,
+    Floats,
+    Integers,
+    TensorWriter,
+    Width,
+    dequantised,
+    fits_zeros,
+    kept_scales,
+)
 from edgeshard.importing.imported import CONVERTING, Imported, Progress, size_notes
 from edgeshard.importing.packings import Matrix, malformed
-from edgeshard.importing.stored_as import may_be_integers, stored_quantisation, whole_matrices
+from edgeshard.importing.stored_as import may_be_integers, whole_matrices, with_stored
 from edgeshard.storage.checkpoint import (
     Checkpoint,
     StoredFile,
@@ -135,16 +144,15 @@ def open_quantised(
             progress(CONVERTING, read, total)
             kept.append(converter.stored(module, parts))
             read += sum(part.size for part in parts.values())
-    stored_as = stored_quantisation(plain, kept)
     notes += converter.notes()
     notes += size_notes(read_bytes, kept)
-    if stored_as is not None:
-        plain[STORED_AS] = stored_as.value
-        if count := whole_matrices(plain, kept):
-            notes.append(
-                f"{count} matrices of its blocks are not quantised; they run as {stored_as.blocks} too, unless it is "
-                "deployed with --quantise none"
-            )
+    count = whole_matrices(plain, kept)
+    plain = with_stored(plain, kept)
+    if STORED_AS in plain and count:
+        notes.append(
+            f"{count} matrices of its blocks are not quantised; they run as {Quantisation(plain[STORED_AS]).blocks} "
+            "too, unless it is deployed with --quantise none"
+        )
     checkpoint = Checkpoint(model.root, json.dumps(plain, sort_keys=True), (*kept, *left_out), files)
     return Imported(checkpoint, tuple(notes))
 
@@ -238,9 +246,23 @@ class Converter:
             return self.writer.rounded(name, numbers.shape, iter([numbers]), width)
         if not np.array_equal(scales, matrix.scales):
             self.writer.loss.add(dequantised(matrix.values, matrix.scales), dequantised(matrix.values, scales))
-        low, high = int(matrix.values.min(initial=0)), int(matrix.values.max(initial=0))
-        integers = IntegerFormat.INT4 if low >= -8 and high <= 7 else IntegerFormat.INT8
+        integers = self._narrowest(name, matrix.values)
         return self.writer.integers(name, matrix.values.shape, iter([(matrix.values, scales)]), integers)
+
+    def _narrowest(self, name: str, values: Integers) -> IntegerFormat:
+        """The format of least bytes that holds these values.
+
+        Experts of a layer have one format: it depends on whether the checkpoint has zero points, not on the values of
+        one of them.
+        """
+        has_zeros = _has_zero_points(self.method, self.settings)
+        low, high = int(values.min(initial=0)), int(values.max(initial=0))
+        if low >= -8 and high <= 7 and not has_zeros:
+            return IntegerFormat.INT4
+        is_expert = name_of_experts(name) != name
+        if (has_zeros or not is_expert) and fits_zeros(values):
+            return IntegerFormat.INT4_ZEROS
+        return IntegerFormat.INT8
 
     def _matrix(self, name: str, parts: Parts, arrays: dict[str, NDArray[Any]]) -> Matrix:
         if "qweight" in parts:
@@ -303,6 +325,20 @@ class Converter:
         if not loss.errors:
             return []
         return [f"{self.method} became {self.width} where EdgeShard has no exact form: {loss}"]
+
+
+def _has_zero_points(method: str, settings: Mapping[str, Any]) -> bool:
+    """Whether the settings call for zero points, which then are any integers."""
+    if method == "awq":
+        return settings.get("zero_point") is not False
+    if method == "gptq":
+        return settings.get("sym") is False
+    groups = settings.get("config_groups")
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if isinstance(weights, Mapping) and weights.get("symmetric") is False:
+            return True
+    return False
 
 
 def _check_finite(name: str, numbers: Floats) -> None:

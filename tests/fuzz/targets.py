@@ -19,8 +19,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.experts.table import ExpertTable
+from edgeshard_agent.ops.block_formats import BlockWeight, layout_of
+from edgeshard_agent.ops.linear import PackedLinear
+from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.settings import AgentSettings
 from edgeshard_coordinator.core.values.quotas import parse_quotas
 from edgeshard_coordinator.settings import CoordinatorSettings
@@ -33,7 +37,7 @@ from edgeshard.chat.templates import ChatTemplate
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import DataLossError, EdgeShardError
 from edgeshard.domain.identity import Enrolment, Invitation, Principal, Role
-from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.dtypes import BLOCK_FORMATS, STORED_FORMATS, DType
 from edgeshard.domain.requests.chat import AnswerDelta, AnswerFormat, ContentDelta, ReasoningDelta, ToolCall, ToolFormat
 from edgeshard.domain.requests.generation import Guide, GuideKind, Sampling, StageTiming
 from edgeshard.domain.requests.step import (
@@ -49,6 +53,7 @@ from edgeshard.domain.requests.step import (
 )
 from edgeshard.identity.authority import key_digest, new_key, request_for
 from edgeshard.importing.gguf_config import checkpoint_name, config_of
+from edgeshard.importing.gguf_file import TYPES as GGUF_TYPES
 from edgeshard.importing.gguf_file import read_gguf
 from edgeshard.importing.gguf_tokenizer import tokenizer_files
 from edgeshard.importing.tiktoken import tokenizer_of
@@ -268,10 +273,16 @@ def _gguf(data: bytes) -> None:
     for name in file.tensors:
         checkpoint_name(file, name)
     tokenizer_files(file, [])
+    for tensor in file.tensors.values():
+        if tensor.offset + tensor.size > len(data):
+            raise FindingError(f"tensor {tensor.name} ends at {tensor.offset + tensor.size}, beyond the file")
 
 
-def _gguf_seed() -> bytes:
-    """A llama of one layer without its weights, with a tokenizer of SentencePiece's kind."""
+def _gguf_seed(type_number: int = 8) -> bytes:
+    """A llama of one layer without its weights, with a tokenizer of SentencePiece's kind.
+
+    `type_number` is the type of its embedding.
+    """
 
     def text(value: str) -> bytes:
         return struct.pack("<Q", len(value)) + value.encode()
@@ -294,10 +305,48 @@ def _gguf_seed() -> bytes:
         "tokenizer.ggml.token_type": many(5, [struct.pack("<i", kind) for kind in (2, 1, 1, 1)]),
         "tokenizer.ggml.eos_token_id": number.pack(4, 0),
     }
-    tensor = text("token_embd.weight") + struct.pack("<IQQIQ", 2, 32, 4, 8, 0)
+    _, inputs, block_bytes = GGUF_TYPES[type_number]
+    blocks = max(1, 32 // inputs)
+    tensor = text("token_embd.weight") + struct.pack("<IQQIQ", 2, blocks * inputs, 4, type_number, 0)
     header = b"GGUF" + struct.pack("<IQQ", 3, 1, len(entries))
     header += b"".join(text(key) + value for key, value in entries.items()) + tensor
-    return header + bytes(-len(header) % 32) + bytes(4 * 34)
+    return header + bytes(-len(header) % 32) + bytes(4 * blocks * block_bytes)
+
+
+_BLOCK_ROWS = 40
+"""The most rows of a matrix that is packed: more than a panel has."""
+
+
+def _blocks(data: bytes) -> str | None:
+    """The first byte chooses a block format, the others are rows of one block each: packed and multiplied."""
+    if not data:
+        return "no format"
+    kind = BLOCK_FORMATS[data[0] % len(BLOCK_FORMATS)]
+    layout = layout_of(kind)
+    rows = min(_BLOCK_ROWS, (len(data) - 1) // layout.stored_bytes)
+    if not rows:
+        return "no whole block"
+    stored = torch.frombuffer(bytearray(data[1 : 1 + rows * layout.stored_bytes]), dtype=torch.uint8)
+    weight = BlockWeight.of(stored, (rows, layout.inputs), kind)
+    layer, numbers = PackedLinear.pack_blocks(weight), weight.dequantize()
+    if not _same_bits(layer.rows(torch.arange(rows)), numbers):
+        raise FindingError(f"packed rows of {kind} are not its numbers")
+    inputs = torch.linspace(-1, 1, 5 * layout.inputs).view(5, -1)
+    together = layer(inputs)
+    if native_available() and not _same_bits(layer(inputs[2:3]), together[2:3]):
+        raise FindingError(f"a row alone differs from the row among others in {kind}")
+    return None
+
+
+def _same_bits(some: torch.Tensor, others: torch.Tensor) -> bool:
+    """Whether numbers are equal, or none on both sides."""
+    return bool(((some == others) | (some.isnan() & others.isnan())).all())
+
+
+def _block_seeds() -> Iterator[bytes]:
+    for place, kind in enumerate(BLOCK_FORMATS):
+        rows = BlockWeight.random(33, layout_of(kind).inputs, kind).data
+        yield bytes([place]) + rows.numpy().tobytes()
 
 
 def _header(data: bytes) -> None:
@@ -606,9 +655,12 @@ def _made() -> dict[str, Target]:
     every.add("frame", _frames, *_frame_seeds())
     every.add("header", _header, _safetensors(), words=(b'"F4"', b'"dtype"', b'"data_offsets"', b"__metadata__"))
     every.add("config", _config, _json(TINY), *(_json(dict(config)) for config in KNOWN_MODELS.values()))
-    every.add("gguf", _gguf, _gguf_seed(), words=(b"GGUF", b"tokenizer.ggml.tokens", b"llama.block_count"))
+    every.add("blocks", _blocks, *_block_seeds(), words=(b"\x00\x7c", b"\xff\x7b", b"\x00\xfc", b"\xff\xff\xff\xff"))
+    words = (b"GGUF", b"tokenizer.ggml.tokens", b"llama.block_count")
+    every.add("gguf", _gguf, *map(_gguf_seed, (8, *GGUF_TYPES)), words=words)
     message = _manifest_message()
-    every.add("manifest", _manifest, message.SerializeToString())
+    formats = tuple(kind.encode() for kind in STORED_FORMATS)
+    every.add("manifest", _manifest, message.SerializeToString(), words=formats)
     every.add("tokenizer", _tokenizer, _json(WHOLE_TOKENIZER), *map(_json, _tokenizers()))
     square = [[[1, -2], [0, 5]], [[3, 4], [9, 9]]]
     every.add("expert-table", _expert_table, _json({"base": [[1, 2], [3, 4]], "last": square, "earlier": square}))

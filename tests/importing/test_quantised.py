@@ -21,7 +21,7 @@ from bench.quantisation import VALIDATION, score
 from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.architectures import expected_tensors, held_bytes, parse_config
 from edgeshard.domain.errors import DataLossError, EdgeShardError, InvalidArgumentError, UnsupportedModelError
-from edgeshard.domain.models.dtypes import DType, IntegerFormat
+from edgeshard.domain.models.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.generation import Sampling
 from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
@@ -102,6 +102,45 @@ def test_perplexity_is_that_of_the_dequantised_weights(
     expected_nats, tokens = score(reference, text)
     nats, _ = score(stage_of(manifest, source, DType.BFLOAT16, stored), text)
     assert abs(math.exp((nats - expected_nats) / tokens) - 1) < 0.01
+
+
+@pytest.mark.parametrize("name", ["compressed-tensors int4 asymmetric", "awq", "gptq int4 v2"])
+def test_zero_points_do_not_cost_bits(name: str, written: Callable[[str], Written], tmp_path: Path) -> None:
+    directory, means = written(name)
+    manifest, source = tensors_of(opened(directory, tmp_path))
+    matrices = [tensor for tensor in manifest.tensors if _MATRIX.search(tensor.name)]
+    assert {tensor.integers for tensor in matrices} == {IntegerFormat.INT4_ZEROS}
+    stored_as = parse_config(manifest.config).stored_as
+    assert stored_as is Quantisation.STORED
+    stage = stage_of(manifest, source, DType.BFLOAT16, stored_as)
+    assert all(torch.equal(whole(source.read(part.name)), means[part.name]) for part in matrices[:3])
+    assert stage.parameter_bytes < 0.62 * sum(2 * math.prod(tensor.shape) for tensor in manifest.tensors)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "low", "expected"),
+    [
+        ("gptq", {"sym": True}, -8, IntegerFormat.INT4),
+        ("gptq", {"sym": False}, -8, IntegerFormat.INT4_ZEROS),
+        ("gptq", {}, -12, IntegerFormat.INT8),
+        ("awq", {}, -12, IntegerFormat.INT4_ZEROS),
+        (
+            "compressed-tensors",
+            {"config_groups": {"a": {"weights": {"symmetric": False}}}},
+            0,
+            IntegerFormat.INT4_ZEROS,
+        ),
+    ],
+)
+def test_experts_of_a_layer_have_one_format(
+    method: str, settings: dict[str, Any], low: int, expected: IntegerFormat, tmp_path: Path
+) -> None:
+    """What settings call for decides, not what the values of one of them need."""
+    values = np.full((2, 64), low, np.int8)
+    values[:, ::2] += 7
+    name = "model.layers.0.mlp.experts.1.up_proj.weight"
+    with TensorWriter(tmp_path, 0) as writer:
+        assert Converter({}, method, settings, Width.INT8, writer)._narrowest(name, values) is expected
 
 
 def logits_of(stage: StageModel, tokens: np.ndarray) -> torch.Tensor:

@@ -1,20 +1,32 @@
-"""Matrices in llama.cpp's block formats: their bytes in the store and packed for the kernels, and their numbers.
+"""Matrices in block formats: their bytes in the store and packed for the kernels.
 
-A row is whole blocks, each of `BlockLayout.inputs` consecutive inputs. Layouts: ggml-common.h of
-https://github.com/ggml-org/llama.cpp. Numbers are computed in float32 in the order in which the `gguf` package does it,
-so that they are equal bit for bit. kernels.h has the packed layouts.
+A row is whole blocks, each of `BlockLayout.inputs` consecutive inputs. block_numbers.py has their numbers, kernels.h
+the packed layouts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
 from edgeshard.domain.models.dtypes import BlockLayout, IntegerFormat
+from edgeshard_agent.ops.block_grids import grid_of
+from edgeshard_agent.ops.block_numbers import (
+    DECODERS,
+    codes_of_iq4_xs,
+    levels,
+    nibbles,
+    scales_and_minima,
+    scales_of_bytes,
+    scales_of_iq4_xs,
+    values_of_q5_k,
+    values_of_q6_k,
+)
 from edgeshard_agent.ops.huge_pages import WEIGHTS
 from edgeshard_agent.ops.packing import PANEL
 from edgeshard_agent.ops.quantize import ELEMENTS_AT_ONCE, QuantizedWeight
@@ -41,9 +53,8 @@ class BlockWeight:
         generator = torch.Generator().manual_seed(7)
         blocks = torch.randint(0, 256, (rows * columns // layout.inputs, layout.stored_bytes), generator=generator)
         blocks = blocks.to(torch.uint8)
-        scales = torch.tensor(_RANDOM_SCALE, dtype=torch.float16).view(torch.uint8)
-        for first in _SCALES_AT[kind]:
-            blocks[:, first : first + 2] = scales
+        for first, modest in _MODEST.get(kind, _FIRST_FACTOR):
+            blocks[:, first : first + len(modest)] = torch.tensor(list(modest), dtype=torch.uint8)
         return cls(blocks.view(rows, -1), kind, columns)
 
     @property
@@ -62,7 +73,7 @@ class BlockWeight:
         """[rows, columns] float32."""
         layout = layout_of(self.format)
         blocks = self.data.reshape(-1, layout.stored_bytes)
-        return _DECODERS[self.format](blocks).view(len(self.data), self.columns)
+        return DECODERS[self.format](blocks).view(len(self.data), self.columns)
 
 
 Weight = torch.Tensor | QuantizedWeight | BlockWeight
@@ -82,108 +93,22 @@ def joined(parts: list[BlockWeight]) -> BlockWeight:
     return BlockWeight(torch.cat([part.data for part in parts]), first.format, first.columns)
 
 
-_RANDOM_SCALE = [2.0**-14]
-
-
-def _half(data: torch.Tensor) -> torch.Tensor:
-    """The float16 in two bytes [n, 2], as float32 [n, 1]."""
-    return data.contiguous().view(torch.float16).float()
-
-
-def scales_and_minima(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The 6-bit scales and minima, both [n, 8] uint8, in the 12 bytes [n, 12] of Q4_K and Q5_K."""
-    low, middle, high = packed[:, :4], packed[:, 4:8], packed[:, 8:]
-    scales = torch.cat((low & 63, (high & 15) | ((low >> 6) << 4)), 1)
-    minima = torch.cat((middle & 63, (high >> 4) | ((middle >> 6) << 4)), 1)
-    return scales, minima
-
-
-def nibbles(packed: torch.Tensor) -> torch.Tensor:
-    """The 4-bit values [n, 8, 32] uint8 in 128 bytes [n, 128]: those of two groups share 32 bytes, the lower first."""
-    pairs = packed.view(-1, 4, 1, 32)
-    return torch.cat((pairs & 15, pairs >> 4), 2).view(-1, 8, 32)
-
-
-def values_of_q5_k(blocks: torch.Tensor) -> torch.Tensor:
-    """The 5-bit values [n, 8, 32] uint8 of blocks [n, 176]: the highest bits of group g are bit g of 32 bytes."""
-    bits = torch.arange(8, dtype=torch.uint8).view(1, 8, 1)
-    high = (blocks[:, None, 16:48] >> bits) & 1
-    return nibbles(blocks[:, 48:].contiguous()) | (high << 4)
-
-
-def values_of_q6_k(blocks: torch.Tensor) -> torch.Tensor:
-    """The 6-bit values [n, 256] uint8 of blocks [n, 210]: halves of 128, in each four quarters of 32."""
-    low = blocks[:, :128].reshape(-1, 2, 1, 64)
-    low = torch.cat((low & 15, low >> 4), 2).view(-1, 2, 4, 32)
-    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(1, 1, 4, 1)
-    high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts) & 3
-    return (low | (high << 4)).view(-1, 256)
-
-
-def _with_minima(blocks: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """[n, 256] from values [n, 8, 32] and the 16 bytes that begin a block of Q4_K and of Q5_K."""
-    scales, minima = scales_and_minima(blocks[:, 4:16])
-    by_group = (_half(blocks[:, :2]) * scales.float()).unsqueeze(-1)
-    taken = (_half(blocks[:, 2:4]) * minima.float()).unsqueeze(-1)
-    return (by_group * values.float() - taken).view(-1, 256)
-
-
-def _q4_k(blocks: torch.Tensor) -> torch.Tensor:
-    return _with_minima(blocks, nibbles(blocks[:, 16:].contiguous()))
-
-
-def _q5_k(blocks: torch.Tensor) -> torch.Tensor:
-    return _with_minima(blocks, values_of_q5_k(blocks))
-
-
-def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
-    values = values_of_q6_k(blocks).to(torch.int8) - 32
-    scales = blocks[:, 192:208].contiguous().view(torch.int8)
-    by_group = (_half(blocks[:, 208:]) * scales.float()).unsqueeze(-1)
-    return (by_group * values.view(-1, 16, 16).float()).view(-1, 256)
-
-
-LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""The values that 4 bits of IQ4_XS stand for."""
-
-
-def scales_of_iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
-    """The 6-bit scales [n, 8] uint8, 32 too large: their high bits are two bytes, their low ones nibbles of four."""
-    high = blocks[:, 2:4, None] >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)
-    low = torch.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), -1)
-    return low.flatten(1) | ((high.flatten(1) & 3) << 4)
-
-
-def codes_of_iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
-    """The places in `LEVELS` [n, 8, 32] uint8: 16 bytes for each group, the first half in their low nibbles."""
-    pairs = blocks[:, 8:].reshape(-1, 8, 16)
-    return torch.cat((pairs & 15, pairs >> 4), -1)
-
-
-def levels(codes: torch.Tensor) -> torch.Tensor:
-    """The values of codes of any shape, float32."""
-    return torch.tensor(LEVELS, dtype=torch.float32)[codes.long()]
-
-
-def _iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
-    by_group = _half(blocks[:, :2]) * (scales_of_iq4_xs(blocks).to(torch.int8) - 32).float()
-    return (by_group.unsqueeze(-1) * levels(codes_of_iq4_xs(blocks))).view(-1, 256)
-
-
-_DECODERS: Mapping[IntegerFormat, Callable[[torch.Tensor], torch.Tensor]] = {
-    IntegerFormat.Q4_K: _q4_k,
-    IntegerFormat.Q5_K: _q5_k,
-    IntegerFormat.Q6_K: _q6_k,
-    IntegerFormat.IQ4_XS: _iq4_xs,
+_MODEST = {
+    **dict.fromkeys(("q4_k", "q5_k"), ((0, b"\0\4\0\4"),)),
+    "q6_k": ((208, b"\0\4"),),
+    "q2_k": ((80, b"\0\4\0\4"),),
+    "q3_k": ((108, b"\0\4"),),
+    **dict.fromkeys(("q4_1", "q5_1"), ((0, b"\0\4\0\4"),)),
+    "iq1_m": ((49, b"\0"), (51, b"\0"), (53, b"\x40"), (55, b"\0")),
+    "tq1_0": ((52, b"\0\4"),),
+    "tq2_0": ((64, b"\0\4"),),
+    "mxfp4": ((0, b"\x70"),),
+    "nvfp4": ((0, b"\1\2\3\4"),),
+    "int4_zeros": ((0, b"\0\4\x08"),),
 }
-"""[n, inputs] float32 from blocks [n, bytes] uint8."""
-_SCALES_AT: Mapping[IntegerFormat, tuple[int, ...]] = {
-    IntegerFormat.Q4_K: (0, 2),
-    IntegerFormat.Q5_K: (0, 2),
-    IntegerFormat.Q6_K: (208,),
-    IntegerFormat.IQ4_XS: (0,),
-}
-"""Where the float16 numbers of a block begin."""
+"""Bytes that make the numbers of a random block small, with their places: most set a float16 factor to 2^-14."""
+_FIRST_FACTOR = ((0, b"\0\4"),)
+
 
 _CHUNK_BYTES = 4 * PANEL
 _BLOCK = 256
@@ -223,13 +148,59 @@ class PackedBlocks:
         return self.factors_bytes + _BLOCK // _RUN * self.run_bytes
 
 
-PACKED = {
+_PANELS = {
     IntegerFormat.Q4_K: PackedBlocks(32, 0, True),
     IntegerFormat.Q5_K: PackedBlocks(32, 1, True),
     IntegerFormat.Q6_K: PackedBlocks(16, 2, False),
     IntegerFormat.IQ4_XS: PackedBlocks(32, 0, False, has_levels=True),
 }
-"""The formats that have kernels."""
+"""The formats that are taken apart for the kernels."""
+
+_UNITS: Mapping[IntegerFormat, tuple[tuple[int, int], ...]] = {
+    IntegerFormat.Q2_K: ((20, 4), (2, 2)),
+    IntegerFormat.Q3_K: ((27, 4), (1, 2)),
+    IntegerFormat.Q4_1: ((2, 2), (4, 4)),
+    IntegerFormat.Q5_0: ((1, 2), (5, 4)),
+    IntegerFormat.Q5_1: ((2, 2), (5, 4)),
+    IntegerFormat.IQ4_NL: ((1, 2), (4, 4)),
+    IntegerFormat.IQ3_S: ((1, 2), (27, 4)),
+    IntegerFormat.IQ3_XXS: ((1, 2), (24, 4)),
+    IntegerFormat.IQ2_S: ((1, 2), (20, 4)),
+    IntegerFormat.IQ2_XS: ((1, 2), (18, 4)),
+    IntegerFormat.IQ2_XXS: ((1, 2), (16, 4)),
+    IntegerFormat.IQ1_S: ((1, 2), (12, 4)),
+    IntegerFormat.IQ1_M: ((14, 4),),
+    IntegerFormat.TQ1_0: ((13, 4), (1, 2)),
+    IntegerFormat.TQ2_0: ((16, 4), (1, 2)),
+    IntegerFormat.MXFP4: ((1, 1), (4, 4)),
+    IntegerFormat.NVFP4: ((9, 4),),
+    IntegerFormat.Q1_0: ((1, 2), (4, 4)),
+    IntegerFormat.Q2_0: ((1, 2), (4, 4)),
+    IntegerFormat.INT4_ZEROS: ((1, 2), (1, 1), (4, 4)),
+}
+"""The formats that the kernels read as they are stored: the units of a block in order, how many of how many bytes.
+
+A unit of 32 rows lies together.
+"""
+
+
+@cache
+def _table(kind: IntegerFormat) -> torch.Tensor | None:
+    """What the kernels look up for a format: scales by their byte, or vectors of a grid; None if it needs no table."""
+    if kind in (IntegerFormat.MXFP4, IntegerFormat.NVFP4):
+        return scales_of_bytes(kind)
+    if not kind.startswith(("iq1", "iq2", "iq3")):
+        return None
+    vectors = grid_of(kind)
+    if kind.startswith("iq1"):
+        vectors = 8 * (vectors + 1)
+    return vectors.to(torch.uint8)
+
+
+def table_address(kind: IntegerFormat) -> int | None:
+    """The address of what the kernels look up for a format, which stays; None if it needs no table."""
+    table = _table(kind)
+    return None if table is None else table.data_ptr()
 
 
 class _Parts(NamedTuple):
@@ -253,7 +224,9 @@ def _parts(blocks: torch.Tensor, kind: IntegerFormat) -> _Parts:
 
 def pack_blocks(weight: BlockWeight) -> torch.Tensor:
     """The bytes of a matrix for the kernels, uint8; some panels are packed at a time."""
-    form, layout = PACKED[weight.format], layout_of(weight.format)
+    if weight.format in _UNITS:
+        return _pack_units(weight)
+    form, layout = _PANELS[weight.format], layout_of(weight.format)
     rows, columns = weight.shape
     panels, blocks = -(-rows // PANEL), columns // _BLOCK
     packed = WEIGHTS.take((panels, blocks, form.block_bytes), torch.uint8)
@@ -264,6 +237,37 @@ def pack_blocks(weight: BlockWeight) -> torch.Tensor:
         parts = _parts(data.reshape(-1, layout.stored_bytes), weight.format)
         _pack_panels(form, parts, packed[first : first + at_once])
     return packed.view(-1)
+
+
+def _pack_units(weight: BlockWeight) -> torch.Tensor:
+    """The same for the formats of `_UNITS`."""
+    layout = layout_of(weight.format)
+    panels, blocks = -(-len(weight.data) // PANEL), weight.columns // layout.inputs
+    packed = WEIGHTS.take((panels, blocks, PANEL * layout.stored_bytes), torch.uint8)
+    at_once = max(1, ELEMENTS_AT_ONCE // (PANEL * weight.columns))
+    for first in range(0, panels, at_once):
+        data = weight.data[first * PANEL : (first + at_once) * PANEL]
+        data = pad(data, (0, 0, 0, -len(data) % PANEL))
+        stored = data.view(-1, PANEL, blocks, layout.stored_bytes)
+        place = 0
+        for count, size in _UNITS[weight.format]:
+            units = stored[..., place : place + count * size].unflatten(-1, (count, size))
+            interleaved = units.permute(0, 2, 3, 1, 4).flatten(2)
+            packed[first : first + at_once, :, PANEL * place : PANEL * (place + count * size)] = interleaved
+            place += count * size
+    return packed.view(-1)
+
+
+def _rows_of_units(packed: torch.Tensor, kind: IntegerFormat, columns: int, indices: torch.Tensor) -> BlockWeight:
+    """Rows of what `_pack_units` packed, by their indices [n]."""
+    layout, panel, row = layout_of(kind), indices // PANEL, indices % PANEL
+    panels = packed.view(-1, columns // layout.inputs, PANEL * layout.stored_bytes)
+    parts, place = [], 0
+    for count, size in _UNITS[kind]:
+        units = panels[..., PANEL * place : PANEL * (place + count * size)].unflatten(-1, (count, PANEL, size))
+        parts.append(units[panel, :, :, row].flatten(2))
+        place += count * size
+    return BlockWeight(torch.cat(parts, -1).flatten(1), kind, columns)
 
 
 def _pack_panels(form: PackedBlocks, parts: _Parts, packed: torch.Tensor) -> None:
@@ -288,7 +292,9 @@ def _pack_panels(form: PackedBlocks, parts: _Parts, packed: torch.Tensor) -> Non
 
 def block_rows(packed: torch.Tensor, kind: IntegerFormat, columns: int, indices: torch.Tensor) -> torch.Tensor:
     """Rows [n, columns] float32 of what `pack_blocks` packed, by their indices [n]."""
-    form, count = PACKED[kind], len(indices)
+    if kind in _UNITS:
+        return _rows_of_units(packed, kind, columns, indices).dequantize()
+    form, count = _PANELS[kind], len(indices)
     panels = packed.view(-1, columns // _BLOCK, form.block_bytes)
     panel, row = indices // PANEL, indices % PANEL
     pairs = panels[..., : form.factors_bytes].unflatten(-1, (-1, PANEL, 2))[panel, :, :, row]

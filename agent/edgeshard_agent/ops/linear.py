@@ -12,9 +12,15 @@ from torch import Tensor
 from torch.nn.functional import linear, pad
 
 from edgeshard.domain.errors import FailedPreconditionError, InternalError, InvalidArgumentError
-from edgeshard.domain.models.dtypes import IntegerFormat
+from edgeshard.domain.models.dtypes import BLOCK_FORMATS, IntegerFormat
 from edgeshard_agent.ops import native, packing
-from edgeshard_agent.ops.block_formats import PACKED, BlockWeight, block_rows, layout_of, pack_blocks
+from edgeshard_agent.ops.block_formats import (
+    BlockWeight,
+    block_rows,
+    layout_of,
+    pack_blocks,
+    table_address,
+)
 from edgeshard_agent.ops.huge_pages import WEIGHTS
 from edgeshard_agent.ops.quantize import (
     DEFAULT_GROUPS,
@@ -28,7 +34,7 @@ from edgeshard_agent.ops.quantize import (
 _FLOATS = (Scheme.FLOAT32, Scheme.BFLOAT16)
 # The numbers of `Scheme` in kernels.h.
 _SCHEMES = {Scheme.FLOAT32: 0, Scheme.BFLOAT16: 1, Scheme.INT8: 2, Scheme.INT4: 3, Scheme.INT2: 4}
-_SCHEMES |= {Scheme.Q4_K: 5, Scheme.Q5_K: 6, Scheme.Q6_K: 7, Scheme.IQ4_XS: 8}
+_SCHEMES |= {Scheme(kind): 5 + place for place, kind in enumerate(BLOCK_FORMATS)}
 ROW_GROUP = 32
 """Inputs of a row that are rounded with one scale for matrices in block formats, whatever their own groups."""
 ROW_DTYPES = {
@@ -73,8 +79,8 @@ class PackedLinear:
 
     A row's result depends on that row alone: in the native kernels it is the same, bit for bit, however many rows are
     computed together. The integer schemes round x too, to 8 bits with a scale for each row and group; block formats do
-    it in groups of 32 inputs. One that has no kernel does not: its numbers become float32, some rows at a time, which
-    is slow.
+    it in groups of 32 inputs. Without native kernels these do not: their numbers become float32, some rows at a time,
+    which is slow.
     """
 
     __slots__ = ("_held", "_next", "group", "in_features", "out_features", "scheme")
@@ -88,7 +94,7 @@ class PackedLinear:
         self.out_features, self.in_features = weight.shape
         self._held: _NativeWeight | _ReferenceWeight | _BlockReference
         has_kernels = native.native_available()
-        if isinstance(weight, BlockWeight) and (weight.format not in PACKED or not has_kernels):
+        if isinstance(weight, BlockWeight) and not has_kernels:
             form = PackedForm(scheme.value, group, *weight.shape)
             memory = WEIGHTS.take((weight.nbytes,), torch.uint8).copy_(weight.data.view(-1))
             self._held = _BlockReference(form, memory, bias)
@@ -159,10 +165,7 @@ class PackedLinear:
             raise InvalidArgumentError(
                 f"{memory.numel()} bytes are not the {form.size} of a packed matrix", field="memory"
             )
-        if made.scheme.is_block_format and made.scheme.value not in PACKED:
-            made._held = _BlockReference(form, memory, None if bias is None else bias[: form.out_features])
-        else:
-            made._held = _NativeWeight(form, memory, bias)
+        made._held = _NativeWeight(form, memory, bias)
         return made
 
     def copied(self) -> PackedLinear:
@@ -291,7 +294,8 @@ class _NativeWeight:
         pointers = [None if part is None else part.data_ptr() for part in (packed, bias)]
         sizes = form.in_features, form.in_padded, form.out_features, form.panels
         group = ROW_GROUP if scheme.is_block_format else form.group
-        self._struct = native.LinearStruct(*pointers, _SCHEMES[scheme], group, *sizes, form.half_scales, None)
+        table = table_address(IntegerFormat(scheme)) if scheme.is_block_format else None
+        self._struct = native.LinearStruct(*pointers, _SCHEMES[scheme], group, *sizes, form.half_scales, None, table)
         self.address = ctypes.addressof(self._struct)
 
     def continue_with(self, address: int) -> None:

@@ -45,7 +45,7 @@ class LinearStruct(ctypes.Structure):
         *((name, c_void_p) for name in ("weights", "bias")),
         *((name, c_int32) for name in ("scheme", "group", "in_features", "in_padded", "out_features", "panels")),
         ("half_scales", c_int32),
-        ("next", c_void_p),
+        *((name, c_void_p) for name in ("next", "table")),
     )
 
 

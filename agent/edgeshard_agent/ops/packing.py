@@ -34,9 +34,9 @@ def padded_inputs(scheme: Scheme, group: int, in_features: int) -> int:
 
 def packed_size(scheme: Scheme, group: int, out_features: int, in_features: int) -> int:
     """Bytes of a packed weight [out, in]."""
-    if scheme.is_block_format:
-        return IntegerFormat(scheme).matrix_bytes(out_features, in_features)
     panels, padded = -(-out_features // PANEL), padded_inputs(scheme, group, in_features)
+    if scheme.is_block_format:
+        return IntegerFormat(scheme).matrix_bytes(panels * PANEL, in_features)
     if not scheme.is_quantized:
         return panels * PANEL * padded * (4 if scheme is Scheme.FLOAT32 else 2)
     values_bytes = PANEL * group * scheme.bits // 8

@@ -90,8 +90,10 @@ class BlockLayout:
 class IntegerFormat(StrEnum):
     """A matrix as small integers, with a scale for each group of inputs.
 
-    The names that begin with `int` are EdgeShard's own. The others are llama.cpp's: several groups share a block, which
-    has scales of its groups, and in some formats minima. Nothing is rounded to those; a model is stored so.
+    The names that begin with `int` are EdgeShard's own. The others are llama.cpp's: several groups may share a block,
+    which has scales of its groups, and in some formats minima. Nothing is rounded to those; a model is stored so.
+    Nothing is rounded to `INT4_ZEROS` either. Each 32 inputs have a float16 scale, the integer that stands for zero (a
+    byte), and integers of 4 bits as in Q4_0.
     """
 
     INT2 = "int2"
@@ -101,6 +103,26 @@ class IntegerFormat(StrEnum):
     Q5_K = "q5_k"
     Q6_K = "q6_k"
     IQ4_XS = "iq4_xs"
+    Q2_K = "q2_k"
+    Q3_K = "q3_k"
+    Q4_1 = "q4_1"
+    Q5_0 = "q5_0"
+    Q5_1 = "q5_1"
+    IQ4_NL = "iq4_nl"
+    IQ3_S = "iq3_s"
+    IQ3_XXS = "iq3_xxs"
+    IQ2_S = "iq2_s"
+    IQ2_XS = "iq2_xs"
+    IQ2_XXS = "iq2_xxs"
+    IQ1_S = "iq1_s"
+    IQ1_M = "iq1_m"
+    TQ1_0 = "tq1_0"
+    TQ2_0 = "tq2_0"
+    MXFP4 = "mxfp4"
+    NVFP4 = "nvfp4"
+    Q1_0 = "q1_0"
+    Q2_0 = "q2_0"
+    INT4_ZEROS = "int4_zeros"
 
     @classmethod
     def parse(cls, text: str, field: str = "quantisation") -> IntegerFormat:
@@ -118,7 +140,7 @@ class IntegerFormat(StrEnum):
 
     @property
     def layout(self) -> BlockLayout | None:
-        """The sizes of its blocks, in llama.cpp's formats; None otherwise."""
+        """The sizes of its blocks, in `BLOCK_FORMATS`; None otherwise."""
         return _LAYOUTS.get(self)
 
     @property
@@ -161,6 +183,26 @@ _LAYOUTS = {
     IntegerFormat.Q5_K: BlockLayout(256, 176, 180),
     IntegerFormat.Q6_K: BlockLayout(256, 210, 210),
     IntegerFormat.IQ4_XS: BlockLayout(256, 136, 138),
+    IntegerFormat.Q2_K: BlockLayout(256, 84, 84),
+    IntegerFormat.Q3_K: BlockLayout(256, 110, 110),
+    IntegerFormat.Q4_1: BlockLayout(32, 20, 20),
+    IntegerFormat.Q5_0: BlockLayout(32, 22, 22),
+    IntegerFormat.Q5_1: BlockLayout(32, 24, 24),
+    IntegerFormat.IQ4_NL: BlockLayout(32, 18, 18),
+    IntegerFormat.IQ3_S: BlockLayout(256, 110, 110),
+    IntegerFormat.IQ3_XXS: BlockLayout(256, 98, 98),
+    IntegerFormat.IQ2_S: BlockLayout(256, 82, 82),
+    IntegerFormat.IQ2_XS: BlockLayout(256, 74, 74),
+    IntegerFormat.IQ2_XXS: BlockLayout(256, 66, 66),
+    IntegerFormat.IQ1_S: BlockLayout(256, 50, 50),
+    IntegerFormat.IQ1_M: BlockLayout(256, 56, 56),
+    IntegerFormat.TQ1_0: BlockLayout(256, 54, 54),
+    IntegerFormat.TQ2_0: BlockLayout(256, 66, 66),
+    IntegerFormat.MXFP4: BlockLayout(32, 17, 17),
+    IntegerFormat.NVFP4: BlockLayout(64, 36, 36),
+    IntegerFormat.Q1_0: BlockLayout(128, 18, 18),
+    IntegerFormat.Q2_0: BlockLayout(64, 18, 18),
+    IntegerFormat.INT4_ZEROS: BlockLayout(32, 19, 19),
 }
 BLOCK_FORMATS = tuple(_LAYOUTS)
 MODEL_FORMATS = (IntegerFormat.INT8, IntegerFormat.INT4)

@@ -9,10 +9,12 @@
 #include "kv_pages.h"
 #include "layers.h"
 #include "limits.h"
+#include "outputs.h"
 #include "products.h"
 #include "recurrent.h"
 #include "routing.h"
 #include "sampling.h"
+#include "unpacked_products.h"
 #include "vectors.h"
 
 namespace {
@@ -238,29 +240,6 @@ struct BlockPolicy {
     }
 };
 
-template <class T>
-ES_INLINE void write(const Linear& linear, const Output& out, int row, int column, Float16 sums) {
-    T* address = static_cast<T*>(out.rows) + row * out.stride + column;
-    if (linear.bias) sums += load<Float16>(linear.bias + column);
-    int left = linear.out_features - column;
-    if (left >= LANES) {
-        store_float(address, sums);
-    } else {
-        for (int i = 0; i < left; i++) put_float(address + i, sums[i]);
-    }
-}
-
-// `count` vectors of sums of one row, from `column` on.
-__attribute__((noinline)) void write_row(const Linear& linear, const Output& out, int row, int column,
-                                         const float* sums, int count) {
-    for (int v = 0; v < count; v++, column += LANES, sums += LANES) {
-        if (out.element == ELEMENT_BF16)
-            write<uint16_t>(linear, out, row, column, load<Float16>(sums));
-        else
-            write<float>(linear, out, row, column, load<Float16>(sums));
-    }
-}
-
 template <class Policy, int ROWS>
 __attribute__((noinline)) void run_tile(const Linear& linear, const Activations& x, const Output& out, int row,
                                         int panel, Pass pass) {
@@ -363,11 +342,33 @@ void linear(const Linear& linear, const Activations& x, const Output& out, int f
         case Q5_K: return run_linear<BlockPolicy<Q5_K>>(linear, x, out, first_panel, end_panel);
         case Q6_K: return run_linear<BlockPolicy<Q6_K>>(linear, x, out, first_panel, end_panel);
         case IQ4_XS: return run_linear<BlockPolicy<IQ4_XS>>(linear, x, out, first_panel, end_panel);
+        case Q2_K: return run_unpacked<Q2_K>(linear, x, out, first_panel, end_panel);
+        case Q3_K: return run_unpacked<Q3_K>(linear, x, out, first_panel, end_panel);
+        case Q4_1: return run_unpacked<Q4_1>(linear, x, out, first_panel, end_panel);
+        case Q5_0: return run_unpacked<Q5_0>(linear, x, out, first_panel, end_panel);
+        case Q5_1: return run_unpacked<Q5_1>(linear, x, out, first_panel, end_panel);
+        case IQ4_NL: return run_unpacked<IQ4_NL>(linear, x, out, first_panel, end_panel);
+        case IQ3_S: return run_unpacked<IQ3_S>(linear, x, out, first_panel, end_panel);
+        case IQ3_XXS: return run_unpacked<IQ3_XXS>(linear, x, out, first_panel, end_panel);
+        case IQ2_S: return run_unpacked<IQ2_S>(linear, x, out, first_panel, end_panel);
+        case IQ2_XS: return run_unpacked<IQ2_XS>(linear, x, out, first_panel, end_panel);
+        case IQ2_XXS: return run_unpacked<IQ2_XXS>(linear, x, out, first_panel, end_panel);
+        case IQ1_S: return run_unpacked<IQ1_S>(linear, x, out, first_panel, end_panel);
+        case IQ1_M: return run_unpacked<IQ1_M>(linear, x, out, first_panel, end_panel);
+        case TQ1_0: return run_unpacked<TQ1_0>(linear, x, out, first_panel, end_panel);
+        case TQ2_0: return run_unpacked<TQ2_0>(linear, x, out, first_panel, end_panel);
+        case MXFP4: return run_unpacked<MXFP4>(linear, x, out, first_panel, end_panel);
+        case NVFP4: return run_unpacked<NVFP4>(linear, x, out, first_panel, end_panel);
+        case Q1_0: return run_unpacked<Q1_0>(linear, x, out, first_panel, end_panel);
+        case Q2_0: return run_unpacked<Q2_0>(linear, x, out, first_panel, end_panel);
+        case INT4_ZEROS: return run_unpacked<INT4_ZEROS>(linear, x, out, first_panel, end_panel);
     }
 }
 
-// What was added to the weights of a scheme before they were packed; 1 of those whose minima multiply the sum of inputs.
+// What was added to the weights of a scheme before they were packed; 1 of those whose minima multiply the sum of inputs,
+// and -1 of those that take the sum itself.
 int zero_point_of(int32_t scheme) {
+    if (is_unpacked(scheme)) return -1;
     switch (scheme) {
         case INT2: return 3;
         case INT4: return 8;
@@ -381,8 +382,8 @@ int zero_point_of(int32_t scheme) {
 template <class T>
 void quantize_row(const Linear& linear, const T* x, int32_t rows, int8_t* row, float* scales, int32_t* offsets) {
     const int zero_point = zero_point_of(linear.scheme);
-    // Of q6_k each half of a group has an offset of its own, which is one vector.
-    const int parts = linear.scheme == Q6_K ? 2 : 1;
+    // If each half of a group has an offset of its own, it is one vector.
+    const int parts = sums_of_run(linear.scheme);
     for (int first = 0; first < linear.in_padded; first += linear.group, scales += rows, offsets += parts * rows) {
         Float16 values[8];
         Word16 largest = {};

@@ -3,7 +3,28 @@
 
 #include <cstdint>
 
-enum Scheme : int32_t { FP32 = 0, BF16 = 1, INT8 = 2, INT4 = 3, INT2 = 4, Q4_K = 5, Q5_K = 6, Q6_K = 7, IQ4_XS = 8 };
+enum Scheme : int32_t {
+    FP32 = 0, BF16 = 1, INT8 = 2, INT4 = 3, INT2 = 4,
+    Q4_K = 5, Q5_K = 6, Q6_K = 7, IQ4_XS = 8,
+    Q2_K = 9, Q3_K = 10, Q4_1 = 11, Q5_0 = 12, Q5_1 = 13, IQ4_NL = 14,
+    IQ3_S = 15, IQ3_XXS = 16, IQ2_S = 17, IQ2_XS = 18, IQ2_XXS = 19, IQ1_S = 20, IQ1_M = 21,
+    TQ1_0 = 22, TQ2_0 = 23, MXFP4 = 24, NVFP4 = 25, Q1_0 = 26, Q2_0 = 27, INT4_ZEROS = 28
+};
+// Those of unpacked_products.h.
+constexpr bool is_unpacked(int32_t scheme) { return scheme >= Q2_K; }
+// The sums of inputs that a row has for each 32 of them: one, or one for each 16.
+constexpr int sums_of_run(int32_t scheme) {
+    switch (scheme) {
+        case Q6_K:
+        case Q2_K:
+        case Q3_K:
+        case IQ2_S:
+        case IQ2_XS:
+        case IQ1_M:
+        case NVFP4: return 2;
+        default: return 1;
+    }
+}
 // The last one is of keys and values alone.
 enum Element : int32_t { ELEMENT_FP32 = 0, ELEMENT_BF16 = 1, ELEMENT_INT4 = 2 };
 
@@ -25,6 +46,8 @@ enum Element : int32_t { ELEMENT_FP32 = 0, ELEMENT_BF16 = 1, ELEMENT_INT4 = 2 };
 //         input 4 i + j
 //   iq4_xs  [panel][block]: factors [32]; then for each of 8 groups of 32 inputs: scales int8 [32] and [k / 8][32][4] of places
 //         in LEVELS
+// The rest lie as in the store, 32 outputs side by side: [panel][block], and of each unit of the stored block [32][unit].
+// Units have 4 bytes; factors 2; the scale of mxfp4 and the zero of int4_zeros 1.
 // Inputs are padded with zeros to whole pairs or groups. Weights that are stored as integers keep their float16 scales.
 struct Linear {
     const void* weights;
@@ -34,6 +57,7 @@ struct Linear {
     int32_t out_features, panels;
     int32_t half_scales;  // the integers' scales are float16
     const Linear* next;   // the matrix of the outputs behind these, for the same rows; or null
+    const void* table;    // of a format that has one: vectors by their place, or scales by their byte
 };
 
 // The rows of one call, as the kernels read them. For fp32 and bf16 `rows` are the (padded) activations; for the integer

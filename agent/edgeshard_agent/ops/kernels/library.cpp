@@ -73,7 +73,7 @@ Activations quantized(const Linear& linear, const char* x, int64_t row_bytes, in
     const int64_t groups = linear.in_padded / linear.group;
     scratch.rows.resize(static_cast<size_t>(rows) * linear.in_padded);
     scratch.scales.resize(static_cast<size_t>(rows * groups));
-    scratch.offsets.resize(static_cast<size_t>(rows * groups * (linear.scheme == Q6_K ? 2 : 1)));
+    scratch.offsets.resize(static_cast<size_t>(rows * groups * (linear.group ? sums_of_run(linear.scheme) : 1)));
     for (int64_t r = 0; r < rows; r++)
         chosen.kernels->quantize(linear, x + r * row_bytes, element, rows, scratch.rows.data() + r * linear.in_padded,
                                  scratch.scales.data() + r, scratch.offsets.data() + r);

@@ -10,6 +10,7 @@
 #include "angles.h"
 #include "recurrent.h"
 #include "routing.h"
+#include "unpacked_products.h"
 
 namespace {
 
@@ -159,6 +160,36 @@ void print_error_of_erf() {
 
 }  // namespace
 
+template <int32_t SCHEME>
+void hash_unpacked(Hash& hash) {
+    using Form = Unpacking<SCHEME>;
+    constexpr int ROWS = 7, OUTPUTS = 40, INPUTS = 768, PANELS = 2, RUNS = INPUTS / GROUP_STEP;
+    Values<uint16_t> weights(PANELS * PANEL * INPUTS / Form::INPUTS * Form::BYTES / 2);
+    // Of either sign, below the float16 numbers that are infinite.
+    for (size_t i = 0; i < weights.size(); i++)
+        weights[i] = static_cast<uint16_t>(static_cast<int>((number(1.0f) + 1.0f) * 0x3a00) | (i % 3 ? 0 : 0x8000));
+    Values<uint32_t> table(4096);
+    for (size_t i = 0; i < table.size(); i++) table[i] = 0x01010101u * (1 + i % Form::LARGEST);
+    Values<int8_t> rows(ROWS * INPUTS);
+    for (size_t i = 0; i < rows.size(); i++) rows[i] = static_cast<int8_t>(number(127.0f));
+    Values<float> scales = numbers<float>(ROWS * RUNS, 1.0f), out(ROWS * OUTPUTS);
+    const int sums = sums_of_run(SCHEME), inputs = GROUP_STEP / sums;
+    Values<int32_t> totals(ROWS * RUNS * sums);
+    for (int row = 0; row < ROWS; row++)
+        for (int i = 0; i < INPUTS; i++) totals[i / inputs * ROWS + row] += rows[row * INPUTS + i];
+    const Linear linear = {weights.data(), nullptr, SCHEME, GROUP_STEP, INPUTS, INPUTS, OUTPUTS, PANELS, 0, nullptr, table.data()};
+    const Activations x = {rows.data(), INPUTS, scales.data(), totals.data(), ROWS};
+    run_unpacked<SCHEME>(linear, x, {out.data(), OUTPUTS, ELEMENT_FP32}, 0, PANELS);
+    hash.add(out);
+}
+
+template <int32_t... SCHEMES>
+void hash_unpacked_formats() {
+    Hash hash;
+    (hash_unpacked<SCHEMES>(hash), ...);
+    hash.print("unpacked");
+}
+
 int main(int count, char** arguments) {
     if (count > 1 && !std::strcmp(arguments[1], "erf")) {
         print_error_of_erf();
@@ -172,4 +203,6 @@ int main(int count, char** arguments) {
     hash_rows<float>("rows-fp32");
     hash_rows<uint16_t>("rows-bf16");
     hash_routing();
+    hash_unpacked_formats<Q2_K, Q3_K, Q4_1, Q5_0, Q5_1, IQ4_NL, IQ3_S, IQ3_XXS, IQ2_S, IQ2_XS, IQ2_XXS, IQ1_S, IQ1_M, TQ1_0,
+                          TQ2_0, MXFP4, NVFP4, Q1_0, Q2_0, INT4_ZEROS>();
 }
