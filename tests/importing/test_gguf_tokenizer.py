@@ -14,7 +14,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from bench.quantisation import VALIDATION
 from edgeshard.domain.errors import InvalidArgumentError, UnsupportedModelError
 from edgeshard.importing.blocks import Width
-from edgeshard.importing.gguf_config import form_of
+from edgeshard.importing.gguf_config import record_of
 from edgeshard.importing.gguf_file import GgufFile
 from edgeshard.importing.gguf_model import open_gguf
 from edgeshard.importing.gguf_tokenizer import tokenizer_files
@@ -131,7 +131,7 @@ def test_names_that_are_no_text_are_refused() -> None:
                                      "tokenizer.ggml.pre": ["gpt-2"], "tokenizer.ggml.tokens": ["a"]}, {})  # fmt: skip
     assert tokenizer_files(file, []) == {}
     with pytest.raises(UnsupportedModelError, match="cannot be read from a GGUF file"):
-        form_of(file)
+        record_of(file)
 
 
 ENDING = ["<s>", "</s>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "a", "<|im_start|>"]
