@@ -4,7 +4,7 @@
 
 LLAMA_CPP is a checkout of llama.cpp, QUANTIZE its program llama-quantize. Weights are random, by a fixed seed. Each
 model is of a family whose converter changes something else, with types mixed as in published files. `config.json` next
-to a model is transformers' own. CI runs neither program; it reads the committed files.
+to a model is transformers' own; all models share `tokenizer.json`. CI runs neither program, but reads the files.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ def main(arguments: list[str]) -> int:
                 types += ["--tensor-type", f"{tensor}={kind}"]
             target = out / "model.gguf"
             subprocess.run([quantiser, *types, str(whole), str(target), model.base, "1"], check=True)
-            for file in ("config.json", "tokenizer.json"):
-                (out / file).write_bytes((directory / file).read_bytes())
+            (out / "config.json").write_bytes((directory / "config.json").read_bytes())
+            (OUT / "tokenizer.json").write_bytes((directory / "tokenizer.json").read_bytes())
     return 0
 
 
