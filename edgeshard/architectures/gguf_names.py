@@ -40,6 +40,10 @@ BLOCK: Mapping[str, tuple[str | Half, ...]] = {
     "attn_norm": ("input_layernorm", "operator_norm", "norm"),
     "ffn_norm": ("pre_feedforward_layernorm", "pre_ff_layernorm", "ffn_norm", "post_attention_layernorm"),
     "post_attention_norm": ("post_self_attn_layernorm", "post_attention_layernorm"),
+    "pre_ffw_norm_2": ("pre_feedforward_layernorm_2",),
+    "post_ffw_norm_1": ("post_feedforward_layernorm_1",),
+    "post_ffw_norm_2": ("post_feedforward_layernorm_2",),
+    "layer_output_scale.weight": ("layer_scalar",),
     "post_ffw_norm": ("post_mlp_layernorm", "post_feedforward_layernorm"),
     "attn_q": ("self_attn.q_proj", "mixer.q_proj"),
     "attn_k": ("self_attn.k_proj", "mixer.k_proj"),
@@ -70,7 +74,10 @@ BLOCK: Mapping[str, tuple[str | Half, ...]] = {
         "block_sparse_moe.router.layer",
         "feed_forward.gate",
         "mixer.gate",
+        "router.proj",
     ),
+    "ffn_gate_inp.scale": ("router.scale",),
+    "ffn_down_exps.scale": ("router.per_expert_scale",),
     "exp_probs_b.bias": (
         "mlp.gate.e_score_correction_bias",
         "mlp.e_score_correction_bias",
@@ -95,7 +102,13 @@ BLOCK: Mapping[str, tuple[str | Half, ...]] = {
 }
 """Names in a block, without `.weight` and `.bias` unless these differ too; the one that the family expects counts."""
 
-_EXPERTS = ("mlp.experts.{}.", "block_sparse_moe.experts.{}.", "feed_forward.experts.{}.", "mixer.experts.{}.")
+_EXPERTS = (
+    "mlp.experts.{}.",
+    "block_sparse_moe.experts.{}.",
+    "feed_forward.experts.{}.",
+    "mixer.experts.{}.",
+    "experts.{}.",
+)
 EXPERTS: Mapping[str, tuple[str | Half, ...]] = {
     "ffn_gate_exps.weight": (
         *_each(_EXPERTS, "gate_proj.weight", "w1.weight"),
@@ -114,6 +127,9 @@ EXPERTS: Mapping[str, tuple[str | Half, ...]] = {
     "ffn_down_exps.bias": ("mlp.experts.{}.down_proj_bias",),
 }
 """Names of tensors that hold all experts of a block, one after the other; `{}` is for the expert's index."""
+
+GATES_AND_UPS = "ffn_gate_up_exps.weight"
+"""The tensor in which files may have gates of all experts and what they multiply: both of an expert, then the next."""
 
 Read = Callable[[GgufFields, str], Any]
 

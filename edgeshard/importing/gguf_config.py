@@ -18,7 +18,7 @@ from edgeshard.architectures.gguf import (
     GgufFields,
     rope_parameters,
 )
-from edgeshard.architectures.gguf_names import BLOCK, EXPERTS, Half, known_keys
+from edgeshard.architectures.gguf_names import BLOCK, EXPERTS, GATES_AND_UPS, Half, known_keys
 from edgeshard.architectures.record import Architecture
 from edgeshard.architectures.registry import RECORDS
 from edgeshard.architectures.tensors import HEAD_WEIGHT, ExpectedTensor, expected_tensors
@@ -113,9 +113,18 @@ def _attention(record: Architecture, fields: GgufFields) -> dict[str, Any]:
     keys = record.keys
     return {
         keys.heads: count,
-        keys.kv_heads: fields.size("attention.head_count_kv", count),
+        keys.kv_heads: _most_kv_heads(fields, count),
         keys.head_dim: dims,
     }
+
+
+def _most_kv_heads(fields: GgufFields, heads: int) -> int:
+    """The heads of keys and values of the layer with most of them; layers that differ are left to the family."""
+    by_layer = fields.get("attention.head_count_kv")
+    if not isinstance(by_layer, list):
+        return fields.size("attention.head_count_kv", heads)
+    counts = [count for count in by_layer if type(count) is int and count > 0]
+    return max(counts, default=heads)
 
 
 def _form(record: Architecture) -> Gguf:
@@ -216,19 +225,12 @@ def _places(
         yield _outer_place(file, record, expected, tensor)
         return
     path, inner = f"{record.block_list}.{int(block[1])}.", block[2]
+    if inner == GATES_AND_UPS:
+        for half, rows in zip(("ffn_gate_exps.weight", "ffn_up_exps.weight"), _halves(file, tensor), strict=True):
+            yield from _expert_places(file, path, half, expected, rows)
+        return
     if inner in EXPERTS:
-        count = tensor.shape[0]
-        first = _candidate(path, EXPERTS[inner], ("",), expected)
-        if first is None:
-            raise _no_place(file, tensor)
-        pattern, part = first
-        size = tensor.size // count
-        for expert in range(count):
-            name = pattern.format(expert)
-            if name not in expected:
-                raise _no_place(file, tensor)
-            place = tensor.offset + expert * size
-            yield name, part, replace(tensor, shape=tensor.shape[1:], offset=place, size=size)
+        yield from _expert_places(file, path, inner, expected, _experts(tensor))
         return
     stem, _, end = inner.rpartition(".")
     if end not in ("weight", "bias"):
@@ -239,6 +241,35 @@ def _places(
     if found is None:
         raise _no_place(file, tensor)
     yield found[0], found[1], tensor
+
+
+def _experts(tensor: GgufTensor) -> list[GgufTensor]:
+    """The range of bytes of each expert in a tensor of all of them."""
+    count = tensor.shape[0]
+    size = tensor.size // count
+    shape = tensor.shape[1:]
+    return [replace(tensor, shape=shape, offset=tensor.offset + index * size, size=size) for index in range(count)]
+
+
+def _halves(file: GgufFile, tensor: GgufTensor) -> tuple[list[GgufTensor], list[GgufTensor]]:
+    """The first and the second half of each expert's rows."""
+    if len(tensor.shape) != 3 or tensor.shape[1] % 2:
+        raise _no_place(file, tensor)
+    count, rows, columns = tensor.shape
+    parts = _experts(replace(tensor, shape=(2 * count, rows // 2, columns)))
+    return parts[::2], parts[1::2]
+
+
+def _expert_places(
+    file: GgufFile, path: str, inner: str, expected: Mapping[str, ExpectedTensor], experts: list[GgufTensor]
+) -> Iterator[tuple[str, int, GgufTensor]]:
+    """As `_places`, of the tensors of experts that a file names `inner`."""
+    found = _candidate(path, EXPERTS[inner], ("",), expected)
+    for index, expert in enumerate(experts):
+        name = "" if found is None else found[0].format(index)
+        if found is None or name not in expected:
+            raise _no_place(file, expert)
+        yield name, found[1], expert
 
 
 def _candidate(

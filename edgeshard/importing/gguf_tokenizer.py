@@ -127,6 +127,8 @@ def _tokenizer(file: GgufFile, notes: list[str]) -> dict[str, Any] | None:
     kind, split = file.metadata.get("tokenizer.ggml.model"), file.metadata.get("tokenizer.ggml.pre")
     if kind == "llama":
         return _sentencepiece(file)
+    if kind == "gemma4":
+        return _sentencepiece(file, _merges(file))
     if kind == "gpt2" and isinstance(split, str) and split in _SPLITS:
         return _byte_level(file, split)
     what = "no tokenizer" if kind is None else f"a tokenizer ({str(kind)[:20]}, {str(split)[:20]}) that is not known"
@@ -136,29 +138,40 @@ def _tokenizer(file: GgufFile, notes: list[str]) -> dict[str, Any] | None:
 
 def _byte_level(file: GgufFile, split: str) -> dict[str, Any]:
     tokens, types = _tokens(file)
+    kind = _SPLITS[split]
+    return byte_level_document(
+        _vocab(tokens),
+        _added(tokens, types),
+        _merges(file),
+        kind,
+        post=_post(file, tokens, default=kind.begins),
+    )
+
+
+def _merges(file: GgufFile) -> list[list[str]]:
     merges = []
     for merge in _list(file, "merges", str):
         halves = merge.split(" ")
         if len(halves) != 2:
             raise _malformed(file, "merges")
         merges.append(halves)
-    kind = _SPLITS[split]
-    return byte_level_document(
-        _vocab(tokens),
-        _added(tokens, types),
-        merges,
-        kind,
-        post=_post(file, tokens, default=kind.begins),
-    )
+    return merges
 
 
-def _sentencepiece(file: GgufFile) -> dict[str, Any]:
-    tokens, types = _tokens(file)
+def _merges_of_scores(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> list[list[str]]:
     scores = _list(file, "scores", float)
     if len(scores) != len(tokens):
         raise _malformed(file, "scores")
     if sum(len(token) ** 2 for token in tokens) > _MERGES_LIMIT:
         raise _malformed(file, "tokens")
+    return merges_by_score(tokens, types, scores)
+
+
+def _sentencepiece(file: GgufFile, merges: list[list[str]] | None = None) -> dict[str, Any]:
+    """The tokenizer of SentencePiece's BPE; without `merges` they follow from the scores."""
+    tokens, types = _tokens(file)
+    if merges is None:
+        merges = _merges_of_scores(file, tokens, types)
     prefixed = file.metadata.get("tokenizer.ggml.add_space_prefix", True) is True
     prefix = [{"type": "Prepend", "prepend": _SPACE}] if prefixed else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefixed else []
@@ -173,7 +186,7 @@ def _sentencepiece(file: GgufFile) -> dict[str, Any]:
         post_processor=_post(file, tokens, default=True),
         decoder={"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
         model={
-            "merges": merges_by_score(tokens, types, scores),
+            "merges": merges,
             "unk_token": _text_of(tokens, unknown),
             "fuse_unk": True,
             "byte_fallback": True,
