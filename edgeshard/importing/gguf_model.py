@@ -96,13 +96,17 @@ def check_planned(file: GgufFile, config: Mapping[str, Any], targets: Targets, w
     """Raise as `open_gguf` does for types that cannot be read, and as `check_manifest` does, before a conversion."""
     for kind in {source.type for target in targets.found for source in target.sources} - _KEPT:
         _decoder(kind)
-    tensors = tuple(stored_types(config, targets, width))
+    tensors = tuple(_planned(config, targets, width))
     stored = json.dumps(with_stored(config, tensors))
     draft_manifest("model", Checkpoint(file.path.parent, stored, tensors, ()))
 
 
-def stored_types(config: Mapping[str, Any], targets: Targets, width: Width) -> list[StoredTensor]:
+def stored_types(file: GgufFile, config: Mapping[str, Any], width: Width) -> list[StoredTensor]:
     """The tensors as they would be stored, by their types alone: nothing is read or written."""
+    return _planned(config, targets_of(file, config), width)
+
+
+def _planned(config: Mapping[str, Any], targets: Targets, width: Width) -> list[StoredTensor]:
     opener, found = _Opener(config, width), []
     for target in targets.found:
         first = target.sources[0]

@@ -32,8 +32,7 @@ def config_of(source: Source, width: Width) -> dict[str, Any]:
     elif path.suffix.lower() == ".gguf":
         file = read_gguf(path)
         config = gguf_config.config_of(file)
-        targets = gguf_config.targets_of(file, config)
-        return with_stored(config, stored_types(config, targets, width))
+        return with_stored(config, stored_types(file, config, width))
     else:
         config = read_json(path, str(path), "model")
         if not isinstance(config, dict):
