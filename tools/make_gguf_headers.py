@@ -29,8 +29,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "dots1-windows": {},
     "ernie4_5-plain": {},
     "ernie4_5_moe-plain": {},
-    "exaone4-full": {},
-    "exaone_moe-options": {},
+    "exaone4-windows": {},
+    "exaone_moe-windows": {},
     "falcon_h1-norm-first": {"head_dim": 8},
     "gemma-plain": {},
     "gemma2-capped": {},
@@ -48,6 +48,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "lfm2-adjusted": {},
     "lfm2_moe-dense-layer": {},
     "llama-plain": {},
+    "llama4-nested": {},
     "mamba2-tied": {},
     "minimax_m2-partial": {},
     "ministral3-plain": {},
@@ -67,6 +68,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "qwen3_next-dense-layer": _SPARSE,
     "qwen3_vl-nested": {},
     "seed_oss-plain": {},
+    "smollm3-interval": {"no_rope_layers": [1, 1, 1, 0]},
     "starcoder2-window": {},
 }
 _KINDS_OF_GRANITE = {"full_attention": "attention", "linear_attention": "mamba"}
@@ -78,7 +80,7 @@ def save(name: str, directory: Path) -> None:
     for key, value in ROWS[name].items():
         setattr(config, key, value)
     nested = "text_config" in config.to_dict()
-    kind = transformers.AutoModelForImageTextToText if nested else transformers.AutoModelForCausalLM
+    kind: Any = transformers.AutoModelForImageTextToText if nested else transformers.AutoModelForCausalLM
     kind.from_config(config, dtype=torch.float32).save_pretrained(directory)
     vocabulary = {f"t{index}": index for index in range(61)}
     tokenizer = {"model": {"vocab": vocabulary}, "added_tokens": []}
@@ -105,7 +107,7 @@ def header(directory: Path) -> dict[str, Any]:
     reader = gguf.GGUFReader(path)
     hidden = ("GGUF.", "general.name", "general.size", "general.base", "general.tags", "tokenizer.")
     metadata = {key: field.contents() for key, field in reader.fields.items() if not key.startswith(hidden)}
-    tensors: dict[str, list[list[int]]] = {}
+    tensors: dict[str, list[int]] = {}
     for tensor in reader.tensors:
         block = tensor.name.split(".", 2)
         in_block = block[0] == "blk"

@@ -6,6 +6,7 @@ family has a `Gguf` if EdgeShard undoes all the changes of that family. `gguf_na
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,10 @@ ROPE_FACTORS = "rope_freqs.weight"
 """The tensor with the divisor of each rotary frequency; it is no weight."""
 LONG_FACTORS = "rope_factors_long.weight"
 SHORT_FACTORS = "rope_factors_short.weight"
-_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_LOW, _HIGH = 1.0, (4.0, 1.0)
+"""Options of llama3's rule in published models: the high one of llama 3.1 and after it, then of llama 4."""
+_TRAINED = (8192, *(1 << power for power in range(4, 18)))
+"""Contexts of the first training; published models have the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,22 +117,29 @@ def _llama3(fields: GgufFields, theta: float) -> dict[str, Any]:
     """The rule of llama 3.1 and later that gives the file's rotary factors. Raises UnsupportedModelError for none."""
     factors, dims = fields.rope_factors, len(fields.rope_factors)
     largest = max(factors) if all(0 < factor < math.inf for factor in factors) else 0.0
-    for factor in sorted({float(round(largest)), round(largest, 2)}):
-        expected = [_llama3_factor(theta, index, 2 * dims, factor) for index in range(dims)] if factor else []
-        if expected and all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(factors, expected, strict=True)):
-            return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
+    candidates = sorted({float(round(largest)), round(largest, 2)} - {0.0})
+    for trained, factor, high in itertools.product(_TRAINED, candidates, _HIGH):
+        rule = {
+            "factor": factor,
+            "low_freq_factor": _LOW,
+            "high_freq_factor": high,
+            "original_max_position_embeddings": trained,
+        }
+        expected = [_llama3_factor(theta ** (index / dims), rule) for index in range(dims)]
+        if all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(factors, expected, strict=True)):
+            return {"rope_type": "llama3", **rule}
     raise fields.unsupported(ROPE_FACTORS, "its rotary factors follow no rule that EdgeShard knows")
 
 
-def _llama3_factor(theta: float, index: int, dims: int, factor: float) -> float:
-    """As llama.cpp's converter computes it from config.json."""
-    wavelength: float = 2 * math.pi * theta ** (2 * index / dims)
-    low, high, trained = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"], 8192
-    if wavelength < trained / high:
+def _llama3_factor(step: float, rule: Mapping[str, float]) -> float:
+    """The divisor of the frequency 1 / `step`, as llama.cpp's converter computes it from config.json."""
+    rounds = rule["original_max_position_embeddings"] / (2 * math.pi * step)
+    low, high, factor = rule["low_freq_factor"], rule["high_freq_factor"], rule["factor"]
+    if rounds > high:
         return 1.0
-    if wavelength > trained / low:
+    if rounds < low:
         return factor
-    smooth = (trained / wavelength - low) / (high - low)
+    smooth = (rounds - low) / (high - low)
     return 1 / ((1 - smooth) / factor + smooth)
 
 
@@ -167,9 +178,9 @@ def attending(fields: GgufFields, attention: str, other: str) -> list[str]:
 class Gguf:
     """The form in which llama.cpp writes a family.
 
-    `names` are its `general.architecture`, the record's name if empty. Several families may share one: `applies` tells
-    which of them a file is of. If `permuted`, rows of queries and keys are in llama.cpp's order. Tensors whose names
-    match `unit_norms` are 1 more than in the checkpoint. If `in_turn`, a matrix that the file has in two parts takes
+    `names` are its `general.architecture`, the record's name if empty. Several families may share one: a file is of
+    the first that `applies` to it. If `permuted`, rows of queries and keys are in llama.cpp's order. Tensors with names
+    that match `unit_norms` are 1 more than in the checkpoint. If `in_turn`, a matrix that the file has in two parts takes
     their rows in turn, else one part follows the other. `config` returns keys of config.json that `gguf_names.KEYS`
     does not have, or has otherwise.
     """

@@ -27,6 +27,7 @@ _SHARED = (
     "mlp.shared_expert.",
     "mlp.shared_experts.",
     "mlp.shared_mlp.",
+    "feed_forward.shared_expert.",
     "mixer.shared_experts.",
 )
 
@@ -73,6 +74,7 @@ BLOCK: Mapping[str, tuple[str | Half, ...]] = {
         "block_sparse_moe.gate",
         "block_sparse_moe.router.layer",
         "feed_forward.gate",
+        "feed_forward.router",
         "mixer.gate",
         "router.proj",
     ),
@@ -113,14 +115,17 @@ EXPERTS: Mapping[str, tuple[str | Half, ...]] = {
     "ffn_gate_exps.weight": (
         *_each(_EXPERTS, "gate_proj.weight", "w1.weight"),
         Half("mlp.experts.{}.gate_up_proj", 0),
+        Half("feed_forward.experts.{}.gate_up_proj", 0),
     ),
     "ffn_up_exps.weight": (
         *_each(_EXPERTS, "up_proj.weight", "w3.weight"),
         Half("mlp.experts.{}.gate_up_proj", 1),
+        Half("feed_forward.experts.{}.gate_up_proj", 1),
     ),
     "ffn_down_exps.weight": (
         *_each(_EXPERTS, "down_proj.weight", "w2.weight"),
         "mlp.experts.{}.down_proj",
+        "feed_forward.experts.{}.down_proj",
     ),
     "ffn_gate_exps.bias": (Half("mlp.experts.{}.gate_up_proj_bias", 0),),
     "ffn_up_exps.bias": (Half("mlp.experts.{}.gate_up_proj_bias", 1),),
@@ -169,6 +174,7 @@ KEYS: Mapping[str, tuple[str, Read]] = {
     "attn_logit_softcapping": ("attn_logit_softcapping", _NUMBER),
     "final_logit_softcapping": ("final_logit_softcapping", _NUMBER),
     "conv_L_cache": ("shortconv.l_cache", _SIZE),
+    "interleave_moe_layer_step": ("interleave_moe_layer_step", _SIZE),
     "full_attention_interval": ("full_attention_interval", _SIZE),
     "linear_conv_kernel_dim": ("ssm.conv_kernel", _SIZE),
     "linear_key_head_dim": ("ssm.state_size", _SIZE),

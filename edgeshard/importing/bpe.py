@@ -16,9 +16,9 @@ WORDS = (
 class WordSplit:
     """How a text is split before merges: by each of `patterns` in turn, or as gpt2 does if there are none.
 
-    Digits stand alone before the patterns if `digits_first`, after them if `digits_last`. Text is `composed` (NFC) if
-    the model wants it. A piece that is a token needs no merges if `whole`. A text `begins` with the token for that
-    unless the model's settings contradict.
+    Each digit is split off before the patterns if `digits_first`, after them if `digits_last`. Text is `composed`
+    (NFC) if the model wants it. A piece that is a token needs no merges if `whole`. A text `begins` with the token for
+    that unless the model's settings contradict.
     """
 
     patterns: tuple[str, ...] = ()

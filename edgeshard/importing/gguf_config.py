@@ -156,7 +156,7 @@ class Target:
 
 @dataclass(slots=True)
 class Targets:
-    """The tensors of the checkpoint, and those of the file that it does not have."""
+    """The tensors of the checkpoint, and the file's tensors that it does not have."""
 
     found: list[Target]
     left_out: list[GgufTensor]

@@ -127,7 +127,7 @@ def _matrix_of(target: Target) -> tuple[int, ...]:
 
 
 class _Opener:
-    """The writer of a checkpoint's tensors from those of a file. `config` is the model's."""
+    """The writer of a checkpoint's tensors from a file's. `config` is the model's."""
 
     def __init__(self, config: Mapping[str, Any], width: Width) -> None:
         decoder = read_config(config)

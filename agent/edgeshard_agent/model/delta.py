@@ -28,8 +28,8 @@ class DeltaMixer(nn.Module):
     Its inputs are q | k | v | z in one product, whatever their order in the checkpoint: all heads' queries, then all
     keys, values, and gates of the output. What opens and decays the state is in another, whose matrix stays whole.
 
-    Each key head serves several value heads that follow one another or, if `tiled`, each `key_heads`th: then queries
-    and keys are repeated in that order, because the columns of the output's matrix cannot change places.
+    Each key head serves several value heads, which follow one another. If `tiled`, value head v has key head
+    v % `key_heads` instead. The columns of the output's matrix cannot change places, so queries and keys are repeated.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ _LAYERS_OF_27B = 46
 
 
 def _gguf(fields: GgufFields) -> dict[str, Any]:
-    """The scale of queries, which no GGUF file has: llama.cpp knows the one model where it is not the heads' width."""
+    """The windows, and the scale of queries. No file has that: llama.cpp knows the one model with one of its own."""
     head_dim = fields.size("attention.key_length", 256)
     shared = fields.size("embedding_length") // fields.size("attention.head_count")
     return {"query_pre_attn_scalar": shared if fields.layers == _LAYERS_OF_27B else head_dim, **sliding(fields)}

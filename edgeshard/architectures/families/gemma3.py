@@ -27,7 +27,7 @@ _LAYERS_OF_27B = 62
 def _gguf(fields: GgufFields) -> dict[str, Any]:
     """The keys of config.json for a GGUF file.
 
-    No GGUF file has the scale of queries: llama.cpp knows the one model where it is not the heads' width.
+    No GGUF file has the scale of queries: llama.cpp knows the one model that has another than the heads' width.
     """
     layers, hidden, heads = (fields.size(key) for key in ("block_count", "embedding_length", "attention.head_count"))
     head_dim = fields.size("attention.key_length", 256)
