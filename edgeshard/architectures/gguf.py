@@ -180,9 +180,9 @@ class Gguf:
 
     `names` are its `general.architecture`, the record's name if empty. Several families may share one: a file is of
     the first that `applies` to it. If `permuted`, rows of queries and keys are in llama.cpp's order. Tensors with names
-    that match `unit_norms` are 1 more than in the checkpoint. If `in_turn`, a matrix that the file has in two parts takes
-    their rows in turn, else one part follows the other. `config` returns keys of config.json that `gguf_names.KEYS`
-    does not have, or has otherwise.
+    that match `unit_norms` are 1 more than in the checkpoint. If `in_turn`, a matrix that the file has in two parts
+    takes their rows in turn, else one part follows the other. `config` returns keys of config.json that
+    `gguf_names.KEYS` does not have, or has otherwise.
     """
 
     names: tuple[str, ...] = ()
