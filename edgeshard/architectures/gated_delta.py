@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import GgufFields, attending, ssm_head
 from edgeshard.architectures.limits import MAX_SIZE
 from edgeshard.architectures.parts import attention, even_split, head_norms, linear, llama_style, norms
 from edgeshard.architectures.record import BlockStyle, Ends, Routing, Shapes
@@ -15,6 +18,11 @@ LINEAR = "linear_attention"
 FLOAT32 = r"(A_log|dt_bias)$"
 WHOLE = r"(gate|in_proj_(a|b|ba))\.weight$"
 """What opens and decays a state is no small integers, as a router is none."""
+APART = "edgeshard_inputs_apart"
+"""The flag of a model whose queries, keys and values have another tensor than the gates of the output, as in GGUF."""
+TILED = "edgeshard_heads_tiled"
+"""The flag of a model whose value heads take the key heads in turn, as in GGUF, instead of some after one another."""
+UNIT_NORMS = r"(?<!linear_attn\.)norm\.weight$"
 DEFAULTS = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
@@ -70,10 +78,11 @@ def mixer(fields: ConfigFields, shape: ModelShape, layer: int, joined: bool) -> 
         queries = linear("self_attn.q_proj", 2 * shape.attention_heads * shape.head_dim, hidden, bias)
         return block | attention(shape, input_bias=bias, output_bias=bias) | head_norms(shape) | queries
     (keys, values), heads = widths(fields), fields.size("linear_num_value_heads")
-    if joined:
-        inputs = {"qkvz": 2 * keys + 2 * values, "ba": 2 * heads}
+    if joined and not fields.flag(APART):
+        inputs = {"qkvz": 2 * keys + 2 * values}
     else:
-        inputs = {"qkv": 2 * keys + values, "z": values, "b": heads, "a": heads}
+        inputs = {"qkv": 2 * keys + values, "z": values}
+    inputs |= {"ba": 2 * heads} if joined else {"b": heads, "a": heads}
     for name, width in inputs.items():
         block |= linear(f"linear_attn.in_proj_{name}", width, hidden)
     return (
@@ -89,7 +98,9 @@ def mixer(fields: ConfigFields, shape: ModelShape, layer: int, joined: bool) -> 
 
 
 def style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
-    return replace(llama_style(fields, shape, layer), rotary=None if is_linear(fields, layer) else "", unit_offset=True)
+    rotary = None if is_linear(fields, layer) else ""
+    tiled = fields.flag(TILED)
+    return replace(llama_style(fields, shape, layer), rotary=rotary, unit_offset=True, tiled_heads=tiled)
 
 
 def mixture_style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
@@ -100,6 +111,16 @@ def mixture_style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockS
 
 def ends(fields: ConfigFields, shape: ModelShape) -> Ends:
     return Ends(fields.number("rms_norm_eps"), unit_offset=True)
+
+
+def gguf(*flags: str) -> Callable[[GgufFields], dict[str, Any]]:
+    """The keys of config.json for a GGUF file of a family that sets these flags."""
+
+    def config(fields: GgufFields) -> dict[str, Any]:
+        kinds = attending(fields, FULL, LINEAR)
+        return {"layer_types": kinds, "linear_value_head_dim": ssm_head(fields), **dict.fromkeys(flags, True)}
+
+    return config
 
 
 def check(fields: ConfigFields, layer_count: int) -> None:

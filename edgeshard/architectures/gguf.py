@@ -1,22 +1,29 @@
-"""GGUF files of llama.cpp's converter: its changes to a family's checkpoint, and its metadata as a config.json. Pure.
+"""GGUF files of llama.cpp's converter: its changes to a family's checkpoint, and its metadata as config.json. Pure.
 
-The converter puts rows of queries and keys of its `llama` into another order, and adds 1 to the norms of gemma. A
-family's record says so; a family has a `Gguf` only where all of its changes are undone.
+The converter reorders rows of queries and keys, adds 1 to some norms and joins the experts of a layer. The record of a
+family has a `Gguf` if EdgeShard undoes all the changes of that family. `gguf_names` has the names in both forms.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from edgeshard.architectures.windows import FULL, SLIDING
 from edgeshard.domain.errors import InvalidArgumentError, UnsupportedModelError
 
 ROPE_FACTORS = "rope_freqs.weight"
 """The tensor with the divisor of each rotary frequency; it is no weight."""
-_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+LONG_FACTORS = "rope_factors_long.weight"
+SHORT_FACTORS = "rope_factors_short.weight"
+_LOW, _HIGH = 1.0, (4.0, 1.0)
+"""Options of llama3's rule in published models: the high one of llama 3.1 and after it, then of llama 4."""
+_TRAINED = (8192, *(1 << power for power in range(4, 18)))
+"""Contexts of the first training; published models have the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +34,23 @@ class GgufFields:
     metadata: Mapping[str, Any]
     tensors: frozenset[str] = frozenset()
     rope_factors: Sequence[float] = ()
+    long_factors: Sequence[float] = ()
+    short_factors: Sequence[float] = ()
+
+    @property
+    def layers(self) -> int:
+        """The number of blocks that predict the next token; blocks for further tokens follow them."""
+        further = self.get("nextn_predict_layers")
+        count = self.size("block_count")
+        return count - further if type(further) is int and 0 < further < count else count
+
+    def has(self, stem: str) -> bool:
+        """Whether any block has a tensor of this name, which is without `blk.N.`."""
+        return any(name.startswith("blk.") and name.split(".", 2)[2] == stem for name in self.tensors)
+
+    def layers_with(self, stem: str) -> list[bool]:
+        """Whether each block has a tensor of this name."""
+        return [f"blk.{layer}.{stem}" in self.tensors for layer in range(self.layers)]
 
     def get(self, key: str) -> Any:
         return self.metadata.get(f"{self.metadata.get('general.architecture')}.{key}")
@@ -35,8 +59,9 @@ class GgufFields:
         value = self.get(key)
         if value is None and default is not None:
             return default
-        if isinstance(value, list) and value and value == [value[0]] * len(value):
-            value = value[0]  # by layer, and all alike
+        if isinstance(value, list):  # by layer: 0 for those without
+            distinct = {item for item in value if item != 0}
+            value = distinct.pop() if len(distinct) == 1 else None
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
             raise self._refuse(key, "is missing or not one positive integer for all layers")
         return value
@@ -78,6 +103,9 @@ def rope_parameters(fields: GgufFields) -> dict[str, Any]:
     elif kind == "yarn":
         entry |= {"rope_type": "yarn", "factor": fields.number("rope.scaling.factor")}
         entry["original_max_position_embeddings"] = fields.size("rope.scaling.original_context_length")
+        for key in ("beta_fast", "beta_slow"):
+            if fields.get(f"rope.scaling.yarn_{key}") is not None:
+                entry[key] = fields.number(f"rope.scaling.yarn_{key}")
     else:
         raise fields.unsupported("rope.scaling.type", f"rope.scaling.type {str(kind)[:40]!r} is not supported")
     if fields.rope_factors:
@@ -89,22 +117,29 @@ def _llama3(fields: GgufFields, theta: float) -> dict[str, Any]:
     """The rule of llama 3.1 and later that gives the file's rotary factors. Raises UnsupportedModelError for none."""
     factors, dims = fields.rope_factors, len(fields.rope_factors)
     largest = max(factors) if all(0 < factor < math.inf for factor in factors) else 0.0
-    for factor in sorted({float(round(largest)), round(largest, 2)}):
-        expected = [_llama3_factor(theta, index, 2 * dims, factor) for index in range(dims)] if factor else []
-        if expected and all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(factors, expected, strict=True)):
-            return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
+    candidates = sorted({float(round(largest)), round(largest, 2)} - {0.0})
+    for trained, factor, high in itertools.product(_TRAINED, candidates, _HIGH):
+        rule = {
+            "factor": factor,
+            "low_freq_factor": _LOW,
+            "high_freq_factor": high,
+            "original_max_position_embeddings": trained,
+        }
+        expected = [_llama3_factor(theta ** (index / dims), rule) for index in range(dims)]
+        if all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(factors, expected, strict=True)):
+            return {"rope_type": "llama3", **rule}
     raise fields.unsupported(ROPE_FACTORS, "its rotary factors follow no rule that EdgeShard knows")
 
 
-def _llama3_factor(theta: float, index: int, dims: int, factor: float) -> float:
-    """As llama.cpp's converter computes it from config.json."""
-    wavelength: float = 2 * math.pi * theta ** (2 * index / dims)
-    low, high, trained = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"], 8192
-    if wavelength < trained / high:
+def _llama3_factor(step: float, rule: Mapping[str, float]) -> float:
+    """The divisor of the frequency 1 / `step`, as llama.cpp's converter computes it from config.json."""
+    rounds = rule["original_max_position_embeddings"] / (2 * math.pi * step)
+    low, high, factor = rule["low_freq_factor"], rule["high_freq_factor"], rule["factor"]
+    if rounds > high:
         return 1.0
-    if wavelength > trained / low:
+    if rounds < low:
         return factor
-    smooth = (trained / wavelength - low) / (high - low)
+    smooth = (rounds - low) / (high - low)
     return 1 / ((1 - smooth) / factor + smooth)
 
 
@@ -113,24 +148,46 @@ def _float32(value: float) -> float:
     return rounded
 
 
-TWO_NORMS = {"ffn_norm": "post_attention_layernorm"}
-FOUR_NORMS = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
+def has_experts(fields: GgufFields) -> bool:
+    return fields.get("expert_count") not in (None, 0)
+
+
+def ssm_head(fields: GgufFields) -> int:
+    """The numbers of a head of a layer with a state."""
+    return fields.size("ssm.inner_size") // fields.size("ssm.time_step_rank")
+
+
+def sliding(fields: GgufFields) -> dict[str, Any]:
+    """The window and the type of each layer as a config.json has them; a file without a window has full attention."""
+    window = fields.get("attention.sliding_window")
+    pattern = fields.get("attention.sliding_window_pattern")
+    if window in (None, 0):
+        return {"sliding_window": None}
+    found: dict[str, Any] = {"sliding_window": fields.size("attention.sliding_window")}
+    if isinstance(pattern, list):
+        found["layer_types"] = [SLIDING if slides else FULL for slides in pattern[: fields.layers]]
+    return found
+
+
+def attending(fields: GgufFields, attention: str, other: str) -> list[str]:
+    """The type of each layer: `attention` if it has queries, else `other`."""
+    return [attention if attends else other for attends in fields.layers_with("attn_q.weight")]
 
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
-    """The form in which llama.cpp writes a family; the record's name is its `general.architecture`.
+    """The form in which llama.cpp writes a family.
 
-    `norms` maps its names of a block's norms, all but the first, to the checkpoint's. With `permuted`, rows of queries
-    and keys are in its own order. With `unit_norms`, norms are 1 more than in the checkpoint. `config` gives the keys
-    of config.json beside the sizes.
+    `names` are its `general.architecture`, the record's name if empty. Several families may share one: a file is of
+    the first that `applies` to it. If `permuted`, rows of queries and keys are in llama.cpp's order. Tensors with names
+    that match `unit_norms` are 1 more than in the checkpoint. If `in_turn`, a matrix that the file has in two parts
+    takes their rows in turn, else one part follows the other. `config` returns keys of config.json that
+    `gguf_names.KEYS` does not have, or has otherwise.
     """
 
-    norms: Mapping[str, str] = field(default_factory=lambda: TWO_NORMS)
+    names: tuple[str, ...] = ()
+    applies: Callable[[GgufFields], bool] = lambda fields: True
     permuted: bool = False
-    unit_norms: bool = False
-    config: Callable[[GgufFields], dict[str, Any]] = lambda fields: {"rope_parameters": rope_parameters(fields)}
+    unit_norms: str = ""
+    in_turn: bool = False
+    config: Callable[[GgufFields], dict[str, Any]] = lambda fields: {}

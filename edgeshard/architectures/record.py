@@ -141,7 +141,7 @@ class BlockStyle:
     float32, those `rounded_last` by the weight in float32, others by the weight in the model's dtype. `softcap` caps
     scores: cap * tanh(scores / cap). What attention and the MLP add to the sum is multiplied by `residual_scale`.
     `routing` is for mixtures; with a `clamp` their experts have no `activation`. `values_normed` are a head's values
-    over their root mean square.
+    over their root mean square. If `tiled_heads`, value heads of the gated delta rule take the key heads in turn.
     """
 
     eps: float
@@ -155,6 +155,7 @@ class BlockStyle:
     routing: Routing | None = None
     clamp: Clamp | None = None
     values_normed: bool = False
+    tiled_heads: bool = False
 
 
 @dataclass(frozen=True, slots=True)

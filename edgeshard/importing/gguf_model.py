@@ -5,22 +5,22 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edgeshard.architectures.gguf import Gguf
+from edgeshard.architectures import read_config
 from edgeshard.domain.errors import FailedPreconditionError, UnsupportedModelError, extra_line
 from edgeshard.domain.models.dtypes import BLOCK_FORMATS, STORED_GROUP, IntegerFormat
 from edgeshard.importing.blocks import AT_ONCE, BYTES, Floats, TensorWriter, Width
-from edgeshard.importing.gguf_config import checkpoint_name, config_of, form_of
+from edgeshard.importing.gguf_config import Target, Targets, config_of, targets_of
 from edgeshard.importing.gguf_file import GgufFile, GgufTensor, read_gguf
 from edgeshard.importing.gguf_tokenizer import tokenizer_files
-from edgeshard.importing.imported import CONVERTING, Imported, Progress, size_notes
+from edgeshard.importing.imported import CONVERTING, Imported, Progress, mebibytes, size_notes
 from edgeshard.importing.stored_as import may_be_integers, with_stored
 from edgeshard.storage.checkpoint import Checkpoint, StoredFile, StoredTensor, draft_manifest
 
@@ -30,6 +30,7 @@ _INTEGERS |= {kind.upper(): kind for kind in BLOCK_FORMATS}
 _MATRICES_ONLY = frozenset({"Q1_0", "Q2_0"})
 """Types that the package gguf does not read."""
 _KEPT = _FLOATS | _INTEGERS.keys()
+Change = Callable[[Floats], Floats]
 
 
 def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress) -> Imported:
@@ -41,13 +42,13 @@ def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress) -> Im
     Raises as `read_gguf` and `config_of` do; FailedPreconditionError where the package that reads K-quants is missing.
     """
     file = read_gguf(path)
-    config, form = config_of(file), form_of(file)
-    named = {tensor: checkpoint_name(file, tensor) for tensor in file.tensors}
-    notes: list[str] = []
+    config = config_of(file)
+    targets = targets_of(file, config)
+    notes = [*left_out_notes(targets), *_companion_notes(path)]
     tokenizer = tokenizer_files(file, notes)
-    check_planned(file, config, width)
-    opener = _Opener(file, form, config, width)
-    total = opener.converted_bytes(named)
+    check_planned(file, config, targets, width)
+    opener = _Opener(config, width)
+    total = opener.converted_bytes(targets)
 
     def report(done: int) -> None:
         progress(CONVERTING, min(done, total), total)
@@ -55,8 +56,7 @@ def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress) -> Im
     with TensorWriter(scratch, total, report) as writer:
         # Closed when nothing looks into them any more: later, if an error leaves a tensor half read.
         maps = {part: _mapped(part) for part in {tensor.path for tensor in file.tensors.values()}}
-        found = ((file.tensors[tensor], name) for tensor, name in named.items() if name)
-        tensors = tuple(opener.stored(tensor, name, maps[tensor.path], writer) for tensor, name in found)
+        tensors = tuple(opener.stored(target, maps, writer) for target in targets.found)
     config = with_stored(config, tensors)
     files = []
     for name, content in tokenizer.items():
@@ -64,8 +64,8 @@ def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress) -> Im
         place.write_bytes(content)
         files.append(StoredFile(name, place, len(content)))
     checkpoint = Checkpoint(path.resolve().parent, json.dumps(config, sort_keys=True), tensors, tuple(files))
-    read_bytes = sum(file.tensors[tensor].size for tensor, name in named.items() if name)
-    return Imported(checkpoint, (*notes, *opener.notes(writer), *size_notes(read_bytes, tensors)))
+    read_bytes = sum(source.size for target in targets.found for source in target.sources)
+    return Imported(checkpoint, (*notes, *opener.notes(targets, writer), *size_notes(read_bytes, tensors)))
 
 
 def _mapped(path: Path) -> mmap.mmap:
@@ -73,93 +73,202 @@ def _mapped(path: Path) -> mmap.mmap:
         return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def check_planned(file: GgufFile, config: Mapping[str, Any], width: Width) -> None:
+def left_out_notes(targets: Targets) -> list[str]:
+    """A note for each kind of tensors that the file has and the model does not run with."""
+    further = [tensor.size for tensor in targets.left_out if tensor.name.startswith("blk.")]
+    others = [tensor.size for tensor in targets.left_out if not tensor.name.startswith("blk.")]
+    notes = []
+    if further:
+        size = mebibytes(sum(further))
+        notes.append(f"its blocks for predicting further tokens ({size}) are left out")
+    if others:
+        size = mebibytes(sum(others))
+        notes.append(f"only its text is run: its weights for pictures and sound ({size}) are left out")
+    return notes
+
+
+def _companion_notes(path: Path) -> list[str]:
+    """A note if a file for pictures lies next to the model's."""
+    names = (entry.name for entry in path.parent.iterdir() if entry.suffix.lower() == ".gguf")
+    found = sorted(name for name in names if name.lower().startswith("mmproj") and name != path.name)
+    return [f"only its text is run: {found[0]}, for pictures, is left out"] if found else []
+
+
+def check_planned(file: GgufFile, config: Mapping[str, Any], targets: Targets, width: Width) -> None:
     """Raise as `open_gguf` does for types that cannot be read, and as `check_manifest` does, before a conversion."""
-    for kind in {tensor.type for tensor in file.tensors.values()} - _KEPT:
+    for kind in {source.type for target in targets.found for source in target.sources} - _KEPT:
         _decoder(kind)
-    tensors = tuple(stored_types(file, config, width))
+    tensors = tuple(_planned(config, targets, width))
     stored = json.dumps(with_stored(config, tensors))
     draft_manifest("model", Checkpoint(file.path.parent, stored, tensors, ()))
 
 
 def stored_types(file: GgufFile, config: Mapping[str, Any], width: Width) -> list[StoredTensor]:
     """The tensors as they would be stored, by their types alone: nothing is read or written."""
-    found = []
-    for tensor in file.tensors.values():
-        name = checkpoint_name(file, tensor.name)
-        if name is not None:
-            chosen = _kept_format(config, name, tensor)
-            if tensor.type not in _KEPT and len(tensor.shape) == 2 and tensor.shape[1] % STORED_GROUP == 0:
+    return _planned(config, targets_of(file, config), width)
+
+
+def _planned(config: Mapping[str, Any], targets: Targets, width: Width) -> list[StoredTensor]:
+    opener, found = _Opener(config, width), []
+    for target in targets.found:
+        first = target.sources[0]
+        chosen = opener.kept_format(target)
+        if chosen is None and not opener.is_exact(target):
+            matrix = _matrix_of(target)
+            if len(matrix) == 2 and matrix[1] % STORED_GROUP == 0:
                 chosen = width.integers
-            found.append(StoredTensor(name, "F32", tensor.shape, tensor.path, tensor.offset, tensor.size, chosen))
+        shape = target.shape if chosen is None else _matrix_of(target)
+        size = sum(source.size for source in target.sources)
+        found.append(StoredTensor(target.name, "F32", shape, first.path, first.offset, size, chosen))
     return found
 
 
-def _kept_format(config: Mapping[str, Any], name: str, tensor: GgufTensor) -> IntegerFormat | None:
-    """The format of integers in which this tensor is kept; None for floats and for what nodes keep as floats."""
-    kind = _INTEGERS.get(tensor.type)
-    if kind is None or kind not in BLOCK_FORMATS:
-        return kind
-    return kind if may_be_integers(config, name, len(tensor.shape)) else None
+def _matrix_of(target: Target) -> tuple[int, ...]:
+    """The target's shape with the outputs of a matrix first."""
+    return target.shape[::-1] if target.transposed else target.shape
 
 
-@dataclass(slots=True)
 class _Opener:
-    file: GgufFile
-    form: Gguf
-    config: Mapping[str, Any]
-    width: Width
+    """The writer of a checkpoint's tensors from a file's. `config` is the model's."""
 
-    def stored(self, tensor: GgufTensor, name: str, data: mmap.mmap, writer: TensorWriter) -> StoredTensor:
-        """The tensor's place: in the file, or in the writer's where its bytes must change."""
-        order = self._order(name, tensor)
-        offset = self.form.unit_norms and "norm." in name
-        integers = _kept_format(self.config, name, tensor)
-        if (tensor.type in _FLOATS or integers is not None) and not offset:
-            dtype = tensor.type if integers is None else "F32"
-            if order is None:
-                return StoredTensor(name, dtype, tensor.shape, tensor.path, tensor.offset, tensor.size, integers)
-            return writer.raw(name, dtype, tensor.shape, _in_order(tensor, data, order), integers)
-        parts = _numbers(tensor, data, order)
-        if tensor.type in _KEPT and not offset:  # an exact format, of a tensor that is no matrix of integers
-            return writer.rounded(name, tensor.shape, parts, Width.FLOAT32)
-        if offset:
-            return writer.rounded(name, tensor.shape, (part - np.float32(1) for part in parts), Width.FLOAT32)
-        return writer.rounded(name, tensor.shape, parts, self.width)
+    def __init__(self, config: Mapping[str, Any], width: Width) -> None:
+        decoder = read_config(config)
+        assert decoder.architecture.gguf is not None
+        self._form = decoder.architecture.gguf
+        self._shape = decoder.shape
+        self._width = width
 
-    def converted_bytes(self, named: Mapping[str, str | None]) -> int:
+    def kept_format(self, target: Target) -> IntegerFormat | None:
+        """The format of integers in which this tensor is kept; None for floats and for what nodes keep as floats."""
+        kinds = {source.type for source in target.sources}
+        kind = _INTEGERS.get(min(kinds)) if len(kinds) == 1 else None
+        if kind is None or kind not in BLOCK_FORMATS:
+            return kind
+        return kind if may_be_integers(self._shape, target.name, len(target.shape)) else None
+
+    def is_exact(self, target: Target) -> bool:
+        """Whether all numbers of this tensor are kept: it has a format for them, or float32 holds them."""
+        kinds = {source.type for source in target.sources}
+        return kinds <= _KEPT and (len(kinds) == 1 or kinds <= _FLOATS)
+
+    def stored(self, target: Target, maps: Mapping[Path, mmap.mmap], writer: TensorWriter) -> StoredTensor:
+        """The tensor's place: in the file, or in the writer's if its bytes must change."""
+        order, change = self._order(target), self._change(target.name)
+        integers = self.kept_format(target)
+        kinds = {source.type for source in target.sources}
+        first = target.sources[0]
+        same_bytes = change is None and len(kinds) == 1
+        if integers is not None and same_bytes:
+            shape = _matrix_of(target)
+            if order is None and len(target.sources) == 1:
+                return StoredTensor(target.name, "F32", shape, first.path, first.offset, first.size, integers)
+            return writer.raw(target.name, "F32", shape, self._rows(target, maps, order), integers)
+        if kinds <= _FLOATS and same_bytes:
+            if order is None and len(target.sources) == 1 and not target.transposed:
+                return StoredTensor(target.name, first.type, target.shape, first.path, first.offset, first.size)
+            return writer.raw(target.name, first.type, target.shape, self._rows(target, maps, order))
+        numbers = self._numbers(target, maps, order)
+        if change is not None:
+            numbers = (change(part) for part in numbers)
+        exact = change is not None or self.is_exact(target)
+        width = Width.FLOAT32 if exact else self._width
+        if target.transposed and (width.integers is None or _matrix_of(target)[1] % STORED_GROUP):
+            numbers = iter([np.ascontiguousarray(np.concatenate(list(numbers)).T)])
+            return writer.rounded(target.name, target.shape, numbers, width)
+        return writer.rounded(target.name, _matrix_of(target), numbers, width)
+
+    def converted_bytes(self, targets: Targets) -> int:
         """The bytes that will be written anew, about."""
         size = 0
-        for tensor, name in named.items():
-            stored = self.file.tensors[tensor]
-            if name and (stored.type not in _KEPT or self._order(name, stored) is not None):
-                size += stored.size if stored.type in _KEPT else round(math.prod(stored.shape) * BYTES[self.width])
+        for target in targets.found:
+            exact = self.is_exact(target)
+            if not exact or len(target.sources) > 1 or self._order(target) is not None:
+                stored = sum(source.size for source in target.sources)
+                size += stored if exact else round(math.prod(target.shape) * BYTES[self._width])
         return size
 
-    def _order(self, name: str, tensor: GgufTensor) -> np.ndarray[Any, Any] | None:
-        """The rows of the file in the checkpoint's order, [rows]; None where they are in order."""
-        if not self.form.permuted:
-            return None
-        keys = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
-        key = keys.get(name.split(".")[-2])
-        heads = None if key is None else self.config[key]
-        if heads is None or tensor.shape[0] % (2 * heads):
-            return None
-        return np.arange(tensor.shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
-
-    def notes(self, writer: TensorWriter) -> list[str]:
-        rounded = Counter(t.type for t in self.file.tensors.values() if t.type not in _KEPT)
+    def notes(self, targets: Targets, writer: TensorWriter) -> list[str]:
+        rounded = Counter(
+            source.type for target in targets.found if not self.is_exact(target) for source in target.sources
+        )
         if not rounded or not writer.loss.elements:
             return []
-        return [f"{', '.join(rounded)} became {self.width}: {writer.loss}"]
+        return [f"{', '.join(rounded)} became {self._width}: {writer.loss}"]
+
+    def _change(self, name: str) -> Change | None:
+        """The function from the file's numbers to the checkpoint's; None if they are the same."""
+        if name.endswith(".A_log"):
+            return _log_of_decay
+        if self._form.unit_norms and re.search(self._form.unit_norms, name):
+            return _without_unit
+        return None
+
+    def _order(self, target: Target) -> np.ndarray[Any, Any] | None:
+        """The rows of the file in the checkpoint's order, [rows]; None if they are in order."""
+        if not self._form.permuted:
+            return None
+        own = {"q_proj": self._shape.attention_heads, "k_proj": self._shape.kv_heads}
+        parts = target.name.split(".")
+        heads = own.get(parts[-2]) if len(parts) > 1 else None
+        rows = target.shape[0]
+        if heads is None or rows % (2 * heads):
+            return None
+        return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+
+    def _rows(
+        self, target: Target, maps: Mapping[Path, mmap.mmap], order: np.ndarray[Any, Any] | None
+    ) -> Iterator[bytes]:
+        """The bytes of a tensor whose sources have one type, in the checkpoint's order."""
+        first = target.sources[0]
+        if target.transposed and first.type in _FLOATS:
+            dtype = "<f4" if first.type == "F32" else "<u2"
+            parts = [np.frombuffer(maps[s.path], np.uint8, s.size, s.offset) for s in target.sources]
+            matrices = [
+                part.view(dtype).reshape(source.shape) for part, source in zip(parts, target.sources, strict=True)
+            ]
+            yield self._combined(matrices).T.tobytes()
+            return
+        rows = [_byte_rows(source, maps[source.path]) for source in target.sources]
+        if len(rows) > 1 and self._form.in_turn:
+            yield self._combined(rows).tobytes()
+            return
+        for part in rows:
+            step = max(1, AT_ONCE // part.shape[1])
+            for start in range(0, len(part), step):
+                end = start + step
+                yield part[start:end].tobytes() if order is None else part[order[start:end]].tobytes()
+
+    def _numbers(
+        self, target: Target, maps: Mapping[Path, mmap.mmap], order: np.ndarray[Any, Any] | None
+    ) -> Iterator[Floats]:
+        """The tensor as float32, some rows at a time, the outputs of a matrix first."""
+        if len(target.sources) > 1 and self._form.in_turn:
+            parts = [np.concatenate(list(_numbers(source, maps[source.path], None))) for source in target.sources]
+            yield self._combined(parts)
+            return
+        for source in target.sources:
+            yield from _numbers(source, maps[source.path], order)
+
+    def _combined(self, parts: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+        """The parts of a tensor, [rows, ...] each, as one: rows in turn or one part after the other."""
+        if not self._form.in_turn:
+            return np.concatenate(parts)
+        stacked = np.stack(parts, 1)
+        return stacked.reshape(-1, *parts[0].shape[1:])
 
 
-def _in_order(tensor: GgufTensor, data: mmap.mmap, order: np.ndarray[Any, Any]) -> Iterator[bytes]:
-    """The tensor's rows in another order, in whatever type."""
-    rows = np.frombuffer(data, np.uint8, tensor.size, tensor.offset).reshape(tensor.shape[0], -1)
-    step = max(1, AT_ONCE // rows.shape[1])
-    for first in range(0, len(order), step):
-        yield rows[order[first : first + step]].tobytes()
+def _without_unit(numbers: Floats) -> Floats:
+    return numbers - np.float32(1)
+
+
+def _log_of_decay(numbers: Floats) -> Floats:
+    """A_log of A = -exp(A_log)."""
+    return np.log(-numbers)
+
+
+def _byte_rows(tensor: GgufTensor, data: mmap.mmap) -> np.ndarray[Any, Any]:
+    """The bytes of a tensor, [rows, bytes of a row]; a vector has a row for each element."""
+    return np.frombuffer(data, np.uint8, tensor.size, tensor.offset).reshape(tensor.shape[0], -1)
 
 
 def _numbers(tensor: GgufTensor, data: mmap.mmap, order: np.ndarray[Any, Any] | None) -> Iterator[Floats]:

@@ -7,11 +7,13 @@ SentencePiece, whose merges follow from the scores of its pieces.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.importing.bpe import WORDS, added_token, bpe_document, byte_level_document
+from edgeshard.importing.bpe import WORDS, WordSplit, added_token, bpe_document, byte_level_document
 from edgeshard.importing.gguf_file import GgufFile
 from edgeshard.storage.forms import GENERATION, TOKENIZER, TOKENIZER_SETTINGS, check_small_file, malformed
 
@@ -20,22 +22,72 @@ _SPACE = "▁"
 _TEMPLATE = "tokenizer.chat_template"
 _MERGES_LIMIT = 1 << 30
 """The most of the squares of pieces' lengths together, which their merges take as time; real ones have a thousandth."""
-_TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
-    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_LETTERS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+
+
+def _cased_words(digits: str, suffix: str = "") -> str:
+    """Words of capitals followed by small letters, then `suffix`; `digits` is how many digits stay together."""
+    upper, lower = _LETTERS
+    start = r"[^\r\n\p{L}\p{N}]?"
+    rest = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    return rf"{start}{upper}*{lower}+{suffix}|{start}{upper}+{lower}*{suffix}|\p{{N}}{digits}|{rest}"
+
+
+_MARKED_WORDS = (
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# How text is split before merges, by the file's `tokenizer.ggml.pre`; "" is what gpt2 does.
+_PUNCTUATED_WORDS = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SPACED_SYLLABLES = (
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_CODE_WORDS = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+_NOT_CASED = (
+    "\u0560-\u0588\u10c7-\u10ff\u1c80-\u1c88\u2d00-\u2d2d\ua790-\ua7fa\uab30-\uab68"
+    "\U00010570-\U000105bc\U00016e40-\U00016e7f\U0001d400-\U0001df1e"
+)
+"""Cased letters that an older version of Unicode does not count as such."""
+_CASED = rf"\s?(?:(?![{_NOT_CASED}])[\p{{Lu}}\p{{Ll}}\p{{Lt}}])+"
+_HAN, _HAN_AND_KANA = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+_FULL_WIDTH = r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
+
+
+_GPT2 = WordSplit()
+_DIGITS = WordSplit(digits_first=True)
+_CL100K = WordSplit((WORDS % "{1,3}",))
+_LLAMA3 = replace(_CL100K, whole=True, begins=True)
+_ONE_DIGIT = WordSplit((WORDS % "",))
+_COMPOSED = replace(_ONE_DIGIT, composed=True)
+_O200K = WordSplit((_cased_words("{1,3}", f"{_CONTRACTIONS}?"),))
+_DEEPSEEK3 = WordSplit((r"\p{N}{1,3}", _HAN_AND_KANA, _PUNCTUATED_WORDS))
 _SPLITS = {
-    "llama-bpe": WORDS % "{1,3}",
-    "llama3": WORDS % "{1,3}",
-    "llama-v3": WORDS % "{1,3}",
-    "qwen2": WORDS % "",
-    "deepseek-r1-qwen": WORDS % "",
-    "tekken": _TEKKEN,
-    "gpt-2": "",
-    "smollm": "",
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion", "granite-docling", "exaone4"), _GPT2),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b", "mellum2"), _DIGITS),
+    "command-r": replace(_DIGITS, composed=True),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), _CL100K),
+    **dict.fromkeys(("glm4", "glm5"), replace(_CL100K, whole=True)),
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), _LLAMA3
+    ),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez"), _COMPOSED),
+    **dict.fromkeys(("stablelm2", "hunyuan", "solar-open", "grok-2"), _ONE_DIGIT),
+    "qwen35": WordSplit((_MARKED_WORDS,), composed=True),
+    "tekken": WordSplit((_cased_words(""),), whole=True),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _O200K),
+    "seed-coder": WordSplit((_CODE_WORDS,)),
+    "exaone-moe": WordSplit((_SPACED_SYLLABLES,)),
+    "deepseek-llm": WordSplit((r"[\r\n]", _CASED, _FULL_WIDTH, r"\s+$", _HAN), digits_last=True),
+    "deepseek-coder": WordSplit((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN), digits_last=True),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), _DEEPSEEK3),
 }
+"""By the file's `tokenizer.ggml.pre`."""
+_IN_ANSWERS = re.compile(r"</?[\w:]*(?:tool|arg|func|param|think)[\w:]*>")
+"""Tokens that answers write calls and reasoning with: files may mark them as control tokens, models' own do not."""
 _ENDS = frozenset(
     {
         *("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|eot|>", "<|eom|>", "<|im_end|>"),
@@ -45,8 +97,6 @@ _ENDS = frozenset(
     }
 )
 """The tokens that end an answer in the chat templates of published models."""
-_WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
-_COMPOSED = frozenset({"qwen2", "deepseek-r1-qwen"})
 
 
 def tokenizer_files(file: GgufFile, notes: list[str]) -> dict[str, bytes]:
@@ -77,6 +127,8 @@ def _tokenizer(file: GgufFile, notes: list[str]) -> dict[str, Any] | None:
     kind, split = file.metadata.get("tokenizer.ggml.model"), file.metadata.get("tokenizer.ggml.pre")
     if kind == "llama":
         return _sentencepiece(file)
+    if kind == "gemma4":
+        return _sentencepiece(file, _merges(file))
     if kind == "gpt2" and isinstance(split, str) and split in _SPLITS:
         return _byte_level(file, split)
     what = "no tokenizer" if kind is None else f"a tokenizer ({str(kind)[:20]}, {str(split)[:20]}) that is not known"
@@ -86,31 +138,40 @@ def _tokenizer(file: GgufFile, notes: list[str]) -> dict[str, Any] | None:
 
 def _byte_level(file: GgufFile, split: str) -> dict[str, Any]:
     tokens, types = _tokens(file)
+    kind = _SPLITS[split]
+    return byte_level_document(
+        _vocab(tokens),
+        _added(tokens, types),
+        _merges(file),
+        kind,
+        post=_post(file, tokens, default=kind.begins),
+    )
+
+
+def _merges(file: GgufFile) -> list[list[str]]:
     merges = []
     for merge in _list(file, "merges", str):
         halves = merge.split(" ")
         if len(halves) != 2:
             raise _malformed(file, "merges")
         merges.append(halves)
-    return byte_level_document(
-        _vocab(tokens),
-        _added(tokens, types),
-        merges,
-        _SPLITS[split],
-        composed=split in _COMPOSED,
-        whole_words_first=split in _WHOLE_WORDS_FIRST,
-        digits_apart=split == "smollm",
-        post=_post(file, tokens, default=split in ("llama-bpe", "llama3", "llama-v3")),
-    )
+    return merges
 
 
-def _sentencepiece(file: GgufFile) -> dict[str, Any]:
-    tokens, types = _tokens(file)
+def _merges_of_scores(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> list[list[str]]:
     scores = _list(file, "scores", float)
     if len(scores) != len(tokens):
         raise _malformed(file, "scores")
     if sum(len(token) ** 2 for token in tokens) > _MERGES_LIMIT:
         raise _malformed(file, "tokens")
+    return merges_by_score(tokens, types, scores)
+
+
+def _sentencepiece(file: GgufFile, merges: list[list[str]] | None = None) -> dict[str, Any]:
+    """The tokenizer of SentencePiece's BPE; without `merges` they follow from the scores."""
+    tokens, types = _tokens(file)
+    if merges is None:
+        merges = _merges_of_scores(file, tokens, types)
     prefixed = file.metadata.get("tokenizer.ggml.add_space_prefix", True) is True
     prefix = [{"type": "Prepend", "prepend": _SPACE}] if prefixed else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefixed else []
@@ -125,7 +186,7 @@ def _sentencepiece(file: GgufFile) -> dict[str, Any]:
         post_processor=_post(file, tokens, default=True),
         decoder={"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
         model={
-            "merges": merges_by_score(tokens, types, scores),
+            "merges": merges,
             "unk_token": _text_of(tokens, unknown),
             "fuse_unk": True,
             "byte_fallback": True,
@@ -160,7 +221,7 @@ def _tokens(file: GgufFile) -> tuple[list[str], list[int]]:
 
 def _added(tokens: Sequence[str], types: Sequence[int]) -> list[dict[str, Any]]:
     return [
-        added_token(index, token, kind != _USER_DEFINED)
+        added_token(index, token, kind != _USER_DEFINED and _IN_ANSWERS.fullmatch(token) is None)
         for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
         if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
     ]

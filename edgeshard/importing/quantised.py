@@ -241,7 +241,7 @@ class Converter:
         if matrix.values is None or scales is None:
             numbers = matrix.scales if matrix.values is None else dequantised(matrix.values, matrix.scales)
             _check_finite(name, numbers)
-            fits = self.width.integers is None or may_be_integers(self.config, name, 2)
+            fits = self.width.integers is None or may_be_integers(parse_config(self.config), name, 2)
             width = self.width if fits else Width.BFLOAT16
             return self.writer.rounded(name, numbers.shape, iter([numbers]), width)
         if not np.array_equal(scales, matrix.scales):

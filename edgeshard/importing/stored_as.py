@@ -20,9 +20,8 @@ from edgeshard.domain.models.dtypes import BLOCK_FORMATS, WHOLE_HEAD, Quantisati
 from edgeshard.storage.checkpoint import StoredTensor
 
 
-def may_be_integers(config: Mapping[str, Any], tensor: str, dimensions: int) -> bool:
+def may_be_integers(shape: ModelShape, tensor: str, dimensions: int) -> bool:
     """Whether a tensor of this name may be small integers: a matrix of a block, the embedding or the head."""
-    shape = parse_config(config)
     name = canonical_name(shape.architecture, tensor)
     record = architecture_named(shape.architecture)
     if not record.quantises or dimensions != 2:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgeshard.domain.errors import UnsupportedModelError
-from edgeshard.importing.bpe import WORDS, added_token, byte_level_document
+from edgeshard.importing.bpe import WORDS, WordSplit, added_token, byte_level_document
 from edgeshard.storage.forms import TOKENIZER, TOKENIZER_SETTINGS, check_small_file, malformed
 
 RANKS_LIMIT_BYTES = 8 << 20
@@ -115,9 +115,7 @@ def tokenizer_of(ranks: str, data: bytes, settings: Mapping[str, Any]) -> bytes:
         vocab,
         [added_token(index, text, is_special) for index, (text, is_special) in sorted(added.items())],
         _merges(ranks, tokens),
-        kind.pattern,
-        composed=kind.composed,
-        whole_words_first=True,
+        WordSplit((kind.pattern,), composed=kind.composed, whole=True),
     )
     encoded = json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass")
     check_small_file(TOKENIZER, encoded)

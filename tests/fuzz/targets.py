@@ -52,7 +52,7 @@ from edgeshard.domain.requests.step import (
     Tensor,
 )
 from edgeshard.identity.authority import key_digest, new_key, request_for
-from edgeshard.importing.gguf_config import checkpoint_name, config_of
+from edgeshard.importing.gguf_config import config_of, targets_of
 from edgeshard.importing.gguf_file import TYPES as GGUF_TYPES
 from edgeshard.importing.gguf_file import read_gguf
 from edgeshard.importing.gguf_tokenizer import tokenizer_files
@@ -269,9 +269,7 @@ def _gguf(data: bytes) -> None:
     path = _scratch("model.gguf")
     path.write_bytes(data)
     file = read_gguf(path)
-    config_of(file)
-    for name in file.tensors:
-        checkpoint_name(file, name)
+    targets_of(file, config_of(file))
     tokenizer_files(file, [])
     for tensor in file.tensors.values():
         if tensor.offset + tensor.size > len(data):

@@ -14,7 +14,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from bench.quantisation import VALIDATION
 from edgeshard.domain.errors import InvalidArgumentError, UnsupportedModelError
 from edgeshard.importing.blocks import Width
-from edgeshard.importing.gguf_config import form_of
+from edgeshard.importing.gguf_config import record_of
 from edgeshard.importing.gguf_file import GgufFile
 from edgeshard.importing.gguf_model import open_gguf
 from edgeshard.importing.gguf_tokenizer import tokenizer_files
@@ -50,9 +50,21 @@ def trained(pattern: str, composed: bool) -> Tokenizer:
     return made
 
 
-@pytest.mark.parametrize(("kind", "pattern"), [("qwen2", PRETOKENIZE_REGEX), ("llama-bpe", _LLAMA3)])
+_QWEN35 = PRETOKENIZE_REGEX.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"\s\p{L}", r"\s\p{L}\p{M}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "pattern"),
+    [
+        ("qwen2", PRETOKENIZE_REGEX),
+        ("llama-bpe", _LLAMA3),
+        ("qwen35", _QWEN35),
+        ("falcon3", _LLAMA3),
+        ("dbrx", _LLAMA3),
+    ],
+)
 def test_byte_level_bpe_gives_the_same_tokens(kind: str, pattern: str) -> None:
-    original = trained(pattern, composed=kind == "qwen2")
+    original = trained(pattern, composed=kind in ("qwen2", "qwen35"))
     model = json.loads(original.to_str())["model"]
     size = original.get_vocab_size()
     metadata: dict[str, Any] = {
@@ -112,6 +124,43 @@ def test_sentencepiece_gives_the_tokens_of_its_definition(tmp_path: Path) -> Non
     assert found.decode(found.encode(text).ids) == text
 
 
+MIXED = "I'LL take 1234 of ΔΣ, don't\n\nx"
+
+
+@pytest.mark.parametrize(
+    ("kind", "pieces"),
+    [
+        ("gpt-2", ["I", "'", "LL", " take", " 1234", " of", " ΔΣ", ",", " don", "'t", "\n", "\n", "x"]),
+        ("command-r", ["I", "'", "LL", " take", " ", *"1234", " of", " ΔΣ", ",", " don", "'t", "\n", "\n", "x"]),
+        ("glm4", ["I", "'LL", " take", " ", "123", "4", " of", " ΔΣ", ",", " don", "'t", "\n\n", "x"]),
+        ("gpt-4o", ["I'LL", " take", " ", "123", "4", " of", " ΔΣ", ",", " don't", "\n\n", "x"]),
+        ("tekken", ["I", "'LL", " take", " ", *"1234", " of", " ΔΣ", ",", " don", "'t", "\n\n", "x"]),
+        ("seed-coder", ["I", "'LL", " take", " ", *"1234", " of", " ΔΣ", ",", " don", "'t", "\n\n", "x"]),
+        ("deepseek-llm", ["I", "'", "LL", " take", " ", *"1234", " of", " ΔΣ", ",", " don", "'", "t", "\n", "\n", "x"]),
+        (
+            "deepseek-coder",
+            ["I", "'", "LL", " take", " ", *"1234", " of", " ΔΣ", ",", " don", "'", "t", "\n", "\n", "x"],
+        ),
+        ("deepseek-v3", ["I", "'LL", " take", " ", "123", "4", " of", " ΔΣ", ",", " don", "'t", "\n\n", "x"]),
+        ("exaone-moe", ["I", "'LL", " take", " ", *"1234", " of ΔΣ", ",", " don", "'t", "\n\n", "x"]),
+    ],
+)
+def test_each_kind_splits_text_by_its_rule(kind: str, pieces: list[str]) -> None:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": kind,
+        "tokenizer.ggml.tokens": letters,
+        "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    files = tokenizer_files(GgufFile(Path("x.gguf"), metadata, {}), [])
+    found = Tokenizer.from_str(files["tokenizer.json"].decode())
+    assert found.pre_tokenizer is not None
+    places = [place for _, place in found.pre_tokenizer.pre_tokenize_str(MIXED)]
+    assert [MIXED[begin:end] for begin, end in places] == pieces
+
+
 def test_a_tokenizer_of_another_kind_is_left_out_and_said() -> None:
     metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "nobody-knows", "tokenizer.ggml.tokens": ["a"]}
     notes: list[str] = []
@@ -131,7 +180,7 @@ def test_names_that_are_no_text_are_refused() -> None:
                                      "tokenizer.ggml.pre": ["gpt-2"], "tokenizer.ggml.tokens": ["a"]}, {})  # fmt: skip
     assert tokenizer_files(file, []) == {}
     with pytest.raises(UnsupportedModelError, match="cannot be read from a GGUF file"):
-        form_of(file)
+        record_of(file)
 
 
 ENDING = ["<s>", "</s>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "a", "<|im_start|>"]

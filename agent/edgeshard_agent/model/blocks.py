@@ -292,7 +292,8 @@ class Block(nn.Module):
         self.gate_row = 0
         """The first row of `qkv` that is of gates; 0 without gates."""
         if "linear_attn.A_log" in shapes:
-            self.linear_attn = DeltaMixer(shapes, hidden, options.style.eps, options.states, options.forms)
+            style = options.style
+            self.linear_attn = DeltaMixer(shapes, hidden, style.eps, options.states, options.forms, style.tiled_heads)
         else:
             self._make_attention(shapes)
         self.mlp = _mlp(shapes, options)

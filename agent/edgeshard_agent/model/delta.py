@@ -27,6 +27,9 @@ class DeltaMixer(nn.Module):
 
     Its inputs are q | k | v | z in one product, whatever their order in the checkpoint: all heads' queries, then all
     keys, values, and gates of the output. What opens and decays the state is in another, whose matrix stays whole.
+
+    Each key head serves several value heads, which follow one another. If `tiled`, value head v has key head
+    v % `key_heads` instead. The columns of the output's matrix cannot change places, so queries and keys are repeated.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class DeltaMixer(nn.Module):
         eps: float,
         states: Sequence[StateSize],
         forms: Forms,
+        tiled: bool = False,
     ) -> None:
         super().__init__()
         self.value_heads, self.key_dim, self.value_dim = states[1].shape
@@ -53,6 +57,7 @@ class DeltaMixer(nn.Module):
         self.A_log = nn.Parameter(torch.empty(self.value_heads, device="meta"), requires_grad=False)
         self.dt_bias = nn.Parameter(torch.empty(self.value_heads, device="meta"), requires_grad=False)
         self._eps = eps
+        self._repeats = self.value_heads // self.key_heads if tiled else 1
 
     def forward(self, hidden: torch.Tensor, states: tuple[torch.Tensor, ...], spans: SpanStates) -> torch.Tensor:
         """[T, width] from [T, width]; `states` of the layer are brought up to date."""
@@ -63,9 +68,14 @@ class DeltaMixer(nn.Module):
         mixed = short_convolution(channels, self.conv1d.weight.squeeze(1), tails, spans)
         opening, decaying = raw.chunk(2, dim=1)
         log_decay, beta = delta_gates(opening, decaying, self.A_log, self.dt_bias)
+        query = mixed[:, :keys].view(rows, self.key_heads, self.key_dim)
+        key = mixed[:, keys : 2 * keys].view(rows, self.key_heads, self.key_dim)
+        if self._repeats > 1:
+            query = query.repeat(1, self._repeats, 1)
+            key = key.repeat(1, self._repeats, 1)
         found = gated_delta_rule(
-            mixed[:, :keys].view(rows, self.key_heads, self.key_dim),
-            mixed[:, keys : 2 * keys].view(rows, self.key_heads, self.key_dim),
+            query,
+            key,
             mixed[:, 2 * keys :].view(rows, self.value_heads, self.value_dim),
             log_decay,
             beta,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.parts import LLAMA_NORMS, attention, even_split, linear, norms
 from edgeshard.architectures.record import ACTIVATIONS, Architecture, Library, Plugged, Shapes
 from edgeshard.architectures.shape import ModelShape
@@ -39,4 +40,5 @@ ARCHITECTURE = Architecture(
     block=_block,
     library=Library("arcee", "Arcee"),
     runs=Plugged(),
+    gguf=Gguf(permuted=True),
 )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from edgeshard.architectures import mamba
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf, GgufFields
 from edgeshard.architectures.mamba import Mamba, MambaKeys
 from edgeshard.architectures.parts import attention, fixed_values, gated_mlp, norms
 from edgeshard.architectures.record import Architecture, Library, Plugged, Shapes
@@ -44,6 +47,19 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
     fields.layer_list("attn_layer_indices", layer_count)
 
 
+def _is_gguf(fields: GgufFields) -> bool:
+    """Whether a GGUF file is of this family: llama.cpp writes granitemoehybrid, which has multipliers, as this one."""
+    return fields.get("embedding_scale") is None
+
+
+def _gguf(fields: GgufFields) -> dict[str, Any]:
+    attends = fields.layers_with("attn_q.weight")
+    return {
+        "attn_layer_indices": [layer for layer, attending in enumerate(attends) if attending],
+        "mamba_expand": fields.size("ssm.inner_size") // fields.size("embedding_length"),
+    }
+
+
 ARCHITECTURE = Architecture(
     name="bamba",
     current=mamba.plain,
@@ -69,4 +85,5 @@ ARCHITECTURE = Architecture(
     states=_states,
     library=Library("bamba", "Bamba"),
     runs=Plugged(float32=mamba.FLOAT32, mixers={"mamba": mamba.MIXER}),
+    gguf=Gguf(("granitehybrid",), _is_gguf, permuted=True, config=_gguf),
 )

@@ -4,6 +4,7 @@ positions."""
 from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf, sliding
 from edgeshard.architectures.parts import attention, even_split, fixed_values, gated_mlp, norms
 from edgeshard.architectures.record import Architecture, Ends, Library, Plugged, Shapes
 from edgeshard.architectures.shape import ModelShape
@@ -65,4 +66,5 @@ ARCHITECTURE = Architecture(
     library=Library("cohere2", "Cohere2", norm="Cohere2LayerNorm"),
     runs=Plugged(),
     ends=lambda fields, shape: Ends(fields.number("layer_norm_eps"), logit_divisor=1 / fields.number("logit_scale")),
+    gguf=Gguf(config=sliding),
 )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from edgeshard.architectures.families.glm4_moe import ARCHITECTURE as GLM4_MOE
 from edgeshard.architectures.families.glm4_moe import dense_or_mixture
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf, GgufFields, sliding
 from edgeshard.architectures.parts import LLAMA_NORMS, attention, head_norms, norms
 from edgeshard.architectures.record import Architecture, Library, Shapes
 from edgeshard.architectures.shape import ModelShape
@@ -19,6 +22,11 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
         | head_norms(shape)
         | dense_or_mixture(fields, shape, layer)
     )
+
+
+def _gguf(fields: GgufFields) -> dict[str, Any]:
+    dense = fields.layers_with("ffn_gate_inp.weight").count(False)
+    return sliding(fields) | {"first_k_dense_replace": dense}
 
 
 ARCHITECTURE = Architecture(
@@ -45,4 +53,5 @@ ARCHITECTURE = Architecture(
     block=_block,
     library=Library("dots1", "Dots1"),
     runs=GLM4_MOE.runs,
+    gguf=Gguf(config=_gguf),
 )

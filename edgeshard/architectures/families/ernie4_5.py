@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.parts import llama_block, never_null
 from edgeshard.architectures.record import Architecture, Library, Plugged
 
@@ -22,4 +23,5 @@ ARCHITECTURE = Architecture(
     block=llama_block(bias="use_bias", mlp_bias="use_bias"),
     library=Library("ernie4_5", "Ernie4_5"),
     runs=Plugged(),
+    gguf=Gguf(),
 )

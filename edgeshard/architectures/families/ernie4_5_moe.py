@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf, GgufFields
 from edgeshard.architectures.parts import (
     LLAMA_NORMS,
     attention,
@@ -62,6 +63,15 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
     _mixture_layers(fields, layer_count)
 
 
+def _gguf(fields: GgufFields) -> dict[str, Any]:
+    """The layers with experts: the first of them, their distance and the last."""
+    mixtures = [layer for layer, mixture in enumerate(fields.layers_with("ffn_gate_inp.weight")) if mixture]
+    first = mixtures[0] if mixtures else 0
+    interval = mixtures[1] - first if len(mixtures) > 1 else 1
+    end = mixtures[-1] if mixtures else 0
+    return {"moe_layer_start_index": first, "moe_layer_interval": interval, "moe_layer_end_index": end}
+
+
 ARCHITECTURE = Architecture(
     name="ernie4_5_moe",
     current=_current,
@@ -95,4 +105,5 @@ ARCHITECTURE = Architecture(
         float32=r"mlp\.gate\.(weight$|moe_statics\.)",
     ),
     whole=r"gate\.weight$|e_score_correction_bias$",
+    gguf=Gguf(("ernie4_5-moe",), config=_gguf),
 )

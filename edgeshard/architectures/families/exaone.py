@@ -8,6 +8,7 @@ from typing import Any
 
 from edgeshard.architectures.families.llama import ARCHITECTURE as LLAMA
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf
 
 _NAMES = {
     "activation_function": "hidden_act",
@@ -60,6 +61,6 @@ ARCHITECTURE = replace(
         (r"\.mlp\.c_fc_1\.", ".mlp.up_proj."),
         (r"\.mlp\.c_proj\.", ".mlp.down_proj."),
     ),
-    gguf=None,
+    gguf=Gguf(),
     models={},
 )

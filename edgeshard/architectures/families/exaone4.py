@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgeshard.architectures.fields import ConfigFields, shown
+from edgeshard.architectures.gguf import Gguf, sliding
 from edgeshard.architectures.parts import BEHIND_NORMS, head_norms, llama_block, llama_style
 from edgeshard.architectures.record import Architecture, BlockStyle, Fused, Library
 from edgeshard.architectures.shape import ModelShape
@@ -45,4 +46,5 @@ ARCHITECTURE = Architecture(
     block=llama_block(norm_names=BEHIND_NORMS, attention_norms=head_norms),
     library=Library("exaone4", "Exaone4"),
     runs=Fused(_style),
+    gguf=Gguf(config=sliding),
 )

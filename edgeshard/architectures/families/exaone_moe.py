@@ -3,8 +3,11 @@ few dense blocks, beside an MLP that every token uses."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from edgeshard.architectures.families.exaone4 import ARCHITECTURE as EXAONE4
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf, GgufFields, sliding
 from edgeshard.architectures.parts import (
     LLAMA_NORMS,
     attention,
@@ -55,6 +58,11 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
         raise fields.refuse("is_moe_layer", f"differs from {_KINDS} or first_k_dense_replace; make them agree")
 
 
+def _gguf(fields: GgufFields) -> dict[str, Any]:
+    mixtures = fields.layers_with("ffn_gate_inp.weight")
+    return sliding(fields) | {_KINDS: ["sparse" if mixture else "dense" for mixture in mixtures]}
+
+
 ARCHITECTURE = Architecture(
     name="exaone_moe",
     defaults={
@@ -86,4 +94,5 @@ ARCHITECTURE = Architecture(
         experts="mlp.experts",
         float32=r"e_score_correction_bias$",
     ),
+    gguf=Gguf(("exaone-moe",), config=_gguf),
 )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from edgeshard.architectures import mamba
 from edgeshard.architectures.fields import ConfigFields, shown
+from edgeshard.architectures.gguf import Gguf, GgufFields, ssm_head
 from edgeshard.architectures.mamba import Mamba, MambaKeys
 from edgeshard.architectures.parts import attention, fixed_values, gated_mlp, never_null, norms
 from edgeshard.architectures.record import Architecture, Ends, Library, Plugged, Shapes
@@ -54,6 +57,13 @@ def _ends(fields: ConfigFields, shape: ModelShape) -> Ends:
     )
 
 
+def _gguf(fields: GgufFields) -> dict[str, Any]:
+    """The keys of config.json: llama.cpp's converter multiplies the weights by all multipliers."""
+    ones = dict.fromkeys(_MULTIPLIERS, 1.0)
+    lists = {"mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5}
+    return ones | lists | {"mamba_d_head": ssm_head(fields), "mamba_rms_norm": fields.has("ssm_norm.weight")}
+
+
 ARCHITECTURE = Architecture(
     name="falcon_h1",
     current=mamba.plain,
@@ -83,4 +93,5 @@ ARCHITECTURE = Architecture(
     library=Library("falcon_h1", "FalconH1"),
     runs=Plugged(float32=mamba.FLOAT32, mixers={"mamba": mamba.MIXER}),
     ends=_ends,
+    gguf=Gguf(("falcon-h1",), config=_gguf),
 )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.parts import gemma_ends, llama_block, llama_style
 from edgeshard.architectures.record import Architecture, BlockStyle, Fused, Library
 from edgeshard.architectures.shape import ModelShape
@@ -43,4 +44,5 @@ ARCHITECTURE = Architecture(
     library=Library("gemma", "Gemma"),
     runs=Fused(_style),
     ends=gemma_ends(unit_offset=True),
+    gguf=Gguf(unit_norms=r"norm\.weight$"),
 )

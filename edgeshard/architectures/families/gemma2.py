@@ -4,8 +4,10 @@ scaled embedding."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf, GgufFields, sliding
 from edgeshard.architectures.parts import SANDWICH_NORMS, even_split, gemma_ends, llama_block, scalar_style
 from edgeshard.architectures.record import Architecture, BlockStyle, Fused, Library
 from edgeshard.architectures.shape import ModelShape
@@ -22,6 +24,16 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
     # transformers asks for it even where head_dim is given.
     hidden, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     even_split(fields, "hidden_size", hidden, "num_attention_heads", heads)
+
+
+_LAYERS_OF_27B = 46
+
+
+def _gguf(fields: GgufFields) -> dict[str, Any]:
+    """The windows, and the scale of queries. No file has that: llama.cpp knows the one model with one of its own."""
+    head_dim = fields.size("attention.key_length", 256)
+    shared = fields.size("embedding_length") // fields.size("attention.head_count")
+    return {"query_pre_attn_scalar": shared if fields.layers == _LAYERS_OF_27B else head_dim, **sliding(fields)}
 
 
 ARCHITECTURE = Architecture(
@@ -50,4 +62,5 @@ ARCHITECTURE = Architecture(
     library=Library("gemma2", "Gemma2"),
     runs=Fused(_style),
     ends=gemma_ends(unit_offset=True),
+    gguf=Gguf(unit_norms=r"norm\.weight$", config=_gguf),
 )

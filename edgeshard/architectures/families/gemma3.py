@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields
-from edgeshard.architectures.gguf import FOUR_NORMS, Gguf, GgufFields, rope_parameters
+from edgeshard.architectures.gguf import Gguf, GgufFields, rope_parameters
 from edgeshard.architectures.parts import SANDWICH_NORMS, gemma_ends, head_norms, llama_block, scalar_style
 from edgeshard.architectures.record import Architecture, BlockStyle, Fused, Library
 from edgeshard.architectures.rope import Rope
@@ -27,14 +27,15 @@ _LAYERS_OF_27B = 62
 def _gguf(fields: GgufFields) -> dict[str, Any]:
     """The keys of config.json for a GGUF file.
 
-    No GGUF file has the scale of queries: llama.cpp knows the one model where it is not the heads' width.
+    No GGUF file has the scale of queries: llama.cpp knows the one model that has another than the heads' width.
     """
     layers, hidden, heads = (fields.size(key) for key in ("block_count", "embedding_length", "attention.head_count"))
     head_dim = fields.size("attention.key_length", 256)
+    cap = fields.get("final_logit_softcapping")
     sliding = {"rope_type": "default", "rope_theta": fields.number("rope.freq_base_swa", 10_000.0)}
     return {
-        "model_type": "gemma3_text",
         "head_dim": head_dim,
+        "final_logit_softcapping": None if cap is None else fields.number("final_logit_softcapping"),
         "query_pre_attn_scalar": hidden // heads if layers == _LAYERS_OF_27B else head_dim,
         "sliding_window": fields.size("attention.sliding_window"),
         "rope_parameters": {"full_attention": rope_parameters(fields), "sliding_attention": sliding},
@@ -76,6 +77,6 @@ ARCHITECTURE = Architecture(
     block=llama_block(bias="attention_bias", norm_names=SANDWICH_NORMS, attention_norms=head_norms),
     library=Library("gemma3", "Gemma3", config="Gemma3TextConfig"),
     runs=Fused(_style),
-    gguf=Gguf(FOUR_NORMS, unit_norms=True, config=_gguf),
+    gguf=Gguf(unit_norms=r"norm\.weight$", config=_gguf),
     ends=gemma_ends(unit_offset=True),
 )

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields, shown
+from edgeshard.architectures.gguf import Gguf, GgufFields, has_experts, sliding
 from edgeshard.architectures.limits import MAX_SIZE
 from edgeshard.architectures.parts import (
     SANDWICH_NORMS,
@@ -169,6 +170,41 @@ def _check_rope(fields: ConfigFields, types: tuple[str, ...]) -> None:
                 raise fields.refuse(f"rope_parameters.{kind}.{key}", "is missing; use the checkpoint's config.json")
 
 
+def _gguf(fields: GgufFields) -> dict[str, Any]:
+    """The keys of config.json: layers without a window have heads of their own, and frequencies that do not turn."""
+    found = sliding(fields)
+    full_dim, sliding_dim = fields.size("attention.key_length"), fields.size("attention.key_length_swa")
+    kv_heads = fields.get("attention.head_count_kv")
+    values = fields.layers_with("attn_v.weight")
+    full = [layer for layer, kind in enumerate(found.get("layer_types", ())) if kind == FULL]
+    slides = [layer for layer in range(fields.layers) if layer not in full]
+    if isinstance(kv_heads, list) and len(kv_heads) >= fields.layers:
+        found["num_key_value_heads"] = kv_heads[slides[0]] if slides else kv_heads[0]
+        found["num_global_key_value_heads"] = kv_heads[full[0]] if full else None
+    turning = [factor for factor in fields.rope_factors if factor == 1.0]
+    entry = {
+        "rope_type": "proportional",
+        "rope_theta": fields.number("rope.freq_base"),
+        "partial_rotary_factor": 2 * len(turning) / full_dim if fields.rope_factors else 1.0,
+    }
+    windowed = {"rope_type": "default", "rope_theta": fields.number("rope.freq_base_swa", 10_000.0)}
+    cap = fields.get("final_logit_softcapping")
+    return (
+        found
+        | {
+            "head_dim": sliding_dim,
+            "global_head_dim": full_dim,
+            "attention_k_eq_v": any(not values[layer] for layer in full),
+            "enable_moe_block": has_experts(fields),
+            "hidden_size_per_layer_input": fields.get("embedding_length_per_layer_input") or 0,
+            "num_kv_shared_layers": fields.get("attention.shared_kv_layers") or 0,
+            "final_logit_softcapping": None if cap is None else fields.number("final_logit_softcapping"),
+            "rope_parameters": {FULL: entry, SLIDING: windowed},
+        }
+        | ({"moe_intermediate_size": fields.size("expert_feed_forward_length")} if has_experts(fields) else {})
+    )
+
+
 ARCHITECTURE = Architecture(
     name="gemma4",
     model_types=("gemma4_text",),
@@ -218,4 +254,5 @@ ARCHITECTURE = Architecture(
     ),
     ends=gemma_ends(rounded_last=True),
     whole=r"router\.proj\.weight$",
+    gguf=Gguf(config=_gguf),
 )

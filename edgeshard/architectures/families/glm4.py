@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.parts import attention, linear, norms
 from edgeshard.architectures.record import Architecture, Library, Plugged, Shapes
 from edgeshard.architectures.rope import Rope
@@ -36,4 +37,5 @@ ARCHITECTURE = Architecture(
     block=_block,
     library=Library("glm4", "Glm4"),
     runs=Plugged(),
+    gguf=Gguf(),
 )

@@ -6,8 +6,10 @@ Files may hold blocks for predicting further tokens behind the decoder's own; th
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf, GgufFields
 from edgeshard.architectures.parts import (
     attention,
     expert_count,
@@ -65,6 +67,10 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
     fields.count("num_nextn_predict_layers")
 
 
+def _gguf(fields: GgufFields) -> dict[str, Any]:
+    return {"first_k_dense_replace": fields.layers_with("ffn_gate_inp.weight").count(False)}
+
+
 ARCHITECTURE = Architecture(
     name="glm4_moe",
     defaults={
@@ -100,4 +106,5 @@ ARCHITECTURE = Architecture(
         ),
         float32=r"mlp\.(gate\.weight|e_score_correction_bias)$",
     ),
+    gguf=Gguf(("glm4moe",), config=_gguf),
 )

@@ -6,8 +6,10 @@ Experts are stored with the matrices transposed, rows of gate and up in turn.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf, GgufFields, rope_parameters
 from edgeshard.architectures.parts import (
     TRANSPOSED_RENAMES,
     attention,
@@ -61,6 +63,18 @@ def _ends(fields: ConfigFields, shape: ModelShape) -> Ends:
     return Ends(fields.number("rms_norm_eps"), rounded_last=True)
 
 
+def _gguf(fields: GgufFields) -> dict[str, Any]:
+    """The keys of config.json: windows take turns by the family's rule, and frequencies of yarn are not rounded."""
+    entry = rope_parameters(fields)
+    if entry["rope_type"] == "yarn":
+        entry["truncate"] = False
+    return {
+        "rope_parameters": entry,
+        "intermediate_size": fields.size("expert_feed_forward_length"),
+        "sliding_window": fields.size("attention.sliding_window"),
+    }
+
+
 ARCHITECTURE = Architecture(
     name="gpt_oss",
     defaults={
@@ -96,4 +110,5 @@ ARCHITECTURE = Architecture(
     runs=Fused(_style, renames=((r"^mlp\.router\.", "mlp.gate."), *TRANSPOSED_RENAMES)),
     ends=_ends,
     whole=r"router\.weight$",
+    gguf=Gguf(("gpt-oss",), in_turn=True, config=_gguf),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.parts import llama_block, multiplied_style, scaled_ends
 from edgeshard.architectures.record import Architecture, Fused, Library
 
@@ -22,4 +23,5 @@ ARCHITECTURE = Architecture(
     library=Library("granite", "Granite"),
     runs=Fused(multiplied_style),
     ends=scaled_ends,
+    gguf=Gguf(permuted=True),
 )

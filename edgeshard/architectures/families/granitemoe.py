@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf, GgufFields
 from edgeshard.architectures.parts import (
     attention,
     expert_count,
@@ -42,6 +43,11 @@ def _style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
     return replace(multiplied_style(fields, shape, layer), routing=Routing(fields.size("num_experts_per_tok")))
 
 
+def _is_gguf(fields: GgufFields) -> bool:
+    """Whether a GGUF file is of this family: llama.cpp writes granitemoeshared under the same name."""
+    return not fields.has("ffn_gate_shexp.weight")
+
+
 ARCHITECTURE = Architecture(
     name="granitemoe",
     defaults={
@@ -62,4 +68,5 @@ ARCHITECTURE = Architecture(
     runs=Fused(_style, renames=((rf"^{_PATH}\.router\.layer\.", "mlp.gate."), (rf"^{_PATH}\.", "mlp."))),
     ends=scaled_ends,
     whole=r"router\.layer\.weight$",
+    gguf=Gguf(applies=_is_gguf, permuted=True),
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 from edgeshard.architectures import mamba
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf, GgufFields, attending, has_experts
 from edgeshard.architectures.mamba import LINEAR, Mamba, MambaKeys
 from edgeshard.architectures.parts import (
     LLAMA_NORMS,
@@ -79,6 +80,16 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
     _mamba(fields)
 
 
+def _gguf(fields: GgufFields) -> dict[str, Any]:
+    inner = fields.size("feed_forward_length")
+    turns = fields.get("rope.scaling.finetuned") is not False
+    return {
+        _KINDS: attending(fields, "attention", "mamba"),
+        "position_embedding_type": "rope" if turns else "nope",
+        "mamba_expand": fields.size("ssm.inner_size") // fields.size("embedding_length"),
+    } | ({} if has_experts(fields) else {"num_local_experts": 0, "shared_intermediate_size": inner})
+
+
 ARCHITECTURE = Architecture(
     name="granitemoehybrid",
     current=_current,
@@ -112,4 +123,5 @@ ARCHITECTURE = Architecture(
     ),
     ends=scaled_ends,
     whole=r"router\.layer\.weight$",
+    gguf=Gguf(("granitehybrid",), permuted=True, config=_gguf),
 )

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from edgeshard.architectures.families.granitemoe import ARCHITECTURE as GRANITEMOE
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.parts import linear
 from edgeshard.architectures.record import Fused, Library, Shapes
 from edgeshard.architectures.shape import ModelShape
@@ -39,5 +40,11 @@ ARCHITECTURE = replace(
             (r"^shared_mlp\.input_linear\.", "mlp.shared_expert.gate_up_proj."),
             (r"^shared_mlp\.output_linear\.", "mlp.shared_expert.down_proj."),
         ),
+    ),
+    gguf=Gguf(
+        ("granitemoe",),
+        lambda fields: fields.has("ffn_gate_shexp.weight"),
+        permuted=True,
+        config=lambda fields: {"shared_intermediate_size": fields.size("expert_shared_feed_forward_length")},
     ),
 )

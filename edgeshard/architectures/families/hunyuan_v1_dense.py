@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.parts import LLAMA_NORMS, attention, gated_mlp, norms
 from edgeshard.architectures.record import Architecture, Library, Plugged, Shapes
 from edgeshard.architectures.rope import STATIC, Rope
@@ -62,4 +63,5 @@ ARCHITECTURE = Architecture(
     block=_block,
     library=Library("hunyuan_v1_dense", "HunYuanDenseV1"),
     runs=Plugged(),
+    gguf=Gguf(("hunyuan-dense",)),
 )

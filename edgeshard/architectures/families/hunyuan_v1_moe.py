@@ -7,6 +7,7 @@ from typing import Any
 
 from edgeshard.architectures.families.hunyuan_v1_dense import ROPE, attention_part, check_alpha, with_head_dim
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.parts import expert_count, expert_mlps, fixed_values, gated_mlp, linear
 from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes
 from edgeshard.architectures.shape import ModelShape
@@ -75,4 +76,5 @@ ARCHITECTURE = Architecture(
     library=Library("hunyuan_v1_moe", "HunYuanMoEV1"),
     runs=Plugged(experts="mlp.experts", float32=r"gate\.wg\.weight$"),
     whole=r"gate\.wg\.weight$",
+    gguf=Gguf(("hunyuan-moe",)),
 )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from edgeshard.architectures import short_convolution
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf, GgufFields, attending
 from edgeshard.architectures.limits import MAX_SIZE
 from edgeshard.architectures.parts import fixed_values, never_null
 from edgeshard.architectures.record import Architecture, Library, Plugged, Shapes
 from edgeshard.architectures.shape import ModelShape
+from edgeshard.architectures.windows import FULL
 
 
 def _inner(fields: ConfigFields) -> int:
@@ -28,6 +32,12 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
 def _check(fields: ConfigFields, layer_count: int) -> None:
     if not 0 < (inner := _inner(fields)) <= MAX_SIZE:
         raise fields.refuse("intermediate_size", f"is adjusted to {inner}; it must be between 1 and {MAX_SIZE}")
+
+
+def _gguf(fields: GgufFields) -> dict[str, Any]:
+    """The keys of config.json: the file has the MLP's width as it is."""
+    kinds = attending(fields, FULL, short_convolution.CONVOLUTION)
+    return {"layer_types": kinds, "block_auto_adjust_ff_dim": False}
 
 
 ARCHITECTURE = Architecture(
@@ -55,4 +65,5 @@ ARCHITECTURE = Architecture(
     library=Library("lfm2", "Lfm2"),
     runs=Plugged(mixers=short_convolution.MIXERS),
     ends=short_convolution.ends,
+    gguf=Gguf(config=_gguf),
 )

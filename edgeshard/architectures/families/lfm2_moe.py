@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from edgeshard.architectures import short_convolution
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf, GgufFields, attending
 from edgeshard.architectures.parts import W_RENAMES, expert_count, expert_mlps, fixed_values, linear
 from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes
 from edgeshard.architectures.shape import ModelShape
+from edgeshard.architectures.windows import FULL
 
 _EXPERTS = Experts(count=("num_experts",))
 _PATH = "feed_forward.experts"
@@ -25,6 +29,12 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
 
 def _check(fields: ConfigFields, layer_count: int) -> None:
     fields.count("num_dense_layers")
+
+
+def _gguf(fields: GgufFields) -> dict[str, Any]:
+    dense = fields.layers_with("ffn_gate_inp.weight").count(False)
+    kinds = attending(fields, FULL, short_convolution.CONVOLUTION)
+    return {"layer_types": kinds, "num_dense_layers": dense, "norm_topk_prob": True}
 
 
 ARCHITECTURE = Architecture(
@@ -61,4 +71,5 @@ ARCHITECTURE = Architecture(
         mixers=short_convolution.MIXERS,
     ),
     ends=short_convolution.ends,
+    gguf=Gguf(("lfm2moe",), config=_gguf),
 )

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgeshard.architectures.gguf import Gguf, GgufFields, rope_parameters
+from edgeshard.architectures.gguf import Gguf, GgufFields, has_experts
 from edgeshard.architectures.parts import llama_block, llama_style
 from edgeshard.architectures.record import Architecture, Fused, Library
 
 
-def _gguf(fields: GgufFields) -> dict[str, Any]:
-    """The keys of config.json for a GGUF file of llama, or of an older mistral.
+def _is_dense(fields: GgufFields) -> bool:
+    """Whether a GGUF file is of llama, or of an older mistral: llama.cpp writes mixtral as `llama`, too.
 
-    llama.cpp writes both as `llama`, because it ignores the window, which is their only difference.
+    mistral differs in its window only, which llama.cpp ignores.
     """
-    biased = any(name.endswith("attn_q.bias") for name in fields.tensors)
-    return {"attention_bias": biased, "rope_parameters": rope_parameters(fields)}
+    return not has_experts(fields)
 
 
 def _llama2(hidden: int, inner: int, layers: int, heads: int, kv_heads: int) -> dict[str, Any]:
@@ -55,7 +54,7 @@ ARCHITECTURE = Architecture(
     block=llama_block(bias="attention_bias", mlp_bias="mlp_bias"),
     library=Library("llama", "Llama"),
     runs=Fused(llama_style),
-    gguf=Gguf(permuted=True, config=_gguf),
+    gguf=Gguf(applies=_is_dense, permuted=True),
     # The paper's models (Touvron et al. 2023, table of sizes; the published config.json files).
     models={
         "llama2-7b": _llama2(4096, 11_008, 32, 32, 32),

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf, GgufFields
 from edgeshard.architectures.limits import CHUNK_MULTIPLE, MAX_CONTEXT, MAX_LAYERS
 from edgeshard.architectures.parts import (
     LLAMA_NORMS,
@@ -89,6 +90,18 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
     fields.layer_list("moe_layers", layer_count)
 
 
+_WITHOUT_HEAD_NORMS = 128
+
+
+def _gguf(fields: GgufFields) -> dict[str, Any]:
+    """The widths; norms of heads, which no GGUF file has: llama.cpp knows the model without by its experts."""
+    return {
+        "intermediate_size": fields.size("expert_feed_forward_length"),
+        "intermediate_size_mlp": fields.size("feed_forward_length"),
+        "use_qk_norm": fields.size("expert_count") != _WITHOUT_HEAD_NORMS,
+    }
+
+
 ARCHITECTURE = Architecture(
     name="llama4",
     model_types=("llama4_text",),
@@ -131,4 +144,5 @@ ARCHITECTURE = Architecture(
         mixers={"self_attn": "llama4_attention", "feed_forward": "llama4_experts"},
     ),
     whole=r"router\.weight$",
+    gguf=Gguf(config=_gguf),
 )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from edgeshard.architectures import mamba
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf, GgufFields, ssm_head
 from edgeshard.architectures.mamba import Mamba, MambaKeys
 from edgeshard.architectures.parts import norms
 from edgeshard.architectures.record import Architecture, Ends, Library, Plugged, SizeKeys
@@ -21,6 +24,11 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
     inner, expanded = _mamba(fields).inner, fields.size("expand") * fields.size("hidden_size")
     if inner != expanded:
         raise fields.refuse("expand", f"makes the inner width {expanded}, but num_heads and head_dim make it {inner}")
+
+
+def _gguf(fields: GgufFields) -> dict[str, Any]:
+    expand = fields.size("ssm.inner_size") // fields.size("embedding_length")
+    return {"head_dim": ssm_head(fields), "expand": expand}
 
 
 ARCHITECTURE = Architecture(
@@ -62,4 +70,5 @@ ARCHITECTURE = Architecture(
     library=Library("mamba2", "Mamba2", layer="Mamba2Block"),
     runs=Plugged(float32=mamba.FLOAT32, mixers={"mixer": mamba.MIXER}),
     ends=lambda fields, shape: Ends(fields.number("layer_norm_epsilon")),
+    gguf=Gguf(config=_gguf),
 )

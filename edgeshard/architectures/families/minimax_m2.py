@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf, GgufFields
 from edgeshard.architectures.parts import (
     W_RENAMES,
     attention,
@@ -68,6 +69,11 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
         raise fields.refuse("attn_type_list", "has other layers than 1, full attention, which minimax_m2 does not run")
 
 
+def _gguf(fields: GgufFields) -> dict[str, Any]:
+    """The width of an expert, which files have under the key of mixtures."""
+    return {"intermediate_size": fields.size("expert_feed_forward_length", fields.size("feed_forward_length"))}
+
+
 ARCHITECTURE = Architecture(
     name="minimax_m2",
     current=_current,
@@ -107,4 +113,5 @@ ARCHITECTURE = Architecture(
         ),
         float32=r"e_score_correction_bias$",
     ),
+    gguf=Gguf(("minimax-m2",), config=_gguf),
 )

@@ -6,8 +6,10 @@ Published checkpoints nest the decoder in the `text_config` of a model for pictu
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf, GgufFields, rope_parameters
 from edgeshard.architectures.parts import llama_block, llama_style
 from edgeshard.architectures.record import Architecture, Fused, Library
 from edgeshard.architectures.rope import Rope
@@ -25,6 +27,19 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
     for key in (_BETA, "original_max_position_embeddings"):
         if not isinstance(entry, Mapping) or not isinstance(entry.get(key), int | float):
             raise fields.refuse(f"{path}.{key}", "is missing; use the complete config.json of the checkpoint")
+
+
+def _is_gguf(fields: GgufFields) -> bool:
+    """Whether a GGUF file is of this family: llama.cpp writes newer mistral under the same name."""
+    return fields.get("attention.temperature_scale") is not None
+
+
+def _gguf(fields: GgufFields) -> dict[str, Any]:
+    entry = rope_parameters(fields)
+    entry[_BETA] = fields.number("attention.temperature_scale")
+    for key in ("mscale", "mscale_all_dim"):
+        entry[key] = fields.get("rope.scaling.yarn_log_multiplier")
+    return {"rope_parameters": entry, "sliding_window": None}
 
 
 ARCHITECTURE = Architecture(
@@ -62,4 +77,5 @@ ARCHITECTURE = Architecture(
     block=llama_block(),
     library=Library("ministral3", "Ministral3"),
     runs=Fused(llama_style),
+    gguf=Gguf(("mistral3",), _is_gguf, permuted=True, config=_gguf),
 )

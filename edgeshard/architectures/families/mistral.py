@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.parts import llama_block, llama_style
 from edgeshard.architectures.record import Architecture, Fused, Library
 from edgeshard.architectures.windows import Windows
@@ -25,4 +26,5 @@ ARCHITECTURE = Architecture(
     block=llama_block(),
     library=Library("mistral", "Mistral"),
     runs=Fused(llama_style),
+    gguf=Gguf(("mistral3",), permuted=True, config=lambda fields: {"sliding_window": None}),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf, has_experts
 from edgeshard.architectures.parts import W_RENAMES, attention, expert_count, expert_mlps, linear, mixture_style, norms
 from edgeshard.architectures.record import Architecture, Experts, Fused, Library, Shapes
 from edgeshard.architectures.rope import Rope
@@ -38,4 +39,5 @@ ARCHITECTURE = Architecture(
             *W_RENAMES,
         ),
     ),
+    gguf=Gguf(("llama",), has_experts, permuted=True),
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 from edgeshard.architectures import mamba
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf, GgufFields, ssm_head
 from edgeshard.architectures.limits import MAX_LAYERS
 from edgeshard.architectures.mamba import LINEAR, Mamba, MambaKeys
 from edgeshard.architectures.parts import attention, expert_count, expert_groups, fixed_values, linear, norms
@@ -96,6 +97,23 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
         fields.size(_LATENT)
 
 
+_KINDS_BY_TENSOR = {
+    "ssm_in.weight": "mamba",
+    "attn_q.weight": "attention",
+    "ffn_gate_inp.weight": "moe",
+    "ffn_up.weight": "mlp",
+}
+
+
+def _gguf(fields: GgufFields) -> dict[str, Any]:
+    kinds = [""] * fields.layers
+    for stem, kind in _KINDS_BY_TENSOR.items():
+        for layer, present in enumerate(fields.layers_with(stem)):
+            if present:
+                kinds[layer] = kind
+    return {_KINDS: kinds, "mamba_head_dim": ssm_head(fields)}
+
+
 ARCHITECTURE = Architecture(
     name="nemotron_h",
     current=_current,
@@ -148,4 +166,5 @@ ARCHITECTURE = Architecture(
         mixers={"mixer": mamba.MIXER},
     ),
     ends=lambda fields, shape: Ends(fields.number("layer_norm_epsilon")),
+    gguf=Gguf(("nemotron_h", "nemotron_h_moe"), permuted=True, config=_gguf),
 )

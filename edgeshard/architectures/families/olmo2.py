@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.parts import BEHIND_NORMS, llama_block, llama_style, row_norms
 from edgeshard.architectures.record import Architecture, Fused, Library
 
@@ -17,4 +18,5 @@ ARCHITECTURE = Architecture(
     block=llama_block(bias="attention_bias", norm_names=BEHIND_NORMS, attention_norms=row_norms),
     library=Library("olmo2", "Olmo2"),
     runs=Fused(llama_style),
+    gguf=Gguf(applies=lambda fields: fields.get("attention.sliding_window") is None),
 )

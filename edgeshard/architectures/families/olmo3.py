@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf, GgufFields, rope_parameters, sliding
 from edgeshard.architectures.parts import BEHIND_NORMS, llama_block, llama_style, row_norms
 from edgeshard.architectures.record import Architecture, BlockStyle, Fused, Library
 from edgeshard.architectures.rope import Rope
@@ -30,6 +32,13 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
         raise fields.refuse("rope_scaling", "differs by layer type; give those entries as rope_parameters")
 
 
+def _gguf(fields: GgufFields) -> dict[str, Any]:
+    full = rope_parameters(fields)
+    theta = fields.number("rope.freq_base_swa", full["rope_theta"])
+    windowed = {"rope_type": "default", "rope_theta": theta}
+    return sliding(fields) | {"rope_parameters": {"full_attention": full, "sliding_attention": windowed}}
+
+
 ARCHITECTURE = Architecture(
     name="olmo3",
     defaults={
@@ -47,4 +56,5 @@ ARCHITECTURE = Architecture(
     block=llama_block(bias="attention_bias", norm_names=BEHIND_NORMS, attention_norms=row_norms),
     library=Library("olmo3", "Olmo3"),
     runs=Fused(_style),
+    gguf=Gguf(("olmo2",), config=_gguf),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.parts import (
     LLAMA_NORMS,
     attention,
@@ -57,4 +58,5 @@ ARCHITECTURE = Architecture(
     block=_block,
     library=Library("olmoe", "Olmoe"),
     runs=Plugged(experts="mlp.experts"),
+    gguf=Gguf(),
 )

@@ -4,8 +4,10 @@ factors that depend on the deployment's context."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf, GgufFields
 from edgeshard.architectures.limits import MAX_CONTEXT
 from edgeshard.architectures.parts import linear, llama_style, norms
 from edgeshard.architectures.record import Architecture, Fused, Library, Shapes
@@ -44,6 +46,24 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
                 raise fields.refuse(f"{path}.{key}", f"has {len(entry[key])} factors; it must have {pairs}")
 
 
+def _gguf(fields: GgufFields) -> dict[str, Any]:
+    """The window, and the factors of frequencies, which are tensors in a file."""
+    found: dict[str, Any] = {_TRAINED: fields.size("rope.scaling.original_context_length", 4096)}
+    found["sliding_window"] = fields.get("attention.sliding_window") or None
+    if fields.long_factors:
+        heads = fields.size("attention.head_count")
+        head_dim = fields.size("attention.key_length", fields.size("embedding_length") // heads)
+        share = fields.size("rope.dimension_count") / head_dim
+        found["rope_parameters"] = {
+            "rope_type": "longrope",
+            "rope_theta": fields.number("rope.freq_base", 10_000.0),
+            "long_factor": list(fields.long_factors),
+            "short_factor": list(fields.short_factors),
+            "partial_rotary_factor": share,
+        }
+    return found
+
+
 ARCHITECTURE = Architecture(
     name="phi3",
     defaults={
@@ -59,4 +79,5 @@ ARCHITECTURE = Architecture(
     block=_block,
     library=Library("phi3", "Phi3"),
     runs=Fused(llama_style),
+    gguf=Gguf(config=_gguf),
 )

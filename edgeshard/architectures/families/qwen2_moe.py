@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.parts import attention, expert_count, expert_mlps, gated_mlp, linear, mixture_style, norms
 from edgeshard.architectures.record import Architecture, Experts, Fused, Library, Shapes
 from edgeshard.architectures.shape import ModelShape
@@ -56,4 +57,5 @@ ARCHITECTURE = Architecture(
     block=_block,
     library=Library("qwen2_moe", "Qwen2Moe"),
     runs=Fused(mixture_style()),
+    gguf=Gguf(("qwen2moe",)),
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgeshard.architectures.families.qwen2 import ARCHITECTURE as QWEN2
+from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.record import Library
 from edgeshard.architectures.rope import SECTION_KEYS, WITH_SECTIONS, Rope
 from edgeshard.architectures.windows import Windows, from_layer
@@ -37,5 +38,5 @@ ARCHITECTURE = replace(
     library=Library(
         "qwen2_vl", "Qwen2VL", config="Qwen2VLTextConfig", rotary="Qwen2VLRotaryEmbedding", norm="Qwen2RMSNorm"
     ),
-    gguf=None,
+    gguf=Gguf(("qwen2vl",)),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from edgeshard.architectures import gated_delta
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.parts import gated_mlp
 from edgeshard.architectures.record import Architecture, Fused, Library, Shapes
 from edgeshard.architectures.rope import SECTION_KEYS, Rope
@@ -22,7 +23,7 @@ ARCHITECTURE = Architecture(
     nested={"qwen3_5": "qwen3_5_text"},
     defaults=gated_delta.DEFAULTS
     | {"vocab_size": 248_320, "num_key_value_heads": 4, "intermediate_size": 12_288, "partial_rotary_factor": 0.25},
-    flags=("attention_bias",),
+    flags=("attention_bias", gated_delta.TILED),
     sizes=("intermediate_size", *gated_delta.SIZES),
     checks=(gated_delta.check,),
     rope=Rope(partial=True, unread=SECTION_KEYS),
@@ -34,4 +35,5 @@ ARCHITECTURE = Architecture(
     runs=Fused(gated_delta.style, float32=gated_delta.FLOAT32),
     ends=gated_delta.ends,
     whole=gated_delta.WHOLE,
+    gguf=Gguf(("qwen35",), unit_norms=gated_delta.UNIT_NORMS, config=gated_delta.gguf(gated_delta.TILED)),
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from edgeshard.architectures import gated_delta
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.parts import expert_count, expert_mlps, fixed_values, gated_mlp, joined_mlps, linear
 from edgeshard.architectures.record import Architecture, Experts, Fused, Library, Shapes
 from edgeshard.architectures.rope import SECTION_KEYS, Rope
@@ -40,7 +41,7 @@ ARCHITECTURE = Architecture(
         "num_experts": 256,
         "partial_rotary_factor": 0.25,
     },
-    flags=("attention_bias",),
+    flags=("attention_bias", gated_delta.TILED),
     sizes=("moe_intermediate_size", "shared_expert_intermediate_size", *gated_delta.SIZES),
     checks=(gated_delta.check, fixed_values(norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[])),
     rope=Rope(partial=True, unread=SECTION_KEYS),
@@ -53,4 +54,5 @@ ARCHITECTURE = Architecture(
     runs=Fused(gated_delta.mixture_style, float32=gated_delta.FLOAT32),
     ends=gated_delta.ends,
     whole=gated_delta.WHOLE,
+    gguf=Gguf(("qwen35moe",), unit_norms=gated_delta.UNIT_NORMS, config=gated_delta.gguf(gated_delta.TILED)),
 )

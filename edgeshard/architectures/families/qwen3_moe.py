@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.parts import (
     attention,
     expert_count,
@@ -52,4 +53,5 @@ ARCHITECTURE = Architecture(
     block=_block,
     library=Library("qwen3_moe", "Qwen3Moe"),
     runs=Fused(mixture_style()),
+    gguf=Gguf(("qwen3moe",), config=lambda fields: {"norm_topk_prob": True}),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from edgeshard.architectures import gated_delta
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.parts import expert_count, expert_mlps, gated_mlp, linear
 from edgeshard.architectures.record import Architecture, Experts, Fused, Library, Shapes
 from edgeshard.architectures.rope import Rope
@@ -47,7 +48,7 @@ ARCHITECTURE = Architecture(
         "decoder_sparse_step": 1,
         "partial_rotary_factor": 0.25,
     },
-    flags=("attention_bias", "norm_topk_prob"),
+    flags=("attention_bias", "norm_topk_prob", gated_delta.APART),
     sizes=(
         "intermediate_size",
         "moe_intermediate_size",
@@ -65,4 +66,7 @@ ARCHITECTURE = Architecture(
     runs=Fused(gated_delta.mixture_style, float32=gated_delta.FLOAT32),
     ends=gated_delta.ends,
     whole=gated_delta.WHOLE,
+    gguf=Gguf(
+        ("qwen3next",), unit_norms=gated_delta.UNIT_NORMS, config=gated_delta.gguf(gated_delta.APART, "norm_topk_prob")
+    ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.parts import head_norms, llama_block, llama_style
 from edgeshard.architectures.record import Architecture, Fused, Library
 from edgeshard.architectures.rope import SECTION_KEYS, Rope
@@ -25,4 +26,5 @@ ARCHITECTURE = Architecture(
     block=llama_block(bias="attention_bias", attention_norms=head_norms),
     library=Library("qwen3_vl", "Qwen3VLText"),
     runs=Fused(llama_style),
+    gguf=Gguf(("qwen3vl",)),
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from edgeshard.architectures.families.qwen3_moe import ARCHITECTURE as QWEN3_MOE
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.parts import (
     TRANSPOSED_RENAMES,
     expert_count,
@@ -63,4 +64,5 @@ ARCHITECTURE = Architecture(
     block=_block,
     library=Library("qwen3_vl_moe", "Qwen3VLMoeText"),
     runs=Fused(mixture_style(normalised=True), renames=TRANSPOSED_RENAMES),
+    gguf=Gguf(("qwen3vlmoe",)),
 )

@@ -4,6 +4,7 @@ output one."""
 from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.parts import LLAMA_NORMS, attention, gated_mlp, llama_style, never_null, norms
 from edgeshard.architectures.record import Architecture, Fused, Library, Shapes
 from edgeshard.architectures.shape import ModelShape
@@ -35,4 +36,5 @@ ARCHITECTURE = Architecture(
     block=_block,
     library=Library("seed_oss", "SeedOss"),
     runs=Fused(llama_style),
+    gguf=Gguf(),
 )

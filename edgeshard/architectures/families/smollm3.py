@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.parts import llama_block, llama_style, never_null
 from edgeshard.architectures.record import Architecture, BlockStyle, Fused, Library
 from edgeshard.architectures.rope import Rope
@@ -57,4 +58,5 @@ ARCHITECTURE = Architecture(
     block=llama_block(bias="attention_bias", mlp_bias="mlp_bias"),
     library=Library("smollm3", "SmolLM3"),
     runs=Fused(_style),
+    gguf=Gguf(permuted=True),
 )

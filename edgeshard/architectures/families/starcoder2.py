@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.parts import attention, linear, norms
 from edgeshard.architectures.record import Architecture, Ends, Library, Plugged, Shapes
 from edgeshard.architectures.shape import ModelShape
@@ -39,4 +40,5 @@ ARCHITECTURE = Architecture(
     library=Library("starcoder2", "Starcoder2", norm="LayerNorm"),
     runs=Plugged(),
     ends=lambda fields, shape: Ends(fields.number("norm_epsilon")),
+    gguf=Gguf(),
 )
