@@ -31,9 +31,9 @@ from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.proto.v1 import store_pb2_grpc
 from edgeshard.rpc.channel import MESSAGE_LIMIT_BYTES, half_close
 from edgeshard.storage.blobs import CHUNK_BYTES, in_thread
-from edgeshard.storage.checkpoint import Checkpoint, blob_locations, build_manifest, draft_manifest, read_chunks
-from edgeshard.storage.linked import BlobLocation
+from edgeshard.storage.checkpoint import Checkpoint, blob_locations, build_manifest, draft_manifest
 from edgeshard.storage.local_model import NOT_THIS_MACHINE, local_model
+from edgeshard.storage.locations import BlobLocation, read_chunks
 from edgeshard.wire.status import from_rpc_error
 from edgeshard.wire.store import (
     blob_header_to_wire,

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from edgeshard.domain.errors import DataLossError, InvalidArgumentError, NotFoundError
+from edgeshard.domain.errors import DataLossError, EdgeShardError, InvalidArgumentError, NotFoundError
 from edgeshard.domain.ids import Digest, check_digest
 from edgeshard.domain.models.model import FileInfo, ModelManifest, TensorInfo
 from edgeshard.storage.files import naming_full_disk, sync
-from edgeshard.storage.linked import BlobLocation, LinkedFiles
+from edgeshard.storage.linked import LinkedFiles
+from edgeshard.storage.locations import BlobLocation, open_location, read_chunks, read_into
 
 CHUNK_BYTES = 1 << 20
 _HASH_CHUNK_BYTES = 4 << 20
@@ -139,7 +140,7 @@ class BlobDirectory:
         location = self.locate(digest)
         try:
             return location is not None and location.size == size and sha256_at(location) == digest
-        except OSError:
+        except (OSError, EdgeShardError):
             return False
 
     def read(self, digest: Digest, offset: int, length: int) -> bytes:
@@ -147,12 +148,13 @@ class BlobDirectory:
         location = self.locate(digest)
         if location is None:
             raise missing_blob(digest)
+        data = bytearray(max(0, min(length, location.size - offset)))
         try:
-            with location.path.open("rb") as file:
-                file.seek(location.offset + offset)
-                return file.read(min(length, location.size - offset))
-        except FileNotFoundError:
+            with open_location(location) as file:
+                count = read_into(file, location, offset, memoryview(data))
+        except NotFoundError:
             raise missing_blob(digest) from None
+        return bytes(data[:count])
 
     def touch(self, digest: Digest) -> None:
         """Mark the blob as used now."""
@@ -218,13 +220,10 @@ def sha256_of(path: Path) -> Digest:
 
 
 def sha256_at(location: BlobLocation) -> Digest:
-    """The sha256 of the bytes that are there, fewer than `location` says when the file ends before."""
-    sha256, remaining = hashlib.sha256(), location.size
-    with location.path.open("rb") as file:
-        file.seek(location.offset)
-        while chunk := file.read(min(_HASH_CHUNK_BYTES, remaining)):
-            sha256.update(chunk)
-            remaining -= len(chunk)
+    """The sha256 of the bytes at `location`. Raises as `read_chunks` does."""
+    sha256 = hashlib.sha256()
+    for chunk in read_chunks(location, "a blob", _HASH_CHUNK_BYTES):
+        sha256.update(chunk)
     return Digest(sha256.hexdigest())
 
 

@@ -12,7 +12,7 @@ import math
 import os
 import re
 import struct
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from edgeshard.domain.ids import Digest, ModelName, check_name
 from edgeshard.domain.models.dtypes import DType, IntegerFormat
 from edgeshard.domain.models.model import FileInfo, FurtherBlocks, ModelManifest, Part, TensorInfo
 from edgeshard.storage.forms import SMALL_FILES, check_small_file, decode_text, malformed, parse_json_object, truncated
-from edgeshard.storage.linked import BlobLocation
+from edgeshard.storage.locations import BlobLocation, read_chunks
 from edgeshard.storage.model_directory import ModelDirectory, open_regular
 
 Progress = Callable[[int, int], None]
@@ -278,22 +278,6 @@ def blob_locations(checkpoint: Checkpoint, manifest: ModelManifest) -> dict[Dige
     """The places on this machine of every blob of the manifest."""
     digests = [tensor.sha256 for tensor in manifest.tensors] + [file.sha256 for file in manifest.files]
     return dict(zip(digests, item_locations(checkpoint, manifest), strict=True))
-
-
-def read_chunks(location: BlobLocation, what: str, chunk_bytes: int, start: int = 0) -> Generator[bytes, None, None]:
-    """The bytes of `location` from `start` on, at most `chunk_bytes` at a time.
-
-    Raises DataLossError, which calls them `what`, for a file that ends too early.
-    """
-    with open_regular(location.path) as file:
-        file.seek(location.offset + start)
-        remaining = location.size - start
-        while remaining > 0:
-            chunk = file.read(min(chunk_bytes, remaining))
-            if not chunk:
-                raise truncated(location.path.name, what)
-            remaining -= len(chunk)
-            yield chunk
 
 
 def read_header(path: Path, name: str = "") -> tuple[StoredTensor, ...]:

@@ -16,29 +16,19 @@ import shutil
 import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import Digest, check_digest
 from edgeshard.storage.files import TEMPORARY, check_room, naming_full_disk, sync, write_atomically
+from edgeshard.storage.locations import BlobLocation
 
 _CLONE = 0x40049409
 """FICLONE of linux/fs.h: the new file shares all blocks of the old one until either is written to."""
 _COPY_BYTES = 4 << 20
 _NOTE = ".json"
-
-
-@dataclass(frozen=True, slots=True)
-class BlobLocation:
-    """A place of bytes: `size` of them at `offset` of a local file."""
-
-    path: Path
-    offset: int
-    size: int
-    is_linked: bool = False
-    """Whether another owner may write to the file: its bytes are known only once their sha256 was compared."""
 
 
 class LinkedFiles:

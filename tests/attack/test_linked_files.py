@@ -18,7 +18,7 @@ from edgeshard.client.models import add_model
 from edgeshard.domain.errors import DataLossError
 from edgeshard.storage.blobs import BlobDirectory, manifest_items
 from edgeshard.storage.checkpoint import build_manifest, item_locations, open_checkpoint
-from edgeshard.storage.linked import BlobLocation
+from edgeshard.storage.locations import BlobLocation
 from tests.attack import linked_files
 
 MakeCheckpoint = Callable[..., Path]

@@ -15,7 +15,7 @@ from edgeshard.domain.ids import Digest, check_digest
 from edgeshard.domain.models.model import ModelManifest
 from edgeshard.storage.blobs import BlobDirectory, in_thread, missing_blob
 from edgeshard.storage.files import check_room, free_bytes, write_atomically
-from edgeshard.storage.linked import BlobLocation
+from edgeshard.storage.locations import BlobLocation
 from edgeshard.wire.store import manifest_from_json, manifest_to_json
 from edgeshard_agent.store.packed_units import PackedUnits
 from edgeshard_agent.store.unit_sources import UnitSources

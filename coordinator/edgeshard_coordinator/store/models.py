@@ -16,11 +16,11 @@ from edgeshard.domain.control.site import LocalModel, MissingBlob
 from edgeshard.domain.ids import Digest, ModelName, check_digest, check_name
 from edgeshard.domain.models.model import ModelManifest
 from edgeshard.storage.blobs import CHUNK_BYTES, BlobDirectory, blob_sizes, manifest_items, missing_blob
-from edgeshard.storage.checkpoint import Progress, hash_manifest, read_chunks
+from edgeshard.storage.checkpoint import Progress, hash_manifest
 from edgeshard.storage.files import TEMPORARY, check_room, free_bytes, write_atomically
 from edgeshard.storage.forms import check_small_file, skim_small_file
-from edgeshard.storage.linked import BlobLocation
 from edgeshard.storage.local_model import open_local, places
+from edgeshard.storage.locations import BlobLocation, read_chunks
 from edgeshard.wire.store import check_form, manifest_from_json, manifest_to_json, validate_manifest
 
 log = structlog.get_logger()

@@ -15,7 +15,7 @@ from edgeshard.domain.errors import DataLossError, NotFoundError
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.dtypes import STORED_GROUP, IntegerFormat
 from edgeshard.domain.models.model import TensorInfo
-from edgeshard.storage.linked import BlobLocation
+from edgeshard.storage.locations import BlobLocation, open_location, read_into
 from edgeshard_agent.model.tensors import TORCH_DTYPES
 from edgeshard_agent.ops.block_formats import BlockWeight, Weight
 from edgeshard_agent.ops.quantize import QuantizedWeight, Scheme
@@ -49,7 +49,7 @@ class CachedTensorSource:
             return torch.empty(info.shape, dtype=dtype)
         try:
             location = self._location_of(info.sha256)
-            with location.path.open("rb") as file:
+            with open_location(location) as file:
                 whole = location.offset == 0 and os.fstat(file.fileno()).st_size == location.size
                 data = _mapped(file) if whole and not location.is_linked else _read(file, location, info)
         except (OSError, ValueError, NotFoundError) as error:
@@ -91,11 +91,10 @@ def _mapped(file: BinaryIO) -> mmap.mmap:
 def _read(file: BinaryIO, location: BlobLocation, info: TensorInfo) -> memoryview:
     """Raises DataLossError for bytes that are not those of the tensor."""
     data, sha256, done = memoryview(bytearray(location.size)), hashlib.sha256(), 0
-    file.seek(location.offset)
     # Each piece is hashed while the next one is read: neither holds the interpreter.
     with ThreadPoolExecutor(1, "hash-weights") as hashing:
         while done < len(data):
-            count = file.readinto(data[done : done + _PIECE_BYTES])  # type: ignore[attr-defined]
+            count = read_into(file, location, done, data[done : done + _PIECE_BYTES])
             if not count:
                 break
             hashing.submit(sha256.update, data[done : done + count])
