@@ -162,11 +162,13 @@ def opened(source: Source, width: Width, progress: Progress) -> Iterator[Importe
     Blocking. Raises typed errors that say what to do.
     """
     path = fetch(source.repository, source.revision, progress) if source.path is None else source.path
-    with tempfile.TemporaryDirectory(prefix="edgeshard-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="edgeshard-") as name:
+        scratch = Path(name)
         if not path.is_file():
-            yield open_directory(path, Path(scratch), width, progress)
+            imported = open_directory(path, scratch, width, progress)
         elif path.suffix.lower() == ".gguf":
-            yield open_gguf(path, Path(scratch), width, progress)
+            imported = open_gguf(path, scratch, width, progress)
         else:
             what = f"{path} is a file, but no .gguf; name the directory of a checkpoint"
             raise InvalidArgumentError(what, field="model")
+        yield replace(imported, checkpoint=replace(imported.checkpoint, scratch=scratch))

@@ -55,6 +55,10 @@ class BlobDirectory:
         size = _size(path)
         return self.linked.find(digest) if size is None else BlobLocation(path, 0, size)
 
+    def missing(self, digest: Digest) -> EdgeShardError:
+        """The error of a blob that `locate` does not find; it names the file that had it, if there is one."""
+        return self.linked.lost(digest) or missing_blob(digest)
+
     def path(self, digest: Digest) -> Path:
         """The path of a complete blob's own file. Raises InvalidArgumentError unless `digest` is a sha256."""
         return self._root / check_digest(digest)[:2] / digest
@@ -147,13 +151,13 @@ class BlobDirectory:
         """Up to `length` bytes from `offset`. Raises NotFoundError when there is no such blob."""
         location = self.locate(digest)
         if location is None:
-            raise missing_blob(digest)
+            raise self.missing(digest)
         data = bytearray(max(0, min(length, location.size - offset)))
         try:
             with open_location(location) as file:
                 count = read_into(file, location, offset, memoryview(data))
         except NotFoundError:
-            raise missing_blob(digest) from None
+            raise self.missing(digest) from None
         return bytes(data[:count])
 
     def touch(self, digest: Digest) -> None:

@@ -26,7 +26,7 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.ids import Digest, ModelName, check_name
 from edgeshard.domain.models.dtypes import DType, IntegerFormat
-from edgeshard.domain.models.model import FileInfo, FurtherBlocks, ModelManifest, Part, TensorInfo
+from edgeshard.domain.models.model import FileInfo, FurtherBlocks, ModelManifest, Part, RowOrder, TensorInfo
 from edgeshard.storage.forms import SMALL_FILES, check_small_file, decode_text, malformed, parse_json_object, truncated
 from edgeshard.storage.locations import BlobLocation, read_chunks
 from edgeshard.storage.model_directory import ModelDirectory, open_regular
@@ -89,6 +89,8 @@ class StoredTensor:
     offset: int
     size: int
     integers: IntegerFormat | None = None
+    order: RowOrder | None = None
+    """The order of the rows in the file; None for the model's own."""
 
     @property
     def dtype(self) -> DType:
@@ -121,6 +123,8 @@ class Checkpoint:
     tensors: tuple[StoredTensor, ...]
     files: tuple[StoredFile, ...]
     notes: tuple[str, ...] = ()
+    scratch: Path | None = None
+    """A temporary directory with some of the files."""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -269,7 +273,7 @@ def hash_manifest(
 
 def item_locations(checkpoint: Checkpoint, manifest: ModelManifest) -> list[BlobLocation]:
     """The places on this machine of the manifest's tensors, then of its small files."""
-    tensors = {tensor.name: BlobLocation(tensor.file, tensor.offset, tensor.size) for tensor in checkpoint.tensors}
+    tensors = {t.name: BlobLocation(t.file, t.offset, t.size, order=t.order) for t in checkpoint.tensors}
     files = {file.name: BlobLocation(file.path, 0, file.size) for file in checkpoint.files}
     return [tensors[info.name] for info in manifest.tensors] + [files[info.name] for info in manifest.files]
 

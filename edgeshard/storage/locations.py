@@ -54,7 +54,7 @@ class BlobLocation:
     def is_readable(self) -> bool:
         """Whether this process can read the bytes now, as far as the file's status tells."""
         try:
-            status = self.path.stat()
+            status = self.path.stat(follow_symlinks=False)
         except OSError:
             return False
         if self.stamp is None:

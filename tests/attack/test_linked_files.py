@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from edgeshard.client.models import add_model
 from edgeshard.domain.errors import DataLossError
 from edgeshard.storage.blobs import BlobDirectory, manifest_items
 from edgeshard.storage.checkpoint import build_manifest, item_locations, open_checkpoint
-from edgeshard.storage.locations import BlobLocation
 from tests.attack import linked_files
 
 MakeCheckpoint = Callable[..., Path]
@@ -86,8 +86,8 @@ def linked_as_before(store: Path, directory: Path) -> ModelStore:
     blobs.create()
     for item, at in zip(manifest_items(manifest), item_locations(checkpoint, manifest), strict=True):
         with at.path.open("rb") as file:
-            path = blobs.linked.take(at.path, file, lambda: 1 << 30)
-        blobs.linked.keep({item.sha256: BlobLocation(path, at.offset, at.size)})
+            whole = blobs.linked.take(at.path, file, lambda: 1 << 30)
+        blobs.linked.keep({item.sha256: replace(whole, offset=at.offset, size=at.size)})
     models = ModelStore(store)
     models.register(manifest)
     return models

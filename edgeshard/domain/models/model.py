@@ -88,6 +88,10 @@ class RowOrder:
     def group_bytes(self) -> int:
         return self.first * self.second * self.row_bytes
 
+    def fits(self, size: int) -> bool:
+        """Whether a matrix of `size` bytes has whole groups."""
+        return self.group_bytes > 0 and size % self.group_bytes == 0
+
     def row_of_file(self, row: int) -> int:
         """The index in the file of the model's row `row`."""
         group, inside = divmod(row, self.first * self.second)

@@ -11,10 +11,10 @@ import grpc
 import pytest
 
 from edgeshard.client.models import AddPhase, add_model
-from edgeshard.domain.control.site import LocalModel
+from edgeshard.domain.control.site import LocalModel, LocalPlace
 from edgeshard.domain.errors import AlreadyExistsError, EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import Digest
-from edgeshard.domain.models.model import TensorInfo
+from edgeshard.domain.models.model import RowOrder, TensorInfo
 from edgeshard.proto.v1.store_pb2_grpc import ModelStoreServiceStub
 from edgeshard.rpc.addresses import is_of_this_machine
 from edgeshard.storage.blobs import manifest_items
@@ -112,11 +112,14 @@ async def test_places_outside_of_the_files_are_refused(
 ) -> None:
     server, directory = await run_store(), make_checkpoint()
     channel, model = connect(server.address), described(directory)
-    size = model.files[model.places[0][0]].size
+    first = model.places[0]
+    size = model.files[first.file].size
     for places in (
         model.places[1:],
-        ((99, 0), *model.places[1:]),
-        ((model.places[0][0], size - 1), *model.places[1:]),
+        (LocalPlace(99, 0), *model.places[1:]),
+        (replace(first, offset=size - 1), *model.places[1:]),
+        (replace(first, order=RowOrder(2, 3, 5)), *model.places[1:]),
+        (replace(first, order=RowOrder(0, 0, 0)), *model.places[1:]),
         (*model.places[:-1], model.places[0]),
         (model.places[-1], *model.places[1:]),
     ):

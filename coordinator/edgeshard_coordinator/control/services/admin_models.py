@@ -23,7 +23,8 @@ class ModelCalls(AdminCalls):
     """Models that the site stores."""
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
-        stored = [stored_model(manifest, digest) for manifest, digest in self._models.list()]
+        found = self._models.list()
+        stored = [stored_model(manifest, digest, self._models.weights_files(manifest)) for manifest, digest in found]
         return pb.ListModelsResponse(models=[stored_model_to_wire(model) for model in stored])
 
     async def DeleteModel(self, request: pb.DeleteModelRequest, context: Any) -> pb.DeleteModelResponse:
