@@ -6,7 +6,7 @@ import json
 import math
 import mmap
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 from edgeshard.architectures.gguf import Gguf
 from edgeshard.domain.errors import FailedPreconditionError, extra_line
 from edgeshard.domain.models.dtypes import BLOCK_FORMATS, STORED_GROUP, IntegerFormat
+from edgeshard.domain.models.model import RowOrder
 from edgeshard.importing.blocks import AT_ONCE, BYTES, Floats, TensorWriter, Width
 from edgeshard.importing.gguf_config import checkpoint_name, config_of, form_of
 from edgeshard.importing.gguf_file import GgufFile, GgufTensor, read_gguf
@@ -110,15 +111,13 @@ class _Opener:
 
     def stored(self, tensor: GgufTensor, name: str, data: mmap.mmap, writer: TensorWriter) -> StoredTensor:
         """The tensor's place: in the file, or in the writer's where its bytes must change."""
-        order = self._order(name, tensor)
+        swapped = self._swapped(name, tensor)
         offset = self.form.unit_norms and "norm." in name
         integers = _kept_format(self.config, name, tensor)
         if (tensor.type in _FLOATS or integers is not None) and not offset:
             dtype = tensor.type if integers is None else "F32"
-            if order is None:
-                return StoredTensor(name, dtype, tensor.shape, tensor.path, tensor.offset, tensor.size, integers)
-            return writer.raw(name, dtype, tensor.shape, _in_order(tensor, data, order), integers)
-        parts = _numbers(tensor, data, order)
+            return StoredTensor(name, dtype, tensor.shape, tensor.path, tensor.offset, tensor.size, integers, swapped)
+        parts = _numbers(tensor, data, swapped)
         if tensor.type in _KEPT and not offset:  # an exact format, of a tensor that is no matrix of integers
             return writer.rounded(name, tensor.shape, parts, Width.FLOAT32)
         if offset:
@@ -130,12 +129,12 @@ class _Opener:
         size = 0
         for tensor, name in named.items():
             stored = self.file.tensors[tensor]
-            if name and (stored.type not in _KEPT or self._order(name, stored) is not None):
-                size += stored.size if stored.type in _KEPT else round(math.prod(stored.shape) * BYTES[self.width])
+            if name and stored.type not in _KEPT:
+                size += round(math.prod(stored.shape) * BYTES[self.width])
         return size
 
-    def _order(self, name: str, tensor: GgufTensor) -> np.ndarray[Any, Any] | None:
-        """The rows of the file in the checkpoint's order, [rows]; None where they are in order."""
+    def _swapped(self, name: str, tensor: GgufTensor) -> RowOrder | None:
+        """The order of the tensor's rows in the file; None if it is the checkpoint's."""
         if not self.form.permuted:
             return None
         keys = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
@@ -143,7 +142,8 @@ class _Opener:
         heads = None if key is None else self.config[key]
         if heads is None or tensor.shape[0] % (2 * heads):
             return None
-        return np.arange(tensor.shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+        rows = tensor.shape[0]
+        return RowOrder(rows // (2 * heads), 2, tensor.size // rows)
 
     def notes(self, writer: TensorWriter) -> list[str]:
         rounded = Counter(t.type for t in self.file.tensors.values() if t.type not in _KEPT)
@@ -152,24 +152,18 @@ class _Opener:
         return [f"{', '.join(rounded)} became {self.width}: {writer.loss}"]
 
 
-def _in_order(tensor: GgufTensor, data: mmap.mmap, order: np.ndarray[Any, Any]) -> Iterator[bytes]:
-    """The tensor's rows in another order, in whatever type."""
-    rows = np.frombuffer(data, np.uint8, tensor.size, tensor.offset).reshape(tensor.shape[0], -1)
-    step = max(1, AT_ONCE // rows.shape[1])
-    for first in range(0, len(order), step):
-        yield rows[order[first : first + step]].tobytes()
-
-
-def _numbers(tensor: GgufTensor, data: mmap.mmap, order: np.ndarray[Any, Any] | None) -> Iterator[Floats]:
-    """The tensor as float32, some rows at a time."""
+def _numbers(tensor: GgufTensor, data: mmap.mmap, order: RowOrder | None) -> Iterator[Floats]:
+    """The tensor as float32, some rows at a time, in the checkpoint's order."""
     decode = _decoder(tensor.type)
     columns = tensor.shape[-1]
     count = math.prod(tensor.shape) // columns
     rows = np.frombuffer(data, np.uint8, tensor.size, tensor.offset).reshape(count, -1)
     step = max(1, AT_ONCE // columns)
     for first in range(0, count, step):
-        chosen = np.arange(first, min(first + step, count)) if order is None else order[first : first + step]
-        numbers = decode(rows[chosen]).astype(np.float32, copy=False).reshape(len(chosen), columns)
+        chosen: Sequence[int] = range(first, min(first + step, count))
+        if order is not None:
+            chosen = [order.row_of_file(row) for row in chosen]
+        numbers = decode(rows[np.array(chosen)]).astype(np.float32, copy=False).reshape(len(chosen), columns)
         yield numbers if len(tensor.shape) > 1 else numbers.reshape(-1)
 
 

@@ -21,7 +21,7 @@ from edgeshard.domain.ids import Digest, check_digest
 from edgeshard.domain.models.model import FileInfo, ModelManifest, TensorInfo
 from edgeshard.storage.files import naming_full_disk, sync
 from edgeshard.storage.linked import LinkedFiles
-from edgeshard.storage.locations import BlobLocation, open_location, read_chunks, read_into
+from edgeshard.storage.locations import BlobLocation, open_location, read_at, read_chunks
 
 CHUNK_BYTES = 1 << 20
 _HASH_CHUNK_BYTES = 4 << 20
@@ -152,13 +152,11 @@ class BlobDirectory:
         location = self.locate(digest)
         if location is None:
             raise self.missing(digest)
-        data = bytearray(max(0, min(length, location.size - offset)))
         try:
             with open_location(location) as file:
-                count = read_into(file, location, offset, memoryview(data))
+                return read_at(file, location, offset, length)
         except NotFoundError:
             raise self.missing(digest) from None
-        return bytes(data[:count])
 
     def touch(self, digest: Digest) -> None:
         """Mark the blob as used now."""

@@ -98,6 +98,16 @@ def read_into(file: BinaryIO, location: BlobLocation, start: int, into: memoryvi
     return done
 
 
+def read_at(file: BinaryIO, location: BlobLocation, start: int, length: int) -> bytes:
+    """Up to `length` bytes from `start` on, fewer at the end of the blob or of the file."""
+    length = max(0, min(length, location.size - start))
+    if location.order is None:
+        return os.pread(file.fileno(), length, location.offset + start)
+    data = bytearray(length)
+    count = read_into(file, location, start, memoryview(data))
+    return bytes(data[:count])
+
+
 def _pieces(location: BlobLocation, start: int, length: int) -> Iterator[tuple[int, int]]:
     """The (offset in the file, length) of the pieces whose bytes are `length` ones of the blob from `start` on."""
     if location.order is None:
@@ -118,9 +128,8 @@ def read_chunks(location: BlobLocation, what: str, chunk_bytes: int, start: int 
     """
     with open_location(location) as file:
         while start < location.size:
-            chunk = bytearray(min(chunk_bytes, location.size - start))
-            count = read_into(file, location, start, memoryview(chunk))
-            if not count:
+            chunk = read_at(file, location, start, chunk_bytes)
+            if not chunk:
                 raise truncated(location.path.name, what)
-            start += count
-            yield bytes(chunk[:count])
+            start += len(chunk)
+            yield chunk

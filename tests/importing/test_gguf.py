@@ -367,3 +367,15 @@ def test_gemma3_has_its_windows_and_its_two_rotary_bases(tmp_path: Path) -> None
     }
     assert config["query_pre_attn_scalar"] == 128 and config["sliding_window"] == 1024
     assert parse_config(config).architecture == "gemma3"
+
+
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_K, Type.BF16])
+def test_nothing_is_copied_of_types_that_run_as_they_are(kind: Type, tmp_path: Path) -> None:
+    """Rows of queries and keys, which llama.cpp reorders, are read in another order from the file itself."""
+    path = write_demo_gguf(tmp_path / "demo.gguf", everywhere(kind))
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    imported = open_gguf(path, scratch, Width.INT8, nothing)
+    assert {tensor.file for tensor in imported.checkpoint.tensors} == {path}
+    written = sum(file.stat().st_size for file in scratch.iterdir())
+    assert written == sum(file.size for file in imported.checkpoint.files), "the tokenizer only"

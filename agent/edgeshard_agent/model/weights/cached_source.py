@@ -15,7 +15,7 @@ from edgeshard.domain.errors import DataLossError, NotFoundError
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.dtypes import STORED_GROUP, IntegerFormat
 from edgeshard.domain.models.model import TensorInfo
-from edgeshard.storage.locations import BlobLocation, open_location, read_into
+from edgeshard.storage.locations import CHANGED_SINCE_ADDED, BlobLocation, open_location, read_into
 from edgeshard_agent.model.tensors import TORCH_DTYPES
 from edgeshard_agent.ops.block_formats import BlockWeight, Weight
 from edgeshard_agent.ops.quantize import QuantizedWeight, Scheme
@@ -50,8 +50,7 @@ class CachedTensorSource:
         try:
             location = self._location_of(info.sha256)
             with open_location(location) as file:
-                whole = location.offset == 0 and os.fstat(file.fileno()).st_size == location.size
-                data = _mapped(file) if whole and not location.is_linked else _read(file, location, info)
+                data = _mapped(file) if _has_own_file(location, file) else _read(file, location, info)
         except (OSError, ValueError, NotFoundError) as error:
             raise DataLossError(
                 f"tensor {name} cannot be read from the cache: {error}", field=name, reason="UNREADABLE_TENSOR"
@@ -82,6 +81,13 @@ def from_blocks(data: torch.Tensor, shape: tuple[int, ...], integers: IntegerFor
     return QuantizedWeight(values.view(shape), scales, STORED_GROUP, Scheme(integers))
 
 
+def _has_own_file(location: BlobLocation, file: BinaryIO) -> bool:
+    """Whether the file has this blob only, and nobody writes to it."""
+    if location.is_linked or location.order is not None or location.offset:
+        return False
+    return os.fstat(file.fileno()).st_size == location.size
+
+
 def _mapped(file: BinaryIO) -> mmap.mmap:
     # The file is open for reading only and never changes; a write to the tensor would go to a private copy of the page.
     # A plainly read-only mapping would turn such a write into a crash of the process.
@@ -101,9 +107,9 @@ def _read(file: BinaryIO, location: BlobLocation, info: TensorInfo) -> memoryvie
             done += count
     if done == len(data) and sha256.hexdigest() != info.sha256:
         raise DataLossError(
-            f"tensor {info.name} is not as it was added: somebody has written to the file that its model was added "
-            "from; add the model again from files that stay as they are",
+            f"tensor {info.name} is not as it was added: somebody has written to {location.source or location.path}; "
+            "add the model again from files that stay as they are",
             field=info.name,
-            reason="CHANGED_SINCE_ADDED",
+            reason=CHANGED_SINCE_ADDED,
         )
     return data[:done]
