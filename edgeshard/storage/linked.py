@@ -282,6 +282,8 @@ def _location(
     offset, size = place
     if order is not None and not order.fits(size):
         raise ValueError(order)
+    if stamp is not None and stamp != _NEVER and offset + size > stamp.size:
+        raise ValueError(place)
     return BlobLocation(path, offset, size, source=source, stamp=stamp, order=order)
 
 

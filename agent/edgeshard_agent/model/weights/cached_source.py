@@ -49,6 +49,8 @@ class CachedTensorSource:
             return torch.empty(info.shape, dtype=dtype)
         try:
             location = self._location_of(info.sha256)
+            if location.size != info.stored_bytes:
+                raise _wrong_size(info, location.size)
             with open_location(location) as file:
                 data = _mapped(file) if _has_own_file(location, file) else _read(file, location, info)
         except (OSError, ValueError, NotFoundError) as error:
@@ -56,11 +58,7 @@ class CachedTensorSource:
                 f"tensor {name} cannot be read from the cache: {error}", field=name, reason="UNREADABLE_TENSOR"
             ) from None
         if len(data) != info.stored_bytes:
-            raise DataLossError(
-                f"the cached file of tensor {name} has {len(data)} bytes, not {info.stored_bytes}",
-                field=name,
-                reason="TRUNCATED",
-            )
+            raise _wrong_size(info, len(data))
         if info.integers is not None:
             return from_blocks(torch.frombuffer(data, dtype=torch.uint8), info.shape, info.integers)
         return torch.frombuffer(data, dtype=dtype).view(info.shape)
@@ -79,6 +77,14 @@ def from_blocks(data: torch.Tensor, shape: tuple[int, ...], integers: IntegerFor
     else:
         values = torch.cat((packed & 15, packed >> 4), dim=-1).view(torch.int8) - 8
     return QuantizedWeight(values.view(shape), scales, STORED_GROUP, Scheme(integers))
+
+
+def _wrong_size(info: TensorInfo, size: int) -> DataLossError:
+    return DataLossError(
+        f"the cached file of tensor {info.name} has {size} bytes, not {info.stored_bytes}",
+        field=info.name,
+        reason="TRUNCATED",
+    )
 
 
 def _has_own_file(location: BlobLocation, file: BinaryIO) -> bool:
