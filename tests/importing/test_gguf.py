@@ -32,7 +32,7 @@ from edgeshard.importing.gguf_config import config_of
 from edgeshard.importing.gguf_file import read_gguf
 from edgeshard.importing.gguf_model import open_gguf
 from edgeshard.importing.outlook import config_of as outlook_config
-from edgeshard.importing.sources import Source
+from edgeshard.importing.sources import Source, opened
 from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.storage.checkpoint import build_manifest, open_checkpoint
 from tests.support import gguf_files
@@ -401,3 +401,15 @@ def test_weights_take_the_memory_of_the_file_as_planned(choose: gguf_files.Choos
     planned += spec.embedding_bytes(*form) - spec.shared_bytes(*form)
     assert None not in units and abs(in_memory / planned - 1) < 0.02
     assert in_memory < 1.05 * sum(tensor.size for tensor in read_gguf(path).tensors.values())
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o600])
+def test_what_is_made_of_a_file_is_as_readable_as_the_file(mode: int, tmp_path: Path) -> None:
+    """The coordinator's user is often another one than the one who adds a model."""
+    path = write_demo_gguf(tmp_path / "demo.gguf", everywhere(Type.Q5_1))
+    path.chmod(mode)
+    with opened(Source(path=path), Width.INT8, nothing) as imported:
+        scratch = imported.checkpoint.scratch
+        assert scratch is not None and {item.file.parent for item in imported.checkpoint.tensors} >= {scratch}
+        assert scratch.stat().st_mode & 0o005 == (0o005 if mode & 0o004 else 0)
+        assert all(file.stat().st_mode & 0o004 for file in scratch.iterdir())

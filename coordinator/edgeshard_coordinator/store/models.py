@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -175,8 +176,11 @@ class ModelStore:
     def _check_room_for_copies(self, files: Sequence[Path], name: ModelName) -> None:
         """Check the room for files of other disks, which must be copied, before the first of them is."""
         own_disk = self._directory.stat().st_dev
-        found = [file.stat() for file in files if file.exists()]  # one that is not is refused when it is opened
-        needed = sum(status.st_size for status in found if status.st_dev != own_disk)
+        needed = 0
+        for file in files:
+            with suppress(OSError):  # one that cannot be read is refused when it is opened
+                status = file.stat()
+                needed += status.st_size if status.st_dev != own_disk else 0
         check_room(self.blobs.linked.directory, f"a copy of model {name}", needed, self.room_bytes())
 
     def _register_linked(self, manifest: ModelManifest, locations: Sequence[BlobLocation]) -> Digest:
