@@ -94,7 +94,7 @@ class StoredTensor:
     size: int
     integers: IntegerFormat | None = None
     order: RowOrder | None = None
-    """The order of the rows in the file; None for the model's own."""
+    """The order of the rows in the file, if it is not the model's."""
 
     @property
     def dtype(self) -> DType:

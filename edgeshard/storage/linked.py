@@ -4,12 +4,14 @@ A model on the store's own machine is not copied if that can be avoided. `take` 
 
 1. a hard link `linked/NAME` to the file, if it is on the store's file system and the process may link to it;
 2. a clone, if the file system can share blocks;
-3. the file itself, read in place, if it stays where it is. This serves files of other users, such as those of Ollama's
-   service, and of other disks. Callers need do nothing for it: `LocalFile.stays` says that a file is not temporary;
+3. the file itself, read in place, unless it is temporary (`LocalFile.stays`);
 4. a copy.
 
+Callers of `edgeshard.client.models.add_model` need do nothing for a file of another user, such as Ollama's, or of
+another disk: it is read in place.
+
 `linked/NAME.json` has the offset and the size of each blob, and the path from which the file was added. A hard link
-keeps the bytes when their owner deletes the file, and not when the owner writes into it: so each reader of a blob
+keeps the bytes when their owner deletes the file, and not when the owner writes into it. So each reader of a blob
 compares the sha256 of the bytes. The note of a file that is read in place has its size and time of change as well
 (`Stamp`), which each read compares first. Small files, which are read again and again, are copied instead (`copy`).
 """
@@ -100,7 +102,7 @@ class LinkedFiles:
         return path
 
     def keep(self, blobs: Mapping[Digest, BlobLocation]) -> None:
-        """Note that these blobs lie there, and no longer where an earlier note had them."""
+        """Note the places of these blobs; earlier notes lose them."""
         with self._lock:
             self._refresh()
             earlier = {self._note_of[digest] for digest in blobs if digest in self._note_of}

@@ -46,13 +46,13 @@ class BlobLocation:
     source: Path | None = None
     """The path from which a linked file was added, for messages."""
     stamp: Stamp | None = None
-    """The state that the file must have, of one that is read in place; None for a file of the store."""
+    """The state that a file must have which is read in place."""
     order: RowOrder | None = None
     """The order in which the file has the rows; None if it has them as the blob does."""
 
     @property
     def is_readable(self) -> bool:
-        """Whether this process can read the bytes now, as far as the file's status tells."""
+        """Whether this process can read the bytes now, by the file's status."""
         try:
             status = self.path.stat(follow_symlinks=False)
         except OSError:

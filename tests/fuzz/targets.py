@@ -362,7 +362,7 @@ def _note_seed(**changes: object) -> bytes:
 
 
 def _local_model(data: bytes) -> None:
-    """What a client on the coordinator's machine says of a model's files."""
+    """The files of a model, by a client on the coordinator's machine."""
     try:
         model = local_model_from_wire(store_pb2.AddLocalModelRequest.FromString(data))
     except DecodeError:

@@ -34,8 +34,8 @@ LONGEST_MEASURING_S = 600.0
 class WeightsFile:
     """A file outside of the coordinator's store that has `size_bytes` of a model's weights.
 
-    `in_place` says that the store reads the file itself; otherwise it has a link to it. `changed` says that the file
-    is not as it was when the model was added: the weights in it cannot be read any more.
+    `in_place`: the store reads the file itself; otherwise it has a hard link to it. `changed`: the file is not as it
+    was when the model was added, so that its weights cannot be read any more.
     """
 
     path: str
@@ -97,8 +97,7 @@ class ModelRegistration:
 class LocalFile:
     """A file of the coordinator's own machine, as the client that names it sees it.
 
-    `head_sha256` is of its first 64 KiB: who knows that can read the file. `stays` says that the file is not a
-    temporary one of the client's.
+    `head_sha256` is of its first 64 KiB: who knows that can read the file. `stays`: the file is no temporary one.
     """
 
     path: str
@@ -133,7 +132,7 @@ class LocalModel:
 class LocalAdding:
     """How far the coordinator is with a local model: bytes hashed, bytes in all, and its digest at the end.
 
-    `knows_orders` says that it reads rows in the order of their places.
+    `knows_orders`: the coordinator reads rows in the order of their places.
     """
 
     hashed: int

@@ -400,7 +400,7 @@ async def test_two_loads_share_what_room_there_is(make_node: Callable[..., Await
 
 
 async def test_a_node_keeps_its_share_once(make_node: Callable[..., Awaitable[Node]]) -> None:
-    """What is packed goes as it was fetched; what others hold of it stays."""
+    """Fetched tensors are removed once they are packed, unless they are pinned."""
     node = await make_node()
     await serves(node, UNTIED)
     assert node.cache.used_bytes == 0 and not [*node.cache.blobs.files()]

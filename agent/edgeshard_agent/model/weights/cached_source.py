@@ -88,7 +88,7 @@ def _wrong_size(info: TensorInfo, size: int) -> DataLossError:
 
 
 def _has_own_file(location: BlobLocation, file: BinaryIO) -> bool:
-    """Whether the file has this blob only, and nobody writes to it."""
+    """Whether this blob is all of the file, and only this process may write to it."""
     if location.is_linked or location.order is not None or location.offset:
         return False
     return os.fstat(file.fileno()).st_size == location.size
