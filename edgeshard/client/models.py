@@ -138,7 +138,8 @@ async def add_checkpoint(
 ) -> Digest:
     """Register an open checkpoint as `name`; its digest.
 
-    `here` says that the coordinator's address is of this machine: it links to the files then, and hashes them itself.
+    `here` says that the coordinator's address is of this machine: it uses the files in their place then, and hashes
+    them itself.
     Adding the same content again sends nothing and succeeds. An interrupted upload goes on where it stopped, after a
     broken connection by itself, after a cancel with the next call.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -119,17 +118,6 @@ def test_small_files_that_are_linked_already_are_copied_if_they_are_as_added(
             assert found is None
         else:
             assert found is not None and not found.is_linked and models.blobs.is_intact(file.sha256, file.size)
-
-
-@pytest.fixture
-def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model of another user, or of another disk."""
-
-    def refused(*_: object, **__: object) -> None:
-        raise PermissionError(errno.EPERM, "of another user")
-
-    monkeypatch.setattr("edgeshard.storage.linked.os.link", refused)
-    monkeypatch.setattr("edgeshard.storage.linked.fcntl.ioctl", refused)
 
 
 def disk_bytes(directory: Path) -> int:

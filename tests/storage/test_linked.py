@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -137,17 +136,6 @@ def replaced_by_a_link(path: Path) -> None:
     other = path.with_name("other")
     path.rename(other)
     path.symlink_to(other)
-
-
-@pytest.fixture
-def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of another user, or of another disk."""
-
-    def refused(*_: object, **__: object) -> None:
-        raise PermissionError(errno.EPERM, "of another user")
-
-    monkeypatch.setattr("edgeshard.storage.linked.os.link", refused)
-    monkeypatch.setattr("edgeshard.storage.linked.fcntl.ioctl", refused)
 
 
 @pytest.mark.usefixtures("no_links")
