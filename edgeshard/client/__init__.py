@@ -18,6 +18,7 @@ from edgeshard.domain.control.site import (
     StoredProfile,
     UnknownFigures,
     UnknownProfile,
+    WeightsFile,
 )
 from edgeshard.domain.models.packed import PackedUnit
 from edgeshard.domain.requests.chat import ChatFinished, ContentDelta, ReasoningDelta, ToolCall
@@ -54,4 +55,5 @@ __all__ = [
     "ToolCall",
     "UnknownFigures",
     "UnknownProfile",
+    "WeightsFile",
 ]

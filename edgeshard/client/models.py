@@ -31,9 +31,9 @@ from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.proto.v1 import store_pb2_grpc
 from edgeshard.rpc.channel import MESSAGE_LIMIT_BYTES, half_close
 from edgeshard.storage.blobs import CHUNK_BYTES, in_thread
-from edgeshard.storage.checkpoint import Checkpoint, blob_locations, build_manifest, draft_manifest, read_chunks
-from edgeshard.storage.linked import BlobLocation
+from edgeshard.storage.checkpoint import Checkpoint, blob_locations, build_manifest, draft_manifest
 from edgeshard.storage.local_model import NOT_THIS_MACHINE, local_model
+from edgeshard.storage.locations import BlobLocation, read_chunks
 from edgeshard.wire.status import from_rpc_error
 from edgeshard.wire.store import (
     blob_header_to_wire,
@@ -138,7 +138,8 @@ async def add_checkpoint(
 ) -> Digest:
     """Register an open checkpoint as `name`; its digest.
 
-    `here` says that the coordinator's address is of this machine: it links to the files then, and hashes them itself.
+    `here` says that the coordinator's address is of this machine: it uses the files in their place then, and hashes
+    them itself.
     Adding the same content again sends nothing and succeeds. An interrupted upload goes on where it stopped, after a
     broken connection by itself, after a cancel with the next call.
 
@@ -177,6 +178,8 @@ async def _add_here(
             adding = local_adding_from_wire(message)
             if progress is not None:
                 progress(AddPhase.HASHING, adding.hashed, adding.total)
+            if not adding.knows_orders and any(place.order for place in model.places):
+                return None  # an older coordinator would take the rows as they lie
             if adding.manifest_digest is not None:
                 return adding.manifest_digest
     except grpc.aio.AioRpcError as error:

@@ -7,7 +7,7 @@ import math
 import mmap
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from edgeshard.architectures import read_config
 from edgeshard.domain.errors import FailedPreconditionError, UnsupportedModelError, extra_line
 from edgeshard.domain.models.dtypes import BLOCK_FORMATS, STORED_GROUP, IntegerFormat
+from edgeshard.domain.models.model import RowOrder
 from edgeshard.importing.blocks import AT_ONCE, BYTES, Floats, TensorWriter, Width
 from edgeshard.importing.gguf_config import Target, Targets, config_of, targets_of
 from edgeshard.importing.gguf_file import GgufFile, GgufTensor, read_gguf
@@ -160,13 +161,14 @@ class _Opener:
         same_bytes = change is None and len(kinds) == 1
         if integers is not None and same_bytes:
             shape = _matrix_of(target)
-            if order is None and len(target.sources) == 1:
-                return StoredTensor(target.name, "F32", shape, first.path, first.offset, first.size, integers)
-            return writer.raw(target.name, "F32", shape, self._rows(target, maps, order), integers)
+            if len(target.sources) == 1:
+                return StoredTensor(target.name, "F32", shape, first.path, first.offset, first.size, integers, order)
+            return writer.raw(target.name, "F32", shape, self._rows(target, maps), integers)
         if kinds <= _FLOATS and same_bytes:
-            if order is None and len(target.sources) == 1 and not target.transposed:
-                return StoredTensor(target.name, first.type, target.shape, first.path, first.offset, first.size)
-            return writer.raw(target.name, first.type, target.shape, self._rows(target, maps, order))
+            if len(target.sources) == 1 and not target.transposed:
+                place = (first.path, first.offset, first.size)
+                return StoredTensor(target.name, first.type, target.shape, *place, order=order)
+            return writer.raw(target.name, first.type, target.shape, self._rows(target, maps))
         numbers = self._numbers(target, maps, order)
         if change is not None:
             numbers = (change(part) for part in numbers)
@@ -182,7 +184,7 @@ class _Opener:
         size = 0
         for target in targets.found:
             exact = self.is_exact(target)
-            if not exact or len(target.sources) > 1 or self._order(target) is not None:
+            if not exact or len(target.sources) > 1:
                 stored = sum(source.size for source in target.sources)
                 size += stored if exact else round(math.prod(target.shape) * BYTES[self._width])
         return size
@@ -203,8 +205,8 @@ class _Opener:
             return _without_unit
         return None
 
-    def _order(self, target: Target) -> np.ndarray[Any, Any] | None:
-        """The rows of the file in the checkpoint's order, [rows]; None if they are in order."""
+    def _order(self, target: Target) -> RowOrder | None:
+        """The order of the tensor's rows in the file; None if it is the checkpoint's."""
         if not self._form.permuted:
             return None
         own = {"q_proj": self._shape.attention_heads, "k_proj": self._shape.kv_heads}
@@ -213,11 +215,10 @@ class _Opener:
         rows = target.shape[0]
         if heads is None or rows % (2 * heads):
             return None
-        return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+        (source,) = target.sources
+        return RowOrder(rows // (2 * heads), 2, source.size // rows)
 
-    def _rows(
-        self, target: Target, maps: Mapping[Path, mmap.mmap], order: np.ndarray[Any, Any] | None
-    ) -> Iterator[bytes]:
+    def _rows(self, target: Target, maps: Mapping[Path, mmap.mmap]) -> Iterator[bytes]:
         """The bytes of a tensor whose sources have one type, in the checkpoint's order."""
         first = target.sources[0]
         if target.transposed and first.type in _FLOATS:
@@ -235,12 +236,9 @@ class _Opener:
         for part in rows:
             step = max(1, AT_ONCE // part.shape[1])
             for start in range(0, len(part), step):
-                end = start + step
-                yield part[start:end].tobytes() if order is None else part[order[start:end]].tobytes()
+                yield part[start : start + step].tobytes()
 
-    def _numbers(
-        self, target: Target, maps: Mapping[Path, mmap.mmap], order: np.ndarray[Any, Any] | None
-    ) -> Iterator[Floats]:
+    def _numbers(self, target: Target, maps: Mapping[Path, mmap.mmap], order: RowOrder | None) -> Iterator[Floats]:
         """The tensor as float32, some rows at a time, the outputs of a matrix first."""
         if len(target.sources) > 1 and self._form.in_turn:
             parts = [np.concatenate(list(_numbers(source, maps[source.path], None))) for source in target.sources]
@@ -271,16 +269,18 @@ def _byte_rows(tensor: GgufTensor, data: mmap.mmap) -> np.ndarray[Any, Any]:
     return np.frombuffer(data, np.uint8, tensor.size, tensor.offset).reshape(tensor.shape[0], -1)
 
 
-def _numbers(tensor: GgufTensor, data: mmap.mmap, order: np.ndarray[Any, Any] | None) -> Iterator[Floats]:
-    """The tensor as float32, some rows at a time."""
+def _numbers(tensor: GgufTensor, data: mmap.mmap, order: RowOrder | None) -> Iterator[Floats]:
+    """The tensor as float32, some rows at a time, in the checkpoint's order."""
     decode = _decoder(tensor.type)
     columns = tensor.shape[-1]
     count = math.prod(tensor.shape) // columns
     rows = np.frombuffer(data, np.uint8, tensor.size, tensor.offset).reshape(count, -1)
     step = max(1, AT_ONCE // columns)
     for first in range(0, count, step):
-        chosen = np.arange(first, min(first + step, count)) if order is None else order[first : first + step]
-        numbers = decode(rows[chosen]).astype(np.float32, copy=False).reshape(len(chosen), columns)
+        chosen: Sequence[int] = range(first, min(first + step, count))
+        if order is not None:
+            chosen = [order.row_of_file(row) for row in chosen]
+        numbers = decode(rows[np.array(chosen)]).astype(np.float32, copy=False).reshape(len(chosen), columns)
         yield numbers if len(tensor.shape) > 1 else numbers.reshape(-1)
 
 

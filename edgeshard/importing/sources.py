@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,7 +22,7 @@ from edgeshard.importing.imported import Imported, Progress, notes_of, recommend
 from edgeshard.importing.older_settings import older_settings
 from edgeshard.importing.quantised import check_layout, checked_quantisation, open_quantised, without_quantisation
 from edgeshard.importing.tiktoken import RANKS_LIMIT_BYTES, ranks_file, tokenizer_of
-from edgeshard.storage.checkpoint import StoredFile, open_checkpoint, read_config, small_files
+from edgeshard.storage.checkpoint import Checkpoint, StoredFile, open_checkpoint, read_config, small_files
 from edgeshard.storage.forms import (
     CHAT_TEMPLATE,
     TOKENIZER,
@@ -162,11 +163,25 @@ def opened(source: Source, width: Width, progress: Progress) -> Iterator[Importe
     Blocking. Raises typed errors that say what to do.
     """
     path = fetch(source.repository, source.revision, progress) if source.path is None else source.path
-    with tempfile.TemporaryDirectory(prefix="edgeshard-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="edgeshard-") as name:
+        scratch = Path(name)
         if not path.is_file():
-            yield open_directory(path, Path(scratch), width, progress)
+            imported = open_directory(path, scratch, width, progress)
         elif path.suffix.lower() == ".gguf":
-            yield open_gguf(path, Path(scratch), width, progress)
+            imported = open_gguf(path, scratch, width, progress)
         else:
             what = f"{path} is a file, but no .gguf; name the directory of a checkpoint"
             raise InvalidArgumentError(what, field="model")
+        checkpoint = replace(imported.checkpoint, scratch=scratch)
+        _share_scratch(checkpoint, scratch, path)
+        yield replace(imported, checkpoint=checkpoint)
+
+
+def _share_scratch(checkpoint: Checkpoint, scratch: Path, source: Path) -> None:
+    """Let other users read what was made of files that they can read: the coordinator may run as one of them."""
+    sources = {source, *(item.file for item in checkpoint.tensors), *(item.path for item in checkpoint.files)}
+    made = [path for path in sources if path.is_relative_to(scratch)]
+    if all(path.stat().st_mode & stat.S_IROTH for path in sources.difference(made)):
+        for path in made:
+            path.chmod(0o644)
+        scratch.chmod(0o755)

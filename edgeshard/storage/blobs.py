@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from edgeshard.domain.errors import DataLossError, InvalidArgumentError, NotFoundError
+from edgeshard.domain.errors import DataLossError, EdgeShardError, InvalidArgumentError, NotFoundError
 from edgeshard.domain.ids import Digest, check_digest
 from edgeshard.domain.models.model import FileInfo, ModelManifest, TensorInfo
 from edgeshard.storage.files import naming_full_disk, sync
-from edgeshard.storage.linked import BlobLocation, LinkedFiles
+from edgeshard.storage.linked import LinkedFiles
+from edgeshard.storage.locations import BlobLocation, open_location, read_at, read_chunks
 
 CHUNK_BYTES = 1 << 20
 _HASH_CHUNK_BYTES = 4 << 20
@@ -53,6 +54,10 @@ class BlobDirectory:
         path = self.path(digest)
         size = _size(path)
         return self.linked.find(digest) if size is None else BlobLocation(path, 0, size)
+
+    def missing(self, digest: Digest) -> EdgeShardError:
+        """The error of a blob that `locate` does not find; it names the file that had it, if there is one."""
+        return self.linked.lost(digest) or missing_blob(digest)
 
     def path(self, digest: Digest) -> Path:
         """The path of a complete blob's own file. Raises InvalidArgumentError unless `digest` is a sha256."""
@@ -139,20 +144,19 @@ class BlobDirectory:
         location = self.locate(digest)
         try:
             return location is not None and location.size == size and sha256_at(location) == digest
-        except OSError:
+        except (OSError, EdgeShardError):
             return False
 
     def read(self, digest: Digest, offset: int, length: int) -> bytes:
         """Up to `length` bytes from `offset`. Raises NotFoundError when there is no such blob."""
         location = self.locate(digest)
         if location is None:
-            raise missing_blob(digest)
+            raise self.missing(digest)
         try:
-            with location.path.open("rb") as file:
-                file.seek(location.offset + offset)
-                return file.read(min(length, location.size - offset))
-        except FileNotFoundError:
-            raise missing_blob(digest) from None
+            with open_location(location) as file:
+                return read_at(file, location, offset, length)
+        except NotFoundError:
+            raise self.missing(digest) from None
 
     def touch(self, digest: Digest) -> None:
         """Mark the blob as used now."""
@@ -218,13 +222,10 @@ def sha256_of(path: Path) -> Digest:
 
 
 def sha256_at(location: BlobLocation) -> Digest:
-    """The sha256 of the bytes that are there, fewer than `location` says when the file ends before."""
-    sha256, remaining = hashlib.sha256(), location.size
-    with location.path.open("rb") as file:
-        file.seek(location.offset)
-        while chunk := file.read(min(_HASH_CHUNK_BYTES, remaining)):
-            sha256.update(chunk)
-            remaining -= len(chunk)
+    """The sha256 of the bytes at `location`. Raises as `read_chunks` does."""
+    sha256 = hashlib.sha256()
+    for chunk in read_chunks(location, "a blob", _HASH_CHUNK_BYTES):
+        sha256.update(chunk)
     return Digest(sha256.hexdigest())
 
 

@@ -12,7 +12,9 @@ import math
 import os
 import re
 import struct
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +28,9 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.ids import Digest, ModelName, check_name
 from edgeshard.domain.models.dtypes import DType, IntegerFormat
-from edgeshard.domain.models.model import FileInfo, FurtherBlocks, ModelManifest, Part, TensorInfo
+from edgeshard.domain.models.model import FileInfo, FurtherBlocks, ModelManifest, Part, RowOrder, TensorInfo
 from edgeshard.storage.forms import SMALL_FILES, check_small_file, decode_text, malformed, parse_json_object, truncated
-from edgeshard.storage.linked import BlobLocation
+from edgeshard.storage.locations import BlobLocation, read_chunks
 from edgeshard.storage.model_directory import ModelDirectory, open_regular
 
 Progress = Callable[[int, int], None]
@@ -46,6 +48,8 @@ _FILE_LIMITS = {
     "edgeshard_experts.json": 32 << 20,
 }
 CHUNK_BYTES = 4 << 20
+_HASHING_THREADS = min(4, max(2, os.cpu_count() or 1))
+_PROGRESS_EVERY_S = 0.1
 _RANK_LIMIT = 8
 _LARGEST = 2**63 - 1
 
@@ -89,6 +93,8 @@ class StoredTensor:
     offset: int
     size: int
     integers: IntegerFormat | None = None
+    order: RowOrder | None = None
+    """The order of the rows in the file, if it is not the model's."""
 
     @property
     def dtype(self) -> DType:
@@ -121,6 +127,8 @@ class Checkpoint:
     tensors: tuple[StoredTensor, ...]
     files: tuple[StoredFile, ...]
     notes: tuple[str, ...] = ()
+    scratch: Path | None = None
+    """A temporary directory with some of the files."""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -243,23 +251,31 @@ def hash_manifest(
 ) -> ModelManifest:
     """The draft with the sha256 of the bytes at `locations`: those of its tensors, then those of its small files.
 
-    Raises DataLossError for a file that ends too early.
+    Some items are read and hashed at once, each by a thread, so that neither the disk nor a core waits for the other.
+    Raises as `read_chunks` does.
     """
-    total, done, count = draft.stored_bytes, 0, len(draft.tensors)
+    count = len(draft.tensors)
     names = [f"tensor {t.name}" for t in draft.tensors] + [f"file {f.name}" for f in draft.files]
     # Stable order of files and offsets, so that a spinning disk reads forward.
     order = sorted(
         range(len(names)), key=lambda index: (index >= count, locations[index].path, locations[index].offset)
     )
+    hashing = _Hashing()
     digests: dict[int, Digest] = {}
-    for index in order:
-        sha256 = hashlib.sha256()
-        for chunk in read_chunks(locations[index], names[index], CHUNK_BYTES):
-            sha256.update(chunk)
-            done += len(chunk)
-            if progress is not None:
-                progress(done, total)
-        digests[index] = Digest(sha256.hexdigest())
+    with ThreadPoolExecutor(_HASHING_THREADS, "hash") as pool:
+        futures = {index: pool.submit(hashing.sha256, locations[index], names[index]) for index in order}
+        try:
+            for index in order:
+                while not futures[index].done():
+                    wait([futures[index]], _PROGRESS_EVERY_S)
+                    if progress is not None:
+                        progress(hashing.done_bytes, draft.stored_bytes)
+                digests[index] = futures[index].result()
+        finally:
+            hashing.is_over = True
+            pool.shutdown(cancel_futures=True)
+    if progress is not None:
+        progress(draft.stored_bytes, draft.stored_bytes)
     return replace(
         draft,
         tensors=tuple(replace(tensor, sha256=digests[index]) for index, tensor in enumerate(draft.tensors)),
@@ -267,9 +283,28 @@ def hash_manifest(
     )
 
 
+class _Hashing:
+    """The work of the threads of `hash_manifest`."""
+
+    def __init__(self) -> None:
+        self.done_bytes = 0
+        self.is_over = False
+        self._lock = threading.Lock()
+
+    def sha256(self, location: BlobLocation, what: str) -> Digest:
+        sha256 = hashlib.sha256()
+        for chunk in read_chunks(location, what, CHUNK_BYTES):
+            if self.is_over:
+                break
+            sha256.update(chunk)
+            with self._lock:
+                self.done_bytes += len(chunk)
+        return Digest(sha256.hexdigest())
+
+
 def item_locations(checkpoint: Checkpoint, manifest: ModelManifest) -> list[BlobLocation]:
     """The places on this machine of the manifest's tensors, then of its small files."""
-    tensors = {tensor.name: BlobLocation(tensor.file, tensor.offset, tensor.size) for tensor in checkpoint.tensors}
+    tensors = {t.name: BlobLocation(t.file, t.offset, t.size, order=t.order) for t in checkpoint.tensors}
     files = {file.name: BlobLocation(file.path, 0, file.size) for file in checkpoint.files}
     return [tensors[info.name] for info in manifest.tensors] + [files[info.name] for info in manifest.files]
 
@@ -278,22 +313,6 @@ def blob_locations(checkpoint: Checkpoint, manifest: ModelManifest) -> dict[Dige
     """The places on this machine of every blob of the manifest."""
     digests = [tensor.sha256 for tensor in manifest.tensors] + [file.sha256 for file in manifest.files]
     return dict(zip(digests, item_locations(checkpoint, manifest), strict=True))
-
-
-def read_chunks(location: BlobLocation, what: str, chunk_bytes: int, start: int = 0) -> Generator[bytes, None, None]:
-    """The bytes of `location` from `start` on, at most `chunk_bytes` at a time.
-
-    Raises DataLossError, which calls them `what`, for a file that ends too early.
-    """
-    with open_regular(location.path) as file:
-        file.seek(location.offset + start)
-        remaining = location.size - start
-        while remaining > 0:
-            chunk = file.read(min(chunk_bytes, remaining))
-            if not chunk:
-                raise truncated(location.path.name, what)
-            remaining -= len(chunk)
-            yield chunk
 
 
 def read_header(path: Path, name: str = "") -> tuple[StoredTensor, ...]:

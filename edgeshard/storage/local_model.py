@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from edgeshard.domain.control.site import LocalFile, LocalModel
+from edgeshard.domain.control.site import LocalFile, LocalModel, LocalPlace
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InvalidArgumentError
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.model import FileInfo, ModelManifest
@@ -25,31 +26,29 @@ def local_model(checkpoint: Checkpoint, draft: ModelManifest) -> LocalModel:
     paths = sorted({location.path for location in locations})
     files = []
     for path in paths:
+        stays = checkpoint.scratch is None or not path.is_relative_to(checkpoint.scratch)
         with open_regular(path) as file:
-            files.append(_described(path, file))
+            files.append(replace(_described(path, file), stays=stays))
     index = {path: position for position, path in enumerate(paths)}
-    return LocalModel(draft, tuple(files), tuple((index[at.path], at.offset) for at in locations))
+    return LocalModel(draft, tuple(files), tuple(LocalPlace(index[at.path], at.offset, at.order) for at in locations))
 
 
-def places(model: LocalModel) -> tuple[tuple[int, int, int], ...]:
-    """The (index of a file, offset, size) of each of the model's tensors, then of its small files.
-
-    Raises InvalidArgumentError where a client puts one outside of its files.
-    """
+def check_places(model: LocalModel) -> None:
+    """Raise InvalidArgumentError if a client puts a tensor or a small file outside of its files."""
     items = manifest_items(model.manifest)
     if len(model.places) != len(items):
         raise _misplaced(f"has {len(model.places)} entries for {len(items)} tensors and files")
-    found = []
-    for (index, offset), item in zip(model.places, items, strict=True):
+    for place, item in zip(model.places, items, strict=True):
         # A small file is one by itself: a node opens it.
-        left = model.files[index].size - offset - blob_size(item) if index < len(model.files) else -1
-        if left < 0 or (isinstance(item, FileInfo) and (left or offset)):
+        size = blob_size(item)
+        left = model.files[place.file].size - place.offset - size if place.file < len(model.files) else -1
+        if left < 0 or (isinstance(item, FileInfo) and (left or place.offset or place.order)):
             raise _misplaced(f"puts {item.name[:80]} where no file has its bytes")
-        found.append((index, offset, blob_size(item)))
+        if place.order is not None and not place.order.fits(size):
+            raise _misplaced(f"gives {item.name[:80]} an order of rows that {size} bytes cannot have")
     tensors = len(model.manifest.tensors)
-    if {index for index, _, _ in found[:tensors]} & {index for index, _, _ in found[tensors:]}:
+    if {place.file for place in model.places[:tensors]} & {place.file for place in model.places[tensors:]}:
         raise _misplaced("puts a tensor into a small file")
-    return tuple(found)
 
 
 def open_local(wanted: LocalFile) -> BinaryIO:
@@ -64,7 +63,7 @@ def open_local(wanted: LocalFile) -> BinaryIO:
         file = open_regular(Path(wanted.path))
     except (EdgeShardError, ValueError):  # a path with a zero byte
         raise not_this_machine() from None
-    if _described(Path(wanted.path), file) != wanted:
+    if _described(Path(wanted.path), file) != replace(wanted, stays=False):
         file.close()
         raise not_this_machine()
     return file

@@ -206,6 +206,7 @@ def test_what_a_command_prints(live: Site, case: Case) -> None:
         assert shown.exit_code == 0, shown.stderr
         printed += f"\n$ edgectl {case.line} -o json\n{json_text(shown.stdout)}"
     printed = printed.replace(str(live.directory), "DIR")
+    printed = printed.replace(str(Path(__file__).resolve().parents[2]), "CHECKOUT")
     file = GOLDEN / f"{file_name(case)}.txt"
     if WRITES:
         file.write_text(printed)

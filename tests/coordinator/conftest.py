@@ -24,6 +24,7 @@ from edgeshard_coordinator.core.values.state import Timings, validate_state
 from edgeshard import WIRE_VERSION
 from edgeshard.architectures import expected_tensors
 from edgeshard.domain.control.commands import Registration
+from edgeshard.domain.control.site import WeightsFile
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import EdgeShardError, NotFoundError
 from edgeshard.domain.identity import Role
@@ -93,6 +94,9 @@ class MemoryModels:
 
     def list(self) -> tuple[tuple[ModelManifest, Digest], ...]:
         return tuple((manifest, manifest.digest()) for manifest in self.manifests.values())
+
+    def weights_files(self, manifest: ModelManifest) -> tuple[WeightsFile, ...]:
+        return ()
 
     def added_at(self, digest: Digest) -> float:
         return 0.0

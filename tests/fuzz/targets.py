@@ -62,6 +62,7 @@ from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.planning.simulation.lab import parse_lab
 from edgeshard.process.config import load_settings
 from edgeshard.proto.v1 import identity_pb2, stage_pb2, store_pb2
+from edgeshard.storage.blobs import blob_size, manifest_items
 from edgeshard.storage.checkpoint import open_checkpoint, read_header
 from edgeshard.storage.forms import (
     EXPERT_TABLE,
@@ -76,11 +77,13 @@ from edgeshard.storage.forms import (
 )
 from edgeshard.storage.growth import loaded_growth
 from edgeshard.storage.inputs import parse_toml
+from edgeshard.storage.linked import LinkedFiles, read_note
+from edgeshard.storage.local_model import check_places
 from edgeshard.wire.common import dtype_to_wire
 from edgeshard.wire.frames import FrameContract, FrameReader, _checksum, encode_step
 from edgeshard.wire.identity import enrolment_from_wire, enrolment_to_wire
 from edgeshard.wire.invitations import TOKEN_PREFIX, invitation_from_text, invitation_to_text
-from edgeshard.wire.store import manifest_from_json, manifest_from_wire, validate_manifest
+from edgeshard.wire.store import local_model_from_wire, manifest_from_json, manifest_from_wire, validate_manifest
 
 LONGEST_MESSAGE = 2200
 """Characters of an error: it goes into logs and into a status that has to fit into a header."""
@@ -380,6 +383,55 @@ def _manifest(data: bytes) -> None:
             raise FindingError(f"a blob of {size} bytes")
 
 
+def _note(data: bytes) -> str:
+    """A note of the store's linked files: it names no bytes that the file, as it was noted, does not have."""
+    path = _scratch("linked") / f"{'0' * 32}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    locations = read_note(path)
+    for at in locations.values():
+        if at.path != path.with_suffix("") and (at.path != at.source or at.stamp is None):
+            raise FindingError(f"a blob lies at {at.path}, which no read looks at first")
+        if at.stamp is not None and at.stamp.size and at.offset + at.size > at.stamp.size:
+            raise FindingError(f"a blob of {at.size} bytes in a file of {at.stamp.size}")
+        if not 0 <= at.offset < 2**63 or (at.order is not None and not at.order.fits(at.size)):
+            raise FindingError(f"a blob lies at {at}")
+    linked = LinkedFiles(path.parent)
+    for digest in locations:
+        if linked.find(digest) is None and linked.lost(digest) is None:
+            raise FindingError("a blob is neither there nor lost")
+    return f"taken {bool(locations)} {any(at.order for at in locations.values())}"
+
+
+def _note_seed(**changes: object) -> bytes:
+    values = {"blobs": {_DIGEST: [32, 60]}, "orders": {_DIGEST: [3, 2, 5]}, "source": "/nowhere/model.gguf"}
+    return _json(values | changes)
+
+
+def _local_model(data: bytes) -> None:
+    """The files of a model, by a client on the coordinator's machine."""
+    try:
+        model = local_model_from_wire(store_pb2.AddLocalModelRequest.FromString(data))
+    except DecodeError:
+        return
+    check_places(model)
+    for place, item in zip(model.places, manifest_items(model.manifest), strict=True):
+        if place.offset + blob_size(item) > model.files[place.file].size:
+            raise FindingError(f"{item.name} lies beyond its file")
+
+
+def _local_model_message() -> store_pb2.AddLocalModelRequest:
+    manifest, files = _manifest_message(), ("/a/model.gguf", "/a/tokenizer.json")
+    places = [store_pb2.LocalPlace(file=0, offset=64) for _ in manifest.tensors]
+    places[3].order.CopyFrom(store_pb2.RowOrder(first=2, second=2, row_bytes=16))
+    return store_pb2.AddLocalModelRequest(
+        manifest=manifest,
+        files=[store_pb2.LocalFile(path=path, size=1000 if "gguf" in path else 100, head_sha256=_DIGEST, stays=True)
+               for path in files],
+        places=[*places, store_pb2.LocalPlace(file=1)],
+    )  # fmt: skip
+
+
 def _manifest_message() -> store_pb2.Manifest:
     float32 = dtype_to_wire(DType.FLOAT32)
     return store_pb2.Manifest(
@@ -639,12 +691,17 @@ def _json(value: object) -> bytes:
     return json.dumps(value).encode()
 
 
+_JSON_TARGETS = frozenset(
+    ["config", "tokenizer", "tokenizer-settings", "generation", "index", "chat", "expert-table", "note"]
+)
+
+
 @dataclass(frozen=True, slots=True)
 class _All:
     targets: dict[str, Target] = field(default_factory=dict)
 
     def add(self, name: str, read: Callable[[bytes], str | None], *seeds: bytes, words: tuple[bytes, ...] = ()) -> None:
-        is_json = name in ("config", "tokenizer", "tokenizer-settings", "generation", "index", "chat", "expert-table")
+        is_json = name in _JSON_TARGETS
         self.targets[name] = Target(name, read, seeds, (*words, *_NUMBERS), is_json)
 
 
@@ -659,6 +716,9 @@ def _made() -> dict[str, Target]:
     message = _manifest_message()
     formats = tuple(kind.encode() for kind in STORED_FORMATS)
     every.add("manifest", _manifest, message.SerializeToString(), words=formats)
+    in_place = {"in_place": True, "stamp": [1000, 5]}
+    every.add("note", _note, _note_seed(), _note_seed(**in_place), words=(b"in_place", b"stamp", b"orders"))
+    every.add("local-model", _local_model, _local_model_message().SerializeToString())
     every.add("tokenizer", _tokenizer, _json(WHOLE_TOKENIZER), *map(_json, _tokenizers()))
     square = [[[1, -2], [0, 5]], [[3, 4], [9, 9]]]
     every.add("expert-table", _expert_table, _json({"base": [[1, 2], [3, 4]], "last": square, "earlier": square}))

@@ -12,8 +12,11 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.projection import whole
 from edgeshard_agent.model.rotary import RotaryFrequencies
+from edgeshard_agent.model.weights.packed_modules import unit_bytes
+from edgeshard_agent.model.weights.weight_loading import units_of
 from edgeshard_agent.model.weights.weights import StageWeights
 from gguf import GGMLQuantizationType as Type
 
@@ -29,7 +32,8 @@ from edgeshard.importing.gguf_config import config_of
 from edgeshard.importing.gguf_file import read_gguf
 from edgeshard.importing.gguf_model import open_gguf
 from edgeshard.importing.outlook import config_of as outlook_config
-from edgeshard.importing.sources import Source
+from edgeshard.importing.sources import Source, opened
+from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.storage.checkpoint import build_manifest, open_checkpoint
 from tests.support import gguf_files
 from tests.support.gguf_files import DEMO, demo_weights, everywhere, gguf_name, mixed, permuted, write_demo_gguf
@@ -362,3 +366,45 @@ def test_gemma3_has_its_windows_and_its_two_rotary_bases(tmp_path: Path) -> None
     }
     assert config["query_pre_attn_scalar"] == 128 and config["sliding_window"] == 1024
     assert parse_config(config).architecture == "gemma3"
+
+
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_K, Type.BF16])
+def test_nothing_is_copied_of_types_that_run_as_they_are(kind: Type, tmp_path: Path) -> None:
+    """Rows of queries and keys, which llama.cpp reorders, are read in another order from the file itself."""
+    path = write_demo_gguf(tmp_path / "demo.gguf", everywhere(kind))
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    imported = open_gguf(path, scratch, Width.INT8, nothing)
+    assert {tensor.file for tensor in imported.checkpoint.tensors} == {path}
+    written = sum(file.stat().st_size for file in scratch.iterdir())
+    assert written == sum(file.size for file in imported.checkpoint.files), "the tokenizer only"
+
+
+@pytest.mark.parametrize("choose", [mixed, *map(everywhere, (Type.Q4_K, Type.Q5_K, Type.Q6_K))])
+def test_weights_take_the_memory_of_the_file_as_planned(choose: gguf_files.Choose, tmp_path: Path) -> None:
+    """In memory they are packed for the kernels, with padding and wider scales."""
+    path = write_demo_gguf(tmp_path / "demo.gguf", choose)
+    manifest, source = tensors_of(open_gguf(path, tmp_path, Width.INT8, nothing))
+    layers = LayerRange(0, manifest.config["num_hidden_layers"])
+    form = DType.BFLOAT16, Quantisation.STORED
+    weights = StageWeights.load(source, manifest.config, layers, dtype=form[0], device="cpu", quantisation=form[1])
+    assert isinstance(weights.modules, DecoderModules)
+    units = [unit_bytes(unit) for unit in units_of(weights.modules)]
+    in_memory = sum(len(unit.small) + unit.large_bytes for unit in units if unit is not None)
+    spec = model_from_config("demo", manifest.config)
+    planned = sum(block.weight_bytes(*form) for block in spec.blocks) + spec.head_bytes(*form)
+    planned += spec.embedding_bytes(*form) - spec.shared_bytes(*form)
+    assert None not in units and abs(in_memory / planned - 1) < 0.02
+    assert in_memory < 1.05 * sum(tensor.size for tensor in read_gguf(path).tensors.values())
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o600])
+def test_what_is_made_of_a_file_is_as_readable_as_the_file(mode: int, tmp_path: Path) -> None:
+    """The coordinator's user is often another one than the one who adds a model."""
+    path = write_demo_gguf(tmp_path / "demo.gguf", everywhere(Type.Q5_1))
+    path.chmod(mode)
+    with opened(Source(path=path), Width.INT8, nothing) as imported:
+        scratch = imported.checkpoint.scratch
+        assert scratch is not None and {item.file.parent for item in imported.checkpoint.tensors} >= {scratch}
+        assert scratch.stat().st_mode & 0o005 == (0o005 if mode & 0o004 else 0)
+        assert all(file.stat().st_mode & 0o004 for file in scratch.iterdir())

@@ -30,8 +30,8 @@ from edgeshard.importing import packings
 from edgeshard.importing.blocks import TensorWriter, Width
 from edgeshard.importing.quantised import Converter, check_method, sorted_parts, without_quantisation
 from edgeshard.importing.sources import open_directory
-from edgeshard.storage.checkpoint import read_chunks, stored_tensors
-from edgeshard.storage.linked import BlobLocation
+from edgeshard.storage.checkpoint import stored_tensors
+from edgeshard.storage.locations import BlobLocation, read_chunks
 from edgeshard.storage.model_directory import ModelDirectory
 from tests.support.imports import nothing, tensors_of, write_checkpoint
 from tests.support.quantised import Quantised, compressed_nvfp4, fp8, modelopt_nvfp4, pack_quantised

@@ -27,6 +27,7 @@ from edgeshard_agent.scheduler.text import TextStream
 
 from edgeshard.architectures import KvHeads, StateSize, expected_tensors, parse_config
 from edgeshard.domain.control.commands import KeepStandby, PrepareStage
+from edgeshard.domain.control.site import WeightsFile
 from edgeshard.domain.errors import EdgeShardError, InternalError, NotFoundError
 from edgeshard.domain.ids import Digest, ModelName
 from edgeshard.domain.models.dtypes import DType
@@ -98,6 +99,9 @@ class SimModels:
 
     def list(self) -> tuple[tuple[ModelManifest, Digest], ...]:
         return tuple((found, found.digest()) for found in map(manifest, _CONFIGS))
+
+    def weights_files(self, manifest: ModelManifest) -> tuple[WeightsFile, ...]:
+        return ()
 
     def added_at(self, digest: Digest) -> float:
         return 0.0

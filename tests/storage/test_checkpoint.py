@@ -32,9 +32,9 @@ from edgeshard.storage.checkpoint import (
     blob_locations,
     build_manifest,
     open_checkpoint,
-    read_chunks,
     read_header,
 )
+from edgeshard.storage.locations import read_chunks
 
 MakeCheckpoint = Callable[..., Path]
 SAMPLE = save(

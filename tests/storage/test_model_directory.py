@@ -11,7 +11,8 @@ import pytest
 
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, NotFoundError
 from edgeshard.storage import checkpoint
-from edgeshard.storage.checkpoint import blob_locations, build_manifest, open_checkpoint, read_chunks
+from edgeshard.storage.checkpoint import blob_locations, build_manifest, open_checkpoint
+from edgeshard.storage.locations import read_chunks
 from edgeshard.storage.model_directory import open_regular
 
 MakeCheckpoint = Callable[..., Path]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -219,6 +220,17 @@ async def _until(condition: Callable[[], bool]) -> None:
 def until() -> Callable[[Callable[[], bool]], Awaitable[None]]:
     """Waits for a condition on files, which have no event to wait on; fails after a minute."""
     return _until
+
+
+@pytest.fixture
+def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are added are of another user, or of another disk."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "of another user")
+
+    monkeypatch.setattr("edgeshard.storage.linked.os.link", refused)
+    monkeypatch.setattr("edgeshard.storage.linked.fcntl.ioctl", refused)
 
 
 @pytest.fixture

@@ -236,7 +236,7 @@ class StageLoader:
             for_head = await _for_head(fetched, held)
             loaded = await fill(fetched)
             needs.check_size(loaded.parameter_bytes)
-            pin.let_go(needs.blobs_in(sources.kept))
+            await pin.drop(needs.blobs_in(sources.kept))
         except BaseException:
             pin.release()
             raise

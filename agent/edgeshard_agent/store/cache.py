@@ -15,7 +15,7 @@ from edgeshard.domain.ids import Digest, check_digest
 from edgeshard.domain.models.model import ModelManifest
 from edgeshard.storage.blobs import BlobDirectory, in_thread, missing_blob
 from edgeshard.storage.files import check_room, free_bytes, write_atomically
-from edgeshard.storage.linked import BlobLocation
+from edgeshard.storage.locations import BlobLocation
 from edgeshard.wire.store import manifest_from_json, manifest_to_json
 from edgeshard_agent.store.packed_units import PackedUnits
 from edgeshard_agent.store.unit_sources import UnitSources
@@ -53,12 +53,17 @@ class Pin:
         """Release `other`, too, when this is released."""
         self._joined.append(other)
 
-    def let_go(self, digests: Iterable[Digest]) -> None:
-        """Let go of blobs that are not needed any more, since packed files have their numbers now, for example."""
+    async def drop(self, digests: Iterable[Digest]) -> None:
+        """Let go of blobs whose numbers packed files have now, and remove those that no other pin holds.
+
+        A node keeps its share of a model once.
+        """
         assert self._held
-        dropped = self._digests & frozenset(digests)
+        digests = frozenset(digests)
+        dropped = self._digests & digests
         self._digests -= dropped
         self._cache.unpin(dropped)
+        await self._cache.drop_unused(digests)
 
     def release(self) -> None:
         if self._held:
@@ -197,6 +202,13 @@ class BlobCache:
             await in_thread(self.blobs.remove, digest)
         finally:  # whoever waits may be cancelled: it is gone all the same
             self._account(digest, 0)
+
+    async def drop_unused(self, digests: Iterable[Digest]) -> None:
+        """Remove these blobs, except those that are pinned or not here."""
+        for digest in digests:
+            async with self.lock(digest):  # a fetch pins a blob before it looks for it under the lock
+                if digest in self._sizes and digest not in self._pins:
+                    await self.discard(digest)
 
     async def settle(self, digest: Digest) -> None:
         """Count the bytes that are really there after a fetch, failed or not, and leave no empty partial file."""

@@ -17,6 +17,7 @@ from edgeshard.domain.models.model import FileInfo, ModelManifest, TensorInfo
 from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.proto.v1 import store_pb2_grpc
 from edgeshard.storage.blobs import blob_sizes, in_thread
+from edgeshard.storage.locations import CHANGED_SINCE_ADDED
 from edgeshard.wire.status import from_rpc_error
 from edgeshard.wire.store import blob_range_to_wire, manifest_from_wire
 from edgeshard_agent.store.cache import BlobCache, Pin
@@ -163,6 +164,8 @@ class Fetcher:
                 await in_thread(self._cache.blobs.commit, digest, size)
                 return
             except DataLossError as error:
+                if error.reason == CHANGED_SINCE_ADDED:
+                    raise
                 damaged += 1
                 log.warning("download_damaged", digest=digest, tensor=name, attempt=damaged)
                 await in_thread(self._cache.blobs.truncate, digest, 0)

@@ -6,21 +6,22 @@ import json
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
 from edgeshard.domain import errors
-from edgeshard.domain.control.site import LocalModel, MissingBlob
+from edgeshard.domain.control.site import LocalModel, MissingBlob, WeightsFile
 from edgeshard.domain.ids import Digest, ModelName, check_digest, check_name
 from edgeshard.domain.models.model import ModelManifest
-from edgeshard.storage.blobs import CHUNK_BYTES, BlobDirectory, blob_sizes, manifest_items, missing_blob
-from edgeshard.storage.checkpoint import Progress, hash_manifest, read_chunks
+from edgeshard.storage.blobs import CHUNK_BYTES, BlobDirectory, blob_size, blob_sizes, manifest_items
+from edgeshard.storage.checkpoint import Progress, hash_manifest
 from edgeshard.storage.files import TEMPORARY, check_room, free_bytes, write_atomically
 from edgeshard.storage.forms import check_small_file, skim_small_file
-from edgeshard.storage.linked import BlobLocation
-from edgeshard.storage.local_model import open_local, places
+from edgeshard.storage.local_model import check_places, open_local
+from edgeshard.storage.locations import BlobLocation, read_chunks
 from edgeshard.wire.store import check_form, manifest_from_json, manifest_to_json, validate_manifest
 
 log = structlog.get_logger()
@@ -138,41 +139,48 @@ class ModelStore:
         return digest, ()
 
     def add_local(self, model: LocalModel, progress: Progress) -> Digest:
-        """Register a model whose files lie on this machine, by links to those of weights and copies of small ones; they
-        are hashed here, once.
+        """Register a model whose files lie on this machine. Weights stay in their files (`LinkedFiles.take`), and small
+        files are copied; all are hashed here, once.
 
         `progress` gets (bytes hashed, bytes in all), and ends the adding by raising. Raises as `register` does, and
         FailedPreconditionError with reason NOT_THIS_MACHINE where the files are not those that the client sees.
         """
         draft = model.manifest
         check_form(draft)
-        where, linked = places(model), self.blobs.linked
-        of_weights = {index for index, _, _ in where[: len(draft.tensors)]}
-        taken: list[Path] = []
+        check_places(model)
+        linked = self.blobs.linked
+        of_weights = {place.file for place in model.places[: len(draft.tensors)]}
+        taken: list[BlobLocation] = []
         try:
-            self._check_room_for_copies([Path(file.path) for file in model.files], draft.name)
+            self._check_room_for_copies([Path(file.path) for file in model.files if not file.stays], draft.name)
             for index, file in enumerate(model.files):
                 with open_local(file) as opened:
                     if index in of_weights:
-                        taken.append(linked.take(Path(file.path), opened, self.room_bytes))
+                        taken.append(linked.take(Path(file.path), opened, self.room_bytes, stays=file.stays))
                     else:
                         taken.append(linked.copy(opened, self.room_bytes))
-            locations = [BlobLocation(taken[index], offset, size) for index, offset, size in where]
-            before = [path.stat().st_mtime_ns for path in taken]
+            locations = [
+                replace(taken[place.file], offset=place.offset, size=blob_size(item), order=place.order)
+                for place, item in zip(model.places, manifest_items(draft), strict=True)
+            ]
+            before = [at.path.stat().st_mtime_ns for at in taken]
             manifest = hash_manifest(draft, locations, progress)
-            if before != [path.stat().st_mtime_ns for path in taken]:
+            if before != [at.path.stat().st_mtime_ns for at in taken]:
                 raise errors.AbortedError(
                     f"the files of model {draft.name} were written to while they were read: try again"
                 )
             return self._register_linked(manifest, locations)
         finally:
-            linked.drop_unused(taken)
+            linked.drop_unused([at.path for at in taken])
 
     def _check_room_for_copies(self, files: Sequence[Path], name: ModelName) -> None:
         """Check the room for files of other disks, which must be copied, before the first of them is."""
         own_disk = self._directory.stat().st_dev
-        found = [file.stat() for file in files if file.exists()]  # one that is not is refused when it is opened
-        needed = sum(status.st_size for status in found if status.st_dev != own_disk)
+        needed = 0
+        for file in files:
+            with suppress(OSError):  # one that cannot be read is refused when it is opened
+                status = file.stat()
+                needed += status.st_size if status.st_dev != own_disk else 0
         check_room(self.blobs.linked.directory, f"a copy of model {name}", needed, self.room_bytes())
 
     def _register_linked(self, manifest: ModelManifest, locations: Sequence[BlobLocation]) -> Digest:
@@ -248,8 +256,12 @@ class ModelStore:
         """The path of a small file of a model. Raises NotFoundError."""
         location = self.blobs.locate(digest)
         if location is None:
-            raise missing_blob(digest)
+            raise self.blobs.missing(digest)
         return location.path
+
+    def weights_files(self, manifest: ModelManifest) -> tuple[WeightsFile, ...]:
+        """The files outside of the store that have weights of a model."""
+        return self.blobs.linked.files_of({tensor.sha256 for tensor in manifest.tensors})
 
     def room_bytes(self) -> int:
         """Bytes of the disk that uploads may use."""

@@ -18,7 +18,7 @@ from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.proto.v1 import store_pb2_grpc
 from edgeshard.rpc.addresses import is_of_this_machine
 from edgeshard.rpc.hello import first_message
-from edgeshard.storage.blobs import CHUNK_BYTES, in_thread, missing_blob
+from edgeshard.storage.blobs import CHUNK_BYTES, in_thread
 from edgeshard.storage.files import check_room
 from edgeshard.storage.local_model import not_this_machine
 from edgeshard.wire import store as wire
@@ -54,13 +54,13 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
         if not is_of_this_machine(_host_of(context.peer())):
             raise not_this_machine()
         model = await in_thread(lambda: wire.local_model_from_wire(request))
-        ended, shown = threading.Event(), LocalAdding(0, model.manifest.stored_bytes)
+        ended, shown = threading.Event(), LocalAdding(0, model.manifest.stored_bytes, knows_orders=True)
 
         def progress(hashed: int, total: int) -> None:
             nonlocal shown
             if ended.is_set():
                 raise errors.AbortedError(f"adding model {model.manifest.name} was given up")
-            shown = LocalAdding(hashed, total)
+            shown = LocalAdding(hashed, total, knows_orders=True)
 
         adding = asyncio.ensure_future(in_thread(self._store.add_local, model, progress))
         try:
@@ -69,7 +69,7 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
                 await asyncio.wait([adding], timeout=_SHOWN_EVERY_S)
             digest = adding.result()
             log.info("model_registered", model=model.manifest.name, digest=digest)
-            yield wire.local_adding_to_wire(LocalAdding(shown.total, shown.total, digest))
+            yield wire.local_adding_to_wire(LocalAdding(shown.total, shown.total, digest, knows_orders=True))
         finally:
             ended.set()
             await asyncio.wait([adding])
@@ -164,7 +164,7 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
         digest = blob.digest
         size = await asyncio.to_thread(self._store.blobs.size, digest)
         if size is None:
-            raise missing_blob(digest)
+            raise self._store.blobs.missing(digest)
         if blob.offset > size or blob.length > size - blob.offset:
             raise errors.InvalidArgumentError(f"blob {digest} has {size} bytes; the range ends beyond", field="offset")
         offset, end = blob.offset, blob.offset + blob.length if blob.length else size
@@ -178,8 +178,10 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
                 await asyncio.to_thread(sha256.update, data)
             offset += len(data)
             if sha256 is not None and offset == end and sha256.hexdigest() != digest:
-                await in_thread(self._store.blobs.remove, digest)
                 log.error("blob_damaged", digest=digest)
+                if (changed := await in_thread(self._store.blobs.linked.distrust, digest)) is not None:
+                    raise changed
+                await in_thread(self._store.blobs.remove, digest)
                 raise errors.DataLossError(
                     f"the coordinator's copy of blob {digest} is damaged: add its model again",
                     field="sha256",

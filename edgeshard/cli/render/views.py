@@ -51,6 +51,7 @@ MODEL_COLUMNS: list[Column[StoredModel]] = [
     Column("SIZE", lambda model: human_bytes(model.stored_bytes), right=True),
     Column("DTYPE", lambda model: model.dtype.value),
     Column("CONTEXT", lambda model: str(model.max_context), right=True),
+    Column("AS", lambda model: weights_form(model)),
     Column("DIGEST", lambda model: model.manifest_digest, wide=True),
 ]
 
@@ -259,6 +260,25 @@ def node_fields(node: Node) -> dict[str, str]:
     }
 
 
+def weights_form(model: StoredModel) -> str:
+    """How the store has a model's weights: as a copy, a link, the file itself, or one that was lost since."""
+    if any(file.changed for file in model.weights_files):
+        return "lost"
+    if any(file.in_place for file in model.weights_files):
+        return "file"
+    return "link" if model.weights_files else "copy"
+
+
+def _weights_files(model: StoredModel) -> dict[str, str]:
+    """A row for each file outside of the store that has weights."""
+    rows = {}
+    for number, file in enumerate(model.weights_files, 1):
+        how = "read in place from" if file.in_place else "linked from"
+        changed = "; it has changed or disappeared since" if file.changed else ""
+        rows[f"Weights {number}"] = f"{human_bytes(file.size_bytes)} {how} {file.path}{changed}"
+    return rows or {"Weights": "in the coordinator's store"}
+
+
 def model_fields(model: StoredModel) -> dict[str, str]:
     further = {}
     if model.further is not None:
@@ -271,6 +291,7 @@ def model_fields(model: StoredModel) -> dict[str, str]:
         "Parameters": f"{human_count(model.parameter_count)} ({model.parameter_count})",
         "Size": f"{human_bytes(model.stored_bytes)} in {model.dtype.value}",
         "Context": f"{model.max_context} tokens",
+        **_weights_files(model),
         **further,
         "Digest": model.manifest_digest,
     }

@@ -20,7 +20,7 @@ from edgeshard.domain.ids import (
     check_id,
 )
 from edgeshard.domain.models.dtypes import DType, Quantisation
-from edgeshard.domain.models.model import FurtherBlocks, ModelManifest
+from edgeshard.domain.models.model import FurtherBlocks, ModelManifest, RowOrder
 from edgeshard.domain.models.packed import PackedOn
 from edgeshard.domain.nodes.condition import Condition
 from edgeshard.domain.nodes.device import Node
@@ -31,10 +31,25 @@ LONGEST_MEASURING_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsFile:
+    """A file outside of the coordinator's store that has `size_bytes` of a model's weights.
+
+    `in_place`: the store reads the file itself; otherwise it has a hard link to it. `changed`: the file is not as it
+    was when the model was added, so that its weights cannot be read any more.
+    """
+
+    path: str
+    size_bytes: int
+    in_place: bool
+    changed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StoredModel:
     """A model in the coordinator's store. `stored_bytes` is its size there; `max_context` is in tokens.
 
-    `further` are the blocks of its checkpoint that predict further tokens, which are not there.
+    `further` are the blocks of its checkpoint that predict further tokens, which are not there. `weights_files` have
+    those weights that are not in files of the store only.
     """
 
     name: ModelName
@@ -46,6 +61,7 @@ class StoredModel:
     dtype: DType
     max_context: int
     further: FurtherBlocks | None = None
+    weights_files: tuple[WeightsFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +97,7 @@ class ModelRegistration:
 class LocalFile:
     """A file of the coordinator's own machine, as the client that names it sees it.
 
-    `head_sha256` is of its first 64 KiB: who knows that can read the file.
+    `head_sha256` is of its first 64 KiB: who knows that can read the file. `stays`: the file is no temporary one.
     """
 
     path: str
@@ -90,25 +106,39 @@ class LocalFile:
     size: int
     modified_ns: int
     head_sha256: Annotated[Digest, check_digest]
+    stays: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlace:
+    """The place of a tensor or a small file: `offset` in bytes of file number `file`, with rows in `order`."""
+
+    file: int
+    offset: int
+    order: RowOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model on the coordinator's own machine. The manifest has no digests yet; `places` are (index of a file, offset)
-    of its tensors, then of its small files."""
+    """A model on the coordinator's own machine. The manifest has no digests yet; `places` are those of its tensors,
+    then of its small files."""
 
     manifest: ModelManifest
     files: tuple[LocalFile, ...]
-    places: tuple[tuple[int, int], ...]
+    places: tuple[LocalPlace, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LocalAdding:
-    """How far the coordinator is with a local model: bytes hashed, bytes in all, and its digest at the end."""
+    """How far the coordinator is with a local model: bytes hashed, bytes in all, and its digest at the end.
+
+    `knows_orders`: the coordinator reads rows in the order of their places.
+    """
 
     hashed: int
     total: int
     manifest_digest: Digest | None = None
+    knows_orders: bool = False
 
 
 @dataclass(frozen=True, slots=True)

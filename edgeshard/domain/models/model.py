@@ -73,6 +73,33 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class RowOrder:
+    """The order in which a file has the rows of a matrix, if a converter swapped two of their dimensions.
+
+    The file has groups of `first` x `second` rows; row (i, j) of a group is its row i * second + j. The model's own
+    order has it at j * first + i. A row has `row_bytes` bytes.
+    """
+
+    first: int
+    second: int
+    row_bytes: int
+
+    @property
+    def group_bytes(self) -> int:
+        return self.first * self.second * self.row_bytes
+
+    def fits(self, size: int) -> bool:
+        """Whether a matrix of `size` bytes has whole groups."""
+        return self.group_bytes > 0 and size % self.group_bytes == 0
+
+    def row_of_file(self, row: int) -> int:
+        """The index in the file of the model's row `row`."""
+        group, inside = divmod(row, self.first * self.second)
+        j, i = divmod(inside, self.first)
+        return group * self.first * self.second + i * self.second + j
+
+
+@dataclass(frozen=True, slots=True)
 class FileInfo:
     """A small file that travels with a model, such as tokenizer.json."""
 

@@ -234,7 +234,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[StoredModel, _Mapping]]] = ...) -> None: ...
 
 class StoredModel(_message.Message):
-    __slots__ = ("name", "manifest_digest", "architecture", "layer_count", "parameter_count", "stored_bytes", "dtype", "max_context", "further")
+    __slots__ = ("name", "manifest_digest", "architecture", "layer_count", "parameter_count", "stored_bytes", "dtype", "max_context", "further", "weights_files")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +244,7 @@ class StoredModel(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     FURTHER_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FILES_FIELD_NUMBER: _ClassVar[int]
     name: str
     manifest_digest: str
     architecture: str
@@ -253,7 +254,20 @@ class StoredModel(_message.Message):
     dtype: _common_pb2.DataType
     max_context: int
     further: _common_pb2.FurtherBlocks
-    def __init__(self, name: _Optional[str] = ..., manifest_digest: _Optional[str] = ..., architecture: _Optional[str] = ..., layer_count: _Optional[int] = ..., parameter_count: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., max_context: _Optional[int] = ..., further: _Optional[_Union[_common_pb2.FurtherBlocks, _Mapping]] = ...) -> None: ...
+    weights_files: _containers.RepeatedCompositeFieldContainer[WeightsFile]
+    def __init__(self, name: _Optional[str] = ..., manifest_digest: _Optional[str] = ..., architecture: _Optional[str] = ..., layer_count: _Optional[int] = ..., parameter_count: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., max_context: _Optional[int] = ..., further: _Optional[_Union[_common_pb2.FurtherBlocks, _Mapping]] = ..., weights_files: _Optional[_Iterable[_Union[WeightsFile, _Mapping]]] = ...) -> None: ...
+
+class WeightsFile(_message.Message):
+    __slots__ = ("path", "size_bytes", "in_place", "changed")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IN_PLACE_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    size_bytes: int
+    in_place: bool
+    changed: bool
+    def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., in_place: _Optional[bool] = ..., changed: _Optional[bool] = ...) -> None: ...
 
 class DeleteModelRequest(_message.Message):
     __slots__ = ("operation_id", "name")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from edgeshard.proto.v1 import common_pb2 as edgeshard_dot_proto_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x65\x64geshard/proto/v1/store.proto\x12\x12\x65\x64geshard.proto.v1\x1a\x1f\x65\x64geshard/proto/v1/common.proto\"\xdd\x01\n\x08Manifest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x03 \x01(\t\x12\x33\n\x07tensors\x18\x04 \x03(\x0b\x32\".edgeshard.proto.v1.ManifestTensor\x12/\n\x05\x66iles\x18\x05 \x03(\x0b\x32 .edgeshard.proto.v1.ManifestFile\x12\x32\n\x07\x66urther\x18\x06 \x01(\x0b\x32!.edgeshard.proto.v1.FurtherBlocks\"|\n\x0eManifestTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12+\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1c.edgeshard.proto.v1.DataType\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0e\n\x06sha256\x18\x04 \x01(\t\x12\x10\n\x08integers\x18\x05 \x01(\t\":\n\x0cManifestFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"F\n\x14RegisterModelRequest\x12.\n\x08manifest\x18\x01 \x01(\x0b\x32\x1c.edgeshard.proto.v1.Manifest\"v\n\x15RegisterModelResponse\x12\x12\n\nregistered\x18\x01 \x01(\x08\x12\x17\n\x0fmanifest_digest\x18\x02 \x01(\t\x12\x30\n\x07missing\x18\x03 \x03(\x0b\x32\x1f.edgeshard.proto.v1.MissingBlob\"\xa4\x01\n\x14\x41\x64\x64LocalModelRequest\x12.\n\x08manifest\x18\x01 \x01(\x0b\x32\x1c.edgeshard.proto.v1.Manifest\x12,\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x1d.edgeshard.proto.v1.LocalFile\x12.\n\x06places\x18\x03 \x03(\x0b\x32\x1e.edgeshard.proto.v1.LocalPlace\"p\n\tLocalFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\x04\x12\r\n\x05inode\x18\x03 \x01(\x04\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\x13\n\x0bmodified_ns\x18\x05 \x01(\x03\x12\x13\n\x0bhead_sha256\x18\x06 \x01(\t\"*\n\nLocalPlace\x12\x0c\n\x04\x66ile\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"O\n\x15\x41\x64\x64LocalModelResponse\x12\x0e\n\x06hashed\x18\x01 \x01(\x04\x12\r\n\x05total\x18\x02 \x01(\x04\x12\x17\n\x0fmanifest_digest\x18\x03 \x01(\t\";\n\x0bMissingBlob\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\x04\"N\n\x0ePutBlobRequest\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.edgeshard.proto.v1.BlobHeader\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\":\n\nBlobHeader\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\x04\"\x1f\n\x0fPutBlobResponse\x12\x0c\n\x04size\x18\x01 \x01(\x04\"#\n\x12GetManifestRequest\x12\r\n\x05model\x18\x01 \x01(\t\"^\n\x13GetManifestResponse\x12.\n\x08manifest\x18\x01 \x01(\x0b\x32\x1c.edgeshard.proto.v1.Manifest\x12\x17\n\x0fmanifest_digest\x18\x02 \x01(\t\"A\n\x0fReadBlobRequest\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\x04\" \n\x10ReadBlobResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xf0\x03\n\x11ModelStoreService\x12\x64\n\rRegisterModel\x12(.edgeshard.proto.v1.RegisterModelRequest\x1a).edgeshard.proto.v1.RegisterModelResponse\x12\x66\n\rAddLocalModel\x12(.edgeshard.proto.v1.AddLocalModelRequest\x1a).edgeshard.proto.v1.AddLocalModelResponse0\x01\x12T\n\x07PutBlob\x12\".edgeshard.proto.v1.PutBlobRequest\x1a#.edgeshard.proto.v1.PutBlobResponse(\x01\x12^\n\x0bGetManifest\x12&.edgeshard.proto.v1.GetManifestRequest\x1a\'.edgeshard.proto.v1.GetManifestResponse\x12W\n\x08ReadBlob\x12#.edgeshard.proto.v1.ReadBlobRequest\x1a$.edgeshard.proto.v1.ReadBlobResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x65\x64geshard/proto/v1/store.proto\x12\x12\x65\x64geshard.proto.v1\x1a\x1f\x65\x64geshard/proto/v1/common.proto\"\xdd\x01\n\x08Manifest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x03 \x01(\t\x12\x33\n\x07tensors\x18\x04 \x03(\x0b\x32\".edgeshard.proto.v1.ManifestTensor\x12/\n\x05\x66iles\x18\x05 \x03(\x0b\x32 .edgeshard.proto.v1.ManifestFile\x12\x32\n\x07\x66urther\x18\x06 \x01(\x0b\x32!.edgeshard.proto.v1.FurtherBlocks\"|\n\x0eManifestTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12+\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1c.edgeshard.proto.v1.DataType\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0e\n\x06sha256\x18\x04 \x01(\t\x12\x10\n\x08integers\x18\x05 \x01(\t\":\n\x0cManifestFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"F\n\x14RegisterModelRequest\x12.\n\x08manifest\x18\x01 \x01(\x0b\x32\x1c.edgeshard.proto.v1.Manifest\"v\n\x15RegisterModelResponse\x12\x12\n\nregistered\x18\x01 \x01(\x08\x12\x17\n\x0fmanifest_digest\x18\x02 \x01(\t\x12\x30\n\x07missing\x18\x03 \x03(\x0b\x32\x1f.edgeshard.proto.v1.MissingBlob\"\xa4\x01\n\x14\x41\x64\x64LocalModelRequest\x12.\n\x08manifest\x18\x01 \x01(\x0b\x32\x1c.edgeshard.proto.v1.Manifest\x12,\n\x05\x66iles\x18\x02 \x03(\x0b\x32\x1d.edgeshard.proto.v1.LocalFile\x12.\n\x06places\x18\x03 \x03(\x0b\x32\x1e.edgeshard.proto.v1.LocalPlace\"\x7f\n\tLocalFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\x04\x12\r\n\x05inode\x18\x03 \x01(\x04\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\x13\n\x0bmodified_ns\x18\x05 \x01(\x03\x12\x13\n\x0bhead_sha256\x18\x06 \x01(\t\x12\r\n\x05stays\x18\x07 \x01(\x08\"W\n\nLocalPlace\x12\x0c\n\x04\x66ile\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12+\n\x05order\x18\x03 \x01(\x0b\x32\x1c.edgeshard.proto.v1.RowOrder\"<\n\x08RowOrder\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\x0e\n\x06second\x18\x02 \x01(\r\x12\x11\n\trow_bytes\x18\x03 \x01(\x04\"e\n\x15\x41\x64\x64LocalModelResponse\x12\x0e\n\x06hashed\x18\x01 \x01(\x04\x12\r\n\x05total\x18\x02 \x01(\x04\x12\x17\n\x0fmanifest_digest\x18\x03 \x01(\t\x12\x14\n\x0cknows_orders\x18\x04 \x01(\x08\";\n\x0bMissingBlob\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\x04\"N\n\x0ePutBlobRequest\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.edgeshard.proto.v1.BlobHeader\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\":\n\nBlobHeader\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\x04\"\x1f\n\x0fPutBlobResponse\x12\x0c\n\x04size\x18\x01 \x01(\x04\"#\n\x12GetManifestRequest\x12\r\n\x05model\x18\x01 \x01(\t\"^\n\x13GetManifestResponse\x12.\n\x08manifest\x18\x01 \x01(\x0b\x32\x1c.edgeshard.proto.v1.Manifest\x12\x17\n\x0fmanifest_digest\x18\x02 \x01(\t\"A\n\x0fReadBlobRequest\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\x04\" \n\x10ReadBlobResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xf0\x03\n\x11ModelStoreService\x12\x64\n\rRegisterModel\x12(.edgeshard.proto.v1.RegisterModelRequest\x1a).edgeshard.proto.v1.RegisterModelResponse\x12\x66\n\rAddLocalModel\x12(.edgeshard.proto.v1.AddLocalModelRequest\x1a).edgeshard.proto.v1.AddLocalModelResponse0\x01\x12T\n\x07PutBlob\x12\".edgeshard.proto.v1.PutBlobRequest\x1a#.edgeshard.proto.v1.PutBlobResponse(\x01\x12^\n\x0bGetManifest\x12&.edgeshard.proto.v1.GetManifestRequest\x1a\'.edgeshard.proto.v1.GetManifestResponse\x12W\n\x08ReadBlob\x12#.edgeshard.proto.v1.ReadBlobRequest\x1a$.edgeshard.proto.v1.ReadBlobResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,27 +45,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADDLOCALMODELREQUEST']._serialized_start=690
   _globals['_ADDLOCALMODELREQUEST']._serialized_end=854
   _globals['_LOCALFILE']._serialized_start=856
-  _globals['_LOCALFILE']._serialized_end=968
-  _globals['_LOCALPLACE']._serialized_start=970
-  _globals['_LOCALPLACE']._serialized_end=1012
-  _globals['_ADDLOCALMODELRESPONSE']._serialized_start=1014
-  _globals['_ADDLOCALMODELRESPONSE']._serialized_end=1093
-  _globals['_MISSINGBLOB']._serialized_start=1095
-  _globals['_MISSINGBLOB']._serialized_end=1154
-  _globals['_PUTBLOBREQUEST']._serialized_start=1156
-  _globals['_PUTBLOBREQUEST']._serialized_end=1234
-  _globals['_BLOBHEADER']._serialized_start=1236
-  _globals['_BLOBHEADER']._serialized_end=1294
-  _globals['_PUTBLOBRESPONSE']._serialized_start=1296
-  _globals['_PUTBLOBRESPONSE']._serialized_end=1327
-  _globals['_GETMANIFESTREQUEST']._serialized_start=1329
-  _globals['_GETMANIFESTREQUEST']._serialized_end=1364
-  _globals['_GETMANIFESTRESPONSE']._serialized_start=1366
-  _globals['_GETMANIFESTRESPONSE']._serialized_end=1460
-  _globals['_READBLOBREQUEST']._serialized_start=1462
-  _globals['_READBLOBREQUEST']._serialized_end=1527
-  _globals['_READBLOBRESPONSE']._serialized_start=1529
-  _globals['_READBLOBRESPONSE']._serialized_end=1561
-  _globals['_MODELSTORESERVICE']._serialized_start=1564
-  _globals['_MODELSTORESERVICE']._serialized_end=2060
+  _globals['_LOCALFILE']._serialized_end=983
+  _globals['_LOCALPLACE']._serialized_start=985
+  _globals['_LOCALPLACE']._serialized_end=1072
+  _globals['_ROWORDER']._serialized_start=1074
+  _globals['_ROWORDER']._serialized_end=1134
+  _globals['_ADDLOCALMODELRESPONSE']._serialized_start=1136
+  _globals['_ADDLOCALMODELRESPONSE']._serialized_end=1237
+  _globals['_MISSINGBLOB']._serialized_start=1239
+  _globals['_MISSINGBLOB']._serialized_end=1298
+  _globals['_PUTBLOBREQUEST']._serialized_start=1300
+  _globals['_PUTBLOBREQUEST']._serialized_end=1378
+  _globals['_BLOBHEADER']._serialized_start=1380
+  _globals['_BLOBHEADER']._serialized_end=1438
+  _globals['_PUTBLOBRESPONSE']._serialized_start=1440
+  _globals['_PUTBLOBRESPONSE']._serialized_end=1471
+  _globals['_GETMANIFESTREQUEST']._serialized_start=1473
+  _globals['_GETMANIFESTREQUEST']._serialized_end=1508
+  _globals['_GETMANIFESTRESPONSE']._serialized_start=1510
+  _globals['_GETMANIFESTRESPONSE']._serialized_end=1604
+  _globals['_READBLOBREQUEST']._serialized_start=1606
+  _globals['_READBLOBREQUEST']._serialized_end=1671
+  _globals['_READBLOBRESPONSE']._serialized_start=1673
+  _globals['_READBLOBRESPONSE']._serialized_end=1705
+  _globals['_MODELSTORESERVICE']._serialized_start=1708
+  _globals['_MODELSTORESERVICE']._serialized_end=2204
 # @@protoc_insertion_point(module_scope)

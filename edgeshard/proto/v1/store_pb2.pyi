@@ -74,38 +74,54 @@ class AddLocalModelRequest(_message.Message):
     def __init__(self, manifest: _Optional[_Union[Manifest, _Mapping]] = ..., files: _Optional[_Iterable[_Union[LocalFile, _Mapping]]] = ..., places: _Optional[_Iterable[_Union[LocalPlace, _Mapping]]] = ...) -> None: ...
 
 class LocalFile(_message.Message):
-    __slots__ = ("path", "device", "inode", "size", "modified_ns", "head_sha256")
+    __slots__ = ("path", "device", "inode", "size", "modified_ns", "head_sha256", "stays")
     PATH_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     INODE_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     MODIFIED_NS_FIELD_NUMBER: _ClassVar[int]
     HEAD_SHA256_FIELD_NUMBER: _ClassVar[int]
+    STAYS_FIELD_NUMBER: _ClassVar[int]
     path: str
     device: int
     inode: int
     size: int
     modified_ns: int
     head_sha256: str
-    def __init__(self, path: _Optional[str] = ..., device: _Optional[int] = ..., inode: _Optional[int] = ..., size: _Optional[int] = ..., modified_ns: _Optional[int] = ..., head_sha256: _Optional[str] = ...) -> None: ...
+    stays: bool
+    def __init__(self, path: _Optional[str] = ..., device: _Optional[int] = ..., inode: _Optional[int] = ..., size: _Optional[int] = ..., modified_ns: _Optional[int] = ..., head_sha256: _Optional[str] = ..., stays: _Optional[bool] = ...) -> None: ...
 
 class LocalPlace(_message.Message):
-    __slots__ = ("file", "offset")
+    __slots__ = ("file", "offset", "order")
     FILE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     file: int
     offset: int
-    def __init__(self, file: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+    order: RowOrder
+    def __init__(self, file: _Optional[int] = ..., offset: _Optional[int] = ..., order: _Optional[_Union[RowOrder, _Mapping]] = ...) -> None: ...
+
+class RowOrder(_message.Message):
+    __slots__ = ("first", "second", "row_bytes")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    SECOND_FIELD_NUMBER: _ClassVar[int]
+    ROW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    second: int
+    row_bytes: int
+    def __init__(self, first: _Optional[int] = ..., second: _Optional[int] = ..., row_bytes: _Optional[int] = ...) -> None: ...
 
 class AddLocalModelResponse(_message.Message):
-    __slots__ = ("hashed", "total", "manifest_digest")
+    __slots__ = ("hashed", "total", "manifest_digest", "knows_orders")
     HASHED_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    KNOWS_ORDERS_FIELD_NUMBER: _ClassVar[int]
     hashed: int
     total: int
     manifest_digest: str
-    def __init__(self, hashed: _Optional[int] = ..., total: _Optional[int] = ..., manifest_digest: _Optional[str] = ...) -> None: ...
+    knows_orders: bool
+    def __init__(self, hashed: _Optional[int] = ..., total: _Optional[int] = ..., manifest_digest: _Optional[str] = ..., knows_orders: _Optional[bool] = ...) -> None: ...
 
 class MissingBlob(_message.Message):
     __slots__ = ("sha256", "size", "offset")

@@ -74,7 +74,7 @@ class ModelStoreServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AddLocalModel(self, request, context):
-        """Registers a model whose files lie on the coordinator's own machine: they are linked into the store, not sent.
+        """Registers a model whose files lie on the coordinator's own machine: they are used in their place, not sent.
         FAILED_PRECONDITION with reason NOT_THIS_MACHINE where the coordinator does not find them so.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -19,6 +19,7 @@ from edgeshard_agent.store.packed import PackedFile
 from edgeshard_agent.store.packed_units import PackedUnits
 
 from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT
+from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from tests.agent.hosting.packed_node import LAYERS, Form, Node
@@ -396,3 +397,16 @@ async def test_two_loads_share_what_room_there_is(make_node: Callable[..., Await
         assert failure is None, failure
     assert node.disk_bytes() <= node.cache.limit_bytes
     assert node.disk_bytes() == node.cache.used_bytes + node.cache.packed.used_bytes
+
+
+async def test_a_node_keeps_its_share_once(make_node: Callable[..., Awaitable[Node]]) -> None:
+    """Fetched tensors are removed once they are packed, unless they are pinned."""
+    node = await make_node()
+    await serves(node, UNTIED)
+    assert node.cache.used_bytes == 0 and not [*node.cache.blobs.files()]
+    assert node.cache.packed.used_bytes > 0
+    other = Form("untied", FIRST, DType.BFLOAT16)
+    held = node.cache.pin(Digest(digest) for digest in other.digests())
+    await serves(node, other, "b")
+    assert {file.digest for file in node.cache.blobs.files()} == other.digests()
+    held.release()

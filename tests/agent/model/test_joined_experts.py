@@ -21,7 +21,7 @@ from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.storage.checkpoint import StoredTensor, blob_locations, build_manifest, experts_apart, open_checkpoint
-from edgeshard.storage.linked import BlobLocation
+from edgeshard.storage.locations import BlobLocation
 from tests.agent.model.families import LAYERS, VARIANTS, decoder_of, family_of, has_experts
 from tests.support.imports import write_checkpoint
 

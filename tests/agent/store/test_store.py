@@ -34,7 +34,7 @@ from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import FileInfo, LayerRange, ModelManifest, TensorInfo
 from edgeshard.storage.blobs import blob_sizes, in_thread
-from edgeshard.storage.linked import BlobLocation
+from edgeshard.storage.locations import BlobLocation
 from tests.support.sizes import parameter_bytes
 
 pytestmark = pytest.mark.timing

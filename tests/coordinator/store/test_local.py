@@ -9,12 +9,13 @@ from typing import Any
 
 import grpc
 import pytest
+from gguf import GGMLQuantizationType as Type
 
 from edgeshard.client.models import AddPhase, add_model
-from edgeshard.domain.control.site import LocalModel
+from edgeshard.domain.control.site import LocalAdding, LocalModel, LocalPlace, WeightsFile
 from edgeshard.domain.errors import AlreadyExistsError, EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import Digest
-from edgeshard.domain.models.model import TensorInfo
+from edgeshard.domain.models.model import RowOrder, TensorInfo
 from edgeshard.proto.v1.store_pb2_grpc import ModelStoreServiceStub
 from edgeshard.rpc.addresses import is_of_this_machine
 from edgeshard.storage.blobs import manifest_items
@@ -22,6 +23,7 @@ from edgeshard.storage.checkpoint import build_manifest, draft_manifest, open_ch
 from edgeshard.storage.local_model import NOT_THIS_MACHINE, local_model
 from edgeshard.wire.status import from_rpc_error
 from edgeshard.wire.store import local_model_to_wire
+from tests.support.gguf_files import everywhere, write_demo_gguf
 
 MakeCheckpoint = Callable[..., Path]
 RunStore = Callable[..., Awaitable[Any]]
@@ -112,11 +114,14 @@ async def test_places_outside_of_the_files_are_refused(
 ) -> None:
     server, directory = await run_store(), make_checkpoint()
     channel, model = connect(server.address), described(directory)
-    size = model.files[model.places[0][0]].size
+    first = model.places[0]
+    size = model.files[first.file].size
     for places in (
         model.places[1:],
-        ((99, 0), *model.places[1:]),
-        ((model.places[0][0], size - 1), *model.places[1:]),
+        (LocalPlace(99, 0), *model.places[1:]),
+        (replace(first, offset=size - 1), *model.places[1:]),
+        (replace(first, order=RowOrder(2, 3, 5)), *model.places[1:]),
+        (replace(first, order=RowOrder(0, 0, 0)), *model.places[1:]),
         (*model.places[:-1], model.places[0]),
         (model.places[-1], *model.places[1:]),
     ):
@@ -140,3 +145,40 @@ async def test_a_taken_name_is_refused_and_leaves_nothing(
 def test_which_addresses_are_of_this_machine() -> None:
     assert is_of_this_machine("127.0.0.1") and is_of_this_machine("localhost") and is_of_this_machine("::1")
     assert not is_of_this_machine("192.0.2.1") and not is_of_this_machine("no such host")
+
+
+@pytest.mark.usefixtures("no_links")
+async def test_links_of_the_hubs_cache_lead_to_the_files_that_are_read_in_place(
+    run_store: RunStore, connect: Connect, tmp_path: Path
+) -> None:
+    server = await run_store()
+    snapshot, blobs = tmp_path / "models--a--demo" / "snapshots" / "0", tmp_path / "models--a--demo" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    path = write_demo_gguf(blobs / ("5" * 64), everywhere(Type.Q8_0))
+    (snapshot / "demo.gguf").symlink_to(Path("../../blobs", path.name))
+    await add_model(connect(server.address), snapshot / "demo.gguf", here=True)
+    manifest, _ = server.store.get("demo")
+    weights = sum(tensor.stored_bytes for tensor in manifest.tensors)
+    assert server.store.weights_files(manifest) == (WeightsFile(str(path), weights, True, False),)
+    path.unlink()
+    assert server.store.weights_files(manifest) == (WeightsFile(str(path), weights, True, True),)
+    server.store.delete("demo")
+    assert not [*server.store.blobs.linked.directory.iterdir()]
+
+
+async def test_a_coordinator_that_knows_no_orders_of_rows_is_sent_the_rows_in_order(
+    run_store: RunStore, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of an earlier version would take the rows as they lie in the file."""
+    server = await run_store()
+    path = write_demo_gguf(tmp_path / "demo.gguf", everywhere(Type.Q8_0))
+    expected = await add_model(connect(server.address), path, "here", here=True)
+    monkeypatch.setattr(
+        "edgeshard_coordinator.store.servicer.LocalAdding",
+        lambda *values, knows_orders: LocalAdding(*values),
+    )
+    server.store.delete("here")
+    shown: set[AddPhase] = set()
+    digest = await add_model(connect(server.address), path, "sent", lambda phase, *_: shown.add(phase), here=True)
+    assert digest == expected and AddPhase.UPLOADING in shown

@@ -30,7 +30,8 @@ from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.proto.v1.store_pb2_grpc import ModelStoreServiceStub
 from edgeshard.rpc import hello
 from edgeshard.storage.blobs import blob_sizes, manifest_items
-from edgeshard.storage.checkpoint import blob_locations, build_manifest, open_checkpoint, read_chunks
+from edgeshard.storage.checkpoint import blob_locations, build_manifest, open_checkpoint
+from edgeshard.storage.locations import read_chunks
 from edgeshard.wire.status import from_rpc_error
 from edgeshard.wire.store import manifest_from_json, manifest_from_wire, manifest_to_json, manifest_to_wire
 

@@ -15,7 +15,7 @@ from edgeshard.domain.errors import DataLossError, NotFoundError
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.dtypes import STORED_GROUP, IntegerFormat
 from edgeshard.domain.models.model import TensorInfo
-from edgeshard.storage.linked import BlobLocation
+from edgeshard.storage.locations import CHANGED_SINCE_ADDED, BlobLocation, open_location, read_into
 from edgeshard_agent.model.tensors import TORCH_DTYPES
 from edgeshard_agent.ops.block_formats import BlockWeight, Weight
 from edgeshard_agent.ops.quantize import QuantizedWeight, Scheme
@@ -49,19 +49,16 @@ class CachedTensorSource:
             return torch.empty(info.shape, dtype=dtype)
         try:
             location = self._location_of(info.sha256)
-            with location.path.open("rb") as file:
-                whole = location.offset == 0 and os.fstat(file.fileno()).st_size == location.size
-                data = _mapped(file) if whole and not location.is_linked else _read(file, location, info)
+            if location.size != info.stored_bytes:
+                raise _wrong_size(info, location.size)
+            with open_location(location) as file:
+                data = _mapped(file) if _has_own_file(location, file) else _read(file, location, info)
         except (OSError, ValueError, NotFoundError) as error:
             raise DataLossError(
                 f"tensor {name} cannot be read from the cache: {error}", field=name, reason="UNREADABLE_TENSOR"
             ) from None
         if len(data) != info.stored_bytes:
-            raise DataLossError(
-                f"the cached file of tensor {name} has {len(data)} bytes, not {info.stored_bytes}",
-                field=name,
-                reason="TRUNCATED",
-            )
+            raise _wrong_size(info, len(data))
         if info.integers is not None:
             return from_blocks(torch.frombuffer(data, dtype=torch.uint8), info.shape, info.integers)
         return torch.frombuffer(data, dtype=dtype).view(info.shape)
@@ -82,6 +79,21 @@ def from_blocks(data: torch.Tensor, shape: tuple[int, ...], integers: IntegerFor
     return QuantizedWeight(values.view(shape), scales, STORED_GROUP, Scheme(integers))
 
 
+def _wrong_size(info: TensorInfo, size: int) -> DataLossError:
+    return DataLossError(
+        f"the cached file of tensor {info.name} has {size} bytes, not {info.stored_bytes}",
+        field=info.name,
+        reason="TRUNCATED",
+    )
+
+
+def _has_own_file(location: BlobLocation, file: BinaryIO) -> bool:
+    """Whether this blob is all of the file, and only this process may write to it."""
+    if location.is_linked or location.order is not None or location.offset:
+        return False
+    return os.fstat(file.fileno()).st_size == location.size
+
+
 def _mapped(file: BinaryIO) -> mmap.mmap:
     # The file is open for reading only and never changes; a write to the tensor would go to a private copy of the page.
     # A plainly read-only mapping would turn such a write into a crash of the process.
@@ -91,20 +103,19 @@ def _mapped(file: BinaryIO) -> mmap.mmap:
 def _read(file: BinaryIO, location: BlobLocation, info: TensorInfo) -> memoryview:
     """Raises DataLossError for bytes that are not those of the tensor."""
     data, sha256, done = memoryview(bytearray(location.size)), hashlib.sha256(), 0
-    file.seek(location.offset)
     # Each piece is hashed while the next one is read: neither holds the interpreter.
     with ThreadPoolExecutor(1, "hash-weights") as hashing:
         while done < len(data):
-            count = file.readinto(data[done : done + _PIECE_BYTES])  # type: ignore[attr-defined]
+            count = read_into(file, location, done, data[done : done + _PIECE_BYTES])
             if not count:
                 break
             hashing.submit(sha256.update, data[done : done + count])
             done += count
     if done == len(data) and sha256.hexdigest() != info.sha256:
         raise DataLossError(
-            f"tensor {info.name} is not as it was added: somebody has written to the file that its model was added "
-            "from; add the model again from files that stay as they are",
+            f"tensor {info.name} is not as it was added: somebody has written to {location.source or location.path}; "
+            "add the model again from files that stay as they are",
             field=info.name,
-            reason="CHANGED_SINCE_ADDED",
+            reason=CHANGED_SINCE_ADDED,
         )
     return data[:done]

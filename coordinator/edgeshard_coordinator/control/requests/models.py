@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from edgeshard.architectures import parse_config
-from edgeshard.domain.control.site import ServedModel, StoredModel
+from edgeshard.domain.control.site import ServedModel, StoredModel, WeightsFile
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.dtypes import DType
@@ -22,6 +22,9 @@ class Models(Protocol):
 
     def added_at(self, digest: Digest) -> float:
         """When the model was added, in seconds since 1970. Raises OSError for one that is not there."""
+
+    def weights_files(self, manifest: ModelManifest) -> tuple[WeightsFile, ...]:
+        """The files outside of the store that have weights of a model."""
 
     def file_path(self, digest: Digest) -> Path:
         """The path of a small file of a model."""
@@ -47,7 +50,7 @@ def max_context(record: DeploymentRecord, models: Models) -> int:
     return parse_config(manifest.config).max_context
 
 
-def stored_model(manifest: ModelManifest, digest: Digest) -> StoredModel:
+def stored_model(manifest: ModelManifest, digest: Digest, weights_files: tuple[WeightsFile, ...] = ()) -> StoredModel:
     """A model as operators see it."""
     shape = parse_config(manifest.config)
     return StoredModel(
@@ -60,6 +63,7 @@ def stored_model(manifest: ModelManifest, digest: Digest) -> StoredModel:
         dtype=_main_dtype(manifest),
         max_context=shape.max_context,
         further=manifest.further,
+        weights_files=weights_files,
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+from edgeshard.domain.control.site import StoredModel
 from edgeshard.domain.errors import FailedPreconditionError, NotFoundError
 from edgeshard.domain.ids import OperationId
 from edgeshard.domain.models.model import ModelManifest
@@ -23,8 +24,12 @@ class ModelCalls(AdminCalls):
     """Models that the site stores."""
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
-        stored = [stored_model(manifest, digest) for manifest, digest in self._models.list()]
-        return pb.ListModelsResponse(models=[stored_model_to_wire(model) for model in stored])
+        def stored() -> list[StoredModel]:
+            found = self._models.list()
+            return [stored_model(manifest, digest, self._models.weights_files(manifest)) for manifest, digest in found]
+
+        models = await asyncio.to_thread(stored)  # it looks at files, perhaps of a slow disk
+        return pb.ListModelsResponse(models=[stored_model_to_wire(model) for model in models])
 
     async def DeleteModel(self, request: pb.DeleteModelRequest, context: Any) -> pb.DeleteModelResponse:
         async def work(operation: ServedOperation) -> bytes:
