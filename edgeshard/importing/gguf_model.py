@@ -22,6 +22,7 @@ from edgeshard.importing.gguf_file import GgufFile, GgufTensor, read_gguf
 from edgeshard.importing.gguf_tokenizer import tokenizer_files
 from edgeshard.importing.imported import CONVERTING, Imported, Progress, size_notes
 from edgeshard.importing.stored_as import may_be_integers, with_stored
+from edgeshard.importing.stores.ollama_forms import llama_cpp_form
 from edgeshard.storage.checkpoint import Checkpoint, StoredFile, StoredTensor, draft_manifest
 
 _FLOATS = frozenset({"F32", "F16", "BF16"})
@@ -38,10 +39,10 @@ def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress) -> Im
 
     Raises as `read_gguf` and `config_of` do; FailedPreconditionError where the package that reads K-quants is missing.
     """
-    file = read_gguf(path)
+    file, form_notes = llama_cpp_form(read_gguf(path))
     config, form = config_of(file), form_of(file)
     named = {tensor: checkpoint_name(file, tensor) for tensor in file.tensors}
-    notes: list[str] = []
+    notes = list(form_notes)
     tokenizer = tokenizer_files(file, notes)
     check_planned(file, config, width)
     opener = _Opener(file, form, config, width)

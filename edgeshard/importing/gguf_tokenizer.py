@@ -12,6 +12,7 @@ from typing import Any
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.importing.bpe import WORDS, added_token, bpe_document, byte_level_document
+from edgeshard.importing.chat_templates import template_for
 from edgeshard.importing.gguf_file import GgufFile
 from edgeshard.storage.forms import GENERATION, TOKENIZER, TOKENIZER_SETTINGS, check_small_file, malformed
 
@@ -58,7 +59,7 @@ def tokenizer_files(file: GgufFile, notes: list[str]) -> dict[str, bytes]:
     tokenizer = _object(whole) if isinstance(whole, str) else _tokenizer(file, notes)
     if tokenizer is None:
         return {}
-    files = {TOKENIZER: tokenizer, TOKENIZER_SETTINGS: _config(file), GENERATION: _generation(file)}
+    files = {TOKENIZER: tokenizer, TOKENIZER_SETTINGS: _config(file, notes), GENERATION: _generation(file)}
     encoded = {name: json.dumps(value, ensure_ascii=False).encode() for name, value in files.items()}
     for name, data in encoded.items():
         check_small_file(name, data)
@@ -186,13 +187,20 @@ def _post(file: GgufFile, tokens: Sequence[str], default: bool) -> dict[str, Any
     }
 
 
-def _config(file: GgufFile) -> dict[str, Any]:
-    tokens, _ = _tokens(file)
+def _config(file: GgufFile, notes: list[str]) -> dict[str, Any]:
+    tokens, types = _tokens(file)
     named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     values = {
         name: _text_of(tokens, file.metadata.get(f"tokenizer.ggml.{key}_token_id")) for name, key in named.items()
     }
-    return {name: value for name, value in values.items() if value is not None} | _templates(file)
+    templates = _templates(file)
+    if not templates:
+        special = [token for token, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _USER_DEFINED)]
+        known = template_for(special)
+        if known is not None:
+            templates = {"chat_template": known.text}
+            notes.append(f"{file.path.name} has no chat template: EdgeShard's own for {known.name} is used")
+    return {name: value for name, value in values.items() if value is not None} | templates
 
 
 def _templates(file: GgufFile) -> dict[str, Any]:
@@ -216,6 +224,8 @@ def _generation(file: GgufFile) -> dict[str, Any]:
     """
     tokens, types = _tokens(file)
     named = [file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
+    listed = file.metadata.get("tokenizer.ggml.eos_token_ids")
+    named += listed if isinstance(listed, list) else []
     ends = {token for token in named if type(token) is int and 0 <= token < len(tokens)}
     for index, (token, kind) in enumerate(zip(tokens, types, strict=True)):
         if token in _ENDS and kind in (_CONTROL, _USER_DEFINED):
