@@ -100,7 +100,7 @@ async def add_model(
 ) -> Digest:
     """Register a model as `name` (default: what the source is called); its digest.
 
-    A path is a checkpoint's directory or a GGUF file; a text may be `OWNER/NAME[@REVISION]` of the Hub, too.
+    A path is a checkpoint's directory or a GGUF file; a text may be any that `parse_source` reads, too.
 
     Raises as `parse_source`, `opened` and `add_checkpoint` do.
     """

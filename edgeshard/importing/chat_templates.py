@@ -97,7 +97,7 @@ _PHI3 = """{%- for message in messages -%}
 KNOWN = (
     KnownTemplate("ChatML", ("<|im_start|>", "<|im_end|>"), _CHATML),
     KnownTemplate("Llama 3", ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), _LLAMA3),
-    KnownTemplate("Gemma", ("<start_of_turn>", "<end_of_turn>"), _GEMMA),
+    KnownTemplate("Gemma 3", ("<start_of_turn>", "<end_of_turn>"), _GEMMA),
     KnownTemplate("Phi 3", ("<|user|>", "<|assistant|>", "<|end|>"), _PHI3),
 )
 

@@ -86,7 +86,12 @@ class Source:
 
 def is_source(text: str) -> bool:
     """Whether a text names a model outside of the coordinator's store: no name of the store has these characters."""
-    return "/" in text or text.lower().endswith(".gguf") or text.startswith((OLLAMA, LM_STUDIO))
+    return "/" in text or text.lower().endswith(".gguf") or names_program(text)
+
+
+def names_program(text: str) -> bool:
+    """Whether a text names a model of another program."""
+    return text.startswith((OLLAMA, LM_STUDIO))
 
 
 def parse_source(text: str) -> Source:

@@ -286,7 +286,6 @@ def test_a_kind_that_cannot_run_is_refused_by_name(
 
 
 def test_a_file_in_llama_cpps_form_stays_as_it_is(tmp_path: Path) -> None:
-    tensors = {"output_norm.weight": (4,)}
     for architecture, metadata in (
         ("llama", {"tokenizer__ggml__tokens": LLAMA3_TOKENS, "tokenizer__ggml__pre": "llama-bpe"}),
         ("gemma3", {"attention__layer_norm_rms_epsilon": 1e-6}),
@@ -294,8 +293,8 @@ def test_a_file_in_llama_cpps_form_stays_as_it_is(tmp_path: Path) -> None:
         ("qwen3vl", {"rope__dimension_sections": [1, 1, 1, 0]}),
         ("lfm2", {"block_count": 1}),
     ):
-        named = {"token_embd_norm.weight": (4,)} if architecture == "lfm2" else tensors
-        file = write(tmp_path / f"{architecture}.gguf", architecture, named, **metadata)
+        tensor = "token_embd_norm.weight" if architecture == "lfm2" else "output_norm.weight"
+        file = write(tmp_path / f"{architecture}.gguf", architecture, {tensor: (4,)}, **metadata)
         assert llama_cpp_form(file) == (file, ())
 
 

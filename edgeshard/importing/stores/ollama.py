@@ -64,12 +64,16 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class OllamaModel:
-    """A model of the store that EdgeShard may run: `weights` is its GGUF file."""
+    """A model of the store that EdgeShard may run: `weights` is its GGUF file at `path`.
+
+    `file_type` is its quantisation as Ollama names it, such as `Q4_K_M`.
+    """
 
     name: str
     weights: Layer
     path: Path
     settings: Settings
+    file_type: str = ""
 
 
 def models_folders() -> tuple[Path, ...]:
@@ -154,7 +158,8 @@ def read_model(manifest: Manifest) -> OllamaModel:
         parameters=_parameters(manifest, config, texts.get("params")),
         left_out=tuple(kind for kind in ("projector", "draft", "messages") if kind in kinds),
     )
-    return OllamaModel(manifest.name, weights[0], _blob(manifest, weights[0].digest), settings)
+    path = _blob(manifest, weights[0].digest)
+    return OllamaModel(manifest.name, weights[0], path, settings, str(config.get("file_type") or "")[:40])
 
 
 def read_header(name: str) -> GgufFile:
