@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 LAYER = "application/vnd.ollama.image."
-CHATML_TOOLS = """{%- if tools %}<s>system
+TOOLS_TEMPLATE = """{%- if tools %}<s>system
 {% for tool in tools %}{{ tool | tojson }}
 {% endfor %}To call one: <tool_call>
 {"name": NAME, "arguments": ARGUMENTS}
