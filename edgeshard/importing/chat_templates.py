@@ -104,7 +104,7 @@ KNOWN = (
 
 def template_for(texts: Collection[str]) -> KnownTemplate | None:
     """The template whose markers all occur in one of the texts, such as special tokens or a template of another kind;
-    None for an unknown form."""
+    None if the form is unknown."""
     for known in KNOWN:
         if all(any(marker in text for text in texts) for marker in known.markers):
             return known

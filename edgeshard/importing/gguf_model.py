@@ -31,11 +31,12 @@ _INTEGERS |= {kind.upper(): kind for kind in BLOCK_FORMATS}
 _KEPT = _FLOATS | _INTEGERS.keys()
 
 
-def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress) -> Imported:
+def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress, template_hint: str = "") -> Imported:
     """The model in a GGUF file, or in the parts of which it is one.
 
     Float16, bfloat16, float32 and the types in `_INTEGERS` are kept bit for bit; others are rounded to `width`. Tensors
-    that are written anew go into files of `scratch`, which must stay while the checkpoint is read.
+    that are written anew go into files of `scratch`, which must stay while the checkpoint is read. A model without a
+    chat template gets the known one of the form that `template_hint` has, or else that of its special tokens.
 
     Raises as `read_gguf` and `config_of` do; FailedPreconditionError where the package that reads K-quants is missing.
     """
@@ -43,7 +44,7 @@ def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress) -> Im
     config, form = config_of(file), form_of(file)
     named = {tensor: checkpoint_name(file, tensor) for tensor in file.tensors}
     notes = list(form_notes)
-    tokenizer = tokenizer_files(file, notes)
+    tokenizer = tokenizer_files(file, notes, template_hint)
     check_planned(file, config, width)
     opener = _Opener(file, form, config, width)
     total = opener.converted_bytes(named)

@@ -19,7 +19,7 @@ _MAX_NAMES = 40
 
 
 def is_model_file(path: str) -> bool:
-    """Whether the name is that of a model's GGUF file, and not of a projector or a draft model."""
+    """Whether a GGUF file is a model by its name: no projector, statistics or draft model."""
     name = path.rpartition("/")[2].lower()
     return name.endswith(".gguf") and not any(sidecar in name for sidecar in _SIDECARS)
 

@@ -50,8 +50,10 @@ _WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
 _COMPOSED = frozenset({"qwen2", "deepseek-r1-qwen"})
 
 
-def tokenizer_files(file: GgufFile, notes: list[str]) -> dict[str, bytes]:
+def tokenizer_files(file: GgufFile, notes: list[str], template_hint: str = "") -> dict[str, bytes]:
     """The small files by name. A tokenizer of an unknown kind gives none, and a note of it in `notes`.
+
+    A file without a chat template gets a known one, by the markers in `template_hint` or in its special tokens.
 
     Raises InvalidArgumentError for metadata that contradicts itself.
     """
@@ -59,7 +61,10 @@ def tokenizer_files(file: GgufFile, notes: list[str]) -> dict[str, bytes]:
     tokenizer = _object(whole) if isinstance(whole, str) else _tokenizer(file, notes)
     if tokenizer is None:
         return {}
-    files = {TOKENIZER: tokenizer, TOKENIZER_SETTINGS: _config(file, notes), GENERATION: _generation(file)}
+    settings = _config(file)
+    if "chat_template" not in settings:
+        settings |= _known_template(file, template_hint, notes)
+    files = {TOKENIZER: tokenizer, TOKENIZER_SETTINGS: settings, GENERATION: _generation(file)}
     encoded = {name: json.dumps(value, ensure_ascii=False).encode() for name, value in files.items()}
     for name, data in encoded.items():
         check_small_file(name, data)
@@ -187,20 +192,23 @@ def _post(file: GgufFile, tokens: Sequence[str], default: bool) -> dict[str, Any
     }
 
 
-def _config(file: GgufFile, notes: list[str]) -> dict[str, Any]:
+def _known_template(file: GgufFile, hint: str, notes: list[str]) -> dict[str, Any]:
     tokens, types = _tokens(file)
+    special = [token for token, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _USER_DEFINED)]
+    known = template_for([hint]) or template_for(special)
+    if known is None:
+        return {}
+    notes.append(f"{file.path.name} has no chat template: EdgeShard's own for {known.name} is used")
+    return {"chat_template": known.text}
+
+
+def _config(file: GgufFile) -> dict[str, Any]:
+    tokens, _ = _tokens(file)
     named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     values = {
         name: _text_of(tokens, file.metadata.get(f"tokenizer.ggml.{key}_token_id")) for name, key in named.items()
     }
-    templates = _templates(file)
-    if not templates:
-        special = [token for token, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _USER_DEFINED)]
-        known = template_for(special)
-        if known is not None:
-            templates = {"chat_template": known.text}
-            notes.append(f"{file.path.name} has no chat template: EdgeShard's own for {known.name} is used")
-    return {name: value for name, value in values.items() if value is not None} | templates
+    return {name: value for name, value in values.items() if value is not None} | _templates(file)
 
 
 def _templates(file: GgufFile) -> dict[str, Any]:

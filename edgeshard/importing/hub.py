@@ -135,9 +135,9 @@ def _fetch_gguf(hub: _Hub, found: Repository, revision: str, tag: str) -> Path:
 
 @contextmanager
 def gguf_header(name: str, revision: str, tag: str) -> Iterator[GgufFile | None]:
-    """The header of the GGUF file that `fetch` would fetch, while the context is open; None for one of safetensors.
+    """The header of the GGUF file that `fetch` would fetch; None if it would fetch safetensors.
 
-    Offline that of the cached file. Raises as `fetch` does.
+    Its files are there while the context is open. Offline the cached file is read. Raises as `fetch` does.
     """
     hub = _Hub(name, lambda what, done, total: None)
     with _translated(name, revision):

@@ -95,8 +95,8 @@ def names_program(text: str) -> bool:
 
 
 def parse_source(text: str) -> Source:
-    """The source behind `./DIR`, `FILE.gguf`, `OWNER/NAME[:TAG][@REVISION]`, `ollama:NAME[:TAG]` or
-    `lmstudio:[PUBLISHER/]NAME[:TAG]`; a path of this machine goes first.
+    """The source that `./DIR`, `FILE.gguf`, `OWNER/NAME[:TAG][@REVISION]`, `ollama:NAME[:TAG]` or
+    `lmstudio:[PUBLISHER/]NAME[:TAG]` names; a path of this machine goes first.
 
     Raises NotFoundError for a path that is not there, and for a text that is none of them; as `find_manifest` and
     `find_model` do for models of other programs.

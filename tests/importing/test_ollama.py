@@ -206,7 +206,7 @@ def test_system_text_and_parameters_become_defaults(store: OllamaFolder, demo: P
     )
     with opened_model("tales") as imported:
         assert imported.notes == (
-            "Ollama's template is not run: the chat template of its GGUF file is",
+            "Ollama's template is not run: the model's chat template is",
             "its system text is that of conversations without one",
             "its stop texts 'User:' are no tokens and are left out: requests may have them",
             "its num_ctx of 4096 is left out: set --max-context for a deployment",
@@ -240,12 +240,15 @@ def test_a_file_without_a_template_uses_the_one_of_its_form(store: OllamaFolder,
     path = write_demo_gguf(tmp_path / "plain.gguf", mixed, None)
     store.add("tales/latest", path.read_bytes(), template=GO)
     with opened_model("tales") as imported:
-        assert imported.notes == ("Ollama's template is not run: EdgeShard's chat template for ChatML is",)
+        assert imported.notes == (
+            "ollama:tales:latest has no chat template: EdgeShard's own for ChatML is used",
+            "Ollama's template is not run: the model's chat template is",
+        )
         text = prompt_of(imported, {"role": "user", "content": "Hello"})
         assert text == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
     store.add("other/latest", path.read_bytes(), {"renderer": "tales-v1"})
     with opened_model("other") as imported:
-        assert "Ollama's tales-v1 is not run, and its GGUF file has no chat template" in imported.notes[0]
+        assert "Ollama's tales-v1 is not run, and the model has no chat template" in imported.notes[0]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root acts as another user")

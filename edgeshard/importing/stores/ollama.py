@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -179,8 +179,9 @@ def open_model(name: str, scratch: Path, width: Width, progress: Progress) -> Im
     model = read_model(manifest)
     _check_weights(manifest, model, progress)
     with _naming(manifest, model):
-        imported = open_gguf(model.path, scratch, width, progress)
-    return with_settings(imported, model.settings, scratch)
+        imported = open_gguf(model.path, scratch, width, progress, model.settings.template)
+    notes = tuple(note.replace(model.path.name, f"ollama:{model.name}") for note in imported.notes)
+    return with_settings(replace(imported, notes=notes), model.settings, scratch)
 
 
 @contextmanager
@@ -309,7 +310,7 @@ def _text_of(manifest: Manifest, layer: Layer) -> str:
 
 
 def _parameters(manifest: Manifest, config: Mapping[str, Any], text: str | None) -> dict[str, Any]:
-    """The parameters of requests: those of the manifest's `params`, then those of the configuration."""
+    """The parameters of requests; the manifest's `params` override the configuration's defaults."""
     defaults = config.get("generation_defaults")
     parameters = dict(defaults) if isinstance(defaults, dict) else {}
     if text is not None:

@@ -26,7 +26,7 @@ _SECTIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A kind of file: `marks` tells whether a file of one of the architectures is of it; "" in `refused` if it runs."""
+    """A kind of file of some architectures: `marks` is true for its files; `refused` is why it does not run, or ""."""
 
     name: str
     architectures: tuple[str, ...]
@@ -131,7 +131,7 @@ def llama_cpp_form(file: GgufFile) -> tuple[GgufFile, tuple[str, ...]]:
 
 
 def form_of_file(file: GgufFile) -> Form | None:
-    """The kind of a file; None for one in llama.cpp's form."""
+    """The kind of a file; None if it is in llama.cpp's form."""
     architecture = file.metadata.get(_ARCHITECTURE)
     for form in FORMS:
         if architecture in form.architectures and form.marks(file):

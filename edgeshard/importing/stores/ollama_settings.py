@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edgeshard.importing.chat_templates import template_for
 from edgeshard.importing.imported import Imported
 from edgeshard.storage.checkpoint import StoredFile
 from edgeshard.storage.forms import (
@@ -57,7 +56,7 @@ def with_settings(imported: Imported, settings: Settings, scratch: Path) -> Impo
     tokenizer = _read(files, TOKENIZER)
     tokens = _read(files, TOKENIZER_SETTINGS)
     generation = _read(files, GENERATION)
-    notes += _add_template(tokens, settings)
+    notes += _template_notes(tokens, settings)
     notes += _add_system(tokens, settings.system)
     notes += _add_parameters(generation, settings.parameters, tokenizer)
     for name, values in ((TOKENIZER_SETTINGS, tokens), (GENERATION, generation)):
@@ -78,16 +77,14 @@ def _written(scratch: Path, name: str, values: Mapping[str, Any]) -> StoredFile:
     return StoredFile(name, path, len(data))
 
 
-def _add_template(tokens: dict[str, Any], settings: Settings) -> list[str]:
-    """The GGUF file's own chat template runs; Ollama's is a hint if the file has none."""
-    own = settings.renderer or ("template" if settings.template else "")
+def _template_notes(tokens: Mapping[str, Any], settings: Settings) -> list[str]:
+    """A note for a template or renderer of Ollama's: neither is run."""
+    replaced = settings.renderer or ("template" if settings.template else "")
+    if not replaced:
+        return []
     if "chat_template" in tokens:
-        return [f"Ollama's {own} is not run: the chat template of its GGUF file is"] if own else []
-    known = template_for([settings.template])
-    if known is None:
-        return [f"Ollama's {own} is not run, and its GGUF file has no chat template: it takes plain prompts"]
-    tokens["chat_template"] = known.text
-    return [f"Ollama's {own} is not run: EdgeShard's chat template for {known.name} is"]
+        return [f"Ollama's {replaced} is not run: the model's chat template is"]
+    return [f"Ollama's {replaced} is not run, and the model has no chat template: it takes plain prompts"]
 
 
 def _add_system(tokens: dict[str, Any], system: str) -> list[str]:
