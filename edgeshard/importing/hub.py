@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeshard.architectures import parse_config
-from edgeshard.architectures.gguf import ROPE_FACTORS
 from edgeshard.domain.errors import (
     DataLossError,
     DeniedError,
@@ -61,6 +60,8 @@ _CONFIG, _SINGLE, _INDEX = "config.json", "model.safetensors", "model.safetensor
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _PARALLEL = 4
 _HEADER_FIRST_BYTES = 1 << 20
+_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""The tensors of a GGUF file that its config.json is made of."""
 _FACTORS_LIMIT_BYTES = 4096
 _PARTIAL_CONTENT = 206
 _MOVE_CACHE = "free space, or move the Hub's cache with HF_HOME"
@@ -246,8 +247,10 @@ class _Hub:
             for path, file in zip(paths, files, strict=True):
                 self._write_header(found, file, path)
             header = read_gguf(paths[0])
-            factors = header.tensors.get(ROPE_FACTORS)
-            if factors is not None and factors.size <= _FACTORS_LIMIT_BYTES:
+            for name in _FACTORS:
+                factors = header.tensors.get(name)
+                if factors is None or factors.size > _FACTORS_LIMIT_BYTES:
+                    continue
                 file = next(file for file in files if file.endswith(factors.path.name))
                 with factors.path.open("r+b") as stream:
                     stream.seek(factors.offset)

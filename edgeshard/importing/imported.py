@@ -17,7 +17,6 @@ Progress = Callable[[str, int, int], None]
 """A call with the kind of work (`DOWNLOADING`, `CHECKING`, `CONVERTING`), the bytes so far and in all, from the working
 thread; an error that it raises ends the work."""
 DOWNLOADING, CHECKING, CONVERTING = "downloading", "checking", "converting"
-TEXT_ONLY = "only its text is run: weights of its other parts, such as those for pictures, are left out"
 _FURTHER_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 
 
@@ -66,7 +65,7 @@ def notes_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     if config.get("auto_map"):
         notes.append("its config.json names code of its own (auto_map), which is neither fetched nor run")
     if read_config(config).fields.prefix or isinstance(config.get("vision_config"), Mapping):
-        notes.append(TEXT_ONLY)
+        notes.append("only its text is run: weights of its other parts, such as those for pictures, are left out")
     return tuple(notes)
 
 

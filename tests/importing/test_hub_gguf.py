@@ -15,7 +15,7 @@ from edgeshard.importing.imported import DOWNLOADING
 from edgeshard.importing.outlook import config_of
 from edgeshard.importing.sources import Source, opened, parse_source
 from edgeshard.storage.checkpoint import build_manifest
-from tests.importing.test_gguf import split
+from tests.importing.test_gguf import COMMON, config_from, split
 from tests.support.gguf_files import everywhere, mixed, write_demo_gguf
 from tests.support.hub_server import COMMIT, HubServer, point_at, serving
 from tests.support.imports import nothing
@@ -133,3 +133,13 @@ def test_without_the_hub_the_cached_file_is_taken(
     ):
         pass
     assert config_of(parse_source(NAME), Width.INT8)["vocab_size"] > 0
+
+
+def test_a_plan_of_a_header_has_its_rotary_factors(hub: HubServer, tmp_path: Path) -> None:
+    directory = tmp_path / "llama3"
+    directory.mkdir()
+    tensors = {"token_embd.weight": (64, 256), "rope_freqs.weight": (32,)}
+    config = config_from(directory / "x-Q8_0.gguf", "llama", tensors, **COMMON)
+    hub.repositories["someone/Llama3"] = directory
+    planned = config_of(parse_source("someone/Llama3"), Width.INT8)
+    assert planned["rope_parameters"] == config["rope_parameters"] and config["rope_parameters"]["factor"] == 8.0

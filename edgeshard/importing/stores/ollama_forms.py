@@ -14,12 +14,13 @@ from typing import Any
 
 from edgeshard.domain.errors import UnsupportedModelError
 from edgeshard.importing.gguf_file import GgufFile, GgufTensor
-from edgeshard.importing.imported import TEXT_ONLY
+from edgeshard.importing.imported import mebibytes
 
 _ARCHITECTURE = "general.architecture"
 _PRE = "tokenizer.ggml.pre"
 _TOKENS = "tokenizer.ggml.tokens"
 _PICTURES = ("v.", "mm.")
+_FURTHER = "mtp."
 _LONG_CONTEXT = 131_072
 _SECTIONS = 4
 
@@ -41,7 +42,7 @@ class _Draft:
     def __init__(self, file: GgufFile) -> None:
         self.metadata = dict(file.metadata)
         self.tensors = dict(file.tensors)
-        self.is_cut = False
+        self.dropped: list[GgufTensor] = []
 
     @property
     def architecture(self) -> str:
@@ -92,9 +93,9 @@ class _Draft:
 
     def drop(self, prefixes: Iterable[str]) -> None:
         """Leave out tensors whose names begin so."""
-        kept = {name: tensor for name, tensor in self.tensors.items() if not name.startswith(tuple(prefixes))}
-        self.is_cut = self.is_cut or len(kept) < len(self.tensors)
-        self.tensors = kept
+        beginnings = tuple(prefixes)
+        self.dropped += [tensor for name, tensor in self.tensors.items() if name.startswith(beginnings)]
+        self.tensors = {name: tensor for name, tensor in self.tensors.items() if not name.startswith(beginnings)}
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, row length last; () if there is none."""
@@ -126,8 +127,24 @@ def llama_cpp_form(file: GgufFile) -> tuple[GgufFile, tuple[str, ...]]:
         )
     draft = _Draft(file)
     form.translate(draft)
-    notes = (TEXT_ONLY,) if draft.is_cut else ()
-    return GgufFile(file.path, draft.metadata, draft.tensors), notes
+    return GgufFile(file.path, draft.metadata, draft.tensors), _left_out_notes(draft.dropped)
+
+
+def _left_out_notes(dropped: Iterable[GgufTensor]) -> tuple[str, ...]:
+    further = 0
+    others = 0
+    for tensor in dropped:
+        if tensor.name.startswith(_FURTHER):
+            further += tensor.size
+        else:
+            others += tensor.size
+    notes = []
+    if further:
+        notes.append(f"its blocks for predicting further tokens ({mebibytes(further)}) are left out")
+    if others:
+        size = mebibytes(others)
+        notes.append(f"only its text is run: its weights for pictures and sound ({size}) are left out")
+    return tuple(notes)
 
 
 def form_of_file(file: GgufFile) -> Form | None:
@@ -236,7 +253,7 @@ def _marks_qwen35(file: GgufFile) -> bool:
     keys = ("vision.block_count", "image_token_id", "ssm.v_head_reordered", "rope.mrope_interleaved")
     is_mixture = file.metadata[_ARCHITECTURE] == "qwen35moe"
     return (
-        _has_tensors(file, "v.", "mtp.")
+        _has_tensors(file, "v.", _FURTHER)
         or _has_keys(file, *keys)
         or (is_mixture and _has_keys(file, "feed_forward_length"))
     )
@@ -245,7 +262,7 @@ def _marks_qwen35(file: GgufFile) -> bool:
 def _qwen35(draft: _Draft) -> None:
     _qwen3_next(draft)
     draft.pad_sections("rope.dimension_sections")
-    draft.drop((*_PICTURES, "mtp."))
+    draft.drop((*_PICTURES, _FURTHER))
 
 
 def _marks_qwen3_next(file: GgufFile) -> bool:
@@ -277,7 +294,7 @@ def _qwen3_vl(draft: _Draft) -> None:
 
 
 def _marks_nemotron(file: GgufFile) -> bool:
-    return _has_tensors(file, "mtp.") or any(".ffn_latent_in" in name for name in file.tensors)
+    return _has_tensors(file, _FURTHER) or any(".ffn_latent_in" in name for name in file.tensors)
 
 
 def _nemotron(draft: _Draft) -> None:
@@ -286,7 +303,7 @@ def _nemotron(draft: _Draft) -> None:
         draft.default("moe_latent_size", latent[0].shape[0])
     draft.rename(r"(blk\.\d+)\.ffn_latent_in\.(\w+)", r"\1.ffn_latent_down.\2")
     draft.rename(r"(blk\.\d+)\.ffn_latent_out\.(\w+)", r"\1.ffn_latent_up.\2")
-    draft.drop(("mtp.",))
+    draft.drop((_FURTHER,))
 
 
 def _nemotron_omni(draft: _Draft) -> None:
@@ -350,7 +367,7 @@ def _marks_laguna(file: GgufFile) -> bool:
 
 
 def _lacks_projector_type(file: GgufFile) -> bool:
-    return "clip.projector_type" not in file.metadata
+    return "clip.projector_type" not in file.metadata and file.metadata.get("general.type") != "mmproj"
 
 
 _EMBEDDINGS = "it makes embeddings of texts, not text"
