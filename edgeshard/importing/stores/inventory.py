@@ -73,7 +73,7 @@ def _of_ollama(folder: Path) -> Iterator[LocalModel]:
             model = ollama.read_model(manifest)
             size = model.path.stat().st_size
         except EdgeShardError as error:
-            yield LocalModel(text, ollama.PROGRAM, source, 0, "", error.message)
+            yield LocalModel(text, ollama.PROGRAM, source, 0, "", error.message.removeprefix(f"{text} "))
         except OSError as error:
             yield LocalModel(text, ollama.PROGRAM, source, 0, "", f"its weights cannot be read: {error.strerror}")
         else:

@@ -39,7 +39,7 @@ class FoundModel:
 COLUMNS: list[Column[FoundModel]] = [
     Column("MODEL", lambda row: row.model),
     Column("PROGRAM", lambda row: row.program),
-    Column("SIZE", lambda row: human_bytes(row.size_bytes), right=True),
+    Column("SIZE", lambda row: human_bytes(row.size_bytes) if row.size_bytes else "-", right=True),
     Column("TYPE", lambda row: row.type or "-"),
     Column("FITS", lambda row: "-" if row.fits is None else "yes" if row.fits else "no"),
     Column("CONTEXT", lambda row: "-" if row.context is None else str(row.context), right=True),
