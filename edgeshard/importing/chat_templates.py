@@ -94,7 +94,7 @@ _PHI3 = """{%- for message in messages -%}
 <|assistant|>
 {% endif -%}"""
 
-KNOWN = (
+TEMPLATES = (
     KnownTemplate("ChatML", ("<|im_start|>", "<|im_end|>"), _CHATML),
     KnownTemplate("Llama 3", ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), _LLAMA3),
     KnownTemplate("Gemma 3", ("<start_of_turn>", "<end_of_turn>"), _GEMMA),
@@ -105,7 +105,7 @@ KNOWN = (
 def template_for(texts: Collection[str]) -> KnownTemplate | None:
     """The template whose markers all occur in one of the texts, such as special tokens or a template of another kind;
     None if the form is unknown."""
-    for known in KNOWN:
-        if all(any(marker in text for text in texts) for marker in known.markers):
-            return known
+    for template in TEMPLATES:
+        if all(any(marker in text for text in texts) for marker in template.markers):
+            return template
     return None

@@ -39,8 +39,8 @@ def select_gguf(paths: Sequence[str], tag: str, place: str) -> tuple[str, ...]:
     """
     models = first_files(paths)
     selected = None
-    for wanted in (tag,) if tag else DEFAULT_TAGS:
-        selected = selected or _matching(models, wanted)
+    for candidate in (tag,) if tag else DEFAULT_TAGS:
+        selected = selected or _matching(models, candidate)
     if selected is None and not tag and models:
         selected = models[0]
     if selected is None:
@@ -71,7 +71,7 @@ def _with_parts(paths: Sequence[str], first: str, place: str) -> tuple[str, ...]
     if part is None:
         return (first,)
     count = int(part[3])
-    parts = {int(found[2]): path for path in paths if (found := _PART.fullmatch(path)) and found[1] == part[1]}
+    parts = {int(other[2]): path for path in paths if (other := _PART.fullmatch(path)) and other[1] == part[1]}
     missing = [number for number in range(1, count + 1) if number not in parts]
     if missing:
         what = f"{place} has {first} without part {missing[0]} of {count}; use another quantisation"

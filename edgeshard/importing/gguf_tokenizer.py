@@ -195,11 +195,11 @@ def _post(file: GgufFile, tokens: Sequence[str], default: bool) -> dict[str, Any
 def _known_template(file: GgufFile, hint: str, notes: list[str]) -> dict[str, Any]:
     tokens, types = _tokens(file)
     special = [token for token, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _USER_DEFINED)]
-    known = template_for([hint]) or template_for(special)
-    if known is None:
+    template = template_for([hint]) or template_for(special)
+    if template is None:
         return {}
-    notes.append(f"{file.path.name} has no chat template: EdgeShard's own for {known.name} is used")
-    return {"chat_template": known.text}
+    notes.append(f"{file.path.name} has no chat template: EdgeShard's own for {template.name} is used")
+    return {"chat_template": template.text}
 
 
 def _config(file: GgufFile) -> dict[str, Any]:

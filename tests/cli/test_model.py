@@ -69,7 +69,7 @@ def test_a_dry_run_of_a_gguf_file_says_how_it_would_run(edgectl: Any, site: Any,
     ("arguments", "message"),
     [
         (("./nothing",), "no such file or directory"),
-        (("nothing",), "neither a directory, a .gguf file nor OWNER/NAME"),
+        (("nothing",), "neither a directory, a .gguf file, OWNER/NAME, ollama:NAME nor lmstudio:NAME"),
         ((str(DEMO), "--width", "int3"), "--width 'int3' is unknown: use one of int4, int8"),
         ((str(DEMO), "--cluster", str(CLUSTER)), "--cluster and --source go with --dry-run"),
     ],

@@ -10,7 +10,7 @@ import pytest
 from edgeshard.chat.model import ChatModel
 from edgeshard.chat.templates import ChatTemplate
 from edgeshard.domain.requests.chat import Conversation, ToolFormat
-from edgeshard.importing.chat_templates import KNOWN, KnownTemplate, template_for
+from edgeshard.importing.chat_templates import TEMPLATES, KnownTemplate, template_for
 from tests.support.chat_models import DEMO_MODEL
 
 MESSAGES: list[dict[str, Any]] = [
@@ -40,7 +40,7 @@ PROMPTS = {
 }
 
 
-@pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.name)
+@pytest.mark.parametrize("known", TEMPLATES, ids=lambda known: known.name)
 def test_a_prompt_has_the_marks_of_its_form(known: KnownTemplate) -> None:
     template = ChatTemplate(known.text, {"bos_token": "<s>"})
     assert template.render(MESSAGES) == PROMPTS[known.name]

@@ -9,7 +9,7 @@ import gguf
 import pytest
 from gguf import GGMLQuantizationType as Type
 
-from edgeshard.domain.errors import DataLossError, NotFoundError, UnsupportedModelError
+from edgeshard.domain.errors import DataLossError, DeniedError, NotFoundError, UnsupportedModelError
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.imported import DOWNLOADING
 from edgeshard.importing.outlook import config_of
@@ -107,6 +107,15 @@ def test_a_model_that_is_not_run_is_refused_before_its_weights(hub: HubServer, t
     ):
         pass
     assert not hub.served
+
+
+def test_a_gated_repository_names_the_remedy(hub: HubServer) -> None:
+    hub.gated.add(NAME)
+    with (
+        pytest.raises(DeniedError, match="accept its terms at"),
+        opened(parse_source(NAME), Width.INT8, nothing),
+    ):
+        pass
 
 
 def test_a_damaged_file_is_refused(hub: HubServer) -> None:

@@ -113,8 +113,8 @@ def _of_directory(directory: Path, text: str, program: str) -> Iterator[LocalMod
     for name in firsts:
         path = directory / name
         tag = tag_of(name)
-        named = f"{text}:{tag}" if tag and len(firsts) > 1 else text
-        yield LocalModel(named, program, Source(path=path), _size(parts_of(path)), tag)
+        full_text = f"{text}:{tag}" if tag and len(firsts) > 1 else text
+        yield LocalModel(full_text, program, Source(path=path), _size(parts_of(path)), tag)
     weights = list(directory.glob("*.safetensors"))
     if weights and (directory / "config.json").is_file():
         yield LocalModel(text, program, Source(path=directory), _size(weights), _SAFETENSORS)
@@ -122,9 +122,9 @@ def _of_directory(directory: Path, text: str, program: str) -> Iterator[LocalMod
 
 def _hub_cache() -> Path:
     """The cache of huggingface_hub, without importing it: it need not be installed."""
-    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    if named:
-        return Path(named).expanduser()
+    cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if cache:
+        return Path(cache).expanduser()
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     return Path(home).expanduser() / "hub"
 

@@ -42,16 +42,16 @@ def find_model(name: str) -> Path:
     """
     text, _, tag = name.partition(":")
     folder = models_folder()
-    wanted = text.lower()
+    lower_name = text.lower()
     matching: list[Path] = []
-    there: list[str] = []
+    available: list[str] = []
     for directory in list_models(folder):
         full = f"{directory.parent.name}/{directory.name}"
-        there.append(full)
-        if wanted in (full.lower(), directory.name.lower()):
+        available.append(full)
+        if lower_name in (full.lower(), directory.name.lower()):
             matching.append(directory)
     if not matching:
-        listed = f"it has {', '.join(there)[:1000]}" if there else "no models are there"
+        listed = f"it has {', '.join(available)[:1000]}" if available else "no models are there"
         what = f"LM Studio has no model {name[:200]} in {folder}: {listed}"
         raise NotFoundError(what, field="model", reason="UNKNOWN_MODEL")
     if len(matching) > 1:

@@ -78,9 +78,9 @@ class OllamaModel:
 
 def models_folders() -> tuple[Path, ...]:
     """The folders in which Ollama keeps models: `$OLLAMA_MODELS`, or this user's and that of its system service."""
-    named = os.environ.get("OLLAMA_MODELS")
-    if named:
-        return (Path(named).expanduser(),)
+    folder = os.environ.get("OLLAMA_MODELS")
+    if folder:
+        return (Path(folder).expanduser(),)
     return Path.home() / ".ollama" / "models", Path("/usr/share/ollama/.ollama/models")
 
 
@@ -110,20 +110,20 @@ def find_manifest(name: str) -> Manifest:
         parsed["model"],
         parsed["tag"] or _TAG,
     )
-    wanted = _display_name(parts).lower()
-    there: list[str] = []
-    refused: EdgeShardError | None = None
+    display_name = _display_name(parts).lower()
+    available: list[str] = []
+    unreadable: EdgeShardError | None = None
     for folder in models_folders():
         try:
             for manifest in list_manifests(folder):
-                if manifest.name.lower() == wanted:
+                if manifest.name.lower() == display_name:
                     return manifest
-                there.append(manifest.name)
+                available.append(manifest.name)
         except EdgeShardError as error:
-            refused = error
-    if refused is not None:
-        raise refused
-    listed = f"it has {', '.join(there)[:1000]}" if there else "no models are there"
+            unreadable = error
+    if unreadable is not None:
+        raise unreadable
+    listed = f"it has {', '.join(available)[:1000]}" if available else "no models are there"
     folders = " and ".join(map(str, models_folders()))
     what = f"Ollama has no model {name[:200]} in {folders}: {listed}; OLLAMA_MODELS names another folder"
     raise NotFoundError(what, field="model", reason="UNKNOWN_MODEL")
@@ -275,14 +275,14 @@ def _layers_of(manifest: Manifest, values: dict[str, Any]) -> list[Layer]:
     layers = values.get("layers")
     if not isinstance(layers, list) or len(layers) > _MAX_LAYERS:
         raise malformed(f"the manifest of ollama:{manifest.name}", "has no list of layers", "layers")
-    found = []
+    result = []
     for layer in layers:
         media_type = layer.get("mediaType") if isinstance(layer, dict) else None
         if not isinstance(media_type, str):
             raise malformed(f"the manifest of ollama:{manifest.name}", "has a layer without a mediaType", "layers")
         digest = _checked_digest(manifest, layer.get("digest"))
-        found.append(Layer(media_type.removeprefix(_LAYER), digest))
-    return found
+        result.append(Layer(media_type.removeprefix(_LAYER), digest))
+    return result
 
 
 def _checked_digest(manifest: Manifest, digest: object) -> str:
@@ -333,8 +333,8 @@ def _check_weights(manifest: Manifest, model: OllamaModel, progress: Progress) -
     _check_digest(manifest, hasher.hexdigest(), model.weights.digest)
 
 
-def _check_digest(manifest: Manifest, found: str, digest: str) -> None:
-    if f"sha256:{found}" != digest:
+def _check_digest(manifest: Manifest, actual: str, digest: str) -> None:
+    if f"sha256:{actual}" != digest:
         raise DataLossError(
             f"ollama:{manifest.name}: the blob {digest} has other bytes; run `ollama pull {manifest.name}` again",
             field="model",

@@ -96,8 +96,8 @@ def _add_system(tokens: dict[str, Any], system: str) -> list[str]:
     if isinstance(template, str):
         tokens["chat_template"] = _with_system(template, system)
     else:
-        named = [{**item, "template": _with_system(item["template"], system)} for item in template]
-        tokens["chat_template"] = named
+        templates = [{**item, "template": _with_system(item["template"], system)} for item in template]
+        tokens["chat_template"] = templates
     return ["its system text is that of conversations without one"]
 
 
@@ -106,7 +106,7 @@ def _with_system(template: str, system: str) -> str:
     message = json.dumps({"role": "system", "content": system}, ensure_ascii=False)
     return (
         "{%- if not messages or messages[0].role != 'system' -%}"
-        f"{{%- set messages = [{message}] + messages -%}}"
+        f"{{%- set messages = [{message}] + (messages | list) -%}}"
         "{%- endif -%}" + template
     )
 

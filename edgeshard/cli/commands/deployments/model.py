@@ -77,7 +77,7 @@ def add(
 @app.command(name="list", short_help="List the models of the store, or with --found those of this disk.")
 def list_models(
     context: typer.Context,
-    found: Annotated[
+    on_disk: Annotated[
         bool, switch("--found", "List models of Ollama, LM Studio, the Hub's cache and llama.cpp's, and what fits.")
     ] = False,
     output: OutputOption = Output.TABLE,
@@ -86,7 +86,7 @@ def list_models(
 
     The context is the longest for which a model fits the site's nodes with one request at a time.
     """
-    if found:
+    if on_disk:
         from edgeshard.cli.commands.deployments import model_inventory
 
         model_inventory.show_local(context, output)

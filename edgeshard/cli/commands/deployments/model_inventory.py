@@ -24,7 +24,7 @@ _NOMINAL_RATE = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class FoundModel:
+class ListedModel:
     """A row: `fits` is None without a site, and for a model that cannot be added; `context` is in tokens."""
 
     model: str
@@ -36,7 +36,7 @@ class FoundModel:
     note: str = ""
 
 
-COLUMNS: list[Column[FoundModel]] = [
+COLUMNS: list[Column[ListedModel]] = [
     Column("MODEL", lambda row: row.model),
     Column("PROGRAM", lambda row: row.program),
     Column("SIZE", lambda row: human_bytes(row.size_bytes) if row.size_bytes else "-", right=True),
@@ -67,8 +67,8 @@ def show_local(context: typer.Context, output: Output) -> None:
     show_list(rows, output, COLUMNS, lambda row: row.model)
 
 
-def _row(model: LocalModel, nodes: Sequence[Node]) -> FoundModel:
-    row = FoundModel(model.text, model.program, model.size_bytes, model.type, note=model.problem)
+def _row(model: LocalModel, nodes: Sequence[Node]) -> ListedModel:
+    row = ListedModel(model.text, model.program, model.size_bytes, model.type, note=model.problem)
     if model.problem:
         return row
     from edgeshard.importing.blocks import Width
