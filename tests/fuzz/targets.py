@@ -283,7 +283,7 @@ def _ollama_form(data: bytes) -> None:
 
 
 def _ollama_manifest(data: bytes) -> None:
-    """A manifest in a store whose blobs are those of the seed."""
+    """A manifest in a store that has the blobs of the seed."""
     store = OllamaFolder(_scratch("ollama"))
     store.manifest(b"GGUF", {"model_format": "gguf", "file_type": "Q4_K_M"}, params="{}", system="Be brief.")
     path = store.folder / "manifest"

@@ -102,7 +102,7 @@ class Handler(BaseHTTPRequestHandler):
             begin = int(first)
             end = int(last) + 1 if last else len(data)
             headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(data)}"
-            if last:  # a part of the file, which nobody keeps
+            if last:  # a part of the file, which is no download
                 return self._send(206, data[begin:end], headers, body)
         if body:
             self.hub.ranges.append((name, begin))

@@ -98,8 +98,8 @@ def list_manifests(folder: Path) -> Iterator[Manifest]:
 def find_manifest(name: str) -> Manifest:
     """The manifest of `[HOST/][NAMESPACE/]MODEL[:TAG]`, in any case.
 
-    Raises InvalidArgumentError for a text of another form, NotFoundError, which lists the models that are there, and
-    DeniedError, which names the owner, for a store that this user may not read.
+    Raises InvalidArgumentError for a text of another form, and NotFoundError with a list of the models that are there.
+    Raises DeniedError with the owner's name for a store that this user may not read.
     """
     parsed = _NAME.fullmatch(name)
     if parsed is None or ".." in name:

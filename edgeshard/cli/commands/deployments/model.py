@@ -74,7 +74,7 @@ def add(
         show_list(stored, output, MODEL_COLUMNS, lambda model: model.name, stored[0])
 
 
-@app.command(name="list", short_help="List the models of the store, or with --found those of this disk.")
+@app.command(name="list", short_help="List the models of the store, or with --found of this disk.")
 def list_models(
     context: typer.Context,
     on_disk: Annotated[
