@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import errno
 import logging
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,8 +34,9 @@ from edgeshard.domain.errors import (
     extra_line,
 )
 from edgeshard.importing import gguf_config
-from edgeshard.importing.gguf_file import GgufFile, parse_gguf, read_gguf
+from edgeshard.importing.gguf_file import GgufFile, read_gguf
 from edgeshard.importing.gguf_selection import select_gguf
+from edgeshard.importing.hub_header import remote_header
 from edgeshard.importing.imported import DOWNLOADING, Progress
 from edgeshard.importing.older_settings import LIMIT_BYTES, OLDER_FILES
 from edgeshard.importing.quantised import check_layout, checked_quantisation, without_quantisation
@@ -59,11 +59,6 @@ if TYPE_CHECKING:
 _CONFIG, _SINGLE, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _PARALLEL = 4
-_HEADER_FIRST_BYTES = 1 << 20
-_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""The tensors of a GGUF file that its config.json is made of."""
-_FACTORS_LIMIT_BYTES = 4096
-_PARTIAL_CONTENT = 206
 _MOVE_CACHE = "free space, or move the Hub's cache with HF_HOME"
 _NO_EXTRA = f"models of the Hub need the package huggingface_hub, of the models extra: {extra_line('models')}"
 
@@ -238,61 +233,10 @@ class _Hub:
         reference.parent.mkdir(parents=True, exist_ok=True)
         reference.write_text(found.commit)
 
-    @contextmanager
-    def headers(self, found: Repository, files: Sequence[str]) -> Iterator[GgufFile]:
-        """The header of a GGUF model, of which no more is fetched: the files are sparse, and only the tensors that a
-        config.json is made of have bytes."""
-        with tempfile.TemporaryDirectory(prefix="edgeshard-") as scratch:
-            paths = [Path(scratch) / file.rpartition("/")[2] for file in files]
-            for path, file in zip(paths, files, strict=True):
-                self._write_header(found, file, path)
-            header = read_gguf(paths[0])
-            for name in _FACTORS:
-                factors = header.tensors.get(name)
-                if factors is None or factors.size > _FACTORS_LIMIT_BYTES:
-                    continue
-                file = next(file for file in files if file.endswith(factors.path.name))
-                with factors.path.open("r+b") as stream:
-                    stream.seek(factors.offset)
-                    stream.write(self._range(found, file, factors.offset, factors.size))
-            yield header
-
-    def _write_header(self, found: Repository, file: str, path: Path) -> None:
-        size = found.sizes[file]
-        length = _HEADER_FIRST_BYTES
-        data = self._range(found, file, 0, min(length, size))
-        while True:
-            try:
-                parse_gguf(path, data, size)
-            except DataLossError:
-                if len(data) >= min(size, HEADER_LIMIT_BYTES):
-                    raise
-                length *= 4
-                data += self._range(found, file, len(data), min(length, size) - len(data))
-            else:
-                break
-        with path.open("wb") as stream:
-            stream.write(data)
-            stream.truncate(size)
-
-    def _range(self, found: Repository, file: str, begin: int, count: int) -> bytes:
-        """`count` bytes of a file of the repository; fewer if the file ends before. No more are fetched."""
-        utils = self._library.utils
-        headers = utils.build_hf_headers(library_name="edgeshard")
-        headers["Range"] = f"bytes={begin}-{begin + count - 1}"
-        url = self._library.hf_hub_url(self._name, file, revision=found.commit)
-        data = bytearray()
-        with utils.get_session().stream("GET", url, headers=headers, follow_redirects=True) as response:
-            utils.hf_raise_for_status(response)
-            if begin and response.status_code != _PARTIAL_CONTENT:
-                raise UnavailableError(
-                    f"the Hub sends no ranges of {file}; download it and add the file", field="model"
-                )
-            for piece in response.iter_bytes():
-                data += piece
-                if len(data) >= count:
-                    break
-        return bytes(data[:count])
+    def headers(self, found: Repository, files: Sequence[str]) -> AbstractContextManager[GgufFile]:
+        """The header of a GGUF model, as `remote_header` reads it."""
+        sizes = {file: found.sizes[file] for file in files}
+        return remote_header(self._library, self._name, found.commit, sizes)
 
     def progress_of(self, found: Repository, files: Sequence[str]) -> None:
         """Tell the progress of these files from now on."""
