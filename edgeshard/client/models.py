@@ -25,7 +25,7 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.ids import Digest, check_name
 from edgeshard.importing.blocks import Width
-from edgeshard.importing.imported import CONVERTING, DOWNLOADING, Imported
+from edgeshard.importing.imported import CHECKING, CONVERTING, DOWNLOADING, Imported
 from edgeshard.importing.sources import Source, named_source, opened
 from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.proto.v1 import store_pb2_grpc
@@ -53,6 +53,7 @@ _CURABLE = (UnavailableError, AbortedError, FailedPreconditionError, DataLossErr
 
 class AddPhase(StrEnum):
     DOWNLOADING = DOWNLOADING
+    CHECKING = CHECKING
     CONVERTING = CONVERTING
     HASHING = "hashing"
     UPLOADING = "uploading"
@@ -99,7 +100,7 @@ async def add_model(
 ) -> Digest:
     """Register a model as `name` (default: what the source is called); its digest.
 
-    A path is a checkpoint's directory or a GGUF file; a text may be `OWNER/NAME[@REVISION]` of the Hub, too.
+    A path is a checkpoint's directory or a GGUF file; a text may be any that `parse_source` reads, too.
 
     Raises as `parse_source`, `opened` and `add_checkpoint` do.
     """

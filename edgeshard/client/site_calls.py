@@ -220,7 +220,8 @@ class SiteCalls(Calls):
     ) -> Digest:
         """Register a model with the coordinator; returns the manifest's digest.
 
-        `source` is a Hugging Face directory, a GGUF file, or `OWNER/NAME[@REVISION]` of the Hub (docs/models.md).
+        `source` is a Hugging Face directory, a GGUF file, `OWNER/NAME[:TAG][@REVISION]` of the Hub, `ollama:NAME` or
+        `lmstudio:NAME` (docs/models.md).
 
         Only what the store lacks is sent, and an interrupted upload goes on where it stopped. See
         `edgeshard.client.models.add_model` for the errors and for `progress`.

@@ -23,6 +23,7 @@ from edgeshard.importing.gguf_file import GgufFile, GgufTensor, read_gguf
 from edgeshard.importing.gguf_tokenizer import tokenizer_files
 from edgeshard.importing.imported import CONVERTING, Imported, Progress, mebibytes, size_notes
 from edgeshard.importing.stored_as import may_be_integers, with_stored
+from edgeshard.importing.stores.ollama_forms import llama_cpp_form
 from edgeshard.storage.checkpoint import Checkpoint, StoredFile, StoredTensor, draft_manifest
 
 _FLOATS = frozenset({"F32", "F16", "BF16"})
@@ -34,19 +35,20 @@ _KEPT = _FLOATS | _INTEGERS.keys()
 Change = Callable[[Floats], Floats]
 
 
-def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress) -> Imported:
+def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress, template_hint: str = "") -> Imported:
     """The model in a GGUF file, or in the parts of which it is one.
 
     Float16, bfloat16, float32 and the types in `_INTEGERS` are kept bit for bit; others are rounded to `width`. Tensors
-    that are written anew go into files of `scratch`, which must stay while the checkpoint is read.
+    that are written anew go into files of `scratch`, which must stay while the checkpoint is read. A model without a
+    chat template gets the known one of the form that `template_hint` has, or else that of its special tokens.
 
     Raises as `read_gguf` and `config_of` do; FailedPreconditionError where the package that reads K-quants is missing.
     """
-    file = read_gguf(path)
+    file, form_notes = llama_cpp_form(read_gguf(path))
     config = config_of(file)
     targets = targets_of(file, config)
-    notes = [*left_out_notes(targets), *_companion_notes(path)]
-    tokenizer = tokenizer_files(file, notes)
+    notes = [*form_notes, *left_out_notes(targets), *_companion_notes(path)]
+    tokenizer = tokenizer_files(file, notes, template_hint)
     check_planned(file, config, targets, width)
     opener = _Opener(config, width)
     total = opener.converted_bytes(targets)

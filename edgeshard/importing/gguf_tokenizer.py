@@ -14,6 +14,7 @@ from typing import Any
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.importing.bpe import WORDS, WordSplit, added_token, bpe_document, byte_level_document
+from edgeshard.importing.chat_templates import template_for
 from edgeshard.importing.gguf_file import GgufFile
 from edgeshard.storage.forms import GENERATION, TOKENIZER, TOKENIZER_SETTINGS, check_small_file, malformed
 
@@ -99,8 +100,10 @@ _ENDS = frozenset(
 """The tokens that end an answer in the chat templates of published models."""
 
 
-def tokenizer_files(file: GgufFile, notes: list[str]) -> dict[str, bytes]:
+def tokenizer_files(file: GgufFile, notes: list[str], template_hint: str = "") -> dict[str, bytes]:
     """The small files by name. A tokenizer of an unknown kind gives none, and a note of it in `notes`.
+
+    A file without a chat template gets a known one, by the markers in `template_hint` or in its special tokens.
 
     Raises InvalidArgumentError for metadata that contradicts itself.
     """
@@ -108,7 +111,10 @@ def tokenizer_files(file: GgufFile, notes: list[str]) -> dict[str, bytes]:
     tokenizer = _object(whole) if isinstance(whole, str) else _tokenizer(file, notes)
     if tokenizer is None:
         return {}
-    files = {TOKENIZER: tokenizer, TOKENIZER_SETTINGS: _config(file), GENERATION: _generation(file)}
+    settings = _config(file)
+    if "chat_template" not in settings:
+        settings |= _known_template(file, template_hint, notes)
+    files = {TOKENIZER: tokenizer, TOKENIZER_SETTINGS: settings, GENERATION: _generation(file)}
     encoded = {name: json.dumps(value, ensure_ascii=False).encode() for name, value in files.items()}
     for name, data in encoded.items():
         check_small_file(name, data)
@@ -247,6 +253,16 @@ def _post(file: GgufFile, tokens: Sequence[str], default: bool) -> dict[str, Any
     }
 
 
+def _known_template(file: GgufFile, hint: str, notes: list[str]) -> dict[str, Any]:
+    tokens, types = _tokens(file)
+    special = [token for token, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _USER_DEFINED)]
+    template = template_for([hint]) or template_for(special)
+    if template is None:
+        return {}
+    notes.append(f"{file.path.name} has no chat template: EdgeShard's own for {template.name} is used")
+    return {"chat_template": template.text}
+
+
 def _config(file: GgufFile) -> dict[str, Any]:
     tokens, _ = _tokens(file)
     named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -277,6 +293,8 @@ def _generation(file: GgufFile) -> dict[str, Any]:
     """
     tokens, types = _tokens(file)
     named = [file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
+    listed = file.metadata.get("tokenizer.ggml.eos_token_ids")
+    named += listed if isinstance(listed, list) else []
     ends = {token for token in named if type(token) is int and 0 <= token < len(tokens)}
     for index, (token, kind) in enumerate(zip(tokens, types, strict=True)):
         if token in _ENDS and kind in (_CONTROL, _USER_DEFINED):

@@ -3,8 +3,9 @@
 A broken connection goes on where it stopped, five times without a byte. After a command that was ended, whole files
 are kept.
 
-Only safetensors and the small files of a model are fetched, never code and never pickled weights. Each file is compared
-with the sha256 that the Hub names for it. The snapshot is used where the cache has it.
+Only safetensors and the small files of a model are fetched, or the GGUF files of one quantisation; never code and never
+pickled weights. Each file is compared with the sha256 that the Hub names for it. The snapshot is used where the cache
+has it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,9 +33,14 @@ from edgeshard.domain.errors import (
     UnsupportedModelError,
     extra_line,
 )
+from edgeshard.importing import gguf_config
+from edgeshard.importing.gguf_file import GgufFile, read_gguf
+from edgeshard.importing.gguf_selection import select_gguf
+from edgeshard.importing.hub_header import remote_header
 from edgeshard.importing.imported import DOWNLOADING, Progress
 from edgeshard.importing.older_settings import LIMIT_BYTES, OLDER_FILES
 from edgeshard.importing.quantised import check_layout, checked_quantisation, without_quantisation
+from edgeshard.importing.stores.ollama_forms import llama_cpp_form
 from edgeshard.importing.tiktoken import RANKS_LIMIT_BYTES, check_kind, ranks_file
 from edgeshard.storage.blobs import sha256_of
 from edgeshard.storage.checkpoint import (
@@ -67,10 +73,11 @@ class Repository:
     sha256: Mapping[str, str]
 
 
-def fetch(name: str, revision: str, progress: Progress) -> Path:
-    """The directory of the snapshot in the Hub's cache, with all files that EdgeShard needs.
+def fetch(name: str, revision: str, progress: Progress, tag: str = "") -> Path:
+    """The directory of the snapshot in the Hub's cache, with all files that EdgeShard needs; or its GGUF file.
 
-    Offline the cached snapshot is taken. Raises NotFoundError, DeniedError for a gated one,
+    A repository with a `tag`, or without safetensors, gives the GGUF file that `select_gguf` selects, the first if the
+    model has parts. Offline the cached snapshot is taken. Raises NotFoundError, DeniedError for a gated one,
     UnsupportedModelError for a model that is not run or has no safetensors (before any byte of weights is fetched),
     DataLossError for a file with another sha256 than the Hub's, UnavailableError, FailedPreconditionError without the
     package.
@@ -79,7 +86,9 @@ def fetch(name: str, revision: str, progress: Progress) -> Path:
     with _translated(name, revision):
         found = hub.find(revision)
     if found is None:
-        return hub.cached(revision)
+        return hub.cached_gguf(revision, tag) or hub.cached(revision)
+    if _is_gguf(found, tag):
+        return _fetch_gguf(hub, found, revision, tag)
     if _CONFIG not in found.sizes:
         raise NotFoundError(f"{name} has no config.json: it is no model in Hugging Face's form", field="model")
     _check_weights(found)
@@ -97,7 +106,46 @@ def fetch(name: str, revision: str, progress: Progress) -> Path:
             hub.download(found, [_INDEX])
             wanted += [_INDEX, *_shards(first, found)]
         hub.progress_of(found, wanted)
-        return hub.download(found, wanted)
+        return hub.download(found, wanted)[0].parent
+
+
+def _is_gguf(found: Repository, tag: str) -> bool:
+    """Whether the repository's GGUF files are the model, not its safetensors."""
+    if tag:
+        return True
+    has_tensors = _SINGLE in found.sizes or _INDEX in found.sizes
+    return not has_tensors and any(file.endswith(".gguf") for file in found.sizes)
+
+
+def _fetch_gguf(hub: _Hub, found: Repository, revision: str, tag: str) -> Path:
+    files = select_gguf(list(found.sizes), tag, found.name)
+    if any(hub.cached_file(found, file) is None for file in files):
+        with _translated(found.name, revision), hub.headers(found, files) as header:
+            gguf_config.config_of(llama_cpp_form(header)[0])
+    hub.progress_of(found, files)
+    with _translated(found.name, revision):
+        path = hub.download(found, files)[0]
+    hub.note_revision(found, revision)
+    return path
+
+
+@contextmanager
+def gguf_header(name: str, revision: str, tag: str) -> Iterator[GgufFile | None]:
+    """The header of the GGUF file that `fetch` would fetch; None if it would fetch safetensors.
+
+    Its files are there while the context is open. Offline the cached file is read. Raises as `fetch` does.
+    """
+    hub = _Hub(name, lambda what, done, total: None)
+    with _translated(name, revision):
+        found = hub.find(revision)
+        if found is None:
+            cached = hub.cached_gguf(revision, tag)
+            yield None if cached is None else read_gguf(cached)
+        elif not _is_gguf(found, tag):
+            yield None
+        else:
+            with hub.headers(found, select_gguf(list(found.sizes), tag, name)) as header:
+                yield header
 
 
 def config_of(name: str, revision: str) -> dict[str, Any]:
@@ -133,7 +181,8 @@ class _Hub:
             info = self._api.model_info(self._name, revision=revision or None, files_metadata=True)
         except (OfflineModeIsEnabled, ConnectError, TimeoutException):
             return None
-        siblings = [file for file in info.siblings or () if "/" not in file.rfilename]
+        # Large GGUF files lie in folders of the repository; everything else of a model is at its top.
+        siblings = [file for file in info.siblings or () if "/" not in file.rfilename or _is_nested(file.rfilename)]
         return Repository(
             self._name,
             info.sha or "",
@@ -161,34 +210,61 @@ class _Hub:
             raise UnavailableError(f"{self._name} changed while it was downloaded: try again", field="model")
         return directory
 
-    def progress_of(self, found: Repository, files: list[str]) -> None:
+    def cached_gguf(self, revision: str, tag: str) -> Path | None:
+        """The GGUF file of the last download, the first of its parts; None unless all of them are in the cache."""
+        directory = self._snapshot(revision)
+        files = sorted(str(path.relative_to(directory)) for path in directory.rglob("*.gguf") if path.is_file())
+        if not files or (not tag and _is_complete(directory)):
+            return None
+        return directory / select_gguf(files, tag, f"{self._name} in the Hub's cache")[0]
+
+    def _snapshot(self, revision: str) -> Path:
+        """The directory of a revision in the cache, whether it exists or not."""
+        folder = _blobs(self._name).parent
+        reference = folder / "refs" / (revision or "main")
+        commit = reference.read_text().strip() if reference.is_file() else revision or "none"
+        return folder / "snapshots" / commit
+
+    def note_revision(self, found: Repository, revision: str) -> None:
+        """Write the commit of a revision's name into the cache, as a download by that name does."""
+        if revision == found.commit:
+            return
+        reference = _blobs(self._name).parent / "refs" / (revision or "main")
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        reference.write_text(found.commit)
+
+    def headers(self, found: Repository, files: Sequence[str]) -> AbstractContextManager[GgufFile]:
+        """The header of a GGUF model, as `remote_header` reads it."""
+        sizes = {file: found.sizes[file] for file in files}
+        return remote_header(self._library, self._name, found.commit, sizes)
+
+    def progress_of(self, found: Repository, files: Sequence[str]) -> None:
         """Tell the progress of these files from now on."""
         self._tally.done, self._tally.total = 0, sum(found.sizes[file] for file in files)
 
-    def download(self, found: Repository, files: list[str]) -> Path:
-        """The snapshot's directory with all of these files, each with the sha256 that the Hub names.
+    def download(self, found: Repository, files: Sequence[str]) -> list[Path]:
+        """The paths of these files in the snapshot, each with the sha256 that the Hub names.
 
         Raises ResourceExhaustedError before the first byte if the cache's disk has no room for those that are missing.
         """
-        missing = [file for file in files if self._cached_file(found, file) is None]
+        missing = [file for file in files if self.cached_file(found, file) is None]
         begun = sum(path.stat().st_size for path in _blobs(self._name).glob("*.incomplete"))
         needed = sum(found.sizes[file] for file in missing) - begun
         check_room(_blobs(self._name), self._name, needed, remedy=_MOVE_CACHE)
         with ThreadPoolExecutor(_PARALLEL) as pool:
             pending = [pool.submit(self._file, found, file) for file in files]
             try:
-                paths = [one.result() for one in pending]
+                return [one.result() for one in pending]
             except BaseException:
                 self._tally.stopped = True
                 raise
-        return paths[0].parent
 
-    def _cached_file(self, found: Repository, file: str) -> Path | None:
+    def cached_file(self, found: Repository, file: str) -> Path | None:
         path = self._library.try_to_load_from_cache(self._name, file, revision=found.commit)
         return Path(path) if isinstance(path, str) else None
 
     def _file(self, found: Repository, file: str) -> Path:
-        known = self._cached_file(found, file)
+        known = self.cached_file(found, file)
         if known is not None:
             self._tally.add(found.sizes[file])
             return known
@@ -208,6 +284,11 @@ class _Hub:
     def _downloaded(self, file: str, revision: str) -> Path:
         options: dict[str, Any] = {"tqdm_class": self._tally.bars(), "library_name": "edgeshard"}
         return Path(self._library.hf_hub_download(self._name, file, revision=revision, **options))
+
+
+def _is_nested(file: str) -> bool:
+    """Whether a file of a repository's folder is one of a GGUF model, at a path that stays in the snapshot."""
+    return file.endswith(".gguf") and not file.startswith("/") and ".." not in file.split("/")
 
 
 def _blobs(name: str) -> Path:
@@ -261,13 +342,6 @@ def _check_weights(found: Repository) -> None:
     if _SINGLE in found.sizes or _INDEX in found.sizes:
         return
     pickled = sorted(file for file in found.sizes if file.endswith(_PICKLED))
-    ggufs = sorted(file for file in found.sizes if file.endswith(".gguf"))
-    if ggufs:
-        raise UnsupportedModelError(
-            f"{found.name} has GGUF files: download one (hf download {found.name} {ggufs[0]}) and add the file",
-            field="model",
-            reason="GGUF_REPOSITORY",
-        )
     if pickled:
         raise UnsupportedModelError(
             f"{found.name} has its weights as {pickled[0]} only, a format that can run code when it is read; take a "
@@ -285,7 +359,7 @@ def _ranks(hub: _Hub, found: Repository) -> list[str]:
         return []
     settings: dict[str, Any] = {}
     if TOKENIZER_SETTINGS in found.sizes:
-        data = (hub.download(found, [TOKENIZER_SETTINGS]) / TOKENIZER_SETTINGS).read_bytes()
+        data = hub.download(found, [TOKENIZER_SETTINGS])[0].read_bytes()
         settings = parse_json_object(decode_text(data, TOKENIZER_SETTINGS), TOKENIZER_SETTINGS)
     check_kind(name, settings)
     if found.sizes[name] > RANKS_LIMIT_BYTES:

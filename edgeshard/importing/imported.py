@@ -14,9 +14,9 @@ from edgeshard.storage.checkpoint import Checkpoint, StoredFile, StoredTensor
 from edgeshard.storage.forms import GENERATION, TOKENIZER, parse_json_object, unusable_defaults
 
 Progress = Callable[[str, int, int], None]
-"""A call with the kind of work (`DOWNLOADING`, `CONVERTING`), the bytes so far and in all, from the working thread; an
-error that it raises ends the work."""
-DOWNLOADING, CONVERTING = "downloading", "converting"
+"""A call with the kind of work (`DOWNLOADING`, `CHECKING`, `CONVERTING`), the bytes so far and in all, from the working
+thread; an error that it raises ends the work."""
+DOWNLOADING, CHECKING, CONVERTING = "downloading", "checking", "converting"
 _FURTHER_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 
 

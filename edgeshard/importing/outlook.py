@@ -11,12 +11,14 @@ from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
 from edgeshard.domain.models.dtypes import WHOLE_HEAD, IntegerFormat, Quantisation
 from edgeshard.importing import gguf_config, hub
 from edgeshard.importing.blocks import Width
-from edgeshard.importing.gguf_file import read_gguf
+from edgeshard.importing.gguf_file import GgufFile, read_gguf
 from edgeshard.importing.gguf_model import stored_types
 from edgeshard.importing.imported import named_further_notes, tensor_notes
 from edgeshard.importing.quantised import check_method, checked_quantisation, without_quantisation
 from edgeshard.importing.sources import Source
 from edgeshard.importing.stored_as import with_stored
+from edgeshard.importing.stores import ollama
+from edgeshard.importing.stores.ollama_forms import llama_cpp_form
 from edgeshard.storage.checkpoint import read_config, stored_tensors
 from edgeshard.storage.inputs import read_json
 from edgeshard.storage.model_directory import ModelDirectory
@@ -25,14 +27,17 @@ from edgeshard.storage.model_directory import ModelDirectory
 def config_of(source: Source, width: Width) -> dict[str, Any]:
     """The config.json that the model would have in the store. Raises as adding it does, as far as can be told."""
     path = source.path
+    if source.ollama:
+        return _of_gguf(ollama.read_header(source.ollama), width)
     if path is None:
+        with hub.gguf_header(source.repository, source.revision, source.tag) as header:
+            if header is not None:
+                return _of_gguf(header, width)
         config = hub.config_of(source.repository, source.revision)
     elif path.is_dir():
         config = read_config(path)
     elif path.suffix.lower() == ".gguf":
-        file = read_gguf(path)
-        config = gguf_config.config_of(file)
-        return with_stored(config, stored_types(file, config, width))
+        return _of_gguf(read_gguf(path), width)
     else:
         config = read_json(path, str(path), "model")
         if not isinstance(config, dict):
@@ -41,6 +46,12 @@ def config_of(source: Source, width: Width) -> dict[str, Any]:
     plain = without_quantisation(config)
     parse_config(plain)
     return plain if settings is None else _stored(plain, _expected(settings, width))
+
+
+def _of_gguf(header: GgufFile, width: Width) -> dict[str, Any]:
+    file, _ = llama_cpp_form(header)
+    config = gguf_config.config_of(file)
+    return with_stored(config, stored_types(file, config, width))
 
 
 def further_notes(source: Source, config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""The sources that an operator may name as a model: a directory, a GGUF file, or a repository of the Hub."""
+"""The sources that an operator may name as a model: a directory, a GGUF file, a repository of the Hub, or a model of
+another program on this machine."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from edgeshard.importing.hub import fetch
 from edgeshard.importing.imported import Imported, Progress, notes_of, recommendation_notes, tensor_notes
 from edgeshard.importing.older_settings import older_settings
 from edgeshard.importing.quantised import check_layout, checked_quantisation, open_quantised, without_quantisation
+from edgeshard.importing.stores import lm_studio, ollama
 from edgeshard.importing.tiktoken import RANKS_LIMIT_BYTES, ranks_file, tokenizer_of
 from edgeshard.storage.checkpoint import Checkpoint, StoredFile, open_checkpoint, read_config, small_files
 from edgeshard.storage.forms import (
@@ -34,22 +36,42 @@ from edgeshard.storage.model_directory import ModelDirectory, open_regular
 
 _PART_NUMBER = re.compile(r"-\d{5}-of-\d{5}$")
 """The end of a GGUF part's name."""
-_REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@([\w.+/-]{1,200}))?", re.ASCII)
+_REPOSITORY = re.compile(
+    r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?::([\w.-]{1,64}))?(?:@([\w.+/-]{1,200}))?", re.ASCII
+)
+OLLAMA, LM_STUDIO = "ollama:", "lmstudio:"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The place of a model: a path, or a repository and a revision of it."""
+    """The place of a model: a path, a repository and a revision of it, or a name in Ollama's store.
+
+    `tag` is the quantisation of a repository's GGUF file; "" without one.
+    """
 
     path: Path | None = None
     repository: str = ""
     revision: str = ""
+    tag: str = ""
+    ollama: str = ""
+
+    def __str__(self) -> str:
+        """The text that `parse_source` reads."""
+        if self.path is not None:
+            return str(self.path)
+        if self.ollama:
+            return OLLAMA + self.ollama
+        tag = self.tag and f":{self.tag}"
+        revision = self.revision and f"@{self.revision}"
+        return f"{self.repository}{tag}{revision}"
 
     @property
     def name(self) -> str:
         """The model's name in the store unless another is given, in the characters that a name may have."""
-        if self.path is None:
-            text = self.repository.partition("/")[2]
+        if self.ollama:
+            text = self.ollama.removesuffix(":latest").rpartition("/")[2]
+        elif self.path is None:
+            text = self.repository.partition("/")[2] + (self.tag and f"-{self.tag}")
         else:
             path = self.path.absolute()
             path = path.parent if path.name == "config.json" else path
@@ -63,29 +85,49 @@ class Source:
         return re.sub(r"[^a-z0-9._-]+", "-", text.lower())[:63].strip("-._") or "model"
 
 
-def parse_source(text: str) -> Source:
-    """The source behind `./DIR`, `FILE.gguf` or `OWNER/NAME[@REVISION]`; a path of this machine goes first.
+def is_source(text: str) -> bool:
+    """Whether a text names a model outside of the coordinator's store: no name of the store has these characters."""
+    return "/" in text or text.lower().endswith(".gguf") or names_program(text)
 
-    Raises NotFoundError for a path that is not there, and for a text that is none of them.
+
+def names_program(text: str) -> bool:
+    """Whether a text names a model of another program."""
+    return text.startswith((OLLAMA, LM_STUDIO))
+
+
+def parse_source(text: str) -> Source:
+    """The source that `./DIR`, `FILE.gguf`, `OWNER/NAME[:TAG][@REVISION]`, `ollama:NAME[:TAG]` or
+    `lmstudio:[PUBLISHER/]NAME[:TAG]` names; a path of this machine goes first.
+
+    Raises NotFoundError for a path that is not there, and for a text that is none of them; as `find_manifest` and
+    `find_model` do for models of other programs.
     """
     with suppress(OSError, RuntimeError, ValueError):  # no path at all, such as a text that is too long for one
         path = Path(text).expanduser()
         if path.is_dir() or path.is_file():
             return Source(path=path)
+    if text.startswith(OLLAMA):
+        name = text.removeprefix(OLLAMA)
+        ollama.find_manifest(name)
+        return Source(ollama=name)
+    if text.startswith(LM_STUDIO):
+        return Source(path=lm_studio.find_model(text.removeprefix(LM_STUDIO)))
     looks_local = text.startswith(("/", "./", "../", "~")) or text.lower().endswith(".gguf") or text.count("/") > 1
     repository = None if looks_local and "@" not in text else parse_repository(text)
     if repository is None:
-        what = "no such file or directory" if looks_local else "neither a directory, a .gguf file nor OWNER/NAME"
+        what = "neither a directory, a .gguf file, OWNER/NAME, ollama:NAME nor lmstudio:NAME"
+        if looks_local:
+            what = "no such file or directory"
         raise NotFoundError(f"{text[:200]}: {what}", field="model")
     return repository
 
 
 def parse_repository(text: str) -> Source | None:
-    """The source `OWNER/NAME[@REVISION]` of the Hub; None if the text has another form."""
+    """The source `OWNER/NAME[:TAG][@REVISION]` of the Hub; None if the text has another form."""
     found = _REPOSITORY.fullmatch(text)
     if found is None or ".." in text:
         return None
-    return Source(repository=found[1], revision=found[2] or "")
+    return Source(repository=found[1], tag=found[2] or "", revision=found[3] or "")
 
 
 def named_source(source: Path | str, name: str | None) -> tuple[Source, str]:
@@ -162,10 +204,14 @@ def opened(source: Source, width: Width, progress: Progress) -> Iterator[Importe
 
     Blocking. Raises typed errors that say what to do.
     """
-    path = fetch(source.repository, source.revision, progress) if source.path is None else source.path
+    path = source.path
+    if path is None and not source.ollama:
+        path = fetch(source.repository, source.revision, progress, source.tag)
     with tempfile.TemporaryDirectory(prefix="edgeshard-") as name:
         scratch = Path(name)
-        if not path.is_file():
+        if path is None:
+            imported = ollama.open_model(source.ollama, scratch, width, progress)
+        elif not path.is_file():
             imported = open_directory(path, scratch, width, progress)
         elif path.suffix.lower() == ".gguf":
             imported = open_gguf(path, scratch, width, progress)
@@ -177,9 +223,13 @@ def opened(source: Source, width: Width, progress: Progress) -> Iterator[Importe
         yield replace(imported, checkpoint=checkpoint)
 
 
-def _share_scratch(checkpoint: Checkpoint, scratch: Path, source: Path) -> None:
-    """Let other users read what was made of files that they can read: the coordinator may run as one of them."""
-    sources = {source, *(item.file for item in checkpoint.tensors), *(item.path for item in checkpoint.files)}
+def _share_scratch(checkpoint: Checkpoint, scratch: Path, source: Path | None) -> None:
+    """Let other users read what was made of files that they can read: the coordinator may run as one of them.
+
+    `source` is the file or directory of the model; None if the files of the checkpoint are all there is.
+    """
+    named = set() if source is None else {source}
+    sources = {*named, *(item.file for item in checkpoint.tensors), *(item.path for item in checkpoint.files)}
     made = [path for path in sources if path.is_relative_to(scratch)]
     if all(path.stat().st_mode & stat.S_IROTH for path in sources.difference(made)):
         for path in made:

@@ -70,6 +70,7 @@ CASES = [
     Case("plan --model fairy-tales --source a", TEXT_ONLY, exit_code=1),
     Case("plan --cluster {testbed} --model llama2-7b"),
     Case("model add {model} --name cellar"),
+    Case("model list"),
     Case("generate tales Once --max-tokens 4"),
     Case("run tales Once --max-tokens 4", TEXT_ONLY),
     Case("trace tales --seconds 0.1", TEXT_ONLY, exit_code=1),

@@ -10,6 +10,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from tests.support.gguf_files import DEMO, everywhere, write_demo_gguf
+from tests.support.model_stores import OllamaFolder
 
 CLUSTER = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "hpipe-testbed.toml"
 
@@ -68,7 +69,7 @@ def test_a_dry_run_of_a_gguf_file_says_how_it_would_run(edgectl: Any, site: Any,
     ("arguments", "message"),
     [
         (("./nothing",), "no such file or directory"),
-        (("nothing",), "neither a directory, a .gguf file nor OWNER/NAME"),
+        (("nothing",), "neither a directory, a .gguf file, OWNER/NAME, ollama:NAME nor lmstudio:NAME"),
         ((str(DEMO), "--width", "int3"), "--width 'int3' is unknown: use one of int4, int8"),
         ((str(DEMO), "--cluster", str(CLUSTER)), "--cluster and --source go with --dry-run"),
     ],
@@ -76,3 +77,27 @@ def test_a_dry_run_of_a_gguf_file_says_how_it_would_run(edgectl: Any, site: Any,
 def test_mistakes_are_named(edgectl: Any, arguments: tuple[str, ...], message: str) -> None:
     result = edgectl("model", "add", *arguments)
     assert result.exit_code in (2, 3) and message in result.stderr
+
+
+def test_a_dry_run_takes_a_model_of_another_program(
+    edgectl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    store = OllamaFolder(tmp_path / "models")
+    monkeypatch.setenv("OLLAMA_MODELS", str(store.folder))
+    weights = write_demo_gguf(tmp_path / "demo.gguf", everywhere(Type.Q8_0)).read_bytes()
+    store.add("tales/1b", weights)
+    file = tmp_path / ".lmstudio" / "models" / "ann" / "tales" / "tales.gguf"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(weights)
+    cluster = tmp_path / "nodes.toml"
+    cluster.write_text('source = "a"\n[[device]]\nname = "a"\nkind = "rtx-3090"\n[[link]]\nbandwidth_bps = 1e9\n')
+    for model in ("ollama:tales:1b", "lmstudio:ann/tales"):
+        for command in (("model", "add", model, "--dry-run"), ("plan", "--model", model)):
+            result = edgectl(*command, "--cluster", str(cluster))
+            assert result.exit_code == 0, result.output
+        missing = edgectl("plan", "--model", f"{model}x", "--cluster", str(cluster))
+        assert missing.exit_code != 0 and "tales" in missing.stderr and "has no model" in missing.stderr
+    for command in (("model", "add"), ("deploy", "x", "--model"), ("run",), ("serve",)):
+        result = edgectl(*command, "ollama:nothing")
+        assert result.exit_code != 0 and "it has tales:1b" in result.stderr, (command, result.stderr)

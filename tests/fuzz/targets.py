@@ -56,6 +56,10 @@ from edgeshard.importing.gguf_config import config_of, targets_of
 from edgeshard.importing.gguf_file import TYPES as GGUF_TYPES
 from edgeshard.importing.gguf_file import read_gguf
 from edgeshard.importing.gguf_tokenizer import tokenizer_files
+from edgeshard.importing.imported import Imported
+from edgeshard.importing.stores import ollama
+from edgeshard.importing.stores.ollama_forms import FORMS, llama_cpp_form
+from edgeshard.importing.stores.ollama_settings import Settings, with_settings
 from edgeshard.importing.tiktoken import tokenizer_of
 from edgeshard.planning.inputs.devices import parse_cluster
 from edgeshard.planning.inputs.shapes import model_from_config
@@ -63,13 +67,14 @@ from edgeshard.planning.simulation.lab import parse_lab
 from edgeshard.process.config import load_settings
 from edgeshard.proto.v1 import identity_pb2, stage_pb2, store_pb2
 from edgeshard.storage.blobs import blob_size, manifest_items
-from edgeshard.storage.checkpoint import open_checkpoint, read_header
+from edgeshard.storage.checkpoint import Checkpoint, StoredFile, open_checkpoint, read_header
 from edgeshard.storage.forms import (
     EXPERT_TABLE,
     GENERATION,
     TOKENIZER,
     TOKENIZER_SETTINGS,
     check_small_file,
+    decode_text,
     expert_table_of,
     parse_json_object,
     skim_small_file,
@@ -84,6 +89,7 @@ from edgeshard.wire.frames import FrameContract, FrameReader, _checksum, encode_
 from edgeshard.wire.identity import enrolment_from_wire, enrolment_to_wire
 from edgeshard.wire.invitations import TOKEN_PREFIX, invitation_from_text, invitation_to_text
 from edgeshard.wire.store import local_model_from_wire, manifest_from_json, manifest_from_wire, validate_manifest
+from tests.support.model_stores import OllamaFolder
 
 LONGEST_MESSAGE = 2200
 """Characters of an error: it goes into logs and into a status that has to fit into a header."""
@@ -277,6 +283,43 @@ def _gguf(data: bytes) -> None:
     for tensor in file.tensors.values():
         if tensor.offset + tensor.size > len(data):
             raise FindingError(f"tensor {tensor.name} ends at {tensor.offset + tensor.size}, beyond the file")
+
+
+def _ollama_form(data: bytes) -> None:
+    path = _scratch("model.gguf")
+    path.write_bytes(data)
+    llama_cpp_form(read_gguf(path))
+
+
+def _ollama_manifest(data: bytes) -> None:
+    """A manifest in a store that has the blobs of the seed."""
+    store = OllamaFolder(_scratch("ollama"))
+    store.manifest(b"GGUF", {"model_format": "gguf", "file_type": "Q4_K_M"}, params="{}", system="Be brief.")
+    path = store.folder / "manifest"
+    path.write_bytes(data)
+    ollama.read_model(ollama.Manifest("tales:latest", path, store.folder))
+
+
+def _ollama_manifest_seed() -> bytes:
+    store = OllamaFolder(_scratch("ollama"))
+    config = {"model_format": "gguf", "file_type": "Q4_K_M"}
+    return _json(store.manifest(b"GGUF", config, params="{}", system="Be brief."))
+
+
+def _ollama_settings(data: bytes) -> None:
+    """Parameters and a system text, and a template of the GGUF file's."""
+    values = parse_json_object(decode_text(data, "params"), "params")
+    folder = _scratch("settings")
+    folder.mkdir(exist_ok=True)
+    files = []
+    texts = {"tokenizer.json": _json(WHOLE_TOKENIZER), "tokenizer_config.json": b'{"chat_template": "x"}'}
+    for name, text in texts.items():
+        (folder / name).write_bytes(text)
+        files.append(StoredFile(name, folder / name, len(text)))
+    imported = Imported(Checkpoint(folder, "{}", (), tuple(files)))
+    settings = Settings("{{ .Prompt }}", "", str(values.get("system", "")), values)
+    for file in with_settings(imported, settings, folder).checkpoint.files:
+        check_small_file(file.name, file.path.read_bytes())
 
 
 def _gguf_seed(type_number: int = 8) -> bytes:
@@ -692,7 +735,18 @@ def _json(value: object) -> bytes:
 
 
 _JSON_TARGETS = frozenset(
-    ["config", "tokenizer", "tokenizer-settings", "generation", "index", "chat", "expert-table", "note"]
+    [
+        "config",
+        "tokenizer",
+        "tokenizer-settings",
+        "generation",
+        "index",
+        "chat",
+        "expert-table",
+        "note",
+        "ollama-manifest",
+        "ollama-settings",
+    ]
 )
 
 
@@ -713,6 +767,11 @@ def _made() -> dict[str, Target]:
     every.add("blocks", _blocks, *_block_seeds(), words=(b"\x00\x7c", b"\xff\x7b", b"\x00\xfc", b"\xff\xff\xff\xff"))
     words = (b"GGUF", b"tokenizer.ggml.tokens", b"llama.block_count")
     every.add("gguf", _gguf, *map(_gguf_seed, (8, *GGUF_TYPES)), words=words)
+    architectures = tuple(name.encode() for form in FORMS for name in form.architectures)
+    every.add("ollama-form", _ollama_form, _gguf_seed(), words=(*architectures, b"tokenizer.ggml.pre", b"v.", b"mtp."))
+    every.add("ollama-manifest", _ollama_manifest, _ollama_manifest_seed(), words=(b"sha256:", b'"manifests"'))
+    parameters = {"temperature": 0.5, "stop": ["</s>"], "num_ctx": 4096, "mirostat": 1, "system": "Be brief."}
+    every.add("ollama-settings", _ollama_settings, _json(parameters))
     message = _manifest_message()
     formats = tuple(kind.encode() for kind in STORED_FORMATS)
     every.add("manifest", _manifest, message.SerializeToString(), words=formats)

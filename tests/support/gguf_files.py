@@ -82,7 +82,7 @@ def _blocks(shape: tuple[int, ...], kind: gguf.GGMLQuantizationType) -> np.ndarr
     return blocks.reshape(shape[0], -1)
 
 
-def write_demo_gguf(path: Path, choose: Choose, **metadata: Any) -> Path:
+def write_demo_gguf(path: Path, choose: Choose, template: str | None = TEMPLATE, **metadata: Any) -> Path:
     config = json.loads((DEMO / "config.json").read_text())
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(config["max_position_embeddings"])
@@ -94,9 +94,12 @@ def write_demo_gguf(path: Path, choose: Choose, **metadata: Any) -> Path:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_dimension_count(config["head_dim"])
     writer.add_rope_freq_base(10_000.0)
-    add_sentencepiece(writer)
+    add_sentencepiece(writer, template)
     for key, value in metadata.items():
-        writer.add_uint32(key.replace("__", "."), value)
+        if key == "ends":
+            writer.add_array("tokenizer.ggml.eos_token_ids", value)
+        else:
+            writer.add_uint32(key.replace("__", "."), value)
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for name, weight in demo_weights().items():
         kind = choose(gguf_name(name))
@@ -111,7 +114,7 @@ def write_demo_gguf(path: Path, choose: Choose, **metadata: Any) -> Path:
     return path
 
 
-def add_sentencepiece(writer: gguf.GGUFWriter) -> None:
+def add_sentencepiece(writer: gguf.GGUFWriter, template: str | None = TEMPLATE) -> None:
     """The demo's vocabulary as pieces with scores: those of its merges, in their order."""
     model = json.loads((DEMO / "tokenizer.json").read_text())["model"]
     tokens = sorted(model["vocab"], key=lambda token: model["vocab"][token])
@@ -137,4 +140,5 @@ def add_sentencepiece(writer: gguf.GGUFWriter) -> None:
     writer.add_unk_token_id(0)
     writer.add_add_bos_token(False)
     writer.add_add_space_prefix(False)
-    writer.add_chat_template(TEMPLATE)
+    if template is not None:
+        writer.add_chat_template(template)

@@ -37,10 +37,11 @@ class HubServer:
 
     def info(self, name: str) -> dict[str, Any]:
         siblings = []
-        for path in sorted(self.repositories[name].iterdir()):
+        directory = self.repositories[name]
+        for path in sorted(path for path in directory.rglob("*") if path.is_file()):
             data = path.read_bytes()
             entry: dict[str, Any] = {
-                "rfilename": path.name,
+                "rfilename": str(path.relative_to(directory)),
                 "size": len(data),
                 "blobId": hashlib.sha1(data).hexdigest(),
             }
@@ -97,8 +98,12 @@ class Handler(BaseHTTPRequestHandler):
             data = data[:-1] + bytes([data[-1] ^ 1])
         begin = 0
         if (wanted := self.headers.get("Range")) is not None:
-            begin = int(wanted.removeprefix("bytes=").partition("-")[0])
-            headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            begin = int(first)
+            end = int(last) + 1 if last else len(data)
+            headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(data)}"
+            if last:  # a part of the file, which is no download
+                return self._send(206, data[begin:end], headers, body)
         if body:
             self.hub.ranges.append((name, begin))
         self._send(206 if begin else 200, data[begin:], headers, body, name)

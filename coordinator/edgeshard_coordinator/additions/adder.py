@@ -121,8 +121,7 @@ class ModelAdder:
 
     def queue(self, source: Source, name: str, width: str, who: str) -> Addition:
         """Queue a model that was `checked`. Raises as `Additions.queued` does."""
-        shown = f"{source.path}" if source.path is not None else _repository(source)
-        self.state = self.state.queued(shown, name, width, who)
+        self.state = self.state.queued(str(source), name, width, who)
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
         return self.state.get(self.state.last)
@@ -270,7 +269,3 @@ class ModelAdder:
         inherited = {name: os.environ[name] for name in names if name in os.environ}
         downloads = str(scratch / "hub")
         return {**inherited, "TMPDIR": str(scratch), "HF_HUB_CACHE": downloads, "HF_XET_CACHE": f"{downloads}-xet"}
-
-
-def _repository(source: Source) -> str:
-    return f"{source.repository}@{source.revision}" if source.revision else source.repository

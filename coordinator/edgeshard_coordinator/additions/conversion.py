@@ -18,7 +18,7 @@ from typing import Any
 
 from edgeshard.domain.errors import EdgeShardError, InternalError, ResourceExhaustedError
 from edgeshard.importing.blocks import Width
-from edgeshard.importing.sources import Source, opened
+from edgeshard.importing.sources import Source, opened, parse_repository
 from edgeshard.process.parent import bound_memory, end_with, go_first
 from edgeshard.storage.checkpoint import draft_manifest
 from edgeshard.storage.files import MOVE_STATE, naming_full_disk
@@ -54,7 +54,8 @@ def main() -> None:
 
 
 def _convert(question: Mapping[str, str], say: Say) -> None:
-    source = Source(Path(question["path"])) if question["path"] else Source(None, *question["repository"].split("@"))
+    source = Source(Path(question["path"])) if question["path"] else parse_repository(question["repository"])
+    assert source is not None, "the coordinator has checked the repository's name"
     scratch = Path(tempfile.gettempdir())
     name = question["name"]
     with (

@@ -52,7 +52,9 @@ class DeploymentSpec:
 
     name: str = option(MISSING, "Name of the deployment.", flag=None)
     model: str = option(
-        MISSING, "A model of the store; ./DIR, FILE.gguf or OWNER/NAME is put there first.", metavar="MODEL"
+        MISSING,
+        "A model of the store; ./DIR, FILE.gguf, OWNER/NAME or ollama:NAME is put there first.",
+        metavar="MODEL",
     )
     source: str = option("", "Node of the first layer; by default the first of --layers, or the best.", metavar="NODE")
     privacy: Literal["open", "source-only"] = option("open", "Who may see what; open is the only one yet.", flag=None)

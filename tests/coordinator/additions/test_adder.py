@@ -17,10 +17,12 @@ from edgeshard_coordinator.additions.conversion import NICENESS
 from edgeshard_coordinator.additions.folders import ModelFolders
 from edgeshard_coordinator.additions.state import Addition, Phase
 from edgeshard_coordinator.store.models import ModelStore
+from gguf import GGMLQuantizationType
 
 from edgeshard.domain.errors import EdgeShardError
 from tests.support.chat_models import DEMO_MODEL
 from tests.support.fp8_models import write_fp8_model
+from tests.support.gguf_files import everywhere, write_demo_gguf
 from tests.support.hub_server import serving
 
 pytestmark = pytest.mark.timing
@@ -296,6 +298,22 @@ async def test_a_model_of_the_hub_is_added_and_its_download_removed(
             where, name = await adding.adder.checked("owner/missing", "", "int8")
             ended = await adding.ends(adding.adder.queue(where, name, "int8", WHO).number)
             assert ended.error is not None and ended.error.field == "model"
+
+
+@pytest.mark.long
+async def test_a_gguf_of_the_hub_is_added_by_its_quantisation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "repository").mkdir()
+    for kind in (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q8_0):
+        write_demo_gguf(tmp_path / "repository" / f"tales-{kind.name}.gguf", everywhere(kind))
+    with serving() as server:
+        server.repositories["owner/Tales"] = tmp_path / "repository"
+        monkeypatch.setenv("HF_ENDPOINT", server.address)
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        async with adding_in(tmp_path / "site", allow_hub=True) as adding:
+            where, name = await adding.adder.checked("owner/Tales:Q4_0@main", "", "int8")
+            ended = await adding.ends(adding.adder.queue(where, name, "int8", WHO).number)
+            assert (ended.phase, ended.name) == (Phase.DONE, "tales-q4_0"), ended.error
+            assert ended.source == "owner/Tales:Q4_0@main" and server.served.keys() == {"tales-Q4_0.gguf"}
 
 
 def test_a_conversion_may_grow_by_gigabytes() -> None:

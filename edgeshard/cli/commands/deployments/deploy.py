@@ -74,11 +74,11 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
 
 def model_source(model: str | None) -> Source | None:
     """The source that `--model` names outside the store, None for a name. Raises NotFoundError where there is none."""
-    if model is None or not ("/" in model or model.lower().endswith(".gguf")):
+    if model is None:
         return None
-    from edgeshard.importing.sources import parse_source
+    from edgeshard.importing.sources import is_source, parse_source
 
-    return parse_source(model)
+    return parse_source(model) if is_source(model) else None
 
 
 def spec_of(file: Path | None, options: dict[str, Any]) -> DeploymentSpec:

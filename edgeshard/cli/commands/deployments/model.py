@@ -12,6 +12,7 @@ import typer
 from edgeshard.cli.commands.options import argument, option, switch
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import Output, OutputOption, show_list, stderr_console
+from edgeshard.cli.render.watch import show
 from edgeshard.domain.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -30,10 +31,12 @@ def group() -> None:
     """Put models into the coordinator's store."""
 
 
-@app.command(short_help="Put a model into the store: a directory, a .gguf file, or OWNER/NAME of the Hub.")
+@app.command(short_help="Put a model into the store: of this disk, of the Hub, of Ollama or of LM Studio.")
 def add(
     context: typer.Context,
-    model: Annotated[str, argument("MODEL", "DIR, FILE.gguf or OWNER/NAME[@REVISION] of the Hub.")],
+    model: Annotated[
+        str, argument("MODEL", "DIR, FILE.gguf, OWNER/NAME[:TAG][@REVISION], ollama:NAME or lmstudio:NAME.")
+    ],
     name: Annotated[str | None, option("NAME", "Its name in the store; by default what MODEL is called.")] = None,
     width: Annotated[
         str,
@@ -69,6 +72,28 @@ def add(
 
         stored = ask(context, lambda client: _added(client, model, name, chosen))
         show_list(stored, output, MODEL_COLUMNS, lambda model: model.name, stored[0])
+
+
+@app.command(name="list", short_help="List the models of the store, or with --found of this disk.")
+def list_models(
+    context: typer.Context,
+    on_disk: Annotated[
+        bool, switch("--found", "List models of Ollama, LM Studio, the Hub's cache and llama.cpp's, and what fits.")
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List the models of the coordinator's store, or with --found those that other programs have on this machine.
+
+    The context is the longest for which a model fits the site's nodes with one request at a time.
+    """
+    if on_disk:
+        from edgeshard.cli.commands.deployments import model_inventory
+
+        model_inventory.show_local(context, output)
+    else:
+        from edgeshard.cli.render.views import MODEL_COLUMNS
+
+        ask(context, lambda client: show(client.stored_models, output, MODEL_COLUMNS, lambda model: model.name, False))
 
 
 def chosen_width(text: str) -> Width:

@@ -118,7 +118,7 @@ def planned_offline(path: Path, model: ModelSpec, asked: Asked) -> tuple[PlanPro
 def online_problem(context: typer.Context, asked: Asked) -> tuple[PlanProblem, tuple[str, ...], SiteGuesses | None]:
     """A model on the site's connected nodes, what there is to know of its figures, in words, and of its guesses.
 
-    Names of the store have no slash: a path or OWNER/NAME is planned as `unstored_problem` does.
+    A model outside of the store is planned as `unstored_problem` does.
 
     Prompts come in at the largest node that has figures unless a source is named. Nodes without figures are left out.
 
@@ -126,7 +126,9 @@ def online_problem(context: typer.Context, asked: Asked) -> tuple[PlanProblem, t
     source, has figures; NotFoundError or UnavailableError for the model, the source and a site without nodes;
     InvalidArgumentError naming the option at fault.
     """
-    if "/" in asked.model:
+    from edgeshard.importing.sources import is_source
+
+    if is_source(asked.model):
         return *unstored_problem(context, read_model(asked.model), asked), None
     site = _fetch_site(context, asked.model)
     model = model_from_config(asked.model, site.config)
@@ -368,19 +370,19 @@ def read_model(name: str) -> ModelSpec:
     """
     from edgeshard.importing.blocks import Width
     from edgeshard.importing.outlook import config_of
-    from edgeshard.importing.sources import parse_source
+    from edgeshard.importing.sources import names_program, parse_source
 
     known = built_in_model(name)
     if known is not None:
         return known
-    source = None
+    source = parse_source(name) if names_program(name) else None
     with suppress(NotFoundError):
-        source = parse_source(name)
+        source = source or parse_source(name)
     path = None if source is None else source.path
     if source is None or (path is not None and path.is_dir() and not (path / "config.json").exists()):
         raise InvalidArgumentError(
             f"--model {name!r} is neither {', '.join(BUILT_IN_CONFIGS)} nor a config.json, a directory with one, a "
-            ".gguf file or OWNER/NAME of the Hub",
+            ".gguf file, OWNER/NAME of the Hub nor ollama:NAME",
             field="model",
             reason="UNKNOWN_MODEL",
         )

@@ -28,7 +28,7 @@ def run(
         str,
         argument(
             "MODEL",
-            "A deployment, or a model of the store; ./DIR, FILE.gguf or OWNER/NAME is put there first.",
+            "A deployment, or a model of the store; ./DIR, FILE.gguf, OWNER/NAME or ollama:NAME is put there first.",
             autocompletion=completion.models,
         ),
     ],

@@ -130,7 +130,7 @@ class HttpOptions:
 @with_option_groups
 def serve(  # noqa: PLR0913 - one parameter for each option
     *,
-    model: Annotated[str, argument("MODEL", "A model directory, the name of a model of the site, or demo.")],
+    model: Annotated[str, argument("MODEL", "DIR, FILE.gguf, OWNER/NAME, ollama:NAME, a model of the site, or demo.")],
     name: Annotated[str | None, option("NAME", "What programs call it; by default the model's.")] = None,
     port: Annotated[
         int | None, option("N", "Of the URL, on this machine; by default 8000, or the next.", min=0, max=65535)

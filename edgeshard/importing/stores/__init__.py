@@ -1,0 +1,1 @@
+"""Models that other programs have on this machine: Ollama's store and LM Studio's folder."""
