@@ -98,6 +98,6 @@ def test_a_dry_run_takes_a_model_of_another_program(
             assert result.exit_code == 0, result.output
         missing = edgectl("plan", "--model", f"{model}x", "--cluster", str(cluster))
         assert missing.exit_code != 0 and "tales" in missing.stderr and "has no model" in missing.stderr
-    for command in (("model", "add"), ("deploy", "x", "--model"), ("run",), ("serve",)):
-        result = edgectl(*command, "ollama:nothing")
-        assert result.exit_code != 0 and "it has tales:1b" in result.stderr, (command, result.stderr)
+    for words in (["model", "add"], ["deploy", "x", "--model"], ["run"], ["serve"]):
+        result = edgectl(*words, "ollama:nothing")
+        assert result.exit_code != 0 and "it has tales:1b" in result.stderr, (words, result.stderr)

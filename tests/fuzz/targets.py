@@ -736,16 +736,16 @@ def _json(value: object) -> bytes:
 
 _JSON_TARGETS = frozenset(
     [
+        "chat",
         "config",
-        "tokenizer",
-        "tokenizer-settings",
+        "expert-table",
         "generation",
         "index",
-        "chat",
-        "expert-table",
         "note",
         "ollama-manifest",
         "ollama-settings",
+        "tokenizer",
+        "tokenizer-settings",
     ]
 )
 
