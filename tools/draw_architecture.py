@@ -147,15 +147,21 @@ def refusal(card: Mapping[str, Any]) -> str:
 
 
 def card_table(cards: Sequence[Mapping[str, Any]]) -> str:
-    """A row for each model: its repository, how many cards are of it, its model_type, and whether it runs."""
+    """A row for each model: its repository, how many cards are of it, its model_type, and whether it runs.
+
+    A second table has the reasons of those that do not.
+    """
     why = {card["original"]: refusal(card) for card in cards}
+    reasons = list(dict.fromkeys(text for text in why.values() if text))
     count = sum(card["cards"] for card in cards)
     runs = sum(card["cards"] for card in cards if not why[card["original"]])
     rows = (
-        (name, str(card["cards"]), card["model_type"], f"no: {why[name]}" if why[name] else "yes")
+        (name, str(card["cards"]), card["model_type"], f"no ({reasons.index(why[name]) + 1})" if why[name] else "yes")
         for name, card in ((card["original"], card) for card in cards)
     )
-    return f"\n{runs} of {count} cards run.\n" + _table(("model", "cards", "model_type", "runs"), *rows)
+    table = _table(("model", "cards", "model_type", "runs"), *rows)
+    legend = _table(("no", "reason"), *((str(number), text) for number, text in enumerate(reasons, 1)))
+    return f"\n{runs} of {count} cards run.\n{table}{legend}"
 
 
 def field_table(**forms: type[BaseModel]) -> str:
