@@ -13,6 +13,7 @@ BIN := .venv/bin
 RUNS := .venv/.runtime-stamp
 STAMP := .venv/.setup-stamp
 CLIENTS := .venv-clients/.stamp
+DOCS := .venv-docs/.stamp
 BASELINE := proto/baseline.binpb
 # Processes the tests run in, two for each core: many of them wait. One file's tests stay in one of them.
 JOBS ?= 4
@@ -23,7 +24,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 # A command that Ctrl-C ends has printed its line. make prints one more about status 130, but none if a signal ends make.
 interruptible = trap : INT; $(1) || { status=$$?; [ $$status -eq 130 ] || exit $$status; kill -INT $$PPID; }
 
-.PHONY: help install setup clients demo serve wheels test test-all retest check types rules collect format drawings proto proto-baseline bench bench-plan figures soak chaos chaos-quick chaos-long sim fuzz fuzz-agents fuzz-bodies attack lock sbom licences pictures folders bundle deb image release aarch64
+.PHONY: help install setup clients docs demo serve wheels test test-all retest check types rules collect format drawings proto proto-baseline bench bench-plan figures soak chaos chaos-quick chaos-long sim fuzz fuzz-agents fuzz-bodies attack lock sbom licences pictures folders bundle deb image release aarch64
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +42,13 @@ clients: $(CLIENTS) ## Install clients that tests try the HTTP gateway with, axe
 
 $(CLIENTS): $(addprefix tests/clients/,requirements.txt templates.txt package-lock.json) tools/setup_clients.py $(STAMP)
 	@$(BIN)/python -m tools.setup_clients
+	@touch $@
+
+docs: $(DOCS) ## Build the documents as a site with search in dist/docs; needs no network.
+	@$(BIN)/python -m tools.build_docs
+
+$(DOCS): tools/docs.txt $(STAMP)
+	@$(BIN)/python -m tools.build_docs --set-up
 	@touch $@
 
 demo: $(RUNS) ## Run a coordinator and three agents, and generate text; ARGS="--seed 3" passes options.

@@ -56,13 +56,11 @@ DOCUMENTS = {
     "coordinator": "docs/configure.md",
     "options": "docs/planning-reference.md",
     "cards": "docs/models.md",
-    "chat": "docs/http.md",
-    "completions": "docs/http.md",
-    "responses": "docs/http.md",
-    "ollama": "docs/http.md",
-    "texts": "docs/http.md",
-    "messages": "docs/http.md",
-    "items": "docs/http.md",
+    "openai": "docs/http-fields.md",
+    "ollama": "docs/http-fields.md",
+    "texts": "docs/http-fields.md",
+    "messages": "docs/http-fields.md",
+    "items": "docs/http-fields.md",
 }
 """Where each drawing stands."""
 
@@ -149,21 +147,57 @@ def refusal(card: Mapping[str, Any]) -> str:
 
 
 def card_table(cards: Sequence[Mapping[str, Any]]) -> str:
-    """A row for each model: its repository, how many cards are of it, its model_type, and whether it runs."""
+    """A row for each model: its repository, how many cards are of it, its model_type, and whether it runs.
+
+    A second table has the reasons of those that do not.
+    """
     why = {card["original"]: refusal(card) for card in cards}
+    reasons = list(dict.fromkeys(text for text in why.values() if text))
     count = sum(card["cards"] for card in cards)
     runs = sum(card["cards"] for card in cards if not why[card["original"]])
     rows = (
-        (name, str(card["cards"]), card["model_type"], f"no: {why[name]}" if why[name] else "yes")
+        (name, str(card["cards"]), card["model_type"], f"no ({reasons.index(why[name]) + 1})" if why[name] else "yes")
         for name, card in ((card["original"], card) for card in cards)
     )
-    return f"\n{runs} of {count} cards run.\n" + _table(("model", "cards", "model_type", "runs"), *rows)
+    table = _table(("model", "cards", "model_type", "runs"), *rows)
+    legend = _table(("no", "reason"), *((str(number), text) for number, text in enumerate(reasons, 1)))
+    return f"\n{runs} of {count} cards run.\n{table}{legend}"
 
 
 def field_table(**forms: type[BaseModel]) -> str:
-    """A row for each field of an interface, whose bodies are `forms` by the names of their routes."""
-    rows = ((f"`{row.name}`", row.treatment, row.values, row.meaning) for row in _rows_of(forms))
+    """A row for each field of an interface, whose bodies are `forms` by the names of their routes.
+
+    Fields without an effect share a row if they have the same reason.
+    """
+    names: dict[tuple[str, str, str], list[str]] = {}
+    for row in _rows_of(forms):
+        is_shared = row.treatment is Treatment.IGNORED and row.meaning
+        key = (str(row.treatment), row.values, row.meaning) if is_shared else (f"`{row.name}`", "", "")
+        names.setdefault(key, []).append(row.name)
+    first = {row.name: row for row in _rows_of(forms)}
+    rows = ((", ".join(f"`{name}`" for name in group), *_cells(first[group[0]])) for group in names.values())
     return _table(("field", "treatment", "values", "meaning"), *rows)
+
+
+def _cells(row: FieldRow) -> tuple[str, str, str]:
+    return str(row.treatment), row.values, row.meaning
+
+
+def shared_table(**forms: type[BaseModel]) -> str:
+    """A row for each field of several interfaces, with its treatment by each of them, empty if it has no such field.
+
+    A field has a second row if an interface gives it other values or another meaning.
+    """
+    treatments: dict[tuple[str, str, str], dict[str, str]] = {}
+    for route, form in forms.items():
+        for row in field_rows(form):
+            by_route = treatments.setdefault((row.name, row.values, row.meaning), {})
+            by_route[route] = str(row.treatment)
+    rows = (
+        (f"`{name}`", *(by_route.get(route, "") for route in forms), values, meaning)
+        for (name, values, meaning), by_route in sorted(treatments.items(), key=lambda item: item[0][0])
+    )
+    return _table(("field", *forms, "values", "meaning"), *rows)
 
 
 def _rows_of(forms: Mapping[str, type[BaseModel]]) -> list[FieldRow]:
@@ -220,9 +254,7 @@ def drawings() -> dict[str, str]:
         "coordinator": settings_table(CoordinatorSettings),
         "options": option_table(plan),
         "cards": card_table(read_cards()),
-        "chat": field_table(chat=ChatRequest),
-        "completions": field_table(completions=CompletionRequest),
-        "responses": field_table(responses=ResponsesRequest),
+        "openai": shared_table(chat=ChatRequest, completions=CompletionRequest, responses=ResponsesRequest),
         "ollama": field_table(chat=ChatBody, generate=GenerateBody, show=ShowBody),
         "texts": field_table(tokenize=TokenizeRequest, detokenize=DetokenizeRequest),
         "messages": member_table(MESSAGE_FIELDS, ""),

@@ -61,20 +61,21 @@ _MEANINGS = {
 _UNDECLARED = {"cuda-toolkit": NVIDIA}
 
 _INTRODUCTION = f"""\
-# Licences
+# Check the licences of dependencies
 
-What each package of the lock (`constraints.lock`) declares in its metadata, written by `make licences`. What a wheel
-bundles beyond that is in the wheel's own licence files. *{RUN_TIME}* is what every installation gets (with the
-coordinator's extra), *{AGENT}* what a node gets besides, *{DISCOVERY}* what comes with that extra alone, which no other
-includes, *{DEVELOPMENT}* the rest: it builds and tests EdgeShard. The last two are not delivered with it.
+`make licences` writes this page: the licence that each package of `constraints.lock` declares in its metadata. A wheel
+has further licence files for what it bundles. `make check` refuses a licence that `tools/inventory.py` does not allow
+for {RUN_TIME} and {AGENT}. `{NVIDIA}` is NVIDIA's own licence. It is not open source, and only
+builds of torch for CUDA need those packages.
 
-`make check` refuses a licence that `tools/inventory.py` does not allow for {RUN_TIME} and {AGENT}.
-`{NVIDIA}` stands for NVIDIA's own terms: not open source, and there only beside a build of torch
-for CUDA. The CPU build needs none of those packages.
-
-| package | version | licence | used for |
-| --- | --- | --- | --- |
+| part | installed |
+| --- | --- |
+| {RUN_TIME} | always, with the coordinator's extra |
+| {AGENT} | on nodes, in addition |
+| {DISCOVERY} | only with this extra; not delivered with EdgeShard |
+| {DEVELOPMENT} | to build and test; not delivered with EdgeShard |
 """
+_PARTS = (RUN_TIME, AGENT, DISCOVERY, DEVELOPMENT)
 
 
 @dataclass(frozen=True)
@@ -195,13 +196,27 @@ def make_table(project: dict[str, Any], entries: Mapping[str, Locked], old: str)
     kept = {name: licence for name, licence in kept.items() if name in entries}
     known = kept | {name: package.licence for name, package in here.items()}
     known |= from_index(entry for entry in entries.values() if entry.name not in known)
-    rows = (f"| {name} | {entry.version} | {known[name]} | {use[name]} |\n" for name, entry in sorted(entries.items()))
-    return _INTRODUCTION + "".join(rows)
+    sections = (
+        f"\n## {part.capitalize()}\n\n| package | version | licence |\n| --- | --- | --- |\n"
+        + "".join(
+            f"| {name} | {entry.version} | {known[name]} |\n"
+            for name, entry in sorted(entries.items())
+            if use[name] == part
+        )
+        for part in _PARTS
+    )
+    return _INTRODUCTION + "".join(sections)
 
 
 def read_table(text: str) -> list[Row]:
-    lines = [line for line in text.splitlines() if line.startswith("| ")][2:]
-    return [Row(*(cell.strip() for cell in line.strip("|").split("|"))) for line in lines]
+    """The packages of the page, by name."""
+    rows: list[Row] = []
+    for section in text.split("\n## ")[1:]:
+        part, _, table = section.partition("\n")
+        lines = [line for line in table.splitlines() if line.startswith("| ")][2:]
+        cells = ((cell.strip() for cell in line.strip("|").split("|")) for line in lines)
+        rows += [Row(name, version, licence, part.lower()) for name, version, licence in cells]
+    return sorted(rows, key=lambda row: row.name)
 
 
 def problems(

@@ -4,9 +4,10 @@
     python -m tools.lock --upgrade    the newest versions that pyproject.toml allows
     python -m tools.lock --clients    only tests/clients/requirements.txt: what `make clients` installs
     python -m tools.lock --wheels     only tools/wheels.txt: what `make wheels` builds with
+    python -m tools.lock --docs       only tools/docs.txt: what `make docs` builds the documents' site with
     python -m tools.lock --check      exits 1 when lock and pyproject.toml disagree; needs no network
 
-`make lock` runs the first and, with ARGS, the next three; `make check` runs the last.
+`make lock` runs the first and, with ARGS, the next four; `make check` runs the last.
 
 uv resolves once for all Pythons and platforms, then looks at each of `TARGETS` whether all wheels are there: `make
 setup` builds nothing that it has downloaded. The index is uv's (UV_DEFAULT_INDEX), else the one that pip is
@@ -37,6 +38,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "constraints.lock"
 CLIENTS = ROOT / "tests" / "clients" / "requirements.in"
 WHEELS = ROOT / "tools" / "wheels.in"
+DOCS = ROOT / "tools" / "docs.in"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 # The wheels of llguidance ask for this C library, that of Ubuntu 20.04 and JetPack 5; those of torch for 2.28.
 TARGETS = tuple((python, f"{machine}-manylinux_2_31") for python in PYTHONS for machine in ("x86_64", "aarch64"))
@@ -241,10 +243,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions that pyproject.toml allows")
     parser.add_argument("--clients", action="store_true", help="only lock the clients that tests use")
     parser.add_argument("--wheels", action="store_true", help="only lock what wheels are built with")
+    parser.add_argument("--docs", action="store_true", help="lock only the builder of the documents' site")
     parser.add_argument("--check", action="store_true", help="only say whether the lock fits pyproject.toml")
     options = parser.parse_args(arguments)
     try:
-        for asked, wanted in ((options.clients, CLIENTS), (options.wheels, WHEELS)):
+        for asked, wanted in ((options.clients, CLIENTS), (options.wheels, WHEELS), (options.docs, DOCS)):
             if asked:
                 wanted.with_suffix(".txt").write_text(lock_others(wanted))
                 return 0

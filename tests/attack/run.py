@@ -7,7 +7,7 @@ agents, and two deployments of the demo model. Each attack runs for some seconds
 for the same time. Both run in a process of a control group with a share of a core. Honest clients over the SDK and over
 HTTP, an operator and somebody who joins are timed. A line for each attack says what it misses of the limits
 (tests/attack/live/verdict.py), or PASS; exit code 1 where one misses any. Two do not count: WALL is a miss that only a
-firewall prevents (docs/configure.md), and FAIR is what requests cost the others that a client may have.
+firewall prevents (docs/limits.md), and FAIR is what requests cost the others that a client may have.
 `resumption.resume_ended` is held against those, not against the loop.
 --attack takes those whose names begin so; -o writes all figures in JSON.
 """

@@ -36,7 +36,7 @@ def draw() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["phases", "imports", "keys", "cards"])
+@pytest.mark.parametrize("name", ["phases", "imports", "keys", "cards", "openai", "ollama"])
 def test_what_is_drawn_is_what_the_code_says(draw: ModuleType, name: str) -> None:
     text = (ROOT / draw.DOCUMENTS[name]).read_text()
     assert draw.with_drawing(text, name, draw.drawings()[name]) == text, "run `make drawings`"

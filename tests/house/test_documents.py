@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeshard.cli.main import COMMANDS
 from tests.house import documents
 
 pytestmark = pytest.mark.timing
@@ -126,6 +127,24 @@ def test_files_and_make_targets_named_exist(name: str) -> None:
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for target in re.findall(r"\bmake ([a-z][a-z0-9-]+)`|^make ([a-z0-9-]+)", text, re.MULTILINE):
         assert (target[0] or target[1]) in targets, f"{name} names `make {target[0] or target[1]}`"
+
+
+def test_commands_of_the_page_for_others_users_exist() -> None:
+    """Its tables have no blocks that run, so each command and each option of it is looked up."""
+    page = (ROOT / "docs" / "coming-from.md").read_text()
+    lines = re.findall(r"`edgectl ([^`]+)`", page)
+    assert len(lines) > 30
+    commands = {command.name: command for command in COMMANDS}
+    for line in lines:
+        first, *words = line.split()
+        assert first in commands, f"edgectl {line}: there is no {first}"
+        command = commands[first].load()
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        assert not hasattr(command, "commands"), f"edgectl {line} is a group of commands"
+        options = {name for parameter in command.params for name in parameter.opts}
+        unknown = {word for word in words if word.startswith("--")} - options
+        assert not unknown, f"edgectl {line}: there is no {sorted(unknown)}"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -34,6 +34,7 @@ TARGETS = (
     "attack",
     "setup",
     "clients",
+    "docs",
     "demo",
     "serve",
     "wheels",
@@ -119,7 +120,7 @@ def test_what_runs_is_set_up_without_what_developers_need() -> None:
     assert {target for target, level in needed.items() if level == "RUNS"} == {"install", "demo", "serve"}
     of_wheels = set(re.findall(r"^([a-z-]+): wheels ", text, re.M))
     assert of_wheels == {"folders", "bundle", "deb", "image", "release"}
-    assert set(TARGETS) - set(needed) - of_wheels == {"help", "setup", "clients", "lock"}
+    assert set(TARGETS) - set(needed) - of_wheels == {"help", "setup", "clients", "docs", "lock"}
     missing = ["make", "--dry-run", "RUNS=runs.none", "STAMP=stamp.none"]
     for target, called in (("demo", "tools/setup_environment.py runtime"), ("check", "tools/setup_environment.py")):
         done = subprocess.run([*missing, target], cwd=ROOT, capture_output=True, text=True, timeout=60)
@@ -299,6 +300,7 @@ def test_continuous_integration_runs_set_up_check_and_test_in_order() -> None:
         "make demo",
         "make setup",
         "make clients",
+        "make docs",
         "make collect &",
         "make check",
         "make test-all || make retest",

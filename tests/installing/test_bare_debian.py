@@ -94,8 +94,8 @@ def readme_lines() -> list[str]:
 
 
 def page_rows() -> dict[str, str]:
-    """For each command, the files that it leaves on root's machine by docs/deploy.md."""
-    text = (ROOT / "docs" / "deploy.md").read_text()
+    """For each command, the files that it leaves on root's machine by docs/install.md."""
+    text = (ROOT / "docs" / "install.md").read_text()
     rows = re.findall(r"^\| `(edgectl uninstall[^`]*)` \| ([^|]+) \|", text, re.MULTILINE)
     return dict(rows)
 
@@ -169,7 +169,7 @@ def test_a_package_joins_is_upgraded_and_is_purged(site: dict[str, Machine]) -> 
 
     machine.run("apt-get remove --yes edgeshard")
     left = difference(before, machine.files())
-    page = (ROOT / "docs" / "deploy.md").read_text().partition("`apt-get remove edgeshard` stops both daemons.")[2]
+    page = (ROOT / "docs" / "install.md").read_text().partition("`apt-get remove edgeshard` stops both daemons.")[2]
     named = re.findall(r"/[\w/-]+\w", page.partition("`apt-get purge")[0])
     assert "/etc/edgeshard" in named
     unnamed = [path for path in left.added if not path.startswith((*named, *OF_APT))]

@@ -1,6 +1,7 @@
 """Fields that several request bodies share, and the ways in which a field is treated.
 
-A body's class declares the treatment of each of its fields. The tables of docs/http.md are made from these classes.
+A body's class declares the treatment of each of its fields. The tables of docs/http-fields.md are made from these
+classes.
 """
 
 from __future__ import annotations
