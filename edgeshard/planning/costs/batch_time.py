@@ -4,7 +4,7 @@ m micro-batches of b requests start together and go through two phases, their pr
 
     seconds = R_pre + (m - 1) B_pre + (G - 1) max(R_dec, m B_dec)
 
-One request alone sends its prompt in the slices that its head would cut.
+A single request sends its prompt in the slices that its head would cut.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from edgeshard.planning.solvers.scoring import score
 class BatchTimes:
     """`prefill` and `decode` score one micro-batch's prompt and one token of it.
 
-    `ttft_s` is the time until the last of the micro-batches has its first token, `request_s` until they have all their
-    tokens. `computing_s` is how long the node of each stage computes in that time, all micro-batches together. `slices`
-    are those of a prompt alone.
+    `ttft_s` is the time until the last of the micro-batches has its first token, `request_s` until
+    they have all their tokens. For that time, `computing_s` is how long each stage's node computes,
+    all micro-batches together. `slices` are those of a single prompt.
     """
 
     prefill: Score

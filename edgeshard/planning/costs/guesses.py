@@ -1,4 +1,4 @@
-"""What guessed tokens are worth: how many pay in a step, and by how much a request alone is faster. Pure.
+"""The worth of draft tokens: how many pay in a step, and how much faster a single request becomes. Pure.
 
 A step with guesses computes a row more for each, and brings a token more for each that was right.
 (docs/speculation.md)
@@ -14,7 +14,7 @@ from edgeshard.domain.deployments.step_cost import InterTokenSeconds, StageCost,
 
 
 def rows_s(cost: InterTokenSeconds, position: int, guesses: int) -> float:
-    """Seconds of a step of one request at `position` with so many guesses, each a row like a decode's."""
+    """Seconds of a step of one request at `position` with `guesses` draft tokens, each a row like a decode's."""
     return cost(((position, 1),) * (1 + guesses), 1)
 
 
@@ -28,8 +28,10 @@ def that_pay(cost: InterTokenSeconds, position: int, guesses: int) -> int:
 
 
 def expected_guesses(counts: GuessCounts, costs: Sequence[StageCost], position: int) -> ExpectedGuesses | None:
-    """What guesses are worth on nodes of these `costs`, to a request alone whose context is `position` tokens, going
-    by steps that were counted anywhere; None where nothing was guessed in any. Without `costs` only what was seen."""
+    """The expected worth of draft tokens for a single request whose context is `position` tokens.
+
+    Computed from the counted steps and the nodes' `costs`; None if no step had draft tokens.
+    Without `costs` it has only the counts."""
     if not counts.guessed:
         return None
     right = counts.right / counts.guessed

@@ -3,7 +3,7 @@
 Whatever its slices: stage j works for all of them, after the first one's way to it and before the last one's way from
 it. So the first token comes no sooner than
 
-    max over j of  [first slice through stages before j] + [all slices on j] + [last slice through stages behind j].
+    max over j of  [first slice through stages before j] + [all slices on j] + [last slice through stages after j].
 
 `PromptFloor` takes each part as the least over all slicings, block by block; so is each link's. What remains is a sum
 over blocks and hops, which solvers and numpy can do. `CutFloor` takes the least of the whole over all first and last
@@ -43,7 +43,8 @@ def step_room(budget: int, tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """[E, E] seconds of one kind of node by the edges where a step begins and ends, infinite where there is no step."""
+    """[E, E] seconds of one kind of node by the edges where a step begins and ends; infinite if
+    there is no step."""
 
     blocks: dict[BlockSpec, Floats]
     embed: Floats
@@ -180,7 +181,7 @@ class CutFloor:
         self._prefill = tables.costs.prefill(Load())
         self._known: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
         width, edges = tables.costs.hidden_bytes, tables.edges
-        # Of two edges: frames of all tokens between them, no fewer than of one frame.
+        # By two edges: frames of all tokens between them, at least one frame's.
         bits = np.array([[8.0 * frame_bytes(max(0, end - start) * width) for end in edges] for start in edges.tolist()])
         self._first_bits, self._last_bits = bits[0], bits[:, -1]
         self._between_bits = np.where(edges[:, None] < edges[None, :], bits, 0.0)
@@ -236,8 +237,8 @@ def _least_between(steps: Floats) -> Floats:
 
 
 def _least_times(steps: _Steps, blocks: Sequence[BlockSpec]) -> tuple[Floats, Floats, Floats]:
-    """Of one kind of node, each for a first slice, a last slice and all slices: [3, N] of the blocks, [3] of the
-    embedding, [3] of the step."""
+    """The least times of one kind of node, each for a first slice, a last slice and all slices: [3,
+    N] of the blocks, [3] of the embedding, [3] of the step."""
 
     def least(table: Floats) -> tuple[float, float, float]:
         return float(table[0].min()), float(table[:, -1].min()), float(_least_between(table)[0, -1])
@@ -247,7 +248,7 @@ def _least_times(steps: _Steps, blocks: Sequence[BlockSpec]) -> tuple[Floats, Fl
 
 
 def _stage_seconds(instance: Instance, cuts: Cuts) -> Floats:
-    """[K, stages] seconds of the stages, the head's where it is on the last."""
+    """[K, stages] seconds of the stages; the last one's include the head's if it is there."""
     nodes = cuts.nodes
     done = np.concatenate([np.zeros((instance.nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1)
     seconds = instance.overhead_s[nodes] + done[nodes, cuts.ends] - done[nodes, cuts.starts]

@@ -48,7 +48,7 @@ class MeasuredTimes:
 
 
 def power_measured(problem: PlanProblem, name: str) -> bool:
-    """Whether a node's watts are its sensor's, not those of a data sheet or of the cluster file."""
+    """Whether a node's watts are measured by its sensor instead of taken from a data sheet or the cluster file."""
     times = problem.times.get(name)
     return isinstance(times, MeasuredTimes) and times.fit.profile.energy is not None
 

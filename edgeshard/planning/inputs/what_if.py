@@ -97,7 +97,7 @@ def _with_nodes(problem: PlanProblem, kind: str, count: int) -> PlanProblem:
 
 
 def _linked_like(cluster: Cluster, like: ClusterNode, added: Sequence[str]) -> Cluster:
-    """The added nodes with the links of `like`; among themselves and with it those of its group."""
+    """The added nodes with the links of `like`; among themselves and with it they have the links of its group."""
     links = dict(cluster.links)
     for (sender, receiver), link in cluster.links.items():
         if sender == like.name:

@@ -1,5 +1,6 @@
-"""Whether the head of a placement guesses tokens, which it does only where that changes no answer, and what that is
-worth. Pure."""
+"""Whether the head of a placement drafts tokens, and what they are worth. Pure.
+
+It does so only if that changes no answer."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ from edgeshard.planning.search.tier_steps import streaming_costs
 def speculation_of(
     spec: DeploymentSpec, model: ModelSpec, nodes: Sequence[DeviceFacts], guess_slots: int
 ) -> Speculation:
-    """What goes for a model under this spec on these nodes, one for each stage. There is room for `guess_slots` states
-    behind guesses, where requests have any."""
+    """The speculation of a model under this spec on these nodes, one for each stage. There are
+    `guess_slots` states for draft tokens, if requests have any states."""
     if spec.speculation == "off":
         return Speculation.OFF
     if not (keeps_bits(spec, model.shape) and all(facts.takes_guesses for facts in nodes)):
@@ -50,8 +51,8 @@ def keeps_bits(spec: DeploymentSpec, shape: ModelShape) -> bool:
 
 
 def with_expected(placement: Placement, counts: GuessCounts) -> Placement:
-    """The same, with what its guesses are worth to a request alone of the length that it was planned for, going by the
-    steps that were counted of the model's requests."""
+    """The same placement with the expected worth of draft tokens to a single request of the planned
+    length, from the counted steps of the model's requests."""
     if placement.speculation is not Speculation.GUESSES:
         return placement
     predicted = placement.predicted
@@ -68,7 +69,7 @@ def weighed(placement: Placement) -> Placement:
 
 @dataclass(frozen=True, slots=True)
 class SiteGuesses:
-    """What a site knows of guesses for one model: the facts of nodes by name, and what was counted of its requests."""
+    """A site's data on draft tokens for one model: the facts of nodes by name, and the counts of its requests."""
 
     facts: Mapping[str, DeviceFacts]
     counts: GuessCounts

@@ -1,10 +1,10 @@
 """The answer in words whether to split the model at all, and the changes that would reverse it. Pure.
 
-    verdict(problem, rows) -> str     under a comparison: which is better, and where the other one would be
-    advice(result) -> str             beside a plan: one sentence where the model whole on each node is clearly better
+    verdict(problem, rows) -> str     under a comparison: which is better, and under which conditions the other would be
+    advice(result) -> str             next to a plan: one sentence if a replica on each node is clearly better
 
-What would change the answer is found by planning again: for other numbers of requests, for faster or slower links, for
-nodes with less memory.
+Planning again finds what would change the answer: for other numbers of requests, for faster or
+slower links, for nodes with less memory.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Pair:
 
 
 def plan_wins(problem: PlanProblem, nodes: Sequence[NodeAlone] | None = None) -> bool:
-    """Whether a plan is better than replicas on this problem, with its `nodes_alone` where they are known; of a rate
-    the search ends once it knows that."""
+    """Whether a plan is better than replicas on this problem; `nodes` are its `nodes_alone` if
+    known. For a rate the search ends once the answer is certain."""
     whole = replicas(problem, nodes)
     if problem.goal is not Objective.THROUGHPUT:
         planned = plan(problem, alternatives=0).prediction
@@ -177,8 +177,8 @@ def _by_requests(problem: PlanProblem, pair: Pair, better: str, other: Tried) ->
 
 
 def _by_links(problem: PlanProblem, nodes: Sequence[NodeAlone], slower: bool, better: str, other: Tried) -> str:
-    """Every link by the same factor; faster ones never harm a plan, slower ones never help it, and neither is of
-    interest to a node alone."""
+    """Every link by the same factor; faster ones never harm a plan, slower ones never help it, and
+    neither matters to a single node."""
 
     def wins(factor: int) -> bool:
         rate = 1 / factor if slower else float(factor)
@@ -221,7 +221,7 @@ def _first(values: Sequence[Value], wins: Callable[[Value], bool]) -> Value:
 
 
 def _with_links(cluster: Cluster, factor: float) -> Cluster:
-    """Every link and access link at so many times its rate; delays stay."""
+    """Every link and access link at `factor` times its rate; delays stay."""
 
     def scaled(rate: float | None) -> float | None:
         return None if rate is None else rate * factor

@@ -4,9 +4,10 @@ The floor of a prompt in slices (`prompt_floor`) is, for the station j that it w
 
     sum over stages of the lesser of first and last slice  +  [all slices on j, less that],
 
-a round R and a busiest station B of their own. The least R of the cuts whose B keeps a threshold falls as the threshold
-rises. So cuts are parted by ranges of B: one whose B is in (low, high] takes at least low and the least R under high.
-The range that bounds the least is asked about or halved, until none can be better or the questions are spent.
+a round R and a busiest station B of their own. The least R of the cuts whose B keeps a threshold falls as the
+threshold rises. So cuts are divided by ranges of B: one whose B is in (low, high] takes at least low and the least R
+under high. The search queries or halves the range with the lowest bound, until no cut can be better or the queries
+are spent.
 """
 
 from __future__ import annotations

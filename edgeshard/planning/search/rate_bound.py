@@ -1,16 +1,19 @@
 """Cuts that may have the highest rate, and an upper bound of all rates, for more cuts than can be counted out. Pure.
 
-With P and Q the busiest stations of a prompt and of a token, the denominator of a cut's rate (`rate_scoring`) is
+P and Q are the busiest stations of a prompt and of a token. Then the denominator of a cut's rate
+(`rate_scoring`) is
 
     D = max( R + (m - 1) P,  R_pre + (m - 1) P + (G - 1) m Q )         R = R_pre + (G - 1) R_dec
 
-R is a round of one phase that has the seconds of the prompt and of the whole answer, so a solver finds the least R and
-the least R_pre of the cuts whose stations keep given thresholds in both phases. A *rectangle* holds the cuts with P and
-Q in two ranges: its least R and R_pre under the upper ends, with the lower ends put into D, bound the D of all of them.
+R is a round of one phase that has the seconds of the prompt and of the whole answer. So a solver
+finds the least R and the least R_pre of the cuts whose stations keep given thresholds in both
+phases. A *rectangle* holds the cuts with P and Q in two ranges. Its least R and R_pre under the
+upper ends, with the lower ends put into D, bound the D of all of them.
 
-A *region* is a range of b and of m with its rectangles. What is least at its smallest b and m is least for all of it:
-larger loads only take longer and leave fewer cuts. The region of the highest bound is asked whether a cut better than
-the best known exists, and it or its rectangle is split, until none can be better or the questions are spent.
+A *region* is a range of b and of m with its rectangles. The least values at its smallest b and m
+are least for all of it: larger loads only take longer and leave fewer cuts. The search takes the
+region of the highest bound and queries whether it has a cut better than the best known. Then it
+splits the region or its rectangle, until none can be better or the queries are spent.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from edgeshard.planning.solvers.scoring import SLACK, score
 from edgeshard.planning.solvers.walks import INFINITY, Kinds, Problem, single_kinds
 
 TOLERANCE = 1e-3
-"""Cuts that could be better by no more than this part are left; the gap says so."""
+"""Cuts that could be better by no more than this part are left; the gap includes it."""
 QUESTIONS = (30, 400)
 """The fewest and the most; in between as many as make WORK."""
 WORK = 2_200_000
@@ -43,7 +46,8 @@ _OF_A_RANGE = 4
 _NARROWING = 10
 """Questions for the least station of a phase."""
 _NEAR = 0.005
-"""A least station is told to this part of itself, or to what makes this part of the time needed."""
+"""A least station is computed to within this part of itself, or to within the change that makes
+this part of the time needed."""
 _NEAR_OF_SINGLE_NODES = 0.02
 _THIN = 0.1
 """A rectangle that matters by less than this part of the tolerance is not split."""
@@ -271,7 +275,8 @@ class RateBound:
         return problem
 
     def _narrow(self, region: _Region, m: int, rectangle: _Rectangle) -> None:
-        """Cut off the part of a rectangle that cannot be better at m; ask about the rest; split the part left open."""
+        """Remove the part of a rectangle that cannot be better at m, query the rest, and split the
+        part that stays open."""
         needed = float(self._requests(region, np.array([float(m)]))[0]) * (self._more + 1)
         needed /= self._goal
         steady = self._more * m
@@ -298,7 +303,7 @@ class RateBound:
             self._bisect(region, m, rectangle, needed)
 
     def _bisect(self, region: _Region, m: int, rectangle: _Rectangle, needed: float) -> None:
-        """Halve the rectangle where that matters most to D; where it hardly matters, the region is done."""
+        """Halve the rectangle along the side that matters most to D; if neither matters, the region is done."""
         by_p = (m - 1) * (rectangle.p_high - rectangle.p_low) if m > 1 else 0.0
         by_q = self._more * m * (rectangle.q_high - rectangle.q_low) if self._more else 0.0
         if max(by_p, by_q) <= _THIN * TOLERANCE * needed:

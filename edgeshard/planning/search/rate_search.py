@@ -59,7 +59,8 @@ class Pool:
         return self._seen.keys()
 
     def offer(self, cut: Cut | None) -> Best | None:
-        """Rate a cut that breaks no rule; the figures of this one, None where it is none or known."""
+        """Rate a cut that breaks no rule; returns this cut's figures, None if there is no cut or it
+        was rated before."""
         if cut is None or cut in self._seen:
             return None
         own = Best()

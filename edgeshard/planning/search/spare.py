@@ -1,4 +1,4 @@
-"""Nodes that nothing tells apart at any load, and how many of them a plan can use at all. Pure."""
+"""Nodes that no load distinguishes, and how many of them a plan can use at all. Pure."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """The label search: plans in the making, extended layer by layer, pruned by the relaxation's bound. Pure.
 
-A label is (layers done, last kind, how often each kind was used, seconds so far). Of labels that agree in the first
-three the quickest is kept, which loses nothing. A label whose priced time plus the least time to go reaches the
-ceiling is dropped, which loses nothing either. With a `width`, only the most promising labels of every (layers, kind)
-are kept; the least bound of those that were dropped is then part of the answer's proof.
+A label is (layers done, last kind, how often each kind was used, seconds so far). If labels agree
+in the first three, the quickest is kept, which loses nothing. A label whose priced time plus the
+least remaining time reaches the ceiling is dropped, which loses nothing either. With a `width`,
+only the most promising labels of every (layers, kind) are kept; the least bound of the dropped
+labels is then part of the answer's proof.
 """
 
 from __future__ import annotations
@@ -160,7 +161,8 @@ class Search:
         self._ceiling = ceiling_s
         self._counters = Counters(problem)
         self._fill = Fill(problem, self._counters) if problem.count <= Fill.MOST_KINDS else None
-        # With sending in the station, a slower last stage may forbid the next link: the quicker label is not all.
+        # If sending is in the station, a slower last stage may forbid the next link: the quickest
+        # label is not enough.
         self._stations_count = not problem.instance.asynchronous and np.isfinite(problem.limit)
         self._waiting: list[list[Labels]] = [[] for _ in range(problem.layers + 1)]
         self._dropped = INFINITY
