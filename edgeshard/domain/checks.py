@@ -1,9 +1,10 @@
-"""Checks of values that a stranger says, each stated beside what it checks.
+"""Checks of values from strangers, each stated next to the value it checks.
 
-A check of a field stands in its type: `manifest_digest: Annotated[Digest, check_digest]`. It takes the value and the
-name of its field, and returns the value to take, or raises InvalidArgumentError naming the field. What fields must be
-to each other is in a method `check` of their class. Both run where values come in: `edgeshard.wire.codec` runs them for
-messages, `edgeshard.forms` for what is on the disk. A value that the own process makes is not checked.
+A check of a field stands in its type: `manifest_digest: Annotated[Digest, check_digest]`. It takes
+the value and the name of its field. It returns the value to use, or raises InvalidArgumentError
+naming the field. A method `check` of a class checks how its fields relate. Both run where values
+enter: in `edgeshard.wire.codec` for messages, in `edgeshard.forms` for files. A value that the own
+process makes is not checked.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class MissingBlob:
 
 @dataclass(frozen=True, slots=True)
 class ModelRegistration:
-    """The store's answer to a manifest: whether the model is registered now, and what it lacks where it is not."""
+    """The store's answer to a manifest: whether the model is registered now, and otherwise what it lacks."""
 
     registered: bool
     manifest_digest: Digest
@@ -178,8 +178,8 @@ class NodeDetails:
 class Site:
     """All that a plan is made from.
 
-    `profiles` are those of one model, `config` is its decoded config.json and `traffic` what its deployments served;
-    all are empty where no model was asked for.
+    `profiles` are one model's, `config` is its decoded config.json and `traffic` its deployments'
+    past traffic. All are empty if no model was requested.
     """
 
     nodes: tuple[Node, ...]
@@ -211,8 +211,8 @@ def _seconds(value: Any, field: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class DeployCall:
-    """An operator's call to deploy. Nodes that nobody has measured for the model are measured first, for `measure_s` at
-    most; 0 places with what is known."""
+    """An operator's call to deploy. Nodes without a measurement of the model are measured first,
+    for up to `measure_s` seconds; 0 places with the known figures."""
 
     operation_id: OperationId
     spec: DeploymentSpec
@@ -230,7 +230,7 @@ class DeleteCall:
 
 @dataclass(frozen=True, slots=True)
 class MeasureRequest:
-    """An operator's call to have nodes measured: `nodes` by name or id, all that are connected where it is empty.
+    """An operator's call to have nodes measured: `nodes` by name or id, all connected ones if it is empty.
 
     Without `model` only links are measured. `quick` takes fewer points; `again` measures although a profile of the same
     node and shape is remembered.
@@ -249,8 +249,8 @@ class MeasureRequest:
 class NodeProgress:
     """How far the measuring of one node is: `done` of `total`, and at what, in words.
 
-    `finished` is True in a node's last one; `failure` then says why it could not be measured, if it could not, and
-    `missed` which nodes it could not measure its link to.
+    `finished` is True in a node's last one. `failure` then has the reason if it could not be
+    measured, and `missed` the nodes to which it could not measure its link.
     """
 
     node: NodeName

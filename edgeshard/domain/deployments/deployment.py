@@ -41,11 +41,11 @@ class DeploymentSpec:
     docs/configure.md. It has its name in the message `DeploymentSpec` of the wire. `parse_spec` checks the values; an
     object made otherwise holds what it was given.
 
-    `layers` places it by hand; without it the coordinator chooses, also the source where that is empty. A request is
-    admitted if memory is left for its prompt and an answer of likely length, with `kv_overcommit` for its prompt only.
-    The newest is preempted when memory runs out. A node keeps up to `kv_swap_bytes` of the KV of preempted requests.
-    `quantisation` is by node, "*" for those not named; without it a model that is stored as small integers stays so,
-    and "none" makes it whole.
+    `layers` places it by hand. Without it the coordinator chooses, including the source if that is
+    empty. A request is admitted if memory is left for its prompt and an answer of likely length;
+    with `kv_overcommit`, for its prompt only. The newest is preempted when memory runs out. A node
+    keeps up to `kv_swap_bytes` of the KV of preempted requests. `quantisation` is by node, "*" for
+    those not named. Without it a model stored as small integers stays so, and "none" expands it.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "allow_inf_nan": False}
@@ -141,7 +141,7 @@ class DeploymentSpec:
 
     @property
     def replica_names(self) -> tuple[str, ...]:
-        """The names of all replicas of a spec that was placed; its own where it is the only one."""
+        """The names of all replicas of a placed spec; its own name if it is the only one."""
         if not self.replica:
             return (self.name,)
         return tuple(f"{self.served_name}.{number}" for number in range(1, self.replicas + 1))
@@ -160,12 +160,13 @@ class DeploymentSpec:
         return self.reserve.get(node, 0) + (0 if self.kv_swap_on_disk else self.kv_swap_bytes)
 
     def quantisation_of(self, node: str) -> Quantisation | None:
-        """How this node keeps its weights; None for the deployment's dtype."""
+        """How this node stores its weights; None means the deployment's dtype."""
         blocks = self.quantisation.get(node, self.quantisation.get(EVERY_NODE))
         return None if blocks is None or blocks == WHOLE_HEAD else Quantisation.of(blocks, self.head_quantisation)
 
     def as_stored(self, stored_as: Quantisation | None, nodes: Collection[str] = (EVERY_NODE,)) -> DeploymentSpec:
-        """With the weights on these nodes as the model is stored, where this spec says nothing of them."""
+        """The spec with the weights on these nodes as the model is stored, unless this spec sets
+        their quantisation."""
         if stored_as is None or self.quantisation or not nodes:
             return self
         if stored_as is Quantisation.STORED:
@@ -226,7 +227,7 @@ def _mistake(where: tuple[int | str, ...], kind: str, message: str) -> InvalidAr
 
 
 def joined_mistakes(mistakes: Sequence[InvalidArgumentError], separator: str = "; ") -> InvalidArgumentError:
-    """All of them as one error, that of the first field."""
+    """All of them as one error, with the field of the first."""
     message = separator.join(mistake.message for mistake in mistakes)
     return InvalidArgumentError(message, field=mistakes[0].field, reason=mistakes[0].reason)
 
@@ -248,7 +249,7 @@ def _spec_of(values: Mapping[str, Any]) -> DeploymentSpec:
 
 
 def _rule_of(written: Any, index: int) -> Any:
-    """A rule of its line; of a table or a `Rule` that same one, checked where it is one already."""
+    """A rule from its line or table; a `Rule` is returned unchanged, since it is already checked."""
     try:
         if isinstance(written, str):
             return parse_rule(written)
@@ -261,7 +262,7 @@ def _rule_of(written: Any, index: int) -> Any:
 
 @cache
 def _adapter() -> TypeAdapter[DeploymentSpec]:
-    """Imported only where a spec is read: help and completion of commands do without."""
+    """Imported only when a spec is read: help and completion of commands do not need it."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(DeploymentSpec)
@@ -353,8 +354,8 @@ class DeploymentPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SuspectHop:
-    """A link of a pipeline that carries nothing although its connection stands, as its sender says. From stage 0
-    to 0 it is the coordinator's, to the head."""
+    """A link of a pipeline that carries nothing although its connection stands, as its sender
+    reports. From stage 0 to 0 it is the coordinator's link to the head."""
 
     from_stage: int
     to_stage: int
@@ -374,5 +375,5 @@ class Deployment:
     active_requests: int = 0
     traffic: Traffic = NO_TRAFFIC
     outlook: Outlook | None = None
-    """None unless it was asked for, and where no request was seen."""
+    """None unless it was requested and traffic was seen."""
     suspects: tuple[SuspectHop, ...] = ()

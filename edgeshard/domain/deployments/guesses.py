@@ -20,7 +20,7 @@ _MOST_STEPS = float(1 << 32)
 
 @dataclass(frozen=True, slots=True)
 class GuessCounts:
-    """A histogram of the steps of requests that decoded alone, those without guesses included.
+    """A histogram of the steps of requests that decoded with no other, including steps without draft tokens.
 
     `steps[n (n + 1) / 2 + r]` weighs the steps with n guesses, r of which were right, for n from 0 to 7; zeros at its
     end are left out.
@@ -47,7 +47,8 @@ class GuessCounts:
         return cls(tuple(min(_MOST_STEPS, math.fsum(place)) for place in places))
 
     def after(self, later: GuessCounts, kept: float) -> GuessCounts:
-        """With later steps, earlier ones weighing `kept` of what they did. Where nothing came, nothing changes."""
+        """The counts with later steps added; earlier ones weigh `kept` of their former weight.
+        Unchanged if there are no later steps."""
         if not later.steps:
             return self
         return GuessCounts.of_all((GuessCounts(tuple(kept * count for count in self.steps)), later))
@@ -75,10 +76,11 @@ NO_GUESSES = GuessCounts()
 
 @dataclass(frozen=True, slots=True)
 class ExpectedGuesses:
-    """What guesses are worth to a request that decodes alone, going by those that requests to the model had lately.
+    """The worth of draft tokens to a request that decodes with no other, judged by the model's recent requests.
 
-    `right` is the share of guesses that were right, and `most` how many a step may have here. It gets `times` as many
-    tokens a second as without guesses; None where the nodes' rows were not measured.
+    `right` is the share of accepted draft tokens, and `most` how many a step may have here. It gets
+    `times` as many tokens a second as without draft tokens; None if the nodes' rows were not
+    measured.
     """
 
     most: int

@@ -37,7 +37,7 @@ class DType(StrEnum):
 KV_VECTOR = 16
 """The numbers of a head that the native kernels read at once; a head of another width has no whole vectors."""
 UNSUPPORTED_KV_DTYPE = "UNSUPPORTED_KV_DTYPE"
-"""Reason of the error for keys and values that cannot be kept as is asked."""
+"""Reason of the error for keys and values that cannot be stored as requested."""
 
 
 class KvFormat(StrEnum):
@@ -58,7 +58,7 @@ class KvFormat(StrEnum):
 
     @staticmethod
     def group(head_dim: int) -> int:
-        """Numbers that share a minimum and a step where they are of 4 bits."""
+        """Numbers that share a minimum and a step if they have 4 bits."""
         return 16 if head_dim % 32 else 32
 
     def check_heads(self, head_dim: int) -> None:
@@ -128,7 +128,7 @@ class IntegerFormat(StrEnum):
 
     @property
     def group(self) -> int:
-        """Consecutive inputs of a row that share a scale, where a node rounds the weights itself."""
+        """Consecutive inputs of a row that share a scale, if a node rounds the weights itself."""
         return 64 if self is IntegerFormat.INT8 else 32
 
     def matrix_bytes(self, rows: int, columns: int, group: int | None = None) -> int:
@@ -191,9 +191,10 @@ WHOLE_HEAD = "none"
 class Quantisation(StrEnum):
     """How a node keeps a model's weights as small integers: the matrices of its blocks, and its LM head.
 
-    Activations, KV and embeddings keep the deployment's dtype. The head is int8 unless the name says otherwise: whole
-    it is up to half of a small model's bytes, and int4 in it alone costs nearly as much quality as in all blocks.
-    In `STORED` every matrix, embedding and head included, keeps the format in which it is stored.
+    Activations, KV and embeddings keep the deployment's dtype. The head is int8 unless the name has
+    another format. Unquantised it is up to half of a small model's bytes, and int4 in only the head
+    costs nearly as much quality as in all blocks. In `STORED` every matrix, embedding and head
+    included, keeps the format in which it is stored.
     """
 
     INT8 = "int8"

@@ -1,4 +1,4 @@
-"""A conversation with a model: what is asked for, what becomes its prompt, and what comes back."""
+"""A conversation with a model: the request, its prompt, and the answer."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ class Marker:
 class AnswerFormat:
     """How to read a model's answer.
 
-    What stands between `reasoning_begin` and `reasoning_end` is reasoning; both are "" where the template marks none.
-    `in_reasoning` is whether the prompt has begun it already. `call_begin` and `call_end` are the tags of a format that
-    has them; empty ones are `<tool_call>` and its end.
+    Text between `reasoning_begin` and `reasoning_end` is reasoning; both are "" if the template
+    marks none. `in_reasoning` is whether the prompt has begun it already. `call_begin` and
+    `call_end` are the tags of a format that has them; if they are empty, the tags are `<tool_call>`
+    and its end.
     """
 
     tools: ToolFormat = ToolFormat.NONE
@@ -53,7 +54,7 @@ class AnswerFormat:
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """The recommendations of a model's generation_config.json; None where it says nothing."""
+    """The recommendations of a model's generation_config.json; None if it has none."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -73,9 +74,10 @@ class GenerationDefaults:
 class Conversation:
     """The input of a chat template. Everything but `generation_prompt` is JSON text.
 
-    `messages` is a list of messages as OpenAI's chat completions have them, `tools` a list of tools ("" for none),
-    `variables` an object of further variables of the template ("" for none), such as `{"enable_thinking": false}`.
-    `generation_prompt` is whether the prompt ends where the assistant's answer begins.
+    `messages` is a list of messages in the format of OpenAI's chat completions. `tools` is a list
+    of tools ("" for none). `variables` is an object of further variables of the template ("" for
+    none), such as `{"enable_thinking": false}`. `generation_prompt` is whether the prompt ends
+    where the assistant's answer begins.
     """
 
     messages: str
@@ -97,8 +99,8 @@ class TokenizeRequest:
 class ChatPrompt:
     """A conversation as tokens, how to read the answer to it, and what the model recommends for generating it.
 
-    `room` is the most tokens that the answer may have, by the deployment's limits; 0 where that is not known, and less
-    where there is none.
+    `room` is the most tokens that the answer may have, by the deployment's limits; 0 if that is
+    unknown, and negative if the prompt exceeds them.
     """
 
     tokens: tuple[int, ...]

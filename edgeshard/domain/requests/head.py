@@ -20,12 +20,13 @@ MAX_DIGEST_BYTES = 64
 class StartRequest:
     """Serve a request. `emitted_tokens` are those the coordinator has already; `client` is whom it is for.
 
-    Clients share the pipeline evenly, and none sees another's cached KV; '' where nobody is told apart. A request that
-    is `resumed` was let in before, so that no limit of waiting requests counts for it: the coordinator says so of those
-    alone that it knows of, not of all that say it of themselves. `instance` is the run of the coordinator; `digest` is
-    that of the generation as the client asked for it, which the head keeps for the next run. A head that has the
-    request already goes on with it, and sends what comes behind `emitted_tokens`, and of the prompt's
-    log-probabilities, where they are wanted, those from position `scored` on.
+    Clients share the pipeline evenly, and none sees another's cached KV; '' if clients are not
+    distinguished. A request that is `resumed` was admitted before, so that no limit of waiting
+    requests counts for it. The coordinator sets this only for requests that it knows of, not for
+    all clients that claim it. `instance` is the run of the coordinator. `digest` is the digest of
+    the generation as the client sent it, which the head keeps for the next run. A head that has the
+    request already continues it. It sends the tokens after `emitted_tokens` and, if requested, the
+    prompt's log-probabilities from position `scored` on.
     """
 
     request_id: RequestId
@@ -47,15 +48,15 @@ class CancelRequest:
 
 @dataclass(frozen=True, slots=True)
 class ForgetRequest:
-    """The coordinator has the request's end, or nobody waits for it any more."""
+    """The coordinator has the request's end, or no client waits for it any more."""
 
     request_id: RequestId
 
 
 @dataclass(frozen=True, slots=True)
 class HeadBeacon:
-    """Whoever says it is there. The coordinator does while a head has requests, and the head answers each, unless it
-    has sent something since the one before.
+    """A keepalive. The coordinator sends it while a head has requests. The head answers each,
+    unless it has sent something since the previous one.
 
     Unless another `follows`, none is due before there are requests again, or while a large message is under way.
     """
@@ -70,9 +71,10 @@ HeadCommand = StartRequest | CancelRequest | ForgetRequest | HeadBeacon
 class HeldRequest:
     """A request that a head has from an earlier stream; `instance` is the coordinator's run that last started it.
 
-    `client` and `digest` are those of its start; an older head or coordinator has no digest. `tokens` are how many new
-    ones the head has of it, `scored` is the position behind the prompt's last log-probability. One that is `over` has
-    been forgotten, because the coordinator had its end; its client may not have got it.
+    `client` and `digest` are from its start; an older head or coordinator has no digest. `tokens`
+    is the number of new ones that the head has of it, `scored` the position after the prompt's last
+    log-probability. A request that is `over` was forgotten, because the coordinator had its end;
+    its client may not have got it.
     """
 
     request_id: Annotated[RequestId, check_short]
@@ -107,16 +109,17 @@ class RequestAccepted:
 
 @dataclass(frozen=True, slots=True)
 class RequestAdmitted:
-    """The request waits no more: it has a place and KV memory, and so many positions of it were `read`. Said again with
-    each part of a long prompt, but the last, which brings a token. Metrics and pictures alone are made of it."""
+    """The request waits no more: it has a place and KV memory, and `read` positions of it were
+    read. Sent again with each part of a long prompt except the last, which brings a token. Only
+    metrics and views use it."""
 
     read: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RequestEnd:
-    """The end of a request; `text` is what was held back until now. `guesses` are those of its steps with this head
-    while it decoded alone."""
+    """The end of a request; `text` is the text held back until now. `guesses` are its draft tokens
+    with this head while no other request decoded."""
 
     reason: FinishReason
     text: str
@@ -132,7 +135,7 @@ class LastToken:
 
 
 RequestEvent = Token | LastToken | PromptLogprobs | RequestAccepted | RequestAdmitted | RequestEnd | EdgeShardError
-"""What a head says of a request. Log-probabilities of the prompt come before the first token; an error ends it."""
+"""A head's reports on a request. Log-probabilities of the prompt precede the first token; an error ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,7 @@ class HeadEvent:
 class HeadEvents:
     """One message: an event of any kind, or several tokens in order, since a message costs more than a token.
 
-    `epoch` is that of the stream. Whatever names another one does not count.
+    `epoch` is the stream's. An event with another epoch does not count.
     """
 
     epoch: Epoch

@@ -24,7 +24,7 @@ DRAFTED_REQUESTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Consecutive tokens of a prompt; `position` is that of the first."""
+    """Consecutive tokens of a prompt; `position` is the first token's."""
 
     position: int
     tokens: tuple[int, ...]
@@ -34,17 +34,21 @@ class Targets:
 class Span:
     """Consecutive positions of one request: [first_position, first_position + token_count).
 
-    `request` is the head's number for it, unique within (pipeline, epoch). `first_position` equal to the request's KV
-    length appends; smaller truncates, which a request's first span in an epoch may do, and any as far as positions were
-    guessed; larger is an error.
-    `sample` says whether the token behind the span's last position is to be sampled. `sampling` is given on the
-    request's first span of the epoch only, with `seen_tokens`, the token ids a repetition penalty counts as seen, with
-    its `guide`, and with `answer_tokens`, those of its answer so far where its guide or a penalty goes by them. `party`
-    is who asks for the guide, not 0 from a head that takes `pending` for its token.
-    `targets` are tokens of the prompt whose log-probabilities are wanted, each behind a position of the span.
-    The tokens of its last `guesses` positions are guesses: a token is drawn behind one only if all guesses before are
-    what was drawn, so that a span brings one token more than guesses that were right. Which tokens they are only the
-    stages are told that embed or sample (`GuessedTokens`).
+    `request` is the head's number for it, unique within (pipeline, epoch). `first_position` equal
+    to the request's KV length appends. A smaller one truncates, which a request's first span in an
+    epoch may do, and any as far as positions were drafted. A larger one is an error.
+
+    `sample` is whether the token after the span's last position is to be sampled. Only the
+    request's first span of the epoch has `sampling`, `seen_tokens`, `guide` and `answer_tokens`.
+    `seen_tokens` are the token ids a repetition penalty counts as seen, `answer_tokens` its answer
+    so far if its guide or a penalty uses it. `party` identifies the client that requested the
+    guide; it is not 0 if the head accepts `pending` instead of a token.
+
+    `targets` are tokens of the prompt whose log-probabilities are requested, each after a position of the span.
+
+    The tokens of its last `guesses` positions are draft tokens. A token is drawn after one only if
+    all draft tokens before equal the drawn ones, so a span brings one token more than accepted
+    draft tokens. Only the stages that embed or sample receive the draft tokens (`GuessedTokens`).
     """
 
     request: int
@@ -61,12 +65,14 @@ class Span:
 
     @property
     def certain_position(self) -> int:
-        """The position behind the last one whose token is no guess: where its first sampled token goes."""
+        """The position after the last one whose token is no draft token: the position of its first
+        sampled token."""
         return self.end_position - self.guesses
 
     @property
     def end_position(self) -> int:
-        """The position behind the span's last one: its KV length afterwards, and where its last sampled token goes."""
+        """The position after the span's last one: its KV length afterwards, and the position of its
+        last sampled token."""
         return self.first_position + self.token_count
 
 
@@ -115,14 +121,16 @@ class StateCopy:
 class StepPlan:
     """The work of every stage in one step, applied in this order: saves, frees, swap-outs, grants, restores, spans.
 
-    The spans are packed one behind the other along the token axis, at most one for each request. A step without spans
-    is legal: a cancel is one. `following` steps behind it belong to the same sweep: a stage that streams weights waits
-    for them, and reads each layer once for all. Of a request in `swap_outs` a stage keeps what its blocks hold aside,
-    and takes the blocks from it, until they are granted `swapped` or the request is freed.
+    The spans are packed one after the other along the token axis, at most one for each request. A
+    step without spans is legal: a cancel is one. The next `following` steps belong to the same
+    sweep: a stage that streams weights waits for them, and reads each layer once for all. For a
+    request in `swap_outs` a stage copies the content of its blocks and frees the blocks, until they
+    are granted `swapped` or the request is freed.
 
-    Where the model has states, `saves` copy those that requests have as the step begins into slots that no request has,
-    and a request that begins with `filled` blocks takes its states from such a slot, by `restores`. Either done twice
-    is as done once. A copy stays until its slot is saved to or granted.
+    If the model has states, `saves` copy the states that requests have as the step begins into
+    slots that no request has. A request that begins with `filled` blocks takes its states from such
+    a slot, by `restores`. Repeating either changes nothing. A copy stays until its slot is saved to
+    or granted.
     """
 
     frees: tuple[int, ...] = ()
@@ -143,9 +151,9 @@ class StepPlan:
 class SampledToken:
     """A token the last stage chose for `position` of a request.
 
-    `logprob` is its natural-log probability under the model's unmodified distribution, over the tokens that its guide
-    allows where there is one; 0 unless it was asked for. `top` holds the most likely tokens, best first, as many as
-    were asked for and are allowed.
+    `logprob` is its natural-log probability under the model's unmodified distribution, over the
+    tokens that its guide allows if there is one; 0 unless requested. `top` holds the most likely
+    allowed tokens, best first, up to the requested number.
     """
 
     request: int
@@ -165,7 +173,7 @@ class SpanLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class GuideFailure:
-    """A request's guide led to no token; `message` says why, and holds nothing of the answer."""
+    """A request's guide led to no token; `message` is the reason, and holds nothing of the answer."""
 
     request: int
     message: str
@@ -173,10 +181,14 @@ class GuideFailure:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The last stage's answer to the head: for every span that samples a token, and those behind guesses that were
-    right, or why its guide has none, or that it is `pending` and comes with a later step's result; the
-    log-probabilities of the targets, in the order of their positions; and where the time went. `forced` tokens spell
-    what a request's guide leaves to say behind its newest token: they are likely, for it may be cut in other ways."""
+    """The last stage's answer to the head.
+
+    Every span that samples has its token and the tokens after accepted draft tokens. Otherwise it
+    has the reason why its guide has none, or is `pending` and follows with a later step's result.
+    The answer also has the log-probabilities of the targets, in the order of their positions, and
+    the times of the step. `forced` tokens spell the only text that a request's guide allows after
+    its newest token. They are likely but not certain, since that text may be split into tokens in
+    other ways."""
 
     tokens: tuple[SampledToken, ...] = ()
     timings: tuple[StageTiming, ...] = ()
@@ -187,7 +199,7 @@ class StepResult:
 
     @property
     def right_guesses(self) -> int:
-        """Tokens that stand behind another one of their request, whose guess was right."""
+        """Tokens that follow another one of their request, whose draft token was accepted."""
         return len(self.tokens) - len({token.request for token in self.tokens})
 
 
@@ -202,7 +214,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ForwardStep:
-    """A step on its way from stage to stage: hidden states [tokens, width], absent when the plan has no spans."""
+    """A step between two stages: hidden states [tokens, width], absent if the plan has no spans."""
 
     number: int
     plan: StepPlan
@@ -212,7 +224,7 @@ class ForwardStep:
 
 @dataclass(frozen=True, slots=True)
 class ReturnedStep:
-    """A step that has been through every stage, on its way back to the head."""
+    """A step that has been through every stage and returns to the head."""
 
     number: int
     result: StepResult
