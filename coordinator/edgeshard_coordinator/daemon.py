@@ -182,7 +182,7 @@ class _Site:
     audit: AuditLog
     keys: KeyBook
     issuing: Issuing | None = None
-    """The maker of certificates; None where they are made by hand."""
+    """The maker of certificates; None if they are made by hand."""
 
 
 def _site(settings: CoordinatorSettings) -> _Site:
@@ -239,8 +239,9 @@ def _announcing(
 async def _open_packages(
     settings: CoordinatorSettings, site: _Site, coordinator: Coordinator
 ) -> PackagesListener | None:
-    """Where machines without EdgeShard get it; None for nowhere. Raises InvalidArgumentError for a folder that is none
-    of wheels and for a site that lets nobody join, UnavailableError where the port is taken."""
+    """The package listener for machines without EdgeShard; None if there is none. Raises
+    InvalidArgumentError if the folder holds no wheels or the site admits no new members,
+    UnavailableError if the port is taken."""
     if settings.wheels is None:
         if settings.wheels_listen is not None:
             raise InvalidArgumentError("--wheels-listen needs --wheels, a folder of wheels", field="wheels-listen")
@@ -263,8 +264,9 @@ async def _open_packages(
 
 
 def _http_listen(settings: CoordinatorSettings, site: _Site) -> tuple[HttpListen | None, GatewayCertificate | None]:
-    """The gateway's listener, None for nowhere, and its certificate where the site makes that. Raises as
-    `HttpListen.check`, and DeniedError for a gateway that anybody on the network could use."""
+    """The gateway's listener, None if there is none, and its certificate if the site makes it.
+    Raises as `HttpListen.check`, and DeniedError for a gateway that anybody on the network could
+    use."""
     if settings.http_listen is None:
         return None, None
     if missing("gateway"):
@@ -324,8 +326,8 @@ def _origins(settings: CoordinatorSettings) -> Origins:
 
 
 def _places(settings: CoordinatorSettings, listen: HttpListen | None) -> Places | None:
-    """Where browsers find the dashboard, None for nowhere. Raises as `parse_place`, and InvalidArgumentError for a
-    URL at which there would be none."""
+    """The addresses at which browsers find the dashboard, None if there is none. Raises as
+    `parse_place`, and InvalidArgumentError for a URL at which there would be none."""
     if listen is not None and not settings.no_dashboard:
         front = None if settings.dashboard_url is None else parse_place(settings.dashboard_url)
         return Places(listen.cert is not None, listen.names, front)
@@ -345,7 +347,7 @@ async def _open_gateway(
     places: Places | None,
     adder: ModelAdder,
 ) -> GatewayServer:
-    """`places` is None for no dashboard. Raises UnavailableError where the port is taken."""
+    """`places` is None if there is no dashboard. Raises UnavailableError if the port is taken."""
 
     def made() -> tuple[GatewayServer, Door | None]:
         # Half a second that a coordinator without a gateway need not wait, and no node waits for with one.
@@ -376,7 +378,8 @@ async def _open_gateway(
 
 
 def _prepared(coordinator: Coordinator, process: Process, settings: CoordinatorSettings) -> Callable[[], None]:
-    """What takes up settings that were read again. Raises InvalidArgumentError for a file of quotas that is wrong."""
+    """A function that applies settings that were read again. Raises InvalidArgumentError for a
+    wrong file of quotas."""
     quotas = settings.read_quotas()
 
     def take_up() -> None:

@@ -77,7 +77,7 @@ class SqliteStore:
         return self._database
 
     def _connect(self, schema: str) -> sqlite3.Connection:
-        """Open the file, its owner's alone, with the tables of `schema`, which may be there already."""
+        """Open the file, readable only by its owner, with the tables of `schema`, which may be there already."""
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._database = sqlite3.connect(self._path, timeout=5.0)
         self._database.execute("PRAGMA journal_mode=WAL")

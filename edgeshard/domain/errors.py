@@ -1,4 +1,4 @@
-"""The only exception tree. Foreign errors become part of it once, at the boundary where they arise.
+"""The only exception tree. Foreign errors are translated once, at the boundary where they arise.
 
 Every error names the field at fault if there is one, the remedy, and a stable `reason`. Its class
 decides the gRPC status (`edgeshard.wire.status`), and the exit code of `edgectl`.

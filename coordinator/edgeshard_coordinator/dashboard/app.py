@@ -35,10 +35,10 @@ from edgeshard_coordinator.dashboard.operator import Operator
 from edgeshard_coordinator.dashboard.places import Place, Places
 
 ROOT = "/dashboard/"
-"""The beginning of all paths but that of the page itself, which is at /."""
+"""The beginning of all paths except the page's own, which is /."""
 TOKEN = "x-edgeshard-token"
 ALIVE_S = 10.0
-"""A viewer who has heard nothing for so long gets a word, so that proxies in between keep the connection."""
+"""Interval of messages to a viewer without news, so that proxies in between keep the connection."""
 ASSETS = Path(__file__).parent / "assets"
 ALWAYS = {
     "content-security-policy": (
@@ -68,9 +68,10 @@ class _Asked(RootModel[dict[str, Any]]):
 
 
 class Dashboard:
-    """The part of the gateway that browsers see. `operator` gives what an operator may do, by name, address and a check
-    of the right to it. `keys` checks API keys, and `usage` gives what a session with one sees. `now` gives seconds of a
-    steady clock. `api` is the gateway behind the check of keys, which playgrounds use."""
+    """The part of the gateway that browsers see. `operator` returns an operator's services, by
+    name, address and a check of the right to them. `keys` checks API keys, and `usage` returns the
+    view of a session with one. `now` returns seconds of a steady clock. `api` is the gateway with
+    the check of keys, which playgrounds use."""
 
     def __init__(
         self,
@@ -136,7 +137,7 @@ class Dashboard:
         return self._places.of_origin(request.headers.get("host", ""), request.headers.get("origin"))
 
     def _cookie_of(self, request: Request) -> str | None:
-        """A browser says no origin where it only reads, so it may be at either place that its Host stands for."""
+        """A browser sends no origin if it only reads, so it may be at either place that its Host stands for."""
         places = self._places.of_host(request.headers.get("host", ""))
         shown = (request.cookies.get(place.cookie) for place in places)
         return next((cookie for cookie in shown if cookie is not None), None)
@@ -182,7 +183,8 @@ class Dashboard:
     # Routes
 
     async def _page(self, request: Request) -> Response:
-        """Its files are named as beside it; behind a path in whole, since a browser may be there without the slash."""
+        """Its files are named relative to it; after a path in whole, since a browser may be there
+        without the slash."""
         place, *others = self._places.of_host(request.headers.get("host", ""))
         if others or not place.path:
             return FileResponse(ASSETS / "index.html", headers={"vary": "Accept"})

@@ -26,7 +26,7 @@ class Applications:
         self._feeds: dict[str, Feed] = {}
 
     def feed(self, session: Session) -> Feed:
-        """What sessions of this key see. Feeds at which nobody looks any more go."""
+        """The view of sessions with this key. Feeds without viewers are dropped."""
         self._feeds = {who: feed for who, feed in self._feeds.items() if feed.viewers or who == session.who}
         return self._feeds.setdefault(session.who, Feed(lambda: self._picture(session)))
 

@@ -14,9 +14,9 @@ WHOLE, CHANGE = "picture", "change"
 
 
 class Feed:
-    """`make` gives the newest picture; it is asked only while somebody looks.
+    """`make` returns the newest view; it is called only while there are viewers.
 
-    A viewer who falls behind by more than one difference gets one new picture: nothing is kept for anybody.
+    A viewer who misses more than one difference gets one new view: nothing is kept for a viewer.
     """
 
     def __init__(self, make: Callable[[], dict[str, Any]], every_s: float = EVERY_S) -> None:

@@ -28,10 +28,11 @@ from edgeshard_coordinator.control.requests.request_meter import DeploymentCount
 from edgeshard_coordinator.control.requests.running_request import RunningRequest
 
 SILENT_S = 3.0
-"""A node is shown as silent once it was not heard for so long: it says something every second."""
+"""A node is shown as silent after this time without a heartbeat: it sends one every second."""
 MOST_REQUESTS = 50
 TRACED_STEPS, DRAWN_STEPS = 300, 48
-"""The newest of a trace: those that its figures are of, and those that can be told apart."""
+"""The newest steps of a trace: the number that its figures cover, and the number that can be
+distinguished in a drawing."""
 
 
 def known(**figures: Any) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def _node(node: Node) -> dict[str, Any]:
 
 
 def links_picture(links: Iterable[StoredLink], names: Mapping[str, str]) -> dict[str, Any]:
-    """By "FROM TO", the names of two nodes."""
+    """Links by "FROM TO", the names of two nodes."""
     found = {}
     for stored in links:
         link = stored.link
@@ -91,7 +92,7 @@ def deployments_picture(
     measured: Mapping[str, Mapping[str, Any]],
     recent: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """`measured` has the figures of `measured_picture` by deployment, `recent` those of `Recent.of`."""
+    """`measured` has the figures of `measured_picture` by deployment, `recent` the figures of `Recent.of`."""
     return {
         name: _deployment(one, rates, measured.get(name, {}), recent.get(name, {}))
         for one in deployments

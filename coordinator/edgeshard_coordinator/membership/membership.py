@@ -126,8 +126,9 @@ class Membership:
         log.warning("token_revoked", token_id=token_id)
 
     def authorities(self) -> tuple[bytes, ...]:
-        """The authorities that the site trusts, in DER; first the signer of the coordinator's own certificate, which
-        joiners are shown. Raises FailedPreconditionError where no certificates are made here."""
+        """The authorities that the site trusts, in DER; first the signer of the coordinator's own
+        certificate, which joiners are shown. Raises FailedPreconditionError if no certificates are
+        made here."""
         files = self._check_issues().files
         shown = files.cert.read_bytes()
         known = ders_of(files.ca.read_bytes())
@@ -152,8 +153,8 @@ class Membership:
         return certificate, issuing.files.ca.read_bytes()
 
     async def invited(self, secret: bytes, address: str = "") -> Principal:
-        """Who may join by the token of a secret, which stays as good as it was. Raises as `enrol`, also for a token
-        that was used."""
+        """The principal that may join by the token of a secret, which remains valid. Raises as
+        `enrol`, also for a token that was used."""
         token_id = token_id_of(secret)
         async with self._attempt(token_id, address) as now:
             return tokens.redeemed(await self._store.find(token_id), secret, "", now).principal
@@ -166,7 +167,7 @@ class Membership:
         self._failures.check(subscriber, self._steady())
         try:
             async with self._lock:
-                # Again: of those that came at the same time, so many may have failed meanwhile.
+                # Check again: other attempts at the same time may have failed meanwhile.
                 self._failures.check(subscriber, self._steady())
                 yield self._now().timestamp()
         except (DeniedError, InvalidArgumentError) as error:
@@ -177,8 +178,8 @@ class Membership:
     async def renew(
         self, principal: Principal, request: bytes, check: Callable[[], None] = lambda: None
     ) -> tuple[bytes, bytes]:
-        """Another certificate of the caller. Raises FailedPreconditionError where no certificates are made here, and
-        the error of `check` for a caller that was revoked since the call began."""
+        """Another certificate of the caller. Raises FailedPreconditionError if no certificates are
+        made here, and the error of `check` for a caller that was revoked since the call began."""
         issuing = self._check_issues()
         async with self._lock:
             check()

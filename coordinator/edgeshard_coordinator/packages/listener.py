@@ -77,7 +77,7 @@ MAX_PARAMETERS = 8
 
 
 def script() -> bytes:
-    """The program that a new machine runs first; it needs Python alone."""
+    """The program that a new machine runs first; it needs only Python."""
     return inspect.getsource(bootstrap).encode()
 
 
@@ -100,7 +100,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """`body`, or what is behind `offset` of a `file` of `size` bytes."""
+    """`body`, or the part after `offset` of a `file` of `size` bytes."""
 
     body: bytes = b""
     kind: str = "application/json"

@@ -1,8 +1,8 @@
 """Costs of a step on each stage of a placement, so that a head can size its steps. Pure.
 
 A few numbers a stage replace a whole profile. They are seconds by the rows of a step (weights are
-read once, then arithmetic dominates), seconds for each pair of a query and a key it sees, and the
-hop to the next stage by tokens.
+read once, then arithmetic dominates), and seconds for each pair of a query and a key it sees. The
+hop to the next stage has seconds by tokens.
 """
 
 from __future__ import annotations

@@ -240,8 +240,8 @@ class Node:
     `profiles_beside_stages` were taken while it held stages, and are taken again when it holds
     none. `condition` is its machine's last report, None while it is away or older than a minute.
     `labels` are set by an operator, or else by the agent. `twin_address` is where another agent
-    with the same identity tried to take its place in the last minutes, "" if there is none: its
-    state directory was copied.
+    with the same identity tried to take its place in the last minutes: its state directory was
+    copied. It is "" if there is none.
     """
 
     node_id: NodeId

@@ -73,7 +73,7 @@ class StepRecord:
 class ReadRecord:
     """`size_bytes` of a layer's weights that were read from the disk, in seconds of the node's own clock.
 
-    They are reads of one `expert`, or None for all that streams of the layer.
+    If `expert` is None, they are reads of all that streams of the layer, else of one expert.
     """
 
     layer: int

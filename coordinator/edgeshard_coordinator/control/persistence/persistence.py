@@ -247,7 +247,7 @@ class StateStore(SqliteStore):
 
     @in_own_thread
     def find_operation(self, operation_id: OperationId) -> ServedOperation | None:
-        """The call with this id that took effect; None where there was none, or it was long ago."""
+        """The call with this id that took effect; None if there was none, or it was long ago."""
         row = self._open_database.execute(
             "SELECT fingerprint, outcome FROM operations WHERE operation_id = ?", (operation_id,)
         ).fetchone()
@@ -350,7 +350,7 @@ def _counted(name: str, epoch: int, floor: Epoch) -> Epoch:
 
 
 def _readable(kind: type[ProfileT], body: str, node_id: str) -> ProfileT | None:
-    """A measurement; None for one in a form of an earlier version that is not known any more: it is measured again."""
+    """A measurement; None if its form is of an earlier version and no longer known: it is measured again."""
     try:
         return parse_profile(kind, body)
     except EdgeShardError as error:

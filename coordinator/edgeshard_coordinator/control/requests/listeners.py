@@ -57,7 +57,7 @@ class ListenerStream:
         self._news.pop(followed.number, None)
 
     def read(self, number: int, count: int) -> None:
-        """The client has read so many tokens more. A number that is not in use is a request that has ended."""
+        """The client has read `count` more tokens. A number that is not in use is a request that has ended."""
         followed = self._followed.get(number)
         if followed is not None:
             followed.sent_more = max(0, followed.sent_more - count)
@@ -112,7 +112,7 @@ class ListenerStream:
                 ends.append((number, end))
                 followed.has_end = True
                 followed.ended.set()
-            # What is left waits for the client to read, or for the next message where this one is full.
+            # The rest waits for the client to read or, if this message is full, for the next one.
             is_full = len(tokens) >= MOST_TOKENS or followed.request.next_characters > room
             if not is_full or not followed.request.backlog:
                 del self._news[number]

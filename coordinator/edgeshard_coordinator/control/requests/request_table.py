@@ -41,7 +41,7 @@ class RequestTable(dict[RequestId, RunningRequest]):
         request.fail(error)
 
     def leave(self, request: RunningRequest) -> None:
-        """Take out one that nobody waits for any more."""
+        """Remove a request that no client waits for any more."""
         request.times.finished(FinishReason.CANCELLED, self._now())
         self.remove(request, left=True)
 
@@ -52,7 +52,7 @@ class RequestTable(dict[RequestId, RunningRequest]):
             request.attachment.requests.pop(request.request_id, None)
         if self.get(request.request_id) is request:
             del self[request.request_id]
-            # What nobody vouched for is no better for having waited here.
+            # A request that no head confirmed gains nothing by having waited here.
             if request.standing is not Standing.AWAITING:
                 self._resumptions.ended(
                     request.request_id, request.claim, is_charged=request.is_charged, is_spent=request.is_back

@@ -23,10 +23,10 @@ class Drafts:
     chats: Chats
 
     async def of(self, spec: DeploymentSpec, model: ModelManifest) -> tuple[DeploymentSpec, PlacedDraft | None]:
-        """The spec with the draft that is used, and that as it is placed; None where there is none.
+        """The spec with the draft that is used, and that draft as it is placed; None if there is none.
 
-        Raises NotFoundError or InvalidArgumentError naming `draft`, FailedPreconditionError where a model has no
-        tokenizer.
+        Raises NotFoundError or InvalidArgumentError naming `draft`, FailedPreconditionError if a
+        model has no tokenizer.
         """
         if spec.draft == NO_DRAFT or spec.speculation == "off":
             return spec, None

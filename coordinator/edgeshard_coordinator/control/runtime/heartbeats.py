@@ -47,8 +47,9 @@ class HeartbeatBatches:
     def flush(self) -> None:
         """Post the newest heartbeat of each stream that has not ended.
 
-        A stream that is not the node's own any more is ended, and the node registers again: the state does not know it,
-        or a registration of an earlier process of it came late and took its place.
+        A stream that is no longer the node's own is ended, and the node registers again. The cause
+        is that the state does not know it, or that a late registration of an earlier process of it
+        took its place.
         """
         if self._timer is not None:
             self._timer.cancel()

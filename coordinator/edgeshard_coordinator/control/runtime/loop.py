@@ -36,7 +36,7 @@ class Executor(Protocol):
 class StateLoop:
     """`post` and `ask` put events in the inbox from the event loop's thread; `state` is the newest state.
 
-    `on_change` is told of every state, with the one before it.
+    `on_change` receives every state, with the one before it.
     """
 
     def __init__(self, state: State, clock: Clock, on_change: Callable[[State, State], None]) -> None:

@@ -26,8 +26,9 @@ _HEALTH = "/grpc.health.v1.Health"
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A call that changes something. `target` is the field of the request that names its object, '' for none. `counts`
-    says of an answer whether something was done, `asks` of a request whether it wants something done."""
+    """A call that changes something. `target` is the field of the request that names its object, ''
+    for none. `counts` returns whether an answer reports a change, `asks` whether a request is for
+    one."""
 
     target: str = ""
     counts: Callable[[Any], bool] = lambda _: True
@@ -66,7 +67,7 @@ NOTED: Mapping[str, Mutation] = {
     f"{_COORDINATOR}/Register": Mutation("name"),
     f"{_INFERENCE}/Cancel": Mutation("request_id"),
 }
-"""The servicer does where there is something to say: nodes register over and over, and clients cancel their own."""
+"""The servicer logs these if needed: nodes register over and over, and clients cancel their own requests."""
 
 READS = frozenset(
     {

@@ -65,7 +65,7 @@ class Dumps:
         return len(self._asked)
 
     async def take(self) -> AsyncGenerator[ProcessDump, None]:
-        """The coordinator's, then one of each node it knows, by name, with a failure where a node gave none."""
+        """The coordinator's, then one of each known node, by name, with a failure if a node sent none."""
         nodes = sorted(self._loop.state.nodes.values(), key=lambda node: (node.name, node.node_id))
         try:
             own = ProcessDump(NodeName(""), await self._own())
@@ -101,7 +101,7 @@ class Dumps:
 
     async def _own(self) -> bytes:
         about, state, ring = self.about(), self._loop.state, self._loop.recorded()
-        # The values are frozen: they can become text beside the event loop.
+        # The values are frozen, so they can become text outside the event loop.
         return await asyncio.to_thread(lambda: to_text(about | machine().document(state, ring)))
 
     async def _of(self, node: KnownNode) -> ProcessDump:

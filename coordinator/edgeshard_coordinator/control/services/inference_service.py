@@ -158,7 +158,7 @@ def _owner(context: Any) -> str:
 
 
 def client_of(context: Any) -> str:
-    """The caller, as its certificate names it; '' in plaintext, where callers cannot be told apart."""
+    """The caller, by the name in its certificate; '' in plaintext, where callers cannot be distinguished."""
     principal = caller(context)
     return "" if principal is None else client_name(principal)
 

@@ -30,7 +30,7 @@ class _Asked(NamedTuple):
 
 
 class Packed:
-    """`list` and `drop` ask a node; `answered` is told of every answer to a command."""
+    """`list` and `drop` send a query to a node; `answered` receives every answer to a command."""
 
     def __init__(
         self, loop: StateLoop, hub: ControlHub, models: Models, answer_limit_s: float = ANSWER_LIMIT_S

@@ -32,7 +32,7 @@ class _Asked(NamedTuple):
 
 
 class Traces:
-    """`take` traces; `answered` is told of every answer to a command."""
+    """`take` traces; `answered` receives every answer to a command."""
 
     def __init__(self, loop: StateLoop, hub: ControlHub, answer_limit_s: float = ANSWER_LIMIT_S) -> None:
         self._loop = loop
@@ -52,9 +52,9 @@ class Traces:
     async def take(self, name: DeploymentName, seconds: float) -> tuple[StageTrace, ...]:
         """The trace of every stage over the next `seconds`, in the order of the stages.
 
-        Raises InvalidArgumentError naming `seconds`, NotFoundError for an unknown deployment, FailedPreconditionError
-        for one that is not ready, AbortedError when it stops running meanwhile or a newer trace takes the place of this
-        one, DeadlineError, and a node's error.
+        Raises InvalidArgumentError naming `seconds`, NotFoundError for an unknown deployment, and
+        FailedPreconditionError if it is not ready. Raises AbortedError if it stops running
+        meanwhile or a newer trace replaces this one, DeadlineError, and a node's error.
         """
         check_seconds(seconds)
         record = _ready(self._loop.state, name)

@@ -104,7 +104,7 @@ def _step_waiting(state: State, record: DeploymentRecord, now: float) -> Deploym
         if all(_holds(node, record, index) for index, node in enumerate(nodes)):
             return _adopted(record, now + state.timings.activate_timeout_s)
         return replace(record, adoptable=False) if all(node.reported for node in nodes) else record
-    # Where other nodes were looked for in vain, the same ones try, over the same links.
+    # If a search for other nodes failed, the same nodes try again, over the same links.
     elsewhere = wants_replan(state, record) and record.planned_for != IN_VAIN
     if now < record.not_before or elsewhere:
         return record
@@ -159,7 +159,7 @@ def _loaded_bytes(state: State, record: DeploymentRecord) -> int:
 
 
 def wants_replan(state: State, record: DeploymentRecord) -> bool:
-    """Whether a waiting deployment is to go on without the nodes that are lost or failed it."""
+    """Whether a waiting deployment is to continue without the nodes that are lost or failed it."""
     if any(stage.node_id in state.awaited for stage in record.placement.stages):
         return False
     # One that could not move goes back.
@@ -263,7 +263,8 @@ def _begun(state: State, record: DeploymentRecord, epoch: Epoch, now: float) -> 
 
 
 def broke(state: State, record: DeploymentRecord, failure: errors.EdgeShardError, now: float) -> DeploymentRecord:
-    """The current epoch cannot go on: FAILED when the deployment never was ready, otherwise WAITING to try again."""
+    """The current epoch cannot continue: FAILED if the deployment never was ready, otherwise
+    WAITING to try again."""
     trigger = Trigger.BROKE_AFTER_READY if record.ever_ready else Trigger.BROKE_BEFORE_READY
     times = state.timings
     delay = 0.0
@@ -325,8 +326,8 @@ def check_movable(record: DeploymentRecord) -> None:
 
 
 def asked_to_move(state: State, record: DeploymentRecord, placement: Placement) -> DeploymentRecord:
-    """The record with a move that waits for the disk. It goes on as it is until then, so that a disk that refuses
-    changes nothing."""
+    """The record with a move that waits for the disk. It stays as it is until then, so that a disk
+    that refuses changes nothing."""
     revision = record.revision + 1
     return replace(record, move=Move(placement, next_epoch(state, record), revision), revision=revision)
 
@@ -363,7 +364,7 @@ def answered(
 
 
 def sent(record: DeploymentRecord, key: CommandKey, connection: int) -> DeploymentRecord:
-    """The record once a command is on its way over `connection`."""
+    """The record once a command was sent over `connection`."""
     if key.kind is CommandKind.PREPARE:
         return replace(record, prepared=_with(record.prepared, key.stage, sent_on=connection))
     if key.kind is CommandKind.ACTIVATE:

@@ -37,7 +37,7 @@ class Repaired:
 def loss_of(
     state: State, record: DeploymentRecord, repaired: Repaired, candidates: Sequence[Candidate], typical: Typical
 ) -> Loss:
-    """The cost of a repair. `candidates` are those of the record, with the layers that they keep warm for it."""
+    """The cost of a repair. `candidates` are the record's, with the layers that they keep warm for it."""
     found = repaired.found
     if isinstance(found, EdgeShardError):
         return Loss(repaired.node, note=f"It could not go on: {found.message}.")
@@ -58,7 +58,7 @@ def loss_of(
 
 
 def load_rates(state: State) -> Mapping[NodeId, float]:
-    """Parameter bytes a second at which each node fetched and loaded its stages, where it holds any."""
+    """Parameter bytes a second at which each node fetched and loaded its stages, if it holds any."""
     rates = {}
     for node in state.nodes.values():
         timed = [stage for stage in node.stages if stage.load_s > 0 and stage.parameter_bytes]
@@ -68,6 +68,7 @@ def load_rates(state: State) -> Mapping[NodeId, float]:
 
 
 def rebuild_s(placement: Placement, typical: Typical) -> float:
-    """To compute a prompt and half its answer again, at the pace of the present placement; 0 where that is unknown."""
+    """Seconds to compute a prompt and half its answer again, at the pace of the present placement;
+    0 if that is unknown."""
     tokens = typical.prompt_tokens + typical.new_tokens // 2
     return sum(cost.step_s([(0, tokens)]) + cost.transfer_s(tokens) for cost in placement.costs)

@@ -29,7 +29,7 @@ from edgeshard_coordinator.core.values.state import (
 )
 
 REFUSED_KEPT = 64
-"""Operations that the disk refused; a call is told within a moment."""
+"""Operations that the disk refused; a call learns of it within a moment."""
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
 
@@ -50,7 +50,7 @@ def _was_routine(before: State, event: events.Event, after: State) -> bool:
     if not isinstance(event, events.HeartbeatsReceived):
         return False
     nodes = [before.nodes.get(heartbeat.node_id) for heartbeat in event.heartbeats]
-    # What a node says first may let an epoch be adopted.
+    # A node's first report may let an epoch be adopted.
     unbroken = before.deployments is after.deployments and before.awaited is after.awaited
     return unbroken and all(node is None or node.reported for node in nodes)
 
@@ -150,7 +150,7 @@ def _replan(state: State, event: events.ReplanRequested) -> State:
 
 
 def _without(refused: tuple[RefusedOperation, ...], operation: ServedOperation) -> tuple[RefusedOperation, ...]:
-    """The refusals without that of a call which is made again."""
+    """The refusals without the one of a call that is made again."""
     return tuple(item for item in refused if item.operation_id != operation.operation_id)
 
 
@@ -234,11 +234,12 @@ def _saved(state: State, event: events.DeploymentSaved) -> State:
     if 0 < record.delete_revision <= event.revision:
         saved = deployments.deleted(saved)
     if event.revision < saving:
-        # A newer save is on its way, and may put an earlier epoch there: that of a move which is off meanwhile.
+        # A newer save is pending, and may put an earlier epoch there: the epoch of a move that is
+        # cancelled meanwhile.
         return state.with_record(saved)
     if saved.move is not None and saved.move.revision <= event.revision:
         saved = deployments.moved(state, saved, event.now)
-    # The disk is ahead where it has the epoch of a move that is off meanwhile.
+    # The disk is ahead if it has the epoch of a move that is cancelled meanwhile.
     return state.with_record(replace(saved, saved_epoch=min(event.epoch, saved.epoch)))
 
 
@@ -249,7 +250,7 @@ def _save_failed(state: State, event: events.SaveFailed) -> State:
     refused = tuple(RefusedOperation(operation.operation_id, event.failure) for operation in record.operations)
     state = replace(state, refused=(*state.refused, *refused)[-REFUSED_KEPT:])
     if not record.saved:
-        # Nothing of it is on disk, so no node was told of it.
+        # Nothing of it is on disk, so no node was notified of it.
         kept = {name: other for name, other in state.deployments.items() if name != record.name}
         return replace(state, deployments=kept)
     retry = replace(
@@ -324,7 +325,7 @@ def _sent(state: State, action: actions.SendCommand, now: float) -> State:
     if isinstance(command, MeasureCompute | ProbeLinks):
         return measuring.on_sent(state, action, now)
     record = _record_of(state, action.command_key)
-    assert record is not None  # what is asked for in a state is issued in it
+    assert record is not None  # an action requested in a state is issued in that state
     if action.command_key.kind is CommandKind.STANDBY:
         return state.with_record(standby.sent(record, action.command_key.stage, action.connection))
     return state.with_record(deployments.sent(record, action.command_key, action.connection))

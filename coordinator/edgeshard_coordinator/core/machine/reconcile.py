@@ -85,9 +85,9 @@ def _node_actions(state: State, node: KnownNode) -> Iterator[actions.Action]:
 def _unclaimed(state: State, node: KnownNode) -> tuple[tuple[HeldStage, ...], tuple[HeldStage, ...]]:
     """The stages of deployments that are not in the state: of deleted ones that the node is to release, and of others.
 
-    A node is also to release a stage of a deployment that goes on without it. A deployment was deleted if the disk says
-    so, as after a delete that the node did not hear of. Otherwise this coordinator lacks something, such as the newest
-    part of its disk, and the stage may be serving.
+    A node is also to release a stage of a deployment that continues without it. A deployment was
+    deleted if the disk has it as deleted, as after a delete that the node missed. Otherwise this
+    coordinator lacks something, such as the newest part of its disk, and the stage may be serving.
     """
     orphans: list[HeldStage] = []
     unknown_stages: list[HeldStage] = []
@@ -176,7 +176,7 @@ def _release(state: State, record: DeploymentRecord) -> Iterator[actions.Action]
 def _send(
     state: State, record: DeploymentRecord, key: CommandKey, command: commands.StageCommand, progress: Progress
 ) -> Iterator[actions.Action]:
-    """Send to the node of the key's stage unless answered, or already on its way over the connection there is now."""
+    """Send to the node of the key's stage unless answered, or already sent over the present connection."""
     node = state.nodes.get(record.placement.stages[key.stage].node_id)
     if node is not None and node.connected and not progress.done and progress.sent_on != node.connection:
         yield actions.SendCommand(node.node_id, node.connection, key, command)

@@ -8,8 +8,8 @@ the coordinator may be the blind one, it first waits a lease (`Timings.lease_s`)
 * when more than half of the connected nodes vanish together, and at least three. A node whose process has been replaced
   meanwhile does not count: it died.
 
-A node that is waited for is *awaited*: its deployments go on as they are. If the same process connects again, nothing
-of them has changed; if another does, or the lease is over, they break.
+A lost node in its lease is *awaited*: its deployments stay as they are. If the same process
+connects again, nothing of them has changed; if another does, or the lease is over, they break.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from edgeshard.domain.ids import NodeId
 from edgeshard_coordinator.core.values.state import KnownNode, State
 
 TOGETHER_S = 2.0
-"""Nodes that vanish within so many seconds vanish together."""
+"""Nodes that vanish within this many seconds vanish together."""
 LEAST_VANISHED = 3
 """One or two nodes that vanish have a fault of their own, however few there are."""
 MISSED_HEARTBEATS = 2
-"""A node that has missed so many when another vanishes counts as vanishing with it: its stream's end is only noticed
-later."""
+"""A node that has missed this many when another vanishes counts as vanishing with it: its stream's
+end is only noticed later."""
 
 
 def started(state: State, now: float) -> State:
@@ -89,13 +89,13 @@ def not_awaited(state: State, node_ids: Collection[NodeId]) -> State:
 
 
 def died(state: State, node_id: NodeId) -> State:
-    """The state after a node's process was replaced: it ended, and nobody else was at fault."""
+    """The state after a node's process was replaced: it ended, and no other process was at fault."""
     vanished = tuple((known, at) for known, at in state.vanished if known != node_id)
     return not_awaited(replace(state, vanished=vanished), (node_id,))
 
 
 def too_many(gone: int, nodes: int) -> bool:
-    """Whether so many of these nodes are gone or silent at once that the coordinator may be the blind one."""
+    """Whether too many of these nodes are gone or silent at once, so that the coordinator may be the blind one."""
     return gone >= LEAST_VANISHED and 2 * gone > nodes
 
 

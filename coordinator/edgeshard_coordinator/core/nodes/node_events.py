@@ -81,8 +81,8 @@ def check_is_alone(known: KnownNode, new: Registration, now: float) -> None:
 
 
 def _registered_again(state: State, known: KnownNode, node: KnownNode, now: float) -> tuple[State, KnownNode]:
-    """The state and node after the same process registered again: its stages and its stream go on, and a node that has
-    started does not start again."""
+    """The state and node after the same process registered again. Its stages and its stream
+    continue, and a started node does not start again."""
     node = replace(
         node,
         starting=known.starting and node.starting,

@@ -127,12 +127,12 @@ def _of_head(state: State, suspect: SuspectLink, now: float) -> State:
 
 
 def _silence_s(state: State, node: KnownNode) -> float:
-    """A node that holds nothing speaks more seldom, and its next heartbeat may be due just behind the look at it."""
+    """A node that holds nothing sends less often, and its next heartbeat may be due just after this check."""
     return state.timings.suspect_silence_s + (0.0 if node.stages else IDLE_INTERVAL_S - HOLDING_INTERVAL_S)
 
 
 def _checked(suspect: SuspectLink, now: float) -> SuspectLink:
-    """A gap that is longer than any between ticks means that the coordinator heard nobody."""
+    """A gap that is longer than any between ticks means that the coordinator heard no node."""
     gap = now - suspect.checked_at
     stood_still = gap if gap > STOOD_STILL_S else 0.0
     return replace(suspect, since=suspect.since + stood_still, checked_at=now)

@@ -24,7 +24,7 @@ def with_room(state: State, node_id: NodeId) -> State:
     """Make room for a node that registers: the oldest unconnected ones give way, so that a real node is never refused
     for them.
 
-    Raises ResourceExhaustedError where there are as many nodes as a site may have.
+    Raises ResourceExhaustedError if there are as many nodes as a site may have.
     """
     if node_id in state.nodes:
         return state

@@ -1,4 +1,4 @@
-"""Whether a model can guess for another one, and the memory that it takes beside the first layer. Pure."""
+"""Whether a model can draft tokens for another one, and the memory that it needs with the first layer. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgeshard.planning.inputs.workspace import SLACK_BYTES, logits_bytes, works
 from edgeshard_coordinator.core.placement.by_memory import StageSizes
 
 CHOSEN_SHARE = 8
-"""A draft that nobody named has at most this part of the parameters."""
+"""A draft that the spec does not name has at most this part of the parameters."""
 
 
 def check_draft(model: ModelManifest, draft: ModelManifest) -> None:
@@ -75,7 +75,7 @@ def placed_draft(spec: DeploymentSpec, model: ModelManifest, draft: ModelManifes
     own = replace(draft_spec(spec), max_context=min(spec.max_context or most, shape.max_context))
     sizes, layers = StageSizes(own, draft, shape, Load(), requests), LayerRange(0, shape.layer_count)
     described = model_from_config(draft.name, draft.config)
-    # What stages have in common is counted with the first one.
+    # The memory that stages share is counted with the first one.
     working = workspace_bytes(described, spec.dtype, requests * DRAFT_TOKENS, 0) - SLACK_BYTES
     return PlacedDraft(
         model=draft.name,

@@ -61,7 +61,7 @@ class PlanningPlacer:
     """
 
     def __init__(self, provers: Provers = nullcontext) -> None:
-        """`provers` begins what plans under rules are asked of; without one a rule is an error."""
+        """`provers` starts the solver for plans under rules; without one a rule is an error."""
         self._provers = provers
 
     def place(self, problem: PlacementProblem) -> Placement:
@@ -125,8 +125,9 @@ class PlanningPlacer:
                 placement = _Site(problem.with_spec(layers=stages, source=stages[0].node), self._provers).kept(broken)
                 if not lost.crosses(placement):
                     found.append(placement)
-        # Weights that are in memory come before a better pace, and those on the disk before one that is little better;
-        # of those without figures the first, which touch the fewest nodes.
+        # Weights in memory count more than a better pace, and those on the disk more than a
+        # slightly better one. Without figures, the first placement wins, which touches the fewest
+        # nodes.
         if found:
             rank = rank_among(placement.predicted for placement in found)
             best = nearest(found, lambda one: (_is_cold(one, broken, candidates), _cost(one, rank)), candidates)
@@ -153,7 +154,7 @@ class PlanningPlacer:
         raise error
 
     def _anew(self, site: _Site) -> Placement:
-        """A placement to go on with: by memory where rules want a solver that is not installed."""
+        """A placement to continue with: by memory if rules need a solver that is not installed."""
         try:
             return self._noted(site)
         except FailedPreconditionError as error:
@@ -212,7 +213,7 @@ class _Site:
     """A problem as the planner sees it. Raises as SimplePlacer does for nodes that cannot be."""
 
     def __init__(self, problem: PlacementProblem, provers: Provers, advises: bool = False) -> None:
-        """With `advises`, a note tells what would do without streaming, which takes some plans more."""
+        """With `advises`, a note describes what would do without streaming, which takes some plans more."""
         self._provers, self._advises = provers, advises
         self.spec, self.candidates = problem.spec, problem.candidates
         self._manifest, self._measured, self._draft = problem.manifest, problem.measured, problem.draft
@@ -281,7 +282,7 @@ class _Site:
     def planned(self) -> Placement:
         spec = self.spec
         site = self._cluster([])
-        # Of stages that are given, the placement's check has looked at the rules.
+        # If stages are given, the placement's check has examined the rules.
         problem = replace(self._problem(site), rules=conditions_of(spec, self._nodes.values()))
         with self._provers() as prover:
             result = plan(problem, 0, prover)
@@ -313,7 +314,7 @@ class _Site:
         """A plan whose nodes stream, with a KV pool for the requests that it is for: more of them would stream more."""
         assert result.prediction is not None
         if wanted := self.spec.micro_batches:
-            # Where no load with the spec's own number of micro-batches fits the cut, the plan stays as it is.
+            # If no load with the spec's own number of micro-batches fits the cut, the plan stays as it is.
             found = [load for load in stream_loads(costs) if load.load.micro_batches == wanted]
             result = _fastest(costs, result.prediction.cut, found) or result
         assert result.prediction is not None
@@ -433,7 +434,7 @@ def _starting(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> tuple[No
 
 
 def _fastest(costs: Costs, cut: Cut, loads: Sequence[StreamedLoad]) -> PlanResult | None:
-    """The plan of the load whose tokens cost least on a cut, streaming; None where none of `loads` fits."""
+    """The plan of the load whose tokens cost least on a cut, streaming; None if none of `loads` fits."""
     tried = [given_streaming(costs, cut, load) for load in loads]
     fitting = [one for one in tried if one is not None and one.prediction is not None]
     return min(fitting, key=_token_cost, default=None)

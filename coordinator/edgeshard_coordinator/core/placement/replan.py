@@ -1,4 +1,4 @@
-"""A running deployment planned again, for the nodes that are there now, beside the placement that it has. Pure."""
+"""A running deployment planned again, for the nodes that are there now, to compare with its placement. Pure."""
 
 from __future__ import annotations
 

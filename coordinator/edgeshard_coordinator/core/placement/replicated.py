@@ -23,11 +23,12 @@ PlaceOn = Callable[[Sequence[Candidate]], Placement]
 
 
 def place_replicas(spec: DeploymentSpec, candidates: Sequence[Candidate], place: PlaceOn) -> tuple[Placement, ...]:
-    """The placements of all replicas that the spec asks for, or of as many as have the highest rate together. `place`
-    plans one pipeline on the candidates that are connected.
+    """The placements of all replicas that the spec requests, or of the number with the highest
+    total rate. `place` plans one pipeline on the candidates that are connected.
 
-    Without figures "auto" is a single pipeline: nobody knows what a second one would bring. Raises
-    ResourceExhaustedError naming `replicas` where so many do not fit, and as `place` does where none does.
+    Without figures "auto" is a single pipeline, because the gain of a second one is unknown. Raises
+    ResourceExhaustedError naming `replicas` if that number does not fit, and as `place` does if
+    none does.
     """
     usable = [node for node in candidates if node.placeable and node.name not in spec.exclude]
     usable.sort(key=lambda node: (-node.free_bytes, node.name))

@@ -53,7 +53,7 @@ class Timings:
     reattach_timeout_s: float = 5.0
     """Time in which a head that detached may attach again at the same epoch."""
     load_timeout_s: float = 600.0
-    """A node that loads a stage and shows no progress for so long is taken for lost."""
+    """A node that loads a stage without progress for this time counts as lost."""
     retry_first_s: float = 1.0
     retry_limit_s: float = 30.0
     """A deployment that was ready and failed to load again retries after the first delay, doubled up to the limit."""
@@ -70,8 +70,7 @@ class Timings:
     probe_attempts: int = 6
     """A link whose probe fails is tried again with these delays, and then no more until one of its nodes restarts."""
     retake_quiet_s: float = 30.0
-    """Time for which others must have left a node alone before layers that it measured while busy are measured
-    again."""
+    """Time for which a node must have been quiet before layers that it measured while busy are measured again."""
     retake_first_s: float = 60.0
     retake_limit_s: float = 3600.0
     retake_attempts: int = 6
@@ -83,8 +82,7 @@ class Timings:
 class KnownNode:
     """A node that registered once. `connection` numbers its control stream, 0 while there is none.
 
-    While it is `starting`, its facts are those of its last run; of a node that never ran before, they may be
-    incomplete.
+    While it is `starting`, its facts are from its last run; if the node never ran before, they may be incomplete.
     """
 
     node_id: NodeId
@@ -108,16 +106,16 @@ class KnownNode:
     """Ids of the units that it keeps packed. Not on disk."""
     saved: bool = False
     released: frozenset[HeldStage] = frozenset()
-    """Stages that this connection was told to release and the node still names: the heartbeat was sent before, or the
-    release is under way."""
+    """Stages that this connection was commanded to release and the node still names: the heartbeat
+    was sent before, or the release is under way."""
     excused: bool = False
     """Whether a silence of it was put down to the coordinator since it was last heard."""
     own_labels: Mapping[str, str] = field(default_factory=dict)
     """Of the agent's settings."""
     set_labels: Mapping[str, str | None] = field(default_factory=dict)
-    """Of an operator, who comes first; None for a label of the agent's that is removed."""
+    """Labels set by an operator, which take precedence; None if it removes a label of the agent's."""
     unknown_stages_told: bool = False
-    """Whether the log says that it holds stages of unknown deployments; once for each connection."""
+    """Whether the log reports that it holds stages of unknown deployments; once for each connection."""
 
     @property
     def connected(self) -> bool:
@@ -135,7 +133,7 @@ class KnownNode:
         return {key: value for key, value in both.items() if value is not None}
 
     def relabelled(self, given: Mapping[str, str], removed: Collection[str]) -> KnownNode:
-        """The node with an operator's labels. Raises InvalidArgumentError naming `labels` where they are too many."""
+        """The node with an operator's labels. Raises InvalidArgumentError naming `labels` if there are too many."""
         hidden = dict.fromkeys(key for key in removed if key in self.own_labels)
         kept = {key: value for key, value in self.set_labels.items() if key not in removed}
         node = replace(self, set_labels={**kept, **hidden, **given}, saved=False)
@@ -228,8 +226,8 @@ class Standby:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Another placement that an operator had found: the deployment goes on with it, at `epoch`, once `revision` is on
-    disk."""
+    """Another placement at an operator's request: the deployment continues with it, at `epoch`,
+    once `revision` is on disk."""
 
     placement: Placement
     epoch: Epoch
@@ -245,8 +243,9 @@ standbys."""
 class DeploymentRecord:
     """A deployment, the progress of its commands for the current epoch, and the part of it that is on disk.
 
-    `uid` tells it from an earlier deployment of the same name. `revision` counts changes that must be saved; `saving`
-    is the newest one handed to the disk and `saved_epoch` the newest epoch known to be there.
+    `uid` distinguishes it from an earlier deployment of the same name. `revision` counts changes
+    that must be saved; `saving` is the newest one handed to the disk and `saved_epoch` the newest
+    epoch known to be there.
     """
 
     uid: str
@@ -265,7 +264,7 @@ class DeploymentRecord:
     deadline: float | None = None
     """When LOADING or ACTIVATING has taken too long."""
     loaded_bytes: int = 0
-    """Bytes of it that the nodes have fetched, as they last said while it was loading."""
+    """Bytes of it that the nodes have fetched, by their last reports while it was loading."""
     not_before: float = 0.0
     """Earliest time WAITING may end."""
     failed_attempts: int = 0
@@ -300,15 +299,17 @@ class DeploymentRecord:
     operations: tuple[ServedOperation, ...] = ()
     """Saved in one transaction with the record, and dropped from here once that is done or has failed."""
     delete_revision: int = 0
-    """The revision from which the disk has it as deleting, which it is once that is there; 0 while nobody asked."""
+    """The revision from which the disk has it as deleting, which it is once that is there; 0 if
+    there is no such request."""
     move: Move | None = None
     former: Placement | None = None
-    """The placement before its move, until it is ready with the new one: it goes back where that fails. Not on disk."""
+    """The placement before its move, until it is ready with the new one: it returns there if the
+    move fails. Not on disk."""
     forgetting: bool = False
     forced: bool = False
     """Whether its deletion waits for no node. Not on disk."""
     shape: str = ""
-    """The shape of its model, by which `State.configs` has the config; "" where that is not known. Not on disk."""
+    """The shape of its model, by which `State.configs` has the config; "" if that is unknown. Not on disk."""
 
     @property
     def name(self) -> DeploymentName:
@@ -374,7 +375,7 @@ class State:
     jobs: tuple[Job, ...] = ()
     """Jobs in the order in which they were asked for."""
     told: tuple[Measured, ...] = ()
-    """Jobs that ended, until the operator's call is told."""
+    """Jobs that ended, until the operator's call is notified."""
     tries: Mapping[NodeId, Mapping[NodeId, ProbeTry]] = field(default_factory=dict)
     """Links whose probe failed, by sender and receiver."""
     retakes: tuple[Retake, ...] = ()
@@ -390,7 +391,7 @@ class State:
     busy_at: float = 0.0
     """When the site was last busy with something that a probe would disturb."""
     refused: tuple[RefusedOperation, ...] = ()
-    """The newest ones, for the calls that wait to be told."""
+    """The newest ones, for the calls that wait to be notified."""
     ticked_at: float | None = None
     """When the newest tick came; None before the first."""
     frozen_until: float = 0.0
@@ -472,7 +473,7 @@ class State:
         return tuple(sorted(found, key=lambda record: record.spec.replica))
 
     def siblings_of(self, spec: DeploymentSpec) -> tuple[DeploymentRecord, ...]:
-        """The other replicas of its name, where it is one."""
+        """The other replicas of its name, if it is one."""
         if not spec.replica:
             return ()
         return tuple(other for other in self.replicas_of(DeploymentName(spec.served_name)) if other.name != spec.name)
@@ -568,12 +569,12 @@ class State:
 
 
 def is_left_over(state: State, node: KnownNode, stage: StageStatus) -> bool:
-    """Whether a node holds a stage of an epoch that goes on without it."""
+    """Whether a node holds a stage of an epoch that continues without it."""
     record = state.deployments.get(stage.deployment)
     if record is None or record.phase is not DeploymentPhase.READY:
         return False
     if stage.phase is StagePhase.STANDBY:
-        return False  # `core.deployments.standby` says what becomes of it
+        return False  # `core.deployments.standby` decides about it
     return all(placed.node_id != node.node_id for placed in record.placement.stages)
 
 
@@ -583,7 +584,7 @@ def missing_nodes(state: State, record: DeploymentRecord) -> tuple[NodeName, ...
 
 
 def lost_nodes(state: State, record: DeploymentRecord) -> tuple[NodeName, ...]:
-    """Names of its missing nodes that are not awaited: without these its epoch cannot go on."""
+    """Names of its missing nodes that are not awaited: without these its epoch cannot continue."""
     stages = record.placement.stages
     gone = (stage for stage in stages if stage.node_id not in state.awaited and not state.is_placeable(stage.node_id))
     return tuple(stage.node_name for stage in gone)

@@ -10,7 +10,8 @@ class TokenBucket:
     """A bucket that fills by `rate` a second and holds the amount of `holds_s` seconds. It is full until something is
     charged.
 
-    `full_at` is when it will be full again, in seconds of the caller's clock: one number tells the level and the debt.
+    `full_at` is when it will be full again, in seconds of the caller's clock: one number holds the
+    level and the debt.
     """
 
     rate: float
