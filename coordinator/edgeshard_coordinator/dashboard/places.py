@@ -34,10 +34,11 @@ class Place:
 
     @property
     def cookie(self) -> str:
-        """The name of its cookie. Browsers send the cookies of all ports of a host, where another
-        site may have its dashboard, and cookies of `/` to all paths. `__Host-` requires the path /,
-        so that browsers would send the cookie to every other page of the host. So a place with a
-        path has `__Secure-`."""
+        """The name of its cookie.
+
+        Browsers send the cookies of all ports of a host, where another site may have its dashboard,
+        and cookies of `/` to all paths. `__Host-` requires the path /, so that browsers would send
+        the cookie to every other page of the host. A place with a path has `__Secure-` instead."""
         prefix = "" if not self.is_secure else "__Secure-" if self.path else "__Host-"
         return f"{prefix}{COOKIE}-{urlsplit(self.origin).port or 0}{self.path.replace('/', '.')}"
 

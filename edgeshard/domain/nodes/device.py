@@ -239,9 +239,9 @@ class Node:
     from it to nodes that can hold layers. It is `measuring` itself or them now.
     `profiles_beside_stages` were taken while it held stages, and are taken again when it holds
     none. `condition` is its machine's last report, None while it is away or older than a minute.
-    `labels` are set by an operator, or else by the agent. `twin_address` is where another agent
-    with the same identity tried to take its place in the last minutes: its state directory was
-    copied. It is "" if there is none.
+    `labels` are set by an operator, or else by the agent. If its state directory was copied,
+    `twin_address` is where another agent with the same identity tried to take its place in the last
+    minutes, else "".
     """
 
     node_id: NodeId

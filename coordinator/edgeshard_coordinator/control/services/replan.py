@@ -114,7 +114,7 @@ def _movable(state: State, name: DeploymentName) -> DeploymentRecord:
 
 
 def _planned(state: State, record: DeploymentRecord, plan: Replan) -> _Planned:
-    # Packed units of nodes decide where a deployment moves, not whether. A disk's figures always differ a little.
+    # Packed units of nodes decide where a deployment moves, not whether. A disk's figures always differ slightly.
     nodes = tuple(replace(node, packed=(), disk=None) for node in state.candidates(record.name))
     return _Planned(record.uid, nodes, state.measured, plan)
 

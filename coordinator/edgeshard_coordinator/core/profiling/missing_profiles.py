@@ -80,8 +80,8 @@ def serving(state: State) -> frozenset[NodeId]:
 
 
 def begun(state: State, now: float) -> State:
-    """The state in which a measurement of the first node is to begin that lacks a wanted profile,
-    and may be measured now: one that does not serve, if there is one.
+    """The state that begins to measure the first node that lacks a wanted profile and may be
+    measured now: one that does not serve, if there is one.
 
     The same state object if there is none. Each attempt counts when it begins.
     """
