@@ -45,8 +45,9 @@ def make_app(
     origins: Origins = NOBODY,
     pages: Pages | None = None,
 ) -> ASGIApp:
-    """The application. `/metrics` shows `site_metrics` too. `local_only` refuses requests that pages of other sites
-    have a browser send to this machine, but for pages of `origins`. `pages` are for people, beside it."""
+    """The application. `/metrics` shows `site_metrics` too. `local_only` refuses requests that
+    pages of other sites have a browser send to this machine, except pages of `origins`. `pages` are
+    for people, separate from it."""
     metrics = HttpMetrics(site_metrics)
     app = FastAPI(title="EdgeShard", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(EdgeShardError, _refused)

@@ -24,10 +24,11 @@ class Backend(Protocol):
         """
 
     def stored(self, model: str) -> StoredModel | None:
-        """The model of a deployment as it lies in the store; None where it is unknown."""
+        """The stored model of a deployment; None if it is unknown."""
 
     def added_at(self, model: str) -> float:
-        """The seconds since 1970 at which the model of a deployment came into the store; 0 where they are unknown."""
+        """The seconds since 1970 at which the model of a deployment was added to the store; 0 if
+        they are unknown."""
 
     def generate(self, model: str, generation: Generation, identity: str) -> AsyncGenerator[GenerationEvent, None]:
         """The events of one request; closing the generator cancels it on every node."""

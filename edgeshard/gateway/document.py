@@ -156,7 +156,7 @@ def refusals_of(*, ollama: bool = False) -> dict[int | str, dict[str, Any]]:
 
 
 OPEN: dict[str, Any] = {"security": []}
-"""FastAPI's `openapi_extra` of a route that asks for no key."""
+"""FastAPI's `openapi_extra` of a route that requires no key."""
 
 
 def body_of(form: type[BaseModel]) -> dict[str, Any]:

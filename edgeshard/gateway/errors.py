@@ -70,7 +70,7 @@ def error_body(message: str, kind: str, param: str | None = None, code: str | No
 
 
 def error_response(error: EdgeShardError, path: str = "") -> Response:
-    """The error as an answer to a request for `path`, with Retry-After where a retry may help."""
+    """The error as an answer to a request for `path`, with Retry-After if a retry may help."""
     headers = {"x-should-retry": "true" if error.retry_after_s is not None else "false"}
     if error.retry_after_s is not None:
         headers |= {

@@ -39,7 +39,7 @@ class Origins:
         return origin is not None and (self.any or origin in self._allowed)
 
     def is_preflight(self, method: str, headers: Headers) -> bool:
-        """Whether a browser asks for the rights of such a page."""
+        """Whether a browser requests the rights of such a page."""
         return method == "OPTIONS" and "access-control-request-method" in headers and self.allows(headers)
 
     def headers(self, headers: Headers) -> list[tuple[bytes, bytes]]:

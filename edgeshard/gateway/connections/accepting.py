@@ -75,7 +75,7 @@ class Door(socket.socket):
         return self._guests[transport.get_extra_info("socket").fileno()]
 
     def showed_key(self, guest: Guest, identity: str) -> bool:
-        """Note a request with the key of `identity`. False where that has too many connections, all busy."""
+        """Note a request with the key of `identity`. False if that has too many connections, all busy."""
         going = self.crowd.showed_key(guest.fileno(), identity)
         if going == guest.fileno():
             return False

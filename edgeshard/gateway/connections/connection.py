@@ -1,5 +1,7 @@
-"""A connection of the gateway, with limits. uvicorn bounds neither the time of a request's head nor that of taking an
-answer, and h11 reads more than HTTP allows; and a client without a key can open one."""
+"""A connection of the gateway, with limits.
+
+uvicorn does not bound the time to read a request's head or to write an answer, and h11 reads more
+than HTTP allows. A client without a key can open a connection."""
 
 from __future__ import annotations
 
@@ -104,7 +106,7 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         _cancel(self._head)
-        super().connection_lost(exc)  # which has writing go on
+        super().connection_lost(exc)  # which continues writing
         _cancel(self._stalled)
 
     def data_received(self, data: bytes) -> None:

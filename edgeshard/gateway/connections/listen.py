@@ -74,7 +74,7 @@ class HttpListen:
             ) from None
 
     def version(self) -> tuple[int, ...]:
-        """A value that changes with the files and with their permissions; () where one is gone."""
+        """A value that changes with the files and with their permissions; () if one is gone."""
         assert self.cert is not None and self.key is not None
         try:
             found = [path.stat() for path in (self.cert, self.key)]
@@ -94,7 +94,7 @@ def is_loopback_name(host: str) -> bool:
 
 
 def host_of(url: str) -> str:
-    """The host of a URL, "" where it names none."""
+    """The host of a URL, "" if it names none."""
     try:
         return urlsplit(url).hostname or ""
     except ValueError:

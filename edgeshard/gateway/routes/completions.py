@@ -147,7 +147,7 @@ class _Choice:
     scored: list[tuple[str, float | None, dict[str, float] | None, int]] = field(default_factory=list)
 
     def score(self, text: str, logprob: float | None, top: dict[str, float] | None) -> None:
-        """Add a token; its log-probability is None where nothing came before it."""
+        """Add a token; its log-probability is None if it is the first."""
         self.scored.append((text, logprob, top, self.offset))
         self.offset += len(text)
 

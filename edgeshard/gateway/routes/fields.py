@@ -44,7 +44,7 @@ FirstFault = Field(fail_fast=True)
 
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 Items = Annotated[list[dict[str, Any]], FirstFault]
-"""Messages, tools and the like, whose own form is checked where they are used."""
+"""Messages, tools and the like, whose own form is checked when they are used."""
 Tools = Annotated[Items, Field(max_length=MAX_TOOLS)]
 
 
@@ -132,7 +132,7 @@ _OPTIONS = {item.name: item for owner in (Sampling, Generation) for item in opti
 
 
 def bounded(name: str, *, low: int | None = None, description: str | None = None) -> Any:
-    """A field with the bounds that an option of generation has, None where it is left out; `low` is the API's own."""
+    """A field with the bounds that an option of generation has, None if it is left out; `low` is the API's own."""
     item = _OPTIONS[name]
     bounds = item.option.constraints if low is None else item.option.constraints | {"ge": low}
     if item.kind is float:
@@ -256,7 +256,7 @@ class JsonSchemaFormat(RequestModel):
 
 
 def schema_guide(schema: dict[str, Any], open_objects: bool | None, field: str) -> Guide:
-    """The guide of an answer by a JSON schema, closed but for `open_objects`. A null keyword is as if absent.
+    """The guide of an answer by a JSON schema, closed except for `open_objects`. A null keyword is as if absent.
 
     Raises InvalidArgumentError naming `field` for a schema that is too large.
     """
@@ -270,7 +270,7 @@ class ResponseFormat(RequestModel):
     json_schema: JsonSchemaFormat | None = None
 
     def guide(self, open_objects: bool | None) -> Guide | None:
-        """The guide that the format asks for. Raises InvalidArgumentError for contradicting fields."""
+        """The guide that the format requests. Raises InvalidArgumentError for contradicting fields."""
         if (self.json_schema is not None) != (self.type == "json_schema"):
             raise InvalidArgumentError(
                 "response_format: json_schema goes with its type, and with no other", field="response_format"
@@ -294,7 +294,7 @@ class GuidedFields(SamplingFields):
     )
 
     def form(self) -> tuple[str, Guide | None]:
-        """The name of the API's own field for the answer's form, and the guide that it asks for."""
+        """The name of the API's own field for the answer's form, and the guide that it requests."""
         return "", None
 
     def guide(self) -> Guide | None:

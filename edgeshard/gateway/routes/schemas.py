@@ -1,7 +1,8 @@
 """JSON schemas of requests: their size, and their objects, closed where the schema leaves open whether they are.
 
-By the standard an object may have any keys that its schema does not name, and a model that is held to no more than that
-writes further ones without end. A schema for an answer means the keys that it names.
+By the standard an object may have any keys that its schema does not name, and a model under only
+that constraint writes further ones without end. A schema for an answer means the keys that it
+names.
 """
 
 from __future__ import annotations
@@ -96,10 +97,11 @@ def _too_much(field: str, what: str) -> InvalidArgumentError:
 def closed(schema: Schema, max_steps: int = MAX_STEPS) -> Schema:
     """A copy in which an object with `properties` has no others.
 
-    Left as they are: an object that says so itself (`additionalProperties`, `unevaluatedProperties`), one without
-    `properties`, whose keys are free, and one whose properties come from several schemas at once (as with allOf),
-    with all of these, since none of them knows the others' properties. Raises InvalidArgumentError naming `guide` if
-    that takes more than `max_steps`.
+    Some objects stay open: one that sets this itself (`additionalProperties`,
+    `unevaluatedProperties`), and one without `properties`, whose keys are free. So does one whose
+    properties are from several schemas at once (as with allOf), with all of these, since none of
+    them knows the others' properties. Raises InvalidArgumentError naming `guide` if that takes more
+    than `max_steps`.
     """
     copy: Schema = json.loads(json.dumps(schema))
     walk = _Walk(max_steps)
@@ -181,7 +183,7 @@ def _schemas(values: Any) -> Iterator[Schema]:
 
 
 def _referred(node: Schema, root: Schema) -> Iterator[Schema]:
-    """The schema that `$ref` names, where it is one of this document."""
+    """The schema that `$ref` names, if it is in this document."""
     reference = node.get("$ref")
     if not isinstance(reference, str) or not reference.startswith("#"):
         return

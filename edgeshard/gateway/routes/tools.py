@@ -103,8 +103,9 @@ def _of_type(value: Any, kind: type[ValueT]) -> ValueT:
 def forced_call(offer: Offer, open_objects: bool | None) -> Guide | None:
     """The guide of an answer that must be a call: an object with the name of a tool and its arguments.
 
-    The arguments follow the tools' own schemas, closed but for `open_objects`. None if no call is required. Raises
-    InvalidArgumentError for a tool that is not there, and for schemas that are too large together.
+    The arguments follow the tools' own schemas, closed except for `open_objects`. None if no call
+    is required. Raises InvalidArgumentError for an unknown tool, and for schemas that are too large
+    together.
     """
     if not offer.is_forced:
         return None
@@ -175,7 +176,7 @@ class ForcedCall:
         return []
 
     def finish(self) -> list[AnswerDelta]:
-        """The call, or the text as content where it is no call, since there was no room for all of it."""
+        """The call, or the text as content if it is no complete call, since the token limit ended it."""
         text = "".join(self._text)
         try:
             call = json.loads(text)
