@@ -146,7 +146,7 @@ def token_of(
     timings: tuple[StageTiming, ...] = (),
     at_s: float = 0.0,
 ) -> Token:
-    """The token of a message; `timings` and `at_s` where it has none of its own."""
+    """The token of a message; `timings` and `at_s` are used if it has none of its own."""
     return Token(
         message.position,
         message.token,

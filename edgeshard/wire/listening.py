@@ -27,7 +27,7 @@ def listener_message_to_wire(message: ListenerMessage) -> pb.ListenRequest:
 
 
 def listener_message_from_wire(message: pb.ListenRequest) -> ListenerMessage | None:
-    """None for a message of a kind this version does not know."""
+    """The message; None if this version does not know its kind."""
     match message.WhichOneof("message"):
         case "listener":
             return ListenerHello(message.listener)

@@ -73,7 +73,7 @@ def is_answer(error: grpc.aio.AioRpcError) -> bool:
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError, target: str = "") -> EdgeShardError:
-    """The typed error behind a failed call; `target` is who was called, for the message."""
+    """The typed error for a failed call; `target` is the server, for the message."""
     for key, value in error.trailing_metadata() or ():
         if key == DETAILS_KEY:
             return _from_status(status_pb2.Status.FromString(value if isinstance(value, bytes) else value.encode()))

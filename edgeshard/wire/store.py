@@ -1,6 +1,6 @@
 """Manifests and blobs: message <-> value; manifests <-> JSON file.
 
-What comes in is checked as far as it can be without its blobs.
+Incoming values are checked as far as possible without their blobs.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ manifest_to_wire, _ = by_fields(ModelManifest, pb.Manifest)
 
 
 def manifest_from_wire(message: pb.Manifest) -> ModelManifest:
-    """A manifest whose names, digests, types and sizes are well formed, and unique where they must be.
+    """A manifest whose names, digests, types and sizes are well formed, and unique if they must be.
 
-    Raises InvalidArgumentError naming the field. Whether the tensors are those of the model: `validate_manifest`.
+    Raises InvalidArgumentError naming the field. `validate_manifest` checks whether the tensors are the model's.
     """
     name = ModelName(check_name(message.name, "name"))
     if len(message.config_json.encode()) > CONFIG_LIMIT_BYTES:
