@@ -21,7 +21,7 @@ class Denials:
         self._followers.append(changed)
 
     def replace(self, denials: Iterable[Denial]) -> None:
-        """Refuse these from now on, and nobody else. Their open calls end."""
+        """From now on refuse only these. Their open calls end."""
         self._accepted = {denial.principal: denial.accepted for denial in denials}
         for changed in self._followers:
             changed()

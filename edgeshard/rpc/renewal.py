@@ -16,7 +16,7 @@ from edgeshard.rpc.tls import TlsFiles
 from edgeshard.rpc.tls_files import write_private
 
 log = logging.getLogger(__name__)
-"""A standard logger: applications log as they like, and a daemon sends it where its own lines go."""
+"""A standard logger: applications log as they like, and a daemon sends it to its own log."""
 
 Renew = Callable[[bytes], Awaitable[tuple[bytes, bytes]]]
 """Takes a certificate signing request in PEM; returns a certificate and the authorities to trust, both in PEM."""
@@ -58,9 +58,9 @@ async def renew_now(files: TlsFiles, renew: Renew) -> None:
 def adopted(given: TlsFiles, directory: Path) -> TlsFiles:
     """The files that a daemon uses and renews: they are in `directory`, since the given ones may be read-only.
 
-    A certificate in `directory` is used as long as it is of the key and newer than the given one. The authorities are
-    those of the last renewal, unless others were given since. Raises InvalidArgumentError naming `state-dir` where
-    nothing can be written.
+    A certificate in `directory` is used while it belongs to the key and is newer than the given
+    one. The authorities are from the last renewal, unless others were given since. Raises
+    InvalidArgumentError naming `state-dir` if nothing can be written.
     """
     kept = TlsFiles(directory / "ca.pem", directory / "cert.pem", given.key)
     if given.cert == kept.cert:
