@@ -1,4 +1,5 @@
-"""Arguments of the SDK by their types: Python does not check them, and what a library below says of one is no help."""
+"""Checks of the SDK's arguments by their types. Python does not check them, and the errors of the
+libraries below would be no help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Many requests at once: so many at a time, each with a result or an error of its own, in the order they were given."""
+"""Many requests with limited concurrency, each with a result or an error of its own, in the order
+they were given."""
 
 from __future__ import annotations
 

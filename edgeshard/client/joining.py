@@ -34,9 +34,10 @@ DISCOVERY_S = 10.0
 async def enrol(invitation: Invitation, key: EllipticCurvePrivateKey) -> tuple[bytes, bytes]:
     """The certificate of the invitation's principal for a key, and whom to trust, both in PEM.
 
-    The invitation says whom to trust: its secret is not sent before whoever answers has proved to be the site's
-    coordinator. Only a request that the key has signed leaves this machine. Raises FailedPreconditionError for a clock
-    that is wrong, DeniedError for a token that is not good and for a site that is not the token's, UnavailableError.
+    The invitation identifies the site: its secret is not sent before the server has proved to be
+    the site's coordinator. Only a request that the key has signed leaves this machine. Raises
+    FailedPreconditionError if the clock is wrong, DeniedError if the token is invalid or the site
+    is not the token's, UnavailableError.
     """
     authority = await _authority(invitation)
     check_clock(authority, now())
@@ -52,9 +53,10 @@ async def enrol(invitation: Invitation, key: EllipticCurvePrivateKey) -> tuple[b
 async def located(invitation: Invitation, timeout_s: float = DISCOVERY_S) -> Invitation:
     """The invitation with its site's addresses. One that has none is looked for on this machine's networks.
 
-    Whoever announces the site there is believed only after proving to have a certificate of the authority that the
-    invitation names; all who announce it are asked at the same time. Raises FailedPreconditionError without the
-    discovery extra, UnavailableError where nobody has proved it in `timeout_s` seconds.
+    A server that announces the site is trusted only after proving to have a certificate of the
+    authority that the invitation names. All such servers are queried at the same time. Raises
+    FailedPreconditionError without the discovery extra, UnavailableError if no server has proved it
+    in `timeout_s` seconds.
     """
     if invitation.has_address:
         return invitation
@@ -102,8 +104,8 @@ async def _proven(invitation: Invitation, coordinator: str, enrolment: str) -> I
 async def _authority(invitation: Invitation) -> bytes:
     """The certificate in PEM that the invitation has the digest of.
 
-    Anybody may be the one who is asked, so nothing is believed but what the digest proves; nor is anything said. Raises
-    FailedPreconditionError for a clock outside the certificate that is shown.
+    Any machine may answer, so only what the digest proves is trusted, and no secret is sent. Raises
+    FailedPreconditionError if the clock is outside the validity of the certificate.
     """
     where = f"the site at {invitation.enrolment}"
     address = split_address(invitation.enrolment)

@@ -1,7 +1,8 @@
 """The client's end of a listener: one stream brings the tokens of all its requests.
 
-A request is a call of its own all the same, which refuses, starts, cancels and ends it. Whether its tokens come by the
-call or by the listener is the coordinator's choice, told with its start: one that knows no listeners ignores them.
+A request is still a call of its own, which refuses, starts, cancels and ends it. The coordinator
+chooses whether its tokens arrive by the call or by the listener, and reports that with its start. A
+coordinator that knows no listeners ignores them.
 """
 
 from __future__ import annotations
@@ -56,17 +57,17 @@ class Inbox:
         call.add_done_callback(lambda _: self._wake.set())
 
     async def next(self) -> Token | Finished:
-        """The next event. Raises the error that the request ended with, AioRpcError where its call has."""
+        """The next event. Raises the error that the request ended with, AioRpcError if its call has ended."""
         call = self._call
         assert call is not None
         while True:
             if self._events:
                 return self._take()
             if self.broken is not None:
-                # A connection that is lost ends the call too, which says more.
+                # A lost connection ends the call too, and the call's error has more details.
                 await asyncio.wait({asyncio.ensure_future(call.code())}, timeout=_CALL_ENDS_S)
             if call.done():
-                await call.read()  # raises unless it ended well, behind the last event
+                await call.read()  # raises unless it ended well, after the last event
             if self.broken is not None:
                 raise self.broken
             await self._wake.wait()
@@ -153,4 +154,4 @@ class ListenerStream:
                 self._untold_wake.clear()
                 await self._untold_wake.wait()
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
-            pass  # the reading end says why
+            pass  # the reading end raises the reason

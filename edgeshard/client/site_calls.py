@@ -88,7 +88,7 @@ class SiteCalls(Calls):
         await self._identity("Revoke", identity_pb2.RevokeRequest(role=role, id=name))
 
     async def remove_node(self, node: str) -> None:
-        """Take a node (its name or id) out of the site; deployments go on without it. Raises NotFoundError."""
+        """Remove a node (its name or id) from the site; deployments continue without it. Raises NotFoundError."""
         await self._identity("RemoveNode", identity_pb2.RemoveNodeRequest(node=node))
 
     async def create_key(
@@ -100,7 +100,7 @@ class SiteCalls(Calls):
         requests: int | None = None,
         metrics: bool = False,
     ) -> tuple[ApiKey, str]:
-        """An API key for the HTTP gateway, and its text, which nobody can be shown again.
+        """An API key for the HTTP gateway, and its text, which cannot be shown again.
 
         `models` are the deployments and models it may use (all, when none is named); `requests` are those at once.
         With `metrics` it reads all metrics of the site. Raises AlreadyExistsError for a name that has a key.
@@ -141,7 +141,8 @@ class SiteCalls(Calls):
         return node_details_from_wire(await self._admin("GetNode", admin_pb2.GetNodeRequest(node=name)))
 
     async def label_node(self, node: str, labels: Mapping[str, str], removed: Sequence[str] = ()) -> Node:
-        """Set labels of a node (its name or id) and remove those of some keys, also the agent's own; returns the node.
+        """Set labels of a node (its name or id) and remove the labels of some keys, also the
+        agent's own; returns the node.
 
         They outlive restarts of both daemons. Raises NotFoundError, InvalidArgumentError for what is no label.
         """
@@ -159,8 +160,9 @@ class SiteCalls(Calls):
     async def drop_packed(self, node: str, ids: Sequence[str] | None = None) -> tuple[PackedUnit, ...]:
         """Remove packed units of a node (its name or id) by their ids, or all that are not in use.
 
-        Returns those that were asked for: one that is in use is still there, the others are gone. Where an id is not
-        there, raises NotFoundError and removes none; raises otherwise as `packed_units`.
+        Returns the requested units: one that is in use is still there, the others are gone. If an
+        id does not exist, raises NotFoundError and removes none; raises otherwise as
+        `packed_units`.
         """
         if ids is not None and not ids:
             return ()
@@ -184,9 +186,10 @@ class SiteCalls(Calls):
     ) -> AsyncGenerator[NodeProgress, None]:
         """Have nodes (names or ids; all that are connected when none is named) measure themselves and their links.
 
-        Without `model` only links are measured. `quick` takes fewer points; `again` measures although a profile of the
-        same node and shape is remembered; `quantisation` measures weights kept as small integers. A node that cannot be
-        measured says so in its last `NodeProgress`, and the others go on. Leaving the loop ends the progress, not the
+        Without `model` only links are measured. `quick` takes fewer points; `again` measures
+        although a profile of the same node and shape is remembered; `quantisation` measures weights
+        kept as small integers. A node that cannot be measured reports the reason in its last
+        `NodeProgress`, and the others continue. Leaving the loop ends the progress, not the
         measurement.
 
         Raises NotFoundError for an unknown model or node, UnavailableError when the coordinator goes away.
@@ -222,7 +225,7 @@ class SiteCalls(Calls):
 
         `source` is a Hugging Face directory, a GGUF file, or `OWNER/NAME[@REVISION]` of the Hub (docs/models.md).
 
-        Only what the store lacks is sent, and an interrupted upload goes on where it stopped. See
+        Only data that the store lacks is sent, and an interrupted upload resumes. See
         `edgeshard.client.models.add_model` for the errors and for `progress`.
         """
         from edgeshard.client import models
