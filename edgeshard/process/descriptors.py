@@ -15,7 +15,7 @@ def raise_descriptor_limit() -> int:
 
     Children inherit the limit. Many systems begin with 1,024, and one host can open more connections than that.
     """
-    import resource  # not where edgectl alone runs on a system without it
+    import resource  # missing if only edgectl runs, on a system without it
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)

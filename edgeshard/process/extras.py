@@ -1,4 +1,4 @@
-"""Extras of EdgeShard that are installed, told without importing them."""
+"""Extras of EdgeShard that are installed, detected without importing them."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ class _Period:
 class Folds:
     """Lines of one name pass `MOST_LINES` times in `PERIOD_S` from the first of them; the others are counted.
 
-    Without the limit a caller could fill the disk, for example by connections that cannot be accepted. `MOST_NAMES`
-    names are told apart at a time; all further names count as one.
+    Without the limit a caller could fill the disk, for example by connections that cannot be
+    accepted. `MOST_NAMES` names are distinguished at a time; all further names count as one.
     """
 
     MOST_LINES = 100

@@ -1,8 +1,8 @@
 """Steps of `edgectl install` and `edgectl uninstall` on a machine, as values. Pure: the command takes them
 (`edgeshard.cli.commands.site.install`).
 
-An installation keeps a record of what it made, in a file beside the daemon's configuration. A file that is not as the
-record says was changed by hand, and is neither written nor removed.
+An installation keeps a record of what it made, in a file next to the daemon's configuration. A file
+that differs from the record was changed by hand, and is neither written nor removed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Choices of an operator; "" where one was not made.
+    """Choices of an operator; "" if one was not made.
 
-    `programs` is the directory of the daemons, `credentials` that of the TLS files. `name`, `coordinator`, `memory`,
-    `device`, `advertise` and `labels` are of an agent; `ca_key` and `enrol_listen`, with which a site makes
-    certificates, and `wheels`, by which machines without EdgeShard join, of a coordinator.
+    `programs` is the directory of the daemons, `credentials` the directory of the TLS files.
+    `name`, `coordinator`, `memory`, `device`, `advertise` and `labels` are an agent's. A
+    coordinator has `ca_key` and `enrol_listen`, with which a site makes certificates, and `wheels`,
+    by which machines without EdgeShard join.
     """
 
     listen: str
@@ -101,7 +102,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class RemoveDirectory:
-    """Remove a directory where it is empty, or with all that is in it where `whole`."""
+    """Remove a directory if it is empty, or with all its content if `whole`."""
 
     path: str
     whole: bool = False
@@ -201,7 +202,8 @@ def interesting(daemon: Daemon, options: Options, record: Record | None) -> set[
 
 
 def install_steps(daemon: Daemon, options: Options, record: Record | None, found: Found) -> list[Step]:
-    """Steps that lay out missing files and renew those that were not changed by hand; none where all is laid out."""
+    """Steps that install missing files and renew those that were not changed by hand; empty if
+    nothing is missing."""
     before = record or Record(options, user=not found.user)
     wanted = files(daemon, options)
     parents = {str(parent) for path in wanted for parent in PurePosixPath(path).parents}
@@ -256,7 +258,7 @@ def uninstall_steps(daemon: Daemon, record: Record, found: Found, *, purge: bool
     remaining = [*left, record_path(daemon)] if left or keeps_state else []
     in_use = tuple(path for path in record.directories if any(file.startswith(f"{path}/") for file in remaining))
     if remaining:
-        # What another run needs to know.
+        # State for the next run.
         content = to_text(replace(record, files=left, directories=in_use))
         if found.files.get(record_path(daemon)) != digest(content):
             steps.append(Write(record_path(daemon), content))

@@ -85,7 +85,7 @@ def tell_ready(text: str) -> None:
 
 
 def report_failure(error: EdgeShardError) -> None:
-    """Say on stderr why this daemon cannot go on."""
+    """Print on stderr why this daemon cannot continue."""
     prefix = f"<{_JOURNAL_ERROR}>" if stderr_is_journal() else ""
     sys.stderr.write(f"{prefix}error: {escaped(error.message, _OWN_LINES)}\n")
 
@@ -93,7 +93,7 @@ def report_failure(error: EdgeShardError) -> None:
 class _FoldingHandler(logging.StreamHandler[TextIO]):
     """Leaves out lines that come too often, at any level but debug.
 
-    It tells their number after their minute, with the next line of any kind.
+    It logs their number after their minute, with the next line of any kind.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -125,7 +125,7 @@ class _JournalFormatter(structlog.stdlib.ProcessorFormatter):
 def configure_logging(level: str) -> None:
     """Send structlog and the standard library's logging to stderr, from `level` ("debug" to "error") up.
 
-    "debug" is for our own packages: other libraries say a lot then, and nobody has checked that it is fit for a log.
+    "debug" is for our own packages: other libraries log much then, and their lines are not checked for secrets.
     """
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,

@@ -27,7 +27,7 @@ class Notifier:
     def from_environment(cls, environment: MutableMapping[str, str] = os.environ) -> Self:
         """A notifier connected to NOTIFY_SOCKET. Removes the variables: a child must not speak for this process.
 
-        Raises FailedPreconditionError where nobody listens there.
+        Raises FailedPreconditionError if no process listens there.
         """
         given = {name: environment.pop(name, "") for name in _OURS}
         address, microseconds = given["NOTIFY_SOCKET"], given["WATCHDOG_USEC"]

@@ -20,7 +20,7 @@ def end_with(parent: int | None) -> None:
     """
     if parent is None or sys.platform != "linux":
         return
-    # Asked by the child itself: code between fork and exec would run beside the locks of the parent's other threads.
+    # Called by the child itself: code between fork and exec would run with the locks of the parent's other threads.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -91,7 +91,7 @@ def _open_closed() -> None:
 
 
 def _text(raw: io.FileIO, stream: TextIO | None) -> io.TextIOWrapper:
-    """A text stream over a file, as Python made `stream` (None for one that was closed)."""
+    """A text stream over a file, as Python made `stream` (None if it was closed)."""
     buffer = io.BufferedWriter(raw)
     if not isinstance(stream, io.TextIOWrapper):
         return io.TextIOWrapper(buffer, encoding="utf-8", errors="backslashreplace", line_buffering=True)
