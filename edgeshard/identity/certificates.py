@@ -17,7 +17,7 @@ BACKDATED = timedelta(hours=1)
 """A certificate is valid since before it was made, for the clocks of nodes differ."""
 
 UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion)
-"""What the library raises for bytes that are none of what it is asked for."""
+"""Errors of the library for bytes that are not of the requested kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Validity:
 
 
 def principal_of(certificate_pem: bytes) -> Principal:
-    """Who a certificate speaks of. Raises InvalidArgumentError with reason NO_ROLE where it says nothing of it."""
+    """The principal in a certificate. Raises InvalidArgumentError with reason NO_ROLE if it has none."""
     try:
         certificate = x509.load_pem_x509_certificate(certificate_pem)
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
