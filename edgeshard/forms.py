@@ -41,10 +41,11 @@ class Form(NamedTuple):
 class Forms:
     """The forms of values that are kept on a disk or sent to another process of one's own.
 
-    A class becomes an object of its fields, in a union of several with its name under "type". What an earlier version
-    did not write takes its default, and what a later one wrote besides is passed over. What comes in is checked:
-    `Annotated[T, check]` has callables that take a value and its path and return the value, and a class may have a
-    method `check()`; both raise InvalidArgumentError.
+    A class becomes an object of its fields, in a union of several with its name under "type".
+    Fields that an earlier version did not write take their defaults, and unknown fields of a later
+    one are ignored. Incoming values are checked: `Annotated[T, check]` has callables that take a
+    value and its path and return the value, and a class may have a method `check()`. Both raise
+    InvalidArgumentError.
 
     A refusal calls the whole `what`, and ends with `remedy`. `only` has the fields that are kept of some classes.
     """
@@ -89,7 +90,7 @@ class Forms:
     # What policies differ in
 
     def hints(self, kind: type, where: str) -> Mapping[str, Any]:
-        """The types of a class's fields by their names; `where` says in a TypeError where the class is."""
+        """The types of a class's fields by their names; `where` locates the class in a TypeError."""
         hints = hints_of(kind, include_extras=True)
         return {name: hints[name] for name in self._only.get(kind, field_names(kind))}
 
@@ -256,7 +257,8 @@ class _Walk:
             raise self._policy.refused(f"{path}.{error.field}", why) from None
 
     def _union(self, members: tuple[Any, ...], where: str) -> Form:
-        """One of several classes, told by their names; or None; or of one other type, such as an error of any class."""
+        """One of several classes, distinguished by their names, None, or one other type, such as an
+        error of any class."""
         classes = [kind for kind in members if is_object(kind)]
         has_tag = self._policy.exact or len(classes) + (EdgeShardError in members) > 1
         forms = _Told()

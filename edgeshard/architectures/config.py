@@ -38,7 +38,7 @@ _NEAR = 0.75
 class Decoder:
     """The config.json of a model that runs: its family's record, the fields of its decoder, its shape.
 
-    `context` is that of the longest request: the model's limit, or a deployment's own.
+    `context` is the longest request's: the model's limit, or a deployment's own.
     """
 
     architecture: Architecture

@@ -1,7 +1,8 @@
 """GGUF files of llama.cpp's converter: its changes to a family's checkpoint, and its metadata as a config.json. Pure.
 
-The converter puts rows of queries and keys of its `llama` into another order, and adds 1 to the norms of gemma. A
-family's record says so; a family has a `Gguf` only where all of its changes are undone.
+The converter puts rows of queries and keys of its `llama` into another order, and adds 1 to the
+norms of gemma. A family's record lists these changes; a family has a `Gguf` only if all of its
+changes are undone.
 """
 
 from __future__ import annotations
@@ -125,9 +126,9 @@ FOUR_NORMS = {
 class Gguf:
     """The form in which llama.cpp writes a family; the record's name is its `general.architecture`.
 
-    `norms` maps its names of a block's norms, all but the first, to the checkpoint's. With `permuted`, rows of queries
-    and keys are in its own order. With `unit_norms`, norms are 1 more than in the checkpoint. `config` gives the keys
-    of config.json beside the sizes.
+    `norms` maps its names of a block's norms, all except the first, to the checkpoint's. With
+    `permuted`, rows of queries and keys are in its own order. With `unit_norms`, norms are 1 more
+    than in the checkpoint. `config` returns the keys of config.json other than the sizes.
     """
 
     norms: Mapping[str, str] = field(default_factory=lambda: TWO_NORMS)

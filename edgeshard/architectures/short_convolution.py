@@ -1,4 +1,4 @@
-"""What families with short convolutions have in common: their layers' types, tensors, states and checks. Pure."""
+"""Shared parts of families with short convolutions: their layers' types, tensors, states and checks. Pure."""
 
 from __future__ import annotations
 

@@ -73,8 +73,8 @@ class ChatTemplate:
     ) -> str:
         """The prompt's text.
 
-        Raises InvalidArgumentError naming `messages` where the template refuses them or the text is too long, and
-        UnsupportedModelError naming `chat_template` where it is none or fails.
+        Raises InvalidArgumentError naming `messages` if the template refuses them or the text is
+        too long, and UnsupportedModelError naming `chat_template` if it is no template or fails.
         """
         values = {
             **self._special_tokens,
@@ -108,7 +108,7 @@ class ChatTemplate:
             ) from None
         except MemoryError:
             raise _broken("takes too much memory", "TEMPLATE_EXHAUSTED") from None
-        except Exception as error:  # Whatever its expressions may raise; it is no code of ours.
+        except Exception as error:  # Its expressions may raise anything; they are no code of ours.
             raise _broken(f"fails on these messages: {type(error).__name__}: {str(error)[:500]}") from None
         return "".join(pieces)
 

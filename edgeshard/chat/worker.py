@@ -31,7 +31,7 @@ RENDER_LIMIT_BYTES = 384 << 20
 TOKENISE_LIMIT_BYTES = 1 << 30
 """The same for a prompt's tokens: the library takes 130 for each byte that it looks for tokens in, so 8 MiB of them."""
 MODELS_KEPT = 4
-"""With their tokenizers, each up to some hundred MB."""
+"""Models kept with their tokenizers, each up to some hundred MB."""
 
 
 class Worker:

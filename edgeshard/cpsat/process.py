@@ -47,10 +47,10 @@ def check_installed(field: str, what: str) -> None:
 
 
 class CpSat:
-    """A `planning.solvers.linear.Prover` with so many seconds for all that it is asked. A context manager.
+    """A `planning.solvers.linear.Prover` with a time limit in seconds for all queries. A context manager.
 
-    `field` names what a user asked with, in errors. What is asked when the seconds are spent gets the bound that can be
-    had at once.
+    `field` names the user's option in errors. A query after the time limit gets the bound that is
+    available at once.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class CpSat:
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None where there is none."""
+        """The id of the process; None if there is none."""
         return None if self._process is None else self._process.pid
 
     def ask(self, question: Question) -> Answer:
@@ -113,7 +113,7 @@ class CpSat:
         return self._process
 
     def _exchanged(self, process: subprocess.Popen[bytes], line: bytes, wall_s: float) -> bytes:
-        """The line that answers. Ends the process and raises where none comes."""
+        """The line of the answer. Ends the process and raises if none arrives."""
         assert process.stdin is not None and process.stdout is not None
         until_s = time.monotonic() + wall_s + _LATE_S
         parts = list[bytes]()

@@ -1,12 +1,13 @@
 """A question about all cuts (`planning.solvers.linear`) as an integer program for CP-SAT.
 
-A cut is a path through (layer, node): one variable for "node j holds blocks [a, b)" where that keeps j's memory, one
-for "j hands over to k after block b". What ends on a node goes out from it, what comes in begins there, and a node
-holds one range at most.
+A cut is a path through (layer, node). There is one variable for "node j holds blocks [a, b)" if
+that keeps j's memory, and one for "j hands over to k after block b". A flow that ends on a node
+leaves it, a flow that enters begins there, and a node holds one range at most.
 
-Times are whole units, rounded down, of which the goal has at least 1 / UNIT: so a bound is never above the truth, and
-below it by no more than `linear.ROUNDING`. What cannot be part of a cut below the best one known is left out
-(`walks_through`), with the first good cut found as well, which is what keeps programs small.
+Times are whole units, rounded down, of which the goal has at least 1 / UNIT. So a bound is never
+above the truth, and below it by no more than `linear.ROUNDING`. Variables that cannot be part of a
+cut below the best known one are left out (`walks_through`), as they are for the first good cut.
+This keeps programs small.
 
 Source of the form: the flow of a path with side constraints (docs/papers.md#plans-under-rules).
 """
@@ -66,7 +67,7 @@ class Effort:
 
 
 def answer(question: Question, effort: Effort) -> Answer:
-    """The best cut and a proven bound, within the effort; a bound alone where none was found in it."""
+    """The best cut and a proven bound, within the effort; only a bound if no cut was found in it."""
     relaxed = _Relaxed(question)
     bound = max(relaxed.bound_s, 0.0)
     if bound >= question.below:
@@ -271,7 +272,8 @@ class _Program:
                     model.add(sum(beginning[node, end]) == sum(coming[node, end]))
             model.add(sum(ending[node, instance.layers]) == self.returns[node])
         for end in range(1, instance.layers):
-            # Every block is held once, which follows; said, it makes the linear relaxation closer.
+            # Every block is held once. This follows from the rest, but makes the linear relaxation
+            # closer if stated.
             over = [chosen for held, chosen in self.held.items() if held.first < end <= held.end]
             model.add_exactly_one(over)
         model.add_exactly_one(self.returns)

@@ -1,8 +1,9 @@
 """The newest events of a state machine, with the state before them: what replays to the state there is now.
 
-Entries are references to frozen values, so recording costs next to nothing; they become text only in a dump. They stand
-in segments, each with the state before its first entry, and the oldest segment goes when there are too many entries or
-bytes. Of a segment that goes, the events that are not routine stay for a while: they can be read, but not replayed.
+Entries are references to frozen values, so recording costs next to nothing; they become text only
+in a dump. They are in segments, each with the state before its first entry. The oldest segment is
+dropped if there are too many entries or bytes. The events of a dropped segment that are not routine
+stay for a while: they can be read, but not replayed.
 """
 
 from __future__ import annotations
