@@ -250,7 +250,7 @@ def _write_settings(backup: Backup, made: Path, directory: Path, state_dir: Path
 
 
 def _staging(target: Path) -> Path:
-    """A new directory next to the target, for its owner alone."""
+    """A new directory next to the target, for only its owner."""
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     return Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
 

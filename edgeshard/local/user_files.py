@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 from edgeshard.process.software.distribution import program_words
 
 AGENT_PORT, AGENT_PORTS = 7610, 32
-"""The port at which a node listens for its neighbours, and how many from there on are tried where it is taken."""
+"""The port at which a node listens for its neighbours, and the number of ports from there that are
+tried if it is taken."""
 
 
 def state_home() -> Path:

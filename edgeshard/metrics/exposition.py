@@ -44,7 +44,7 @@ class Metrics:
             self._registry.register(_Reading(collect))
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
-        """The text and its content type, in the format that a scraper's Accept header asks for."""
+        """The text and its content type, in the format that a scraper's Accept header requests."""
         return encoded(self.collected(), accept)
 
     async def exposed(self, accept: str = "") -> tuple[bytes, str]:

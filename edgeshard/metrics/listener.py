@@ -44,7 +44,8 @@ class MetricsListener:
         self._open = 0
 
     async def start(self) -> str:
-        """Listen. Returns the address with its real port, '' for nowhere; raises UnavailableError where it is taken."""
+        """Listen. Returns the address with its real port, '' if it does not listen; raises
+        UnavailableError if it is taken."""
         if self._address is None:
             return ""
         host, port = split_address(self._address, "metrics-listen")
@@ -114,7 +115,7 @@ class MetricsListener:
         return "200 OK", kind, text
 
     def _denied(self, writer: asyncio.StreamWriter) -> str:
-        """The reason why the holder of the certificate may not read; '' where it may."""
+        """The reason why the holder of the certificate may not read; '' if it may."""
         pem = ssl.DER_cert_to_PEM_cert(writer.get_extra_info("ssl_object").getpeercert(binary_form=True)).encode()
         try:
             principal = principal_of(pem)

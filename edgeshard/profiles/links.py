@@ -86,8 +86,9 @@ _REMEMBERED = 15
 class Arrivals:
     """Measures the link at the receiver, from the parts of one step.
 
-    Parts of a step are sent back to back, so the parts behind the first arrive as fast as the link carries them,
-    however long the step waited before. (The sender sees only how fast its own buffers take them.)
+    Parts of a step are sent back to back. So the parts after the first arrive as fast as the link
+    carries them, whatever the step waited before. (The sender sees only how fast its own buffers
+    take them.)
     """
 
     def __init__(self) -> None:
