@@ -73,8 +73,8 @@ log = structlog.get_logger()
 LIBRARIES = ("grpcio", "protobuf", "pydantic")
 """Packages whose versions a dump names."""
 MOST_MEMBERS, MOST_JOINERS = 4096, 1024
-"""Connections at the port of nodes, clients and operators, and at the one where processes join. With every one of
-them open the process is 300 MB larger."""
+"""Connections at the port of nodes, clients and operators, and at the port for joining. With every
+one of them open the process is 300 MB larger."""
 STOP_LIMIT_S = 1.8
 """Seconds that an orderly end takes at most; the disk is complete at any moment anyway."""
 
@@ -215,8 +215,8 @@ def _site(settings: CoordinatorSettings) -> _Site:
 async def _open_enrolment(
     settings: CoordinatorSettings, site: _Site, coordinator: Coordinator, address: str, most_connections: int
 ) -> tuple[EnrolmentServer | None, str]:
-    """The server where processes join, and its address, host:port; None and "" for nowhere. Raises UnavailableError
-    where the port is taken."""
+    """The server for joining, and its address, host:port; None and "" if there is none. Raises
+    UnavailableError if the port is taken."""
     if site.tls is None or site.membership is None or settings.enrol_listen is None:
         return None, ""
     server = EnrolmentServer(settings.enrol_listen, site.tls, CallAudit(site.audit), most_connections)
@@ -308,14 +308,14 @@ def _renewing(certificate: GatewayCertificate | None) -> list[Coroutine[None, No
 
 
 def _renewing_own(site: _Site) -> list[Coroutine[None, None, None]]:
-    """The coordinator's own certificate, where the site makes it."""
+    """The coordinator's own certificate, if the site makes it."""
     if site.tls is None or site.membership is None or site.issuing is None:
         return []
     return [keep_renewed(site.tls, partial(site.membership.renew, site.tls.principal()))]
 
 
 def _origins(settings: CoordinatorSettings) -> Origins:
-    """Pages that may use the gateway. Raises DeniedError where every page in a browser of this machine could."""
+    """Pages that may use the gateway. Raises DeniedError if every page in a browser of this machine could."""
     origins = parse_origins(settings.http_allow_origin)
     if origins.any and settings.http_no_key:
         raise DeniedError(

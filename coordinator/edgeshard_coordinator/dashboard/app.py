@@ -133,7 +133,7 @@ class Dashboard:
         await self._app(scope, receive, tell)
 
     def _place_of(self, request: Request) -> Place:
-        """Where the page is that sent a request. Raises DeniedError for any other page than the dashboard's."""
+        """The place of the page that sent a request. Raises DeniedError for any other page than the dashboard's."""
         return self._places.of_origin(request.headers.get("host", ""), request.headers.get("origin"))
 
     def _cookie_of(self, request: Request) -> str | None:
@@ -215,7 +215,7 @@ class Dashboard:
         return answer
 
     async def _session(self, request: Request) -> Response:
-        """Who is logged in."""
+        """The logged-in user."""
         return json_response(_told(self._session_of(request)))
 
     async def _leave(self, request: Request) -> Response:
@@ -287,7 +287,7 @@ class Dashboard:
 
 
 class _Inner(Response):
-    """The answer of the gateway to a request that was let in already."""
+    """The answer of the gateway to a request that was admitted already."""
 
     def __init__(self, api: ASGIApp, scope: Scope, caller: Caller) -> None:
         self._api, self._scope, self._caller = api, scope, caller
@@ -306,7 +306,7 @@ def _told(session: Session) -> dict[str, Any]:
 
 
 def _scope_of(place: Place) -> Any:
-    """Where browsers send its cookie."""
+    """The paths to which browsers send its cookie."""
     return {"path": place.path or "/", "samesite": "strict", "secure": place.is_secure}
 
 

@@ -19,7 +19,7 @@ from edgeshard_coordinator.dashboard.picture import known
 
 
 class Applications:
-    """One feed for each key that somebody looks with."""
+    """One feed for each key with viewers."""
 
     def __init__(self, site: Coordinator) -> None:
         self._loop, self._front = site.loop, site.front

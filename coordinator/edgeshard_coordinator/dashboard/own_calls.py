@@ -18,7 +18,7 @@ _LEFT = CancelledRequestError("the caller left before the answer", reason="CALLE
 
 @dataclass(frozen=True, slots=True)
 class OwnContext:
-    """The context of a call that came without a connection: its caller, as gRPC names the peer of a connection."""
+    """The context of a call without a connection: its caller, as gRPC names the peer of a connection."""
 
     source: CallFrom
 

@@ -36,7 +36,8 @@ distinguished in a drawing."""
 
 
 def known(**figures: Any) -> dict[str, Any]:
-    """Those that are known. A figure that is not finite is not: nodes report the parts of many, and JSON has none."""
+    """The known figures. A figure that is not finite is left out: nodes report the parts of many,
+    and JSON has none."""
     return {
         name: figure
         for name, figure in figures.items()
@@ -268,7 +269,7 @@ def events_picture(events: Sequence[SiteEvent]) -> dict[str, Any]:
 def requests_picture(
     requests: Iterable[RunningRequest], now: float, contexts: Mapping[DeploymentName, int]
 ) -> dict[str, Any]:
-    """The `MOST_REQUESTS` that came first, by id: who asks, and how far each is. No text of them, and no tokens.
+    """The `MOST_REQUESTS` oldest ones, by id: their client and progress, without text or tokens.
 
     `contexts` are the positions that a request to each deployment may have, 0 if unknown.
     """

@@ -1,4 +1,4 @@
-"""Where browsers find the dashboard: at the gateway itself, and at an address in front of it. Pure."""
+"""The addresses of the dashboard for browsers: the gateway itself, and an address in front of it. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Place:
     def cookie(self) -> str:
         """The name of its cookie.
 
-        Browsers send the cookies of all ports of a host, where another site may have its dashboard,
+        Browsers send the cookies of all ports of a host, each possibly another site's dashboard,
         and cookies of `/` to all paths. `__Host-` requires the path /, so that browsers would send
         the cookie to every other page of the host. A place with a path has `__Secure-` instead."""
         prefix = "" if not self.is_secure else "__Secure-" if self.path else "__Host-"
@@ -67,8 +67,8 @@ class Places:
         return (direct,) if self.front is None else (direct, self.front)
 
     def of_origin(self, host: str, origin: str | None) -> Place:
-        """Where the page is that sent a request. Raises DeniedError for another page than the dashboard's, which has
-        the browser send it; other ports are other pages."""
+        """The place of the page that sent a request. Raises DeniedError if another page than the
+        dashboard's had the browser send it; other ports are other pages."""
         for place in self.of_host(host):
             if place.origin == origin:
                 return place

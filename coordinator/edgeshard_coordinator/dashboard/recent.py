@@ -1,4 +1,4 @@
-"""How long the requests of the last minute waited. Pure: times come in as values."""
+"""Waiting times of the requests of the last minute. Pure: times are passed in as values."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Timeline:
         return None if self._traces.under_way(name) else await self._traces.take(name, SLICE_S)
 
     def _note(self, source: CallFrom, name: DeploymentName, now: float) -> None:
-        """Enter in the audit log that somebody began to look."""
+        """Enter in the audit log that a viewer began to watch."""
         looker = str(source.principal), name
         self._lookers = {key: at for key, at in self._lookers.items() if now - at < LOOKS_ON_S}
         if looker not in self._lookers:

@@ -1,4 +1,4 @@
-"""The members of the site: processes that are let in, for a time, and those that are refused."""
+"""The members of the site: processes that are admitted, for a time, and those that are refused."""
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ class Membership:
     async def enrol(self, enrolment: Enrolment, address: str = "") -> tuple[bytes, bytes]:
         """A certificate for a token, and the authorities to trust, both in PEM; `address` is the joiner's, host:port.
 
-        Raises DeniedError for a token that is not good, InvalidArgumentError for bytes that are no request,
-        ResourceExhaustedError where too many from this address have failed.
+        Raises DeniedError for an invalid token, InvalidArgumentError for bytes that are no request,
+        ResourceExhaustedError if too many from this address have failed.
         """
         issuing = self._check_issues()
         async with self._attempt(enrolment.token_id, address) as now:
@@ -161,8 +161,8 @@ class Membership:
 
     @asynccontextmanager
     async def _attempt(self, token_id: str, address: str) -> AsyncIterator[float]:
-        """One after the other, with the time in seconds since 1970. Counts what fails. Raises ResourceExhaustedError
-        where too many from this address have."""
+        """One attempt at a time, with the time in seconds since 1970. Counts failures. Raises
+        ResourceExhaustedError if too many from this address have failed."""
         subscriber = tokens.subscriber_of(address)
         self._failures.check(subscriber, self._steady())
         try:

@@ -1,4 +1,4 @@
-"""Tokens as the coordinator keeps them, and their check. Pure: times and secrets come in as values."""
+"""Tokens as the coordinator stores them, and their check. Pure: times and secrets are passed in as values."""
 
 from __future__ import annotations
 
@@ -75,8 +75,9 @@ def redeemed(token: Token | None, secret: bytes, key_digest: str, now: float) ->
 
 
 def subscriber_of(address: str) -> str:
-    """The subscriber of an address, given as `host:port` or `[host]:port`: a host of IPv4, or the /64 of one of IPv6,
-    of which somebody has all addresses. A text that is no address counts as one."""
+    """The subscriber of an address, given as `host:port` or `[host]:port`: an IPv4 host, or the /64
+    of an IPv6 host, since one subscriber has all its addresses. A text that is no address counts as
+    one."""
     host = address.rpartition(":")[0].removeprefix("[").removesuffix("]").partition("%")[0]
     try:
         found = ipaddress.ip_address(host)
@@ -121,8 +122,8 @@ class Failures:
             )
 
     def count(self, subscriber: str, now: float) -> None:
-        """Count one more. Where too many subscribers are remembered, the one that has not failed for the longest time
-        is forgotten."""
+        """Count one more. If too many subscribers are remembered, the one with the oldest last
+        failure is forgotten."""
         times = self._times.pop(subscriber, None) or deque()
         times.append(now)
         self._times[subscriber] = times

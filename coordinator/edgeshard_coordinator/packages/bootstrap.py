@@ -33,7 +33,7 @@ TIMEOUT_S = 30.0
 TRIES = 5
 CHUNK_BYTES = 1 << 18
 MOST_BYTES = 1 << 20
-"""Of an answer that is no wheel."""
+"""Limit of an answer that is no wheel."""
 MOST_SHOWN = 1000
 """Characters of a line that is printed: whoever answers may have sent it."""
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,199}")

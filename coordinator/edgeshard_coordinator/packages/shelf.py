@@ -1,4 +1,4 @@
-"""Folders of wheels: which there are, for which machines, and what is in them."""
+"""Folders of wheels: their names, machines and content."""
 
 from __future__ import annotations
 

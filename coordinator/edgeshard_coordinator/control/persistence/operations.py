@@ -78,7 +78,7 @@ async def answered(disk: Awaitable[AnswerT]) -> AnswerT:
 
 
 def fingerprint_of(request: Message) -> str:
-    """A fingerprint that is equal for two requests that ask for the same."""
+    """A fingerprint that is equal for two equal requests."""
     kind = request.DESCRIPTOR.full_name.encode()
     return hashlib.sha256(kind + b"\0" + request.SerializeToString(deterministic=True)).hexdigest()
 

@@ -145,7 +145,7 @@ class StateStore(SqliteStore):
         )
 
     def _next_term(self) -> Term:
-        """One more than the last, on disk before any node hears of it."""
+        """One more than the last, on disk before any node receives it."""
         with _transaction(self._open_database) as database:
             row = database.execute("SELECT site, number FROM term").fetchone()
             site, number = row if row is not None else (uuid.uuid4().hex, 0)

@@ -72,7 +72,7 @@ class HeadReports:
     _now: Callable[[], float]
     _backlog_limit: int
     dropped_messages: int = 0
-    """Tokens and other messages of heads that came too late, twice or out of order."""
+    """Tokens and other messages of heads that arrived too late, twice or out of order."""
 
     def take(self, attachment: Attachment, said: HeadEvents) -> None:
         """Process a head's messages from its stream. A message of another epoch than the stream's
@@ -126,7 +126,7 @@ class HeadReports:
         request.times.accepted(len(prompt_tokens))
         if not request.is_charged:
             request.is_charged = True
-            # A client that comes with tokens has the head read them, as it does a prompt.
+            # If a client resumes with tokens, the head reads them, as it does a prompt.
             self._quotas.charge(request.client, len(prompt_tokens) + len(request.emitted))
         request.deliver(Started(request.request_id, record.served_name, prompt_tokens, record.placement))
 

@@ -1,7 +1,8 @@
 """Clients' listeners: the tokens of all requests of a client that are there together go in one message.
 
-Nothing waits to be joined. While a message is written, what comes meanwhile gathers; a request's tokens beyond those
-that its client has read (`UNREAD_TOKENS`) stay with the request, whose own limit then counts.
+Nothing waits to be joined. Messages that arrive during a write are gathered. A request's tokens
+beyond those that its client has read (`UNREAD_TOKENS`) stay with the request, whose own limit then
+counts.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ class Listeners:
         self._streams: dict[tuple[str, str], ListenerStream] = {}
 
     def open(self, owner: str, listener_id: str) -> ListenerStream:
-        """Raises AlreadyExistsError where the client has a listener of this id."""
+        """Raises AlreadyExistsError if the client has a listener of this id."""
         if (owner, listener_id) in self._streams:
             raise AlreadyExistsError("listener: you have a listener of this id", field="listener")
         stream = self._streams[owner, listener_id] = ListenerStream()

@@ -30,7 +30,7 @@ class PrefixBook:
         self._known: OrderedDict[bytes, DeploymentName] = OrderedDict()
 
     def marks(self, name: DeploymentName, client: str, prompt: str | tuple[int, ...]) -> list[bytes]:
-        """A mark for each whole block of a prompt and what is before it. Replicas are of one `name`."""
+        """A mark for each whole block of a prompt and the preceding blocks. Replicas are of one `name`."""
         mark = blake2b(f"{name}\0{client}\0{type(prompt).__name__}".encode(), key=self._key, digest_size=16).digest()
         found = []
         for block in _blocks(prompt):

@@ -70,7 +70,7 @@ class RequestFront:
         self._closed: EdgeShardError | None = None
 
     def restore(self, deployments: Iterable[DeploymentRecord]) -> None:
-        """The deployments on disk, at the start: clients of a former run may come back to them."""
+        """The deployments on disk, at the start: clients of a former run may resume there."""
         heads = {record.name: (record.epoch, record.head.node_id) for record in deployments if record.was_ready}
         self._resumptions.restore({record.name: heads.get(record.name) for record in deployments})
 
@@ -151,7 +151,7 @@ class RequestFront:
             if request.attachment is not None or self._goes_on_elsewhere(request):
                 continue
             if request.deployment in moving:
-                request.parked_at = now  # an operator wants it so, and what is loaded may be large
+                request.parked_at = now  # an operator's choice, and the loaded weights may be large
             limit = request.parked_at + PARKED_LIMIT_S
             if request.deadline is not None:
                 limit = min(limit, request.deadline - DEADLINE_MARGIN_S)
@@ -266,7 +266,7 @@ class RequestFront:
         return len(self._requests)
 
     def running(self) -> Collection[RunningRequest]:
-        """All requests that run or wait, in the order in which they came."""
+        """All requests that run or wait, in the order of their arrival."""
         return self._requests.values()
 
     def _hand_over(self, request: RunningRequest, attachment: Attachment) -> None:

@@ -31,7 +31,7 @@ def _latency() -> Histogram:
 
 
 def _zeros(words: Iterable[str]) -> Counter[str]:
-    """A word that never came is 0, not absent: rates need a beginning."""
+    """A word that never occurred is 0, not absent: rates need a beginning."""
     return Counter(dict.fromkeys(words, 0))
 
 
@@ -170,7 +170,7 @@ class RequestMeter:
         return self._of_keys.get(identity, KeyCounts())
 
     def forget_key(self, identity: str) -> None:
-        """Drop the counts of a key that is gone; another one of its name begins anew."""
+        """Drop the counts of a deleted key; a new key of the same name starts at 0."""
         self._of_keys.pop(identity, None)
 
     def head_lost(self, deployment: DeploymentName, epoch: Epoch, now: float) -> None:

@@ -13,7 +13,7 @@ from edgeshard_coordinator.control.requests.running_request import RunningReques
 
 
 class RequestTable(dict[RequestId, RunningRequest]):
-    """The requests by id, in the order in which they came. `now` gives seconds of a steady clock."""
+    """The requests by id, in the order of their arrival. `now` returns seconds of a steady clock."""
 
     def __init__(self, resumptions: ResumptionBook, now: Callable[[], float]) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class RequestTable(dict[RequestId, RunningRequest]):
         """Set while there are requests, so that an idle coordinator need not look at them."""
 
     def of(self, deployment: DeploymentName) -> list[RunningRequest]:
-        """The deployment's requests, in the order in which they came."""
+        """The deployment's requests, in the order of their arrival."""
         return [request for request in self.values() if request.deployment == deployment]
 
     def of_client(self, client: str) -> list[RunningRequest]:
@@ -46,7 +46,7 @@ class RequestTable(dict[RequestId, RunningRequest]):
         self.remove(request, left=True)
 
     def remove(self, request: RunningRequest, *, left: bool = False) -> None:
-        """Take it out, here and at its head's stream; its client may come back for the rest. `left` is True if its
+        """Remove it, here and at its head's stream; its client may resume it. `left` is True if its
         client does not wait any more."""
         if request.attachment is not None:
             request.attachment.requests.pop(request.request_id, None)

@@ -32,8 +32,8 @@ from edgeshard.domain.requests.generation import Generation
 from edgeshard.domain.requests.head import MAX_HELD, HeldRequest
 
 COME_BACK_S = 180.0
-"""Seconds after the end of its call in which a client may be back for the rest: it tries for 60 s, and may hear of the
-end late."""
+"""Seconds after the end of its call in which a client may resume: it tries for 60 s, and may notice
+the end late."""
 RESERVED_S = 15.0
 """Seconds for which the place of a request is reserved that a head has from a former run. A live
 client tries twice a second, and dials at least every 2 s."""
@@ -50,7 +50,7 @@ class Standing(Enum):
     NEW = auto()
     """All limits count."""
     BELIEVED = auto()
-    """The request was let in before: neither its identity's debt nor a full deployment refuses it."""
+    """The request was admitted before: neither its identity's debt nor a full deployment refuses it."""
     REPLAYED = auto()
     """Another head may have had the request: it counts as a new one, but passes a full deployment, and the head takes
     it."""
@@ -101,7 +101,7 @@ class ResumptionBook:
     """The requests that heads have of a former run, and since when that is known; without a digest from an older
     head."""
     _left: OrderedDict[RequestId, Claim] = field(default_factory=OrderedDict)
-    """Claims of clients that came back and left again before a head named their requests."""
+    """Claims of clients that resumed and left again before a head reported their requests."""
     _served: Mapping[DeploymentName, tuple[Epoch, NodeId] | None] = field(default_factory=dict)
     _lost_heads: dict[DeploymentName, bool] = field(default_factory=dict)
     """Whether another head had requests that this one cannot know, of each deployment whose head attached in this
@@ -116,7 +116,7 @@ class ResumptionBook:
         self._served = served
 
     def ended(self, request_id: RequestId, claim: Claim, *, is_charged: bool, is_spent: bool) -> None:
-        """Note the end of a request whose client may come back for the rest, if it does not know of the end."""
+        """Note the end of a request whose client may resume it, if the client does not know of the end."""
         self._remember(request_id, _Ended(claim, self.now(), is_charged, is_spent))
 
     def left(self, request_id: RequestId, claim: Claim) -> None:
@@ -126,14 +126,14 @@ class ResumptionBook:
             self._left.popitem(last=False)
 
     def returned(self, request_id: RequestId) -> None:
-        """Note that somebody waits for a request again."""
+        """Note that a client waits for a request again."""
         self._left.pop(request_id, None)
 
     def is_unwanted(self, item: HeldRequest) -> bool:
         """Whether a request of a former run that a head has, and that does not run here, has no client any more.
 
-        Its client left in this run, or can be back no more. Claims of other clients, and of other requests by the same
-        id, do not count.
+        Its client left in this run, or can no longer resume. Claims of other clients, and of other
+        requests by the same id, do not count.
         """
         if self._is_late:
             return True
@@ -255,8 +255,8 @@ class ResumptionBook:
 
 
 def digest_of(generation: Generation) -> bytes:
-    """The digest of all that a client asked for. Options with their default value do not count, so that a later version
-    with more options gives the same."""
+    """The digest of all that a client requested. Options with their default value do not count, so
+    that a later version with more options computes the same digest."""
     digest = blake2b(digest_size=16)
     _put(digest.update, generation)
     return digest.digest()

@@ -83,7 +83,7 @@ class RunningRequest:
     is_back: bool = False
     """True once this client's resumption was accepted; it is accepted at most once."""
     characters: int = 0
-    """Of the text of its tokens, as heads reported it."""
+    """Characters of the text of its tokens, as heads reported it."""
     times: RequestTimes = field(default_factory=RequestTimes.untold)
     parked_at: float = 0.0
     failed_heads: int = 0
@@ -122,7 +122,7 @@ class RunningRequest:
         """The command by which a head begins the request, or continues it."""
         had = self.scored + len(self.emitted)
         self.failed_heads = self.failed_heads + 1 if had == self._had_at_start else 0
-        # Once a head has it, no other refuses it. Of those that only say so themselves none is so.
+        # Once a head has it, no other refuses it. A client's own claim is not enough to resume.
         resumed = self._had_at_start >= 0 or self.standing in (Standing.BELIEVED, Standing.REPLAYED)
         self._had_at_start = had
         generation = self.generation

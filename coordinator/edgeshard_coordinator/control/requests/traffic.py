@@ -1,5 +1,5 @@
-"""Lengths and guesses of requests that deployments served. They outlive a deployment: the next one of its name is
-planned for them."""
+"""Lengths and draft tokens of requests that deployments served. They outlive a deployment: the next
+one of its name is planned for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Traffic
 from edgeshard.domain.ids import DeploymentName, ModelName
 
 TrafficKey = tuple[DeploymentName, ModelName]
-"""Another model under the same name begins anew."""
+"""Another model under the same name starts at 0."""
 
 
 class TrafficBook:

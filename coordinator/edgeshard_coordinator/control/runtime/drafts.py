@@ -50,7 +50,7 @@ class Drafts:
             raise NotFoundError(f"draft: {error.message}", field="draft", reason=error.reason) from None
 
     async def _check_tokens(self, model: ModelManifest, draft: ModelManifest) -> None:
-        """Raise InvalidArgumentError where ids do not mean the same to both; equal files are not opened."""
+        """Raise InvalidArgumentError if ids do not mean the same to both; equal files are not opened."""
         files = [next((file.sha256 for file in one.files if file.name == TOKENIZER), None) for one in (model, draft)]
         if files[0] is not None and files[0] == files[1]:
             return

@@ -51,7 +51,7 @@ class WatchedHead:
         return fault.why, fault.is_new
 
     def heard(self, now: float) -> bool:
-        """Something came; whether the head was suspect until now."""
+        """Note an arrival; returns whether the head was suspect until now."""
         return self._watch is not None and self._watch.beacon(ALIVE, now)
 
 

@@ -1,7 +1,7 @@
 """The heartbeats of all nodes, put together: from their control streams to the state in few events.
 
-A message is kept as it came until its turn: reading many in a row costs a fraction of reading each when it comes, with
-cold caches.
+A message is kept unread until its turn: reading many in a row costs a fraction of reading each on
+arrival, with cold caches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgeshard_coordinator.core.values.events import HeartbeatsReceived
 TOGETHER_S = 0.07
 """Seconds that a heartbeat waits for others. News of a stage does not wait."""
 MAX_WAITING_BYTES = 128 << 10
-"""Of messages that wait: more are read at once, so that reading them together takes no longer."""
+"""Most bytes of messages that wait: more are read at once, so that reading them together takes no longer."""
 
 
 class HeartbeatBatches:

@@ -1,4 +1,4 @@
-"""The one task that owns the state: inbox -> apply -> reconcile -> executor, whose results come back as events."""
+"""The only task that owns the state: inbox -> apply -> reconcile -> executor, whose results return as events."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 
 def lacks_measurements(state: State, spec: DeploymentSpec, config: Mapping[str, Any], active_requests: int) -> bool:
-    """Whether `measure_first` has anything to ask for, or to wait for."""
+    """Whether `measure_first` has anything to request, or to wait for."""
     return bool(still_measuring(state, usable(state, spec)) or first_jobs(state, spec, config, active_requests))
 
 

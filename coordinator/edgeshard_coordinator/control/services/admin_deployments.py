@@ -141,7 +141,7 @@ class DeploymentCalls(AdminCalls):
         view = replace(view, placement=self._told(view.placement, spec.model))
         response = pb.DeployResponse(deployment=wire.deployment_to_wire(view))
         done = replace(operation, outcome=response.SerializeToString())
-        # The last one carries the call: the state hears of their saves in this order.
+        # The last one carries the call: the state receives their saves in this order.
         *others, record = records
         await self._loop.ask(
             DeployRequested(record, state.version, done, self._loop.now(), manifest.config, tuple(others))

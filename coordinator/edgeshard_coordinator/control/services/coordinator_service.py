@@ -80,7 +80,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         return answer
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
-        """A heartbeat of agents from before heartbeats came on the control stream."""
+        """A heartbeat of older agents, which do not send heartbeats on the control stream."""
         heartbeat = wire.heartbeat_from_wire(request)
         node = self._owned(context, heartbeat.node_id)
         if node is None or node.incarnation != heartbeat.incarnation:

@@ -26,7 +26,7 @@ from edgeshard_coordinator.core.values.state import KnownNode
 
 ANSWER_LIMIT_S = 10.0
 AT_ONCE = 4
-"""Nodes asked at a time: their dumps are in memory until the caller has them."""
+"""Nodes queried at a time: their dumps are in memory until the caller has them."""
 MOST_BYTES = 32 << 20
 """Bytes of one node's dump."""
 _BYTES_OF_A_PART = 64
@@ -61,7 +61,7 @@ class Dumps:
 
     @property
     def waiting(self) -> int:
-        """Answers that somebody waits for."""
+        """Answers that callers wait for."""
         return len(self._asked)
 
     async def take(self) -> AsyncGenerator[ProcessDump, None]:
@@ -79,7 +79,7 @@ class Dumps:
                 yield dump
 
     def came(self, node_id: NodeId, part: DumpPart) -> None:
-        """Take a part that a node sent, if anybody waits for it."""
+        """Take a part that a node sent, if a caller waits for it."""
         asked = self._asked.get(part.operation_id)
         if asked is None or asked.node_id != node_id or asked.answer.done():
             return

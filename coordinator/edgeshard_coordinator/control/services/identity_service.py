@@ -96,7 +96,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
     async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewResponse:
         membership = self._checked()
         member = caller(context)
-        assert member is not None  # there is a membership only where every caller shows a certificate
+        assert member is not None  # there is a membership only if every caller must have a certificate
         certificate, authorities = await membership.renew(
             member, request.request, lambda: membership.denials.check(context, member)
         )

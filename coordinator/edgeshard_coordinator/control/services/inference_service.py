@@ -77,7 +77,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Listen(
         self, request_iterator: AsyncIterator[pb.ListenRequest], context: Any
     ) -> AsyncIterator[pb.ListenResponse]:
-        """Raises InvalidArgumentError where the first message names no listener."""
+        """Raises InvalidArgumentError if the first message names no listener."""
         owner, listener_id = _owner(context), await _listener_id(request_iterator)
         stream = self._listeners.open(owner, listener_id)
         reader = asyncio.create_task(_take_reads(stream, request_iterator))

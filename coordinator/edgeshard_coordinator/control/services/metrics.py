@@ -188,7 +188,7 @@ class CoordinatorMetrics:
         counts: Mapping[DeploymentName, DeploymentCounts],
         load: Mapping[DeploymentName, tuple[int, int]],
     ) -> Iterator[Metric]:
-        """The same under the names that vLLM's dashboards ask for; each replica is a model of its own there."""
+        """The same under the names in vLLM's dashboards; each replica is a model of its own there."""
         label = ("model_name",)
         running = [((name,), float(now)) for name, (now, _) in load.items()]
         waiting = [((name,), float(later)) for name, (_, later) in load.items()]

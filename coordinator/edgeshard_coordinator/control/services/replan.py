@@ -114,13 +114,13 @@ def _movable(state: State, name: DeploymentName) -> DeploymentRecord:
 
 
 def _planned(state: State, record: DeploymentRecord, plan: Replan) -> _Planned:
-    # Packed units of nodes decide where a deployment moves, not whether. A disk's figures always differ slightly.
+    # Packed units decide where a deployment moves, not whether. A disk's figures always differ slightly.
     nodes = tuple(replace(node, packed=(), disk=None) for node in state.candidates(record.name))
     return _Planned(record.uid, nodes, state.measured, plan)
 
 
 def _same_figures(one: Mapping[NodeId, Measurements], other: Mapping[NodeId, Measurements]) -> bool:
-    """Whether both have the same figures, whenever they came."""
+    """Whether both have the same figures, whatever their times."""
     if one is other:
         return True
     pairs = ((known, other[node_id]) for node_id, known in one.items() if node_id in other)

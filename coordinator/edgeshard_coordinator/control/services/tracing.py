@@ -1,4 +1,4 @@
-"""Traces of a deployment's steps: asked of all its nodes at once, and gathered.
+"""Traces of a deployment's steps: requested from all its nodes at once, and gathered.
 
 The state does not depend on traces, so they bypass it: commands go straight to the control streams, and the wait for
 their answers ends with the call.
@@ -46,7 +46,7 @@ class Traces:
         return len(self._asked)
 
     def under_way(self, name: DeploymentName) -> bool:
-        """Whether somebody waits for a trace of this deployment, which another would displace."""
+        """Whether a caller waits for a trace of this deployment, which another would displace."""
         return any(asked.deployment == name for asked in self._asked.values())
 
     async def take(self, name: DeploymentName, seconds: float) -> tuple[StageTrace, ...]:

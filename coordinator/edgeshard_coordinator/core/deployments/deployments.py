@@ -53,7 +53,8 @@ def restored_record(record: DeploymentRecord) -> DeploymentRecord:
         phase=record.phase if record.phase in (Phase.FAILED, Phase.DELETING) else Phase.WAITING,
         adoptable=record.phase in (Phase.LOADING, Phase.ACTIVATING, Phase.READY),
         was_ready=record.phase is Phase.READY,
-        # It may have served since, though the disk did not hear of it, and then a lost node must not end it for good.
+        # It may have served since, even if the disk has not recorded that; then a lost node must
+        # not end it for good.
         ever_ready=record.ever_ready or record.phase in (Phase.LOADING, Phase.ACTIVATING),
         failure=record.failure,
         prepared=fresh,
@@ -146,8 +147,8 @@ def _step_loading(state: State, record: DeploymentRecord, now: float) -> Deploym
 
 
 def _loaded_bytes(state: State, record: DeploymentRecord) -> int:
-    """The bytes that nodes say to have fetched and filled, and one for each prepared stage: another number with any
-    progress."""
+    """The bytes that nodes report as fetched and filled, and one for each prepared stage: another
+    number with any progress."""
     own = [
         stage
         for node_id in dict.fromkeys(placed.node_id for placed in record.placement.stages)
@@ -174,7 +175,7 @@ def crosses_bad_link(state: State, record: DeploymentRecord) -> bool:
 
 
 def replanned(state: State, record: DeploymentRecord, event: Replanned) -> DeploymentRecord:
-    """The record once the search for another placement is over. An answer that came too late changes nothing."""
+    """The record once the search for another placement is over. A late answer changes nothing."""
     if record.uid != event.uid:
         return record
     record = replace(record, searching=False)
@@ -269,7 +270,7 @@ def broke(state: State, record: DeploymentRecord, failure: errors.EdgeShardError
     times = state.timings
     delay = 0.0
     short_lives = record.short_lives
-    # Another node that is lost is no reason to wait: it is the first time for what comes then.
+    # Another lost node is no reason to wait: its consequence is tried for the first time.
     if failure.reason not in (NODE_LOST, LINK_STALLED):
         attempts = record.failed_attempts
         if record.phase is Phase.READY:

@@ -27,7 +27,8 @@ OPEN_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """The placement for the case that a node dies, or why there is none, and how long it took to find, in seconds."""
+    """The placement for the case that a node fails, or why there is none, and how long it took to
+    find, in seconds."""
 
     node: NodeName
     found: Placement | EdgeShardError

@@ -185,7 +185,7 @@ def _answered(state: State, event: events.CommandAnswered) -> State:
         return measured
     record = _record_of(state, key)
     if record is None or not authority.may_answer(record, event.node_id, key):
-        return state  # Of a deployment that is gone, of an earlier epoch, or the release of an orphan.
+        return state  # The deployment is gone, its epoch is an earlier one, or the release is of an orphan.
     if key.kind is CommandKind.STANDBY:
         return state.with_record(standby.answered(record, key.stage, failed=failure is not None))
     stages = record.placement.stages
@@ -206,7 +206,7 @@ def _record_of(state: State, key: CommandKey) -> DeploymentRecord | None:
 def _attached(state: State, event: events.HeadAttached) -> State:
     record = state.deployments.get(event.deployment)
     if record is None or record.epoch != event.epoch:
-        return state  # Of an earlier epoch.
+        return state  # For an earlier epoch.
     if not authority.may_set(HeadHello, "held", record, event.node_id):
         return state
     if record.phase not in (DeploymentPhase.ACTIVATING, DeploymentPhase.READY):

@@ -36,7 +36,7 @@ def on_registered(state: State, event: events.NodeRegistered) -> State:
     state = unconnected_nodes.without(state, {node.node_id for node in namesakes})
     state = unconnected_nodes.with_room(state, new.node_id)
     known = state.nodes.get(new.node_id)
-    # While a node starts, what it was before is nearer the truth than what it can say of itself.
+    # While a node starts, its former facts are more accurate than its reports.
     facts = known.facts if new.starting and known is not None else new.facts
     node = KnownNode(
         node_id=new.node_id,
@@ -168,7 +168,7 @@ def on_heartbeats(state: State, event: events.HeartbeatsReceived) -> State:
     for heard in event.heartbeats:
         node = nodes.get(heard.node_id)
         if node is None or not node.connected or node.incarnation != heard.incarnation:
-            continue  # Of a stream that ended meanwhile.
+            continue  # From a stream that ended meanwhile.
         nodes[heard.node_id] = _heard(node, heard, event.now)
         failed += [(node, stage) for stage in heard.stages if stage.phase is StagePhase.FAILED]
     state = replace(state, nodes=nodes)

@@ -132,7 +132,7 @@ def _silence_s(state: State, node: KnownNode) -> float:
 
 
 def _checked(suspect: SuspectLink, now: float) -> SuspectLink:
-    """A gap that is longer than any between ticks means that the coordinator heard no node."""
+    """A gap that is longer than any between ticks means that the coordinator received nothing."""
     gap = now - suspect.checked_at
     stood_still = gap if gap > STOOD_STILL_S else 0.0
     return replace(suspect, since=suspect.since + stood_still, checked_at=now)
@@ -190,7 +190,7 @@ def reconnected(state: State, node_id: NodeId) -> State:
 
 
 def lost(state: State, now: float) -> frozenset[NodeId]:
-    """Heads that are lost because the coordinator hears them on neither stream."""
+    """Heads that are lost because the coordinator receives nothing from them on either stream."""
     heads = [suspect for suspect in state.suspects if suspect.sender is None and now >= state.frozen_until]
     return frozenset(end for suspect in heads for end in _silent_ends(state, suspect, now))
 

@@ -21,8 +21,8 @@ MOST_UNCONNECTED = 1024
 
 
 def with_room(state: State, node_id: NodeId) -> State:
-    """Make room for a node that registers: the oldest unconnected ones give way, so that a real node is never refused
-    for them.
+    """Make a place for a node that registers: the oldest unconnected ones are removed, so that a
+    real node is never refused for them.
 
     Raises ResourceExhaustedError if there are as many nodes as a site may have.
     """

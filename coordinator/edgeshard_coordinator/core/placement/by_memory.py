@@ -112,10 +112,10 @@ class StageSizes:
         return self._workspace_bytes + self._logits_bytes * (layers.end == self.layer_count) + drafted
 
     def streaming(self, layers: LayerRange, node: NodeName, room: int) -> tuple[int, int]:
-        """The budget for weights that leaves a node's room to the rest, and the bytes of layers, or of experts, that do
-        not stay in it.
+        """The budget for weights after all other memory of the node, and the bytes of layers, or of
+        experts, that do not stay in it.
 
-        Raises ResourceExhaustedError where even the slots do not fit.
+        Raises ResourceExhaustedError if even the slots do not fit.
         """
         quantisation, whole = self._spec.quantisation_of(node), self.parameter_bytes(layers, node)
         budget = room - (self.needed_bytes(layers, node) - whole)

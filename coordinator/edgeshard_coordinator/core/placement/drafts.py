@@ -23,8 +23,8 @@ CHOSEN_SHARE = 8
 
 
 def check_draft(model: ModelManifest, draft: ModelManifest) -> None:
-    """Raise InvalidArgumentError naming `draft` for a model that cannot guess for the other; whether their tokens are
-    the same is not looked at."""
+    """Raise InvalidArgumentError naming `draft` for a model that cannot draft for the other; it
+    does not compare their tokens."""
     if parse_config(model.config).states:
         raise _unfit(
             f"a draft cannot guess for {model.name}, which keeps states of a request; leave it out", "DRAFT_UNUSED"
@@ -43,7 +43,7 @@ def check_draft(model: ModelManifest, draft: ModelManifest) -> None:
 
 
 def check_same_tokens(model: str, vocabulary: str, draft: str, its_vocabulary: str) -> None:
-    """Raise InvalidArgumentError naming `draft` where the digests of the vocabularies differ."""
+    """Raise InvalidArgumentError naming `draft` if the digests of the vocabularies differ."""
     if vocabulary != its_vocabulary:
         raise _unfit(
             f"the tokenizer of {draft} gives other ids than that of {model}; name a model with the same vocabulary",
@@ -54,7 +54,7 @@ def check_same_tokens(model: str, vocabulary: str, draft: str, its_vocabulary: s
 def may_draft(
     model: ModelManifest, others: Iterable[tuple[ModelManifest, Digest]]
 ) -> list[tuple[ModelManifest, Digest]]:
-    """The models of a store that may be chosen as its draft, the largest first: larger ones guess better."""
+    """The models of a store that may be chosen as its draft, the largest first: larger ones draft better."""
     found = []
     for other, digest in others:
         if other.parameter_count * CHOSEN_SHARE > model.parameter_count:

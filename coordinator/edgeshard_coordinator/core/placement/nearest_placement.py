@@ -42,7 +42,8 @@ def without_held(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
 def nearest(
     found: Sequence[Placement], rank: Callable[[Placement], tuple[bool, float]], candidates: Sequence[Candidate]
 ) -> Placement:
-    """The best by rank or, of those within `LOCALITY_MARGIN` of it, the one with the fewest layers to fetch and pack.
+    """The best by rank or, among placements within `LOCALITY_MARGIN` of it, the one with the fewest
+    layers to fetch and pack.
 
     A rank is whether something is amiss, then the cost of a placement, 0 if that is unknown. `found` is not empty.
     """

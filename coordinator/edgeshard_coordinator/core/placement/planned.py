@@ -1,6 +1,6 @@
 """Placement by the planner: the best nodes and layers by the measured times of nodes and links.
 
-Where measurements are missing, free memory decides, and the placement's note names the nodes that lack them.
+If measurements are missing, free memory decides, and the placement's note names the nodes that lack them.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ _MIXED = "nodes that keep their weights in different ways are not planned togeth
 class PlanningPlacer:
     """An explicit `layers` list as it stands, otherwise the planner's choice; both with predicted figures.
 
-    The KV pool holds `concurrency` requests of the longest context where the chosen nodes have the memory, and never
-    fewer than the plan has in flight. Whatever is planned passes the same memory check as a placement by hand; the
-    planner counts everything that the check counts, and more.
+    The KV pool holds `concurrency` requests of the longest context if the chosen nodes have the
+    memory, and never fewer than the plan has in flight. Every plan passes the same memory check as
+    a placement by hand; the planner counts everything that the check counts, and more.
     """
 
     def __init__(self, provers: Provers = nullcontext) -> None:
@@ -95,7 +95,7 @@ class PlanningPlacer:
         try:
             here, best = with_layers(held, nodes), with_layers((), nodes)
             if here.predicted is not None and best.predicted is not None:
-                # What nodes hold decides where to move, not whether.
+                # Packed units of nodes decide where to move, not whether.
                 small = here.predicted.gain_of(best.predicted) < WORTH_SAYING
                 if small and any(node.held != NOTHING_HELD for node in nodes):
                     best = with_layers((), without_held(nodes))
@@ -187,7 +187,7 @@ class PlanningPlacer:
 
 
 def _fitting_concurrency(problem: PlacementProblem) -> int:
-    """The most concurrent requests below those asked for that fit; 0 if not even one does."""
+    """The most concurrent requests that fit, if fewer than requested; 0 if not even one does."""
 
     def fits(concurrency: int) -> bool:
         spec = problem.with_spec(concurrency=concurrency).spec
@@ -389,7 +389,7 @@ class _Site:
         return site_problem(site, model_from_config(spec.model, self._manifest.config), **options)
 
     def _reserve_of(self, node: str) -> int:
-        """Bytes of a node that are not for layers: the draft takes its own where the first layer is."""
+        """Bytes of a node that are not for layers: the draft uses the first layer's node."""
         drafted = 0 if self._draft is None or node != self.spec.source else self._draft.held_bytes
         return self.spec.reserve_of(node) + drafted
 

@@ -74,8 +74,8 @@ def layers_of(placement: Placement) -> tuple[ExplicitStage, ...]:
 def without_most(without: Callable[[Sequence[Link]], Placement], bad_links: Mapping[Link, float]) -> Placement:
     """The placement without all bad links or, if there is none, without the links that were bad last.
 
-    A link may have recovered unnoticed, and the one that was bad longest ago is the likeliest. Raises the error of
-    `without` for no bad link at all, or where even that does not help.
+    A link may have recovered unnoticed, and the one that was bad longest ago is the likeliest.
+    Raises the error of `without` if there is no bad link, or if even that does not help.
     """
     links = sorted(bad_links, key=lambda pair: bad_links[pair])
     try:

@@ -32,7 +32,7 @@ def planned_again(placer: Placer, problem: PlacementProblem, current: Placement)
         note = error.message
     gain = _gain(expected, found.predicted)
     if gain is not None and gain < WORTH_SAYING and any(node.held != NOTHING_HELD for node in candidates):
-        # What nodes hold decides where to move, not whether.
+        # Packed units of nodes decide where to move, not whether.
         best = placer.place(replace(anew, candidates=without_held(candidates)))
         if (more := _gain(expected, best.predicted)) is not None and more >= WORTH_SAYING:
             found, gain = best, more

@@ -73,7 +73,7 @@ def check_joins(spec: DeploymentSpec, digest: Digest, others: Sequence[Deploymen
     """Raise unless a replica can join the `others` of its name, as one of them that is gone: of the same spec, and of
     the model with this digest.
 
-    Raises InvalidArgumentError where the name has no such replica, FailedPreconditionError naming what differs.
+    Raises InvalidArgumentError if the name has no such replica, FailedPreconditionError naming what differs.
     """
     standing = [other for other in others if not other.delete_revision and other.phase is not DeploymentPhase.DELETING]
     if not standing or spec.name not in standing[0].spec.replica_names:

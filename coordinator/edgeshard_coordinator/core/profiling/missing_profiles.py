@@ -74,7 +74,7 @@ def is_whole(state: State, nodes: Iterable[KnownNode]) -> bool:
 
 
 def serving(state: State) -> frozenset[NodeId]:
-    """The nodes that a deployment has a place on, or that hold a stage: measuring their layers gives way to steps."""
+    """The nodes that a deployment has a place on, or that hold a stage: measuring their layers yields to steps."""
     placed = {stage.node_id for record in _holding(state) for stage in record.placement.stages}
     return frozenset(placed | {node.node_id for node in state.nodes.values() if node.stages})
 

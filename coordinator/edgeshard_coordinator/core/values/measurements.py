@@ -30,7 +30,7 @@ ProfileKey = tuple[str, DType, Quantisation | None]
 
 @dataclass(frozen=True, slots=True)
 class Reported(Generic[ValueT]):
-    """A measured value and when it came, in monotonic seconds."""
+    """A measured value and its time of arrival, in monotonic seconds."""
 
     value: ValueT
     reported_at: float

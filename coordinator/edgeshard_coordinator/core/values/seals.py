@@ -1,7 +1,8 @@
 """Seals in files of lines: each holds a code, made with a key, of the lines since the seal before it, and of that seal.
 
-With the key, anybody finds a line that was changed, removed or added, and a file that is missing between two others. A
-seal is a line too: HMAC-SHA256 of the log's name, the seal before, the number of lines, and their sha256.
+With the key, a check finds a line that was changed, removed or added, and a file that is missing
+between two others. A seal is a line too: HMAC-SHA256 of the log's name, the seal before, the number
+of lines, and their sha256.
 """
 
 from __future__ import annotations

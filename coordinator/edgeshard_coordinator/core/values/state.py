@@ -37,17 +37,18 @@ class Timings:
     unconnected_s: float = 60.0
     """A node that registered and has not connected by then is forgotten."""
     lease_s: float = 10.0
-    """Time for nodes to come back where the coordinator itself may have been at fault (`core.nodes.lost_nodes`)."""
+    """Time for nodes to return if the coordinator itself may have been at fault (`core.nodes.lost_nodes`)."""
     stall_s: float = 1.5
-    """Ticks come every half second; two further apart say that the coordinator stood still."""
+    """Ticks are half a second apart; two further apart mean that the coordinator stood still."""
     activate_timeout_s: float = 60.0
     """Time from every stage prepared to an attached head."""
     suspect_wait_s: float = 0.75
     suspect_silence_s: float = 1.0
-    """A node counts as silent if nothing was heard from the second before a link of it is suspect until this long
-    after: its deployment continues without it."""
+    """A node counts as silent if nothing arrives from it between one second before a link of it is
+    suspect and this long after. Its deployment then continues without it."""
     suspect_limit_s: float = 2.0
-    """If by then the nodes of a suspect link have not both been heard, the one heard earlier counts as silent."""
+    """If by then the two nodes of a suspect link have not both sent something, the one that sent
+    earlier counts as silent."""
     bad_link_s: float = 60.0
     """Time for which a link that was at fault is remembered."""
     reattach_timeout_s: float = 5.0
@@ -68,7 +69,7 @@ class Timings:
     probe_retry_first_s: float = 10.0
     probe_retry_limit_s: float = 600.0
     probe_attempts: int = 6
-    """A link whose probe fails is tried again with these delays, and then no more until one of its nodes restarts."""
+    """A link whose probe fails is tried again with these delays, and then not until one of its nodes restarts."""
     retake_quiet_s: float = 30.0
     """Time for which a node must have been quiet before layers that it measured while busy are measured again."""
     retake_first_s: float = 60.0
@@ -97,7 +98,8 @@ class KnownNode:
     """Whether it ever had a control stream; only then is it on disk (`core.nodes.unconnected_nodes`)."""
     heard_at: float = 0.0
     others_at: float = 0.0
-    """When others last took more of its cores than a measurement bears; until it was heard of, its connection."""
+    """Time when others last took more of its cores than a measurement tolerates; at first, the time
+    of its connection."""
     stages: tuple[StageStatus, ...] = ()
     reported: bool = False
     """Whether it has sent a heartbeat over this connection."""
@@ -109,9 +111,9 @@ class KnownNode:
     """Stages that this connection was commanded to release and the node still names: the heartbeat
     was sent before, or the release is under way."""
     excused: bool = False
-    """Whether a silence of it was put down to the coordinator since it was last heard."""
+    """Whether a silence of it was attributed to the coordinator since its last message."""
     own_labels: Mapping[str, str] = field(default_factory=dict)
-    """Of the agent's settings."""
+    """Labels from the agent's settings."""
     set_labels: Mapping[str, str | None] = field(default_factory=dict)
     """Labels set by an operator, which take precedence; None if it removes a label of the agent's."""
     unknown_stages_told: bool = False
@@ -123,7 +125,7 @@ class KnownNode:
 
     @property
     def placeable(self) -> bool:
-        """Whether layers can be placed on it, and measurements asked of it."""
+        """Whether layers can be placed on it, and measurements requested from it."""
         return self.connected and not self.starting
 
     @property
@@ -213,7 +215,7 @@ class Standby:
     """The layers that a node is to keep in memory for a deployment, or None to keep nothing any more. `number` is that
     of its command.
 
-    Of its memory `reserved_bytes` count as taken.
+    `reserved_bytes` of its memory count as taken.
     """
 
     number: int
@@ -317,7 +319,7 @@ class DeploymentRecord:
 
     @property
     def served_name(self) -> DeploymentName:
-        """The name that clients ask for, which replicas have in common."""
+        """The name that clients use, which replicas share."""
         return DeploymentName(self.spec.served_name)
 
     @property
@@ -373,7 +375,7 @@ class State:
     """Last epoch of each deployment that is gone: a name used again starts above it, so an epoch never comes twice."""
     measured: Mapping[NodeId, Measurements] = field(default_factory=dict)
     jobs: tuple[Job, ...] = ()
-    """Jobs in the order in which they were asked for."""
+    """Jobs in the order of the requests."""
     told: tuple[Measured, ...] = ()
     """Jobs that ended, until the operator's call is notified."""
     tries: Mapping[NodeId, Mapping[NodeId, ProbeTry]] = field(default_factory=dict)
@@ -393,7 +395,7 @@ class State:
     refused: tuple[RefusedOperation, ...] = ()
     """The newest ones, for the calls that wait to be notified."""
     ticked_at: float | None = None
-    """When the newest tick came; None before the first."""
+    """Time of the newest tick; None before the first."""
     frozen_until: float = 0.0
     """The time before which no node is taken for lost (`core.nodes.lost_nodes`)."""
     awaited: Mapping[NodeId, float] = field(default_factory=dict)
@@ -428,7 +430,7 @@ class State:
         return node is not None and node.placeable
 
     def pending_operation(self, name: DeploymentName, operation_id: OperationId) -> ServedOperation | None:
-        """A call on a deployment that the disk has neither taken nor refused yet; of replicas, for one of them."""
+        """A call on a deployment that the disk has neither taken nor refused yet; for replicas, on one of them."""
         operations = (operation for record in self.replicas_of(name) for operation in record.operations)
         return next((operation for operation in operations if operation.operation_id == operation_id), None)
 
@@ -524,7 +526,7 @@ class State:
     def candidates(self, without: DeploymentName | None = None) -> tuple[Candidate, ...]:
         """Every known node as the placer sees it, by name, with the memory of the deployment `without` counted as free.
 
-        Worth a moment for many nodes: ask for it off the loop.
+        It takes a moment for many nodes: call it off the loop.
         """
         held: dict[NodeId, int] = {}
         for stage in self._placed(without):

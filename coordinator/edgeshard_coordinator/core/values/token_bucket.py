@@ -22,7 +22,7 @@ class TokenBucket:
         return TokenBucket(self.rate, self.holds_s, max(self.full_at, now) + amount / self.rate)
 
     def debt_s(self, now: float) -> float:
-        """Seconds until it is out of debt; 0 where it is in none."""
+        """Seconds until it is out of debt; 0 if it has none."""
         return max(0.0, self.full_at - now - self.holds_s)
 
     def is_full(self, now: float) -> bool:
