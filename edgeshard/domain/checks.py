@@ -20,7 +20,7 @@ Check = Callable[[Any, str], Any]
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """A check of how many items a field has, before any of them is looked at."""
+    """A check of the number of items of a field, before any of them is checked."""
 
     check_count: Callable[[int, str], object]
 
@@ -40,7 +40,7 @@ def at_most(most: int, unit: str = "items") -> First:
 
 
 def one_or_more(value: int, field: str) -> int:
-    """0 stands for 1: an earlier version did not say it."""
+    """0 stands for 1: an earlier version did not send it."""
     return max(1, value)
 
 

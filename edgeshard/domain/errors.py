@@ -39,7 +39,7 @@ class EdgeShardError(Exception):
     none). `retry_after_s` is the number of seconds after which a retry may succeed (None if a retry
     would not help or is unknown).
 
-    Errors are part of a daemon's state, and values like the rest of it: two that say the same are equal.
+    Errors are part of a daemon's state, and values like the rest of it: two with the same content are equal.
     """
 
     partial_text: str = ""

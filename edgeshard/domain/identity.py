@@ -13,7 +13,7 @@ from edgeshard.domain.ids import check_id, check_name
 
 SCHEME = "edgeshard://"
 SECRET_BYTES = 16
-"""Of a token: 128 bits."""
+"""Length of a token's secret: 128 bits."""
 AUTHORITY_DIGEST_BYTES = 24
 """Length of the digest, from a sha256. With 192 bits no second certificate can be found, and more
 would make tokens longer."""
@@ -95,8 +95,9 @@ class Invitation:
     """The content of a token's text: what a process needs to find its site, to distinguish it from
     others, and to be admitted.
 
-    `authority` is the `authority_digest` of who signed the coordinator's certificate. The addresses are host:port of
-    the coordinator and of its listener for enrolment. `secret` must not be shown to anybody but the process.
+    `authority` is the `authority_digest` of the signer of the coordinator's certificate. The
+    addresses are host:port of the coordinator and of its listener for enrolment. Only the process
+    may see `secret`.
     """
 
     authority: bytes
@@ -120,7 +121,7 @@ class Invitation:
 
 
 def authority_digest(certificate: bytes) -> bytes:
-    """Of a certificate in DER, `AUTHORITY_DIGEST_BYTES` long."""
+    """The digest of a certificate in DER, `AUTHORITY_DIGEST_BYTES` long."""
     return sha256(certificate).digest()[:AUTHORITY_DIGEST_BYTES]
 
 

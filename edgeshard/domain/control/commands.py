@@ -49,7 +49,7 @@ MAX_REPORTED_PROFILES = 4
 """Profiles of one report; an agent sends one."""
 MAX_REPORTED_LINKS = 4096
 MOST_PART_BYTES = 1 << 20
-"""Of a dump in one message."""
+"""Most bytes of a dump in one message."""
 
 
 def check_stage_count(count: int, field: str = "stages") -> None:
@@ -296,7 +296,7 @@ class DropPacked:
     """Remove these packed units, or all that are not in use if none is named. If one does not
     exist, nothing is removed.
 
-    Not for the agent's state: what is in use is not touched.
+    Not for the agent's state: units in use are not touched.
     """
 
     ids: tuple[str, ...] = ()
@@ -343,7 +343,7 @@ class ControlHello:
 
 @dataclass(frozen=True, slots=True)
 class CommandProgress:
-    """How far a long command is: `done` of `total`, and what it is doing, in words."""
+    """Progress of a long command: `done` of `total`, and its current work, in words."""
 
     operation_id: Annotated[OperationId, check_short]
     done: int
@@ -364,8 +364,8 @@ class DumpPart:
 class CommandResult:
     """The answer to a command; `failure` is None when it succeeded.
 
-    `stage` is the status after a prepare, `trace` the record of a trace. `packed` are the units that were asked for:
-    all, or those that were to be dropped, of which those in use are still there.
+    `stage` is the status after a prepare, `trace` the record of a trace. `packed` are the requested
+    units: all, or those to be dropped, some of which may be in use and still there.
     """
 
     operation_id: Annotated[OperationId, check_short]

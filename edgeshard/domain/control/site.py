@@ -166,7 +166,7 @@ class UnknownFigures:
 
 @dataclass(frozen=True, slots=True)
 class NodeDetails:
-    """A node with its profiles, the links from and to it, and what is not measured of it yet."""
+    """A node with its profiles, the links from and to it, and its missing measurements."""
 
     node: Node
     profiles: tuple[StoredProfile, ...]
@@ -247,7 +247,7 @@ class MeasureRequest:
 
 @dataclass(frozen=True, slots=True)
 class NodeProgress:
-    """How far the measuring of one node is: `done` of `total`, and at what, in words.
+    """Progress of measuring one node: `done` of `total`, and the current work, in words.
 
     `finished` is True in a node's last one. `failure` then has the reason if it could not be
     measured, and `missed` the nodes to which it could not measure its link.

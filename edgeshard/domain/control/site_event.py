@@ -19,7 +19,7 @@ class Subject(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SiteEvent:
-    """`number` counts a coordinator's events from 1, anew after each of its starts; `time` is UTC by ISO 8601.
+    """`number` counts a coordinator's events from 1 after each of its starts; `time` is UTC by ISO 8601.
 
     `name` is the node's or the deployment's, `FROM -> TO` of a link. `what` is one word or two,
     such as `away` or a deployment's phase. `detail` adds more, and may be empty. `warning` is

@@ -30,7 +30,7 @@ NO_DRAFT, AUTO_DRAFT = "off", "auto"
 """In place of a model in `draft`: none, or one of the store that suits, if there is any."""
 
 AUTO_REPLICAS = 0
-"""The planner chooses how many pipelines serve the name; "auto" where people write it."""
+"""The planner chooses how many pipelines serve the name; "auto" in texts for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class DeploymentSpec:
 
     @property
     def served_name(self) -> str:
-        """The name that clients ask for: of a replica the one that it has in common with the others."""
+        """The name that clients use; a replica shares it with the others."""
         return self.name.removesuffix(f".{self.replica}") if self.replica else self.name
 
     @property
@@ -186,8 +186,8 @@ def draft_spec(spec: DeploymentSpec) -> DeploymentSpec:
 def parse_spec(values: Mapping[str, Any]) -> DeploymentSpec:
     """A spec from a TOML or JSON mapping; `layers` may be the text `a=0:4,b=4:12`, whose first node is the source.
 
-    Raises InvalidArgumentError naming the field, also for a key that does not exist. Where several fields are wrong in
-    themselves its message has all of them, and its field is the first.
+    Raises InvalidArgumentError naming the field, also for a key that does not exist. If several
+    fields are invalid, its message has all of them, and its field is the first.
     """
     mistakes = spec_mistakes(values)
     if mistakes:
@@ -198,7 +198,7 @@ def parse_spec(values: Mapping[str, Any]) -> DeploymentSpec:
 
 
 def spec_mistakes(values: Mapping[str, Any]) -> list[InvalidArgumentError]:
-    """The faults of single fields of a mapping, in no more words than each needs."""
+    """The faults of single fields of a mapping, in short texts."""
     from pydantic import ValidationError
 
     try:

@@ -26,7 +26,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The consequences if this node dies now.
+    """The consequences if this node fails now.
 
     `taken_by` are the stages that would be new. `warm` is whether their nodes have the weights in
     memory already. `pause` is None if the deployment could not continue, or if its length is

@@ -51,7 +51,7 @@ class PlacedStage:
 
 
 class LengthsFrom(StrEnum):
-    """Where the lengths come from that a placement is planned for."""
+    """Source of the lengths that a placement is planned for."""
 
     GIVEN = "given"
     SEEN = "seen"
@@ -122,7 +122,7 @@ def rank_among(predictions: Iterable[Prediction | None]) -> Callable[[Prediction
 
 
 class Speculation(StrEnum):
-    """Whether the head guesses tokens, or why it does not."""
+    """Whether the head drafts tokens, or why it does not."""
 
     GUESSES = "apart"
     """The head drafts tokens, and sends them to the stage that samples separately from the step."""
@@ -131,9 +131,10 @@ class Speculation(StrEnum):
     STATES = "states"
     """Requests have states, and there is no memory for the states after draft tokens, or a node is older."""
     EXPERTS = "experts"
-    """Each guess of a mixture may need experts of its own: what rows cost was not measured, or these are on a disk."""
+    """Each draft token of a mixture may need experts of its own: the cost of rows was not measured,
+    or these are on a disk."""
     PROMISE = "promise"
-    """A time between tokens was promised, which holds for steps without guesses."""
+    """A time between tokens was promised, which holds for steps without draft tokens."""
     BITS = "bits"
     """A node, or the family, may give other bits if it computes several rows at once, or the node is older."""
 
@@ -195,7 +196,7 @@ class Placement:
         return max(1, self.kv_blocks // -(-positions // self.kv_block_tokens))
 
     def slots_of(self, positions: int) -> int:
-        """Slots of states, for those requests and for what is saved."""
+        """Slots of states, for those requests and for the saved ones."""
         return self.requests_of(positions) + self.saved_states
 
     @property

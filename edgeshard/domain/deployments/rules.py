@@ -1,7 +1,7 @@
 """Rules of an operator: which nodes may, must or must not hold stages of a deployment together.
 
-A `Rule` is what somebody wrote, by names and labels of nodes. `resolve` makes `Condition`s of it for the nodes of a
-site: what a planner sees.
+A `Rule` is an operator's text, by names and labels of nodes. `resolve` makes `Condition`s of it for
+the nodes of a site: the planner's input.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def parse_rules(texts: Sequence[str]) -> tuple[Rule, ...]:
 
 
 def _number_of(words: list[str], kind: RuleKind) -> float:
-    """The number at the beginning of `words`, which is taken off them."""
+    """The number at the beginning of `words`, which is removed from them."""
     try:
         return float(words.pop(0))
     except (IndexError, ValueError):
@@ -231,7 +231,7 @@ def broken(conditions: Sequence[Condition], used: Collection[str]) -> tuple[str,
 
 
 def conflicting(conditions: Sequence[Condition], impossible: Callable[[Sequence[Condition]], bool]) -> tuple[str, ...]:
-    """The texts of conditions that cannot hold together, of which none can be left out, where all of them cannot.
+    """The texts of conditions that cannot hold together, a smallest set of them, if all cannot.
 
     `impossible` returns whether no plan keeps some of them.
     """

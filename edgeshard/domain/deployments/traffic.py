@@ -1,4 +1,4 @@
-"""Lengths of a deployment's prompts and answers, its guesses, and nothing of their content. Pure."""
+"""Lengths of a deployment's prompts and answers, its draft tokens, and nothing of their content. Pure."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The requests a deployment served: how many at all, and lengths and guesses of the latest.
+    """The requests a deployment served: their total number, and lengths and draft tokens of the latest.
 
-    `at_once` is the mean of how many were running, it included, when one of them ended.
+    `at_once` is the mean number of running requests, itself included, when one of them ended.
     """
 
     requests: int = 0

@@ -43,8 +43,8 @@ UNSUPPORTED_KV_DTYPE = "UNSUPPORTED_KV_DTYPE"
 class KvFormat(StrEnum):
     """How keys and values are kept: as numbers of a dtype, or of 4 bits in groups.
 
-    A group is 32 consecutive numbers of a token in one head (16 where 32 do not divide the head's width). It has its
-    minimum, 4 bytes, and the step between two of sixteen values, 2 bytes.
+    A group is 32 consecutive numbers of a token in one head (16 if 32 do not divide the head's
+    width). It has its minimum, 4 bytes, and the step between two of sixteen values, 2 bytes.
     """
 
     FLOAT32 = "float32"
@@ -62,7 +62,8 @@ class KvFormat(StrEnum):
         return 16 if head_dim % 32 else 32
 
     def check_heads(self, head_dim: int) -> None:
-        """Raise InvalidArgumentError where the kernels do not read keys and values of heads of this width kept so."""
+        """Raise InvalidArgumentError if the kernels do not read keys and values of heads of this
+        width in this format."""
         if self is KvFormat.INT4 and head_dim % KV_VECTOR:
             why = f"int4 takes heads whose width is a multiple of {KV_VECTOR}; this model's is {head_dim}"
             raise InvalidArgumentError.about("kv_dtype", f"{why}; use bfloat16", UNSUPPORTED_KV_DTYPE)
@@ -80,7 +81,7 @@ STORED_GROUP = 32
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """Sizes of a block of consecutive inputs of a row: how many they are, and its bytes in the store and packed."""
+    """Sizes of a block of consecutive inputs of a row: their number, and its bytes in the store and packed."""
 
     inputs: int
     stored_bytes: int
@@ -123,7 +124,7 @@ class IntegerFormat(StrEnum):
 
     @property
     def bits(self) -> int:
-        """Of one weight, without its scale, in a format of EdgeShard's own."""
+        """Bits of one weight, without its scale, in a format of EdgeShard's own."""
         return int(self.removeprefix("int"))
 
     @property
@@ -216,12 +217,12 @@ class Quantisation(StrEnum):
 
     @property
     def blocks(self) -> IntegerFormat:
-        """Of the matrices of blocks; not of `STORED`, in which each has a format of its own."""
+        """The format of the matrices of blocks; not for `STORED`, in which each has a format of its own."""
         return IntegerFormat(self.partition("-")[0])
 
     @property
     def head(self) -> IntegerFormat | None:
-        """Of the LM head; None if it keeps the dtype. Not of `STORED`."""
+        """The format of the LM head; None if it keeps the dtype. Not for `STORED`."""
         written = self.partition("-head-")[2] or IntegerFormat.INT8
         return None if written == WHOLE_HEAD else IntegerFormat(written)
 

@@ -1,4 +1,4 @@
-"""Parts of a model: its tensors, where each belongs, and those that a stage must hold."""
+"""Parts of a model: its tensors, the unit of each, and those that a stage must hold."""
 
 from __future__ import annotations
 

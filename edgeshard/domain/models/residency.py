@@ -56,7 +56,7 @@ def room_for_experts(others: int, experts: Sequence[int], budget: int | None) ->
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Of the layers of a stage, in order: whether each stays in memory. The others pass through `slots` slots."""
+    """For each layer of a stage, in order: whether it stays in memory. The others pass through `slots` slots."""
 
     resident: tuple[bool, ...]
     slots: int

@@ -148,7 +148,7 @@ class StageExperts:
 
 @dataclass(frozen=True, slots=True)
 class StageSwap:
-    """Bytes of KV that a stage may keep aside of requests that were set back, and that it keeps now.
+    """Bytes of preempted requests' KV that a stage may swap out, and that it holds now.
 
     Since it began, `swapped_out` of them had their KV put there, and `swapped_in` got it back.
     """
@@ -163,7 +163,7 @@ class StageSwap:
 class StageGuesses:
     """Tokens that a head drafted since its epoch began, and the accepted ones.
 
-    Each other one was a row that a step computed in vain.
+    Each rejected one was a wasted row of a step.
     """
 
     guessed: int
@@ -221,7 +221,7 @@ class StageStatus:
 
 @dataclass(frozen=True, slots=True)
 class HugePages:
-    """Resident bytes of an agent for which it asked the kernel for huge pages, and how many of them lie in such."""
+    """Resident bytes of an agent for which it requested huge pages, and the part of them that is in huge pages."""
 
     wanted_bytes: int
     held_bytes: int
@@ -239,9 +239,9 @@ class Node:
     from it to nodes that can hold layers. It is `measuring` itself or them now.
     `profiles_beside_stages` were taken while it held stages, and are taken again when it holds
     none. `condition` is its machine's last report, None while it is away or older than a minute.
-    `labels` are set by an operator, or else by the agent. If its state directory was copied,
-    `twin_address` is where another agent with the same identity tried to take its place in the last
-    minutes, else "".
+    `labels` are set by an operator, or else by the agent. `twin_address` is the address of another
+    agent with the same identity that tried to take its place in the last minutes: its state
+    directory was copied. It is "" if there was none.
     """
 
     node_id: NodeId

@@ -49,7 +49,7 @@ def _figure(low: float, high: float = math.inf, *, above: bool = False) -> Check
 Rows = Annotated[int, _figure(1, 2**32)]
 Positions = Annotated[int, _figure(0, 2**32)]
 Seconds = Annotated[float, _figure(1e-12, 1e9)]
-"""Of one step or layer: times beyond these have no square that a fit can compute with."""
+"""Seconds of one step or layer: times beyond these have no square that a fit can compute with."""
 Spread = Annotated[float, _figure(0, 1e9)]
 Count = Annotated[int, _figure(0)]
 Positive = Annotated[int, _figure(1)]

@@ -66,7 +66,7 @@ class GenerationDefaults:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def validate(self) -> None:
-        """Raise InvalidArgumentError naming the first that no request may ask for."""
+        """Raise InvalidArgumentError naming the first that no request may set."""
         Sampling(**self.given()).validate()
 
 
@@ -147,7 +147,7 @@ class ChatReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChatFinished:
-    """The end of an answer, and how many tokens prompt and answer had."""
+    """The end of an answer, and the numbers of tokens of prompt and answer."""
 
     reason: ChatReason
     prompt_tokens: int

@@ -22,7 +22,7 @@ from edgeshard.domain.options import check_bounds, option
 # bytes each. Both stay far below gRPC's limit (`edgeshard.rpc.channel.MESSAGE_LIMIT_BYTES`), with
 # all other fields of the message.
 PROMPT_LIMIT_BYTES = 4 << 20
-"""Of a prompt as text, in UTF-8."""
+"""Limit of a prompt as text, in UTF-8."""
 PROMPT_LIMIT_TOKENS = 1 << 20
 STOP_LIMIT_STRINGS = 16
 STOP_LIMIT_BYTES = 1024
@@ -32,18 +32,18 @@ STOP_LIMIT_TOKENS = 1024
 LOGIT_BIAS_LIMIT_TOKENS, MOST_LOGIT_BIAS = 300, 100
 """As OpenAI's."""
 GUIDE_LIMIT_BYTES = 128 << 10
-"""Of a guide's text, in UTF-8."""
+"""Limit of a guide's text, in UTF-8."""
 PROMPT_LOGPROBS_LIMIT = 1 << 20
 """Most log-probabilities of one prompt, including the likeliest tokens': head and coordinator keep
 some 100 bytes of each until the client has them."""
 PROMPT_LOGPROBS_POSITIONS = 256
-"""The most of a prompt whose log-probabilities come in one event, and are computed at a time."""
+"""Most positions of a prompt whose log-probabilities are in one event, and are computed at a time."""
 
 
 Prompt = str | tuple[int, ...]
 """Text, or its token ids."""
 Biases = tuple[tuple[int, float], ...]
-"""Tokens with what is added to their logits, in order of id."""
+"""Tokens with the values added to their logits, in order of id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class Generation:
 
 
 def text_bytes(text: str) -> int:
-    """Bytes of a text in UTF-8; what is no text counts too."""
+    """Bytes of a text in UTF-8; invalid text counts too."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 

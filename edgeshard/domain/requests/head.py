@@ -88,9 +88,11 @@ class HeldRequest:
 
 @dataclass(frozen=True, slots=True)
 class HeadHello:
-    """The first message of a head's stream: whose it is, what the head has, the longest here first, and whether it
-    answers beacons. It knows of no request that ended more than `head_for_s` seconds ago, with another head; an older
-    version does not say it."""
+    """The first message of a head's stream.
+
+    It has the deployment, the head's requests, the oldest first, and whether the head answers
+    beacons. The head knows of no request that ended more than `head_for_s` seconds ago, with
+    another head; an older version does not send it."""
 
     node_id: Annotated[NodeId, check_short]
     deployment: Annotated[DeploymentName, check_short]
@@ -128,7 +130,7 @@ class RequestEnd:
 
 @dataclass(frozen=True, slots=True)
 class LastToken:
-    """A request's last token, and the end that comes with it: who has one has the other."""
+    """A request's last token, and the end that arrives with it, so that neither is received without the other."""
 
     token: Token
     end: RequestEnd

@@ -30,7 +30,7 @@ class LinkWelcome:
 
 @dataclass(frozen=True, slots=True)
 class LinkBeacon:
-    """The listening end is there: the bytes that came in over this stream, and the step it wants next."""
+    """A keepalive of the listening end: the bytes that arrived over this stream, and the step it expects next."""
 
     received_bytes: int
     next_step: int

@@ -1,4 +1,4 @@
-"""One step of a pipeline: a micro-batch of spans and the KV bookkeeping that goes before it, and what comes out.
+"""One step of a pipeline: a micro-batch of spans, the KV bookkeeping that precedes it, and its result.
 
 The head forms a `StepPlan`; every stage applies it in the same order. Only the head allocates KV blocks and slots of
 states; stages check and obey.
@@ -19,7 +19,7 @@ MAX_STEP_TOKENS = 4 * STEP_TOKENS
 DRAFT_TOKENS = 128
 """Tokens that a draft reads of a request before one step: it comes to know a longer text over several."""
 DRAFTED_REQUESTS = 4
-"""Requests at most that a draft guesses for at once: where more decode, they share a step's weights already."""
+"""Most requests that a draft drafts for at once: if more decode, they share a step's weights already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,11 @@ class Span:
 
 
 GuessedTokens = Mapping[int, tuple[int, ...]]
-"""The tokens of a step's guesses, by request."""
+"""The draft tokens of a step, by request."""
 
 
 def guessed_tokens(spans: Iterable[Span], tokens: Sequence[int]) -> GuessedTokens:
-    """The guesses of these spans, of whose positions `tokens` has all."""
+    """The draft tokens of these spans; `tokens` has all their positions' tokens."""
     guessed, end = dict[int, tuple[int, ...]](), 0
     for span in spans:
         end += span.token_count
@@ -94,10 +94,11 @@ def guessed_tokens(spans: Iterable[Span], tokens: Sequence[int]) -> GuessedToken
 class KvGrant:
     """KV blocks appended to a request's table; `first_index` is the table's length before the grant.
 
-    `filled` is how many positions the blocks hold already. It is 0, or all of them for blocks that other requests
-    filled: these begin this request's table, and it shares them and never writes to them. `swapped` blocks begin the
-    table of a request that was swapped out, and take what was kept of it. With the first grant a request also gets the
-    `slot` of its states, where the model has any.
+    `filled` is the number of positions that the blocks hold already. It is 0, or all of them for
+    blocks that other requests filled: these begin this request's table, which shares them and never
+    writes to them. `swapped` blocks begin the table of a request that was swapped out, and get its
+    swapped content. With the first grant a request also gets the `slot` of its states, if the model
+    has any.
     """
 
     request: int

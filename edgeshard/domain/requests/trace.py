@@ -1,4 +1,4 @@
-"""The work of each stage in each step, put on one clock: bubbles seen instead of guessed. Pure.
+"""The work of each stage in each step, put on one clock, so that bubbles are measured. Pure.
 
 Every node reads times from its own monotonic clock. Steps go around a ring, so no clock has to be
 trusted. The quickest step over a hop bounds the difference of two clocks, and around the whole ring
@@ -94,7 +94,7 @@ class ReadRecord:
 
 @dataclass(frozen=True, slots=True)
 class StageTrace:
-    """A stage's records in the order of their steps, and what it read meanwhile where weights are on its disk."""
+    """A stage's records in the order of their steps, and its reads meanwhile if weights are on its disk."""
 
     stage: int
     node: Text
@@ -170,7 +170,7 @@ def _moved_read(read: ReadRecord, by_s: float) -> ReadRecord:
 
 
 def shares(trace: StageTrace, from_s: float, until_s: float) -> StageShare:
-    """Where the stage's time went between two moments of the aligned clock."""
+    """The parts of the stage's time between two moments of the aligned clock."""
     span = max(until_s - from_s, 1e-12)
     computing = sum(_within(record.began_s, record.ended_s, from_s, until_s) for record in trace.records)
     sending, free_from = 0.0, from_s
@@ -257,8 +257,8 @@ def _read_summary(trace: StageTrace, from_s: float, until_s: float) -> ReadSumma
 
 @dataclass(frozen=True, slots=True)
 class GuessSummary:
-    """The steps with guesses whose result the head had: how many, and the tokens that were guessed in them and right.
-    Each other guess was a row that every stage computed in vain."""
+    """The steps with draft tokens whose result the head had: their number, and their drafted and
+    accepted tokens. Each rejected one was a row that every stage computed without use."""
 
     node: str
     steps: int

@@ -23,8 +23,8 @@ class BatchTimes:
     """`prefill` and `decode` score one micro-batch's prompt and one token of it.
 
     `ttft_s` is the time until the last of the micro-batches has its first token, `request_s` until
-    they have all their tokens. For that time, `computing_s` is how long each stage's node computes,
-    all micro-batches together. `slices` are those of a single prompt.
+    they have all their tokens. `computing_s` is the part of `request_s` in which each stage's node
+    computes, all micro-batches together. `slices` are a single prompt's.
     """
 
     prefill: Score

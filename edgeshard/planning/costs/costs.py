@@ -26,7 +26,7 @@ KV_BLOCK_TOKENS = 16
 FRAME_PART_BYTES = 1 << 20
 """Activations travel in parts of at most this many bytes."""
 FRAME_OVERHEAD_BYTES = 128
-"""Of every part: frame header and checksum (about 60), gRPC and HTTP/2 (14), TLS (22), TCP/IP (40)."""
+"""Overhead of every part: frame header and checksum (about 60), gRPC and HTTP/2 (14), TLS (22), TCP/IP (40)."""
 RETURNED_TOKEN_BYTES = 16
 """Size of a sampled token on its return: request, position, token and logprob as varints and a float."""
 
@@ -230,7 +230,7 @@ class Costs:
         return max(0.0, float(np.floor(room * (1 - 2 * SLACK))))
 
     def _times(self) -> list[ComputeTimes]:
-        """Of each node its measured times, else its roofline: one for all nodes that share the spec of a [[device]]."""
+        """Each node's measured times, else its roofline: one for all nodes that share the spec of a [[device]]."""
         problem, model = self.problem, self.problem.model
         devices = {id(node.device): node.device for node in self.nodes if node.name not in problem.times}
         rooflines = {

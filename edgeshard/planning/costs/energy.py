@@ -21,7 +21,7 @@ from edgeshard.planning.solvers.instance import Cut, Floats
 def energy_j(costs: Costs, cut: Cut, load: Load, times: BatchTimes | None = None) -> float | None:
     """Joules of the load's requests over the cut, from their start to their last token; None if watts are unknown.
 
-    Divided by `load.requests` times `new_tokens` it is the energy per token. `times` are the batch's where known.
+    Divided by `load.requests` times `new_tokens` it is the energy per token. `times` are the batch's if known.
     """
     times = times or batch_times(costs, cut, load)
     total = 0.0

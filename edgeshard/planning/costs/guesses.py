@@ -1,7 +1,7 @@
 """The worth of draft tokens: how many pay in a step, and how much faster a single request becomes. Pure.
 
-A step with guesses computes a row more for each, and brings a token more for each that was right.
-(docs/speculation.md)
+A step with draft tokens computes a row more for each, and brings a token more for each accepted
+one. (docs/speculation.md)
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def rows_s(cost: InterTokenSeconds, position: int, guesses: int) -> float:
 
 
 def that_pay(cost: InterTokenSeconds, position: int, guesses: int) -> int:
-    """As many of the guesses as pay, halved until they do: a step with them takes less than the steps that it saves
-    where half of them are right."""
+    """The most of the draft tokens that pay, by halving: a step with them takes less time than the
+    steps that it saves if half of them are accepted."""
     alone_s = rows_s(cost, position, 0)
     while guesses and rows_s(cost, position, guesses) > alone_s * (1 + guesses / 2):
         guesses //= 2
@@ -43,10 +43,12 @@ def expected_guesses(counts: GuessCounts, costs: Sequence[StageCost], position: 
 
 
 def expected_times(counts: GuessCounts, cost: InterTokenSeconds, position: int) -> float:
-    """Tokens a second with guesses, over those without: (tokens of the steps) / (their seconds / a single row's).
+    """Tokens a second with draft tokens, over those without: (tokens of the steps) / (their seconds
+    / a single row's).
 
-    Nodes on which fewer guesses pay than were counted take a guessed text in parts. A step that brought t tokens is
-    ceil(t / w) steps of w rows there: each part but the last is right as a whole, or it is the last.
+    If fewer draft tokens pay on a node than were counted, it takes a drafted text in parts. A step
+    that brought t tokens is ceil(t / w) steps of w rows there: each part except the last is
+    accepted as a whole, or it is the last.
     """
     row_s = rows_s(cost, position, 0)
     if row_s <= 0.0:

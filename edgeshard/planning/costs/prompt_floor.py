@@ -1,14 +1,15 @@
 """Lower bounds of a prompt's time under any slicing, for many cuts at once, and closer for one cut. Pure.
 
-Whatever its slices: stage j works for all of them, after the first one's way to it and before the last one's way from
-it. So the first token comes no sooner than
+Stage j works for all slices, whatever they are, after the first one's way to it and before the last
+one's way from it. So the first token arrives no sooner than
 
     max over j of  [first slice through stages before j] + [all slices on j] + [last slice through stages after j].
 
-`PromptFloor` takes each part as the least over all slicings, block by block; so is each link's. What remains is a sum
-over blocks and hops, which solvers and numpy can do. `CutFloor` takes the least of the whole over all first and last
-slices, which is close and takes a tenth of a millisecond for a cut. Both are exact for a single node and for a prompt
-in one piece. Where slices do not follow each other, the first token takes the sum of all steps' ways.
+`PromptFloor` takes each part as the least over all slicings, block by block; so is each link's.
+What remains is a sum over blocks and hops, which solvers and numpy can do. `CutFloor` takes the
+least of the whole over all first and last slices, which is close and takes a tenth of a millisecond
+for a cut. Both are exact for a single node and for a prompt in one piece. If slices do not follow
+each other, the first token takes the sum of all steps' ways.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def step_room(budget: int, tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """[E, E] seconds of one kind of node by the edges where a step begins and ends; infinite if
+    """[E, E] seconds of one kind of node by the edges at which a step begins and ends; infinite if
     there is no step."""
 
     blocks: dict[BlockSpec, Floats]
@@ -107,7 +108,7 @@ class StepTables:
 class PromptFloor:
     """Instances whose times are the least of the first slice, of the last one, and of all slices together.
 
-    Where steps do not follow each other (`apart`), all three are of all steps, with their delays.
+    If steps do not follow each other (`apart`), all three are of all steps, with their delays.
     """
 
     first: Instance

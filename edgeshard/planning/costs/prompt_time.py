@@ -72,7 +72,7 @@ class PromptTimes:
     def seconds(self, cut: Cut, slices: tuple[int, ...]) -> float:
         """The first token's time with these slices, by the recurrence with every node and link a station.
 
-        As many steps are in flight as there are stages, one where slices do not follow each other.
+        As many steps are in flight as there are stages, one if slices do not follow each other.
         """
         parts, count = stages(cut), len(cut.nodes)
         window = count if self._costs.problem.sliced else 1

@@ -21,7 +21,7 @@ _SYSTEM_BYTES = 3e9
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """What is short.
+    """The missing resource.
 
     `constraint` is memory, source_memory, max_share, max_nodes, min_nodes, max_time_per_token,
     constraints (several together) or rules. `amount` is what is missing in `unit` (bytes, layers,
@@ -131,7 +131,7 @@ def _limited(room: _Room, instance: Instance) -> _Room:
 
 
 def _missing(instance: Instance, room: _Room, most_nodes: int | None = None) -> int:
-    """Layers for which there is no room in the best choice of nodes, 0 when all fit."""
+    """Layers that do not fit on the best choice of nodes, 0 if all fit."""
     layers, source = instance.layers, instance.source
     held = int(room.with_head[source])
     best = min(layers, held) if held >= 1 else 0
@@ -176,7 +176,7 @@ def _memory(costs: Costs, load: Load, instance: Instance, room: _Room) -> Shorta
 
 
 def _left_in_order(instance: Instance) -> list[float]:
-    """Bytes of the layers that are left over where the source and then the largest nodes take as many as they hold."""
+    """Bytes of the layers that are left over if the source and then the largest nodes take as many as they hold."""
     source = instance.source
     free = instance.capacity_bytes * (1 + SLACK) - instance.stage_bytes
     free[source] -= instance.embed_bytes

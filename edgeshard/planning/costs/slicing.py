@@ -34,8 +34,8 @@ class Slices:
 
 @dataclass(frozen=True, slots=True)
 class SliceTimes:
-    """work_s [units + 1, units + 1, devices] of the slice from a to b, 0 where b <= a; comm_s [units + 1, devices - 1]
-    by length. Raises InvalidArgumentError for a time that cannot be."""
+    """work_s [units + 1, units + 1, devices] of the slice from a to b, 0 if b <= a; comm_s [units +
+    1, devices - 1] by length. Raises InvalidArgumentError for an impossible time."""
 
     work_s: Floats
     comm_s: Floats

@@ -13,8 +13,8 @@ Then, with x1 = max(B1, R1 / w) and x2 = max(B2, R2 / w),
 
     t  = max(T, f1)                                 seconds of these rounds, of the station that they ask most of
 
-Here s0, s1 and s2 are the seconds that the steps take any one station. With u of the C requests
-decoding, a request ends every W seconds, in which each of the u advances by g / u rounds:
+Here s0, s1 and s2 are the seconds that the steps take any one station. If u of the C requests
+decode, a request ends every W seconds, in which each of the u advances by g / u rounds:
 
     W = t + (g / u - k) c0                  if a prompt arrives in only some of the rounds, g / u >= k
     W = t (g / u) / k                       otherwise
@@ -64,7 +64,7 @@ class SteadyTimes:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """[K] n, and the full chunks and rests that a request asks of the pipeline: fewer where rests go with others."""
+    """[K] n, and the full chunks and rests of a request: fewer if rests go with others."""
 
     count: Floats
     full: Floats
@@ -77,7 +77,7 @@ class Chunks:
 
     @classmethod
     def of(cls, prompt_tokens: int, room: Floats, rounds: float, batch: int) -> Chunks:
-        """Of prompts in steps with `room` tokens for them."""
+        """The chunks of prompts in steps with `room` tokens for them."""
         count = np.ceil(prompt_tokens / room)
         alone = rounds / batch >= count
         return cls(count, np.where(alone, count - 1, prompt_tokens / room), np.where(alone, 1.0, 0.0))
@@ -145,8 +145,9 @@ def steady(
 
 
 def _period_s(stall_s: Floats, decode_s: Floats, requests: Floats, prompt_s: Floats) -> Floats:
-    """The larger root of C W^2 - (T + C stall + decode) W + stall T = 0, from W = stall + decode /
-    u, u = C - T / W.
+    """The larger root of C W^2 - (T + C stall + decode) W + stall T = 0.
+
+    It follows from W = stall + decode / u and u = C - T / W.
 
     It is infinite if a link is missing.
     """
@@ -158,7 +159,7 @@ def _period_s(stall_s: Floats, decode_s: Floats, requests: Floats, prompt_s: Flo
 
 
 def _whole_s(together_s: Floats, requests: Floats, rounds: float, prompt_s: Floats) -> Floats:
-    """W where rounds have one prompt or more: the largest by the lines between neighbours of max(T, fj) [J, K]."""
+    """W if rounds have one prompt or more: the largest by the lines between neighbours of max(T, fj) [J, K]."""
     found = np.zeros_like(prompt_s)
     for number, (fewer_s, more_s) in enumerate(pairwise(together_s), 1):
         slope_s = more_s - fewer_s

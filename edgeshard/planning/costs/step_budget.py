@@ -34,7 +34,7 @@ MOST_UNITS = 24
 
 
 Blocks = tuple[tuple[BlockSpec, int], ...]
-"""Kinds of blocks, each with how many there are."""
+"""Kinds of blocks, each with its number."""
 
 
 class StageCosts:
@@ -192,7 +192,7 @@ def prompt_slices(stages: Sequence[StageCost], tokens: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=512)
 def _slice_table(stage: StageCost, unit: int, units: int) -> Floats:
-    """[units + 1, units + 1] seconds of the slice from a to b, 0 where b <= a."""
+    """[units + 1, units + 1] seconds of the slice from a to b, 0 if b <= a."""
     table = np.zeros((units + 1, units + 1))
     for first in range(units):
         for end in range(first + 1, units + 1):

@@ -1,4 +1,4 @@
-"""Costs of stages where nodes may stream weights: layers that stay, memory, and seconds of a sweep. Pure.
+"""Costs of stages if nodes may stream weights: layers that stay, memory, and seconds of a sweep. Pure.
 
 A node whose memory holds its stage keeps it. One whose memory does not reads the layers that do not stay from its disk
 in every step, through slots (`domain.models.residency`). In one sweep it computes a step of each of `sweep`
@@ -15,8 +15,8 @@ is the seconds of one step, and A the experts' part of it. A layer's b tokens ne
 
     seconds = sweep * ( C - A + max( A, q * bytes on the disk * L / (L - q) / disk rate ) )     L: mixtures of a stage
 
-Routing that prefers some experts needs fewer of them, and finds more of those in memory: it reads less.
-(docs/papers.md#experts-on-the-disk)
+Routing that prefers some experts needs fewer of them, and finds more of these in memory: it reads
+less. (docs/papers.md#experts-on-the-disk)
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Streaming:
 
     weight_bytes: int
     streamed_bytes: int
-    """The part of `weight_bytes` that does not stay in memory; where layers pass, each step reads all of it."""
+    """The part of `weight_bytes` that does not stay in memory; if layers pass, each step reads all of it."""
     layer_bytes: int
     """Most bytes of a layer that passes."""
     budget_bytes: int
@@ -99,8 +99,9 @@ class StreamedBytes:
 
 @dataclass(frozen=True, slots=True)
 class _Experts:
-    """Of each layer, [N]: the bytes of its experts, those in whole blocks, the largest of these, and their part of what
-    the layer computes. `chosen_share` of a mixture's experts are a token's."""
+    """[N] for each layer: the bytes of its experts, the bytes in whole blocks, the largest of
+    these, and their part of the layer's computing. `chosen_share` of a mixture's experts are a
+    token's."""
 
     whole: Floats
     total: Floats

@@ -31,7 +31,7 @@ class DeviceSpec:
     unified: bool
     """Whether processor and accelerator share one memory."""
     source: str
-    """Where the figures are from."""
+    """Source of the figures."""
     step_overhead_s: float = 0.0
     """Seconds that a step costs whatever its layers. No data sheet has it, so it is 0 unless the
     cluster file has another."""

@@ -158,7 +158,7 @@ class PlanProblem:
 
     @property
     def formats(self) -> tuple[DType, Quantisation | None]:
-        """How every node keeps its weights, as `ModelSpec` and `BlockSpec` ask for it."""
+        """How every node stores its weights, in the form of `ModelSpec` and `BlockSpec`."""
         return self.dtype, self.quantisation
 
     @property

@@ -93,7 +93,7 @@ class Matrices:
 
 @dataclass(frozen=True, slots=True)
 class ExpertKind:
-    """Experts of a block that are of one size: how many, and the elements of each."""
+    """Experts of a block with the same size: their number, and the elements of each."""
 
     count: int
     parameters: int
@@ -126,7 +126,7 @@ class BlockSpec:
     float32_parameters: int = 0
     """Parameters that are held in float32 whatever the dtype."""
     expert_kinds: tuple[ExpertKind, ...] = ()
-    """Experts that a node can read from its disk one by one; none in families where layers pass whole."""
+    """Experts that a node can read from its disk one by one; empty in families whose layers pass whole."""
 
     def weight_bytes(self, dtype: DType, quantisation: Quantisation | None = None) -> int:
         wider = self.float32_parameters * (DType.FLOAT32.itemsize - dtype.itemsize)
@@ -180,9 +180,9 @@ class ModelSpec:
     tied_parameters: int
     """The part that embedding and head share."""
     largest_block_tensor: int
-    """Of one block; it matters while a stage loads."""
+    """Largest tensor of one block; it matters while a stage loads."""
     largest_outer_tensor: int
-    """Of the parts outside the blocks."""
+    """Largest tensor outside the blocks."""
     inner_size: int
     """The widest row of a block's activations."""
     head_matrices: Matrices = Matrices()

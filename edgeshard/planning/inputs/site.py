@@ -88,10 +88,10 @@ def site_cluster(  # noqa: PLR0913 - the site's figures, and the request
 ) -> SiteCluster:
     """The nodes of a site that can serve, and their links.
 
-    `profiles` are those of this model in this dtype and quantisation, by node. If a node has none
-    and no known data sheet, it counts like one that would take as long for a model of `others`.
-    Nodes that are away, still starting or in `exclude` are left out. If `skip_unmeasured`, nodes
-    without times are too, except the source.
+    `profiles` are for this model in this dtype and quantisation, by node. If a node has none and no
+    known data sheet, it counts like one that would take as long for a model of `others`. Nodes that
+    are away, still starting or in `exclude` are left out. If `skip_unmeasured`, nodes without times
+    are too, except the source.
 
     Raises NotFoundError or UnavailableError for a source that is not there, InvalidArgumentError for nodes that cannot
     run small integers, FailedPreconditionError (reason NOT_MEASURED) naming the nodes without times.

@@ -71,7 +71,7 @@ def typical_link(cluster: Cluster) -> Link:
 
 
 def _with_figure(problem: PlanProblem, figure: re.Match[str]) -> PlanProblem:
-    """With another rate of disks, or with more memory, on the nodes named or on all."""
+    """The problem with another rate of disks, or with more memory, on the named nodes or on all."""
     value = float(figure["number"]) * _UNITS[figure["unit"].lower()]
 
     def change(device: DeviceSpec) -> DeviceSpec:

@@ -40,7 +40,7 @@ STRATEGIES = (
 )
 
 COMPARED = (*STRATEGIES[:-1], "whole-fastest", "replicas", "edgeshard")
-"""The rows of a comparison: `STRATEGIES`, and the model whole where requests need not come in at the source."""
+"""The rows of a comparison: `STRATEGIES`, and the model whole if requests need not arrive at the source."""
 
 Shares = Sequence[tuple[int, int]]
 """(node, layers) in the order of the pipeline."""

@@ -1,4 +1,4 @@
-"""The costs of streaming, in words, and the ways to do without it. Pure.
+"""The costs of streaming, in words, and the ways to avoid it. Pure.
 
 A disk must surprise no user: the speed of one request and of many, and the bytes read in a day, are
 printed before anything starts.
@@ -31,7 +31,7 @@ _LEAST_GB = 0.1 * _GB
 
 
 def describe_streaming(result: PlanResult) -> tuple[str, ...]:
-    """All there is to say of a plan whose nodes stream; nothing of any other."""
+    """The description of a plan whose nodes stream; empty for any other."""
     return (*describe_speed(result), *describe_daily(result))
 
 

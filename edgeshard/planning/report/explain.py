@@ -42,7 +42,7 @@ def _bottleneck(result: PlanResult) -> str:
 
 
 def describe_locality(result: PlanResult) -> str:
-    """The reason why a plan that is not the best was taken, and its cost; "" where the plan is simply the best."""
+    """The reason why a plan that is not the best was taken, and its cost; "" if the plan is simply the best."""
     locality, problem = result.locality, result.problem
     if locality is None:
         return ""

@@ -61,7 +61,8 @@ def with_expected(placement: Placement, counts: GuessCounts) -> Placement:
 
 
 def weighed(placement: Placement) -> Placement:
-    """The same, with guesses for a mixture in memory whose rows were measured: the head weighs each guess."""
+    """The same placement, with draft tokens for a mixture in memory whose rows were measured: the
+    head weighs each."""
     if placement.speculation is not Speculation.EXPERTS or not placement.costs or placement.streams:
         return placement
     return replace(placement, speculation=Speculation.GUESSES)
@@ -75,7 +76,7 @@ class SiteGuesses:
     counts: GuessCounts
 
     def of(self, result: PlanResult) -> tuple[Speculation, ExpectedGuesses | None]:
-        """Whether a feasible plan would guess, and what that is worth: as of a deployment of it."""
+        """Whether a feasible plan would draft tokens, and their worth: as in a deployment of it."""
         assert result.prediction is not None
         problem = result.problem
         spec = DeploymentSpec(
@@ -86,7 +87,7 @@ class SiteGuesses:
             max_time_per_token_s=problem.max_time_per_token_s,
         )
         facts = [self.facts[stage.node] for stage in result.stages]
-        speculation = speculation_of(spec, problem.model, facts, MOST_GUESSES)  # as where memory is left over
+        speculation = speculation_of(spec, problem.model, facts, MOST_GUESSES)  # as if memory is left over
         if speculation is Speculation.EXPERTS and not result.streams:
             speculation = Speculation.GUESSES
         if speculation is not Speculation.GUESSES:

@@ -1,6 +1,6 @@
 """The answer in words whether to split the model at all, and the changes that would reverse it. Pure.
 
-    verdict(problem, rows) -> str     under a comparison: which is better, and under which conditions the other would be
+    verdict(problem, rows) -> str     under a comparison: which is better, and when the other would be
     advice(result) -> str             next to a plan: one sentence if a replica on each node is clearly better
 
 Planning again finds what would change the answer: for other numbers of requests, for faster or
@@ -32,7 +32,8 @@ MOST_ADVISED = 64
 """With more nodes a plan does not look at replicas."""
 MOST_TRIED = 16
 MOST_KINDS_TRIED = 6
-"""With more nodes, or for a rate with more kinds of them, nothing is planned again: that takes up to thirty plans."""
+"""With more nodes, or for a rate with more kinds of them, there is no planning again: that takes up
+to thirty plans."""
 _LINK_FACTORS = tuple(2**exponent for exponent in range(1, 11))
 _MEMORY_STEPS = 32
 _PRINTED = 0.1e9
@@ -75,7 +76,8 @@ def plan_wins(problem: PlanProblem, nodes: Sequence[NodeAlone] | None = None) ->
 
 
 def advice(result: PlanResult) -> str:
-    """One sentence where the model whole on each node, or on another one, is clearly better than this plan; else ''."""
+    """One sentence if the model whole on each node, or on another one, is clearly better than this
+    plan; else ''."""
     problem = result.problem
     if result.prediction is None or len(problem.cluster.nodes) > MOST_ADVISED or problem.rules:
         return ""  # rules are about the nodes of one plan
@@ -116,7 +118,8 @@ def verdict(problem: PlanProblem, rows: Sequence[StrategyRow]) -> str:
 
 
 def _changes(problem: PlanProblem, nodes: Sequence[NodeAlone], pair: Pair) -> list[str]:
-    """Where the way that loses now would be better, a sentence for each of requests, links and memory."""
+    """The conditions under which the other way would be better, a sentence for each of requests,
+    links and memory."""
     if (
         len(nodes) > MOST_TRIED
         or problem.goal is Objective.ENERGY
@@ -140,7 +143,7 @@ def _quickly_searched(problem: PlanProblem) -> bool:
 
 
 def _by_requests(problem: PlanProblem, pair: Pair, better: str, other: Tried) -> str:
-    """Powers of two up to where memory or the batch limits both ways; between two that differ every number."""
+    """Powers of two up to the limit of memory or batch for both ways; between two that differ every number."""
     asked = replace(problem, objective=Objective.THROUGHPUT)
     free = replace(asked, concurrency=None)
     nodes = nodes_alone(free)

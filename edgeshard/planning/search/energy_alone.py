@@ -7,8 +7,8 @@ joules of the computing above idle, I the idle watts of a cut's nodes and T its 
 
     E + I T  >=  E + I t                and        E + I T  >=  E + t (I - i) + i T'
 
-where T' <= T is a sum over stages and hops as well. So solvers of sums find what no cut is below. And of the time
-that a node stands, a part may be bounded by how long it computes itself.
+where T' <= T is a sum over stages and hops as well. So solvers of sums find a lower bound of all
+cuts. For a part of the time that a node stands, its own computing time may be the bound.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class EnergyAlone(RequestSearch):
         return [*super()._instances(floor), by_watts]
 
     def _whole(self, floor: PromptFloor) -> Instance:
-        """Of all slices at the least, and of the tokens."""
+        """The least of all slices, and of the tokens."""
         return with_tokens(floor.whole, self._decode, self._tokens)
 
     def _computing(self, floor: PromptFloor) -> Instance:

@@ -116,7 +116,7 @@ class _Sums:
         return bound_j
 
     def _ranges(self) -> list[tuple[int, int]]:
-        """Ranges of b, the largest first: narrow ones, or halves where each question is dear."""
+        """Ranges of b, the largest first: narrow ones, or halves if each query is expensive."""
         limit = self._costs.problem.batch_limit
         if self._few:
             batches = sizes(limit)

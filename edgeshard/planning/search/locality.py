@@ -20,7 +20,7 @@ from edgeshard.planning.solvers.scoring import stages, violations
 from edgeshard.planning.solvers.walks import Kinds
 
 LOCALITY_MARGIN = 0.05
-"""Largest extra cost of a plan over the best one, as a part of it, for which less has to be fetched and packed."""
+"""Largest extra cost of a plan that needs less fetching and packing, as a part of the best one's cost."""
 MOST_WEIGHED = 200
 """Cuts whose figures are computed; milliseconds each."""
 
@@ -30,7 +30,8 @@ Cost = Callable[[Cut], float]
 
 
 def is_near(cost: float, least: float) -> bool:
-    """Whether a cost is within `LOCALITY_MARGIN` of the least. Of rates, where more is better, both are negative."""
+    """Whether a cost is within `LOCALITY_MARGIN` of the least. Rates, for which more is better, are
+    both negative."""
     return cost <= (least * (1.0 + LOCALITY_MARGIN) if least >= 0 else least / (1.0 + LOCALITY_MARGIN))
 
 
@@ -71,7 +72,7 @@ class Lacking:
             total += upto[end] - upto[first]
             has_head = self._costs.has_head(cut, index)
             total += model.head_bytes(*formats) * (has_head and not held.head)
-            if index == 0 and not held.embedding:  # with the head it is one tensor, where that is kept once
+            if index == 0 and not held.embedding:  # with the head it is one tensor, if that is kept once
                 total += model.embedding_bytes(*formats) - model.shared_bytes(*formats) * has_head
         return total
 

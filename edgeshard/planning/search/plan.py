@@ -108,7 +108,7 @@ class CutPrediction:
     prefill: Score
     """The score of one micro-batch's prompt; if nodes stream, of a sweep's."""
     decode: Score
-    """Scores one token of a micro-batch; where nodes stream, one of a sweep."""
+    """The score of one token of a micro-batch; if nodes stream, of a sweep."""
     ttft_s: float
     """Seconds until the last of the micro-batches has its first token, all starting together; for a
     single request its prompt goes in `slices`."""
@@ -120,7 +120,7 @@ class CutPrediction:
     joules_per_token: float | None = None
     """Joules that all nodes of the cut take in `request_s` for each token; None if a node's watts are unknown."""
     sweep: int = 1
-    """Micro-batches that go as one step where nodes stream."""
+    """Micro-batches that go as one step if nodes stream."""
     together_tps: float | None = None
     """Tokens a second of a batch that starts together, where the figures are of the steady rate: `ttft_s` is then from
     a request's first chunk to its first token, and `time_per_token_s` the mean gap, other requests' prompts included.

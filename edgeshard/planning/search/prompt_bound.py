@@ -29,10 +29,10 @@ QUESTIONS = (2, 24)
 WORK = 300_000
 """Questions times kinds ** 2.5 times layers."""
 _NEAR = 1e-3
-"""A range is halved where asking again raised its R by less than this part."""
+"""A range is halved if another query raised its R by less than this part."""
 
 _BY_SLICE = ("compute_s", "embed_s", "overhead_s", "hop_s")
-"""Seconds that each slice takes anew."""
+"""Seconds that each slice takes again."""
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ def _lesser(one: Instance, other: Instance) -> Instance:
 
 
 def _beyond(whole: Instance, least: Instance, memory: Instance) -> Instance:
-    """The stations' seconds beyond those that a round has of them; nothing for what is in a round once anyway."""
+    """The stations' seconds beyond their part of a round; 0 for time that a round contains once anyway."""
 
     def beyond(name: str) -> Floats:
         more, less = getattr(whole, name), getattr(least, name)

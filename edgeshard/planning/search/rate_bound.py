@@ -59,7 +59,8 @@ def whole_answer(prefill: Instance, decode: Instance, new_tokens: int) -> Instan
 
 
 def asking(instance: Instance, kinds: Kinds | None) -> tuple[Kinds, bool, Effort, int]:
-    """The kinds of nodes to ask solvers about, whether they are few, the effort for a question, and how many."""
+    """The kinds of nodes for the solvers, whether they are few, the effort for a query, and the
+    number of queries."""
     few = kinds is not None and len(kinds.members) <= classes.MOST_KINDS + 1
     found = kinds if few and kinds is not None else single_kinds(instance)
     one = len(found.members) ** 2.5 * instance.layers
@@ -71,7 +72,8 @@ def asking(instance: Instance, kinds: Kinds | None) -> tuple[Kinds, bool, Effort
 class _Rectangle:
     """The cuts with P in (p_low, p_high] and Q in (q_low, q_high]: what their R and R_pre are at the least.
 
-    `known` and `known_prefill` say that asking again would tell no more; `cut` has the least R, with its own P and Q.
+    `known` and `known_prefill` mean that another query would find no more; `cut` has the least R,
+    with its own P and Q.
     """
 
     p_low: float = 0.0
@@ -93,7 +95,7 @@ class _Rectangle:
             self.p_high, upper.p_low = p, p
         else:
             self.q_high, upper.q_low = q, q
-        # The least R of all is the least of the part it lies in.
+        # The least R of all is the least of the part that contains it.
         self.known = self.known and (self.cut is None or (self.p <= self.p_high and self.q <= self.q_high))
         self.known_prefill = False
         return upper
@@ -323,7 +325,7 @@ class RateBound:
         region.high_b, region.asked = middle - 1, 0
 
     def _split_memory(self, region: _Region, m: int, rectangle: _Rectangle) -> bool:
-        """Where the cut that keeps the bound up does not fit at m: the loads for which it does, and the others."""
+        """If the cut that keeps the bound up does not fit at m: the loads for which it does, and the others."""
         if rectangle.cut is None:
             return False
         rates = self._pool.rates
@@ -331,7 +333,7 @@ class RateBound:
         most = max(region.low_m, int(figures.micro_batches[0]))
         if most >= m:
             return False
-        # Somewhere between loads that it fits and loads that it does not, so that few regions end where memory binds.
+        # Between loads that it fits and loads that it does not, so that few regions end where memory binds.
         middle = max(most + 1, ceil(sqrt((most + 1) * m)))
         self._regions.append(
             _Region(region.low_b, region.high_b, middle, region.high_m, region.copies(), raised=self._few)
@@ -345,7 +347,7 @@ class RateBound:
             return
         decode = self._at(region).decode
         oracle = Oracle(decode, self._kinds, self._effort)
-        low, high = region.low_m - 1, region.high_m  # what is kept, and what may be
+        low, high = region.low_m - 1, region.high_m  # the part that is kept, and the part that may be
         m = region.low_m
         while low < high:
             self._left -= 1

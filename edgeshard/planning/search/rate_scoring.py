@@ -25,7 +25,7 @@ from edgeshard.planning.solvers.walks import Booleans, Integers
 MOST_IN_FLIGHT = 64
 """Micro-batches when nothing else limits them; beyond saturation more of them only wait."""
 SAME = 1e-12
-"""Rates that differ by no more than this part are one rate, computed in another order."""
+"""Rates that differ by at most this part are one rate, computed in another order."""
 
 
 def most_micro_batches(costs: Costs, batch: int) -> int:

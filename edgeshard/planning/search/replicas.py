@@ -94,7 +94,7 @@ class Replicas:
 
     @property
     def placement(self) -> str:
-        """`a=0:24 x4 | b=0:24 x4`: each node's layers, and how many requests it takes at once."""
+        """`a=0:24 x4 | b=0:24 x4`: each node's layers, and its number of concurrent requests."""
         return " | ".join(f"{item.node}=0:{self.layers} x{item.requests}" for item in self.replicas)
 
     @property
@@ -160,7 +160,7 @@ def whole_fastest(problem: PlanProblem) -> PlanResult:
 
 def replicas(problem: PlanProblem, nodes: Sequence[NodeAlone] | None = None) -> Replicas:
     """The model on each node that can hold it, with the requests shared out for the highest total
-    rate. `nodes` are those of `nodes_alone` if they are known.
+    rate. `nodes` are the result of `nodes_alone`, if known.
 
     A single request goes to the node that is best for the objective. For the least energy all
     requests do, since a second node only adds its own. At most `max_nodes` nodes are used.
@@ -181,7 +181,7 @@ def replicas(problem: PlanProblem, nodes: Sequence[NodeAlone] | None = None) -> 
 
 
 def shared_out(rates: Sequence[Sequence[float]], requests: int | None, most_nodes: int | None = None) -> list[int]:
-    """How many requests each node gets, for the highest rate together; the fewest where more do not help.
+    """The number of requests for each node, for the highest total rate; the fewest if more do not help.
 
     `rates[i][k - 1]` is node i's rate with at most k requests and rises with k; more than it lists add nothing.
     """
@@ -222,7 +222,7 @@ def _best(problem: PlanProblem, able: Sequence[NodeAlone]) -> NodeAlone:
 
 
 def _problem_alone(problem: PlanProblem, node: ClusterNode) -> PlanProblem:
-    """The same problem for only this node, which is also where its requests arrive."""
+    """The same problem for only this node, at which its requests then arrive."""
     cluster = replace(problem.cluster, nodes=(node,), source=node.name, cloud=None, links=MappingProxyType({}))
     return replace(
         problem,

@@ -11,7 +11,7 @@ D(b, m) is the seconds of a batch: linear in the rounds and stations of one cut.
 memory and time limits of its smallest load. The search queries the region of the highest bound for
 a cut better than the best known. It splits the region if the bound is not reached.
 
-A cut found is improved by steps of `neighbours`, as far as these keep the rules.
+The cut is improved by steps of `neighbours`, while these keep the rules.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def search_rate(ruled: Ruled, start: Cut, most_rate: float = inf, *, alone: bool
     is an upper limit from elsewhere. With `alone` only the prover is queried, and few cuts are not
     enumerated.
 
-    No cut where each with a load that is in time breaks the rules; it is proven if nothing exceeds 0.
+    If no cut with a load in time keeps the rules, there is none; it is proven if nothing exceeds 0.
     """
     costs = ruled.costs
     rates = _Kept(ruled, SteadyRates(costs) if costs.problem.is_steady else Rates(costs))
@@ -239,8 +239,8 @@ def any_plan(ruled: Ruled) -> tuple[Cut | None, Load, bool]:
 
 
 class _RuledLeast:
-    """The prover answers, about the cuts that keep the rules and are not in the pool, where walks of all cuts (None to
-    do without) say too little."""
+    """The prover answers, about the cuts that keep the rules and are not in the pool, if walks of
+    all cuts (None to skip them) give too weak a bound."""
 
     leaves_out = True
 
@@ -253,7 +253,7 @@ class _RuledLeast:
         return self._spent or self._asked >= _MOST_STEADY
 
     def ask(self, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float) -> Bounded:
-        """As `Least` says."""
+        """As described at `Least`."""
         low_s = 0.0
         if self._walks is not None:
             found = self._walks.ask(instance, kept, ceiling_s)

@@ -80,7 +80,7 @@ class Walks:
         return self._left <= 0
 
     def ask(self, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float) -> Answer:
-        """As `Least` says."""
+        """As described at `Least`."""
         self._left -= 1
         problem = Problem(instance, self._kinds, INFINITY)
         for stations, threshold_s in kept:
@@ -109,8 +109,8 @@ class _Region:
 
 
 class SteadyBound:
-    """Looks for cuts by the answers of `least`, and bounds the rates of all: `most_rate` is known not to be exceeded.
-    Cuts that could be better by no more than the tolerance, as a part, are left."""
+    """Looks for cuts by the answers of `least`, and bounds the rates of all: `most_rate` is a known
+    upper limit. Cuts that could be better by no more than the tolerance, as a part, are left."""
 
     def __init__(
         self,

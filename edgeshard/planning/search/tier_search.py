@@ -1,4 +1,4 @@
-"""The best plan where nodes may stream: nodes, cuts, load and sweep, chosen together with who streams. Pure.
+"""The best plan if nodes may stream: nodes, cuts, load and sweep, chosen together with the streaming nodes. Pure.
 
 A stage stays in memory whenever it fits, because streaming the same stage is never quicker; so the
 cuts decide which nodes stream. A sweep of k micro-batches is one step of the pipeline, and m / k
@@ -180,7 +180,7 @@ class StreamSearch:
 
 
 def stream_loads(costs: Costs) -> list[StreamedLoad]:
-    """The loads that are tried, the smallest first: all of them, or such as grow in steps."""
+    """The loads that are tried, the smallest first: all of them, or growing in steps."""
     every = list(_loads(costs, every=True))
     return every if len(every) <= MOST_LOADS else list(_loads(costs, every=False))
 

@@ -17,7 +17,7 @@ from edgeshard.planning.solvers.instance import gap_of
 from edgeshard.planning.solvers.linear import ROUNDING, Prover
 
 SAME = 2 * ROUNDING
-"""By no more than this part do costs differ that are the same."""
+"""Equal costs may differ by up to this part."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """A plan under load: the latencies of its requests, and how busy its nodes are, by simulation. Pure.
 
-`forecast` serves requests that arrive one after another, in the steps that the head of the plan would form; `together`
-runs the batch that the plan's own figures are of. Arrivals and lengths come in as values.
+`forecast` serves requests that arrive one after another, in the steps that the head of the plan
+would form; `together` runs the batch that the plan's own figures describe. Arrivals and lengths are
+passed in as values.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Forecast:
     bubble_share: float
     """Share of the run that a node does not compute, the mean over nodes."""
     waiting: int
-    """Requests that waited for a place when the last one came; many of them: the load is too much."""
+    """Requests that waited for a place when the last one arrived; many of them mean that the load is too high."""
     token_budget: int | None
     """Most tokens of a step; None if all requests start together as a batch."""
     visits: tuple[Visit, ...] = field(repr=False)
@@ -198,7 +199,8 @@ def _forecast(
 
 
 def _visits(result: PlanResult, served: Serving, schedule: Schedule) -> list[Visit]:
-    """Where each step was when. Steps in flight at once differ in `micro_batch`, their number is `token`."""
+    """The time of each step at each station. Steps in flight at once differ in `micro_batch`, their
+    number is `token`."""
     names = [stage.node for stage in result.stages]
     found = []
     for number, step in enumerate(served.steps):

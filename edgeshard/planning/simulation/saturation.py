@@ -1,7 +1,6 @@
 """A plan at saturation: as many requests run as it holds, and another begins whenever one ends. Pure.
 
-The steady rate of a site is what it serves then. `steady_rate` reads it from the times of tokens, simulated or
-measured.
+The steady rate of a site is its rate then. `steady_rate` reads it from the times of tokens, simulated or measured.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class Serving:
     token_s: tuple[tuple[float, ...], ...]
     """[request][token] when the token is back at the head."""
     ttft_s: tuple[float, ...]
-    """Of each request, from its arrival."""
+    """Times to the first token, from each request's arrival."""
     inter_token_s: tuple[float, ...]
     """All gaps between two tokens of a request."""
     span_s: float

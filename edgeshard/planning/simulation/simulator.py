@@ -86,8 +86,8 @@ class _Path:
 
     hold_s[row][position] is the time that the station is occupied. Row k < slices is the prompt's
     slice k, row slices + t the decode step t. send_s is the sending part of it (all of it on a
-    link, the end of it on a node that sends itself). `last_stage` is the position at which every
-    slice except the last ends.
+    link, the end of it on a node that sends itself). `last_stage` is the position at which all
+    other slices than the last end.
     """
 
     nodes: tuple[str, ...]

@@ -43,10 +43,10 @@ class Pipeline:
     asynchronous: bool = True
     """Whether sending overlaps computing; otherwise a node's compute and its sends are one station."""
     head_s: Callable[[int], float] | None = None
-    """(sequences) -> seconds of norm, head and sampling when the first stage's node does them once hidden states are
-    back (`head_on_source`); None when the last stage's times hold them."""
+    """(sequences) -> seconds of norm, head and sampling if the first stage's node does them once
+    hidden states have returned (`head_on_source`); None if the last stage's times include them."""
     names: tuple[str, ...] = ()
-    """Of the nodes, for the timeline; "stage 0" and so on when empty."""
+    """Names of the nodes, for the timeline; "stage 0" and so on if empty."""
 
     def check(self) -> None:
         """Raise InvalidArgumentError naming the field at fault."""

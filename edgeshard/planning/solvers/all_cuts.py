@@ -74,7 +74,8 @@ def kinds_of_all(instances: Sequence[Instance]) -> Kinds:
 
 
 def count_cuts(instance: Instance, kinds: Kinds | None = None) -> int:
-    """How many cuts `every_cut` looks at, those that break a limit of memory, layers or links among them."""
+    """The number of cuts that `every_cut` examines, including those that break a limit of memory,
+    layers or links."""
     sizes = [len(members) for members in _others(instance, kinds)]
     counts = _stage_counts(instance, sum(sizes))
     orders = _order_counts(sizes, counts.stop - 1)
@@ -155,7 +156,7 @@ def _stage_counts(instance: Instance, others: int) -> range:
 
 
 def _order_counts(sizes: Sequence[int], most: int) -> list[int]:
-    """How many orders there are of 0, 1, 2, ... and at most `most` nodes out of kinds of these sizes."""
+    """Numbers of orders of 0, 1, 2, ... and at most `most` nodes out of kinds of these sizes."""
     counts = [1]
     for size in sizes:
         longer = [0] * min(len(counts) + size, most + 1)

@@ -94,7 +94,8 @@ class Labels:
 
 
 class Fill:
-    """Least time for the layers left, by what is left of every kind: quickest nodes first, full, links at their best.
+    """Least time for the remaining layers, by the remaining nodes of every kind: quickest nodes
+    first, full, links at their best.
 
     It forgets which link leads where, but not what was used; the relaxation does the reverse. Only for few kinds.
     """
@@ -113,7 +114,8 @@ class Fill:
         self._tail = float(tail.min())
 
     def to_go(self, labels: Labels, start: int, arrived: bool) -> Floats:
-        """[labels] seconds certainly left after `start` layers; infinite when what is left cannot hold the rest.
+        """[labels] certain remaining seconds after `start` layers; infinite if the remaining nodes
+        cannot hold the rest.
 
         A node that has just `arrived` still has its own room, its hop is paid.
         """
@@ -237,7 +239,7 @@ class Search:
             return np.asarray(order[fresh])
         group = np.cumsum(fresh)
         rank = np.argsort(np.argsort(labels.station[order], kind="stable"), kind="stable")
-        # Groups get ever smaller ranges, so that a running minimum starts anew with each of them.
+        # Groups get ever smaller ranges, so that a running minimum starts again with each of them.
         value = rank - group * (len(order) + 1)
         fresh[1:] |= value[1:] < np.minimum.accumulate(value)[:-1]
         return np.asarray(order[fresh])

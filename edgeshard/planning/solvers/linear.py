@@ -60,9 +60,9 @@ class Question:
     """Most seconds that a part may be."""
     conditions: tuple[Linear, ...] = ()
     without: tuple[Cut, ...] = ()
-    """Cuts that are known and not asked for."""
+    """Known cuts that the query excludes."""
     below: float = float("inf")
-    """Only a cut whose goal is below is of use, in seconds."""
+    """Only a cut whose goal is below this is of use, in seconds."""
     any_will_do: bool = False
     """Whether the first cut found is the answer."""
 

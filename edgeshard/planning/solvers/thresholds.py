@@ -81,7 +81,8 @@ def least_value(instance: Instance, oracle: Oracle, micro_batches: int, prove: O
 
 
 def _narrowed(prove: Oracle, micro_batches: int, bound: float, value: float) -> float:
-    """A better lower bound of max(R, m B), between `bound` and `value`: where V meets the bound of R at T = V / m."""
+    """A better lower bound of max(R, m B), between `bound` and `value`: the V that equals the bound
+    of R at T = V / m."""
     low, high = bound, value
     for _ in range(NARROWING_STEPS):
         target = (low + high) / 2

@@ -170,7 +170,7 @@ class Problem:
     def restrict(self, other: Problem) -> None:
         """Leave out the stages and links that another problem of the same nodes, layers and memory does not have.
 
-        Where sending is part of a station, what is left may be more than the other problem allows, never less.
+        If sending is part of a station, the remainder may be more than the other problem allows, never less.
         """
         self.reach = np.minimum(self.reach, other.reach)
         missing = np.isinf(other.occupied)
