@@ -1,4 +1,5 @@
-"""Values to JSON types and back by their declared types: one walk of types, and policies for what readers differ in.
+"""Values to JSON types and back by their declared types: one walk of types, and policies for the
+differences of readers.
 
 A type is walked at its first use: dataclasses, enums, tuples, sets, mappings, unions, new types,
 errors. One that has no form in JSON is refused then, by a TypeError that names the field.
@@ -51,7 +52,7 @@ class Forms:
     """
 
     exact: ClassVar[bool] = False
-    """Whether this very version wrote what is read: each class has its name, each field is there, none is unknown."""
+    """Whether this same version wrote the data: each class has its name, each field is there, none is unknown."""
 
     def __init__(self, what: str, remedy: str, only: Mapping[type, tuple[str, ...]] = MappingProxyType({})) -> None:
         self._what, self._remedy, self._only = what, remedy, only
@@ -102,7 +103,7 @@ class Forms:
         return {"code": int(error.code), "reason": error.reason, "field": error.field, "message": error.message}
 
     def read_error(self, plain: Mapping[str, Any]) -> EdgeShardError:
-        """Raises KeyError or TypeError for what is no error."""
+        """Raises KeyError or TypeError if it is no error."""
         message, field, reason = texts = [plain[part] for part in ("message", "field", "reason")]
         if not all(isinstance(text, str) for text in texts):
             raise TypeError
@@ -116,7 +117,8 @@ class Forms:
 
 
 OWN = Forms("message", "both ends must be of one version")
-"""The forms of what EdgeShard's processes on one machine tell each other, and leave for each other."""
+"""The forms of messages between EdgeShard's processes on one machine, and of files that they leave
+for each other."""
 
 
 class _Walk:
@@ -155,14 +157,14 @@ class _Walk:
         if is_object(kind):
             return self._object(kind, where, self._policy.exact)
         if isinstance(origin, type) and issubclass(origin, Enum):
-            # Of an enumeration that knows what earlier versions wrote, its `_missing_` does.
+            # If an enumeration knows the values of earlier versions, its `_missing_` converts them.
             return self._one_of(tuple(origin), where, origin)
         if isinstance(origin, type) and issubclass(origin, EdgeShardError):
             return self._form("an error", self._policy.write_error, lambda plain, path: self._policy.read_error(plain))
         raise TypeError(f"{where}: {kind!r} has no form in JSON; give it one in edgeshard.forms")
 
     def _form(self, what: str, write: Callable[[Any], Any], read: Callable[[Any, str], Any]) -> Form:
-        """A form whose `read` may raise what Python raises where JSON types are not `what`."""
+        """A form whose `read` may raise Python's own errors if JSON types are not `what`."""
 
         def refusing(plain: Any, path: str) -> Any:
             try:
@@ -199,7 +201,7 @@ class _Walk:
         return Form(lambda value: sorted(write(value), key=json.dumps), lambda *plain: frozenset(read(*plain)))
 
     def _mapping(self, arguments: tuple[Any, ...], where: str) -> Form:
-        """An object; where keys are no texts, a list of pairs."""
+        """An object; if keys are no texts, a list of pairs."""
         if not issubclass(checks_of(arguments[0])[0], str):
             write, read = self._items((GenericAlias(tuple, arguments), ...), where)
             return Form(lambda mapping: write(mapping.items()), lambda plain, path: dict(read(plain, path)))

@@ -44,7 +44,7 @@ DEFAULTS = {
     "mamba_expand": 2,
     "mamba_conv_bias": True,
 }
-"""Of the classes that have these keys."""
+"""Defaults of the classes that have these keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Mamba:
 
     @property
     def channels(self) -> int:
-        """Of the convolution: all heads, with the inputs and the outputs of their states."""
+        """Channels of the convolution: all heads, with the inputs and the outputs of their states."""
         return self.inner + 2 * self.groups * self.state
 
     @property
@@ -116,8 +116,8 @@ class Mamba:
 
 
 def expanded_head_dim(fields: ConfigFields) -> int:
-    """The width of a head under the keys that bamba has: `mamba_d_ssm`, or `mamba_expand` times the hidden size, over
-    the heads. Raises UnsupportedModelError where `mamba_d_head` is another one."""
+    """The width of a head by bamba's keys: `mamba_d_ssm`, or `mamba_expand` times the hidden size,
+    over the heads. Raises UnsupportedModelError if `mamba_d_head` differs."""
     key, inner = "mamba_d_ssm", fields.values.get("mamba_d_ssm", fields.defaults.get("mamba_d_ssm"))
     if inner is None:
         key, inner = "mamba_expand", fields.size("mamba_expand") * fields.size("hidden_size")

@@ -87,7 +87,7 @@ def llama_block(
     norm_names: tuple[str, ...] = LLAMA_NORMS,
     attention_norms: Callable[[ModelShape], Shapes] = lambda shape: {},
 ) -> BlockTensors:
-    """Norms, attention and a gated MLP; `bias` and `mlp_bias` name the flags that say whether they have biases.
+    """Norms, attention and a gated MLP; `bias` and `mlp_bias` name the flags for their biases.
 
     `attention_norms` are the norms of queries and keys, `head_norms` or `row_norms`, if there are any.
     """
@@ -134,8 +134,8 @@ def joined_mlps(path: str = "mlp.experts", gate_up: str = "", down: str = "") ->
 def transposed_mlps(
     shape: ModelShape, count: int, inner: int, bias: bool = False, experts: str = "mlp.experts"
 ) -> Shapes:
-    """Gated MLPs of experts, gate and up in one, as [inputs, outputs]: a part of what a checkpoint has in one tensor
-    (`joined_transposed`)."""
+    """Gated MLPs of experts, gate and up in one, as [inputs, outputs]: a part of a checkpoint's
+    single tensor (`joined_transposed`)."""
     hidden, shapes = shape.hidden_size, dict[str, tuple[int, ...]]()
     for expert in range(count):
         path = f"{experts}.{expert}"

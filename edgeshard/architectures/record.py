@@ -88,8 +88,8 @@ class Experts:
     """A mixture of experts.
 
     It has the keys for the number of experts (one of `count`) and for the number that a token uses,
-    and the common part of their tensors' names (a regular expression). With a `switch` there are
-    none unless that flag is set.
+    and the common part of their tensors' names (a regular expression). If it has a `switch`, there
+    are none unless that flag is set.
 
     If a checkpoint has `joined` tensors, each expert's are read out of them. `transposed` matrices
     are stored as [inputs, outputs]. With `both_layouts` some checkpoints have them as [outputs,
@@ -129,7 +129,7 @@ class Routing:
 class Clamp:
     """The gating gate * sigmoid(alpha * gate) * (up + 1), with the gate at most `limit` and up within it on both sides.
 
-    Rows of the two come in turn.
+    Rows of the two alternate.
     """
 
     alpha: float
@@ -342,7 +342,7 @@ class Architecture:
         return self.experts is not None and (isinstance(self.runs, Fused) or bool(self.runs.experts))
 
     def expert_index(self, name: str) -> int | None:
-        """The index of the expert that this tensor in a block is of, where experts are modules; else None."""
+        """The index of the expert of this tensor in a block, if experts are modules; else None."""
         if not self.has_expert_modules or not self.is_expert(name):
             return None
         found = re.search(r"\bexperts\.(\d+)\.", self.place(name).parameter)

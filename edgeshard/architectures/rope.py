@@ -23,7 +23,7 @@ _NEEDED = {
 STATIC = frozenset({"default", "linear", "yarn", "llama3", "dynamic"})
 """Types whose frequencies depend on the config only; `dynamic` ones do so up to the longest context of the config."""
 WITH_SECTIONS = STATIC | {"mrope"}
-"""Those of models for pictures, where sections of a head's dimensions turn by the three axes of a picture."""
+"""Types of models for pictures, in which sections of a head's dimensions turn by the three axes of a picture."""
 SECTION_KEYS = frozenset({"mrope_section", "mrope_interleaved"})
 """The keys of these sections. The three positions of a text's token are equal, so that sections do not matter."""
 _LONG = "longrope"

@@ -57,7 +57,8 @@ class UnitForm:
 
 
 def held_of(form: UnitForm, config: Mapping[str, Any], ids: Collection[int]) -> Held:
-    """The parts of a model that lie packed on a node with the files of these ids; a layer counts with all its experts.
+    """The parts of a model that are packed on a node in the files of these ids; a layer counts with
+    all its experts.
 
     `config` is the decoded config.json of the model of `form`. Raises as `tensors_of_units` does.
     """

@@ -12,7 +12,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 LAYER_TYPES = frozenset({FULL, SLIDING})
 
 SlidingLayers = Callable[[ConfigFields, int], list[bool]]
-"""(fields, number of blocks) -> whether each block has a window, where config.json does not list their types."""
+"""(fields, number of blocks) -> whether each block has a window, if config.json does not list their types."""
 
 
 @dataclass(frozen=True, slots=True)

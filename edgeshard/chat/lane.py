@@ -16,7 +16,7 @@ from edgeshard.domain.errors import EdgeShardError, InternalError, InvalidArgume
 from edgeshard.forms import OWN
 
 ANSWER_LIMIT_S = 120.0
-"""Of real time, for what the limits of processor time in the process do not end."""
+"""Limit of real time, for work that the limits of processor time in the process do not end."""
 MOST_WAITING = 256
 """Questions."""
 MOST_WAITING_BYTES = 64 << 20
@@ -99,7 +99,7 @@ class Lane:
 
     def _begin(self) -> None:
         if self._asking is None and (following := self._turns.take()) is not None:
-            # Whoever leaves before the answer must not leave it to the next one.
+            # A caller that leaves before the answer must not leave it to the next one.
             self._asking = asyncio.create_task(self._ask(*following))
 
     async def _ask(self, identity: str, question: _Question) -> None:
@@ -148,7 +148,7 @@ def _closing() -> UnavailableError:
 
 
 def text_too_costly() -> InvalidArgumentError:
-    """Of a text whose tokens the process did not live to say."""
+    """The error for a text whose tokens ended the process."""
     return InvalidArgumentError(
         "prompt: to make tokens of this text took the model's tokenizer too much time or memory, and it was stopped; "
         "shorten it, or send token ids",

@@ -21,7 +21,8 @@ from edgeshard.storage.forms import JSON_VALUES_LIMIT, json_values
 TEXTS = ("messages", "tools", "variables")
 """The fields of a conversation that are JSON texts."""
 VARIABLES_LIMIT_BYTES = 64 << 10
-"""Of a template's further variables: switches and short texts. A template may go through all of them over and over."""
+"""Limit of a template's further variables: switches and short texts. A template may go through all
+of them over and over."""
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 MESSAGE_FIELDS: Mapping[str, str] = {
     "role": "system, developer, user, assistant, tool or function",
@@ -42,7 +43,7 @@ _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"
 
 
 def check_sizes(conversation: Conversation) -> None:
-    """Raise InvalidArgumentError naming a text of a conversation that is too long, before anybody reads it."""
+    """Raise InvalidArgumentError naming a text of a conversation that is too long, before it is read."""
     for field in TEXTS:
         _check_size(getattr(conversation, field), field)
 

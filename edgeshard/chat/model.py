@@ -80,7 +80,7 @@ class ChatModel:
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> ChatModel:
-        """Of the files that travel with a model, by their names.
+        """The model of the files that travel with it, by their names.
 
         Raises FailedPreconditionError for a model without a tokenizer, and as `check_small_file` and `ChatTemplate` do.
         """

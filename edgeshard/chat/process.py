@@ -127,5 +127,5 @@ class ChatProcess:
 
 
 def _bytes(text: str) -> bytes:
-    """In UTF-8; what is no text (half of a surrogate pair) is refused at the other end."""
+    """The text in UTF-8; the other end refuses text that is not valid (half of a surrogate pair)."""
     return text.encode("utf-8", "surrogatepass")

@@ -23,11 +23,11 @@ from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.forms import OWN
 
 LOAD_LIMIT_S = 30.0
-"""Of processor time for a model's files."""
+"""Limit of processor time for a model's files."""
 TOKENISE_LIMIT_S = 10.0
-"""Of processor time for a prompt's tokens, or their text; the longest prompts take some two seconds."""
+"""Limit of processor time for a prompt's tokens, or their text; the longest prompts take some two seconds."""
 _TOKEN_TYPE = "I"
-"""Of `array`."""
+"""Element type of the `array`."""
 
 Answer = tuple[dict[str, Any], bytes]
 
@@ -36,7 +36,7 @@ def serve(answer: Callable[[Mapping[str, Any], Mapping[str, bytes]], Answer]) ->
     """Until standard input ends. `answer` may raise EdgeShardError, which the asker gets; MemoryError ends it all."""
     os.nice(int(sys.argv[1]))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    with suppress(OSError):  # where memory runs out, this process goes before its parent
+    with suppress(OSError):  # if memory runs out, this process ends before its parent
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))  # the library aborts without memory: a core would hold prompts

@@ -41,7 +41,8 @@ class Turns(Generic[ItemT]):
         return sum(len(line.waiting) for line in self._lines.values())
 
     def put(self, identity: str, size: int, item: ItemT) -> list[ItemT]:
-        """Have an item of `size` bytes wait. Returns what gives way to it: the newest items of whoever has the most.
+        """Have an item of `size` bytes wait. Returns the items that it displaces: the newest ones
+        of the identity that has the most.
 
         Raises ResourceExhaustedError if it is this identity that would have the most.
         """

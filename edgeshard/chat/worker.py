@@ -25,7 +25,7 @@ from edgeshard.domain.requests.chat import ChatPrompt, Conversation
 from edgeshard.forms import OWN
 
 RENDER_LIMIT_S = 0.5
-"""Of processor time for one prompt; the longest real ones take some hundredths of it."""
+"""Limit of processor time for one prompt; the longest real ones take some hundredths of it."""
 RENDER_LIMIT_BYTES = 384 << 20
 """That the process may grow by meanwhile."""
 TOKENISE_LIMIT_BYTES = 1 << 30

@@ -54,7 +54,7 @@ class ChatCompletion:
 
 
 class ChatBuilder:
-    """Collects events as they arrive; the times come in as values (monotonic seconds)."""
+    """Collects events as they arrive; the times are passed in as values (monotonic seconds)."""
 
     def __init__(self, called_at_s: float) -> None:
         self._called_at_s = called_at_s

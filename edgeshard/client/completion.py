@@ -70,7 +70,7 @@ def shortened(text: str) -> str:
 
 
 class CompletionBuilder:
-    """Collects events as they arrive; the times come in as values (monotonic seconds)."""
+    """Collects events as they arrive; the times are passed in as values (monotonic seconds)."""
 
     def __init__(self, called_at_s: float, *, logprobs: bool = False) -> None:
         self._called_at_s = called_at_s
@@ -132,7 +132,7 @@ class CompletionBuilder:
     def _inter_token_latency_s(self) -> float:
         """By the head's clock: on their way here tokens gather, and come several at once.
 
-        Between tokens of two heads, after a recovery, only the arrivals tell.
+        Between tokens of two heads, after a recovery, only the times of arrival are comparable.
         """
         times, total_s = self._token_times_s, 0.0
         for index in range(1, len(times)):

@@ -28,7 +28,7 @@ __all__ = ["enrol", "invitation_from_text", "invitation_to_text", "line_without_
 
 TIMEOUT_S = 20.0
 DISCOVERY_S = 10.0
-"""How long a site's announcement is waited for: it is repeated when somebody asks, which takes a second."""
+"""How long to wait for a site's announcement: it is repeated on request, which takes a second."""
 
 
 async def enrol(invitation: Invitation, key: EllipticCurvePrivateKey) -> tuple[bytes, bytes]:
@@ -131,7 +131,8 @@ async def _authority(invitation: Invitation) -> bytes:
 
 
 def _channel(invitation: Invitation, trusted: bytes) -> grpc.aio.Channel:
-    """To whoever shows a certificate of the site's coordinator by somebody whom `trusted`, in PEM, names."""
+    """A channel to a server with a certificate of the site's coordinator, signed by an authority in
+    `trusted`, in PEM."""
     name = coordinator_of(invitation.principal.site).dns_name
     options = [("grpc.ssl_target_name_override", name), ("grpc.enable_http_proxy", 0)]
     credentials = grpc.ssl_channel_credentials(root_certificates=trusted)

@@ -20,7 +20,7 @@ from edgeshard.domain.requests.listening import UNREAD_TOKENS, ListenerHello, Li
 from edgeshard.proto.v1 import inference_pb2 as pb
 from edgeshard.wire.listening import heard_from_wire, listener_message_to_wire
 
-# The coordinator hears of half a window at once: an ordinary answer is shorter and costs no message.
+# The coordinator gets reports of half a window at once: an ordinary answer is shorter and costs no message.
 _TOLD_TOKENS = UNREAD_TOKENS // 2
 
 # A call whose connection is lost ends within this time of the listener.
@@ -31,12 +31,12 @@ Listen = grpc.aio.StreamStreamCall[pb.ListenRequest, pb.ListenResponse]
 
 
 class Inbox:
-    """The tokens and the end of one request, as its listener hears them. For one reader."""
+    """The tokens and the end of one request, as its listener receives them. For one reader."""
 
     def __init__(self, stream: ListenerStream, number: int) -> None:
         self.listener = Listener(stream.id, number)
         self.broken: EdgeShardError | None = None
-        """Why nothing more will come; what came before can still be taken."""
+        """Why no more events will arrive; earlier ones can still be taken."""
         self._stream = stream
         self._call: Generate | None = None
         self._events: deque[Token | Finished | EdgeShardError] = deque()

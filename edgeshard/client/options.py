@@ -33,7 +33,7 @@ def generation_of(prompt: str | Sequence[int], options: GenerateOptions) -> Gene
 
 
 def check_options(options: GenerateOptions) -> None:
-    """Raise InvalidArgumentError for an option that there is not, and for what is no request_id or timeout_s."""
+    """Raise InvalidArgumentError for an unknown option, and for an invalid request_id or timeout_s."""
     # Python does not check the keys of a TypedDict; an option misspelt must not be an option ignored.
     for name in options:
         if name not in GenerateOptions.__annotations__:

@@ -25,11 +25,11 @@ from edgeshard.domain.requests.generation import (
 )
 
 PATIENCE_S = 60.0
-"""How long a client tries to come back, unless its own deadline is earlier."""
+"""How long a client tries to reconnect, unless its own deadline is earlier."""
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 0.5
 _COME_BACK = frozenset({UnavailableError.default_reason, "SHUTTING_DOWN", "LISTENER_LOST", "DEPLOYMENT_NOT_READY"})
-"""Reasons that say nothing of the request itself."""
+"""Reasons that are independent of the request itself."""
 
 Open = Callable[[GenerateRequest, float | None], AsyncGenerator[GenerationEvent, None]]
 """The events of one call, which may take this many seconds; None is without a bound."""

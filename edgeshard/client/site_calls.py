@@ -66,8 +66,8 @@ class SiteCalls(Calls):
     async def create_token(self, role: Role, name: str, ttl_s: float = 900.0, host: str = "") -> JoinToken:
         """A token that lets one process join, once, within `ttl_s` seconds: of an agent, `name` is its node's.
 
-        `host` is what the process dials; "" for what the coordinator takes for its own address. Raises
-        FailedPreconditionError where the site makes no certificates.
+        `host` is the address that the process dials; "" for the coordinator's own choice. Raises
+        FailedPreconditionError if the site makes no certificates.
         """
         request = token_request_to_wire(TokenRequest(role, name, ttl_s, host))
         response = await self._identity("CreateToken", request)
@@ -123,7 +123,7 @@ class SiteCalls(Calls):
     async def dashboard_link(self) -> DashboardLink:
         """A way into the dashboard for a browser, good once and for a minute.
 
-        Raises FailedPreconditionError where the coordinator serves none.
+        Raises FailedPreconditionError if the coordinator serves none.
         """
         response = await self._identity("CreateDashboardLink", identity_pb2.CreateDashboardLinkRequest())
         return dashboard_link_from_wire(response.link)
@@ -144,7 +144,7 @@ class SiteCalls(Calls):
         """Set labels of a node (its name or id) and remove the labels of some keys, also the
         agent's own; returns the node.
 
-        They outlive restarts of both daemons. Raises NotFoundError, InvalidArgumentError for what is no label.
+        They outlive restarts of both daemons. Raises NotFoundError, InvalidArgumentError for an invalid label.
         """
         call = label_call_to_wire(LabelCall(node, labels, tuple(removed)))
         return node_from_wire((await self._admin("LabelNode", call)).node)
@@ -258,7 +258,7 @@ class SiteCalls(Calls):
     async def check_audit(self) -> tuple[AuditCheck, ...]:
         """The verdict of the seals on each file of the coordinator's audit log.
 
-        Raises FailedPreconditionError where the log is not sealed, or the coordinator is too old to look.
+        Raises FailedPreconditionError if the log is not sealed, or the coordinator is too old to check.
         """
         response = await self._admin("ListAudit", admin_pb2.ListAuditRequest(limit=1, verify=True))
         if not response.HasField("checks"):

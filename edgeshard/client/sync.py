@@ -144,7 +144,7 @@ class SyncClient:
 
         async def close() -> None:
             if step is not None:
-                step.cancel()  # the interrupt may have come before anybody waited for it
+                step.cancel()  # the interrupt may have arrived before the caller waited for it
             async with turn:
                 await items.aclose()
 
@@ -190,7 +190,7 @@ class _Call(Generic[Result]):
         try:
             self._loop.call_soon_threadsafe(self._start)
             while True:
-                # Of a Ctrl-C that came just before it began to wait, Python hears when it next stops waiting.
+                # If a Ctrl-C arrives just before the wait begins, Python handles it when it next stops waiting.
                 with suppress(Empty):
                     return self._ended.get(timeout=_HEARS_S).result()
         except BaseException:
@@ -203,7 +203,7 @@ class _Call(Generic[Result]):
 
     def _cancel(self) -> None:
         if self._task is None:
-            self._work.close()  # the interrupt came before it was handed over
+            self._work.close()  # the interrupt arrived before it was handed over
         else:
             self._task.cancel()
 

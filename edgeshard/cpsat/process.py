@@ -37,7 +37,7 @@ _PART = 1 << 16
 
 
 def check_installed(field: str, what: str) -> None:
-    """Raise FailedPreconditionError naming `field` where `what` needs the extra and it is not installed."""
+    """Raise FailedPreconditionError naming `field` if `what` needs the extra and it is not installed."""
     if missing(EXTRA):
         raise FailedPreconditionError(
             f"{field}: {what} needs CP-SAT, which is not installed; {extra_line(EXTRA)}",
@@ -80,8 +80,8 @@ class CpSat:
     def ask(self, question: Question) -> Answer:
         """The answer, or the bound that was proven in time.
 
-        Raises FailedPreconditionError without the extra, and ResourceExhaustedError where the process took too much
-        memory or time, or ended.
+        Raises FailedPreconditionError without the extra, and ResourceExhaustedError if the process
+        took too much memory or time, or ended.
         """
         check_installed(self._field, "a rule" if self._field == "rule" else "it")
         process = self._started()

@@ -29,14 +29,15 @@ from edgeshard.planning.solvers.linear import ROUNDING, Answer, Linear, Part, Qu
 from edgeshard.planning.solvers.scoring import SLACK
 
 UNIT = 1e-8
-"""Of a lower bound of the goal."""
+"""Unit of a lower bound of the goal."""
 LIMIT_UNITS = 10**11
-"""Of a limit."""
+"""Units of a limit."""
 MOST = 1 << 50
 """Units; a longer time is taken for this one."""
 _MOST_WEIGHT = 1 << 45
 FIRST_EFFORT = 2.0
-"""Of CP-SAT's deterministic time (about seconds), for a first good cut before the program is made smaller by it."""
+"""Effort in CP-SAT's deterministic time (about seconds), for a first good cut that then makes the
+program smaller."""
 LEAST_WALL_S = 0.1
 """With less time only the bound that needs no program is given."""
 MEMORY_MB = 1536
@@ -101,7 +102,7 @@ def _solved(question: Question, relaxed: _Relaxed, hint: Cut | None, bound_s: fl
     parameters.num_workers = 1
     parameters.random_seed = 1
     parameters.linearization_level = 2
-    # Of a path, more of this finds nothing and takes most of the time.
+    # For a path, more of this finds nothing and takes most of the time.
     parameters.symmetry_level = parameters.cp_model_probing_level = parameters.presolve_bve_threshold = 0
     parameters.merge_at_most_one_work_limit = 0.0
     parameters.max_presolve_iterations = 1
@@ -141,7 +142,8 @@ class _Times:
 
 
 class _Relaxed:
-    """What may be part of a cut, and a lower bound of the goal through each of it: a node may come again and again."""
+    """The possible parts of a cut, and a lower bound of the goal through each: here a node may be
+    visited repeatedly."""
 
     def __init__(self, question: Question) -> None:
         memory = question.memory
@@ -345,7 +347,7 @@ class _Program:
     def _weighed(
         self, stage: Floats, hop: Floats, back: Floats, unit_s: float
     ) -> tuple[list[cp_model.LinearExpr], list[cp_model.LinearExpr], list[cp_model.LinearExpr]]:
-        """The seconds of stages, of hops and of returns in units, each times whether it is chosen."""
+        """The seconds of stages, of hops and of returns in units, each times the variable that selects it."""
 
         def units(seconds: float) -> int:
             return math.floor(min(seconds / unit_s, MOST / 4))

@@ -2,8 +2,8 @@
 
 A `Codec` is made for a type, such as a daemon's `State` or the union of its events, and walks all
 parts of the type (`edgeshard.forms`). It refuses two things at once, by a TypeError that names the
-field. One is a type that has no form, the other a place where a prompt, generated text, token ids
-or a secret could be. So nothing of the kind gets into a dump unless a test of the codec fails
+field. One is a type that has no form, the other a field that could hold a prompt, generated text,
+token ids or a secret. So nothing of the kind gets into a dump unless a test of the codec fails
 first.
 
 A dataclass, a model or an error becomes an object with its class under "type", whose further keys are its fields.

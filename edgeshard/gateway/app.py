@@ -121,7 +121,7 @@ class Site:
         self._metrics = metrics
 
     async def here(self) -> Response:
-        """The page that Ollama's clients ask for first."""
+        """The page that Ollama's clients request first."""
         return PlainTextResponse("EdgeShard is running")
 
     async def health(self) -> Response:
@@ -196,7 +196,7 @@ async def _not_a_route(request: Request, error: Exception) -> Response:
 
 
 def _near(request: Request, path: str) -> str:
-    """The path of a route that a caller with a base URL without /v1, or with too much of it, means; "" if none."""
+    """The probable path of a route if a caller's base URL lacks /v1, or has too much of it; "" if there is none."""
     if len(path) > MAX_NEAR_CHARACTERS:
         return ""
     shorter = [path[at:] for at, sign in enumerate(path) if sign == "/" and at > 0]

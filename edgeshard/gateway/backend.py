@@ -43,7 +43,7 @@ class Backend(Protocol):
         """The conversation as tokens, by the model's chat template."""
 
     async def count(self, model: str, conversation: Conversation, identity: str) -> ChatPrompt:
-        """The tokens as of `prompt`, for a caller that wants no answer: they are charged here."""
+        """The tokens as of `prompt`, for a caller that requests no answer: they are charged here."""
 
     async def tokenize(self, model: str, text: str, special: bool, identity: str) -> tuple[int, ...]:
         """The ids of a text, which are charged."""

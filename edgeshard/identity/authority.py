@@ -1,6 +1,6 @@
 """The certificate authority of a site, which certifies the identity of its processes.
 
-Times come in as values. Keys are of P-256, which every TLS library has had for long.
+Times are passed in as values. Keys are of P-256, which every TLS library supports.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Authority:
 
     @property
     def key_pem(self) -> bytes:
-        """Whoever has it can be anybody at the site."""
+        """The private key; its holder can impersonate anyone at the site."""
         return private_pem(self._key)
 
     def derived(self, purpose: str) -> bytes:

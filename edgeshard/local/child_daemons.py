@@ -75,7 +75,7 @@ class Daemon:
         self._enrolment = ""
         self._log_start = 0
         self._ready_path = directory / f"{name}.ready"
-        # With -P: nothing in the directory where the user stands is taken for a module.
+        # With -P: files in the user's working directory are not imported as modules.
         self._command = [sys.executable, "-P", "-m", module, *arguments, "--ready-file", str(self._ready_path)]
         if not stays:
             self._command += ["--parent", str(os.getpid())]

@@ -55,10 +55,10 @@ class OwnSite:
     ) -> None:
         """The site of a folder, by default of this user's state directory.
 
-        `wheels` is the folder by which machines without EdgeShard join. `http` are options of its coordinator for the
-        HTTP endpoint. Unless they say otherwise, it is at `port` of loopback, without a `port` at the first free one of
-        some. Raises DeniedError for a folder that cannot be written, AlreadyExistsError for a site that is served
-        already.
+        `wheels` is the folder by which machines without EdgeShard join. `http` are options of its
+        coordinator for the HTTP endpoint. By default it is at `port` of loopback; without a `port`,
+        at the first free one of some. Raises DeniedError for a folder that cannot be written,
+        AlreadyExistsError for a site that is served already.
         """
         from edgeshard.process.extras import missing
         from edgeshard.rpc.addresses import free_port
@@ -128,7 +128,7 @@ class OwnSite:
         from edgeshard.rpc.tls import split_address
 
         try:
-            # Where the port is known beforehand, nodes start at the same time as the coordinator.
+            # If the port is known beforehand, nodes start at the same time as the coordinator.
             if split_address(self.wanted)[1]:
                 self._joining = asyncio.ensure_future(self._cluster.start_agents())
             await self._cluster.start_coordinator()
@@ -185,7 +185,7 @@ class OwnSite:
         return self._cluster.coordinator.starts
 
     async def came_back(self, starts: int) -> bool:
-        """Wait until a coordinator of more than `starts` starts listens; False where the last one has not ended."""
+        """Wait until a coordinator of more than `starts` starts listens; False if the last one has not ended."""
         coordinator, until_s = self._cluster.coordinator, time.monotonic() + _NOTICE_S
         while coordinator.starts == starts or not coordinator.address:
             if coordinator.starts == starts and coordinator.pid is not None and time.monotonic() > until_s:

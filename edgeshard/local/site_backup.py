@@ -202,8 +202,8 @@ def read_backup(path: Path) -> Backup:
 
 
 def restore_site(backup: Backup, directory: Path, state_dir: Path, prepare_state: Callable[[Path], None]) -> Path:
-    """Write a backup's files to `directory` and `state_dir`; of a site of `edgectl serve` to `state_dir` only. Returns
-    the coordinator's file of settings, or the folder of `edgectl serve`.
+    """Write a backup's files to `directory` and `state_dir`; for a site of `edgectl serve` only to
+    `state_dir`. Returns the coordinator's file of settings, or the folder of `edgectl serve`.
 
     `prepare_state` changes the state's file before it is put in its place. Raises FailedPreconditionError for a
     directory that is in use or not empty, and nothing is written then; OSError.

@@ -56,5 +56,5 @@ def path_from(folder: Path, path: Path) -> str:
 
 def to_toml(section: str, values: Mapping[str, Any]) -> str:
     """A TOML text of one section of texts, numbers, truth values and lists of them."""
-    # A JSON text is one of TOML, too.
+    # A JSON text is also valid in TOML.
     return f"[{section}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())

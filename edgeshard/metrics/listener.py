@@ -27,7 +27,7 @@ _READERS = frozenset({Role.CLIENT, Role.OPERATOR})
 
 
 class MetricsListener:
-    """The HTTP listener of `metrics` on `address`, host:port; nowhere where the address is None.
+    """The HTTP listener of `metrics` on `address`, host:port; it does not listen if the address is None.
 
     It is in plaintext on loopback only, else over mutual TLS: then the site's clients and operators may read, except
     the holders of certificates that `denials` refuses.

@@ -138,7 +138,7 @@ class Given:
         return {**self.file_values, **self.environment, **self.line}
 
     def source_of(self, name: str) -> str:
-        """Where the value of a field comes from."""
+        """Source of a field's value."""
         if name in self.line:
             return option(name)
         if name in self.environment:
@@ -267,7 +267,8 @@ def unknown_key(path: Path, key: str, kind: type[DaemonSettings]) -> str:
 def write_ready_file(path: Path, address: str, gateway: str = "", enrolment: str = "") -> None:
     """Write the JSON file that names this process's addresses for its parent. Readers see the whole file or none.
 
-    `address` and `enrolment`, where others join, are host:port; `gateway` is the URL of its HTTP. Raises OSError.
+    `address` and `enrolment`, the address for joining, are host:port; `gateway` is the URL of its
+    HTTP. Raises OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:

@@ -7,7 +7,7 @@ MOST_DESCRIPTORS = 65_536
 RESERVE = 256
 """Descriptors for files, pipes and calls of this process: connections from outside cannot take the last ones."""
 LEAST = 16
-"""Connections that a listener takes even where descriptors are fewer."""
+"""Connections that a listener accepts even if there are fewer descriptors."""
 
 
 def raise_descriptor_limit() -> int:

@@ -117,7 +117,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Leave something as it is, and tell the operator why."""
+    """Leave something unchanged, and print the reason for the operator."""
 
     what: str
     why: str

@@ -19,7 +19,7 @@ from edgeshard.process.folding import Folds
 _OURS = ("edgeshard", "edgeshard_agent", "edgeshard_coordinator")
 _NAME_CHARS = 80
 MAX_VALUE_CHARACTERS = 1024
-"""Of one value in a line: the number of lines is bounded, and so is their length."""
+"""Most characters of one value in a line: the number of lines is bounded, and so is their length."""
 MAX_TRACEBACK_CHARACTERS = 16_384
 _OWN_LINES = "\n\t"
 """Characters that `escaped` keeps in texts of several lines."""

@@ -71,7 +71,7 @@ def compute_threads(cores: int, quota: float) -> int:
 
 
 def disk_bytes(directory: Path) -> tuple[int, int]:
-    """Bytes of the disk that a directory is on or will be on: all, and free for this process. Zeros where unknown."""
+    """Bytes of the disk that a directory is on or will be on: all, and free for this process. Zeros if unknown."""
     while not directory.exists() and directory != directory.parent:
         directory = directory.parent
     try:

@@ -103,8 +103,8 @@ MemoryDenyWriteExecute=yes
 def unit_text(daemon: Daemon, executable: str, config: str, credentials: str, ca_key: str = "") -> str:
     """The text of a unit. All paths are absolute.
 
-    `credentials` is the directory of CREDENTIALS, "" without TLS; `ca_key` is the key of the authority of a site that
-    makes certificates, "" for another.
+    `credentials` is the directory of CREDENTIALS, "" without TLS; `ca_key` is the authority's key
+    if the site makes certificates, else "".
     """
     command = f"{executable} --config {config} --state-dir ${{STATE_DIRECTORY}}"
     loads = ""

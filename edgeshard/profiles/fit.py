@@ -4,7 +4,7 @@ A layer's time is a line in pieces over the rows it computes (weights are read o
 dominates), plus a share for each pair of a query and a key it sees. Prefill after earlier positions
 has one more share for each row: it takes the masked attention. The line's first value, its steps
 from point to point and the shares are fitted together. None is negative: more rows and positions
-never cost less, even if the points are noisy. Weights of the least squares are relative, so that a
+never cost less, even if the points are noisy. The weights of the least squares are relative: a
 decode step counts as much as a long prompt.
 """
 
@@ -156,7 +156,7 @@ def _tail(nodes: Floats, values: Floats) -> float:
     """Seconds a row beyond the last point, without the reading of weights, which is in the line already."""
     last = nodes >= nodes[-1] / TAIL
     x, y = nodes[last], np.maximum(values[last], values[-1] / 100)
-    if len(x) == 1 or values[-1] == 0:  # no time of the rows' own, where pairs explain everything
+    if len(x) == 1 or values[-1] == 0:  # no time of the rows' own, if pairs explain everything
         return float(values[-1] / nodes[-1])
     return float(_relative(np.column_stack([np.ones_like(x), x]), y)[1])
 
@@ -164,8 +164,8 @@ def _tail(nodes: Floats, values: Floats) -> float:
 OUTLIER_DEVIATIONS = 4.0
 """A sample that is this many typical deviations off the line is an outlier."""
 LEAST_DEVIATION = 0.02
-"""Of a time, relative to it. Samples may agree better by chance, and a slope that explains less of the largest
-payload's time than this is noise: on a busy machine one gave loopback 12 Tb/s."""
+"""Deviation relative to a time. Samples may agree better by chance, and a slope that explains less
+of the largest payload's time than this is noise: on a busy machine one gave loopback 12 Tb/s."""
 
 
 def fit_link(samples: Sequence[LinkSample]) -> LinkProfile:

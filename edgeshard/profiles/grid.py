@@ -79,7 +79,7 @@ QUICK_GRID = Grid(
     deep=(128, 2048),
     deep_decode=(1, 2048),
 )
-# As few as tell one row, many rows, and a pair of a query and a key apart.
+# As few as distinguish one row, many rows, and a pair of a query and a key.
 FIRST_GRID = Grid(
     (1, 16, 128),
     (0,),

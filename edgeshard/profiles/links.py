@@ -22,8 +22,8 @@ MOST_BYTES = 40 << 20
 class ProbeSchedule:
     """Sizes grow only while a probe is quick, so a slow link carries few bytes.
 
-    Ask `next_size`, send that much, tell `answered` how long the acknowledgement took. The two smallest sizes are
-    sent at least once, because a slope needs two sizes.
+    Call `next_size`, send that much, pass the time of the acknowledgement to `answered`. The two
+    smallest sizes are sent at least once, because a slope needs two sizes.
     """
 
     most_bytes: int = MOST_BYTES
@@ -59,7 +59,7 @@ class ProbeSchedule:
 def one_way(answers: dict[int, list[float]]) -> list[LinkSample]:
     """Samples of one direction: the acknowledgement is assumed to take half of an empty payload's round trip.
 
-    Where the two directions' delays differ, each is given their mean; the sum around a ring is right all the same.
+    If the two directions' delays differ, each gets their mean; the sum around a ring is right all the same.
     """
     back = statistics.median(answers[0]) / 2
     return [

@@ -83,7 +83,7 @@ class CallFrom:
 
     address: str
     principal: Principal | None
-    """None in plaintext, and where the certificate names no role."""
+    """None in plaintext, and if the certificate names no role."""
     is_named: bool
     """Whether a certificate names it, or none is needed."""
 

@@ -21,11 +21,11 @@ A manifest of the most experts that EdgeShard runs, with three tensors each, has
 """
 _PASSED_ON_BYTES = 64 << 10
 WINDOW_BYTES = 4 << 20
-"""The window of channels that carry tokens and control, and of the coordinator's server: a model's upload over a path
-of 100 ms may come with 40 MB/s."""
+"""The window of channels that carry tokens and control, and of the coordinator's server: a model's
+upload over a path of 100 ms may reach 40 MB/s."""
 KEEPALIVE_S = 1.0
 CONTROL_KEEPALIVE_S = 2.0
-"""Keepalive between nodes and their coordinator, where heartbeats come more often and spare the ping."""
+"""Keepalive between nodes and their coordinator, where more frequent heartbeats make the ping unnecessary."""
 CONTROL_PING_TIMEOUT_S = 15.0
 """Longer than a node may be silent: one that stands still for a moment keeps its control stream."""
 
@@ -119,8 +119,9 @@ def open_channel(
 
 
 def fixed_window(window_bytes: int) -> list[tuple[str, int]]:
-    """Options that fix how much a peer may send ahead on a stream. Without them gRPC measures the path with pings,
-    which wake both ends once more for a message where messages come one by one."""
+    """Options that fix how much a peer may send ahead on a stream. Without them gRPC measures the
+    path with pings. These wake both ends once more for each message if messages arrive one by
+    one."""
     return [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", window_bytes)]
 
 

@@ -10,7 +10,7 @@ from edgeshard.domain.identity import Denial, Principal
 
 
 class Denials:
-    """The denials of one process. Certificates that were made since a principal was let in again are accepted."""
+    """The denials of one process. Certificates made after a principal was admitted again are accepted."""
 
     def __init__(self) -> None:
         self._accepted: dict[Principal, tuple[str, ...]] = {}

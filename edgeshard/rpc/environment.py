@@ -9,7 +9,7 @@ _SETTINGS = {
     "GRPC_VERBOSITY": "NONE",
     # By default every message that arrives wakes three threads of gRPC before the event loop gets
     # it. These switches return the socket to the thread that waits for it. That matters if messages
-    # arrive one by one: with one stream a token takes a quarter less processor time. gRPC ignores
+    # arrive one by one: a single stream's token takes a quarter less processor time. gRPC ignores
     # names that it does not know.
     "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener,-event_engine_for_all_other_endpoints",
 }

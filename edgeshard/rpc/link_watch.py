@@ -37,15 +37,15 @@ class Fault:
 class LinkWatch:
     """Judges a link by its events and by `tick`, every `TICK_S`. `beacon` reports the end of an incident.
 
-    Something is owed while a step was sent, at least in part, that the receiver has not reported as received.
+    A report is outstanding if a step was sent, at least in part, that the receiver has not reported as received.
     """
 
     def __init__(self, now: float) -> None:
         self._ticked_at = now
         self._heard_at = now
-        """The time at which the receiver was last heard, or was given another chance."""
+        """The time at which the receiver last sent something, or got another chance."""
         self._moved_at = now
-        """The time at which the receiver last reported progress, or from which on something is owed."""
+        """The time at which the receiver last reported progress, or since which a report is outstanding."""
         self._is_open = False
         self._has_worked = False
         self._faults = 0
@@ -68,7 +68,7 @@ class LinkWatch:
         self._sent = max(self._sent, step + 1)
 
     def beacon(self, beacon: LinkBeacon, now: float) -> bool:
-        """Note a report of the receiver. Returns whether an incident is over: the receiver gets what is owed."""
+        """Note a report of the receiver. Returns whether an incident is over: the receiver gets the sent data."""
         self._heard_at = now
         moved = beacon.received_bytes > self._received_bytes or beacon.next_step > self._next_step
         if moved:

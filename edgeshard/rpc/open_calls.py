@@ -41,7 +41,7 @@ class OpenCall:
                     self.task.cancel()
 
     def caught(self) -> DeniedError | None:
-        """The reason of a cancellation that the caller of this has caught, None if it came from elsewhere.
+        """The reason of a cancellation that the caller of this has caught, None if it has another source.
 
         A cancellation of `check` is over with it.
         """
@@ -56,7 +56,7 @@ def rightful(request: Any, call: OpenCall) -> Any:
 
 
 class _RightfulMessages:
-    """The messages of a call. The call itself may end later if its caller does not read what is sent."""
+    """The messages of a call. The call itself may end later if its caller does not read the sent ones."""
 
     __slots__ = ("_call", "_messages")
 

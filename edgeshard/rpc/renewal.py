@@ -26,7 +26,7 @@ LONGEST_RETRY_S = 600.0
 
 
 async def keep_renewed(files: TlsFiles, renew: Renew, time: Callable[[], datetime] = now) -> None:
-    """Renew whenever two thirds of the certificate's life are over. Returns where the site makes no certificates."""
+    """Renew whenever two thirds of the certificate's life are over. Returns if the site makes no certificates."""
     while True:
         validity = validity_of(files.cert.read_bytes())
         left_s = (validity.renewal - time()).total_seconds()

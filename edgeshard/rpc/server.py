@@ -239,11 +239,13 @@ class _Listener:
 class Server(_Listener):
     """A grpc.aio server with the project's options, error mapping and health service.
 
-    Servicers are added with the generated `add_*_to_server(servicer, server.grpc)`; then `await start()`.
-    `keepalive_s` is as in `open_channel`. `window_bytes` fixes how much a peer may send ahead on a stream; None has
-    gRPC measure each path with pings, nearly one for every message where messages come one by one. `denials` are the
-    refused certificates; without it a server makes a list of its own. `watch` hears of every call. Connections beyond
-    `most_connections` are closed as they come, and those without a certificate after `HANDSHAKE_S`.
+    Servicers are added with the generated `add_*_to_server(servicer, server.grpc)`; then `await
+    start()`. `keepalive_s` is as in `open_channel`. `window_bytes` fixes how much a peer may send
+    ahead on a stream. If it is None, gRPC measures each path with pings, nearly one for every
+    message if messages arrive one by one. `denials` are the refused certificates; without it a
+    server makes a list of its own. `watch` receives every call. Connections beyond
+    `most_connections` are closed on arrival, and connections without a certificate after
+    `HANDSHAKE_S`.
     """
 
     def __init__(

@@ -38,8 +38,9 @@ class TlsFiles:
     key: Path
 
     def check_form(self) -> None:
-        """Raise InvalidArgumentError naming a file of the wrong kind, a key that belongs to another certificate, or a
-        certificate that does not say who the process is; DeniedError for a key that others can read."""
+        """Raise InvalidArgumentError naming a file of the wrong kind, a key that belongs to another
+        certificate, or a certificate without the process's identity; DeniedError for a key that
+        others can read."""
         for path, field in ((self.ca, "tls-ca"), (self.cert, "tls-cert"), (self.key, "tls-key")):
             if b"-----BEGIN " not in read_pem(path, field):
                 raise InvalidArgumentError(f"--{field} {path} is not a PEM file", field=field, reason="TLS_FILE")
@@ -98,7 +99,7 @@ class TlsFiles:
             )
 
     def principal(self) -> Principal:
-        """The process's identity. Raises InvalidArgumentError with reason NO_ROLE where the certificate has none."""
+        """The process's identity. Raises InvalidArgumentError with reason NO_ROLE if the certificate has none."""
         from edgeshard.identity.certificates import principal_of  # a tenth of a second, which plaintext need not wait
 
         certificate = read_pem(self.cert, "tls-cert")

@@ -1,4 +1,4 @@
-"""Rates of stages, by what their nodes counted between two looks at the site."""
+"""Rates of stages, by their nodes' counters in two snapshots of the site."""
 
 from __future__ import annotations
 

@@ -316,7 +316,7 @@ def _one_form(hint: Any, field: FieldDescriptor, where: str) -> Form | None:
         return _given(rules.BY_HAND[hint])
     message: Any = field.message_type
     if message is not None and get_origin(hint) is tuple:
-        # Of several things that are not alike: the message's fields, in their order.
+        # For several different values: the message's fields, in their order.
         made, names = GetMessageClass(message), [item.name for item in message.fields]
         values = attrgetter(*names)
         return Form(lambda value: made(**dict(zip(names, value, strict=True))), lambda found, _: values(found))
@@ -341,7 +341,7 @@ def _within(from_wire: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
 
 
 def _enum_form(kind: type[Enum], numbers: EnumDescriptor | None) -> Form:
-    """By the member's name where the message has an enumeration, such as STAGE_PHASE_READY; else by its text."""
+    """By the member's name if the message has an enumeration, such as STAGE_PHASE_READY; else by its text."""
     if numbers is None:
         known: dict[Any, Any] = {member.value: member for member in kind}
     else:

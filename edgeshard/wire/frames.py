@@ -93,7 +93,7 @@ class FrameContract:
 
     @property
     def max_bytes(self) -> int:
-        """Of a step's tensor."""
+        """Bytes of a step's tensor."""
         return self.max_tokens * self.width * self.dtype.itemsize
 
     @property
@@ -167,7 +167,8 @@ def _checksum(header: bytes, payload: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The outcome of a frame: `steps` in order, or `repeated`, a step that had come out before and came again.
+    """The outcome of a frame: `steps` in order, or `repeated`, a step that had been returned before
+    and arrived again.
 
     `payload_bytes` are the bytes of tensor in the frame, `parts` the number of parts of its step.
     """
@@ -220,7 +221,7 @@ class FrameReader:
             self._check_first(header, size)
             step = _decode(header, payload)
             self.next_step += 1
-            # Steps that came before their turn may follow it.
+            # Steps that arrived before their turn may follow it.
             return Accepted((step, *(self._take_complete() if self._partial else ())), None, size)
         partial = self._partial.get(header.step) or _Partial(header.parts)
         if partial.parts != header.parts:

@@ -129,7 +129,7 @@ def prompt_logprobs_from_wire(message: pb.PromptLogprobs) -> PromptLogprobs:
 
 
 def token_fields(token: Token, timings: tuple[StageTiming, ...] = (), at_s: float = 0.0) -> dict[str, Any]:
-    """The fields of a token's message. It leaves out `timings` and `at_s` where the token has just these."""
+    """The fields of a token's message. It leaves out `timings` and `at_s` if the token has just these."""
     return {
         "position": token.position,
         "token": token.token,

@@ -147,7 +147,7 @@ def _tokens_from_wire(message: pb.HeadTokens) -> HeadEvents:
 
 
 def _split(event: RequestEvent) -> tuple[Token, RequestEnd | None]:
-    """The token of an event that is one, and the end that comes with it."""
+    """The token of an event that is one, and the end that arrives with it."""
     if isinstance(event, LastToken):
         return event.token, event.end
     assert isinstance(event, Token)

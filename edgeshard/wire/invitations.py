@@ -60,7 +60,7 @@ printed in ASCII, because whoever answered may have sent its text."""
 
 
 def line_without_edgeshard(token: JoinToken) -> str:
-    """The line that joins a machine which has Python and nothing of EdgeShard; "" where the site has no wheels.
+    """The command that joins a machine which has Python and nothing of EdgeShard; "" if the site has no wheels.
 
     Options of `edgectl join` may follow it. Raises as `invitation_to_text`.
     """

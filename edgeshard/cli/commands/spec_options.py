@@ -57,7 +57,7 @@ def _parameter(item: OptionField, help: str) -> Parameter:
 
 
 def read_texts(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[InvalidArgumentError]]:
-    """The spec's values of options as they were written, and what is wrong with some."""
+    """The spec's values of options from their texts, and the mistakes in some."""
     values: dict[str, Any] = {}
     mistakes: list[InvalidArgumentError] = []
     for key, value in given.items():

@@ -47,14 +47,14 @@ class Goal:
         return self.ttft_s is not None or self.inter_token_s is not None
 
     def met_by(self, served: Served) -> bool:
-        """By its first token, and by the mean of what lies between its tokens."""
+        """Judged by its first token, and by the mean time between its tokens."""
         quick = self.ttft_s is None or served.ttft_s <= self.ttft_s
         return quick and (self.inter_token_s is None or served.inter_token_s <= self.inter_token_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of one kind of time, in seconds."""
+    """The spread of one kind of time, in seconds."""
 
     mean: float
     p50: float
@@ -95,7 +95,7 @@ class Report:
     goodput: float | None
     """Good answers a second."""
     good_share: float | None
-    """Of all requests that ended."""
+    """Share of all requests that ended."""
 
 
 def report(deployment: str, load: str, seed: int, served: Sequence[Served], unfinished: int, goal: Goal) -> Report:

@@ -34,7 +34,7 @@ _KINDS = ("prefill", "decode", "head", "send", "return", "read")
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "edgeshard",
-    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib, so that widths are the same everywhere
+    "font.sans-serif": ["DejaVu Sans"],  # part of matplotlib, so that widths are the same everywhere
     "font.size": 9,  # points: 12 pixels
     "text.parse_math": False,
     "text.color": _INK,
@@ -165,7 +165,7 @@ def timeline(
 
 def _visit_words(visit: Visit, names: tuple[str, str]) -> str:
     words = f"{visit.station}: {visit.kind} of {names[1]} {visit.token}, {names[0]} {visit.micro_batch}, "
-    if visit.kind == "read":  # of weights, which belong to no step
+    if visit.kind == "read":  # reads of weights, which belong to no step
         words = f"{visit.station}: layer {visit.token}, "
     return f"{words}{visit.start_s:.6g} to {visit.end_s:.6g} s"
 

@@ -75,7 +75,7 @@ def print_item(item: Item, output: Output, rows: Rows[Item], name: Callable[[Ite
 
 
 class Changes(Generic[Item]):
-    """Which items are new or differ, by what the table shows of them without `-o wide`, where times run."""
+    """Items that are new or differ, by the table's columns without `-o wide`, where times run."""
 
     def __init__(self, columns: Sequence[Column[Item]], name: Callable[[Item], str]) -> None:
         self._columns = [column for column in columns if not column.wide]

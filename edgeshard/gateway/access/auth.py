@@ -60,7 +60,7 @@ def unending() -> None:
 
 
 def caller_of(request: Request) -> Caller:
-    """The caller that the entrance let in."""
+    """The caller that the entrance admitted."""
     caller = request.scope["state"]["caller"]
     assert isinstance(caller, Caller)
     return caller

@@ -73,7 +73,7 @@ class BodyBudget:
     def take(self, identity: str, size: int) -> None:
         """Count `size` more bytes of an identity's body.
 
-        Raises ResourceExhaustedError where the identity would have too many, UnavailableError where all together would.
+        Raises ResourceExhaustedError if the identity would have too many, UnavailableError if all together would.
         """
         held = self._held.get(identity, 0) + size
         # Without keys everyone is one identity, which has all there is.

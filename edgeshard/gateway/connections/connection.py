@@ -77,7 +77,7 @@ class _Strict(h11.Connection):
 
 
 class Connection(H11Protocol):
-    """The class of uvicorn's connections, all of which came through `door`."""
+    """The class of uvicorn's connections, which all pass `door`."""
 
     def __init__(self, door: Door, **options: Any) -> None:
         super().__init__(**options)
@@ -89,7 +89,7 @@ class Connection(H11Protocol):
         self._stalled: asyncio.TimerHandle | None = None
 
     def showed_key(self, identity: str) -> None:
-        """Raises ResourceExhaustedError where the identity has too many connections."""
+        """Raises ResourceExhaustedError if the identity has too many connections."""
         if self._guest is not None and not self._door.showed_key(self._guest, identity):
             raise ResourceExhaustedError(
                 "connections: this API key has as many open as it may, all with a request: wait until one ends",

@@ -1,4 +1,4 @@
-"""The choice of connections that stay where too many come: a connection with a key goes before one without. Pure."""
+"""The choice of connections that stay if there are too many: a connection with a key precedes one without. Pure."""
 
 from __future__ import annotations
 

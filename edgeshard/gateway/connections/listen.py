@@ -20,8 +20,8 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class HttpListen:
-    """The address to listen at: HOST:PORT, with the PEM files of a certificate beyond loopback. `host` is the host in
-    the URL where others could not dial the address."""
+    """The address to listen at: HOST:PORT, with the PEM files of a certificate beyond loopback.
+    `host` is the host in the URL if others cannot dial the address."""
 
     address: str
     cert: Path | None = None
@@ -115,13 +115,13 @@ def _names_of(cert: Path, version: tuple[int, ...]) -> frozenset[str]:
 
 
 def _no_password() -> str:
-    """Give no password: OpenSSL would ask for one at the terminal, and the daemon would wait."""
+    """Give no password: OpenSSL would prompt for one at the terminal, and the daemon would wait."""
     return ""
 
 
 class Following:
-    """The server's side of TLS, which takes up a renewed certificate at the next handshake. `context` stays the
-    listener's. While the files cannot be used, the certificate before is shown."""
+    """The server's side of TLS, which uses a renewed certificate at the next handshake. `context`
+    stays the listener's. While the files cannot be used, the previous certificate is shown."""
 
     def __init__(self, listen: HttpListen) -> None:
         self._listen = listen

@@ -230,7 +230,7 @@ class SamplingFields(ChoiceFields):
         return tuple(replace(first, seed=(seed + number) % 2**64) for number in range(count))
 
     def generation(self, prompt: str | tuple[int, ...], new_tokens: int, **more: Any) -> Generation:
-        """A request to the engine, with what these fields say of its end and its place in the queue."""
+        """A request to the engine, with these fields' end and place in the queue."""
         return Generation(
             prompt,
             new_tokens,
@@ -298,7 +298,7 @@ class GuidedFields(SamplingFields):
         return "", None
 
     def guide(self) -> Guide | None:
-        """The guide of the answer. Raises InvalidArgumentError where several are given."""
+        """The guide of the answer. Raises InvalidArgumentError if several are given."""
         given = self._guides()
         if len(given) > 1:
             raise InvalidArgumentError(f"{given[1][0]}: the answer has a form already", field=given[1][0])

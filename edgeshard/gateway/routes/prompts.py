@@ -27,7 +27,7 @@ from edgeshard.gateway.routes.tools import PLAIN, ForcedCall, ToolChoice, forced
 
 
 def conversation_of(messages: Any, tools: Any, variables: Any, generation_prompt: bool | None = None) -> Conversation:
-    """The conversation in fields of a request, which are JSON. By default its prompt ends where an answer begins.
+    """The conversation in fields of a request, which are JSON. The prompt ends where an answer begins, by default.
 
     Raises InvalidArgumentError naming a field with a number that JSON has no word for.
     """

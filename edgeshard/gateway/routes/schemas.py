@@ -1,4 +1,4 @@
-"""JSON schemas of requests: their size, and their objects, closed where the schema leaves open whether they are.
+"""JSON schemas of requests: their size, and their objects, closed unless the schema sets that itself.
 
 By the standard an object may have any keys that its schema does not name, and a model under only
 that constraint writes further ones without end. A schema for an answer means the keys that it
@@ -45,7 +45,7 @@ _GROUPING = frozenset({"allOf", "anyOf", "oneOf", "if", "then", "else", "depende
 def check_schema(schema: Any, field: str) -> None:
     """Raise InvalidArgumentError naming `field` if a schema, or several in a list, is larger than a guide may be.
 
-    It looks at no more than the bounds allow, and goes before anything that copies a schema or walks through it.
+    It checks no more than the bounds allow, and precedes every copy or walk of a schema.
     """
     size = parts = references = 0
     waiting = [(schema, 1)]
@@ -135,7 +135,7 @@ def without_nulls(schema: Any) -> Any:
 
 
 def _composed(nodes: list[Schema], root: Schema, walk: _Walk) -> set[int]:
-    """The ids of schemas that together say which properties an object has."""
+    """The ids of schemas that together define an object's properties."""
     groups = {id(node): [list(group) for group in _groups(node, root)] for node in nodes}
     users: dict[int, list[Schema]] = {}
     for node in nodes:
@@ -154,7 +154,7 @@ def _composed(nodes: list[Schema], root: Schema, walk: _Walk) -> set[int]:
 
 
 def _groups(node: Schema, root: Schema) -> Iterator[Iterator[Schema]]:
-    """Schemas of the same object as `node`: of one group it is of one, of all groups at once."""
+    """Schemas of the same object as `node`: it matches one of a group, and all groups at once."""
     if _GROUPING.isdisjoint(node):
         return
     for part in _schemas(node.get("allOf")):

@@ -159,7 +159,7 @@ def _function(tool: Any) -> dict[str, Any]:
 
 
 def _name(function: dict[str, Any]) -> str:
-    """The name of a function of a request; "" if it has none, which is refused where the prompt is made."""
+    """The name of a function of a request; "" if it has none, which is refused when the prompt is made."""
     name = function.get("name")
     return name if isinstance(name, str) else ""
 

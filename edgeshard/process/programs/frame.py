@@ -106,7 +106,7 @@ def _text(raw: io.FileIO, stream: TextIO | None) -> io.TextIOWrapper:
 
 
 def _discard_output() -> None:
-    """Let what is still buffered go nowhere: Python writes it at exit."""
+    """Discard output that is still buffered: Python would write it at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, _OUTPUT)
     os.close(nowhere)

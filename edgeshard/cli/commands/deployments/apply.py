@@ -1,4 +1,4 @@
-"""edgectl apply: deployments as files say, once or as often as one likes."""
+"""edgectl apply: deployments from files, repeatable without effect."""
 
 from __future__ import annotations
 

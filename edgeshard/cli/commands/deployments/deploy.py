@@ -160,7 +160,7 @@ async def deploy_measured(
     wait: bool = True,
     timeout_s: float | None = None,
 ) -> Deployment:
-    """Deploy, and report what is measured first. Raises as `Client.deploy`."""
+    """Deploy, and report the measurements that precede it. Raises as `Client.deploy`."""
     import asyncio
 
     watching = asyncio.create_task(_watch_measuring(client, reporter)) if measure_s else None

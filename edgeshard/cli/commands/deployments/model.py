@@ -106,7 +106,7 @@ def adding_bars(console: Console) -> Iterator[Callable[[AddPhase, int, int], Non
 
 
 def add_model(context: typer.Context, model: str) -> None:
-    """Put a model into the store under its own name, and say how far that is."""
+    """Put a model into the store under its own name, and print the progress."""
     ask(context, lambda client: _upload(client, model, None))
 
 

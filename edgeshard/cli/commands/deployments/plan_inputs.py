@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is to be planned. `given` are the options by the names of PlanProblem's fields, and the source; what is not
-    there is the cluster's own, or the planner's default."""
+    """The request for a plan. `given` are the options by the names of PlanProblem's fields, and the
+    source; a missing one is the cluster's own, or the planner's default."""
 
     model: str
     quantisation: Quantisation | None = None
@@ -94,7 +94,7 @@ class Asked:
 def offline_problem(path: Path, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
     """The nodes of a file and any model, and what there is to know of the figures, in words.
 
-    Raises InvalidArgumentError naming what is wrong, and as `read_model` does.
+    Raises InvalidArgumentError naming the mistake, and as `read_model` does.
     """
     model = read_model(asked.model)
     problem, notes = planned_offline(path, model, replace(asked, quantisation=_as_stored(asked, model)))
@@ -116,11 +116,12 @@ def planned_offline(path: Path, model: ModelSpec, asked: Asked) -> tuple[PlanPro
 
 
 def online_problem(context: typer.Context, asked: Asked) -> tuple[PlanProblem, tuple[str, ...], SiteGuesses | None]:
-    """A model on the site's connected nodes, what there is to know of its figures, in words, and of its guesses.
+    """A model on the site's connected nodes, notes on its figures, in words, and its counted draft tokens.
 
     Names of the store have no slash: a path or OWNER/NAME is planned as `unstored_problem` does.
 
-    Prompts come in at the largest node that has figures unless a source is named. Nodes without figures are left out.
+    Prompts arrive at the largest node that has figures unless a source is named. Nodes without
+    figures are left out.
 
     Raises FailedPreconditionError naming the nodes and the command that measures them if no node, or not the named
     source, has figures; NotFoundError or UnavailableError for the model, the source and a site without nodes;

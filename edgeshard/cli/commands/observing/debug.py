@@ -76,7 +76,7 @@ def _nodes(dumps: tuple[ProcessDump, ...]) -> str:
 
 
 def _check_output(path: Path, force: bool) -> None:
-    """Before anybody waits for a dump that could not be kept."""
+    """Check before the user waits for a dump that could not be saved."""
     if path == STDOUT:
         return
     if not path.parent.is_dir():

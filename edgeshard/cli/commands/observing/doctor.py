@@ -1,4 +1,4 @@
-"""edgectl doctor: what is wrong with the site and with this machine, what it means, and what to do."""
+"""edgectl doctor: faults of the site and of this machine, their meaning, and remedies."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ async def _tried(ports: Iterable[TriedPort]) -> tuple[TriedPort, ...]:
 
 
 async def _why_closed(address: str) -> str:
-    """'' where somebody takes a connection."""
+    """Why a port is closed; '' if a connection is accepted."""
     from edgeshard.rpc.tls import split_address
 
     try:

@@ -1,4 +1,4 @@
-"""Faults of a site, from facts of it. Pure: facts in, findings out; time comes in as a value."""
+"""Faults of a site, from facts of it. Pure: facts in, findings out; time is passed in as a value."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class TriedPort:
-    """A connection that was tried from here: `why` it failed, '' where somebody answered."""
+    """A connection attempt from here: `why` it failed, '' if it was accepted."""
 
     where: str
     address: str

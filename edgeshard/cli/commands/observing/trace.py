@@ -101,7 +101,7 @@ def _show(deployment: str, traces: tuple[StageTrace, ...], output: Path | None) 
 
 
 def _check_output(path: Path | None) -> None:
-    """Before anybody waits for a trace that could not be kept."""
+    """Check before the user waits for a trace that could not be saved."""
     if path is None or path == STDOUT:
         return
     if path.suffix not in (".json", ".svg"):

@@ -40,7 +40,7 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """The options that say what load is put on."""
+    """The options that define the load."""
 
     rate: Annotated[
         float | None, option("N", "Requests a second, whether others are answered or not.", min=0.001, max=10_000)
@@ -189,7 +189,7 @@ def _read(path: Path) -> list[str]:
 
 
 def _prompt(line: str) -> str:
-    """Of a line of text, or of a JSON object's "prompt"."""
+    """The prompt of a line of text, or of a JSON object's "prompt"."""
     if line.startswith("{"):
         try:
             values: Any = json.loads(line)

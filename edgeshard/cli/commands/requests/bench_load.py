@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from edgeshard.domain.clock import Clock
 
 FIRST_ID, LAST_ID = 10, 200
-"""Drawn prompts are of these tokens, which every vocabulary has; what they say does not matter to the time."""
+"""Drawn prompts use these tokens, which every vocabulary has; their meaning does not matter to the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,8 @@ Serve = Callable[[Wanted, float], Awaitable[Served]]
 async def put_on(
     load: Load, wanted: Iterator[Wanted], seed: int, serve: Serve, clock: Clock, told: Callable[[Loading], None]
 ) -> Loading:
-    """The whole load. Cancelled, it ends what runs and returns what it has; `told` hears of each answer."""
+    """Put the whole load on. Cancelled, it ends the running requests and returns its results so
+    far; `told` receives each answer."""
     found, running = Loading([]), set[asyncio.Task[None]]()
     began = clock.now()
 

@@ -45,7 +45,7 @@ DryRun = Annotated[bool, switch("--dry-run", "Say each step, and take none.")]
 Purge = Annotated[bool, switch("--purge", "Its state as well, and files that were changed by hand.")]
 MACHINE = Path("/")
 _RUNS_SYSTEMD = Path("/run/systemd/system")
-"""Is there where systemd runs the machine, see sd_booted(3)."""
+"""Exists if systemd runs the machine, see sd_booted(3)."""
 
 
 @app.command("agent")
@@ -280,7 +280,7 @@ def _found(daemon: Daemon, options: Options, record: Record | None, root: Path) 
         elif path.is_file():
             digests[name] = installation.digest(path.read_bytes())
     shared = frozenset[str]()
-    with contextlib.suppress(DataLossError):  # it is to be mended where the other daemon is the matter
+    with contextlib.suppress(DataLossError):  # a damaged record is mended when it matters to the other daemon
         beside = _record(Daemon.COORDINATOR if daemon is Daemon.AGENT else Daemon.AGENT, root)
         shared = frozenset(beside.directories if beside is not None else ())
     return Found(digests, frozenset(directories), _user_exists(daemon.unit, root), shared, root == MACHINE)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _SERVICE_FILES = Path("/etc/edgeshard/agent-pki")
 _STOP_GRACE_S = 60.0
-"""An agent that is still starting hears of the signal late."""
+"""An agent that is still starting handles the signal late."""
 
 
 @dataclass(frozen=True, slots=True)

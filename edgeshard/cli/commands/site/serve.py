@@ -84,7 +84,7 @@ class ServeOptions:
         return {**values, **self.limits}
 
     def agrees(self, spec: DeploymentSpec) -> bool:
-        """Whether what was asked for is what a deployment is."""
+        """Whether the options match a deployment."""
         quantise = spec.quantisation.get("*", "none")
         limits_agree = all(getattr(spec, key) == value for key, value in self.limits.items())
         return limits_agree and self.quantise in ("auto", quantise)
@@ -230,7 +230,7 @@ async def _supervised(site: OwnSite, narrator: Narrator, work: Coroutine[Any, An
 
 
 async def _answer(options: ServeOptions, site: OwnSite, narrator: Narrator) -> None:
-    """Load the model, say how to ask it, and watch the site until Ctrl-C."""
+    """Load the model, print how to query it, and watch the site until Ctrl-C."""
     deployment, key, link = await _loaded(options, site, narrator)
     site.proven = True
     _show(site, options.name, key, link, deployment, narrator)
@@ -313,9 +313,10 @@ async def _deploy(client: Client, options: ServeOptions, source: str, narrator: 
 
 
 async def _chosen(client: Client, options: ServeOptions, source: str, narrator: Narrator) -> DeploymentSpec:
-    """With the widest weights that fit. If none do, those that fit with fewer requests at a time: the planner knows
-    what is lost by that once the nodes are measured. If none do either, with the largest context that fits, unless
-    one was given. Raises what `Client.plan` raises for the narrowest."""
+    """The spec with the widest weights that fit. If none do, the widest that fit with fewer
+    concurrent requests: the planner knows the loss once the nodes are measured. If none do either,
+    with the largest context that fits, unless one was given. Raises the error of `Client.plan` for
+    the narrowest."""
     from edgeshard.domain.deployments.deployment import parse_spec
 
     formats = _WIDEST_FIRST if options.quantise == "auto" else (options.quantise,)

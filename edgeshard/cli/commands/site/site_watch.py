@@ -176,6 +176,6 @@ class _Growth:
 
 
 def _is_to_be_measured(node: Node) -> bool:
-    """Whether its measurement is worth waiting for; one that serves is measured when no request runs, which may never
-    be, and is planned with what is known."""
+    """Whether its measurement is worth waiting for. A node that serves is measured when no request
+    runs, which may never happen; it is planned with the known figures."""
     return not node.placeable or node.unknown_links > 0 or (node.unknown_profiles > 0 and not node.stages)
