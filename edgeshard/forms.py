@@ -69,7 +69,7 @@ class Forms:
         return self.of(kind).write(value)
 
     def read(self, kind: type[ValueT], plain: Any) -> ValueT:
-        """The value that JSON types stand for. Raises InvalidArgumentError naming the path at fault."""
+        """The value of JSON types. Raises InvalidArgumentError naming the path at fault."""
         value: ValueT = self.of(kind).read(plain, "")
         return value
 
@@ -122,7 +122,7 @@ for each other."""
 
 
 class _Walk:
-    """The forms of all that one type is made of; a class in the making stands for itself in what refers back to it."""
+    """The forms of all parts of one type; a class in the making stands for itself in references to it."""
 
     def __init__(self, policy: Forms) -> None:
         self._policy = policy
@@ -254,7 +254,7 @@ class _Walk:
             value.check()
         except InvalidArgumentError as error:
             if not error.message.startswith(error.field):
-                raise  # it speaks of the whole in words of its own
+                raise  # it describes the whole already
             why = error.message.removeprefix(error.field).lstrip(": ")
             raise self._policy.refused(f"{path}.{error.field}", why) from None
 

@@ -89,7 +89,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
 
 
 async def serve(settings: CoordinatorSettings, read: Callable[[], CoordinatorSettings], descriptors: int) -> None:
-    """`read` reads the settings again; `descriptors` is how many this process may have."""
+    """`read` reads the settings again; `descriptors` is the number that this process may open."""
     notifier, stopping = Notifier.from_environment(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

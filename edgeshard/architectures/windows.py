@@ -77,7 +77,7 @@ class Windows:
 
 
 def all_but_every(pattern: int, key: str = "") -> SlidingLayers:
-    """Every `pattern`th block sees everything, the others slide; config.json may give the number under `key`."""
+    """Every `pattern`th block sees everything, the others slide; config.json may set the number under `key`."""
 
     def sliding(fields: ConfigFields, layer_count: int) -> list[bool]:
         every = fields.size(key, pattern) if key else pattern
@@ -87,7 +87,7 @@ def all_but_every(pattern: int, key: str = "") -> SlidingLayers:
 
 
 def from_layer(first: int, key: str) -> SlidingLayers:
-    """The blocks from the one that config.json gives under `key` on slide."""
+    """The blocks slide from the index that config.json sets under `key`."""
 
     def sliding(fields: ConfigFields, layer_count: int) -> list[bool]:
         start = fields.count(key, first)

@@ -1,4 +1,4 @@
-"""A model's answer as it comes, taken apart: content, reasoning and calls of tools.
+"""Parses a model's answer as it arrives: content, reasoning and calls of tools.
 
 A piece of text is returned when its kind is certain: a marker, or the beginning of one, is never
 content. A call is returned whole. Text that began like a call and is none is content, word for

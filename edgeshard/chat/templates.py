@@ -114,7 +114,7 @@ class ChatTemplate:
         return "".join(pieces)
 
     def _compile(self) -> tuple[Template, TemplateForm]:
-        """Not when the model is loaded: Jinja computes constants while it compiles, as long as that may take."""
+        """Not when the model is loaded: Jinja computes constants while it compiles, which may take any time."""
         if text_bytes(self.source) > SOURCE_LIMIT_BYTES:
             raise _broken(f"has more than {SOURCE_LIMIT_BYTES} bytes")
         environment = _environment()

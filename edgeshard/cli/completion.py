@@ -56,6 +56,6 @@ def _asked(
 
 
 def _connect(params: dict[str, Any]) -> Connect:
-    """From what stands in the line already: the command's own start has not run."""
+    """From the options already typed: the command's own start has not run."""
     names = ("coordinator", "tls_ca", "tls_cert", "tls_key")
     return Connect(**{name: params.get(name) for name in names}, plaintext=params.get("plaintext") or None)

@@ -176,7 +176,7 @@ def _print_version(wanted: bool) -> None:
 
 
 def _setting(key: str, metavar: str, help: str) -> Any:
-    """A global option, which a variable of the environment may give, too."""
+    """A global option, which an environment variable may also set."""
     return typer.Option(metavar=metavar, envvar=f"EDGESHARD__CLIENT__{key}", help=help)
 
 

@@ -18,7 +18,7 @@ _WORDS = {str: "text", int: "a whole number", float: "a number", bool: "True or 
 Message = Mapping[str, Any]
 """As OpenAI's chat completions have it, such as `{"role": "user", "content": "Hello"}`."""
 Tool = Mapping[str, Any]
-"""As OpenAI has it: `{"type": "function", "function": {"name": ..., "parameters": {...}}}`."""
+"""As in OpenAI's API: `{"type": "function", "function": {"name": ..., "parameters": {...}}}`."""
 
 
 def checked(name: str, value: Any, kind: Any) -> Any:

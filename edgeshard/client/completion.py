@@ -130,7 +130,7 @@ class CompletionBuilder:
         )
 
     def _inter_token_latency_s(self) -> float:
-        """By the head's clock: on their way here tokens gather, and come several at once.
+        """By the head's clock: in transit tokens gather, and several arrive at once.
 
         Between tokens of two heads, after a recovery, only the times of arrival are comparable.
         """

@@ -107,8 +107,8 @@ class InferenceCalls(Calls):
         variables: Mapping[str, Any] | None = None,
         **options: Unpack[GenerateOptions],
     ) -> AsyncGenerator[ChatEvent, None]:
-        """Stream the answer to a conversation: a `Started`, then `ReasoningDelta`, `ContentDelta` and `ToolCall` as
-        they come, and a `ChatFinished` with the numbers of tokens.
+        """Stream the answer to a conversation: a `Started`, then `ReasoningDelta`, `ContentDelta`
+        and `ToolCall` as they arrive, and a `ChatFinished` with the numbers of tokens.
 
         `messages` and `tools` are as in OpenAI's chat completions; a text is one message of the
         user's. The model's chat template makes the prompt, at the coordinator; `variables` are
@@ -181,7 +181,7 @@ class InferenceCalls(Calls):
     async def batch(
         self, requests: Sequence[BatchRequest], concurrency: int = 8, on_progress: BatchProgress | None = None
     ) -> list[BatchResult]:
-        """Run many requests, `concurrency` of them at a time; the results stand in the order of the requests.
+        """Run many requests, `concurrency` of them at a time; the results are in the order of the requests.
 
         A request that fails has its EdgeShardError for a result, and the others continue. If the
         site lacks capacity for one, it is sent again, for five minutes, since it was not begun;
@@ -205,7 +205,7 @@ class InferenceCalls(Calls):
         return chat_prompt_from_wire(response.prompt)
 
     async def tokenize(self, model: str, text: str, special: bool = True) -> tuple[int, ...]:
-        """The token ids of a text, by the tokenizer of a served model; `special` adds those that stand around it."""
+        """The token ids of a text, by the tokenizer of a served model; `special` adds those around it."""
         wanted = TokenizeRequest(checked("model", model, str), checked("text", text, str), special)
         response = await self._inference("Tokenize", tokenize_request_to_wire(wanted))
         return tuple(response.tokens)

@@ -51,7 +51,7 @@ async def enrol(invitation: Invitation, key: EllipticCurvePrivateKey) -> tuple[b
 
 
 async def located(invitation: Invitation, timeout_s: float = DISCOVERY_S) -> Invitation:
-    """The invitation with its site's addresses. One that has none is looked for on this machine's networks.
+    """The invitation with its site's addresses. If it has none, they are searched on this machine's networks.
 
     A server that announces the site is trusted only after proving to have a certificate of the
     authority that the invitation names. All such servers are queried at the same time. Raises
@@ -79,7 +79,7 @@ async def located(invitation: Invitation, timeout_s: float = DISCOVERY_S) -> Inv
         first: set[asyncio.Future[Any]] = {looking, proven}
         await asyncio.wait(first, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not proven.done() and looking.done() and looking.exception() is None:
-            await asyncio.wait({proven}, timeout=timeout_s)  # as many places as are looked at
+            await asyncio.wait({proven}, timeout=timeout_s)  # as many as there are addresses to check
         if proven.done():
             return proven.result()
     finally:

@@ -195,7 +195,7 @@ class _Relaxed:
 def walks_through(relaxed: _Relaxed, stage: Floats, hop: Floats, back: Floats, *, add: bool) -> tuple[Floats, Floats]:
     """The least sum (or the least largest) of seconds over the walks with such a stage, and with such a hop.
 
-    A walk goes from the source through all layers as a cut does, but may come to a node again.
+    A walk goes from the source through all layers as a cut does, but may return to a node.
     """
     nodes, layers = relaxed.memory.nodes, relaxed.memory.layers
     join = np.add if add else np.maximum

@@ -40,7 +40,7 @@ def at_most(most: int, unit: str = "items") -> First:
 
 
 def one_or_more(value: int, field: str) -> int:
-    """0 stands for 1: an earlier version did not send it."""
+    """0 stands for 1: an earlier version did not send the field."""
     return max(1, value)
 
 

@@ -68,7 +68,7 @@ class EdgeShardError(Exception):
         return cls(f"{field}: {why}", field=field, reason=reason)
 
     def within(self, field: str) -> Self:
-        """The same error of a value that stands in this field of another."""
+        """The same error of a value in this field of another."""
         path = f"{field}.{self.field}" if self.field else field
         begins = self.field and self.message.startswith(self.field)
         message = f"{field}.{self.message}" if begins else f"{field}: {self.message}"
@@ -184,7 +184,7 @@ class CancelledRequestError(EdgeShardError):
 
 
 ERROR_BY_CODE: dict[int, type[EdgeShardError]] = {error.code: error for error in EdgeShardError.__subclasses__()}
-"""The class of errors for each code, without what stands below it."""
+"""The class of errors for each code, without its subclasses."""
 
 
 def extra_line(extra: str) -> str:

@@ -22,7 +22,7 @@ MOST_KEY_MODELS = 64
 KEY_ROLE = "key"
 """The role of API keys, which have no certificate."""
 _KEY_ID_SIGN = "#"
-"""No name has it."""
+"""A character that no name has."""
 _TOKEN_ID = re.compile("[0-9a-f]{16}")
 """What `token_id_of` returns."""
 

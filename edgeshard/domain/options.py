@@ -61,7 +61,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class OptionField:
-    """An option as it stands in a class: the field's name, type and default (MISSING without one), and the rest."""
+    """An option of a class: the field's name, type and default (MISSING without one), and the rest."""
 
     name: str
     kind: Any

@@ -34,7 +34,7 @@ class Backend(Protocol):
         """The events of one request; closing the generator cancels it on every node."""
 
     def check_place(self, identity: str, reading: int) -> None:
-        """Raise ResourceExhaustedError where `identity` may have no further request.
+        """Raise ResourceExhaustedError if `identity` may have no further request.
 
         It has those that run or wait, and `reading` others whose bodies are on their way. Called before a body is read.
         """

@@ -150,7 +150,7 @@ def answers_of(answer: type[BaseModel], *, stream: str = "", ollama: bool = Fals
 
 
 def refusals_of(*, ollama: bool = False) -> dict[int | str, dict[str, Any]]:
-    """FastAPI's `responses` of a route that gives nothing but errors."""
+    """FastAPI's `responses` of a route that returns only errors."""
     refusal = OllamaError if ollama else ErrorBody
     return {status: {"model": refusal, "description": text} for status, text in _REFUSALS.items()}
 

@@ -109,7 +109,7 @@ class OwnSite:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether the wanted port was taken. Nodes that joined before look for the coordinator there."""
+        """Whether the wanted port was taken. Nodes that joined before try the coordinator there."""
         from edgeshard.rpc.tls import split_address
 
         return split_address(self.wanted)[1] not in (0, split_address(self.address)[1])
@@ -257,7 +257,7 @@ def _hold(folder: Path) -> list[int]:
     children do not end.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # The nodes look into the store before the coordinator may have made it.
+    # The nodes read the store before the coordinator may have made it.
     for inner in ("pki", "coordinator", "coordinator/models", "coordinator/models/blobs"):
         (folder / inner).mkdir(exist_ok=True, mode=0o700)
     own = _locked(folder / "serve.lock")

@@ -72,7 +72,7 @@ class Backup:
 
 
 def of_config(config: Path, tls: Mapping[str, str] | None = None, state_dir: Path | None = None) -> SiteFiles:
-    """The site of a coordinator's file of settings. `tls` and `state_dir` are settings that its unit gives.
+    """The site of a coordinator's file of settings. `tls` and `state_dir` are settings from its unit.
 
     Raises InvalidArgumentError for a file without a state directory, or one that names files which are not there.
     """

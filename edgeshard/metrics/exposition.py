@@ -57,6 +57,6 @@ class Metrics:
 
 
 def encoded(families: list[Metric], accept: str = "") -> tuple[bytes, str]:
-    """The text of these figures and its content type, as `Metrics.exposition` gives them."""
+    """The text of these figures and its content type, as from `Metrics.exposition`."""
     encode, content_type = choose_encoder(accept)
     return encode(_Reading(lambda: families)), content_type

@@ -21,7 +21,7 @@ log = structlog.get_logger()
 PATH = "/metrics"
 REQUEST_LIMIT_BYTES = 8192
 TIME_LIMIT_S = 5.0
-"""For a request to come, and for its answer to go."""
+"""Time for a request to arrive, and for its answer to leave."""
 MOST_AT_ONCE = 8
 _READERS = frozenset({Role.CLIENT, Role.OPERATOR})
 

@@ -217,7 +217,7 @@ class ModelAdder:
 
     @asynccontextmanager
     async def _converted(self, addition: Addition, scratch: Path) -> AsyncIterator[tuple[LocalModel, tuple[str, ...]]]:
-        """The model and its notes, as long as the process that converted it keeps its files."""
+        """The model and its notes, while the process that converted it keeps its files."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "edgeshard_coordinator.additions.conversion"),
             *(str(os.getpid()), str(self._memory_bytes)),

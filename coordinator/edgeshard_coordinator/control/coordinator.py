@@ -57,7 +57,7 @@ from edgeshard_coordinator.membership.membership import Membership
 
 TRAFFIC_SAVED_EVERY_S = 15.0
 EXPIRY_S = 0.1
-"""Seconds between two looks at parked requests."""
+"""Seconds between two checks of parked requests."""
 
 
 class Coordinator:

@@ -1,4 +1,4 @@
-"""One picture of the site for all who look at it: whole first, then its differences, at most twice a second."""
+"""One view of the site for all viewers: whole first, then its differences, at most twice a second."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Feed:
         self.viewers = 0
 
     async def follow(self) -> AsyncGenerator[tuple[str, bytes]]:
-        """WHOLE or CHANGE with its JSON, for a viewer; ("", b"") at each look that found nothing new."""
+        """WHOLE or CHANGE with its JSON, for a viewer; ("", b"") if nothing changed."""
         self.viewers += 1
         try:
             if self._ticking is None:

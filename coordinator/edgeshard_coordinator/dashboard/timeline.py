@@ -1,4 +1,4 @@
-"""Short recordings of a deployment's steps, made while browsers look at them: one for all who look."""
+"""Short recordings of a deployment's steps, made while browsers watch: one for all viewers."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Timeline:
         self._lookers: dict[tuple[str, DeploymentName], float] = {}
 
     async def look(self, source: CallFrom, name: DeploymentName) -> dict[str, Any]:
-        """A slice of at most `EVERY_S` seconds ago, as `timeline_picture` gives it, or TAKEN. Raises as `Traces.take`
-        does."""
+        """A slice of at most `EVERY_S` seconds ago, from `timeline_picture`, or TAKEN. Raises as
+        `Traces.take` does."""
         now = self._now()
         self._slices = {
             key: kept for key, kept in self._slices.items() if now - kept.began_s < EVERY_S or not kept.recording.done()

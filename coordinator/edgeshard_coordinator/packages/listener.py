@@ -50,7 +50,7 @@ log = structlog.get_logger()
 
 REQUEST_LIMIT_BYTES = 8192
 TIME_LIMIT_S = 10.0
-"""For a handshake and a request to come."""
+"""Time for a handshake and the arrival of a request."""
 CHUNK_BYTES, CHUNK_LIMIT_S = 256 << 10, 30.0
 """A reader who does not take a chunk within the limit is disconnected."""
 MOST_CONNECTIONS, MOST_OF_ONE = 64, 8

@@ -60,7 +60,8 @@ WaitTimeout = Annotated[float | None, option("SECONDS", "Longest wait.", min=0)]
 
 @dataclass(frozen=True, slots=True)
 class OptionGroup:
-    """Options of a command, each as a parameter of its function, and the one value that is made of those given."""
+    """Options of a command, each as a parameter of its function, and the one value that is made of
+    the given ones."""
 
     parameters: Sequence[Parameter]
     value_of: Callable[[dict[str, Any]], Any]

@@ -117,4 +117,4 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
     "N|auto": _count_or_auto,
     "a=0:4,b=4:9": lambda text, _: parse_layers(text),
 }
-"""How options are read that are written in another form than the spec's value, by what stands for it in the help."""
+"""Readers of options that are written in another form than the spec's value, by their metavar in the help."""

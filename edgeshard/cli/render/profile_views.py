@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _LONGEST_RESULT = 22
-"""Characters of a result that stands in the table; a longer one would squeeze the others in 80 columns."""
+"""Characters of a result in the table; a longer one would squeeze the others in 80 columns."""
 _GONE = "a model that is no longer in the store"
 
 

@@ -129,7 +129,7 @@ PACKED_COLUMNS: list[Column[PackedUnit]] = [
 
 
 def packed_text(units: Sequence[PackedUnit]) -> str:
-    """How many packed units a node keeps, and how much of them is in use."""
+    """The number of packed units of a node, and how much of them is in use."""
     if not units:
         return "none"
     used = [unit for unit in units if unit.in_use]

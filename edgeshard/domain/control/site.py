@@ -113,7 +113,7 @@ class LocalAdding:
 
 @dataclass(frozen=True, slots=True)
 class BlobHeader:
-    """The beginning of an upload: the blob, and where in it the bytes that follow begin."""
+    """The beginning of an upload: the blob, and the offset of the following bytes."""
 
     digest: Annotated[Digest, check_digest]
     size: int

@@ -1,4 +1,4 @@
-"""The cost of losing a node of a deployment: how long its requests would stand still, and who takes its layers."""
+"""The cost of losing a node of a deployment: how long its requests would pause, and which nodes take its layers."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class ReplanReason(StrEnum):
     MOVED = "MOVED"
     """It continues with the new placement."""
     WOULD_MOVE = "WOULD_MOVE"
-    """It would, but that was only asked."""
+    """It would move, but this was a dry run."""
     SAME_LAYERS = "SAME_LAYERS"
     """Each node has the layers that it would get."""
     SMALL_GAIN = "SMALL_GAIN"

@@ -31,7 +31,7 @@ class RuleKind(StrEnum):
     APART = "apart"
     """At most one of these nodes holds a stage; by a label: no two nodes with stages have the same value."""
     USE = "use"
-    """Each of these nodes holds a stage; of those with a label at least one."""
+    """Each of these nodes holds a stage; of the nodes with a label at least one does."""
     AVOID = "avoid"
     """None of these nodes holds a stage."""
     AT_MOST = "at-most"

@@ -254,5 +254,5 @@ def parse_quantisation(blocks: str | None, head: str | None) -> Quantisation | N
 
 
 def weights_text(dtype: DType, quantisation: Quantisation | None) -> str:
-    """How a node keeps its weights, in words."""
+    """The format in which a node stores its weights, in words."""
     return str(dtype) if quantisation is None else f"{quantisation} with {dtype}"

@@ -46,7 +46,7 @@ class DeviceFacts:
 
     @property
     def has_bf16_products(self) -> bool:
-        """Whether AVX512-BF16 gives this node's kernels bits of their own."""
+        """Whether this node's kernels compute bits of their own because of AVX512-BF16."""
         return BF16_PRODUCTS in self.software
 
     def check_told(self) -> None:

@@ -178,7 +178,7 @@ class ComputeProfile:
     """A node's times for one model shape and one storage of its weights: in `dtype`, or quantised
     by `quantisation`.
 
-    Valid as long as the node's `fingerprint` is the same.
+    Valid while the node's `fingerprint` is the same.
 
     `processor_share` is the part of the measuring time in which the profiler had a core to itself.
     If it is well below 1, other processes were at work and the times are too long. `others_share`

@@ -15,8 +15,9 @@ class ToolFormat(StrEnum):
     NONE = "none"
     """The template knows no tools."""
     TAGGED = "tagged"
-    """Two tags around a call or several, `<tool_call>` and `</tool_call>` in most templates. What stands between them
-    may be JSON, the calls' parts in tags of their own, or a call in the form of some language."""
+    """Two tags around one or several calls, `<tool_call>` and `</tool_call>` in most templates. The
+    text between them may be JSON, the calls' parts in tags of their own, or a call in the form of
+    some language."""
     LISTED = "listed"
     """`[TOOL_CALLS]`, then a list of calls in JSON, or a name and its arguments for each."""
     CHANNELS = "channels"
@@ -88,7 +89,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeRequest:
-    """A text whose token ids are wanted, of a served model; `special` adds those that stand around a text."""
+    """A text to convert to token ids, by a served model; `special` adds those around a text."""
 
     model: str
     text: str

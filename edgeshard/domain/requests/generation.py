@@ -111,7 +111,7 @@ class Guide:
     text: str = ""
 
     def validate(self) -> None:
-        """Raise InvalidArgumentError for a text that no guide has; what it means is looked at by the head."""
+        """Raise InvalidArgumentError for a text that no guide has; the head checks its meaning."""
         if self.kind is GuideKind.JSON_OBJECT:
             _require(not self.text, "guide", "of kind json_object takes no text", "GUIDE_INVALID")
             return
@@ -245,7 +245,7 @@ class StageTiming:
 class Started:
     """The request was admitted; `prompt_tokens` is the tokenised prompt.
 
-    `listened` is whether what follows comes over the client's listener, on the wire; the SDK hides the difference.
+    `listened` is whether later events arrive over the client's listener, on the wire; the SDK hides the difference.
     """
 
     request_id: RequestId

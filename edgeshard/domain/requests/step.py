@@ -17,7 +17,7 @@ STEP_TOKENS = 512
 MAX_STEP_TOKENS = 4 * STEP_TOKENS
 """Tokens a stage accepts in a step, and that a slice of a long prompt may have."""
 DRAFT_TOKENS = 128
-"""Tokens that a draft reads of a request before one step: it comes to know a longer text over several."""
+"""Tokens of a request that a draft reads before one step: it reads a longer text over several steps."""
 DRAFTED_REQUESTS = 4
 """Most requests that a draft drafts for at once: if more decode, they share a step's weights already."""
 

@@ -29,7 +29,7 @@ MOST_RECORDS = 20_000
 
 
 def check_seconds(seconds: float, field: str = "seconds") -> float:
-    """Return how long to trace; raises InvalidArgumentError naming the field when it is out of range."""
+    """Return how long to trace; raises InvalidArgumentError naming the field if it is out of range."""
     if not LEAST_SECONDS <= seconds <= MOST_SECONDS:  # also for nan
         why = f"must be from {LEAST_SECONDS:g} to {MOST_SECONDS:g}, not {seconds:g}"
         raise invalid(field, why, "TRACE_LENGTH")

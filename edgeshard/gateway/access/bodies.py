@@ -1,8 +1,9 @@
 """Reading a body within a budget of memory, in all and for each identity, and within a time.
 
-The order is that of cost: place and memory before the first byte, size and parts as bytes arrive, then the parser with
-the bounds of the fields. A large body is parsed in its turn, and the event loop has most of its time between two. No
-thread could parse it meanwhile, since the parser holds the interpreter until it is done.
+The order is that of cost: place and memory before the first byte, size and parts as bytes arrive,
+then the parser with the bounds of the fields. A large body is parsed in its turn, and the event
+loop has most of its time between two. No thread could parse it in parallel, since the parser holds
+the interpreter until it is done.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ LEAST_BYTES = 64 << 10
 BODY_LIMIT_S = 120.0
 GRACE_S = 10.0
 LEAST_BPS = 16 << 10
-"""The bytes a second at which a body must come after the grace."""
+"""The bytes a second at which a body must arrive after the grace."""
 MOST_PARTS = 1 << 15
 """The most lists, objects and fields of a body. Each costs up to 2 us of the interpreter's lock."""
 MOST_ITEMS = 1 << 18
@@ -232,7 +233,7 @@ class Bodies:
 
     @contextmanager
     def room(self, identity: str, declared: int) -> Iterator[Callable[[int], None]]:
-        """The memory for a body that declares `declared` bytes; the call that it gives takes the bytes so far.
+        """The memory for a body that declares `declared` bytes; call the returned function with the bytes so far.
 
         Both raise as `BodyBudget.take` does.
         """

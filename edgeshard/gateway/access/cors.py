@@ -34,7 +34,7 @@ class Origins:
         return ANY in self._allowed
 
     def allows(self, headers: Headers) -> bool:
-        """Whether the request comes from such a page."""
+        """Whether the request is from such a page."""
         origin = headers.get("origin")
         return origin is not None and (self.any or origin in self._allowed)
 

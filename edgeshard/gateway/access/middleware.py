@@ -83,7 +83,7 @@ class GatewayMiddleware:
         try:
             scope = canonical(scope)
             headers = Headers(scope=scope)
-            # The page itself is for browsers, which never look at it by HEAD.
+            # The page itself is for browsers, which never request it by HEAD.
             is_page = self._pages is not None and self._pages.takes({**scope, "method": method}, headers)
             if is_page:
                 assert self._pages is not None

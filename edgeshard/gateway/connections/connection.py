@@ -29,7 +29,7 @@ _HOST_FAULTS = {
     "Missing mandatory Host: header": "The header Host is missing.",
     "Found multiple Host: headers": "There are several headers Host.",
 }
-"""Errors of h11 that a person who writes a request by hand can act on, in words of ours."""
+"""Errors of h11 that a person who writes a request by hand can act on, in our own words."""
 _BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
 
 

@@ -141,6 +141,6 @@ class Following:
             self._version = version
             try:
                 self._newest = self._made()
-            except EdgeShardError as error:  # maybe it is being written: the next change is looked at again
+            except EdgeShardError as error:  # maybe it is being written: the next change is checked again
                 log.error("http_certificate_not_taken_up", why=error.message)
         stream.context = self._newest

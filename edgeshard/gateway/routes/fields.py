@@ -305,7 +305,7 @@ class GuidedFields(SamplingFields):
         return given[0][1] if given else None
 
     def guide_field(self) -> str:
-        """The name of the field that gives a guide."""
+        """The name of the field that sets a guide."""
         given = (name for name in _GUIDED if getattr(self, name) is not None)
         return next(given, "response_format")
 

@@ -39,7 +39,7 @@ _OF_ONE = (
 _OF_SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _GROUPING = frozenset({"allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas", "$ref"})
-"""The keywords that give several schemas for one object."""
+"""The keywords that combine several schemas for one object."""
 
 
 def check_schema(schema: Any, field: str) -> None:

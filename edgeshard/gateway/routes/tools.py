@@ -134,7 +134,7 @@ def forced_call(offer: Offer, open_objects: bool | None) -> Guide | None:
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """A schema that now stands at `place`, with its references to its own top moved there."""
+    """A schema that is now at `place`, with its references to its own top moved there."""
     if isinstance(schema, list):
         return [_moved(item, place) for item in schema]
     if not isinstance(schema, dict):
@@ -188,4 +188,4 @@ class ForcedCall:
 
 
 PLAIN = AnswerFormat()
-"""The format of an answer whose form the request gives: it has no reasoning and no calls."""
+"""The format of an answer whose form the request sets: it has no reasoning and no calls."""

@@ -1,4 +1,4 @@
-"""How long a batch takes over one cut, and how long each of its nodes computes. Pure.
+"""Time that a batch takes over one cut, and computing time of each of its nodes. Pure.
 
 m micro-batches of b requests start together and go through two phases, their prompts and then their tokens:
 

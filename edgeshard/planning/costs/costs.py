@@ -79,8 +79,9 @@ class Roofline:
 class MemoryUse:
     """A stage's memory on its node, in bytes, with its parts.
 
-    `workspace` are activations, logits, frames kept for resending and the allocator's slack; `loading` is the tensor
-    that is in memory twice while it is loaded. `usable` is what the node may give.
+    `workspace` is activations, logits, frames kept for resending and the allocator's slack;
+    `loading` is the tensor that is in memory twice while it is loaded. `usable` is the node's
+    limit.
     """
 
     weights: int

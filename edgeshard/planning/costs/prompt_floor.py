@@ -144,7 +144,8 @@ class PromptFloor:
 
     @property
     def way(self) -> Instance:
-        """A sum over stages and hops that no first token comes before: all slices on the source, the last one on."""
+        """A sum over stages and hops that bounds the first token from below: all slices on the
+        source, the last one on."""
         source = self.whole.source
         changed = {}
         for name in ("compute_s", "embed_s", "overhead_s"):
@@ -154,7 +155,7 @@ class PromptFloor:
         return replace(self.last, **changed)
 
     def seconds(self, cuts: Cuts) -> Floats:
-        """[K] seconds that no first token comes before."""
+        """[K] lower bounds of the seconds until the first token."""
         first, last, whole = (_stage_seconds(part, cuts) for part in (self.first, self.last, self.whole))
         count = cuts.nodes.shape[1]
         if count == 1:
@@ -190,7 +191,7 @@ class CutFloor:
         self._open = inner[:, None] & inner[None, :] & (edges[:, None] <= edges[None, :])
 
     def seconds(self, cut: Cut) -> float:
-        """Seconds that no first token comes before."""
+        """A lower bound of the seconds until the first token."""
         found = [self._stage(node, first, end) for node, first, end in stages(cut)]
         firsts = np.array([steps[0] for steps, _ in found])  # [S, E] of the first slice, by its end
         lasts = np.array([steps[:, -1] for steps, _ in found])  # [S, E] of the last one, by its start

@@ -234,7 +234,7 @@ def _steps(times: SliceTimes, finish: Floats, start: int) -> Floats:
 def _least_rest(times: SliceTimes) -> Floats:
     """[units + 1, devices] by slice end: a lower bound on the time from that device's finish to the end of everything.
 
-    A device still has its own work of all units to come, then the last slice has to pass the devices after it.
+    A device still has its own remaining work of all units, then the last slice has to pass the devices after it.
     """
     units, count = times.units, times.work_s.shape[2]
     tail = np.zeros((units + 1, count))  # of the slice that begins at a and is the last

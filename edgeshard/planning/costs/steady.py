@@ -43,7 +43,7 @@ from edgeshard.planning.solvers.instance import Floats
 from edgeshard.planning.solvers.walks import Booleans
 
 MOST_TOGETHER = 8
-"""Prompts in a round up to which their whole numbers are looked at."""
+"""Prompts in a round up to which their whole numbers are examined."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ def power_measured(problem: PlanProblem, name: str) -> bool:
 
 
 def doubtful(problem: PlanProblem) -> dict[str, tuple[str, ...]]:
-    """Doubts about the profiles that a problem is planned with, in words, by node; nodes left out count too."""
+    """Doubts about the profiles of a problem, in words, by node; nodes left out count too."""
     found = {
         name: quality_warnings(times.fit)
         for name, times in problem.times.items()

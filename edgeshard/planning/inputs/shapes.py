@@ -1,7 +1,7 @@
 """The size of a model, from its config.json only: parameters, bytes, operations and frames of every part. Pure.
 
-Counts come from the tensors a checkpoint must hold (`architectures.expected_tensors`), so they are exact for every
-architecture EdgeShard runs and need no weights.
+Counts are from the tensors a checkpoint must hold (`architectures.expected_tensors`), so they are
+exact for every architecture EdgeShard runs and need no weights.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def has_times(
 
 
 def site_problem(site: SiteCluster, model: ModelSpec, **options: Any) -> PlanProblem:
-    """A model on a site; `options` are PlanProblem's. Its rate is the steady one, as a site under load has it.
+    """A model on a site; `options` are PlanProblem's. Its rate is the steady one, as under load.
 
     Memory has room for the largest step a head forms for requests of this length, whatever prompts are planned for.
     """

@@ -124,7 +124,7 @@ def _fits(tables: StreamTables, load: Load, cut: Cut) -> bool:
 
 
 def _enough_memory(result: PlanResult, streaming: Sequence[PlannedStage]) -> tuple[int, PlanResult] | None:
-    """The least memory of those one might buy with which nothing streams, and the plan then."""
+    """The least memory among purchasable sizes with which nothing streams, and the plan then."""
     lacking = max(stage.streaming.streamed_bytes for stage in streaming if stage.streaming is not None)
     for size in _MORE_GB:
         if size * _GB < 0.5 * lacking:

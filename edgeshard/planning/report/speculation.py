@@ -38,7 +38,8 @@ def speculation_of(
 
 
 def keeps_bits(spec: DeploymentSpec, shape: ModelShape) -> bool:
-    """Return whether the native kernels give a token the same bits in a prompt and by itself (docs/kernels.md).
+    """Return whether the native kernels compute the same bits for a token in a prompt and by itself
+    (docs/kernels.md).
 
     That needs our own blocks, and attention over the kernels' order of keys and values (`make_arena` of the agent):
     no float16, and heads of whole vectors.

@@ -29,7 +29,7 @@ from edgeshard.planning.search.spare import kinds_of
 CLEARLY = 0.05
 """A plan mentions replicas that are better by more than this part."""
 MOST_ADVISED = 64
-"""With more nodes a plan does not look at replicas."""
+"""With more nodes a plan is not compared with replicas."""
 MOST_TRIED = 16
 MOST_KINDS_TRIED = 6
 """With more nodes, or for a rate with more kinds of them, there is no planning again: that takes up

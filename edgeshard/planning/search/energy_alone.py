@@ -155,7 +155,7 @@ def standing(instance: Instance, per_stage: Floats) -> Instance:
 
 
 def stage_sums(instance: Instance, cuts: Cuts) -> Floats:
-    """[K] the sum over a cut's stages of what `compute_s` and its like give, without links."""
+    """[K] the sum over a cut's stages of `compute_s` and the like, without links."""
     nodes = cuts.nodes
     done = np.concatenate([np.zeros((instance.nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1)
     found = (instance.overhead_s[nodes] + done[nodes, cuts.ends] - done[nodes, cuts.starts]).sum(axis=1)

@@ -1,5 +1,4 @@
-"""Admission of requests: by the identity's quota, the deployment's limit, and the book of requests that clients come
-back for."""
+"""Admission of requests: by the identity's quota, the deployment's limit, and the book of resumable requests."""
 
 from __future__ import annotations
 

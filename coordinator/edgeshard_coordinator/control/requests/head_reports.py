@@ -197,7 +197,7 @@ class HeadReports:
         return True
 
     def _pass_on(self, request: RunningRequest, token: Token) -> None:
-        """Give its client the token, or give up a client that reads too slowly."""
+        """Send the token to its client, or end the request of a client that reads too slowly."""
         if request.backlog < self._backlog_limit:
             request.deliver(token)
             return

@@ -27,7 +27,7 @@ _LOST = (DeploymentPhase.WAITING, DeploymentPhase.LOADING, DeploymentPhase.FAILE
 
 @dataclass(eq=False)
 class Replicas:
-    """`state` gives the newest state."""
+    """`state` returns the newest state."""
 
     _state: Callable[[], State]
     _served: ServedDeployments

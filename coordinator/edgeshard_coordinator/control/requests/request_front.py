@@ -324,7 +324,7 @@ class RequestFront:
 
 
 def _check_length(record: DeploymentRecord, generation: Generation) -> None:
-    """Raise InvalidArgumentError for more new tokens than the deployment gives, unless they may be clipped.
+    """Raise InvalidArgumentError for more new tokens than the deployment allows, unless they may be clipped.
 
     The head checks them against the context.
     """

@@ -186,8 +186,8 @@ class RequestMeter:
             counts.pauses.add(counts.last_pause_s)
 
     def kept(self, deployments: Collection[DeploymentName]) -> dict[DeploymentName, DeploymentCounts]:
-        """The counts of these deployments. Those of others are dropped from now on: names come and go, and memory must
-        not grow with them."""
+        """The counts of these deployments. The counts of others are dropped from now on: names
+        change, and memory must not grow with them."""
         self._counts = {name: self.of(name) for name in deployments}
         self._lost = {name: lost for name, lost in self._lost.items() if name in deployments}
         return self._counts

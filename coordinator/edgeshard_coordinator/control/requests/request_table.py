@@ -20,7 +20,7 @@ class RequestTable(dict[RequestId, RunningRequest]):
         self._resumptions = resumptions
         self._now = now
         self.occupied = asyncio.Event()
-        """Set while there are requests, so that an idle coordinator need not look at them."""
+        """Set while there are requests, so that an idle coordinator need not check them."""
 
     def of(self, deployment: DeploymentName) -> list[RunningRequest]:
         """The deployment's requests, in the order of their arrival."""

@@ -92,7 +92,8 @@ class _Ended:
 
 @dataclass(slots=True)
 class ResumptionBook:
-    """`now` gives seconds of a steady clock. A claim of another client is refused as one of no request at all is."""
+    """`now` returns seconds of a steady clock. A claim of another client is refused like a claim
+    without any request."""
 
     now: Callable[[], float]
     began_at: float = field(init=False)

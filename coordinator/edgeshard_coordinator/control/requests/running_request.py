@@ -1,4 +1,4 @@
-"""A request as the coordinator has it: its journal, its unread events, and the stream of the head that runs it."""
+"""A request in the coordinator: its journal, its unread events, and the stream of the head that runs it."""
 
 from __future__ import annotations
 

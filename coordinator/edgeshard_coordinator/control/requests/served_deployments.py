@@ -12,7 +12,8 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord, State
 
 
 class ServedDeployments:
-    """`state` gives the newest state; `attachments` are the streams of the heads that are attached, as they change."""
+    """`state` returns the newest state; `attachments` are the streams of the heads that are
+    attached, as they change."""
 
     def __init__(self, state: Callable[[], State], attachments: Mapping[DeploymentName, Attachment]) -> None:
         self._state = state

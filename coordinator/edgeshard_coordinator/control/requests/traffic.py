@@ -29,7 +29,7 @@ class TrafficBook:
         return {key: self._known[key] for key in self._changed}
 
     def saved(self, written: Mapping[TrafficKey, Traffic]) -> None:
-        """Note that this traffic is on disk; requests that were counted meanwhile are not."""
+        """Note that this traffic is on disk; requests that were counted since are not."""
         self._changed -= {key for key, traffic in written.items() if self._known[key] is traffic}
 
     def count(

@@ -17,7 +17,7 @@ from edgeshard_coordinator.core.placement.drafts import check_draft, check_same_
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Tokens are compared by what tokenizers give, in the process that has these."""
+    """Tokens are compared by the tokenizers' output, in the process that runs these."""
 
     models: Models
     chats: Chats

@@ -58,7 +58,7 @@ class WatchedHead:
 class HeadWatch:
     """Tells the state which heads are silent. `suspicions` counts incidents by deployment.
 
-    `occupied` is set while there are requests, so that an idle coordinator need not look.
+    `occupied` is set while there are requests, so that an idle coordinator need not check.
     """
 
     def __init__(self, loop: StateLoop, occupied: asyncio.Event, suspicions: Counter[DeploymentName]) -> None:

@@ -36,7 +36,7 @@ class HeartbeatBatches:
         return len(self._waiting)
 
     def heard(self, stream: ControlStream, message: pb.ControlRequest) -> None:
-        """Take a message with a heartbeat. One that no agent sends ends its stream when its turn comes."""
+        """Take a message with a heartbeat. One that no agent would send ends its stream in its turn."""
         self._waiting.append((stream, message))
         self._waiting_bytes += message.ByteSize()
         if is_urgent(message) or self._waiting_bytes > MAX_WAITING_BYTES:

@@ -24,7 +24,8 @@ log = structlog.get_logger()
 
 TICK_S = 0.5
 SOON_TICK_S = 0.1
-"""Seconds between ticks while a link is suspect: a silence has consequences at a time, and no event may come then."""
+"""Seconds between ticks while a link is suspect: a silence has consequences after a time, maybe
+without any event."""
 _PASSES = 20
 
 
@@ -49,7 +50,7 @@ class StateLoop:
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped = False
         self.turns = 0
-        """Events handled so far; ticks come even when nothing else does."""
+        """Events handled so far; ticks occur even when nothing else does."""
         self._rested: State | None = None
         """The newest state in which nothing was due."""
 

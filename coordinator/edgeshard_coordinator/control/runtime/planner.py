@@ -1,4 +1,4 @@
-"""The placer, asked in a thread: a planner may take seconds, and it reads the state itself, which is frozen."""
+"""The placer, called in a thread: a planner may take seconds, and it reads the state itself, which is frozen."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord, StandbyCho
 
 
 class Planner:
-    """Plans and repairs placements. `state` gives the newest state. Every call raises as the placer does."""
+    """Plans and repairs placements. `state` returns the newest state. Every call raises as the placer does."""
 
     def __init__(self, state: Callable[[], State], models: Models, placer: Placer, traffic: TrafficBook) -> None:
         self._state = state

@@ -98,8 +98,8 @@ class DeploymentCalls(AdminCalls):
     async def _once(
         self, request: Any, name: DeploymentName, act: Callable[[ServedOperation], Awaitable[ServedOperation]]
     ) -> bytes:
-        """The outcome of a call on a deployment, once the disk has it. `act` gives the operation with its outcome; a
-        call that is made again before the disk has answered is not done again."""
+        """The outcome of a call on a deployment, once the disk has it. `act` returns the operation
+        with its outcome; a call that is repeated before the disk has answered is not done again."""
 
         async def work(operation: ServedOperation) -> bytes:
             asked = self._pending(name, operation) or await act(operation)

@@ -56,7 +56,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         # Disconnect, deadline and cancel alike end the call; so does its ordinary end, which changes nothing more.
         context.add_done_callback(lambda _: self._front.abandon(running))
         first = await running.first()
-        # Not before the head's answer: the listener's stream was opened at the same moment, and may come later.
+        # Not before the head's answer: the listener's stream was opened at the same moment, and may arrive later.
         listens = isinstance(first, Started) and not wanted.generation.prompt_logprobs
         stream = self._listeners.find(_owner(context), wanted.listener) if listens else None
         if stream is None or wanted.listener is None or not isinstance(first, Started):

@@ -169,7 +169,7 @@ def wants_replan(state: State, record: DeploymentRecord) -> bool:
 
 
 def crosses_bad_link(state: State, record: DeploymentRecord) -> bool:
-    """Whether activations or tokens would go over a link that stands still."""
+    """Whether activations or tokens would go over a stalled link."""
     ids = [stage.node_id for stage in record.placement.stages]
     return any(pair in state.bad_links for pair in zip(ids, (*ids[1:], ids[0]), strict=True))
 
@@ -180,7 +180,7 @@ def replanned(state: State, record: DeploymentRecord, event: Replanned) -> Deplo
         return record
     record = replace(record, searching=False)
     if record.phase is not Phase.WAITING or record.planned_for < 0:
-        return record  # It broke again meanwhile, or does not wait any more.
+        return record  # It broke again since, or does not wait any more.
     if isinstance(event.found, Placement):
         if not state.holds_still(record.spec, event.found, event.version):
             return replace(record, planned_for=-1, search_after=next_search(state, event.version, event.now))

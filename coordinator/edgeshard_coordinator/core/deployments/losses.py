@@ -1,4 +1,4 @@
-"""The cost of a node's death: the nodes that take its layers, and the time for which requests would stand still. Pure.
+"""The cost of a node's failure: the nodes that take its layers, and how long requests would pause. Pure.
 
 The time until a loss is known and a placement is found is as measured. The time for loading comes from the same nodes'
 loading of their present weights, and the time for computing again from the placement's costs, for one request of

@@ -46,7 +46,7 @@ def apply(state: State, event: events.Event) -> State:
 
 
 def _was_routine(before: State, event: events.Event, after: State) -> bool:
-    """Whether the event was heartbeats that broke nothing: all that is due with time is looked for at ticks."""
+    """Whether the event was heartbeats that broke nothing: ticks check all that is due with time."""
     if not isinstance(event, events.HeartbeatsReceived):
         return False
     nodes = [before.nodes.get(heartbeat.node_id) for heartbeat in event.heartbeats]

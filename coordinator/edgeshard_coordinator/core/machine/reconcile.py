@@ -1,4 +1,4 @@
-"""The actions that the state calls for. Asking twice gives the same answer until an action is issued."""
+"""The actions that the state requires. A second call returns the same until an action is issued."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ from edgeshard_coordinator.core.values.state import (
 def reconcile(state: State, now: float, rested: State | None = None) -> list[actions.Action]:
     """The actions due at `now` (monotonic seconds): of nodes, of deployments, of measurements.
 
-    Nothing was due in the earlier state `rested`, if there is one, so that only nodes of which something changed since
-    are looked at.
+    Nothing was due in the earlier state `rested`, if there is one, so only nodes that changed since are checked.
     """
     due: list[actions.Action] = []
     for node in _changed_nodes(state, rested):
@@ -48,7 +47,7 @@ def command_key(record: DeploymentRecord, kind: CommandKind, stage: int = 0) -> 
 
 
 def _changed_nodes(state: State, rested: State | None) -> Iterable[KnownNode]:
-    """The nodes for which `_node_actions` may give another answer than in `rested`."""
+    """The nodes for which `_node_actions` may return other actions than in `rested`."""
     # A tick may show a silence, and a deployment that is gone leaves orphans anywhere.
     if rested is None or rested.ticked_at != state.ticked_at or rested.retired is not state.retired:
         return state.nodes.values()

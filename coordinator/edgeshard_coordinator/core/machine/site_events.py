@@ -1,4 +1,4 @@
-"""The news of a change of the state for people: nodes come and go, deployments change phase, links carry nothing."""
+"""News for people of a change of the state: nodes join and leave, deployments change phase, links carry nothing."""
 
 from __future__ import annotations
 

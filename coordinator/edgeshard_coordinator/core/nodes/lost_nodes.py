@@ -1,4 +1,4 @@
-"""When a node that is away or silent counts as lost, and when the coordinator looks for the fault in itself. Pure.
+"""When a node that is away or silent counts as lost, and when the coordinator suspects itself. Pure.
 
 A node whose control stream ends is lost at once, and one that stays silent for
 `Timings.heartbeat_timeout_s` too. If the coordinator may be the blind one, it first waits a lease

@@ -19,7 +19,7 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode,
 
 IDENTITY_IN_USE = "IDENTITY_IN_USE"
 LATE_S = 0.3
-"""A heartbeat that is later than this does not come from a process that is well."""
+"""A heartbeat that is later than this is from a process in trouble."""
 
 
 def with_measurements(state: State, node_id: NodeId, measurements: Measurements) -> State:
@@ -64,8 +64,9 @@ def on_registered(state: State, event: events.NodeRegistered) -> State:
 def check_is_alone(known: KnownNode, new: Registration, now: float) -> None:
     """Refuse a second process with the identity of a node that is alive. Raises UnavailableError IDENTITY_IN_USE.
 
-    The stream of a process that was killed ends at once. After a power cut it stays open, and its heartbeats fail to
-    come: the next process returns as soon as one is late. The error lets an agent try again.
+    The stream of a process that was killed ends at once. After a power cut it stays open, and its
+    heartbeats are missing: the next process returns as soon as one is late. The error lets an agent
+    try again.
     """
     is_silent = now - known.heard_at > lost_nodes.heartbeat_interval_s(known) + LATE_S
     if not known.connected or known.incarnation == new.incarnation or is_silent:

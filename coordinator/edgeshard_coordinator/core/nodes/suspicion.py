@@ -1,9 +1,10 @@
 """Links under suspicion: one of the two nodes is silent, or the link itself is at fault.
 
-A suspicion is remembered for an epoch that is live. Both nodes of the link are looked at. If one is silent, the epoch
-ends, and the deployment avoids that node. If both continue to talk to the coordinator, the link is at fault: the epoch
-ends, and for a while the pair of nodes is kept as a bad link. A node reports its own link and ends an epoch of its own.
-The other node stays connected, with its other deployments, until `Timings.heartbeat_timeout_s` of silence.
+A suspicion is remembered for an epoch that is live. Both nodes of the link are checked. If one is
+silent, the epoch ends, and the deployment avoids that node. If both continue to send to the
+coordinator, the link is at fault: the epoch ends, and for a while the pair of nodes is kept as a
+bad link. A node reports its own link and ends an epoch of its own. The other node stays connected,
+with its other deployments, until `Timings.heartbeat_timeout_s` of silence.
 
 The coordinator itself suspects heads, on their request streams. A head that is silent on its control stream, too, is
 lost, and `reconcile` drops its connection. Any other is left to dial another request stream. None is lost while the

@@ -1,7 +1,8 @@
 """The bound on the number of nodes: whoever may register could fill the memory otherwise.
 
-A node that registers dials its control stream at once. One that never did is unconnected: it holds nothing, is in no
-placement and is not on disk, so it is forgotten without a trace. It registers again when it comes after all.
+A node that registers dials its control stream at once. A node without such a stream is unconnected:
+it holds nothing, is in no placement and is not on disk, so it is forgotten without a trace. It
+registers again if it connects later.
 """
 
 from __future__ import annotations

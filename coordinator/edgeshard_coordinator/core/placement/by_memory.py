@@ -168,7 +168,7 @@ def _unit_sizes(
 
 
 class SimplePlacer:
-    """An explicit `layers` list as it stands, otherwise as few nodes as hold the model."""
+    """An explicit `layers` list unchanged, otherwise as few nodes as hold the model."""
 
     def place(
         self,

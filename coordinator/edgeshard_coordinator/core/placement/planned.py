@@ -53,7 +53,7 @@ _MIXED = "nodes that keep their weights in different ways are not planned togeth
 
 
 class PlanningPlacer:
-    """An explicit `layers` list as it stands, otherwise the planner's choice; both with predicted figures.
+    """An explicit `layers` list unchanged, otherwise the planner's choice; both with predicted figures.
 
     The KV pool holds `concurrency` requests of the longest context if the chosen nodes have the
     memory, and never fewer than the plan has in flight. Every plan passes the same memory check as
@@ -112,7 +112,7 @@ class PlanningPlacer:
         candidates = problem.candidates
         usable = [replace(node, connected=node.connected and node.node_id not in lost.nodes) for node in candidates]
         problem = replace(problem, candidates=usable)
-        # A link that stands still may be gone round by doing without either of its nodes.
+        # A stalled link may be avoided by dropping either endpoint.
         without = [lost, *(replace(lost, nodes=lost.nodes | {end}) for end in lost.ends)]
         conditions = conditions_of(problem.spec, candidates)
         barred = [node.name for node in candidates if rules.barred(conditions, node.name)]
@@ -447,7 +447,7 @@ def _token_cost(result: PlanResult) -> float:
 
 
 def _without_links(measured: Mapping[NodeId, Measurements], lost: Lost) -> Mapping[NodeId, Measurements]:
-    """Links that stand still count as not measured."""
+    """Stalled links count as not measured."""
     return {
         sender: replace(known, links={to: link for to, link in known.links.items() if (sender, to) not in lost.links})
         for sender, known in measured.items()

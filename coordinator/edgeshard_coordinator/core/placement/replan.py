@@ -28,7 +28,7 @@ def planned_again(placer: Placer, problem: PlacementProblem, current: Placement)
         now = placer.place(problem.with_spec(layers=layers_of(current), source=head))
         expected, note = now.predicted or expected, now.note if now.predicted is None else ""
     except EdgeShardError as error:
-        # Such as a pool for all requests that does not fit: what was predicted when it was planned stands.
+        # Such as a pool for all requests that does not fit: the earlier prediction remains.
         note = error.message
     gain = _gain(expected, found.predicted)
     if gain is not None and gain < WORTH_SAYING and any(node.held != NOTHING_HELD for node in candidates):

@@ -38,7 +38,7 @@ def check_rules(conditions: Sequence[Condition], used: Collection[str]) -> None:
 
 
 def allowed_sets(conditions: Sequence[Condition], names: Sequence[str], must: str) -> Iterator[frozenset[str]]:
-    """The sets of `names` with `must` that meet the conditions: those with the first names come first.
+    """The sets of `names` with `must` that meet the conditions: sets with the first names precede others.
 
     All of them for at most 16 nodes; for more it ends after `MOST_STEPS`.
     """

@@ -67,8 +67,9 @@ def _nearest(
     again: Callable[[Placement], Placement],
     candidates: Sequence[Candidate],
 ) -> Placement:
-    """The placement that leaves least to fetch and pack, of those nearly as good as the best of all sources, so that
-    the margin is not given twice. `again` places for the units that nodes hold, from the same source."""
+    """The placement with the least to fetch and pack, among those nearly as good as the best of all
+    sources, so that the margin is not used twice. `again` places for the units that nodes hold,
+    from the same source."""
     allowed = [placement for one in found if _is_near(one, best) and _is_near(placement := again(one), best)]
     return nearest([best, *allowed], lambda one: (False, 0.0), candidates)
 

@@ -35,7 +35,7 @@ from edgeshard_coordinator.core.values.state import KnownNode, State
 PEERS_AT_ONCE = 4
 """Links of one command, and so the longest that a site which turns busy has to wait."""
 LOOKED_AT = 32
-"""Nodes whose missing links are looked for in one tick."""
+"""Nodes whose missing links are searched in one tick."""
 STAGE_CAME, REQUESTS_RAN = "STAGE_CAME", "REQUESTS_RAN"
 """Why a node stops a measurement of layers: a stage is to be loaded there, or requests kept it busy
 throughout. It counts as no attempt then."""
@@ -215,7 +215,7 @@ def _probing(state: State, active_requests: int, now: float) -> State:
         sender = placeable[position]
         peers = _missing(state, sender, placeable, now)
         if peers:
-            # Nodes take turns, so that one node's links do not all come before another's.
+            # Nodes take turns, so that one node's links are not all measured before another's.
             return replace(missing_profiles.with_own_job(state, sender, peers=peers), probe_turn=position + 1)
     measuring = missing_profiles.begun(state, now)
     if measuring is not state and not any(_missing(state, sender, placeable, now) for sender in placeable):

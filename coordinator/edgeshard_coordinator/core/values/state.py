@@ -178,11 +178,12 @@ class EndedService:
 
 @dataclass(frozen=True, slots=True)
 class SuspectLink:
-    """A link that carries nothing, as the node of its sending stage reported at `since`, with the reason it gave. Where
-    `sender` is None the link is the coordinator's own, to the head of the deployment: both stages are 0.
+    """A link that carries nothing, as the node of its sending stage reported at `since`, with its
+    reason. If `sender` is None the link is the coordinator's own, to the head of the deployment:
+    both stages are 0.
 
-    Nothing is decided while the coordinator itself stands still: a time that it does not look at, from `checked_at` on,
-    moves `since`.
+    Nothing is decided while the coordinator itself stands still: a time without checks, from
+    `checked_at` on, moves `since`.
     """
 
     deployment: DeploymentName
@@ -281,7 +282,7 @@ class DeploymentRecord:
     avoided: frozenset[NodeId] = frozenset()
     """Nodes that failed to load it, or were silent when a link of it stalled, since it last was ready."""
     planned_for: int = -1
-    """The version of the state that a placement without the lost nodes was last looked for in."""
+    """The version of the state in which a placement without the lost nodes was last searched."""
     searching: bool = False
     """Whether a search is under way, for such a placement or for standbys: there is one at a time."""
     search_after: float = 0.0
@@ -372,7 +373,7 @@ class State:
     nodes: Mapping[NodeId, KnownNode] = field(default_factory=dict)
     deployments: Mapping[DeploymentName, DeploymentRecord] = field(default_factory=dict)
     retired: Mapping[DeploymentName, Epoch] = field(default_factory=dict)
-    """Last epoch of each deployment that is gone: a name used again starts above it, so an epoch never comes twice."""
+    """Last epoch of each deleted deployment: a name used again starts above it, so an epoch never repeats."""
     measured: Mapping[NodeId, Measurements] = field(default_factory=dict)
     jobs: tuple[Job, ...] = ()
     """Jobs in the order of the requests."""
@@ -403,8 +404,8 @@ class State:
     vanished: tuple[tuple[NodeId, float], ...] = ()
     """Nodes whose control streams ended in the last seconds, and when."""
     probe_turn: int = 0
-    """The position of the node whose missing links are looked for next. `probe_count` counts the coordinator's own
-    measurements."""
+    """The position of the node whose missing links are searched next. `probe_count` counts the
+    coordinator's own measurements."""
     probe_count: int = 0
     version: int = 0
     node_versions: Mapping[NodeId, int] = field(default_factory=dict)
@@ -451,8 +452,8 @@ class State:
         return node
 
     def deployment_named(self, name: str, field: str = "name") -> DeploymentRecord:
-        """The deployment of this name, or the first replica of it. Raises NotFoundError naming `field`, the one of a
-        request that the name comes from."""
+        """The deployment of this name, or the first replica of it. Raises NotFoundError naming
+        `field`, the request's field with the name."""
         records = self.replicas_of(DeploymentName(name))
         if not records:
             raise NotFoundError(f"{field}: there is no deployment {name[:80]!r}", field=field)

@@ -73,7 +73,7 @@ def apply(
     specs = specs_of(files)
 
     async def work(client: Client) -> list[Change]:
-        # All are looked at before anything is done.
+        # All are checked before any change.
         found = [(spec, await _current(client, spec)) for spec in specs]
         if not (dry_run or replace):
             for spec, current in found:

@@ -92,7 +92,7 @@ class Asked:
 
 
 def offline_problem(path: Path, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
-    """The nodes of a file and any model, and what there is to know of the figures, in words.
+    """The nodes of a file and any model, and notes on the figures, in words.
 
     Raises InvalidArgumentError naming the mistake, and as `read_model` does.
     """

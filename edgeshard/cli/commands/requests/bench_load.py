@@ -71,7 +71,7 @@ def drawn(seed: int, prompts: Lengths | Sequence[str], answers: Lengths) -> Iter
 
 
 def arrivals(seed: int, rate: float) -> Iterator[float]:
-    """Seconds since the beginning at which requests come that know nothing of each other, `rate` a second."""
+    """Seconds since the beginning at which independent requests arrive, `rate` a second."""
     chance, at = random.Random(f"arrivals {seed}"), 0.0
     while True:
         yield at

@@ -58,7 +58,7 @@ def chat(
 
 
 def _given(context: typer.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """The options that stand on the command line."""
+    """The options on the command line."""
     names = {item.keyword: name for name, item in OPTIONS.items()}
     sources = {keyword: context.get_parameter_source(names[keyword]) for keyword in options}
     return {name: value for name, value in options.items() if (source := sources[name]) and source.name != "DEFAULT"}
@@ -86,7 +86,7 @@ class Talk:
     said: list[dict[str, str]] = field(default_factory=list)
 
     def answer(self, text: str) -> None:
-        """Say something, and write the answer as it comes.
+        """Send a message, and write the answer as it arrives.
 
         An answer that Ctrl-C stops is kept as far as it arrived. If another reason left no answer,
         the user's message is dropped, too. Raises EdgeShardError and KeyboardInterrupt.

@@ -1,4 +1,4 @@
-"""edgectl generate: text from a deployment, as it comes."""
+"""edgectl generate: text from a deployment, as it arrives."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def read_stdin() -> str:
 
 
 async def stream(client: Client, model: str, prompt: str, options: GenerateOptions, *, echo: bool) -> Completion:
-    """Run a request, with `echo` writing its text to stdout as it comes, and return all of it."""
+    """Run a request, with `echo` writing its text to stdout as it arrives, and return all of it."""
     from edgeshard.client.completion import CompletionBuilder
     from edgeshard.domain.requests.generation import Finished, Token
     from edgeshard.process.clock import SystemClock

@@ -60,7 +60,7 @@ narrower weights are taken."""
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """The model to serve: `model` as it was named, which is added from `source` unless the site has it (None).
+    """The model to serve: `model` by its given name, which is added from `source` unless the site has it (None).
 
     The store calls it `stored`, and programs `name`.
     """
