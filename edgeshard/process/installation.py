@@ -24,7 +24,7 @@ _CONFIGURED = {
     Daemon.AGENT: ("name", "coordinator", "listen", "memory", "device", "advertise", "labels"),
     Daemon.COORDINATOR: ("listen", "enrol_listen", "wheels"),
 }
-"""Options that stand in a daemon's configuration, in this order."""
+"""Options in a daemon's configuration, in this order."""
 _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
 """Directories that ProtectHome= and PrivateTmp= hide from a unit."""
 
@@ -268,7 +268,7 @@ def uninstall_steps(daemon: Daemon, record: Record, found: Found, *, purge: bool
 
 
 def _state_steps(daemon: Daemon, record: Record, found: Found, keeps: bool) -> list[Step]:
-    """Keep the user as long as it has files: the system might give its number to the next user."""
+    """Keep the user while it has files: the system might assign its number to the next user."""
     state = state_directory(daemon)
     if keeps:
         return [Leave(state, "its state; --purge removes it, and the user whom it belongs to")]

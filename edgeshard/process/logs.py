@@ -91,7 +91,7 @@ def report_failure(error: EdgeShardError) -> None:
 
 
 class _FoldingHandler(logging.StreamHandler[TextIO]):
-    """Leaves out lines that come too often, at any level but debug.
+    """Leaves out too frequent lines, at any level except debug.
 
     It logs their number after their minute, with the next line of any kind.
     """

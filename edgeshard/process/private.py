@@ -18,7 +18,7 @@ def keep_private() -> None:
     """Let this process and its children make files that only their owner can read, and no core,
     which would hold prompts.
 
-    To look for a crash, raise the limit again: prlimit --core=unlimited --pid PID.
+    To analyse a crash, raise the limit again: prlimit --core=unlimited --pid PID.
     """
     import resource  # missing if only edgectl runs, on a system without it
 

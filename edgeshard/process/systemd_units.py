@@ -1,7 +1,8 @@
 """The systemd units of both daemons, as text. Pure.
 
-deploy/systemd has them as `edgectl install` lays them out under /opt/edgeshard.
-docs/decisions/installing.md#choice-installed-units-are-recorded gives the reasons for settings that are left out.
+deploy/systemd has them as `edgectl install` writes them under /opt/edgeshard.
+docs/decisions/installing.md#choice-installed-units-are-recorded has the reasons for settings that
+are left out.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Daemon(StrEnum):
 CREDENTIALS = ("ca.pem", "cert.pem", "key.pem")
 """The site's authority, the daemon's certificate and its key. systemd reads them as root; no one else needs to."""
 
-# Values that name the unit say {unit}.
+# Values with the unit's name contain {unit}.
 _COMMON = """\
 Type=notify
 NotifyAccess=main

@@ -1,5 +1,5 @@
-"""Doubts about a profile: few points were measured, the node was busy or held stages meanwhile, or no cost goes through
-the points. Pure.
+"""Doubts about a profile: few points were measured, the node was busy or held stages, or no cost
+fits the points. Pure.
 """
 
 from __future__ import annotations

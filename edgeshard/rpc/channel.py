@@ -27,7 +27,7 @@ KEEPALIVE_S = 1.0
 CONTROL_KEEPALIVE_S = 2.0
 """Keepalive between nodes and their coordinator, where more frequent heartbeats make the ping unnecessary."""
 CONTROL_PING_TIMEOUT_S = 15.0
-"""Longer than a node may be silent: one that stands still for a moment keeps its control stream."""
+"""Longer than a node may be silent: one that pauses for a moment keeps its control stream."""
 
 COMMON_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_timeout_ms", int(KEEPALIVE_S * 1000)),

@@ -28,7 +28,7 @@ LOOK_AGAIN_S = 30.0
 """How often an announcement follows the addresses of this machine."""
 _ANSWER_MS = 3000
 _MOST_PLACES = 64
-"""So many announcements are looked at, whoever sends more."""
+"""Most announcements that are examined, even if more arrive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Announced:
 async def keep_announced(announced: Announced) -> None:
     """Announce a site until this is cancelled, at the addresses that this machine has each time.
 
-    A machine without a network announces nothing, and looks again every `LOOK_AGAIN_S` seconds.
+    A machine without a network announces nothing, and checks again every `LOOK_AGAIN_S` seconds.
     """
     from zeroconf import Error
     from zeroconf.asyncio import AsyncZeroconf
@@ -137,7 +137,7 @@ def _own_addresses(host: str) -> list[str]:
         try:
             return [str(ipaddress.ip_address(host))]
         except ValueError:
-            return []  # a name, which whoever has it does not need to find
+            return []  # a name, which a caller that has it does not need to find
     import ifaddr
 
     versions = (4,) if host == WILDCARDS[0] else (4, 6)

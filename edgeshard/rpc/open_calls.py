@@ -92,11 +92,11 @@ class CallContext:
         return getattr(self._context, name)
 
     async def send_initial_metadata(self, metadata: Any) -> None:
-        """Send the metadata. Raises DeniedError if the caller was revoked meanwhile."""
+        """Send the metadata. Raises DeniedError if the caller has been revoked."""
         await self._begin(self._context.send_initial_metadata(metadata))
 
     async def write(self, message: Any) -> None:
-        """Send a message, the first one with the metadata. Raises DeniedError if the caller was revoked meanwhile."""
+        """Send a message, the first one with the metadata. Raises DeniedError if the caller has been revoked."""
         sending = self._context.write(message)
         await (sending if self._has_begun else self._begin(sending))
 

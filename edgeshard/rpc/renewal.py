@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 Renew = Callable[[bytes], Awaitable[tuple[bytes, bytes]]]
 """Takes a certificate signing request in PEM; returns a certificate and the authorities to trust, both in PEM."""
 LONGEST_SLEEP_S = 3600.0
-"""Longest sleep between two looks at the clock, which may be set meanwhile."""
+"""Longest sleep between two readings of the clock, which may be set in between."""
 LONGEST_RETRY_S = 600.0
 
 

@@ -1,4 +1,4 @@
-"""A channel whose credentials follow the files that they come from.
+"""A channel whose credentials follow the files of their origin.
 
 Credentials of gRPC for a client hold one certificate for ever. Here every call begins on a channel
 of the newest certificate. An older channel stays while it has calls, since a connection outlives

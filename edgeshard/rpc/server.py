@@ -29,7 +29,7 @@ Check = Callable[[Any, str], Principal | None]
 Raises DeniedError for a call that must not be served."""
 
 HANDSHAKE_S = 10.0
-"""Limit for TLS and HTTP/2 to begin on a new connection, as long as an attempt of a caller may take."""
+"""Limit for TLS and HTTP/2 to begin on a new connection, equal to the time limit of a caller's attempt."""
 IDLE_S = 300.0
 """A connection without a call is closed after this time; the next call opens another."""
 MOST_CONNECTIONS = 1024

@@ -1,4 +1,4 @@
-"""The beat to which a process's watches look: all together, since a wake costs more than what a watch does in it."""
+"""The beat of a process's watches: all together, since a wake costs more than a watch's work in it."""
 
 from __future__ import annotations
 

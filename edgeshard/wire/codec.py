@@ -41,7 +41,8 @@ _ABSENT = object()
 
 
 class Form(NamedTuple):
-    """`write` gives what a message's constructor takes; `read` takes what a message has, and the field's name."""
+    """`write` returns the argument of a message's constructor; `read` takes the message's value,
+    and the field's name."""
 
     write: Callable[[Any], Any]
     read: Callable[[Any, str], Any]
@@ -67,7 +68,7 @@ def by_hand(
     to_wire: Callable[[ValueT], MessageT],
     from_wire: Callable[[MessageT], ValueT],
 ) -> None:
-    """The functions for a class and a message of another form, wherever they stand within others."""
+    """The functions for a class and a message of another form, wherever they are nested within others."""
     _FORMS[kind, message.DESCRIPTOR.full_name] = _given((to_wire, from_wire))
 
 
@@ -122,7 +123,7 @@ def choice(
 
 
 def numbers(kind: type[EnumT], known: Any, field: str) -> tuple[Callable[[EnumT], Any], Callable[..., EnumT]]:
-    """The functions for an enumeration whose number stands in no value of its own, by default in `field`.
+    """The functions for an enumeration whose number is in no value of its own, by default in `field`.
 
     `known` is the messages' enumeration, such as `pb.DataType`. The second raises
     InvalidArgumentError naming the field.

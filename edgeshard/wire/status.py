@@ -23,8 +23,8 @@ from edgeshard.domain.errors import (
 
 DOMAIN = "edgeshard"
 DETAILS_KEY = "grpc-status-details-bin"
-# Only what names a certificate that was looked at and refused. A handshake that was merely cut short, as by a slow link
-# or a process going down, may succeed the next time.
+# Only refusals that name a checked certificate. A handshake that was merely cut short, as by a slow
+# link or a process that ends, may succeed the next time.
 _TLS_REFUSALS = ("CERTIFICATE_VERIFY_FAILED", "TSI_PROTOCOL_FAILURE", "SSL_ERROR")
 _GRPC_CODES = {code.value[0]: code for code in grpc.StatusCode}
 

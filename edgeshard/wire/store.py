@@ -137,7 +137,7 @@ def _tensor_from_wire(message: pb.ManifestTensor) -> TensorInfo:
 
 
 def _file_from_wire(message: pb.ManifestFile) -> FileInfo:
-    # A name, never a path: whoever writes it to a directory must stay in there.
+    # A name, never a path: a writer must stay within its directory.
     if not _FILE_NAME.fullmatch(message.name) or ".." in message.name:
         raise _invalid("files", f"has {message.name[:80]!r}, which is not a plain file name")
     if message.size > FILE_LIMIT_BYTES:

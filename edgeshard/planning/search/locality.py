@@ -39,8 +39,9 @@ def is_near(cost: float, least: float) -> bool:
 class Locality:
     """Records that a plan was chosen for the parts its nodes hold: the best plan's placement, and the extra cost.
 
-    `slower` is how much more the plan costs in its objective, as a part of the best one's cost. `saved_bytes` of
-    weights need not be fetched and packed, which they would for the best one; `lacking_bytes` must all the same.
+    `slower` is how much more the plan costs in its objective, as a part of the best one's cost.
+    `saved_bytes` of weights need not be fetched and packed, in contrast to the best one;
+    `lacking_bytes` must be all the same.
     """
 
     best: str
@@ -78,7 +79,8 @@ class Lacking:
 
 
 def nearest_cut(costs: Costs, load: Load, best: Cut, cost: Cost) -> Cut:
-    """The cut that lacks the fewest bytes, of those found that cost little more than `best`, which breaks no rule."""
+    """The cut that lacks the fewest bytes, among those found that cost little more than `best`,
+    which breaks no rule."""
     held = costs.problem.held
     holders = [node for node, name in enumerate(costs.names) if held.get(name, NOTHING_HELD) != NOTHING_HELD]
     if not holders:

@@ -65,7 +65,7 @@ GAP_OF_STEADY = "steady token rate"
 GAP_OF_ENERGY = "energy per token"
 _GAPS = {Objective.LATENCY: GAP_OF_LATENCY, Objective.REQUEST: GAP_OF_REQUEST, Objective.TTFT: GAP_OF_TTFT}
 OFFERED = ("memory", "source_memory")
-"""Constraints for want of which streaming is offered."""
+"""Constraints for which streaming is offered if they are short."""
 UNKNOWN_POWER = "UNKNOWN_POWER"
 """Reason of the error for nodes whose watts are not known."""
 
@@ -122,8 +122,9 @@ class CutPrediction:
     sweep: int = 1
     """Micro-batches that go as one step if nodes stream."""
     together_tps: float | None = None
-    """Tokens a second of a batch that starts together, where the figures are of the steady rate: `ttft_s` is then from
-    a request's first chunk to its first token, and `time_per_token_s` the mean gap, other requests' prompts included.
+    """Tokens a second of a batch that starts together, if the figures are of the steady rate.
+    `ttft_s` is then from a request's first chunk to its first token, and `time_per_token_s` the
+    mean gap, other requests' prompts included.
     """
 
     @property
@@ -206,9 +207,9 @@ class PlanResult:
 def plan(problem: PlanProblem, alternatives: int = ALTERNATIVES, prover: Prover | None = None) -> PlanResult:
     """The best plan for a problem; one with rules needs a `prover`.
 
-    Raises InvalidArgumentError naming the field when the problem cannot be, with reason UNKNOWN_POWER for energy where
-    the watts of a node that may be used are unknown; FailedPreconditionError with reason RULES_NEED_CPSAT for rules
-    without a prover; and what the prover raises.
+    Raises InvalidArgumentError naming the field of an impossible problem, with reason UNKNOWN_POWER
+    for energy if the watts of a usable node are unknown. Raises FailedPreconditionError with reason
+    RULES_NEED_CPSAT for rules without a prover, and what the prover raises.
     """
     problem.check()
     if problem.rules:
@@ -429,7 +430,7 @@ def _better(resident: PlanResult, streaming: PlanResult | None) -> PlanResult:
 def _nearest(
     costs: Costs, result: PlanResult, keeps: Callable[[Sequence[int]], bool] = lambda nodes: True
 ) -> PlanResult:
-    """The plan for which least is fetched and packed, of those nearly as good. Nodes that stream stay as they are.
+    """The plan with the least to fetch and pack, among those nearly as good. Nodes that stream stay as they are.
 
     `keeps` returns whether the nodes of a cut keep the rules.
     """

@@ -37,7 +37,7 @@ _BY_SLICE = ("compute_s", "embed_s", "overhead_s", "hop_s")
 
 @dataclass(slots=True)
 class _Range:
-    """Cuts with B in (low, high], and a lower bound of their R; `known` when it was asked under `high`."""
+    """Cuts with B in (low, high], and a lower bound of their R; `known` if it was queried under `high`."""
 
     low: float
     high: float

@@ -236,7 +236,7 @@ class Rates:
 
 @dataclass(slots=True)
 class Best:
-    """The best of all cuts looked at: its yield (tokens a second), cut, b and m."""
+    """The best of all examined cuts: its yield (tokens a second), cut, b and m."""
 
     rate: float = 0.0
     cut: Cut | None = None

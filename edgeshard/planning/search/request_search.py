@@ -121,7 +121,7 @@ class RequestSearch:
         return PromptFloor.of(tables)
 
     def _among(self, floor: PromptFloor, parts: Iterable[Cuts]) -> Found | None:
-        """The best of all cuts, looked at in the order of their bounds."""
+        """The best of all cuts, examined in the order of their bounds."""
         kept, bounds = list[Cuts](), list[Floats]()
         for part in parts:
             per_token_s, _ = scores(self._decode, part)

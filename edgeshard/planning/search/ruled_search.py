@@ -1,4 +1,4 @@
-"""The best cut of those whose nodes keep an operator's rules, by questions with a linear goal to a `Prover`. Pure.
+"""The best cut whose nodes keep an operator's rules, by queries with a linear goal to a `Prover`. Pure.
 
 Single request: the goal is the time per token, or a lower bound of the whole (`prompt_floor`). Its
 cuts are valued exactly one after the other until no other can be better. Rate: the search uses
@@ -48,7 +48,7 @@ from edgeshard.planning.solvers.walks import Kinds, single_kinds
 MOST_ASKED = 60
 """Questions about one plan, whose seconds the `Prover` limits besides."""
 _MOST_STEADY = 400
-"""The same of steady rates, of which a look at a region takes three at least."""
+"""The same for steady rates, for which a region takes at least three queries."""
 _EVERY_BATCH = 8
 """Sizes of a micro-batch up to this one are regions of their own at once."""
 

@@ -31,7 +31,7 @@ from edgeshard.planning.solvers.solve import solve_latency
 from edgeshard.planning.solvers.walks import Kinds, single_kinds
 
 MOST_COUNTED = 30_000
-"""Cuts that are all looked at under each load."""
+"""Most cuts that are all examined under each load."""
 MOST_LOADS = 256
 """Up to this many loads, all are tried; if there are more, micro-batches and sweeps grow in steps."""
 _FEW_NODES = 8

@@ -76,8 +76,8 @@ class Lab:
 def parse_lab(values: Mapping[str, Any], read_config: Callable[[str], Mapping[str, Any]]) -> Lab:
     """The lab that a decoded TOML file describes: a cluster file with a `[lab]` table.
 
-    `read_config` gives the decoded config.json that `lab.model` names when it is not a built-in model. Raises
-    InvalidArgumentError naming the key at fault.
+    `read_config` returns the decoded config.json that `lab.model` names if it is no built-in model.
+    Raises InvalidArgumentError naming the key at fault.
     """
     rest = dict(values)
     table = rest.pop("lab", None)

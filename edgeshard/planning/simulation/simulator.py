@@ -21,7 +21,7 @@ from edgeshard.domain.deployments.mode import Mode
 from edgeshard.planning.simulation.timing import Pipeline, Traffic, Visit, checked_seconds
 
 _ARRIVAL, _WAKE = 0, 1
-"""At equal times arrivals come before a station looks for its next step, so that it sees all that wait."""
+"""At equal times arrivals precede a station's choice of its next step, so that it sees all that wait."""
 
 
 class _Raw(NamedTuple):
@@ -144,7 +144,7 @@ class _Path:
         return piece if token == 0 else self.pieces + token - 1
 
     def named(self, visits: list[_Raw]) -> list[Visit]:
-        """Visits with the names of stations. A node that sends itself gives two: its compute, then its send."""
+        """Visits with the names of stations. A node that sends itself has two: its compute, then its send."""
         found = []
         for position, micro_batch, token, piece, start, end in visits:
             stage, link = self.stage[position], self.link[position]

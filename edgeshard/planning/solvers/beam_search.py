@@ -97,7 +97,8 @@ class Fill:
     """Least time for the remaining layers, by the remaining nodes of every kind: quickest nodes
     first, full, links at their best.
 
-    It forgets which link leads where, but not what was used; the relaxation does the reverse. Only for few kinds.
+    It ignores which link leads where, but not which nodes were used; the relaxation does the
+    reverse. Only for few kinds.
     """
 
     MOST_KINDS = 16

@@ -44,7 +44,7 @@ class Instance:
     stage_bytes: float
     """Memory that a stage takes whatever its layers (workspace, resend buffer)."""
     capacity_bytes: Floats
-    """[M] memory that a node may give."""
+    """[M] memory that stages on a node may use."""
     max_layers: npt.NDArray[np.int64]
     """[M] most blocks that a node may hold (N when unlimited)."""
     source: int = 0

@@ -8,9 +8,9 @@ quickest path to (i, j) may have used up the memory that the rest needs. The 4-l
 tests gives 32 instead of 27, and 40 if read literally. Both may return to a node. *Distinct* is
 tracked without such returns, so that the plan can be deployed.
 
-The embedding counts as part of layer 0, norm and head as part of the last layer, a stage's fixed costs as part of the
-layer it begins with. Algorithm 2 looks for the least bottleneck and leaves out the return and the round.
-(docs/papers.md#the-papers-own-algorithms)
+The embedding counts as part of layer 0, norm and head as part of the last layer, a stage's fixed
+costs as part of the layer it begins with. Algorithm 2 minimises the bottleneck and leaves out the
+return and the round. (docs/papers.md#the-papers-own-algorithms)
 """
 
 from __future__ import annotations

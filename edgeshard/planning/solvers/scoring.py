@@ -31,7 +31,7 @@ def stages(cut: Cut) -> tuple[tuple[int, int, int], ...]:
 def score(instance: Instance, cut: Cut, names: Sequence[str] | None = None) -> Score:
     """R, B and the bottleneck in words. `names` are the nodes' names, else "node 3".
 
-    It does not ask whether the cut is allowed: that is `violations`. A missing link gives an infinite R and B.
+    It does not check whether the cut is allowed: `violations` does. A missing link makes R and B infinite.
     """
     title = names if names is not None else [f"node {node}" for node in range(instance.nodes)]
     source, count = instance.source, len(cut.nodes)

@@ -104,8 +104,8 @@ def least_round(instance: Instance, oracle: Oracle, threshold_s: float) -> Solut
 
 
 def least_bottleneck(instance: Instance, oracle: Oracle, known: Cut | None = None) -> Cut | None:
-    """The plan of least B, and of those one of least R: the value below which no threshold leaves a plan. None: no plan
-    at all. A plan that is `known` already saves questions."""
+    """The plan of least B, and among those one of least R: below this value no threshold leaves a
+    plan. None: no plan at all. A plan that is `known` already saves queries."""
     infinity = float("inf")
     best, asked = known, known is None
     if best is None:
