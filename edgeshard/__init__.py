@@ -17,7 +17,7 @@ WIRE_VERSION = 3
 
 
 def __getattr__(name: str) -> Any:
-    """What is imported at first use, so that `import edgeshard` alone stays quick and loads no gRPC."""
+    """Attributes that are imported at first use, so that `import edgeshard` stays quick and loads no gRPC."""
     if name == "__version__":
         from importlib.metadata import version
 

@@ -1,4 +1,5 @@
-"""Values to JSON types and back by their declared types: one walk of types, and policies for what readers differ in.
+"""Values to JSON types and back by their declared types: one walk of types, and policies for the
+differences of readers.
 
 A type is walked at its first use: dataclasses, enums, tuples, sets, mappings, unions, new types,
 errors. One that has no form in JSON is refused then, by a TypeError that names the field.
@@ -41,16 +42,17 @@ class Form(NamedTuple):
 class Forms:
     """The forms of values that are kept on a disk or sent to another process of one's own.
 
-    A class becomes an object of its fields, in a union of several with its name under "type". What an earlier version
-    did not write takes its default, and what a later one wrote besides is passed over. What comes in is checked:
-    `Annotated[T, check]` has callables that take a value and its path and return the value, and a class may have a
-    method `check()`; both raise InvalidArgumentError.
+    A class becomes an object of its fields, in a union of several with its name under "type".
+    Fields that an earlier version did not write take their defaults, and unknown fields of a later
+    one are ignored. Incoming values are checked: `Annotated[T, check]` has callables that take a
+    value and its path and return the value, and a class may have a method `check()`. Both raise
+    InvalidArgumentError.
 
     A refusal calls the whole `what`, and ends with `remedy`. `only` has the fields that are kept of some classes.
     """
 
     exact: ClassVar[bool] = False
-    """Whether this very version wrote what is read: each class has its name, each field is there, none is unknown."""
+    """Whether this same version wrote the data: each class has its name, each field is there, none is unknown."""
 
     def __init__(self, what: str, remedy: str, only: Mapping[type, tuple[str, ...]] = MappingProxyType({})) -> None:
         self._what, self._remedy, self._only = what, remedy, only
@@ -67,7 +69,7 @@ class Forms:
         return self.of(kind).write(value)
 
     def read(self, kind: type[ValueT], plain: Any) -> ValueT:
-        """The value that JSON types stand for. Raises InvalidArgumentError naming the path at fault."""
+        """The value of JSON types. Raises InvalidArgumentError naming the path at fault."""
         value: ValueT = self.of(kind).read(plain, "")
         return value
 
@@ -89,7 +91,7 @@ class Forms:
     # What policies differ in
 
     def hints(self, kind: type, where: str) -> Mapping[str, Any]:
-        """The types of a class's fields by their names; `where` says in a TypeError where the class is."""
+        """The types of a class's fields by their names; `where` locates the class in a TypeError."""
         hints = hints_of(kind, include_extras=True)
         return {name: hints[name] for name in self._only.get(kind, field_names(kind))}
 
@@ -101,7 +103,7 @@ class Forms:
         return {"code": int(error.code), "reason": error.reason, "field": error.field, "message": error.message}
 
     def read_error(self, plain: Mapping[str, Any]) -> EdgeShardError:
-        """Raises KeyError or TypeError for what is no error."""
+        """Raises KeyError or TypeError if it is no error."""
         message, field, reason = texts = [plain[part] for part in ("message", "field", "reason")]
         if not all(isinstance(text, str) for text in texts):
             raise TypeError
@@ -115,11 +117,12 @@ class Forms:
 
 
 OWN = Forms("message", "both ends must be of one version")
-"""The forms of what EdgeShard's processes on one machine tell each other, and leave for each other."""
+"""The forms of messages between EdgeShard's processes on one machine, and of files that they leave
+for each other."""
 
 
 class _Walk:
-    """The forms of all that one type is made of; a class in the making stands for itself in what refers back to it."""
+    """The forms of all parts of one type; a class in the making stands for itself in references to it."""
 
     def __init__(self, policy: Forms) -> None:
         self._policy = policy
@@ -154,14 +157,14 @@ class _Walk:
         if is_object(kind):
             return self._object(kind, where, self._policy.exact)
         if isinstance(origin, type) and issubclass(origin, Enum):
-            # Of an enumeration that knows what earlier versions wrote, its `_missing_` does.
+            # If an enumeration knows the values of earlier versions, its `_missing_` converts them.
             return self._one_of(tuple(origin), where, origin)
         if isinstance(origin, type) and issubclass(origin, EdgeShardError):
             return self._form("an error", self._policy.write_error, lambda plain, path: self._policy.read_error(plain))
         raise TypeError(f"{where}: {kind!r} has no form in JSON; give it one in edgeshard.forms")
 
     def _form(self, what: str, write: Callable[[Any], Any], read: Callable[[Any, str], Any]) -> Form:
-        """A form whose `read` may raise what Python raises where JSON types are not `what`."""
+        """A form whose `read` may raise Python's own errors if JSON types are not `what`."""
 
         def refusing(plain: Any, path: str) -> Any:
             try:
@@ -198,7 +201,7 @@ class _Walk:
         return Form(lambda value: sorted(write(value), key=json.dumps), lambda *plain: frozenset(read(*plain)))
 
     def _mapping(self, arguments: tuple[Any, ...], where: str) -> Form:
-        """An object; where keys are no texts, a list of pairs."""
+        """An object; if keys are no texts, a list of pairs."""
         if not issubclass(checks_of(arguments[0])[0], str):
             write, read = self._items((GenericAlias(tuple, arguments), ...), where)
             return Form(lambda mapping: write(mapping.items()), lambda plain, path: dict(read(plain, path)))
@@ -251,12 +254,13 @@ class _Walk:
             value.check()
         except InvalidArgumentError as error:
             if not error.message.startswith(error.field):
-                raise  # it speaks of the whole in words of its own
+                raise  # it describes the whole already
             why = error.message.removeprefix(error.field).lstrip(": ")
             raise self._policy.refused(f"{path}.{error.field}", why) from None
 
     def _union(self, members: tuple[Any, ...], where: str) -> Form:
-        """One of several classes, told by their names; or None; or of one other type, such as an error of any class."""
+        """One of several classes, distinguished by their names, None, or one other type, such as an
+        error of any class."""
         classes = [kind for kind in members if is_object(kind)]
         has_tag = self._policy.exact or len(classes) + (EdgeShardError in members) > 1
         forms = _Told()

@@ -1,40 +1,43 @@
 """Which figures of the documents were measured on code that has changed since: `make figures`.
 
-A comment beside figures says what measured them, and which trees of git the rooms had that they are about:
+A comment next to figures names the program that measured them. It also has a hash of each folder they depend on:
 
     <!-- figures: python -m bench.hop @ agent:0123456789 edgeshard/rpc:89abcdef01 -->
 
-Where the command ends with "(of COMMIT)" its program is no longer kept, and that commit has it.
+The hash covers names and code of a folder's files. It ignores docstrings and comments, so a translated comment
+outdates no figure. If the command ends with "(of COMMIT)", its program exists only up to that commit.
 
-    python -m tools.figures                     all of them, and what has changed since
-    python -m tools.figures --stamp FILE[:N]    after measuring again: today's trees into FILE's comments, or line N's
+    python -m tools.figures                     list all figures, and the folders that have changed since
+    python -m tools.figures --stamp FILE[:N]    after a new measurement: write today's hashes into FILE, or its line N
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import hashlib
+import io
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
+import tokenize
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMIT = re.compile(r" \(of ([0-9a-f]{8})\)$")
-"""Behind the command of a program that is no longer kept."""
+"""Stands after the command of a program that was deleted."""
 DIGITS = 10
-"""Of a tree's hash."""
+"""Length of a folder's hash."""
 UNKNOWN = "unknown"
+_C_LIKE = (".cpp", ".h", ".proto", ".js")
+_C_COMMENT = re.compile(r"^[ \t]*/\*[\s\S]*?\*/|(?:^|[ \t])//(?: .*)?$", re.MULTILINE)
 _MARKER = re.compile(r"^ *<!-- figures: (?P<command>.+?) @ (?P<rooms>\S+:\S+(?: \S+:\S+)*) -->$")
 
 
 @dataclass(frozen=True)
 class Figures:
-    """A comment beside figures: the line that it is on, what measured them, and the tree of each room by its path."""
+    """A comment next to figures: its line, the command that measured them, and each folder's hash by path."""
 
     line: int
     command: str
@@ -42,7 +45,7 @@ class Figures:
 
     @property
     def commit(self) -> str | None:
-        """The last one that has the program, where it is no longer kept."""
+        """The last commit that has the program; None if the program still exists."""
         found = COMMIT.search(self.command)
         return found[1] if found else None
 
@@ -51,7 +54,7 @@ class Figures:
 
 
 def figures_of(text: str) -> list[Figures]:
-    """A page's, in order."""
+    """The figures of a page, in order."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         if marker := _MARKER.match(line):
@@ -65,37 +68,73 @@ def marker(command: str, trees: Mapping[str, str]) -> str:
 
 
 def trees_now(rooms: Iterable[str], root: Path = ROOT) -> dict[str, str]:
-    """The tree of each room as its files are now, committed or not; UNKNOWN for one that is not there, and without
-    git."""
-    wanted = list(dict.fromkeys(rooms))
-    with tempfile.TemporaryDirectory(prefix="edgeshard-figures-") as scratch:
-        index = Path(scratch) / "index"  # a copy, so that nobody's own index changes
-        environment = {**os.environ, "GIT_INDEX_FILE": str(index)}
+    """The hash of each folder's files as they are now, committed or not.
 
-        def git(*words: str, env: Mapping[str, str] = environment) -> str:
-            return subprocess.run(["git", *words], cwd=root, env=env, capture_output=True, text=True, check=True).stdout
-
-        try:
-            own = root / git("rev-parse", "--git-path", "index", env=os.environ).strip()
-            if own.exists():
-                shutil.copy2(own, index)
-            git("add", "--all", "--", *(room for room in wanted if (root / room).exists()))
-            whole = git("write-tree").strip()
-            return {room: _tree(git, whole, room) for room in wanted}
-        except (OSError, subprocess.CalledProcessError):
-            return dict.fromkeys(wanted, UNKNOWN)
-
-
-def _tree(git: object, whole: str, room: str) -> str:
-    assert callable(git)
+    It is UNKNOWN for a folder that does not exist, and for all folders if `root` is no git repository.
+    """
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
-        return str(git("rev-parse", f"{whole}:{room}")).strip()[:DIGITS]
-    except subprocess.CalledProcessError:
-        return UNKNOWN
+        listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return dict.fromkeys(rooms, UNKNOWN)
+    names = {name for name in listed.split("\0") if name and (root / name).is_file()}
+    trees = {}
+    for room in dict.fromkeys(rooms):
+        inside = [name for name in names if name.startswith(f"{room}/")]
+        files = {name.removeprefix(f"{room}/"): (root / name).read_bytes() for name in inside}
+        trees[room] = tree_hash(files) if files else UNKNOWN
+    return trees
+
+
+def tree_hash(files: Mapping[str, bytes]) -> str:
+    """The hash of a folder, from the content of its files by name."""
+    whole = hashlib.sha256()
+    for name in sorted(files):
+        code = code_of(name, files[name])
+        whole.update(f"{name}\0{len(code)}\0".encode() + code)
+    return whole.hexdigest()[:DIGITS]
+
+
+def code_of(name: str, content: bytes) -> bytes:
+    """The content without comments, docstrings and blank lines.
+
+    Only Python and languages with comments like C's are read so; all other files, and files that do not parse, are
+    returned as they are.
+    """
+    try:
+        if name.endswith((".py", ".pyi")):
+            text = _without_python_comments(content.decode())
+        elif name.endswith(_C_LIKE):
+            text = _C_COMMENT.sub("", content.decode())
+        else:
+            return content
+    except (UnicodeDecodeError, SyntaxError, tokenize.TokenError):
+        return content
+    lines = (line.rstrip() for line in text.splitlines())
+    return "\n".join(line for line in lines if line).encode()
+
+
+def _without_python_comments(text: str) -> str:
+    """The text without comments and without statements that consist only of string literals."""
+    spans = []
+    statement: list[tokenize.TokenInfo] = []
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            spans.append((token.start, token.end))
+        elif token.type == tokenize.NEWLINE:
+            if all(part.type == tokenize.STRING for part in statement):
+                spans.extend((part.start, part.end) for part in statement)
+            statement = []
+        elif token.type not in (tokenize.NL, tokenize.INDENT, tokenize.DEDENT):
+            statement.append(token)
+    lines = text.splitlines(keepends=True)
+    for (first, begin), (last, end) in sorted(spans, reverse=True):
+        lines[first - 1 : last] = [lines[first - 1][:begin] + lines[last - 1][end:]]
+    return "".join(lines)
 
 
 def stamped(text: str, now: Mapping[str, str], line: int | None) -> str:
-    """The page with today's trees in its comments, or in that of one line. Raises ValueError where there is none."""
+    """The page with today's hashes in its comments, or in that of one line. Raises ValueError if there is none."""
     chosen = {found.line: found for found in figures_of(text) if line in (None, found.line)}
     if not chosen:
         raise ValueError(f"there are no figures on line {line}" if line else "there are no figures")

@@ -73,8 +73,8 @@ log = structlog.get_logger()
 LIBRARIES = ("grpcio", "protobuf", "pydantic")
 """Packages whose versions a dump names."""
 MOST_MEMBERS, MOST_JOINERS = 4096, 1024
-"""Connections at the port of nodes, clients and operators, and at the one where processes join. With every one of
-them open the process is 300 MB larger."""
+"""Connections at the port of nodes, clients and operators, and at the port for joining. With every
+one of them open the process is 300 MB larger."""
 STOP_LIMIT_S = 1.8
 """Seconds that an orderly end takes at most; the disk is complete at any moment anyway."""
 
@@ -89,7 +89,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
 
 
 async def serve(settings: CoordinatorSettings, read: Callable[[], CoordinatorSettings], descriptors: int) -> None:
-    """`read` reads the settings again; `descriptors` is how many this process may have."""
+    """`read` reads the settings again; `descriptors` is the number that this process may open."""
     notifier, stopping = Notifier.from_environment(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -182,7 +182,7 @@ class _Site:
     audit: AuditLog
     keys: KeyBook
     issuing: Issuing | None = None
-    """The maker of certificates; None where they are made by hand."""
+    """The maker of certificates; None if they are made by hand."""
 
 
 def _site(settings: CoordinatorSettings) -> _Site:
@@ -215,8 +215,8 @@ def _site(settings: CoordinatorSettings) -> _Site:
 async def _open_enrolment(
     settings: CoordinatorSettings, site: _Site, coordinator: Coordinator, address: str, most_connections: int
 ) -> tuple[EnrolmentServer | None, str]:
-    """The server where processes join, and its address, host:port; None and "" for nowhere. Raises UnavailableError
-    where the port is taken."""
+    """The server for joining, and its address, host:port; None and "" if there is none. Raises
+    UnavailableError if the port is taken."""
     if site.tls is None or site.membership is None or settings.enrol_listen is None:
         return None, ""
     server = EnrolmentServer(settings.enrol_listen, site.tls, CallAudit(site.audit), most_connections)
@@ -239,8 +239,9 @@ def _announcing(
 async def _open_packages(
     settings: CoordinatorSettings, site: _Site, coordinator: Coordinator
 ) -> PackagesListener | None:
-    """Where machines without EdgeShard get it; None for nowhere. Raises InvalidArgumentError for a folder that is none
-    of wheels and for a site that lets nobody join, UnavailableError where the port is taken."""
+    """The package listener for machines without EdgeShard; None if there is none. Raises
+    InvalidArgumentError if the folder holds no wheels or the site admits no new members,
+    UnavailableError if the port is taken."""
     if settings.wheels is None:
         if settings.wheels_listen is not None:
             raise InvalidArgumentError("--wheels-listen needs --wheels, a folder of wheels", field="wheels-listen")
@@ -263,8 +264,9 @@ async def _open_packages(
 
 
 def _http_listen(settings: CoordinatorSettings, site: _Site) -> tuple[HttpListen | None, GatewayCertificate | None]:
-    """The gateway's listener, None for nowhere, and its certificate where the site makes that. Raises as
-    `HttpListen.check`, and DeniedError for a gateway that anybody on the network could use."""
+    """The gateway's listener, None if there is none, and its certificate if the site makes it.
+    Raises as `HttpListen.check`, and DeniedError for a gateway that anybody on the network could
+    use."""
     if settings.http_listen is None:
         return None, None
     if missing("gateway"):
@@ -306,14 +308,14 @@ def _renewing(certificate: GatewayCertificate | None) -> list[Coroutine[None, No
 
 
 def _renewing_own(site: _Site) -> list[Coroutine[None, None, None]]:
-    """The coordinator's own certificate, where the site makes it."""
+    """The coordinator's own certificate, if the site makes it."""
     if site.tls is None or site.membership is None or site.issuing is None:
         return []
     return [keep_renewed(site.tls, partial(site.membership.renew, site.tls.principal()))]
 
 
 def _origins(settings: CoordinatorSettings) -> Origins:
-    """Pages that may use the gateway. Raises DeniedError where every page in a browser of this machine could."""
+    """Pages that may use the gateway. Raises DeniedError if every page in a browser of this machine could."""
     origins = parse_origins(settings.http_allow_origin)
     if origins.any and settings.http_no_key:
         raise DeniedError(
@@ -324,8 +326,8 @@ def _origins(settings: CoordinatorSettings) -> Origins:
 
 
 def _places(settings: CoordinatorSettings, listen: HttpListen | None) -> Places | None:
-    """Where browsers find the dashboard, None for nowhere. Raises as `parse_place`, and InvalidArgumentError for a
-    URL at which there would be none."""
+    """The addresses at which browsers find the dashboard, None if there is none. Raises as
+    `parse_place`, and InvalidArgumentError for a URL at which there would be none."""
     if listen is not None and not settings.no_dashboard:
         front = None if settings.dashboard_url is None else parse_place(settings.dashboard_url)
         return Places(listen.cert is not None, listen.names, front)
@@ -345,7 +347,7 @@ async def _open_gateway(
     places: Places | None,
     adder: ModelAdder,
 ) -> GatewayServer:
-    """`places` is None for no dashboard. Raises UnavailableError where the port is taken."""
+    """`places` is None if there is no dashboard. Raises UnavailableError if the port is taken."""
 
     def made() -> tuple[GatewayServer, Door | None]:
         # Half a second that a coordinator without a gateway need not wait, and no node waits for with one.
@@ -376,7 +378,8 @@ async def _open_gateway(
 
 
 def _prepared(coordinator: Coordinator, process: Process, settings: CoordinatorSettings) -> Callable[[], None]:
-    """What takes up settings that were read again. Raises InvalidArgumentError for a file of quotas that is wrong."""
+    """A function that applies settings that were read again. Raises InvalidArgumentError for a
+    wrong file of quotas."""
     quotas = settings.read_quotas()
 
     def take_up() -> None:

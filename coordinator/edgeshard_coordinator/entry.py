@@ -1,4 +1,4 @@
-"""`edgeshard-coordinator`: starts the daemon, or says which extra is missing."""
+"""`edgeshard-coordinator`: starts the daemon, or prints which extra is missing."""
 
 from __future__ import annotations
 

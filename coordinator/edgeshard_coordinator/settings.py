@@ -63,7 +63,7 @@ class CoordinatorSettings(DaemonSettings):
         self.read_quotas()
 
     def read_quotas(self) -> Quotas:
-        """What the file of quotas says now. Raises InvalidArgumentError naming the key at fault."""
+        """The current content of the file of quotas. Raises InvalidArgumentError naming the key at fault."""
         what = f"--quotas {self.quotas}"
         return (
             Quotas()

@@ -1,7 +1,7 @@
 """One SQLite file: a thread of its own for the connection, and the disk's refusals as typed errors.
 
-WAL with synchronous=FULL: a call that returned is on disk. One thread owns the connection, so writes happen in the
-order in which they were asked for.
+WAL with synchronous=FULL: a call that returned is on disk. One thread owns the connection, so
+writes run in the order of their calls.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class SqliteStore:
         return self._database
 
     def _connect(self, schema: str) -> sqlite3.Connection:
-        """Open the file, its owner's alone, with the tables of `schema`, which may be there already."""
+        """Open the file, readable only by its owner, with the tables of `schema`, which may be there already."""
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._database = sqlite3.connect(self._path, timeout=5.0)
         self._database.execute("PRAGMA journal_mode=WAL")
@@ -89,8 +89,8 @@ class SqliteStore:
     def _move_columns(self, table: str, columns: Sequence[str], statement: str) -> None:
         """Move columns that are too many in `table` out of it, by a `statement` that copies them to another table.
 
-        Earlier versions write rows without the names of columns, and cannot write a table that has more of them. So a
-        later version's values stand in a table of their own.
+        Earlier versions write rows without the names of columns, and cannot write a table that has
+        more of them. So a later version's values are in a table of their own.
         """
         database = self._open_database
         present = {name for _, name, *_ in database.execute(f"PRAGMA table_info({table})")}

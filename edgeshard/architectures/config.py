@@ -23,7 +23,7 @@ FORMATS = "edgeshard_formats"
 """Key of the formats of tensors that are stored as small integers, if they differ: lists of names by format. A name is
 canonical, with `*` for the number of an expert."""
 EXPERT_WIDTHS = "edgeshard_expert_widths"
-"""The key for the bits of each expert where the weights become small integers: `ExpertWidths.layers`."""
+"""The key for the bits of each expert if the weights become small integers: `ExpertWidths.layers`."""
 
 CONTEXT = "edgeshard_context"
 """The key that EdgeShard adds for the tokens of a deployment's longest request (`for_context`)."""
@@ -38,7 +38,7 @@ _NEAR = 0.75
 class Decoder:
     """The config.json of a model that runs: its family's record, the fields of its decoder, its shape.
 
-    `context` is that of the longest request: the model's limit, or a deployment's own.
+    `context` is the longest request's: the model's limit, or a deployment's own.
     """
 
     architecture: Architecture

@@ -53,7 +53,7 @@ class ConfigFields:
         return self.values.get(key) is not None
 
     def _value(self, key: str, default: object) -> Any:
-        """The value of a key; where it is missing or null the family's default, or else this one."""
+        """The value of a key; if it is missing or null, the family's default, or else this one."""
         value = self.values.get(key)
         return self.defaults.get(key, default) if value is None else value
 
@@ -87,7 +87,7 @@ class ConfigFields:
         return float(value)
 
     def optional_number(self, key: str) -> float | None:
-        """A positive finite number, or None where the key is null, or missing without a default."""
+        """A positive finite number, or None if the key is null, or missing without a default."""
         value = self.values[key] if key in self.values else self.defaults.get(key)
         return None if value is None else self.number(key)
 

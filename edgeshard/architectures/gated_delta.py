@@ -1,4 +1,4 @@
-"""What families with gated delta layers have in common: their layers' types, tensors, states and checks. Pure."""
+"""Shared parts of families with gated delta layers: their layers' types, tensors, states and checks. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgeshard.architectures.windows import FULL
 LINEAR = "linear_attention"
 FLOAT32 = r"(A_log|dt_bias)$"
 WHOLE = r"(gate|in_proj_(a|b|ba))\.weight$"
-"""What opens and decays a state is no small integers, as a router is none."""
+"""The weights that open and decay a state are not quantised; neither is a router."""
 APART = "edgeshard_inputs_apart"
 """The flag of a model whose queries, keys and values have another tensor than the gates of the output, as in GGUF."""
 TILED = "edgeshard_heads_tiled"
@@ -69,8 +69,8 @@ def states(fields: ConfigFields, shape: ModelShape, layer: int) -> tuple[StateSi
 
 
 def mixer(fields: ConfigFields, shape: ModelShape, layer: int, joined: bool) -> Shapes:
-    """A layer's norms with its attention, whose queries have a gate beside them, or its gated delta rule; the latter's
-    inputs are `joined` in two projections or apart in four."""
+    """A layer's norms with its attention, whose queries have a gate, or with its gated delta rule.
+    The inputs of the rule are `joined` in two projections or separate in four."""
     block = norms(shape.hidden_size, "input_layernorm", "post_attention_layernorm")
     hidden = shape.hidden_size
     if not is_linear(fields, layer):

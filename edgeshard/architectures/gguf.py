@@ -86,7 +86,8 @@ class GgufFields:
 
 
 def rope_parameters(fields: GgufFields) -> dict[str, Any]:
-    """The rotary embedding as a config.json has it: its base, and its stretching beyond the context of training.
+    """The rotary embedding in the form of a config.json: its base, and its stretching beyond the
+    context of training.
 
     Raises UnsupportedModelError naming the key for a kind that EdgeShard does not run.
     """
@@ -114,7 +115,8 @@ def rope_parameters(fields: GgufFields) -> dict[str, Any]:
 
 
 def _llama3(fields: GgufFields, theta: float) -> dict[str, Any]:
-    """The rule of llama 3.1 and later that gives the file's rotary factors. Raises UnsupportedModelError for none."""
+    """The rule of llama 3.1 and later that computes the file's rotary factors. Raises
+    UnsupportedModelError for none."""
     factors, dims = fields.rope_factors, len(fields.rope_factors)
     largest = max(factors) if all(0 < factor < math.inf for factor in factors) else 0.0
     candidates = sorted({float(round(largest)), round(largest, 2)} - {0.0})

@@ -1,7 +1,7 @@
 """The largest sizes that a config.json may state; they are checked before anything counts layers, experts or bytes.
 
-Each is several times that of the largest published models, and small enough that listing a model's tensors takes
-seconds at most and products of sizes stay ordinary numbers.
+Each is several times the largest published models' value. It is also small enough that listing a
+model's tensors takes seconds at most and products of sizes stay ordinary numbers.
 """
 
 from __future__ import annotations

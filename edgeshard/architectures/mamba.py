@@ -1,4 +1,4 @@
-"""What families with Mamba2 layers have in common: the sizes, tensors, states and checks of these. Pure."""
+"""Shared parts of families with Mamba2 layers: the sizes, tensors, states and checks of these. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LINEAR = "linear_attention"
 """The type of a Mamba2 layer in transformers' configuration classes."""
 FLOAT32 = r"(^|\.)(A_log|D|dt_bias)$"
 SILU = frozenset({"silu", "swish"})
-"""What the convolution's outcome goes through."""
+"""The activations of the convolution's output."""
 _LIMITS = "time_step_limit"
 MIXER = "selective_scan"
 """The agent's own, in place of transformers'."""
@@ -44,13 +44,16 @@ DEFAULTS = {
     "mamba_expand": 2,
     "mamba_conv_bias": True,
 }
-"""Of the classes that have these keys."""
+"""Defaults of the classes that have these keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mamba:
-    """A Mamba2 layer: its heads and their width, groups of heads with a state's inputs and outputs in common, the width
-    of these, and the taps of its convolution; which biases it has, and whether there is a norm behind its scan."""
+    """A Mamba2 layer.
+
+    It has heads and their width, groups of heads that share a state's inputs and outputs, the width
+    of these, and the taps of its convolution. Flags tell which biases it has, and whether a norm
+    follows its scan."""
 
     heads: int
     head_dim: int
@@ -92,7 +95,7 @@ class Mamba:
 
     @property
     def channels(self) -> int:
-        """Of the convolution: all heads, with the inputs and the outputs of their states."""
+        """Channels of the convolution: all heads, with the inputs and the outputs of their states."""
         return self.inner + 2 * self.groups * self.state
 
     @property
@@ -113,8 +116,8 @@ class Mamba:
 
 
 def expanded_head_dim(fields: ConfigFields) -> int:
-    """The width of a head under the keys that bamba has: `mamba_d_ssm`, or `mamba_expand` times the hidden size, over
-    the heads. Raises UnsupportedModelError where `mamba_d_head` is another one."""
+    """The width of a head by bamba's keys: `mamba_d_ssm`, or `mamba_expand` times the hidden size,
+    over the heads. Raises UnsupportedModelError if `mamba_d_head` differs."""
     key, inner = "mamba_d_ssm", fields.values.get("mamba_d_ssm", fields.defaults.get("mamba_d_ssm"))
     if inner is None:
         key, inner = "mamba_expand", fields.size("mamba_expand") * fields.size("hidden_size")
@@ -128,8 +131,9 @@ def expanded_head_dim(fields: ConfigFields) -> int:
 
 
 def plain(values: Mapping[str, Any], kinds: str = "", names: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """A config.json with an infinite `time_step_limit` as a number, which transformers writes as an object, and with
-    the layer types under the key `kinds` by the names of today, which `names` has for others."""
+    """A config.json with an infinite `time_step_limit` as a number, which transformers writes as an
+    object. The layer types are under the key `kinds` by today's names; `names` maps older ones to
+    these."""
     found = dict(values)
     limits = found.get(_LIMITS)
     if isinstance(limits, list | tuple):

@@ -97,7 +97,7 @@ def check_names(config: Mapping[str, Any], names: Iterable[str]) -> None:
         found[name] = stored
     missing = next((name for name in expected if name not in found), None)
     if missing is not None:
-        # Named as its neighbours in this checkpoint are; the LM head stands beside the decoder they are part of.
+        # Named like its neighbours in this checkpoint; the LM head is next to the decoder they are part of.
         beside = ((name, stored) for name, stored in found.items() if name != HEAD_WEIGHT)
         prefix = next((stored.removesuffix(name) for name, stored in beside if stored.endswith(name)), "")
         if missing == HEAD_WEIGHT:

@@ -87,9 +87,9 @@ def llama_block(
     norm_names: tuple[str, ...] = LLAMA_NORMS,
     attention_norms: Callable[[ModelShape], Shapes] = lambda shape: {},
 ) -> BlockTensors:
-    """Norms, attention and a gated MLP; `bias` and `mlp_bias` name the flags that say whether they have biases.
+    """Norms, attention and a gated MLP; `bias` and `mlp_bias` name the flags for their biases.
 
-    `attention_norms` are those of queries and keys, `head_norms` or `row_norms`, where there are any.
+    `attention_norms` are the norms of queries and keys, `head_norms` or `row_norms`, if there are any.
     """
 
     def block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
@@ -122,7 +122,8 @@ def expert_mlps(
 
 
 def joined_mlps(path: str = "mlp.experts", gate_up: str = "", down: str = "") -> tuple[Joined, ...]:
-    """The tensors of `expert_mlps` where a checkpoint has gates and ups of all experts in one, and downs in another."""
+    """The tensors of `expert_mlps` if a checkpoint has gates and ups of all experts in one, and
+    downs in another."""
     gates_and_ups = (f"{path}.{{}}.gate_proj.weight", f"{path}.{{}}.up_proj.weight")
     return (
         Joined(gate_up or f"{path}.gate_up_proj", gates_and_ups),
@@ -133,8 +134,8 @@ def joined_mlps(path: str = "mlp.experts", gate_up: str = "", down: str = "") ->
 def transposed_mlps(
     shape: ModelShape, count: int, inner: int, bias: bool = False, experts: str = "mlp.experts"
 ) -> Shapes:
-    """Gated MLPs of experts, gate and up in one, as [inputs, outputs]: a part of what a checkpoint has in one tensor
-    (`joined_transposed`)."""
+    """Gated MLPs of experts, gate and up in one, as [inputs, outputs]: a part of a checkpoint's
+    single tensor (`joined_transposed`)."""
     hidden, shapes = shape.hidden_size, dict[str, tuple[int, ...]]()
     for expert in range(count):
         path = f"{experts}.{expert}"
@@ -157,7 +158,7 @@ W_RENAMES = (
 )
 """From experts whose matrices are w1, w3 and w2 to gated MLPs."""
 TRANSPOSED_RENAMES = ((r"_proj$", "_proj.weight"), (r"_proj_bias$", "_proj.bias"))
-"""From the names of `transposed_mlps` to those of gated MLPs."""
+"""From the names of `transposed_mlps` to the names of gated MLPs."""
 
 
 # -- styles and ends --------------------------------------------------------------------------------------------------
@@ -171,7 +172,7 @@ def llama_style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockSty
 def mixture_style(normalised: bool | None = None) -> Style:
     """The style of such blocks with experts.
 
-    Their shares are normalised where `normalised` says so or, where it is None, the flag `norm_topk_prob`.
+    Their shares are normalised by `normalised` or, if it is None, by the flag `norm_topk_prob`.
     """
 
     def style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
@@ -247,21 +248,21 @@ def never_null(*keys: str) -> Check:
 
 
 def even_split(fields: ConfigFields, total_key: str, total: int, parts_key: str, parts: int) -> int:
-    """`total` over `parts`. Raises UnsupportedModelError naming `total_key` where that is no whole number."""
+    """`total` over `parts`. Raises UnsupportedModelError naming `total_key` if that is no whole number."""
     if total % parts:
         raise fields.refuse(total_key, f"is {total}, which is not a multiple of {parts_key} {parts}")
     return total // parts
 
 
 def expert_count(experts: Experts, fields: ConfigFields) -> int:
-    """Experts of one mixture layer, under the first of the keys that is given; 0 where they are switched off."""
+    """Experts of one mixture layer, under the first of the keys that is given; 0 if they are switched off."""
     if experts.switch and not fields.flag(experts.switch):
         return 0
     return fields.size(next((key for key in experts.count if fields.given(key)), experts.count[-1]))
 
 
 def chosen_experts(experts: Experts, fields: ConfigFields) -> int:
-    """Experts a token uses in one mixture layer; 0 where they are switched off."""
+    """Experts a token uses in one mixture layer; 0 if they are switched off."""
     if experts.switch and not fields.flag(experts.switch):
         return 0
     return fields.size(experts.chosen)

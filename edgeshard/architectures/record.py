@@ -73,10 +73,10 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A tensor of a checkpoint that holds the same part of all experts of a layer, one behind the other.
+    """A tensor of a checkpoint that holds the same part of all experts of a layer, one after the other.
 
-    `tensor` is its name in a block, `parts` the names of its equal parts of one expert, one behind the other too, with
-    `{}` for the expert's index.
+    `tensor` is its name in a block. `parts` are the names of its equal parts of one expert, also
+    one after the other, with `{}` for the expert's index.
     """
 
     tensor: str
@@ -85,13 +85,15 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts: the keys for how many there are (one of `count`) and how many of them a token uses, and
-    what the names of their tensors have in common (a regular expression). With a `switch` there are none unless that
-    flag is set.
+    """A mixture of experts.
 
-    Where a checkpoint has `joined` tensors, each expert's are read out of them. `transposed` matrices are stored as
-    [inputs, outputs]. With `both_layouts` some checkpoints have them as [outputs, inputs], and the sizes tell which:
-    such a family refuses square matrices.
+    It has the keys for the number of experts (one of `count`) and for the number that a token uses,
+    and the common part of their tensors' names (a regular expression). If it has a `switch`, there
+    are none unless that flag is set.
+
+    If a checkpoint has `joined` tensors, each expert's are read out of them. `transposed` matrices
+    are stored as [inputs, outputs]. With `both_layouts` some checkpoints have them as [outputs,
+    inputs], and the sizes decide: such a family refuses square matrices.
     """
 
     count: tuple[str, ...] = ("num_experts", "num_local_experts")
@@ -105,11 +107,13 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How a router's logits become the experts of a token: the `chosen` ones of the largest softmax or, where it is
-    `sigmoid`, of the largest sigmoid with a correction added, which their shares are without.
+    """How a router's logits select the experts of a token: the `chosen` ones of the largest
+    softmax. If it is `sigmoid`, the largest sigmoid plus a correction selects them; the shares do
+    not include the correction.
 
-    Shares add up to 1 where they are `normalised`, then are multiplied by `scale`. Of more than one of the `groups` of
-    experts, the `kept_groups` whose best two are largest together are chosen from. `float32` is the router's product.
+    Shares add up to 1 if they are `normalised`, then are multiplied by `scale`. If there are
+    several `groups` of experts, only the `kept_groups` whose best two have the largest sum take
+    part. `float32` is the router's product.
     """
 
     chosen: int
@@ -125,7 +129,7 @@ class Routing:
 class Clamp:
     """The gating gate * sigmoid(alpha * gate) * (up + 1), with the gate at most `limit` and up within it on both sides.
 
-    Rows of the two come in turn.
+    Rows of the two alternate.
     """
 
     alpha: float
@@ -136,12 +140,14 @@ class Clamp:
 class BlockStyle:
     """The properties of a block that its tensors do not show, for blocks of the agent's own.
 
-    `scaling` multiplies the scores of attention. `rotary` is the type of layer whose rotary embedding the block uses,
-    "" where there is one for all, None for a block without positions. `unit_offset` norms multiply by 1 + weight in
-    float32, those `rounded_last` by the weight in float32, others by the weight in the model's dtype. `softcap` caps
-    scores: cap * tanh(scores / cap). What attention and the MLP add to the sum is multiplied by `residual_scale`.
-    `routing` is for mixtures; with a `clamp` their experts have no `activation`. `values_normed` are a head's values
-    over their root mean square. If `tiled_heads`, value heads of the gated delta rule take the key heads in turn.
+    `scaling` multiplies the scores of attention. `rotary` is the type of layer whose rotary
+    embedding the block uses, "" if there is one for all, None if the block has no positions.
+    `unit_offset` norms multiply by 1 + weight in float32, `rounded_last` ones by the weight in
+    float32, others by the weight in the model's dtype. `softcap` caps scores: cap * tanh(scores /
+    cap). `residual_scale` multiplies the outputs of attention and of the MLP before they are added.
+    `routing` is for mixtures; with a `clamp` their experts have no `activation`. `values_normed`
+    are a head's values over their root mean square. With `tiled_heads`, value heads of the gated
+    delta rule take the key heads in turn.
     """
 
     eps: float
@@ -160,11 +166,11 @@ class BlockStyle:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The computing before the first block and behind the last.
+    """The computing before the first block and after the last.
 
-    Embeddings are multiplied by `embedding_scale`, which is rounded to the model's dtype first where it is `rounded`.
-    The final norm has `eps` and the form of a block's. Logits are divided by `logit_divisor`, then capped:
-    cap * tanh(logits / cap).
+    Embeddings are multiplied by `embedding_scale`, which is rounded to the model's dtype first if
+    it is `rounded`. The final norm has `eps` and the form of a block's. Logits are divided by
+    `logit_divisor`, then capped: cap * tanh(logits / cap).
     """
 
     eps: float
@@ -182,14 +188,14 @@ BlockHeads = Callable[[ConfigFields, ModelShape, int], KvHeads]
 BlockStates = Callable[[ConfigFields, ModelShape, int], tuple[StateSize, ...]]
 """The states that the block of this index keeps of a request."""
 BlockChunk = Callable[[ConfigFields, int], int]
-"""The positions of the chunks within which the block of this index attends; 0 where it attends to all."""
+"""The positions of the chunks within which the block of this index attends; 0 if it attends to all."""
 MakeEnds = Callable[[ConfigFields, ModelShape], Ends]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a block's tensor in the agent's modules: the path of a parameter or a buffer, or of the part of one
-    that has this `index`."""
+    """The place of a block's tensor in the agent's modules: the path of a parameter or a buffer, or
+    of the part with this `index`."""
 
     parameter: str
     index: int | None = None
@@ -199,8 +205,9 @@ class Place:
 class Fused:
     """The family runs in the agent's own blocks: RMS norms, rotary grouped-query attention, gated MLPs or a mixture.
 
-    `renames` (regular expressions and what stands instead) turn a tensor's name in a block into that of the Llama kind.
-    `float32` (a regular expression) are the parameters that keep full precision in any dtype.
+    `renames` (regular expressions and their replacements) turn a tensor's name in a block into the
+    Llama kind's. `float32` (a regular expression) are the parameters that keep full precision in
+    any dtype.
     """
 
     style: Style
@@ -212,13 +219,17 @@ class Fused:
 class Plugged:
     """The family runs in transformers' decoder layers, which call our attention.
 
-    `renames` and `parts` lead from the name of a block's tensor to its place in the layer; without either it is the
-    same. `float32` (a regular expression) are the parameters and buffers that keep full precision in any dtype.
-    `experts` is the path of the layer's experts, where the agent's own gated MLPs take their place: the tensors of each
-    lead to `EXPERTS.N.PART.weight`, of gate_proj and up_proj, or both as gate_up_proj, or up_proj alone, and of
-    down_proj.
-    `modules` names a module class of its own in the agent, for work that a generic stage does not do. `mixers` maps the
-    name of a part of a layer to the agent's own module that takes its place where the layer has it (`model.mixers`).
+    `renames` and `parts` lead from the name of a block's tensor to its place in the layer; without
+    either it is the same. `float32` (a regular expression) are the parameters and buffers that keep
+    full precision in any dtype.
+
+    `experts` is the path of the layer's experts, if the agent's own gated MLPs replace them. The
+    tensors of each lead to `EXPERTS.N.PART.weight`, of gate_proj and up_proj, or both as
+    gate_up_proj, or only up_proj, and of down_proj.
+
+    `modules` names a module class of its own in the agent, for work that a generic stage does not
+    do. `mixers` maps the name of a part of a layer to the agent's own module that replaces it if
+    the layer has it (`model.mixers`).
     """
 
     renames: tuple[tuple[str, str], ...] = ()
@@ -257,17 +268,19 @@ class Architecture:
     null or false, with the reason. Families with learned positions, or without any, have no `rope`. `chunks` is for
     families with blocks that attend within chunks of positions.
 
-    Of a checkpoint:
-    `prefixes` are taken off names, and `aliases` (regular expressions and what stands instead) turn further names into
-    canonical ones. `block_list` is the name of the blocks' list, `computed` names in a block that are not read.
-    `further_blocks` is the key for the number of following blocks that are not run. `outer_names` are all tensors
-    outside the blocks that there may be, with their unit; `outer` has those of a config. `kv` is for families
-    whose blocks do not all have the same heads; a block without attention has none. `states` is for those that keep
-    something of fixed size of each request: it cannot be cut to fewer positions, as keys and values can.
+    Fields of a checkpoint:
 
-    Of its running: `runs`, `ends`, `library`. Matrices of blocks may be small integers if `quantises`, except where
-    their names match `whole`. `models` are configs known by name. `gguf` is the form in which llama.cpp writes the
-    family, None where GGUF files of it are not read.
+    `prefixes` are removed from names, and `aliases` (regular expressions and their replacements)
+    turn further names into canonical ones. `block_list` is the name of the blocks' list, `computed`
+    names in a block that are not read. `further_blocks` is the key for the number of following
+    blocks that are not run. `outer_names` are all possible tensors outside the blocks, with their
+    unit; `outer` has a config's. `kv` is for families whose blocks do not all have the same heads;
+    a block without attention has none. `states` is for families with a state of fixed size for each
+    request: it cannot be cut to fewer positions, as keys and values can.
+
+    Fields for running it: `runs`, `ends`, `library`. Matrices of blocks may be small integers if
+    `quantises`, except if their names match `whole`. `models` are configs known by name. `gguf` is
+    the form in which llama.cpp writes the family, None if its GGUF files are not supported.
     """
 
     name: str
@@ -331,7 +344,7 @@ class Architecture:
         return self.experts is not None and (isinstance(self.runs, Fused) or bool(self.runs.experts))
 
     def expert_index(self, name: str) -> int | None:
-        """The index of the expert that this tensor in a block is of, where experts are modules; else None."""
+        """The index of the expert of this tensor in a block, if experts are modules; else None."""
         if not self.has_expert_modules or not self.is_expert(name):
             return None
         found = re.search(r"\bexperts\.(\d+)\.", self.place(name).parameter)
@@ -367,7 +380,7 @@ class Architecture:
         return bool(float32 and re.search(float32, self.place(name).parameter))
 
     def is_quantised(self, name: str, dimensions: int) -> bool:
-        """Whether the tensor of this name in a block becomes small integers where that is asked for."""
+        """Whether the tensor of this name in a block becomes small integers on request."""
         if not self.quantises or dimensions != 2 or re.search(self.whole, name):
             return False
         return self.place(name).index is None

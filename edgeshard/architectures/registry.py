@@ -27,9 +27,9 @@ def family_modules() -> list[ModuleType]:
 
 
 def by_name(modules: Iterable[object]) -> dict[str, Architecture]:
-    """The records in files, by name. Raises InternalError where two have one name or answer to one model_type.
+    """The records in files, by name. Raises InternalError if two have one name or one model_type.
 
-    Two may answer to that of a model which nests either, as long as they differ in there.
+    Two may match a model which nests either, as long as they differ in the nested part.
     """
     names: dict[str, Architecture] = {}
     types: set[str | tuple[str, str]] = set()

@@ -23,7 +23,7 @@ _NEEDED = {
 STATIC = frozenset({"default", "linear", "yarn", "llama3", "dynamic"})
 """Types whose frequencies depend on the config only; `dynamic` ones do so up to the longest context of the config."""
 WITH_SECTIONS = STATIC | {"mrope"}
-"""Those of models for pictures, where sections of a head's dimensions turn by the three axes of a picture."""
+"""Types of models for pictures, in which sections of a head's dimensions turn by the three axes of a picture."""
 SECTION_KEYS = frozenset({"mrope_section", "mrope_interleaved"})
 """The keys of these sections. The three positions of a text's token are equal, so that sections do not matter."""
 _LONG = "longrope"
@@ -49,7 +49,7 @@ class Rotation:
     `options` are the other entries of config.json for it, such as the factor. Types that need it find there the
     context of the first training, `original_max_position_embeddings`.
 
-    Queries are multiplied by 1 + growth ln(1 + n) behind the n-th time that positions passed that context.
+    Queries are multiplied by 1 + growth ln(1 + n) after the n-th time that positions passed that context.
     """
 
     kind: str
@@ -63,12 +63,14 @@ class Rotation:
 class Rope:
     """The rotary embeddings that a family may have.
 
-    With `partial`, an embedding may turn a part of each head only. With `by_layer_type`, config.json gives one for each
-    type of layer. `zeros` are keys whose number may be 0, `unread` keys that do not matter. `theta` and `sliding_theta`
-    (by layer type, for layers with a window) are the default bases of transformers' configuration class. `sliding_key`
-    is the key of the latter's base in files without entries by layer type. `assumed` is that class's default entry, by
-    layer type too. Only families on the agent's own blocks need these. `growth` is the entry's key for how much queries
-    grow (`Rotation`). With a `switch`, a key and its value, there are none without it.
+    With `partial`, an embedding may turn only a part of each head. With `by_layer_type`,
+    config.json has one for each type of layer. `zeros` are keys whose number may be 0, `unread`
+    keys that do not matter. `theta` and `sliding_theta` (by layer type, for layers with a window)
+    are the default bases of transformers' configuration class. `sliding_key` is the key of the
+    latter's base in files without entries by layer type. `assumed` is that class's default entry,
+    by layer type too. Only families on the agent's own blocks need these. `growth` is the entry's
+    key for the growth of queries (`Rotation`). `switch` is a key and a value, without which there
+    is no rotation.
     """
 
     kinds: frozenset[str] = STATIC
@@ -97,8 +99,9 @@ class Rope:
     ) -> dict[str, Rotation]:
         """The rotary embedding of each layer type, or of all layers under "", of a config that `check` accepts.
 
-        `context` is that of the longest request, up to `max_context`, the model's limit. `widths` are those of heads of
-        layer types if they are not `head_dim`. Of two entries that contradict each other, transformers' choice wins.
+        `context` is the longest request's, up to `max_context`, the model's limit. `widths` are the
+        head widths of layer types that differ from `head_dim`. If two entries contradict each
+        other, transformers' choice wins.
         """
         values = fields.values
         if not self.by_layer_type:

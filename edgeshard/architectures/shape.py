@@ -46,12 +46,13 @@ class StateSize:
 class ModelShape:
     """The sizes of a model by its config.json.
 
-    `architecture` is the name of its record. `max_context` is in tokens. `tied` says that the embedding is the LM head
-    too. `frame_width` is the width of the hidden states between two stages. `eos_tokens` are the ids config.json names
-    that the vocabulary holds. `stored_as` is the format of weights that are stored as small integers, and `formats` has
-    that of each tensor if they differ, by `name_of_experts`. `expert_widths` is that of each expert where the weights
-    become small integers. `kv_heads` and `head_dim` are those of every block, unless `kv` has them of each. `states`
-    are those of each block, in families whose requests have any.
+    `architecture` is the name of its record. `max_context` is in tokens. `tied` means that the
+    embedding is also the LM head. `frame_width` is the width of the hidden states between two
+    stages. `eos_tokens` are the ids in config.json that the vocabulary holds. `stored_as` is the
+    format of weights that are stored as small integers; if tensors differ, `formats` has each
+    one's, by `name_of_experts`. `expert_widths` has each expert's format if the weights become
+    small integers. `kv_heads` and `head_dim` are every block's, unless `kv` has them for each.
+    `states` are each block's, in families whose requests have any.
     """
 
     architecture: str
@@ -72,7 +73,7 @@ class ModelShape:
     states: tuple[tuple[StateSize, ...], ...] = ()
 
     def group_of(self, integers: IntegerFormat) -> int:
-        """Consecutive inputs of a row that share a scale, where this model's weights are small integers."""
+        """Consecutive inputs of a row that share a scale, if this model's weights are small integers."""
         return integers.group if self.stored_as is None else STORED_GROUP
 
     def format_of(self, name: str) -> IntegerFormat | None:
@@ -98,8 +99,8 @@ class ModelShape:
     def save_every(self, dtype: DType, kept: KvFormat | DType, block_tokens: int) -> int:
         """Positions between two saves of a request's states, in whole KV blocks; 0 without states.
 
-        Their keys and values take about as many bytes as a save, and they are at least those of a step: the head ends
-        spans where it saves.
+        Their keys and values take about as many bytes as a save, and they are at least a step's
+        tokens: the head ends spans at the saves.
         """
         whole = LayerRange(0, self.layer_count)
         alike = self.state_bytes(whole, dtype) // max(1, self.kv_bytes_per_token(whole, kept))
@@ -120,6 +121,6 @@ class ModelShape:
         return tuple(sorted({own.head_dim for own in self.kv if own.heads} or {self.head_dim}))
 
     def check_kv(self, kept: KvFormat) -> None:
-        """Raise InvalidArgumentError naming `kv_dtype` where a block's heads cannot be kept in this format."""
+        """Raise InvalidArgumentError naming `kv_dtype` if a block's heads cannot be stored in this format."""
         for head_dim in self.kv_widths:
             kept.check_heads(head_dim)

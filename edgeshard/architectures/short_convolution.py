@@ -1,4 +1,4 @@
-"""What families with short convolutions have in common: their layers' types, tensors, states and checks. Pure."""
+"""Shared parts of families with short convolutions: their layers' types, tensors, states and checks. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ _INDICES = "full_attn_idxs"
 
 
 def current(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values under the keys of transformers' class, where older files have others; the older ones win, as there."""
+    """The values under the keys of transformers' class, if older files have others; the older ones
+    win, as there."""
     found = {key: value for key, value in values.items() if key not in _NAMES}
     found |= {_NAMES[key]: value for key, value in values.items() if key in _NAMES and value is not None}
     layers, attending = found.get("num_hidden_layers"), found.get(_INDICES)

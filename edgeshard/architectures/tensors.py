@@ -22,7 +22,7 @@ from edgeshard.domain.models.model import LayerRange, Part, Unit, units_of_stage
 HEAD_WEIGHT = "lm_head.weight"
 _BLOCK = re.compile(r"(\w+)\.(\d+)\.(.+)")
 _FURTHER = ("mtp.", "mtp_")
-"""How names of blocks that predict further tokens begin, where they are not those of blocks behind the last one."""
+"""Prefixes of the names of blocks that predict further tokens, unless these are the blocks after the last one."""
 _QUANTISED = re.compile(r"_(blocks|scales|scale_inv)$")
 
 
@@ -53,10 +53,10 @@ def name_in_block(name: str) -> str:
 
 
 def unit_of(architecture: str, tensor_name: str, config: Mapping[str, Any]) -> Unit | None:
-    """The unit a checkpoint's tensor belongs to, or None for one that is not needed.
+    """The unit of a checkpoint's tensor, or None if the tensor is not needed.
 
-    Buffers that are computed (rotary frequencies, causal masks), an `lm_head` beside a tied embedding and everything
-    outside the decoder, such as a vision tower, are not needed.
+    Some are not needed: computed buffers (rotary frequencies, causal masks), an `lm_head` in
+    addition to a tied embedding, and everything outside the decoder, such as a vision tower.
     """
     record, fields = decoder_fields(config)
     name = canonical_name(architecture, tensor_name)
@@ -77,8 +77,9 @@ def unit_of(architecture: str, tensor_name: str, config: Mapping[str, Any]) -> U
 def parts_of_joined(config: Mapping[str, Any], tensor_name: str, size: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     """The tensors of single experts that follow one another in a checkpoint's tensor of all of them, with their sizes.
 
-    Names are as the checkpoint's. Empty for any other tensor, and for one that is not of as many experts as `config`
-    says. Quantised ones have a `_blocks`, `_scales` or `_scale_inv` behind their names, as their parts do then.
+    Names are as the checkpoint's. Empty for any other tensor, and if the number of experts differs
+    from `config`'s. Quantised ones have a suffix `_blocks`, `_scales` or `_scale_inv`, as their
+    parts do then.
     """
     record, fields = decoder_fields(config)
     if record.experts is None or not record.experts.joined:

@@ -29,7 +29,7 @@ class UnitForm:
     shape: ModelShape
 
     def key(self, unit: str) -> str:
-        """A text that two units have in common where one file serves as both."""
+        """A text that two units share if one file serves as both."""
         known = {"model": self.model, "unit": unit, "dtype": str(self.dtype), "layout": LAYOUT}
         return json.dumps(known | {"integers": self._integers(unit)}, sort_keys=True)
 
@@ -43,7 +43,7 @@ class UnitForm:
         return hashlib.sha256(self.key(unit).encode()).hexdigest()[:16]
 
     def _width(self, unit: str) -> IntegerFormat | None:
-        """The width of an expert that has one of its own; None for any other unit."""
+        """The width of an expert that has one of its own; None if the unit is another."""
         place = place_of_expert(unit)
         return None if place is None or self.shape.expert_widths is None else self.shape.expert_widths.of(*place)
 
@@ -57,7 +57,8 @@ class UnitForm:
 
 
 def held_of(form: UnitForm, config: Mapping[str, Any], ids: Collection[int]) -> Held:
-    """The parts of a model that lie packed on a node with the files of these ids; a layer counts with all its experts.
+    """The parts of a model that are packed on a node in the files of these ids; a layer counts with
+    all its experts.
 
     `config` is the decoded config.json of the model of `form`. Raises as `tensors_of_units` does.
     """

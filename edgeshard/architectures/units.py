@@ -1,4 +1,4 @@
-"""The units in which a node keeps a model packed: a layer, an expert of one, the embedding, the head with its norm."""
+"""The units in which a node packs a model: a layer, an expert of one, the embedding, the head with its norm."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def place_of_expert(unit: str) -> tuple[int, int] | None:
 def tensors_of_units(
     config: Mapping[str, Any], layers: LayerRange, quantisation: Quantisation | None
 ) -> dict[str, frozenset[str]]:
-    """The canonical names of the tensors in each unit of a stage; a tied embedding is in two where it is kept twice.
+    """The canonical names of the tensors in each unit of a stage; a tied embedding is in two units
+    if it is kept twice.
 
     Raises as `expected_tensors` does.
     """

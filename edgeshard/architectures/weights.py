@@ -29,12 +29,13 @@ def check_quantisation(shape: ModelShape, quantisation: str) -> None:
 def integers_of(
     shape: ModelShape, name: str, dimensions: int, quantisation: Quantisation | None
 ) -> IntegerFormat | None:
-    """The format of a tensor, by canonical name, in the use that its name states; None where it stays whole.
+    """The format of a tensor, by canonical name, in the use that its name states; None if it is not quantised.
 
     In `Quantisation.STORED` it is the one that it is stored in; of a tied head it is the embedding's. Otherwise:
 
-    Matrices of the blocks and the LM head become integers. Embeddings are looked up row by row and keep the dtype.
-    Routers of experts are small and decide much. An expert has a width of its own where the model says so.
+    Matrices of the blocks and the LM head become integers. Embeddings are looked up row by row and
+    keep the dtype. Routers of experts stay whole: they are small and decide much. An expert has a
+    width of its own if the model sets one.
     """
     record = architecture_named(shape.architecture)
     if quantisation is None or not record.quantises:

@@ -1,4 +1,4 @@
-"""The sliding windows of decoder blocks, as a config.json asks for them. Pure."""
+"""The sliding windows of decoder blocks, as a config.json sets them. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 LAYER_TYPES = frozenset({FULL, SLIDING})
 
 SlidingLayers = Callable[[ConfigFields, int], list[bool]]
-"""(fields, number of blocks) -> whether each block has a window, where config.json does not list their types."""
+"""(fields, number of blocks) -> whether each block has a window, if config.json does not list their types."""
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
     """A family's rule for sliding windows.
 
-    `default` is the window of a config.json without the key `sliding_window` (a null there is none), 0 for none.
-    `switch` names the flag that has to be set for any window, if there is one. Without `sliding` all blocks are alike;
-    with it they follow `layer_types`, or `sliding` where that is left out.
+    `default` is the window of a config.json without the key `sliding_window` (a null there is
+    none), 0 for none. `switch` names the flag that has to be set for any window, if there is one.
+    Without `sliding` all blocks are alike; with it they follow `layer_types`, or `sliding` if that
+    is left out.
     """
 
     default: int = 0
@@ -32,7 +33,7 @@ class Windows:
         """Raise UnsupportedModelError naming the key for entries that are wrong or contradict each other."""
         in_use = fields.flag(self.switch) if self.switch else True
         if fields.given("sliding_window"):
-            # Some configs are saved with a window of 0 where it is switched off.
+            # Some configs are saved with a window of 0 if it is switched off.
             check = fields.size if in_use else fields.count
             check("sliding_window", most=MAX_CONTEXT)
         if not fields.given("layer_types"):
@@ -76,7 +77,7 @@ class Windows:
 
 
 def all_but_every(pattern: int, key: str = "") -> SlidingLayers:
-    """Every `pattern`th block sees everything, the others slide; config.json may give the number under `key`."""
+    """Every `pattern`th block sees everything, the others slide; config.json may set the number under `key`."""
 
     def sliding(fields: ConfigFields, layer_count: int) -> list[bool]:
         every = fields.size(key, pattern) if key else pattern
@@ -86,7 +87,7 @@ def all_but_every(pattern: int, key: str = "") -> SlidingLayers:
 
 
 def from_layer(first: int, key: str) -> SlidingLayers:
-    """The blocks from the one that config.json gives under `key` on slide."""
+    """The blocks slide from the index that config.json sets under `key`."""
 
     def sliding(fields: ConfigFields, layer_count: int) -> list[bool]:
         start = fields.count(key, first)

@@ -1,1 +1,1 @@
-"""Conversations: chat templates, what they make prompts of, and what is in a model's answer."""
+"""Conversations: chat templates, the prompts they make, and the parts of a model's answer."""

@@ -1,4 +1,4 @@
-"""Calls of tools in a model's text. What is no call of a known form is none; nothing is guessed or mended."""
+"""Calls of tools in a model's text. Text in no known form is no call; nothing is inferred or mended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgeshard.chat.literals import STRICT_DECODER, gemma_call, python_calls, st
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A call of the tool `name`; `arguments` is JSON text, `id` the model's own where its form has one."""
+    """A call of the tool `name`; `arguments` is JSON text, `id` the model's own if its form has one."""
 
     name: str
     arguments: str
@@ -38,8 +38,9 @@ SECTION_MARKERS = ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|too
 def calls_in_tag(text: str, tools: Sequence[Any]) -> tuple[Called, ...]:
     """The calls between two tags, in one of the forms that models have for it.
 
-    These are JSON, a list in Python's form, a call in Gemma's, a section in which each call has an id, functions that
-    are invoked, one function with parameters in tags, or a name with keys and values.
+    They may be JSON, a list in Python's form, a call in Gemma's, or a section in which each call
+    has an id. They may also be functions that are invoked, one function with parameters in tags, or
+    a name with keys and values.
     """
     stripped = text.strip()
     if stripped.startswith(("{", "[")):
@@ -66,8 +67,8 @@ def calls_in_tag(text: str, tools: Sequence[Any]) -> tuple[Called, ...]:
 
 
 def calls_in_list(text: str, marker: str) -> tuple[Called, ...]:
-    """The calls behind the first marker: one list in JSON, or a name and its arguments for each, with a marker again
-    between them."""
+    """The calls after the first marker: one list in JSON, or a name and its arguments for each,
+    with a marker again between them."""
     if text.lstrip().startswith("["):
         return _calls_in_json(text.strip())
     calls: list[Called] = []
@@ -81,8 +82,8 @@ def calls_in_list(text: str, marker: str) -> tuple[Called, ...]:
 
 
 def calls_in_bare(text: str, tools: Sequence[Any]) -> tuple[Called, ...]:
-    """The calls in an answer that is nothing but JSON, of tools that there are; several stand in a list, or one behind
-    the other with white space or a semicolon between them."""
+    """The calls of existing tools in an answer that is only JSON. Several form a list, or follow
+    each other with white space or a semicolon between them."""
     calls: list[Called] = []
     rest = text.strip()
     while rest:
@@ -145,7 +146,7 @@ def _calls_in_section(text: str) -> tuple[Called, ...]:
 
 
 def _all(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
-    """All matches, if the text is nothing but these, one behind the other."""
+    """All matches, if the text is only these, one after the other."""
     found: list[re.Match[str]] = []
     at = 0
     while at < len(text):
@@ -158,13 +159,14 @@ def _all(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
 
 
 def _typed(name: str, pairs: Sequence[tuple[str, str]], tools: Sequence[Any]) -> str:
-    """Arguments that were written as texts: one that its tool does not take as a text is read as JSON, where it is."""
+    """Arguments that were written as texts: one whose tool does not take it as a text is read as
+    JSON, if it is JSON."""
     properties = _properties(name, tools)
     return _to_json({key: _value(value, _kinds(properties.get(key))) for key, value in pairs})
 
 
 def _value(text: str, kinds: set[str]) -> Any:
-    """An argument by the types that its schema names. Where one is a text, another counts if the value is of it."""
+    """An argument by the types in its schema. If one of these is a text, another counts if the value is of it."""
     if "boolean" in kinds and text.strip().lower() in ("true", "false"):
         return text.strip().lower() == "true"
     value = _json_or(text, text)
@@ -179,7 +181,7 @@ _KINDS: dict[type, set[str]] = {
     dict: {"object"},
     type(None): {"null"},
 }
-"""What schemas call values of JSON that are no texts."""
+"""The names in schemas of JSON values that are no texts."""
 
 
 def _kinds(schema: Any) -> set[str]:
@@ -209,7 +211,7 @@ def _is_whole(text: str) -> bool:
 
 
 def _json_or(text: str, otherwise: Any) -> Any:
-    """The value of a JSON text; `otherwise` where it is none."""
+    """The value of a JSON text; `otherwise` if it is no JSON."""
     try:
         return strict_json(text)
     except (ValueError, RecursionError):
@@ -217,7 +219,7 @@ def _json_or(text: str, otherwise: Any) -> Any:
 
 
 def _without_edges(value: str) -> str:
-    """Without the line's end behind the opening tag and before the closing one."""
+    """Without the line's end after the opening tag and before the closing one."""
     return value.removeprefix("\n").removesuffix("\n")
 
 

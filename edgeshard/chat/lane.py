@@ -16,12 +16,12 @@ from edgeshard.domain.errors import EdgeShardError, InternalError, InvalidArgume
 from edgeshard.forms import OWN
 
 ANSWER_LIMIT_S = 120.0
-"""Of real time, for what the limits of processor time in the process do not end."""
+"""Limit of real time, for work that the limits of processor time in the process do not end."""
 MOST_WAITING = 256
 """Questions."""
 MOST_WAITING_BYTES = 64 << 20
 ENDED_COST_S = 5.0
-"""What a question costs its identity beside its own time where the process ended at it: others wait for the next."""
+"""The additional cost to an identity if the process ended at its question: others wait for the next process."""
 _LONGEST_LINE = 1 << 20
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV")
 
@@ -30,7 +30,7 @@ Answer = tuple[dict[str, Any], bytes]
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    """A question: a line of JSON, and parts that stand behind it as they are. `exhausted` is the error where the
+    """A question: a line of JSON, followed by parts in raw bytes. `exhausted` is the error if the
     process ended at it."""
 
     values: dict[str, Any]
@@ -44,7 +44,7 @@ class _Question:
 
 
 class Lane:
-    """One process, which starts with the first question; where it has ended, the next question starts another.
+    """One process, which starts with the first question; if it has ended, the next question starts another.
 
     `module` is what runs there (`edgeshard.chat.serving`); `niceness` is added to that of this process.
     """
@@ -59,7 +59,7 @@ class Lane:
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None where there is none."""
+        """The id of the process; None if there is none."""
         return None if self._process is None else self._process.pid
 
     async def ask(
@@ -69,8 +69,9 @@ class Lane:
         parts: Mapping[str, bytes],
         exhausted: Callable[[], EdgeShardError],
     ) -> Answer:
-        """The answer of the process. Raises ResourceExhaustedError where too much waits, UnavailableError after
-        `close`, `exhausted` where the question took the process too much, and what the answer says."""
+        """The answer of the process. Raises ResourceExhaustedError if too much waits,
+        UnavailableError after `close`, `exhausted` if the question took the process too much, and
+        the error in the answer."""
         if self._closed:
             raise _closing()
         question = _Question(values, parts, exhausted)
@@ -81,14 +82,14 @@ class Lane:
         try:
             answer, data = await question.answer
         finally:
-            # Whoever leaves before its turn is not asked for.
+            # A caller that leaves before its turn is dropped.
             self._turns.remove(identity, question)
         if (error := answer.get("error")) is not None:
             raise OWN.read(EdgeShardError, error)
         return answer, data
 
     async def close(self) -> None:
-        """End the process. What still waits for it fails, and so does what is asked from now on."""
+        """End the process. Questions that still wait for it fail, and so do later ones."""
         self._closed = True
         for question in self._turns.drain():
             question.fail(_closing())
@@ -98,7 +99,7 @@ class Lane:
 
     def _begin(self) -> None:
         if self._asking is None and (following := self._turns.take()) is not None:
-            # Whoever leaves before the answer must not leave it to the next one.
+            # A caller that leaves before the answer must not leave it to the next one.
             self._asking = asyncio.create_task(self._ask(*following))
 
     async def _ask(self, identity: str, question: _Question) -> None:
@@ -147,7 +148,7 @@ def _closing() -> UnavailableError:
 
 
 def text_too_costly() -> InvalidArgumentError:
-    """Of a text whose tokens the process did not live to say."""
+    """The error for a text whose tokens ended the process."""
     return InvalidArgumentError(
         "prompt: to make tokens of this text took the model's tokenizer too much time or memory, and it was stopped; "
         "shorten it, or send token ids",

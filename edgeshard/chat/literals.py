@@ -19,8 +19,8 @@ _WORDS = {"true": True, "True": True, "false": False, "False": False, "null": No
 
 
 def python_calls(text: str) -> list[tuple[str, dict[str, Any]]] | None:
-    """Names and arguments of a list of calls, `[f(a=1), g(b=["x"])]`, with every argument's name; None where the text
-    is none."""
+    """Names and arguments of a list of calls, `[f(a=1), g(b=["x"])]`, with every argument's name;
+    None if the text is no such list."""
     reader = _Reader(text)
     try:
         reader.need("[")
@@ -35,7 +35,7 @@ def python_calls(text: str) -> list[tuple[str, dict[str, Any]]] | None:
 
 
 def gemma_call(text: str) -> tuple[str, dict[str, Any]] | None:
-    """The name and the arguments of `call:f{a:1,b:<|"|>x<|"|>}`; None where the text is none."""
+    """The name and the arguments of `call:f{a:1,b:<|"|>x<|"|>}`; None if the text has another form."""
     reader = _Reader(text)
     try:
         reader.need("call:")
@@ -49,14 +49,14 @@ def gemma_call(text: str) -> tuple[str, dict[str, Any]] | None:
 
 
 class _Reader:
-    """Reads a text from its beginning. Every method raises ValueError where it finds something else."""
+    """Reads a text from its beginning. Every method raises ValueError if it finds something else."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
 
     def take(self, sign: str) -> bool:
-        """Whether this comes next, behind white space; then it is read."""
+        """Whether this is next, after white space; then it is consumed."""
         while self._at < len(self._text) and self._text[self._at].isspace():
             self._at += 1
         found = self._text.startswith(sign, self._at)
@@ -125,7 +125,7 @@ class _Reader:
         return found[0]
 
     def _string(self) -> str | None:
-        """The text in quotes that comes next; None where there is none."""
+        """The next text in quotes; None if there is none."""
         self.take("")
         marked = _MARKED.match(self._text, self._at)
         quoted = None if marked else _QUOTED.match(self._text, self._at)

@@ -1,8 +1,9 @@
 """A conversation from a stranger: JSON text to messages and tools of the form that chat templates take.
 
-The form is that of OpenAI's chat completions. Parts of text are joined into one text, and the arguments of calls are
-objects that also have their text. A null is an absent field. What a text model cannot read is refused by name, but not
-what a model wrote before: unknown fields and parts are dropped, and a call of another form is passed on as text.
+The form is the one of OpenAI's chat completions. Parts of text are joined into one text, and the
+arguments of calls are objects that also have their text. A null is an absent field. Parts that a
+text model cannot read are refused by name. A model's own earlier messages are not refused: unknown
+fields and parts are dropped, and a call of another form is passed as text.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from edgeshard.storage.forms import JSON_VALUES_LIMIT, json_values
 TEXTS = ("messages", "tools", "variables")
 """The fields of a conversation that are JSON texts."""
 VARIABLES_LIMIT_BYTES = 64 << 10
-"""Of a template's further variables: switches and short texts. A template may go through all of them over and over."""
+"""Limit of a template's further variables: switches and short texts. A template may go through all
+of them over and over."""
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 MESSAGE_FIELDS: Mapping[str, str] = {
     "role": "system, developer, user, assistant, tool or function",
@@ -41,7 +43,7 @@ _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"
 
 
 def check_sizes(conversation: Conversation) -> None:
-    """Raise InvalidArgumentError naming a text of a conversation that is too long, before anybody reads it."""
+    """Raise InvalidArgumentError naming a text of a conversation that is too long, before it is read."""
     for field in TEXTS:
         _check_size(getattr(conversation, field), field)
 
@@ -55,7 +57,8 @@ def parse_messages(text: str) -> list[dict[str, Any]]:
 
 
 def parse_tools(text: str) -> list[dict[str, Any]]:
-    """The tools; none for "". Raises InvalidArgumentError naming the field at fault, such as `tools[0].function`."""
+    """The tools; empty if the text is "". Raises InvalidArgumentError naming the field at fault,
+    such as `tools[0].function`."""
     tools = _parsed(text, "tools") if text else []
     if tools is None:
         return []
@@ -76,7 +79,8 @@ def parse_tools(text: str) -> list[dict[str, Any]]:
 
 
 def parse_variables(text: str) -> dict[str, Any]:
-    """Further variables of the template; none for "". Raises InvalidArgumentError naming `variables`."""
+    """Further variables of the template; empty if the text is "". Raises InvalidArgumentError
+    naming `variables`."""
     variables = _present(_parsed(text, "variables")) if text else {}
     if not isinstance(variables, dict):
         raise _wrong("variables", "is not an object")

@@ -45,7 +45,7 @@ _REASONING = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     (f"<|channel>{_THOUGHT}", "<channel|>"),
 )
-"""What templates mark reasoning with; the end is what a template must name, since some name nothing else."""
+"""The marks of reasoning in templates; a template must name the end, since some name nothing else."""
 _SHRINKING = 4
 """Bytes of a text for one of its normalised form: NFKC makes a letter of 1 byte of a mathematical one of 4."""
 _TAGS = (
@@ -80,7 +80,7 @@ class ChatModel:
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> ChatModel:
-        """Of the files that travel with a model, by their names.
+        """The model of the files that travel with it, by their names.
 
         Raises FailedPreconditionError for a model without a tokenizer, and as `check_small_file` and `ChatTemplate` do.
         """
@@ -131,8 +131,8 @@ class ChatModel:
         return text, self._answer_format(template.source, tool_format, tags, text)
 
     def check_fits(self, text: str, max_context: int, field: str) -> None:
-        """Raise InvalidArgumentError naming `field` for a text that certainly has more than `max_context` tokens (0:
-        nobody can tell), before it costs anything."""
+        """Raise InvalidArgumentError naming `field` for a text that certainly has more than
+        `max_context` tokens (0: unknown), before it costs anything."""
         size = text_bytes(text)
         if not max_context or size <= _SHRINKING * max_context:  # a token has a byte at least
             return
@@ -146,7 +146,8 @@ class ChatModel:
 
     @cached_property
     def _longest_token_bytes(self) -> int:
-        """Of the vocabulary as it is written; at least as many as those of the text that a token stands for."""
+        """Longest token of the vocabulary as it is written; at least as long as the text that a
+        token stands for."""
         return max(map(text_bytes, self._tokenizer.get_vocab(with_added_tokens=True)), default=0)
 
     def tokenize(self, text: str, special: bool = True) -> tuple[int, ...]:
@@ -208,8 +209,8 @@ class ChatModel:
         return template
 
     def _tool_format(self, source: str) -> tuple[ToolFormat, tuple[str, str]]:
-        """By what a template writes calls of tools with, and the tags around them where there are any; one that only
-        names tools leaves it to the model."""
+        """The form in which a template writes calls of tools, and their tags if there are any; one
+        that only names tools leaves it to the model."""
         if _CHANNEL in source:
             return ToolFormat.CHANNELS, ("", "")
         if "tools" not in source:

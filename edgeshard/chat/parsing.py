@@ -1,7 +1,8 @@
-"""A model's answer as it comes, taken apart: content, reasoning and calls of tools.
+"""Parses a model's answer as it arrives: content, reasoning and calls of tools.
 
-A piece of text is given out when it is certain what it is: a marker, or the beginning of one, is never content. A call
-is given out whole. What was begun as a call and is none is content, word for word.
+A piece of text is returned when its kind is certain: a marker, or the beginning of one, is never
+content. A call is returned whole. Text that began like a call and is none is content, word for
+word.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class AnswerParser:
         """So far."""
 
     def feed(self, text: str, token: int | None = None) -> list[AnswerDelta]:
-        """What is certain now. `token` is the id behind the text, since the text leaves some markers out."""
+        """The parts that are certain now. `token` is the id after the text, since the text leaves
+        some markers out."""
         if token is not None:
             text += self._markers.get(token, "")
         return self._deltas(self._reader.read(text, over=False)) if text else []
@@ -75,7 +77,7 @@ class Gathered:
         self.calls: list[ToolCall] = []
 
     def add(self, *deltas: AnswerDelta) -> None:
-        """Put further parts behind those before."""
+        """Append further parts."""
         for delta in deltas:
             match delta:
                 case ContentDelta():
@@ -98,7 +100,7 @@ _Part = ContentDelta | ReasoningDelta | Called
 
 
 class _Tagged:
-    """Reasoning at the beginning, where there is any; then content, with calls in it or instead of it."""
+    """Reasoning at the beginning, if there is any; then content, with calls in it or instead of it."""
 
     def __init__(self, answer_format: AnswerFormat, tools: Sequence[Any]) -> None:
         self._begin, self._end = answer_format.reasoning_begin, answer_format.reasoning_end
@@ -114,7 +116,7 @@ class _Tagged:
     def read(self, text: str, over: bool) -> list[_Part]:
         """The parts that are certain now; with `over`, the rest.
 
-        Every state takes as much as it can of the text held, and tells whether another may go on at once.
+        Every state takes as much as it can of the text held, and returns whether another may continue at once.
         """
         self._held += text
         parts: list[_Part] = []
@@ -125,7 +127,7 @@ class _Tagged:
         return parts
 
     def _beginning(self, over: bool) -> tuple[list[_Part], bool]:
-        """Nothing but white space was said: it may be reasoning, or a call that is the whole answer."""
+        """So far there was only white space: reasoning may follow, or a call that is the whole answer."""
         text = self._held.lstrip()
         if not over and (not text or (self._begin and text != self._begin and self._begin.startswith(text))):
             return [], False
@@ -136,7 +138,7 @@ class _Tagged:
         return self._answer()
 
     def _answer(self) -> tuple[list[_Part], bool]:
-        """The text held is the answer's beginning, which tells whether it is nothing but calls."""
+        """The text held is the answer's beginning, which shows whether it is only calls."""
         bare = self._format is ToolFormat.BARE and self._held.startswith(("{", "["))
         self._read = self._whole if bare else self._content
         return [], True
@@ -173,7 +175,7 @@ class _Tagged:
         return self._called(calls) or [self._said(self._tag_begin + inside + found)], True
 
     def _between_tags(self, over: bool) -> tuple[list[_Part], bool]:
-        """White space between calls, and behind the last one, is no content."""
+        """White space between calls, and after the last one, is no content."""
         self._held = self._held.lstrip()
         self._read = self._content if self._held else self._read
         return [], bool(self._held)
@@ -204,7 +206,7 @@ _TO_FUNCTION = "to=functions."
 
 
 class _Channels:
-    """Messages of a header and a body each: the header names a channel, and to whom it is said."""
+    """Messages of a header and a body each: the header names a channel and the recipient."""
 
     def __init__(self, has_tools: bool) -> None:
         self._has_tools = has_tools
@@ -244,7 +246,7 @@ class _Channels:
         return [ReasoningDelta(text) if "channel=analysis" in self._header else ContentDelta(text)]
 
     def _function(self) -> str:
-        """The function that this message calls, "" where it calls none."""
+        """The function that this message calls, "" if it calls none."""
         _, found, rest = self._header.partition(_TO_FUNCTION)
         return rest.split()[0] if found and rest.split() else ""
 
@@ -257,8 +259,8 @@ class _Channels:
 def _split(text: str, markers: Sequence[str], over: bool) -> tuple[str, str, str]:
     """The text before the first marker, that marker, and what follows it.
 
-    Where there is none: what can be given out, "", and what may be the beginning of one, nothing of it when the answer
-    is over.
+    If there is none: the text that can be returned, "", and the possible beginning of one, which is
+    empty when the answer is over.
     """
     places = [(place, marker) for marker in markers if (place := text.find(marker)) >= 0]
     if places:

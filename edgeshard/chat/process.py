@@ -31,8 +31,9 @@ _WORKER = "edgeshard.chat.worker"
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model's small files by their names, and the digest by which the process remembers it. `max_context` are the
-    positions that one request may have, 0 where nobody can tell: what is certain to need more is refused."""
+    """A model's small files by their names, and the digest by which the process remembers it.
+    `max_context` is the number of positions that one request may have, 0 if unknown: a text that
+    certainly needs more is refused."""
 
     digest: Digest
     paths: Mapping[str, Path]
@@ -51,8 +52,9 @@ def _exhausted() -> UnsupportedModelError:
 class ChatProcess:
     """Asks the processes, each one question after the other; who asks, by `identity`, gets a fair share of each.
 
-    Every method raises ResourceExhaustedError where too much waits, and UnsupportedModelError where a model's template
-    or tokenizer takes too much: `tokenize` InvalidArgumentError naming `prompt` instead.
+    Every method raises ResourceExhaustedError if too much waits, and UnsupportedModelError if a
+    model's template or tokenizer takes too much: `tokenize` InvalidArgumentError naming `prompt`
+    instead.
     """
 
     def __init__(self) -> None:
@@ -60,7 +62,7 @@ class ChatProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the process for short questions; None where there is none."""
+        """The id of the process for short questions; None if there is none."""
         return self._short.pid
 
     async def prompt(self, model: ModelFiles, conversation: Conversation, identity: str = "") -> ChatPrompt:
@@ -100,7 +102,7 @@ class ChatProcess:
         return data.decode()
 
     async def close(self) -> None:
-        """End the processes. What still waits for them fails, and so does what is asked from now on."""
+        """End the processes. Questions that still wait for them fail, and so do later ones."""
         await self._short.close()
         await self._long.close()
 
@@ -125,5 +127,5 @@ class ChatProcess:
 
 
 def _bytes(text: str) -> bytes:
-    """In UTF-8; what is no text (half of a surrogate pair) is refused at the other end."""
+    """The text in UTF-8; the other end refuses text that is not valid (half of a surrogate pair)."""
     return text.encode("utf-8", "surrogatepass")

@@ -1,8 +1,9 @@
 """The end of `edgeshard.chat.lane` that answers: a process whose questions have limits of time and memory.
 
-Questions are lines of JSON on its standard input, each with the bytes of its `parts` behind it; answers are such lines
-on its standard output, with the bytes behind a line that it says (`binary`). One is done after the other. A question
-that takes too much ends the process. The argument is added to the process's niceness.
+Questions are lines of JSON on its standard input, each followed by the bytes of its `parts`.
+Answers are such lines on its standard output, followed by bytes if the line has `binary`. It
+answers one after the other. A question that takes too much ends the process. The argument is added
+to the process's niceness.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.forms import OWN
 
 LOAD_LIMIT_S = 30.0
-"""Of processor time for a model's files."""
+"""Limit of processor time for a model's files."""
 TOKENISE_LIMIT_S = 10.0
-"""Of processor time for a prompt's tokens, or their text; the longest prompts take some two seconds."""
+"""Limit of processor time for a prompt's tokens, or their text; the longest prompts take some two seconds."""
 _TOKEN_TYPE = "I"
-"""Of `array`."""
+"""Element type of the `array`."""
 
 Answer = tuple[dict[str, Any], bytes]
 
@@ -35,7 +36,7 @@ def serve(answer: Callable[[Mapping[str, Any], Mapping[str, bytes]], Answer]) ->
     """Until standard input ends. `answer` may raise EdgeShardError, which the asker gets; MemoryError ends it all."""
     os.nice(int(sys.argv[1]))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    with suppress(OSError):  # where memory runs out, this process goes before its parent
+    with suppress(OSError):  # if memory runs out, this process ends before its parent
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))  # the library aborts without memory: a core would hold prompts
@@ -66,7 +67,7 @@ def _answer(
 
 @contextmanager
 def limited_time(seconds: float) -> Iterator[None]:
-    """End this process where what is inside takes more processor time.
+    """End this process if the body takes more processor time.
 
     The kernel watches: one operation of a template can take forever, and nothing in the interpreter would interrupt it.
     """
@@ -79,11 +80,11 @@ def limited_time(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def limited_memory(most_bytes: int) -> Iterator[None]:
-    """What is inside gets MemoryError, or the process ends, where it grows by more than `most_bytes` of addresses."""
+    """If the body grows by more than `most_bytes` of addresses, it gets MemoryError, or the process ends."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     most = pages * os.sysconf("SC_PAGE_SIZE") + most_bytes
-    # Where a service may not choose, its own limit holds.
+    # If a service may not set it, its own limit holds.
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     try:

@@ -1,8 +1,9 @@
 """Chat templates: Jinja2 as transformers runs it, which is what their authors write for, in its sandbox.
 
-The sandbox keeps a template away from everything but its arguments. It does not bound time or memory: a template may
-loop, double a string or raise a number to a power. So a template of a stranger is rendered in a process that can be
-ended (`edgeshard.chat.worker`); here are the caps of what goes in and of what comes out.
+The sandbox keeps a template away from everything except its arguments. It does not bound time or
+memory: a template may loop, double a string or raise a number to a power. So a stranger's template
+is rendered in a process that can be ended (`edgeshard.chat.worker`); here are the limits of its
+input and output.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, Unsupp
 from edgeshard.domain.requests.generation import PROMPT_LIMIT_BYTES, text_bytes
 
 SOURCE_LIMIT_BYTES = 256 << 10
-"""Of a template, in UTF-8; the longest published ones have 40 KB."""
+"""Limit of a template, in UTF-8; the longest published ones have 40 KB."""
 FIELD = "chat_template"
 
 
@@ -73,8 +74,8 @@ class ChatTemplate:
     ) -> str:
         """The prompt's text.
 
-        Raises InvalidArgumentError naming `messages` where the template refuses them or the text is too long, and
-        UnsupportedModelError naming `chat_template` where it is none or fails.
+        Raises InvalidArgumentError naming `messages` if the template refuses them or the text is
+        too long, and UnsupportedModelError naming `chat_template` if it is no template or fails.
         """
         values = {
             **self._special_tokens,
@@ -108,12 +109,12 @@ class ChatTemplate:
             ) from None
         except MemoryError:
             raise _broken("takes too much memory", "TEMPLATE_EXHAUSTED") from None
-        except Exception as error:  # Whatever its expressions may raise; it is no code of ours.
+        except Exception as error:  # Its expressions may raise anything; they are no code of ours.
             raise _broken(f"fails on these messages: {type(error).__name__}: {str(error)[:500]}") from None
         return "".join(pieces)
 
     def _compile(self) -> tuple[Template, TemplateForm]:
-        """Not when the model is loaded: Jinja computes constants while it compiles, as long as that may take."""
+        """Not when the model is loaded: Jinja computes constants while it compiles, which may take any time."""
         if text_bytes(self.source) > SOURCE_LIMIT_BYTES:
             raise _broken(f"has more than {SOURCE_LIMIT_BYTES} bytes")
         environment = _environment()
@@ -152,7 +153,7 @@ def _raise(message: str) -> None:
 
 
 def _now(form: str) -> str:
-    """The local time: some templates tell the model the date."""
+    """The local time: some templates put the date into the prompt."""
     return datetime.now().astimezone().strftime(form)
 
 

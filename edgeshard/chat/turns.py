@@ -1,8 +1,8 @@
-"""The order of questions where one is answered at a time: the identity that has had least. Pure.
+"""The order of questions that are answered one at a time: first the identity that has used least. Pure.
 
-What an answer cost is known once it is there, and is charged then; an identity that comes anew begins level with the
-one that has had least. So whoever asks little waits for one answer of another's, however many those have asked for.
-(docs/papers.md#fair-shares)
+The cost of an answer is known once it is there, and is charged then. A new identity begins level
+with the one that has used least. So an identity with few questions waits for one answer of
+another's, however many questions the other has. (docs/papers.md#fair-shares)
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ class Turns(Generic[ItemT]):
         return sum(len(line.waiting) for line in self._lines.values())
 
     def put(self, identity: str, size: int, item: ItemT) -> list[ItemT]:
-        """Have an item of `size` bytes wait. Returns what gives way to it: the newest items of whoever has the most.
+        """Have an item of `size` bytes wait. Returns the items that it displaces: the newest ones
+        of the identity that has the most.
 
-        Raises ResourceExhaustedError where it is this identity that would have the most.
+        Raises ResourceExhaustedError if it is this identity that would have the most.
         """
         gone: list[ItemT] = []
         while len(self) >= self._most or self._bytes() + size > self._most_bytes:
@@ -85,7 +86,7 @@ class Turns(Generic[ItemT]):
         self._forget(identity)
 
     def remove(self, identity: str, item: ItemT) -> bool:
-        """Nobody waits for it any more; False where it is not waiting."""
+        """Remove an item whose caller left; False if it is not waiting."""
         line = self._lines.get(identity)
         for place, (other, size) in enumerate(line.waiting if line else ()):
             if other is item and line is not None:

@@ -25,13 +25,13 @@ from edgeshard.domain.requests.chat import ChatPrompt, Conversation
 from edgeshard.forms import OWN
 
 RENDER_LIMIT_S = 0.5
-"""Of processor time for one prompt; the longest real ones take some hundredths of it."""
+"""Limit of processor time for one prompt; the longest real ones take some hundredths of it."""
 RENDER_LIMIT_BYTES = 384 << 20
-"""That the process may grow by meanwhile."""
+"""Bytes by which the process may grow during a rendering."""
 TOKENISE_LIMIT_BYTES = 1 << 30
-"""The same for a prompt's tokens: the library takes 130 for each byte that it looks for tokens in, so 8 MiB of them."""
+"""The same for a prompt's tokens: the library takes 130 for each byte of text, so 8 MiB of them."""
 MODELS_KEPT = 4
-"""With their tokenizers, each up to some hundred MB."""
+"""Models kept with their tokenizers, each up to some hundred MB."""
 
 
 class Worker:

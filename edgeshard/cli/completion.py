@@ -1,4 +1,4 @@
-"""Names for the shell to complete, asked of the coordinator: quickly, and without a word where it is not there."""
+"""Names for the shell to complete, from the coordinator: quickly, and without output if it does not answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def deployments(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def served(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Deployments and models that answer. A client may see nothing else, and is told these."""
+    """Deployments and models that answer. A client may see only these."""
     return _asked(ctx, incomplete, lambda client: client.served_models(), lambda model: [model.deployment, model.model])
 
 
@@ -50,12 +50,12 @@ def _asked(
     try:
         found = asyncio.run(work())
     except Exception:
-        # Anything that is said here would land in the middle of the line that is being typed.
+        # Any output here would appear in the middle of the line that is being typed.
         return []
     return sorted({name for item in found for name in names(item) if name.startswith(incomplete)})
 
 
 def _connect(params: dict[str, Any]) -> Connect:
-    """From what stands in the line already: the command's own start has not run."""
+    """From the options already typed: the command's own start has not run."""
     names = ("coordinator", "tls_ca", "tls_cert", "tls_key")
     return Connect(**{name: params.get(name) for name in names}, plaintext=params.get("plaintext") or None)

@@ -20,8 +20,9 @@ _STYLE: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": F
 class Lazy(TyperCommand):
     """A command as the help lists it. `load` imports the real one.
 
-    `place` is a module relative to this package and, behind a colon, its function or its `typer.Typer` of several
-    commands. A `bare` command runs without arguments; the others print their help then.
+    `place` is a module relative to this package and, after a colon, its function or its
+    `typer.Typer` of several commands. A `bare` command runs without arguments; the others print
+    their help then.
     """
 
     def __init__(self, name: str, place: str, short_help: str, bare: bool = False) -> None:
@@ -111,7 +112,7 @@ class RootGroup(TyperGroup):
         self.commands = {**{str(command.name): command for command in COMMANDS}, **self.commands}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Only what is called is imported."""
+        """Imports only the called command."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, command.load() if isinstance(command, Lazy) else command, rest
 
@@ -175,7 +176,7 @@ def _print_version(wanted: bool) -> None:
 
 
 def _setting(key: str, metavar: str, help: str) -> Any:
-    """A global option, which a variable of the environment may give, too."""
+    """A global option, which an environment variable may also set."""
     return typer.Option(metavar=metavar, envvar=f"EDGESHARD__CLIENT__{key}", help=help)
 
 

@@ -1,4 +1,5 @@
-"""Arguments of the SDK by their types: Python does not check them, and what a library below says of one is no help."""
+"""Checks of the SDK's arguments by their types. Python does not check them, and the errors of the
+libraries below would be no help."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _WORDS = {str: "text", int: "a whole number", float: "a number", bool: "True or 
 Message = Mapping[str, Any]
 """As OpenAI's chat completions have it, such as `{"role": "user", "content": "Hello"}`."""
 Tool = Mapping[str, Any]
-"""As OpenAI has it: `{"type": "function", "function": {"name": ..., "parameters": {...}}}`."""
+"""As in OpenAI's API: `{"type": "function", "function": {"name": ..., "parameters": {...}}}`."""
 
 
 def checked(name: str, value: Any, kind: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Many requests at once: so many at a time, each with a result or an error of its own, in the order they were given."""
+"""Many requests with limited concurrency, each with a result or an error of its own, in the order
+they were given."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ def check_batch(requests: Sequence[BatchRequest], concurrency: int) -> None:
 async def _result(
     run: Callable[[BatchRequest], Awaitable[Completion | ChatCompletion]], request: BatchRequest, clock: Clock
 ) -> BatchResult:
-    """Offer a request that was refused for want of room, and so not begun, again after the time that the site names."""
+    """Send a request that was refused for lack of capacity, and so not begun, again after the time
+    that the site names."""
     until = clock.now() + PATIENCE_S
     while True:
         try:

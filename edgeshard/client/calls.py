@@ -14,7 +14,7 @@ from edgeshard.proto.v1.inference_pb2_grpc import InferenceServiceStub
 
 
 class Calls:
-    """A part of the client's calls, each bounded by `timeout_s` but where it has a bound of its own."""
+    """A part of the client's calls, each bounded by `timeout_s` unless it has a bound of its own."""
 
     def __init__(self, connection: Connection, timeout_s: float, clock: Clock) -> None:
         self._connection = connection

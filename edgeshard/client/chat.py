@@ -17,8 +17,8 @@ from edgeshard.domain.requests.generation import Started
 class ChatCompletion:
     """Everything an answer brought back; `str` of it is its content.
 
-    `reasoning` is what the model thought before its answer, "" where its template marks none. `ttft_s` is seconds from
-    the call to the first piece of the answer, `total_s` to its end.
+    `reasoning` is the model's reasoning before its answer, "" if its template marks none. `ttft_s`
+    is seconds from the call to the first piece of the answer, `total_s` to its end.
     """
 
     request_id: RequestId
@@ -33,7 +33,7 @@ class ChatCompletion:
     total_s: float
 
     def message(self) -> dict[str, Any]:
-        """The answer as a message of the conversation, to be said again with what comes next."""
+        """The answer as a message of the conversation, to be sent again with the next one."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.tool_calls:
             message["tool_calls"] = [
@@ -54,7 +54,7 @@ class ChatCompletion:
 
 
 class ChatBuilder:
-    """Collects events as they arrive; the times come in as values (monotonic seconds)."""
+    """Collects events as they arrive; the times are passed in as values (monotonic seconds)."""
 
     def __init__(self, called_at_s: float) -> None:
         self._called_at_s = called_at_s

@@ -17,9 +17,9 @@ from edgeshard.rpc.tls import TlsFiles
 class Client(InferenceCalls, SiteCalls, DeploymentCalls):
     """A client of the coordinator at `target` (host:port).
 
-    What is not given is looked for in `EDGESHARD__CLIENT__*`, then in what `edgectl join` wrote for this user. Without
-    certificates `plaintext` must say so, and is for loopback only. A certificate is renewed in time where this process
-    may write beside it.
+    Missing arguments are read from `EDGESHARD__CLIENT__*`, then from the file that `edgectl join`
+    wrote for this user. Without certificates, `plaintext` must be set; it is for loopback only. A
+    certificate is renewed in time if this process may write to its directory.
 
     Use it as an async context manager, or call `close()`. `timeout_s` bounds each call except `generate`, whose bound
     is its own. Every failure is an `EdgeShardError` that names the field or the target at fault.

@@ -24,12 +24,13 @@ _SHORT = 60
 class Completion:
     """Everything a request brought back.
 
-    `text` is the generated text without the prompt. `ttft_s` is seconds from the call to the first token,
-    `inter_token_latency_s` the mean seconds between tokens by the head's clock (0 with fewer than two), `total_s`
-    seconds from the call to the end. `stage_compute_ms` is each stage's mean milliseconds of computing per decoded
-    token; the first token, whose step is the prefill, is left out where there are others. `logprobs` and `top_logprobs`
-    are empty unless asked for; so are `prompt_logprobs` and `prompt_top_logprobs`, those of the prompt's tokens from
-    the second on. `str` of it is the text; its `repr` is one line, however long it is.
+    `text` is the generated text without the prompt. `ttft_s` is seconds from the call to the first
+    token, and `total_s` seconds from the call to the end. `inter_token_latency_s` is the mean
+    seconds between tokens by the head's clock (0 with fewer than two). `stage_compute_ms` is each
+    stage's mean milliseconds of computing per decoded token. The first token, whose step is the
+    prefill, is left out if there are others. `logprobs` and `top_logprobs` are empty unless
+    requested. So are `prompt_logprobs` and `prompt_top_logprobs`, which begin with the prompt's
+    second token. `str` of it is the text; its `repr` is one line, however long it is.
     """
 
     request_id: RequestId
@@ -69,7 +70,7 @@ def shortened(text: str) -> str:
 
 
 class CompletionBuilder:
-    """Collects events as they arrive; the times come in as values (monotonic seconds)."""
+    """Collects events as they arrive; the times are passed in as values (monotonic seconds)."""
 
     def __init__(self, called_at_s: float, *, logprobs: bool = False) -> None:
         self._called_at_s = called_at_s
@@ -129,9 +130,9 @@ class CompletionBuilder:
         )
 
     def _inter_token_latency_s(self) -> float:
-        """By the head's clock: on their way here tokens gather, and come several at once.
+        """By the head's clock: in transit tokens gather, and several arrive at once.
 
-        Between tokens of two heads, after a recovery, only the arrivals tell.
+        Between tokens of two heads, after a recovery, only the times of arrival are comparable.
         """
         times, total_s = self._token_times_s, 0.0
         for index in range(1, len(times)):

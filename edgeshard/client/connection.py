@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Connection:
-    """The stubs of a coordinator behind one channel. Every failed call raises the typed error naming `target`."""
+    """The stubs of a coordinator over one channel. Every failed call raises the typed error naming `target`."""
 
     def __init__(self, access: Access) -> None:
         self.target = access.target
@@ -42,8 +42,8 @@ class Connection:
     def open(self) -> grpc.aio.Channel:
         """The channel. Must be called inside the event loop that is to use it, and in the process that began to use it.
 
-        Raises DeniedError for plaintext beyond loopback and where there are no credentials, InvalidArgumentError for a
-        target that is not host:port, FailedPreconditionError after a fork.
+        Raises DeniedError for plaintext beyond loopback and if there are no credentials,
+        InvalidArgumentError if the target is not host:port, FailedPreconditionError after a fork.
         """
         check_not_forked()
         if self._channel is None:
@@ -61,7 +61,7 @@ class Connection:
         return self._channel
 
     def renewal(self) -> Renew:
-        """The call that asks for another certificate."""
+        """The call that requests another certificate."""
         return renew_over(self.open(), self.target)
 
     async def close(self) -> None:
@@ -118,11 +118,12 @@ class Connection:
         finally:
             if inbox is not None:
                 inbox.close()
-            # Without effect on a call that has ended; otherwise the server learns at once that nobody listens.
+            # Without effect on a call that has ended; otherwise the server learns at once that the
+            # client stopped listening.
             call.cancel()
 
     def _open_inbox(self) -> Inbox | None:
-        """A place for a request's tokens; None where the coordinator knows no listeners."""
+        """An inbox for a request's tokens; None if the coordinator knows no listeners."""
         listener = self._listener
         if listener is not None and listener.unknown:
             return None
@@ -139,7 +140,8 @@ class Connection:
         except grpc.aio.AioRpcError as error:
             raise await self._error_of(error) from None
         finally:
-            # Without effect on a call that has ended; otherwise the server learns at once that nobody listens.
+            # Without effect on a call that has ended; otherwise the server learns at once that the
+            # client stopped listening.
             call.cancel()
 
     async def _error_of(self, error: grpc.aio.AioRpcError) -> EdgeShardError:
@@ -165,7 +167,8 @@ class Connection:
         return self._with_file(typed) if typed.reason == TLS_HANDSHAKE else typed
 
     def _with_file(self, error: EdgeShardError) -> EdgeShardError:
-        """With the file that names the coordinator, where that is not what the caller named: it outlives its site."""
+        """The error with the file that names the coordinator, if the caller named no target: the
+        file may outlive its site."""
         if self._access.named_in is None:
             return error
         return type(error)(

@@ -55,13 +55,15 @@ class DeploymentCalls(Calls):
     ) -> Deployment:
         """Place a model and load it; with `wait`, until it answers requests.
 
-        Nodes that nobody has measured for the model, and the links between them, are measured first: for `measure_s`
-        at most, and 0 places with what is known. The placement's note names what was not measured.
+        Nodes without a measurement of the model, and the links between them, are measured first,
+        for up to `measure_s` seconds; 0 places with the known figures. The placement's note names
+        what was not measured.
 
-        `on_change` gets every new state on the way. `timeout_s` bounds the waiting (None, no bound); the deployment
-        goes on loading after it. Of several replicas all are waited for, and the first is returned. A spec that is one
-        of several replicas (`Deployment.spec`, with its name and number) is that of one that is gone: it is placed on
-        other nodes than the others have.
+        `on_change` gets every intermediate state. `timeout_s` bounds the waiting (None, no bound);
+        the deployment continues to load after it. If there are several replicas, it waits for all,
+        and returns the first. A spec that is one of several replicas (`Deployment.spec`, with its
+        name and number) replaces a replica that is gone: it is placed on other nodes than the
+        remaining ones.
 
         Raises PlacementError or ResourceExhaustedError when the placement cannot be (nothing is changed then), the
         deployment's own typed failure when a node could not load its share, and DeadlineError.
@@ -80,8 +82,8 @@ class DeploymentCalls(Calls):
         timeout_s: float | None = None,
         on_change: Callable[[Deployment], None] | None = None,
     ) -> Deployment:
-        """Wait until a deployment, or each replica of a name, answers requests, and return it or the first; arguments
-        and errors are those of `deploy`, and NotFoundError."""
+        """Wait until a deployment, or each replica of a name, answers requests, and return it or
+        the first. Arguments and errors are as in `deploy`; also raises NotFoundError."""
         return await self._until_ready(await self.replicas(name), timeout_s, on_change or (lambda _: None))
 
     async def deployments(self) -> tuple[Deployment, ...]:
@@ -89,8 +91,8 @@ class DeploymentCalls(Calls):
         return tuple(deployment_from_wire(deployment) for deployment in response.deployments)
 
     async def deployment(self, name: str, outlook: bool = False) -> Deployment:
-        """One deployment, or the first of a name's replicas; with `outlook` also how it does for the traffic it has
-        seen, beside other placements.
+        """One deployment, or the first of a name's replicas; with `outlook` also its performance
+        for the traffic it has seen, compared with other placements.
 
         Raises NotFoundError.
         """
@@ -98,8 +100,8 @@ class DeploymentCalls(Calls):
         return deployment_from_wire(response.deployment)
 
     async def replicas(self, name: str, outlook: bool = False) -> tuple[Deployment, ...]:
-        """All replicas of a name, in their order; the deployment itself where it is the only one. Raises
-        NotFoundError."""
+        """All replicas of a name, in their order; the deployment itself if it is the only one.
+        Raises NotFoundError."""
         first = await self.deployment(name, outlook)
         if first.spec.name == name:
             return (first,)
@@ -138,16 +140,17 @@ class DeploymentCalls(Calls):
         timeout_s: float | None = None,
         on_change: Callable[[Deployment], None] | None = None,
     ) -> Replan:
-        """Plan a deployment that is ready for the nodes that are there now, and move it where that gains 5 % or more.
+        """Plan a deployment that is ready for the nodes that are there now, and move it if that gains 5 % or more.
 
-        Its requests pause and go on with the next token. Of replicas one is named, not all of them. `force` moves it
-        whatever the gain; `dry_run` only asks, which costs next to nothing while nodes, links and profiles stay as they
-        were (`ReplanReason.NOTHING_NEW`). With `wait` it is ready when this returns; `on_change` gets every new state
-        on the way.
+        Its requests pause and continue with the next token. For replicas, give the name of one, not
+        of all. `force` moves it whatever the gain. `dry_run` only plans, which costs next to
+        nothing while nodes, links and profiles stay unchanged (`ReplanReason.NOTHING_NEW`). With
+        `wait` it is ready when this returns; `on_change` gets every intermediate state.
 
-        Raises NotFoundError, FailedPreconditionError for a deployment that was placed by hand or has failed,
-        UnavailableError while it is not ready, AbortedError where other nodes could not take it over and it goes on
-        elsewhere, and DeadlineError after `timeout_s` (None, no bound) of waiting.
+        Raises NotFoundError, FailedPreconditionError if the deployment was placed by hand or has
+        failed, and UnavailableError while it is not ready. Raises AbortedError if other nodes could
+        not take it over and it continues elsewhere, and DeadlineError after `timeout_s` (None, no
+        bound) of waiting.
         """
         call = ReplanCall(name, dry_run, force, NO_OPERATION if dry_run else operation_id())
         replan = replan_from_wire(await self._admin("Replan", replan_call_to_wire(call)))

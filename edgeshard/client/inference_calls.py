@@ -47,17 +47,18 @@ class InferenceCalls(Calls):
     ) -> AsyncGenerator[GenerationEvent, None]:
         """Stream one request: a `Started`, the `Token`s one by one, and a `Finished`.
 
-        `model` is a deployment's name, or a model's when one deployment serves it; `prompt` is text or token ids.
-        Leaving the loop, or `aclose()`, cancels the request on every node at once. A request that has started outlives
-        the loss of any node and of the coordinator: it pauses, and goes on with the next token.
+        `model` is a deployment's name, or a model's if one deployment serves it; `prompt` is text
+        or token ids. Leaving the loop, or `aclose()`, cancels the request on every node at once. A
+        request that has started outlives the loss of any node and of the coordinator: it pauses,
+        and continues with the next token.
 
-        Options: those of `GenerateOptions`, such as `max_new_tokens` (128), `temperature` (0, greedy), `stop`, a string
-        or strings that end the text, and `timeout_s` for the whole request (None, no bound). `edgectl generate --help`
-        describes them with their defaults.
+        The options are in `GenerateOptions`, such as `max_new_tokens` (128), `temperature` (0,
+        greedy), `stop`, a string or strings that end the text, and `timeout_s` for the whole
+        request (None, no bound). `edgectl generate --help` describes them with their defaults.
 
-        Raises InvalidArgumentError naming the option at fault, NotFoundError for an unknown model, UnavailableError
-        when a node or the coordinator is away, ResourceExhaustedError (with `retry_after_s`) when there is no room,
-        DeadlineError after `timeout_s`.
+        Raises InvalidArgumentError naming the option at fault, NotFoundError for an unknown model,
+        and UnavailableError if a node or the coordinator is away. Raises ResourceExhaustedError
+        (with `retry_after_s`) if capacity is missing, and DeadlineError after `timeout_s`.
         """
         request = GenerateRequest(
             checked("model", model, str), generation_of(prompt, options), options.get("request_id", "")
@@ -79,7 +80,8 @@ class InferenceCalls(Calls):
             raise
 
     async def complete(self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Completion:
-        """Run one request to its end; arguments and errors are those of `generate`, with the text until then."""
+        """Run one request to its end. Arguments and errors are as in `generate`; an error has the
+        text until then."""
         wants_logprobs = options.get("logprobs", False) or options.get("top_logprobs", 0) > 0
         builder = CompletionBuilder(self._clock.now(), logprobs=wants_logprobs)
         await self._collect(self.generate(model, prompt, **options), builder)
@@ -88,7 +90,7 @@ class InferenceCalls(Calls):
     async def text_stream(
         self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
     ) -> AsyncGenerator[str, None]:
-        """The text of one request, piece by piece; arguments, errors and cancelling are those of `generate`."""
+        """The text of one request, piece by piece; arguments, errors and cancelling are as in `generate`."""
         async with aclosing(self.generate(model, prompt, **options)) as events:
             async for event in events:
                 if isinstance(event, Token | Finished) and event.text:
@@ -105,14 +107,15 @@ class InferenceCalls(Calls):
         variables: Mapping[str, Any] | None = None,
         **options: Unpack[GenerateOptions],
     ) -> AsyncGenerator[ChatEvent, None]:
-        """Stream the answer to a conversation: a `Started`, then `ReasoningDelta`, `ContentDelta` and `ToolCall` as
-        they come, and a `ChatFinished` with the numbers of tokens.
+        """Stream the answer to a conversation: a `Started`, then `ReasoningDelta`, `ContentDelta`
+        and `ToolCall` as they arrive, and a `ChatFinished` with the numbers of tokens.
 
-        `messages` and `tools` are as in OpenAI's chat completions; a text is one message of the user's. The model's
-        chat template makes the prompt, at the coordinator; `variables` are further variables of the template, such as
-        `{"enable_thinking": False}`. Options are those of `generate`. One that is not given is what the model's
-        generation_config.json recommends, if it says so, then the default of `generate`; `max_new_tokens` is all that
-        the context and the deployment's limit have left.
+        `messages` and `tools` are as in OpenAI's chat completions; a text is one message of the
+        user's. The model's chat template makes the prompt, at the coordinator; `variables` are
+        further variables of the template, such as `{"enable_thinking": False}`. Options are as in
+        `generate`. A missing option has the value that the model's generation_config.json
+        recommends, if any, or else the default of `generate`. `max_new_tokens` is then all that the
+        context and the deployment's limit have left.
 
         Raises what `generate` raises; InvalidArgumentError naming `messages[2].content`, `tools` and the like;
         FailedPreconditionError for a model without a chat template.
@@ -159,7 +162,8 @@ class InferenceCalls(Calls):
         variables: Mapping[str, Any] | None = None,
         **options: Unpack[GenerateOptions],
     ) -> ChatCompletion:
-        """The whole answer to a conversation; arguments and errors are those of `chat`, with the text until then."""
+        """The whole answer to a conversation. Arguments and errors are as in `chat`; an error has
+        the text until then."""
         builder = ChatBuilder(self._clock.now())
         await self._collect(self.chat(model, messages, tools=tools, variables=variables, **options), builder)
         return builder.build(self._clock.now())
@@ -177,11 +181,11 @@ class InferenceCalls(Calls):
     async def batch(
         self, requests: Sequence[BatchRequest], concurrency: int = 8, on_progress: BatchProgress | None = None
     ) -> list[BatchResult]:
-        """Run many requests, `concurrency` of them at a time; the results stand in the order of the requests.
+        """Run many requests, `concurrency` of them at a time; the results are in the order of the requests.
 
-        A request that fails has its EdgeShardError for a result, and the others go on. One that the site has no room
-        for is offered again, for five minutes, since it was not begun; others are not repeated. `on_progress` gets
-        (done, in all) after each.
+        A request that fails has its EdgeShardError for a result, and the others continue. If the
+        site lacks capacity for one, it is sent again, for five minutes, since it was not begun;
+        others are not repeated. `on_progress` gets (done, in all) after each.
         """
 
         async def run(request: BatchRequest) -> Completion | ChatCompletion:
@@ -201,7 +205,7 @@ class InferenceCalls(Calls):
         return chat_prompt_from_wire(response.prompt)
 
     async def tokenize(self, model: str, text: str, special: bool = True) -> tuple[int, ...]:
-        """The token ids of a text, by the tokenizer of a served model; `special` adds those that stand around it."""
+        """The token ids of a text, by the tokenizer of a served model; `special` adds those around it."""
         wanted = TokenizeRequest(checked("model", model, str), checked("text", text, str), special)
         response = await self._inference("Tokenize", tokenize_request_to_wire(wanted))
         return tuple(response.tokens)

@@ -28,15 +28,16 @@ __all__ = ["enrol", "invitation_from_text", "invitation_to_text", "line_without_
 
 TIMEOUT_S = 20.0
 DISCOVERY_S = 10.0
-"""How long a site's announcement is waited for: it is repeated when somebody asks, which takes a second."""
+"""How long to wait for a site's announcement: it is repeated on request, which takes a second."""
 
 
 async def enrol(invitation: Invitation, key: EllipticCurvePrivateKey) -> tuple[bytes, bytes]:
     """The certificate of the invitation's principal for a key, and whom to trust, both in PEM.
 
-    The invitation says whom to trust: its secret is not sent before whoever answers has proved to be the site's
-    coordinator. Only a request that the key has signed leaves this machine. Raises FailedPreconditionError for a clock
-    that is wrong, DeniedError for a token that is not good and for a site that is not the token's, UnavailableError.
+    The invitation identifies the site: its secret is not sent before the server has proved to be
+    the site's coordinator. Only a request that the key has signed leaves this machine. Raises
+    FailedPreconditionError if the clock is wrong, DeniedError if the token is invalid or the site
+    is not the token's, UnavailableError.
     """
     authority = await _authority(invitation)
     check_clock(authority, now())
@@ -50,11 +51,12 @@ async def enrol(invitation: Invitation, key: EllipticCurvePrivateKey) -> tuple[b
 
 
 async def located(invitation: Invitation, timeout_s: float = DISCOVERY_S) -> Invitation:
-    """The invitation with its site's addresses. One that has none is looked for on this machine's networks.
+    """The invitation with its site's addresses. If it has none, they are searched on this machine's networks.
 
-    Whoever announces the site there is believed only after proving to have a certificate of the authority that the
-    invitation names; all who announce it are asked at the same time. Raises FailedPreconditionError without the
-    discovery extra, UnavailableError where nobody has proved it in `timeout_s` seconds.
+    A server that announces the site is trusted only after proving to have a certificate of the
+    authority that the invitation names. All such servers are queried at the same time. Raises
+    FailedPreconditionError without the discovery extra, UnavailableError if no server has proved it
+    in `timeout_s` seconds.
     """
     if invitation.has_address:
         return invitation
@@ -77,7 +79,7 @@ async def located(invitation: Invitation, timeout_s: float = DISCOVERY_S) -> Inv
         first: set[asyncio.Future[Any]] = {looking, proven}
         await asyncio.wait(first, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not proven.done() and looking.done() and looking.exception() is None:
-            await asyncio.wait({proven}, timeout=timeout_s)  # as many places as are looked at
+            await asyncio.wait({proven}, timeout=timeout_s)  # as many as there are addresses to check
         if proven.done():
             return proven.result()
     finally:
@@ -102,8 +104,8 @@ async def _proven(invitation: Invitation, coordinator: str, enrolment: str) -> I
 async def _authority(invitation: Invitation) -> bytes:
     """The certificate in PEM that the invitation has the digest of.
 
-    Anybody may be the one who is asked, so nothing is believed but what the digest proves; nor is anything said. Raises
-    FailedPreconditionError for a clock outside the certificate that is shown.
+    Any machine may answer, so only what the digest proves is trusted, and no secret is sent. Raises
+    FailedPreconditionError if the clock is outside the validity of the certificate.
     """
     where = f"the site at {invitation.enrolment}"
     address = split_address(invitation.enrolment)
@@ -129,7 +131,8 @@ async def _authority(invitation: Invitation) -> bytes:
 
 
 def _channel(invitation: Invitation, trusted: bytes) -> grpc.aio.Channel:
-    """To whoever shows a certificate of the site's coordinator by somebody whom `trusted`, in PEM, names."""
+    """A channel to a server with a certificate of the site's coordinator, signed by an authority in
+    `trusted`, in PEM."""
     name = coordinator_of(invitation.principal.site).dns_name
     options = [("grpc.ssl_target_name_override", name), ("grpc.enable_http_proxy", 0)]
     credentials = grpc.ssl_channel_credentials(root_certificates=trusted)

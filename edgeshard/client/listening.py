@@ -1,7 +1,8 @@
 """The client's end of a listener: one stream brings the tokens of all its requests.
 
-A request is a call of its own all the same, which refuses, starts, cancels and ends it. Whether its tokens come by the
-call or by the listener is the coordinator's choice, told with its start: one that knows no listeners ignores them.
+A request is still a call of its own, which refuses, starts, cancels and ends it. The coordinator
+chooses whether its tokens arrive by the call or by the listener, and reports that with its start. A
+coordinator that knows no listeners ignores them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from edgeshard.domain.requests.listening import UNREAD_TOKENS, ListenerHello, Li
 from edgeshard.proto.v1 import inference_pb2 as pb
 from edgeshard.wire.listening import heard_from_wire, listener_message_to_wire
 
-# The coordinator hears of half a window at once: an ordinary answer is shorter and costs no message.
+# The coordinator gets reports of half a window at once: an ordinary answer is shorter and costs no message.
 _TOLD_TOKENS = UNREAD_TOKENS // 2
 
 # A call whose connection is lost ends within this time of the listener.
@@ -30,12 +31,12 @@ Listen = grpc.aio.StreamStreamCall[pb.ListenRequest, pb.ListenResponse]
 
 
 class Inbox:
-    """The tokens and the end of one request, as its listener hears them. For one reader."""
+    """The tokens and the end of one request, as its listener receives them. For one reader."""
 
     def __init__(self, stream: ListenerStream, number: int) -> None:
         self.listener = Listener(stream.id, number)
         self.broken: EdgeShardError | None = None
-        """Why nothing more will come; what came before can still be taken."""
+        """Why no more events will arrive; earlier ones can still be taken."""
         self._stream = stream
         self._call: Generate | None = None
         self._events: deque[Token | Finished | EdgeShardError] = deque()
@@ -56,17 +57,17 @@ class Inbox:
         call.add_done_callback(lambda _: self._wake.set())
 
     async def next(self) -> Token | Finished:
-        """The next event. Raises the error that the request ended with, AioRpcError where its call has."""
+        """The next event. Raises the error that the request ended with, AioRpcError if its call has ended."""
         call = self._call
         assert call is not None
         while True:
             if self._events:
                 return self._take()
             if self.broken is not None:
-                # A connection that is lost ends the call too, which says more.
+                # A lost connection ends the call too, and the call's error has more details.
                 await asyncio.wait({asyncio.ensure_future(call.code())}, timeout=_CALL_ENDS_S)
             if call.done():
-                await call.read()  # raises unless it ended well, behind the last event
+                await call.read()  # raises unless it ended well, after the last event
             if self.broken is not None:
                 raise self.broken
             await self._wake.wait()
@@ -153,4 +154,4 @@ class ListenerStream:
                 self._untold_wake.clear()
                 await self._untold_wake.wait()
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
-            pass  # the reading end says why
+            pass  # the reading end raises the reason

@@ -64,11 +64,11 @@ Progress = Callable[[AddPhase, int, int], None]
 
 
 class _StoppedError(Exception):
-    """The end of a thread for which nobody waits any more."""
+    """The end of a thread that no caller waits for any more."""
 
 
 def _reporter(progress: Progress | None) -> tuple[Callable[[str, int, int], None], threading.Event]:
-    """A call by which a thread tells this loop of its progress, and the event that ends the thread there."""
+    """A call by which a thread reports its progress to this loop, and the event that ends the thread there."""
     loop, stopped = asyncio.get_running_loop(), threading.Event()
 
     def report(what: str, done: int, total: int) -> None:
@@ -114,7 +114,7 @@ async def add_model(
 
 @asynccontextmanager
 async def _prepared(source: Source, width: Width, progress: Progress | None) -> AsyncIterator[Imported]:
-    """The opened source; made ready in a thread, which ends soon after nobody waits for it any more."""
+    """The opened source. A thread prepares it, and ends soon after the caller stops waiting."""
     report, stopped = _reporter(progress)
     with ExitStack() as stack:
         opening = asyncio.ensure_future(asyncio.to_thread(stack.enter_context, opened(source, width, report)))
@@ -139,10 +139,10 @@ async def add_checkpoint(
 ) -> Digest:
     """Register an open checkpoint as `name`; its digest.
 
-    `here` says that the coordinator's address is of this machine: it uses the files in their place then, and hashes
-    them itself.
-    Adding the same content again sends nothing and succeeds. An interrupted upload goes on where it stopped, after a
-    broken connection by itself, after a cancel with the next call.
+    `here` means that the coordinator's address is of this machine: it uses the files in their
+    place then, and hashes them itself. Adding the same content again sends nothing and succeeds.
+    An interrupted upload resumes by itself after a broken connection, and with the next call after
+    a cancel.
 
     Raises as `build_manifest` does before anything is sent; AlreadyExistsError when the name has
     other content; UnavailableError when the coordinator cannot be reached.
@@ -169,7 +169,7 @@ async def add_checkpoint(
 async def _add_here(
     channel: grpc.aio.Channel, checkpoint: Checkpoint, name: str, progress: Progress | None
 ) -> Digest | None:
-    """None where the coordinator does not see the same files: in a container, as another user."""
+    """The digest; None if the coordinator does not see the same files: in a container, as another user."""
     model = await in_thread(lambda: local_model(checkpoint, draft_manifest(name, checkpoint)))
     request = local_model_to_wire(model)
     if request.ByteSize() > MESSAGE_LIMIT_BYTES - 1024:
@@ -192,7 +192,7 @@ async def _add_here(
 
 
 class _Upload:
-    """Sends the blobs of one manifest until the coordinator says that it is registered."""
+    """Sends the blobs of one manifest until the coordinator reports that it is registered."""
 
     def __init__(
         self,
@@ -261,7 +261,7 @@ class _Upload:
         chunks = read_chunks(location, f"blob {digest}", CHUNK_BYTES, blob.received)
         call = self._stub.PutBlob()
         try:
-            # A call may end while it is written to: its status says why, or another client had sent the blob.
+            # A call may end while it is written to. Its status has the reason, or another client had sent the blob.
             with suppress(asyncio.InvalidStateError):
                 header = BlobHeader(digest, location.size, blob.received)
                 await call.write(pb.PutBlobRequest(header=blob_header_to_wire(header)))

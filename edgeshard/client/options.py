@@ -1,4 +1,4 @@
-"""The request behind the keyword arguments of `generate` and `complete`."""
+"""The request for the keyword arguments of `generate` and `complete`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgeshard.domain.requests.generation import Biases, GenerateOptions, Genera
 
 
 def generation_of(prompt: str | Sequence[int], options: GenerateOptions) -> Generation:
-    """The request behind these options. Raises InvalidArgumentError naming the first field that is wrong."""
+    """The request with these options. Raises InvalidArgumentError naming the first field that is wrong."""
     options = _by_keyword(options)
     check_options(options)
     sampling = _given(Sampling, options)
@@ -33,7 +33,7 @@ def generation_of(prompt: str | Sequence[int], options: GenerateOptions) -> Gene
 
 
 def check_options(options: GenerateOptions) -> None:
-    """Raise InvalidArgumentError for an option that there is not, and for what is no request_id or timeout_s."""
+    """Raise InvalidArgumentError for an unknown option, and for an invalid request_id or timeout_s."""
     # Python does not check the keys of a TypedDict; an option misspelt must not be an option ignored.
     for name in options:
         if name not in GenerateOptions.__annotations__:

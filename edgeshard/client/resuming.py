@@ -1,8 +1,9 @@
-"""A request that outlives its stream: when the coordinator goes away, the client comes back for the rest.
+"""A request that outlives its stream: when the coordinator goes away, the client reconnects for the rest.
 
-The client has the whole request and the tokens so far, so that it needs nothing from a coordinator or a head that
-survived: if both are lost, others go on from these tokens. A coordinator that starts has it wait for the head's word,
-and refuses what was never there. What comes a second time is not handed on.
+The client has the whole request and the tokens so far, so it needs nothing from a coordinator or a
+head that survived. If both are lost, others continue from these tokens. A coordinator that starts
+makes it wait for the head's report, and refuses requests that never existed. Events that arrive a
+second time are dropped.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from edgeshard.domain.requests.generation import (
 )
 
 PATIENCE_S = 60.0
-"""How long a client tries to come back, unless its own deadline is earlier."""
+"""How long a client tries to reconnect, unless its own deadline is earlier."""
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 0.5
 _COME_BACK = frozenset({UnavailableError.default_reason, "SHUTTING_DOWN", "LISTENER_LOST", "DEPLOYMENT_NOT_READY"})
-"""Reasons that say nothing of the request itself."""
+"""Reasons that are independent of the request itself."""
 
 Open = Callable[[GenerateRequest, float | None], AsyncGenerator[GenerationEvent, None]]
-"""The events of one call, which may take so many seconds; None is without a bound."""
+"""The events of one call, which may take this many seconds; None is without a bound."""
 
 
 async def resumed(

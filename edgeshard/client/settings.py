@@ -20,8 +20,8 @@ _PREFIX = "EDGESHARD__CLIENT__"
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where the coordinator is (host:port), and how it is spoken to; `named_in` is the file that says so, if one
-    does."""
+    """Address of the coordinator (host:port), and the protocol to reach it; `named_in` is the file
+    with the address, if there is one."""
 
     target: str
     tls: TlsFiles | None = None
@@ -29,7 +29,7 @@ class Access:
     named_in: Path | None = None
 
     def check(self) -> None:
-        """Raise DeniedError where nothing says how."""
+        """Raise DeniedError if the protocol is not set."""
         if self.tls is None and not self.plaintext:
             check_secure(self.target, self.tls, "coordinator")  # beyond loopback there is no choice
             raise DeniedError(
@@ -42,7 +42,7 @@ class Access:
 
 
 def directory() -> Path:
-    """Where this user's credentials are."""
+    """The directory of this user's credentials."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "edgeshard"
 
 

@@ -66,8 +66,8 @@ class SiteCalls(Calls):
     async def create_token(self, role: Role, name: str, ttl_s: float = 900.0, host: str = "") -> JoinToken:
         """A token that lets one process join, once, within `ttl_s` seconds: of an agent, `name` is its node's.
 
-        `host` is what the process dials; "" for what the coordinator takes for its own address. Raises
-        FailedPreconditionError where the site makes no certificates.
+        `host` is the address that the process dials; "" for the coordinator's own choice. Raises
+        FailedPreconditionError if the site makes no certificates.
         """
         request = token_request_to_wire(TokenRequest(role, name, ttl_s, host))
         response = await self._identity("CreateToken", request)
@@ -88,7 +88,7 @@ class SiteCalls(Calls):
         await self._identity("Revoke", identity_pb2.RevokeRequest(role=role, id=name))
 
     async def remove_node(self, node: str) -> None:
-        """Take a node (its name or id) out of the site; deployments go on without it. Raises NotFoundError."""
+        """Remove a node (its name or id) from the site; deployments continue without it. Raises NotFoundError."""
         await self._identity("RemoveNode", identity_pb2.RemoveNodeRequest(node=node))
 
     async def create_key(
@@ -100,7 +100,7 @@ class SiteCalls(Calls):
         requests: int | None = None,
         metrics: bool = False,
     ) -> tuple[ApiKey, str]:
-        """An API key for the HTTP gateway, and its text, which nobody can be shown again.
+        """An API key for the HTTP gateway, and its text, which cannot be shown again.
 
         `models` are the deployments and models it may use (all, when none is named); `requests` are those at once.
         With `metrics` it reads all metrics of the site. Raises AlreadyExistsError for a name that has a key.
@@ -123,7 +123,7 @@ class SiteCalls(Calls):
     async def dashboard_link(self) -> DashboardLink:
         """A way into the dashboard for a browser, good once and for a minute.
 
-        Raises FailedPreconditionError where the coordinator serves none.
+        Raises FailedPreconditionError if the coordinator serves none.
         """
         response = await self._identity("CreateDashboardLink", identity_pb2.CreateDashboardLinkRequest())
         return dashboard_link_from_wire(response.link)
@@ -141,9 +141,10 @@ class SiteCalls(Calls):
         return node_details_from_wire(await self._admin("GetNode", admin_pb2.GetNodeRequest(node=name)))
 
     async def label_node(self, node: str, labels: Mapping[str, str], removed: Sequence[str] = ()) -> Node:
-        """Set labels of a node (its name or id) and remove those of some keys, also the agent's own; returns the node.
+        """Set labels of a node (its name or id) and remove the labels of some keys, also the
+        agent's own; returns the node.
 
-        They outlive restarts of both daemons. Raises NotFoundError, InvalidArgumentError for what is no label.
+        They outlive restarts of both daemons. Raises NotFoundError, InvalidArgumentError for an invalid label.
         """
         call = label_call_to_wire(LabelCall(node, labels, tuple(removed)))
         return node_from_wire((await self._admin("LabelNode", call)).node)
@@ -159,8 +160,9 @@ class SiteCalls(Calls):
     async def drop_packed(self, node: str, ids: Sequence[str] | None = None) -> tuple[PackedUnit, ...]:
         """Remove packed units of a node (its name or id) by their ids, or all that are not in use.
 
-        Returns those that were asked for: one that is in use is still there, the others are gone. Where an id is not
-        there, raises NotFoundError and removes none; raises otherwise as `packed_units`.
+        Returns the requested units: one that is in use is still there, the others are gone. If an
+        id does not exist, raises NotFoundError and removes none; raises otherwise as
+        `packed_units`.
         """
         if ids is not None and not ids:
             return ()
@@ -184,9 +186,10 @@ class SiteCalls(Calls):
     ) -> AsyncGenerator[NodeProgress, None]:
         """Have nodes (names or ids; all that are connected when none is named) measure themselves and their links.
 
-        Without `model` only links are measured. `quick` takes fewer points; `again` measures although a profile of the
-        same node and shape is remembered; `quantisation` measures weights kept as small integers. A node that cannot be
-        measured says so in its last `NodeProgress`, and the others go on. Leaving the loop ends the progress, not the
+        Without `model` only links are measured. `quick` takes fewer points; `again` measures
+        although a profile of the same node and shape is remembered; `quantisation` measures weights
+        kept as small integers. A node that cannot be measured reports the reason in its last
+        `NodeProgress`, and the others continue. Leaving the loop ends the progress, not the
         measurement.
 
         Raises NotFoundError for an unknown model or node, UnavailableError when the coordinator goes away.
@@ -223,7 +226,7 @@ class SiteCalls(Calls):
         `source` is a Hugging Face directory, a GGUF file, `OWNER/NAME[:TAG][@REVISION]` of the Hub, `ollama:NAME` or
         `lmstudio:NAME` (docs/models.md).
 
-        Only what the store lacks is sent, and an interrupted upload goes on where it stopped. See
+        Only data that the store lacks is sent, and an interrupted upload resumes. See
         `edgeshard.client.models.add_model` for the errors and for `progress`.
         """
         from edgeshard.client import models
@@ -256,7 +259,7 @@ class SiteCalls(Calls):
     async def check_audit(self) -> tuple[AuditCheck, ...]:
         """The verdict of the seals on each file of the coordinator's audit log.
 
-        Raises FailedPreconditionError where the log is not sealed, or the coordinator is too old to look.
+        Raises FailedPreconditionError if the log is not sealed, or the coordinator is too old to check.
         """
         response = await self._admin("ListAudit", admin_pb2.ListAuditRequest(limit=1, verify=True))
         if not response.HasField("checks"):

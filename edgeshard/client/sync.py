@@ -45,7 +45,7 @@ def _stream(
 
 
 class SyncClient:
-    """`Client` for code without an event loop; methods, arguments and errors are those of `Client`.
+    """`Client` for code without an event loop; methods, arguments and errors are the same as in `Client`.
 
     Callbacks (`progress`, `on_change`, `on_progress`) run in the background thread. Close it, or use it as a context
     manager.
@@ -144,7 +144,7 @@ class SyncClient:
 
         async def close() -> None:
             if step is not None:
-                step.cancel()  # the interrupt may have come before anybody waited for it
+                step.cancel()  # the interrupt may have arrived before the caller waited for it
             async with turn:
                 await items.aclose()
 
@@ -173,8 +173,9 @@ class SyncClient:
 class _Call(Generic[Result]):
     """A coroutine that another thread's event loop runs.
 
-    A Ctrl-C may come between any two lines of the caller's thread, so that thread takes no lock in Python code:
-    `concurrent.futures` does, and stays locked, or says that it is not, when one comes at the wrong place.
+    A Ctrl-C may arrive between any two lines of the caller's thread, so that thread takes no lock
+    in Python code. `concurrent.futures` does, and stays locked, or reports that it is not, if one
+    arrives at the wrong place.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Result]) -> None:
@@ -184,12 +185,12 @@ class _Call(Generic[Result]):
         self._ended = SimpleQueue[asyncio.Task[Result]]()
 
     def result(self) -> Result:
-        """Waits for it. What interrupts the waiting also ends the call, which must not go on behind the caller's
-        back."""
+        """Waits for it. An interrupt of the waiting also ends the call, which must not continue
+        without its caller."""
         try:
             self._loop.call_soon_threadsafe(self._start)
             while True:
-                # Of a Ctrl-C that came just before it began to wait, Python hears when it next stops waiting.
+                # If a Ctrl-C arrives just before the wait begins, Python handles it when it next stops waiting.
                 with suppress(Empty):
                     return self._ended.get(timeout=_HEARS_S).result()
         except BaseException:
@@ -202,11 +203,11 @@ class _Call(Generic[Result]):
 
     def _cancel(self) -> None:
         if self._task is None:
-            self._work.close()  # the interrupt came before it was handed over
+            self._work.close()  # the interrupt arrived before it was handed over
         else:
             self._task.cancel()
 
     def _end(self, task: asyncio.Task[Result]) -> None:
         if not task.cancelled():
-            task.exception()  # asked for, so that asyncio does not complain where nobody waits any more
+            task.exception()  # retrieved so that asyncio logs no warning if no caller waits any more
         self._ended.put(task)

@@ -16,7 +16,7 @@ _COUNTS = ("max_layers",)
 
 
 def question_values(question: Question) -> dict[str, Any]:
-    """Each instance stands there once; parts have its place in `instances`."""
+    """Each instance is in there once; parts have its index in `instances`."""
     instances = list({id(one): one for one in _instances(question)}.values())
     place = {id(one): at for at, one in enumerate(instances)}
 

@@ -37,7 +37,7 @@ _PART = 1 << 16
 
 
 def check_installed(field: str, what: str) -> None:
-    """Raise FailedPreconditionError naming `field` where `what` needs the extra and it is not installed."""
+    """Raise FailedPreconditionError naming `field` if `what` needs the extra and it is not installed."""
     if missing(EXTRA):
         raise FailedPreconditionError(
             f"{field}: {what} needs CP-SAT, which is not installed; {extra_line(EXTRA)}",
@@ -47,10 +47,10 @@ def check_installed(field: str, what: str) -> None:
 
 
 class CpSat:
-    """A `planning.solvers.linear.Prover` with so many seconds for all that it is asked. A context manager.
+    """A `planning.solvers.linear.Prover` with a time limit in seconds for all queries. A context manager.
 
-    `field` names what a user asked with, in errors. What is asked when the seconds are spent gets the bound that can be
-    had at once.
+    `field` names the user's option in errors. A query after the time limit gets the bound that is
+    available at once.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class CpSat:
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None where there is none."""
+        """The id of the process; None if there is none."""
         return None if self._process is None else self._process.pid
 
     def ask(self, question: Question) -> Answer:
         """The answer, or the bound that was proven in time.
 
-        Raises FailedPreconditionError without the extra, and ResourceExhaustedError where the process took too much
-        memory or time, or ended.
+        Raises FailedPreconditionError without the extra, and ResourceExhaustedError if the process
+        took too much memory or time, or ended.
         """
         check_installed(self._field, "a rule" if self._field == "rule" else "it")
         process = self._started()
@@ -113,7 +113,7 @@ class CpSat:
         return self._process
 
     def _exchanged(self, process: subprocess.Popen[bytes], line: bytes, wall_s: float) -> bytes:
-        """The line that answers. Ends the process and raises where none comes."""
+        """The line of the answer. Ends the process and raises if none arrives."""
         assert process.stdin is not None and process.stdout is not None
         until_s = time.monotonic() + wall_s + _LATE_S
         parts = list[bytes]()

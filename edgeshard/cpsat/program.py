@@ -1,12 +1,13 @@
 """A question about all cuts (`planning.solvers.linear`) as an integer program for CP-SAT.
 
-A cut is a path through (layer, node): one variable for "node j holds blocks [a, b)" where that keeps j's memory, one
-for "j hands over to k after block b". What ends on a node goes out from it, what comes in begins there, and a node
-holds one range at most.
+A cut is a path through (layer, node). There is one variable for "node j holds blocks [a, b)" if
+that keeps j's memory, and one for "j hands over to k after block b". A flow that ends on a node
+leaves it, a flow that enters begins there, and a node holds one range at most.
 
-Times are whole units, rounded down, of which the goal has at least 1 / UNIT: so a bound is never above the truth, and
-below it by no more than `linear.ROUNDING`. What cannot be part of a cut below the best one known is left out
-(`walks_through`), with the first good cut found as well, which is what keeps programs small.
+Times are whole units, rounded down, of which the goal has at least 1 / UNIT. So a bound is never
+above the truth, and below it by no more than `linear.ROUNDING`. Variables that cannot be part of a
+cut below the best known one are left out (`walks_through`), as they are for the first good cut.
+This keeps programs small.
 
 Source of the form: the flow of a path with side constraints (docs/papers.md#plans-under-rules).
 """
@@ -28,14 +29,15 @@ from edgeshard.planning.solvers.linear import ROUNDING, Answer, Linear, Part, Qu
 from edgeshard.planning.solvers.scoring import SLACK
 
 UNIT = 1e-8
-"""Of a lower bound of the goal."""
+"""Unit of a lower bound of the goal."""
 LIMIT_UNITS = 10**11
-"""Of a limit."""
+"""Units of a limit."""
 MOST = 1 << 50
 """Units; a longer time is taken for this one."""
 _MOST_WEIGHT = 1 << 45
 FIRST_EFFORT = 2.0
-"""Of CP-SAT's deterministic time (about seconds), for a first good cut before the program is made smaller by it."""
+"""Effort in CP-SAT's deterministic time (about seconds), for a first good cut that then makes the
+program smaller."""
 LEAST_WALL_S = 0.1
 """With less time only the bound that needs no program is given."""
 MEMORY_MB = 1536
@@ -66,7 +68,7 @@ class Effort:
 
 
 def answer(question: Question, effort: Effort) -> Answer:
-    """The best cut and a proven bound, within the effort; a bound alone where none was found in it."""
+    """The best cut and a proven bound, within the effort; only a bound if no cut was found in it."""
     relaxed = _Relaxed(question)
     bound = max(relaxed.bound_s, 0.0)
     if bound >= question.below:
@@ -100,7 +102,7 @@ def _solved(question: Question, relaxed: _Relaxed, hint: Cut | None, bound_s: fl
     parameters.num_workers = 1
     parameters.random_seed = 1
     parameters.linearization_level = 2
-    # Of a path, more of this finds nothing and takes most of the time.
+    # For a path, more of this finds nothing and takes most of the time.
     parameters.symmetry_level = parameters.cp_model_probing_level = parameters.presolve_bve_threshold = 0
     parameters.merge_at_most_one_work_limit = 0.0
     parameters.max_presolve_iterations = 1
@@ -140,7 +142,8 @@ class _Times:
 
 
 class _Relaxed:
-    """What may be part of a cut, and a lower bound of the goal through each of it: a node may come again and again."""
+    """The possible parts of a cut, and a lower bound of the goal through each: here a node may be
+    visited repeatedly."""
 
     def __init__(self, question: Question) -> None:
         memory = question.memory
@@ -192,7 +195,7 @@ class _Relaxed:
 def walks_through(relaxed: _Relaxed, stage: Floats, hop: Floats, back: Floats, *, add: bool) -> tuple[Floats, Floats]:
     """The least sum (or the least largest) of seconds over the walks with such a stage, and with such a hop.
 
-    A walk goes from the source through all layers as a cut does, but may come to a node again.
+    A walk goes from the source through all layers as a cut does, but may return to a node.
     """
     nodes, layers = relaxed.memory.nodes, relaxed.memory.layers
     join = np.add if add else np.maximum
@@ -271,7 +274,8 @@ class _Program:
                     model.add(sum(beginning[node, end]) == sum(coming[node, end]))
             model.add(sum(ending[node, instance.layers]) == self.returns[node])
         for end in range(1, instance.layers):
-            # Every block is held once, which follows; said, it makes the linear relaxation closer.
+            # Every block is held once. This follows from the rest, but makes the linear relaxation
+            # closer if stated.
             over = [chosen for held, chosen in self.held.items() if held.first < end <= held.end]
             model.add_exactly_one(over)
         model.add_exactly_one(self.returns)
@@ -343,7 +347,7 @@ class _Program:
     def _weighed(
         self, stage: Floats, hop: Floats, back: Floats, unit_s: float
     ) -> tuple[list[cp_model.LinearExpr], list[cp_model.LinearExpr], list[cp_model.LinearExpr]]:
-        """The seconds of stages, of hops and of returns in units, each times whether it is chosen."""
+        """The seconds of stages, of hops and of returns in units, each times the variable that selects it."""
 
         def units(seconds: float) -> int:
             return math.floor(min(seconds / unit_s, MOST / 4))

@@ -1,1 +1,1 @@
-"""What a daemon remembers for whoever debugs it: values as JSON and back, the ring of events, the document. Pure."""
+"""A daemon's memory for debugging: values as JSON and back, the ring of events, the document. Pure."""

@@ -1,9 +1,10 @@
-"""Frozen values to JSON types and back for a dump, where nobody's words and no secret may be.
+"""Frozen values to JSON types and back for a dump, which must contain no user's text and no secret.
 
-A `Codec` is made for a type, such as a daemon's `State` or the union of its events, and walks all that the type is made
-of (`edgeshard.forms`). Two things are refused there and then, by a TypeError that names the field: a type that has no
-form, and a place where a prompt, generated text, token ids or a secret could be. So nothing of the kind gets into a
-dump unless a test of the codec fails first.
+A `Codec` is made for a type, such as a daemon's `State` or the union of its events, and walks all
+parts of the type (`edgeshard.forms`). It refuses two things at once, by a TypeError that names the
+field. One is a type that has no form, the other a field that could hold a prompt, generated text,
+token ids or a secret. So nothing of the kind gets into a dump unless a test of the codec fails
+first.
 
 A dataclass, a model or an error becomes an object with its class under "type", whose further keys are its fields.
 """
@@ -21,7 +22,7 @@ from edgeshard.forms import TAG, Forms
 ValueT = TypeVar("ValueT")
 
 _PRIVATE_MODULES = frozenset({"edgeshard.domain.requests.generation"})
-"""What a user asked for and was answered. No state of a daemon has any of it."""
+"""Users' requests and answers. No state of a daemon has any of it."""
 _COUNTS = (int, float, bool)
 
 

@@ -29,7 +29,7 @@ class ProcessDump:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What came of applying a dump's events to its checkpoint; `differs` names what is not as it was dumped."""
+    """The result of applying a dump's events to its checkpoint; `differs` names what differs from the dump."""
 
     events: int
     differs: tuple[str, ...] = ()
@@ -93,7 +93,8 @@ def to_text(document: Mapping[str, Any]) -> bytes:
 
 
 def refusal(error: Exception) -> str:
-    """Why an event changed nothing, for the ring: a typed error's reason, or the class of one that is a bug."""
+    """Why an event changed nothing, for the ring: a typed error's reason, or the class of an error
+    that is a bug."""
     return error.reason if isinstance(error, EdgeShardError) else type(error).__name__
 
 
@@ -104,7 +105,7 @@ def site_document(dumps: Sequence[ProcessDump], taken_at: str) -> dict[str, Any]
 
 
 def site_parts(document: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The coordinator's part of a site's document, and those of the nodes that gave one, by name.
+    """The coordinator's part of a site's document, and the parts of the nodes that sent one, by name.
 
     Raises InvalidArgumentError for a document that is no dump, or of another version.
     """

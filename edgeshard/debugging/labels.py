@@ -18,7 +18,7 @@ _DEPTH = 2
 
 
 def labels(value: Any) -> dict[str, Any]:
-    """`kind` and the fields that say which node, deployment, epoch or operation, also those of the values within.
+    """`kind` and the fields that name node, deployment, epoch or operation, also of nested values.
 
     Whatever is not of these few names stays out.
     """

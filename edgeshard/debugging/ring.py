@@ -1,8 +1,9 @@
 """The newest events of a state machine, with the state before them: what replays to the state there is now.
 
-Entries are references to frozen values, so recording costs next to nothing; they become text only in a dump. They stand
-in segments, each with the state before its first entry, and the oldest segment goes when there are too many entries or
-bytes. Of a segment that goes, the events that are not routine stay for a while: they can be read, but not replayed.
+Entries are references to frozen values, so recording costs next to nothing; they become text only
+in a dump. They are in segments, each with the state before its first entry. The oldest segment is
+dropped if there are too many entries or bytes. The events of a dropped segment that are not routine
+stay for a while: they can be read, but not replayed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ EventT = TypeVar("EventT")
 SEGMENTS = 16
 SEGMENT_ENTRIES = 64
 MOST_BYTES = 8 << 20
-"""Of all entries, roughly, and as much again for those that cannot be replayed any more."""
+"""Most bytes of all entries, roughly, and as much again for those that cannot be replayed any more."""
 MOST_ENTRY_BYTES = 1 << 20
 """An event larger than this is not kept; the replay begins after it."""
 MOST_EARLIER = 512
@@ -43,7 +44,7 @@ class Entry(Generic[EventT]):
 
 @dataclass(frozen=True, slots=True)
 class RingView(Generic[StateT, EventT]):
-    """`entries` lead from `checkpoint` to the newest state; `earlier` came before, without routine ones."""
+    """`entries` lead from `checkpoint` to the newest state; `earlier` precede it, without routine ones."""
 
     checkpoint: StateT
     entries: tuple[Entry[EventT], ...]
@@ -59,7 +60,7 @@ class _Segment(Generic[StateT, EventT]):
 
 
 class EventRing(Generic[StateT, EventT]):
-    """`routine` are the classes of events that come all the time and say little once they are old."""
+    """`routine` are the classes of frequent events that are of little use once they are old."""
 
     def __init__(self, routine: tuple[type, ...] = ()) -> None:
         self._routine = routine
@@ -104,7 +105,7 @@ class EventRing(Generic[StateT, EventT]):
 
 
 def rough_bytes(value: Any, limit: int) -> int:
-    """Memory of a value and of all that it refers to, whoever else does; no more than a little above `limit`."""
+    """Memory of a value and of all that it refers to, even if shared; at most slightly above `limit`."""
     total = 0
     waiting = [value]
     while waiting and total <= limit:

@@ -19,9 +19,10 @@ MOST_ENTRIES = 1000
 class AuditEntry:
     """`time` is UTC by ISO 8601. `who` is a certificate's role and id (`operator/admin`), in plaintext the address.
 
-    `what` is the method, `target` the name of what it was about, `result` `ok`, `begun` or an error's reason.
-    `suppressed` entries like it came before it so fast that they were not written, or the disk refused them. Where the
-    result is SUPPRESSED it says of nothing else: of entries of `what` with the result `target`.
+    `what` is the method, `target` the name of the object, `result` `ok`, `begun` or an error's
+    reason. `suppressed` counts earlier entries like it that were not written, because they came too
+    fast or the disk refused them. If the result is SUPPRESSED, the entry only counts others:
+    entries of `what` with the result `target`.
     """
 
     time: str
@@ -35,10 +36,11 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class AuditCheck:
-    """The verdict of the seals on one file of the audit log, which has so many `lines`, seals among them.
+    """The verdict of the seals on one file of the audit log, which has `lines` lines, including seals.
 
-    Those up to `sealed` are as they were written. `broken_at` is the first, from 1, of which that is not so, 0 for
-    none, and `why` what is wrong. Lines behind the last seal of the newest file are not sealed yet.
+    Lines up to `sealed` are unchanged. `broken_at` is the first line, from 1, that was changed, 0
+    if there is none, and `why` is the reason. Lines after the last seal of the newest file are not
+    sealed yet.
     """
 
     file: str

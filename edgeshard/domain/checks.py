@@ -1,9 +1,10 @@
-"""Checks of values that a stranger says, each stated beside what it checks.
+"""Checks of values from strangers, each stated next to the value it checks.
 
-A check of a field stands in its type: `manifest_digest: Annotated[Digest, check_digest]`. It takes the value and the
-name of its field, and returns the value to take, or raises InvalidArgumentError naming the field. What fields must be
-to each other is in a method `check` of their class. Both run where values come in: `edgeshard.wire.codec` runs them for
-messages, `edgeshard.forms` for what is on the disk. A value that the own process makes is not checked.
+A check of a field stands in its type: `manifest_digest: Annotated[Digest, check_digest]`. It takes
+the value and the name of its field. It returns the value to use, or raises InvalidArgumentError
+naming the field. A method `check` of a class checks how its fields relate. Both run where values
+enter: in `edgeshard.wire.codec` for messages, in `edgeshard.forms` for files. A value that the own
+process makes is not checked.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Check = Callable[[Any, str], Any]
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """A check of how many items a field has, before any of them is looked at."""
+    """A check of the number of items of a field, before any of them is checked."""
 
     check_count: Callable[[int, str], object]
 
@@ -39,7 +40,7 @@ def at_most(most: int, unit: str = "items") -> First:
 
 
 def one_or_more(value: int, field: str) -> int:
-    """0 stands for 1: an earlier version did not say it."""
+    """0 stands for 1: an earlier version did not send the field."""
     return max(1, value)
 
 

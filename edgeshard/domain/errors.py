@@ -1,6 +1,6 @@
-"""The one exception tree. Foreign errors are translated into it once, at the boundary where they arise.
+"""The only exception tree. Foreign errors are translated once, at the boundary where they arise.
 
-Every error names the field at fault where there is one, says what to do, and carries a stable `reason`. Its class
+Every error names the field at fault if there is one, the remedy, and a stable `reason`. Its class
 decides the gRPC status (`edgeshard.wire.status`), and the exit code of `edgectl`.
 """
 
@@ -35,10 +35,11 @@ class Code(IntEnum):
 class EdgeShardError(Exception):
     """Base of every error EdgeShard raises on purpose.
 
-    `reason` is a stable upper-case name for programs, `field` the input at fault ('' when there is none),
-    `retry_after_s` the seconds after which a retry may succeed (None when a retry would not help or is unknown).
+    `reason` is a stable upper-case name for programs, `field` the input at fault ('' if there is
+    none). `retry_after_s` is the number of seconds after which a retry may succeed (None if a retry
+    would not help or is unknown).
 
-    Errors are part of a daemon's state, and values like the rest of it: two that say the same are equal.
+    Errors are part of a daemon's state, and values like the rest of it: two with the same content are equal.
     """
 
     partial_text: str = ""
@@ -46,7 +47,7 @@ class EdgeShardError(Exception):
     code: ClassVar[Code] = Code.INTERNAL
     exit_code: ClassVar[int] = 1
     default_reason: ClassVar[str] = "INTERNAL"
-    """Where a class names none, its code's name, or that of the class that it is of."""
+    """If a class names none, its code's name, or its base class's reason."""
 
     def __init_subclass__(cls) -> None:
         if "code" in vars(cls) and "default_reason" not in vars(cls):
@@ -67,7 +68,7 @@ class EdgeShardError(Exception):
         return cls(f"{field}: {why}", field=field, reason=reason)
 
     def within(self, field: str) -> Self:
-        """The same error of a value that stands in this field of another."""
+        """The same error of a value in this field of another."""
         path = f"{field}.{self.field}" if self.field else field
         begins = self.field and self.message.startswith(self.field)
         message = f"{field}.{self.message}" if begins else f"{field}: {self.message}"
@@ -183,7 +184,7 @@ class CancelledRequestError(EdgeShardError):
 
 
 ERROR_BY_CODE: dict[int, type[EdgeShardError]] = {error.code: error for error in EdgeShardError.__subclasses__()}
-"""The class of errors for each code, without what stands below it."""
+"""The class of errors for each code, without its subclasses."""
 
 
 def extra_line(extra: str) -> str:

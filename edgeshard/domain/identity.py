@@ -13,15 +13,16 @@ from edgeshard.domain.ids import check_id, check_name
 
 SCHEME = "edgeshard://"
 SECRET_BYTES = 16
-"""Of a token: 128 bits."""
+"""Length of a token's secret: 128 bits."""
 AUTHORITY_DIGEST_BYTES = 24
-"""Of a sha256. To 192 bits nobody finds another certificate, and the rest would make tokens longer."""
+"""Length of the digest, from a sha256. With 192 bits no second certificate can be found, and more
+would make tokens longer."""
 MOST_KEY_MODELS = 64
 """That one API key names."""
 KEY_ROLE = "key"
 """The role of API keys, which have no certificate."""
 _KEY_ID_SIGN = "#"
-"""No name has it."""
+"""A character that no name has."""
 _TOKEN_ID = re.compile("[0-9a-f]{16}")
 """What `token_id_of` returns."""
 
@@ -69,7 +70,7 @@ class Principal:
 
     @property
     def uri(self) -> str:
-        """`edgeshard://SITE/ROLE/ID`: what a certificate says of it, as the only URI in its alternative names."""
+        """`edgeshard://SITE/ROLE/ID`: the only URI in a certificate's alternative names."""
         return f"{SCHEME}{self.site}/{self.role}/{self.id}"
 
     @property
@@ -80,7 +81,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """That a principal's certificates are refused, but for those that were made since.
+    """A principal's certificates are refused, except those that were made later.
 
     `accepted` are their serial numbers, in hexadecimal.
     """
@@ -91,10 +92,12 @@ class Denial:
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What a process needs to find its site, to tell it from others, and to be let in: what a token's text says.
+    """The content of a token's text: what a process needs to find its site, to distinguish it from
+    others, and to be admitted.
 
-    `authority` is the `authority_digest` of who signed the coordinator's certificate. The addresses are host:port of
-    the coordinator and of its listener for enrolment. `secret` must not be shown to anybody but the process.
+    `authority` is the `authority_digest` of the signer of the coordinator's certificate. The
+    addresses are host:port of the coordinator and of its listener for enrolment. Only the process
+    may see `secret`.
     """
 
     authority: bytes
@@ -109,7 +112,7 @@ class Invitation:
 
     @property
     def has_address(self) -> bool:
-        """Whether it says where the site is. One that does not has the ports alone, and the site is discovered."""
+        """Whether it has the site's address. If not, it has only the ports, and the site is discovered."""
         return not self.enrolment.startswith(":")
 
     def without_address(self) -> Invitation:
@@ -118,12 +121,12 @@ class Invitation:
 
 
 def authority_digest(certificate: bytes) -> bytes:
-    """Of a certificate in DER, `AUTHORITY_DIGEST_BYTES` long."""
+    """The digest of a certificate in DER, `AUTHORITY_DIGEST_BYTES` long."""
     return sha256(certificate).digest()[:AUTHORITY_DIGEST_BYTES]
 
 
 def token_id_of(secret: bytes) -> str:
-    """By which the coordinator finds a token. It tells nothing of the secret, and may be logged."""
+    """The id by which the coordinator finds a token. It reveals nothing of the secret, and may be logged."""
     return sha256(b"edgeshard token id\0" + secret).hexdigest()[:16]
 
 
@@ -131,9 +134,9 @@ def token_id_of(secret: bytes) -> str:
 class JoinToken:
     """A token as the coordinator makes it.
 
-    `authorities` are certificates in DER, first that of who signed the coordinator's. `packages` is host:port where the
-    site hands out EdgeShard itself, `bootstrap_sha256` that of the program to begin with, in hexadecimal; both are ""
-    for nowhere. The other fields are those of the `invitation` that it stands for.
+    `authorities` are certificates in DER, the signer of the coordinator's first. `packages` is
+    host:port of the site's package listener, `bootstrap_sha256` the first program's digest, in
+    hexadecimal. Both are "" if there is no listener. The other fields are its `invitation`'s.
     """
 
     authorities: tuple[bytes, ...]
@@ -225,9 +228,10 @@ def check_token_id(text: str) -> str:
 class ApiKey:
     """A key for the HTTP gateway, without its secret.
 
-    `models` are those it may use, by name of deployment or model; () is all. `tokens_per_minute` and `requests` at once
-    are limits, None where it has none of its own. `key_id` and `created_at`, in seconds since 1970, are the site's.
-    With `metrics` it reads all metrics of the site, also the numbers of tokens of others' requests.
+    `models` are those it may use, by name of deployment or model; () is all. `tokens_per_minute`
+    and `requests` at once are limits, None if it has none of its own. `key_id` and `created_at`, in
+    seconds since 1970, are set by the site. With `metrics` it reads all metrics of the site,
+    including the token counts of others' requests.
     """
 
     name: str
@@ -252,8 +256,8 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class DashboardLink:
-    """The way of an operator's browser into the dashboard, good once and for `ttl_s` seconds. The secret is the
-    fragment of `url`, which a browser sends to nobody."""
+    """A link that opens the dashboard in an operator's browser, valid once and for `ttl_s` seconds.
+    The secret is the fragment of `url`, which a browser sends to no server."""
 
     url: str = field(repr=False)
     ttl_s: float
@@ -273,7 +277,7 @@ class Enrolment:
 
 
 def parse_role(text: str) -> Role:
-    """The role of this name. Raises InvalidArgumentError naming `role` where no token is made for it."""
+    """The role of this name. Raises InvalidArgumentError naming `role` if there are no tokens for it."""
     choices = (Role.AGENT, Role.CLIENT, Role.OPERATOR)
     if text not in choices:
         raise invalid("role", f"{text[:40]!r} is none of {', '.join(choices)}", "INVALID_ROLE")

@@ -1,4 +1,4 @@
-"""Distinct types for identifiers, and the one place that says what a valid name is."""
+"""Distinct types for identifiers, and the only definition of a valid name."""
 
 from __future__ import annotations
 
@@ -65,8 +65,10 @@ def check_id(text: str, field: str) -> str:
 
 
 def check_plain(text: str, field: str) -> str:
-    """Return a text that a stranger says and people are shown; raises InvalidArgumentError naming `field` where it has
-    control characters, new lines or characters that turn its direction."""
+    """Return a text that a stranger sends and people see.
+
+    Raises InvalidArgumentError naming `field` if it has control characters, new lines or characters
+    that turn its direction."""
     found = _STEERING.search(text)
     if found is not None:
         why = f"holds U+{ord(found[0]):04X}, which steers whatever shows it: leave it out"
@@ -100,7 +102,8 @@ def finite(value: float, _: str) -> float:
 
 
 def escaped(text: str, keep: str = "") -> str:
-    """A text with such characters as `\\x1b` and `\\u202e`, but for those in `keep`: it cannot steer what shows it."""
+    """A text with control characters as escapes such as `\\x1b` and `\\u202e`, except those in
+    `keep`: it cannot steer a terminal."""
     return _STEERING.sub(lambda found: found[0] if found[0] in keep else _escape(ord(found[0])), text)
 
 

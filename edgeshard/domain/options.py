@@ -1,7 +1,8 @@
 """Options that are declared once, as a field of a dataclass with what people and programs need to know of it.
 
-Options of a generation are fields of `Sampling` and `Generation`, those of a deployment of `DeploymentSpec`. Command
-line, SDK, HTTP gateway, wire and documents follow from the fields by reflection.
+Options of a generation are fields of `Sampling` and `Generation`, options of a deployment are
+fields of `DeploymentSpec`. Command line, SDK, HTTP gateway, wire and documents follow from the
+fields by reflection.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from edgeshard.domain.errors import invalid
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Properties of an option beside its field's name, type and default; kept in the field's metadata.
+    """Properties of an option in addition to its field's name, type and default; kept in the field's metadata.
 
-    `help` is for people. `low` and `high` bound a number, both included; it must be greater than `above`. `keyword` is
-    its name in the SDK where that is not the field's, `flag` its name on the command line where that is not the
-    keyword's, None where it has none. `alias` is another name by which both take it. `metavar` stands for the value in
-    a command's help where that is not `OptionField.metavar`.
+    `help` is for people. `low` and `high` bound a number, both included; it must be greater than
+    `above`. `keyword` is its name in the SDK, if that is not the field's. `flag` is its name on the
+    command line, if that is not the keyword's; None if it has none. `alias` is another name in
+    both. `metavar` replaces `OptionField.metavar` in a command's help.
     """
 
     help: str
@@ -35,7 +36,7 @@ class Option:
 
     @property
     def rule(self) -> str:
-        """The bounds in words; empty where there are none."""
+        """The bounds in words; empty if there are none."""
         if self.above is not None:
             return f"must be above {self.above}" + ("" if self.high is None else f" and at most {self.high}")
         if self.low is None:
@@ -60,7 +61,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class OptionField:
-    """An option as it stands in a class: the field's name, type and default (MISSING without one), and the rest."""
+    """An option of a class: the field's name, type and default (MISSING without one), and the rest."""
 
     name: str
     kind: Any
@@ -79,7 +80,8 @@ class OptionField:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Its names on the command line, without the unit of seconds; none where it is not to be given there."""
+        """Its names on the command line, without the unit of seconds; empty if the command line
+        does not take it."""
         if self.option.flag is None:
             return ()
         names = (self.option.flag or self.keyword.removesuffix("_s"), self.option.alias)
@@ -87,7 +89,7 @@ class OptionField:
 
 
 def option(default: Any, help: str, **more: Any) -> Any:
-    """A field that is an option: the one place where it is described. `dict` as its default makes an empty one.
+    """A field that is an option: its only description. If the default is `dict`, it makes an empty one.
 
     Pydantic, which reads `Field`'s arguments out of the metadata, holds the bounds as well.
     """

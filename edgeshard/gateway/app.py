@@ -45,8 +45,9 @@ def make_app(
     origins: Origins = NOBODY,
     pages: Pages | None = None,
 ) -> ASGIApp:
-    """The application. `/metrics` shows `site_metrics` too. `local_only` refuses requests that pages of other sites
-    have a browser send to this machine, but for pages of `origins`. `pages` are for people, beside it."""
+    """The application. `/metrics` shows `site_metrics` too. `local_only` refuses requests that
+    pages of other sites have a browser send to this machine, except pages of `origins`. `pages` are
+    for people, separate from it."""
     metrics = HttpMetrics(site_metrics)
     app = FastAPI(title="EdgeShard", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(EdgeShardError, _refused)
@@ -120,7 +121,7 @@ class Site:
         self._metrics = metrics
 
     async def here(self) -> Response:
-        """The page that Ollama's clients ask for first."""
+        """The page that Ollama's clients request first."""
         return PlainTextResponse("EdgeShard is running")
 
     async def health(self) -> Response:
@@ -195,7 +196,7 @@ async def _not_a_route(request: Request, error: Exception) -> Response:
 
 
 def _near(request: Request, path: str) -> str:
-    """The path of a route that a caller with a base URL without /v1, or with too much of it, means; "" if none."""
+    """The probable path of a route if a caller's base URL lacks /v1, or has too much of it; "" if there is none."""
     if len(path) > MAX_NEAR_CHARACTERS:
         return ""
     shorter = [path[at:] for at, sign in enumerate(path) if sign == "/" and at > 0]

@@ -24,16 +24,17 @@ class Backend(Protocol):
         """
 
     def stored(self, model: str) -> StoredModel | None:
-        """The model of a deployment as it lies in the store; None where it is unknown."""
+        """The stored model of a deployment; None if it is unknown."""
 
     def added_at(self, model: str) -> float:
-        """The seconds since 1970 at which the model of a deployment came into the store; 0 where they are unknown."""
+        """The seconds since 1970 at which the model of a deployment was added to the store; 0 if
+        they are unknown."""
 
     def generate(self, model: str, generation: Generation, identity: str) -> AsyncGenerator[GenerationEvent, None]:
         """The events of one request; closing the generator cancels it on every node."""
 
     def check_place(self, identity: str, reading: int) -> None:
-        """Raise ResourceExhaustedError where `identity` may have no further request.
+        """Raise ResourceExhaustedError if `identity` may have no further request.
 
         It has those that run or wait, and `reading` others whose bodies are on their way. Called before a body is read.
         """
@@ -42,7 +43,7 @@ class Backend(Protocol):
         """The conversation as tokens, by the model's chat template."""
 
     async def count(self, model: str, conversation: Conversation, identity: str) -> ChatPrompt:
-        """The tokens as of `prompt`, for a caller that wants no answer: they are charged here."""
+        """The tokens as of `prompt`, for a caller that requests no answer: they are charged here."""
 
     async def tokenize(self, model: str, text: str, special: bool, identity: str) -> tuple[int, ...]:
         """The ids of a text, which are charged."""

@@ -150,13 +150,13 @@ def answers_of(answer: type[BaseModel], *, stream: str = "", ollama: bool = Fals
 
 
 def refusals_of(*, ollama: bool = False) -> dict[int | str, dict[str, Any]]:
-    """FastAPI's `responses` of a route that gives nothing but errors."""
+    """FastAPI's `responses` of a route that returns only errors."""
     refusal = OllamaError if ollama else ErrorBody
     return {status: {"model": refusal, "description": text} for status, text in _REFUSALS.items()}
 
 
 OPEN: dict[str, Any] = {"security": []}
-"""FastAPI's `openapi_extra` of a route that asks for no key."""
+"""FastAPI's `openapi_extra` of a route that requires no key."""
 
 
 def body_of(form: type[BaseModel]) -> dict[str, Any]:

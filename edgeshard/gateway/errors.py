@@ -39,9 +39,9 @@ CODES = {
 }
 """Reasons that programs know by another `code`; the others are their own in lower case."""
 _MOST_FAULTS = 1000
-"""The most faults of a body that are looked at one by one."""
+"""The most faults of a body that are examined one by one."""
 _MAX_NAME_CHARACTERS = 200
-"""The longest name of a field in an error: a client may give a field any name."""
+"""The longest name of a field in an error: a client may use any name."""
 OLLAMA = "/api/"
 """The beginning of paths whose errors are Ollama's: a text."""
 
@@ -54,7 +54,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """What every refusal looks like."""
+    """The form of every refusal."""
 
     error: ErrorDetail
 
@@ -70,7 +70,7 @@ def error_body(message: str, kind: str, param: str | None = None, code: str | No
 
 
 def error_response(error: EdgeShardError, path: str = "") -> Response:
-    """The error as an answer to a request for `path`, with Retry-After where a retry may help."""
+    """The error as an answer to a request for `path`, with Retry-After if a retry may help."""
     headers = {"x-should-retry": "true" if error.retry_after_s is not None else "false"}
     if error.retry_after_s is not None:
         headers |= {
@@ -92,8 +92,9 @@ def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | Non
 def renamed(error: EdgeShardError, names: Mapping[str, str], max_context: int = 0) -> EdgeShardError:
     """The error with the name that the caller knows the field by.
 
-    The error of a prompt that a context of `max_context` tokens (0: unknown) has no room for has OpenAI's words, too:
-    LiteLLM and LangChain look for them in the text, and go to a model with more room.
+    If a prompt exceeds a context of `max_context` tokens (0: unknown), the error has OpenAI's
+    words, too: LiteLLM and LangChain search for them in the text, and switch to a model with a
+    larger context.
     """
     name, message = names.get(error.field, error.field), error.message
     if name != error.field:

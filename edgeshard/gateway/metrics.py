@@ -31,7 +31,7 @@ _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
 class HttpMetrics:
-    """The gateway's own counters, shown beside those of the `site`, where the gateway has them."""
+    """The gateway's own counters, shown with the `site`'s, if the gateway has them."""
 
     def __init__(self, site: Metrics | None = None) -> None:
         registry = self._registry = CollectorRegistry()
@@ -54,7 +54,7 @@ class HttpMetrics:
         )
 
     def request_ended(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count a request; `status` is 0 where it got no answer."""
+        """Count a request; `status` is 0 if it got no answer."""
         known = method if method in ("GET", "POST", "HEAD", "DELETE") else "other"
         self._requests.labels(known, route, str(status or 499)).inc()
         self._seconds.labels(route).observe(seconds)

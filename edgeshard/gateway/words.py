@@ -10,7 +10,8 @@ UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 
 class Words:
-    """The texts of a model's tokens. Unknown ones are asked for, many at a time, and kept: at most the vocabulary."""
+    """The texts of a model's tokens. Unknown ones are requested, many at a time, and kept: at most
+    the vocabulary."""
 
     def __init__(self, ask: Callable[[Sequence[int]], Awaitable[Sequence[str]]]) -> None:
         self._ask = ask

@@ -1,6 +1,6 @@
-"""The certificate authority of a site, which says who each of its processes is.
+"""The certificate authority of a site, which certifies the identity of its processes.
 
-Times come in as values. Keys are of P-256, which every TLS library has had for long.
+Times are passed in as values. Keys are of P-256, which every TLS library supports.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Authority:
 
     @classmethod
     def create(cls, site: str, now: datetime, life: timedelta = AUTHORITY_LIFE) -> Authority:
-        """A new one, with a key of its own. The name tells people whose it is; nothing is decided by it."""
+        """A new one, with a key of its own. The name is for people; no decision depends on it."""
         key = new_key()
         name = _name(f"EdgeShard site {site}")
         usage = x509.KeyUsage(**{use: use in ("key_cert_sign", "crl_sign") for use in _KEY_USES})
@@ -49,9 +49,10 @@ class Authority:
 
     @classmethod
     def load(cls, bundle_pem: bytes, key_pem: bytes) -> Authority:
-        """Of the certificates in the PEM, that of the key: a site that changes its authority trusts two for a while.
+        """The authority of the key, from the certificates in the PEM: a site that changes its
+        authority trusts two for a while.
 
-        Raises InvalidArgumentError for PEM of another kind, and where none is of the key.
+        Raises InvalidArgumentError for PEM of another kind, and if no certificate belongs to the key.
         """
         try:
             key = serialization.load_pem_private_key(key_pem, password=None)
@@ -72,7 +73,7 @@ class Authority:
 
     @property
     def key_pem(self) -> bytes:
-        """Whoever has it can be anybody at the site."""
+        """The private key; its holder can impersonate anyone at the site."""
         return private_pem(self._key)
 
     def derived(self, purpose: str) -> bytes:
@@ -83,8 +84,9 @@ class Authority:
     def issue(self, principal: Principal, request_pem: bytes, now: datetime, life: timedelta = LIFE) -> bytes:
         """A certificate in PEM of `principal` for the key that signed the request.
 
-        Nothing else of the request is taken: who somebody is, is said by whoever let it in. Raises
-        InvalidArgumentError for a request that is none, or that its key has not signed.
+        Only the request's key is used: the identity is decided by the process that admitted the
+        caller. Raises InvalidArgumentError for an invalid request, or one that its key has not
+        signed.
         """
         names = [x509.UniformResourceIdentifier(principal.uri), x509.DNSName(principal.dns_name)]
         usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]

@@ -1,4 +1,4 @@
-"""What certificates say."""
+"""The contents of certificates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BACKDATED = timedelta(hours=1)
 """A certificate is valid since before it was made, for the clocks of nodes differ."""
 
 UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion)
-"""What the library raises for bytes that are none of what it is asked for."""
+"""Errors of the library for bytes that are not of the requested kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Validity:
 
 
 def principal_of(certificate_pem: bytes) -> Principal:
-    """Who a certificate speaks of. Raises InvalidArgumentError with reason NO_ROLE where it says nothing of it."""
+    """The principal in a certificate. Raises InvalidArgumentError with reason NO_ROLE if it has none."""
     try:
         certificate = x509.load_pem_x509_certificate(certificate_pem)
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -57,10 +57,10 @@ def serial_of(certificate_pem: bytes) -> str:
 
 
 def validity_of(certificate_pem: bytes) -> Validity:
-    """Raises ValueError for what is no certificate in PEM."""
+    """Raises ValueError if it is no certificate in PEM."""
     certificate = x509.load_pem_x509_certificate(certificate_pem)
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    # One of somebody else's need not be backdated.
+    # A foreign certificate need not be backdated.
     return Validity(begins + BACKDATED if begins + BACKDATED < ends else begins, ends)
 
 
@@ -88,14 +88,14 @@ def _is_issuer(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
 
 
 def is_of_key(certificate_pem: bytes, key_pem: bytes) -> bool:
-    """Whether a certificate is of a private key. Raises ValueError where either is none."""
+    """Whether a certificate belongs to a private key. Raises ValueError if either is invalid."""
     certificate = x509.load_pem_x509_certificate(certificate_pem)
     key = serialization.load_pem_private_key(key_pem, password=None)
     return certificate.public_key() == key.public_key()
 
 
 def bundle_of(certificates_der: Iterable[bytes]) -> bytes:
-    """Certificates of authorities as one PEM. Raises InvalidArgumentError for what is none."""
+    """Certificates of authorities as one PEM. Raises InvalidArgumentError for other bytes."""
     try:
         loaded = [x509.load_der_x509_certificate(der) for der in certificates_der]
     except UNREADABLE:
@@ -116,8 +116,8 @@ def ders_of(bundle_pem: bytes) -> tuple[bytes, ...]:
 def check_valid_now(certificate_pem: bytes, whose: str, now: datetime) -> None:
     """Raise FailedPreconditionError (CLOCK) for a certificate that this machine's clock is not within.
 
-    TLS would only report that the certificate cannot be verified. `whose` begins the description, such as
-    `the certificate of HOST:PORT`. Raises ValueError for what is no certificate in PEM.
+    TLS would only report that the certificate cannot be verified. `whose` begins the description,
+    such as `the certificate of HOST:PORT`. Raises ValueError if it is no certificate in PEM.
     """
     certificate = x509.load_pem_x509_certificate(certificate_pem)
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
@@ -135,7 +135,7 @@ def check_valid_now(certificate_pem: bytes, whose: str, now: datetime) -> None:
 def check_clock(bundle_pem: bytes, now: datetime) -> None:
     """Raise FailedPreconditionError for a clock that is before the site's authorities were made, or after their end.
 
-    TLS would only say that a certificate cannot be verified.
+    TLS would only report that a certificate cannot be verified.
     """
     authorities = x509.load_pem_x509_certificates(bundle_pem)
     earliest = min(certificate.not_valid_before_utc for certificate in authorities)

@@ -75,7 +75,7 @@ class Daemon:
         self._enrolment = ""
         self._log_start = 0
         self._ready_path = directory / f"{name}.ready"
-        # With -P: nothing in the directory where the user stands is taken for a module.
+        # With -P: files in the user's working directory are not imported as modules.
         self._command = [sys.executable, "-P", "-m", module, *arguments, "--ready-file", str(self._ready_path)]
         if not stays:
             self._command += ["--parent", str(os.getpid())]
@@ -115,9 +115,9 @@ class Daemon:
             )
 
     async def start_anywhere(self, timeout_s: float) -> str:
-        """Start the process, and again on any free ports where a port of `listen` is taken; returns its address.
+        """Start the process, and again on any free ports if a port of `listen` is taken; returns its address.
 
-        Nobody looks beforehand whether a port is free: the daemon itself takes it. Raises as `wait_ready`.
+        Ports are not probed beforehand: the daemon itself takes them. Raises as `wait_ready`.
         """
         from edgeshard.rpc.tls import join_address, split_address
 
@@ -146,14 +146,14 @@ class Daemon:
     async def wait_ready(self, timeout_s: float) -> str:
         """Wait until the daemon listens; returns its address.
 
-        Raises the typed error behind an early exit, DeadlineError after `timeout_s`.
+        Raises the typed error of an early exit, DeadlineError after `timeout_s`.
         """
         if not await self.ready(timeout_s):
             raise self.error_of(await self.exited())
         return self.address
 
     async def ready(self, timeout_s: float) -> bool:
-        """Wait until the daemon listens; False where it ended instead. Raises DeadlineError after `timeout_s`."""
+        """Wait until the daemon listens; False if it ended instead. Raises DeadlineError after `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
         exited = asyncio.ensure_future(self.exited())
         try:

@@ -34,12 +34,13 @@ class LocalCluster:
 
     As an async context manager it starts everything and stops everything, also on an error or an interrupt.
 
-    The coordinator listens at `listen` and at the addresses of `coordinator_listen`, by option; an agent at its address
-    of `listen_by_agent`. With `elsewhere` a process takes other ports where these are taken. A `configured` cluster
-    takes the operator's own settings for daemons. `agent_arguments` go to every agent's command line,
-    `arguments_by_agent` to that of one, `coordinator_arguments` to the coordinator's. An agent computes with `threads`
-    threads. `startup_timeout_s` bounds each wait for a ready file: imports alone take a minute where a small machine is
-    busy, and what cannot start ends by itself.
+    The coordinator listens at `listen` and at the addresses of `coordinator_listen`, by option; an
+    agent at its address of `listen_by_agent`. With `elsewhere` a process takes other ports if these
+    are taken. A `configured` cluster takes the operator's own settings for daemons.
+    `agent_arguments` go to every agent's command line, `arguments_by_agent` to one agent's,
+    `coordinator_arguments` to the coordinator's. An agent computes with `threads` threads.
+    `startup_timeout_s` bounds each wait for a ready file. It is long because imports take a minute
+    on a small busy machine, and a process that cannot start ends by itself.
 
     A `secure` cluster has an authority of its own, in memory unless it is given; others speak in plaintext. With
     `share_store` the agents read the coordinator's models in place. The processes end with this one, however that ends,
@@ -109,7 +110,7 @@ class LocalCluster:
         await self.start_agents()
 
     async def start_coordinator(self) -> str:
-        """Start the coordinator alone and return its address."""
+        """Start only the coordinator and return its address."""
         return await self._started(self.coordinator)
 
     async def start_agents(self) -> None:
@@ -132,7 +133,7 @@ class LocalCluster:
         return await daemon.wait_ready(self._startup_timeout_s)
 
     async def drop_agents(self) -> None:
-        """Kill the agents. Their next start dials the coordinator where it is by then."""
+        """Kill the agents. Their next start dials the coordinator's address at that time."""
         await asyncio.gather(*(agent.kill() for agent in self.agents.values()))
         self.agents.clear()
 

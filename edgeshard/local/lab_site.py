@@ -1,4 +1,4 @@
-"""A lab: real daemons on this machine whose nodes and links pretend to be those of a lab file."""
+"""A lab: real daemons on this machine whose nodes and links emulate the ones in a lab file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LabFigures:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A run's prediction beside its measurement; deviations are (predicted - measured) / measured."""
+    """A run's prediction and its measurement; deviations are (predicted - measured) / measured."""
 
     placement: str
     mode: str

@@ -35,7 +35,7 @@ _LEFTOVERS_S = 60.0
 
 
 class OwnSite:
-    """A coordinator with its HTTP endpoint, and `nodes` nodes beside it, which read its store in place.
+    """A coordinator with its HTTP endpoint, and `nodes` nodes on the same machine, which read its store in place.
 
     As an async context manager it is entered once the coordinator listens; nodes may still be starting (`joined`). A
     site that `lasts` is written into the settings of this user's edgectl and SDK, and takes the user's own settings for
@@ -55,10 +55,10 @@ class OwnSite:
     ) -> None:
         """The site of a folder, by default of this user's state directory.
 
-        `wheels` is the folder by which machines without EdgeShard join. `http` are options of its coordinator for the
-        HTTP endpoint. Unless they say otherwise, it is at `port` of loopback, without a `port` at the first free one of
-        some. Raises DeniedError for a folder that cannot be written, AlreadyExistsError for a site that is served
-        already.
+        `wheels` is the folder by which machines without EdgeShard join. `http` are options of its
+        coordinator for the HTTP endpoint. By default it is at `port` of loopback; without a `port`,
+        at the first free one of some. Raises DeniedError for a folder that cannot be written,
+        AlreadyExistsError for a site that is served already.
         """
         from edgeshard.process.extras import missing
         from edgeshard.rpc.addresses import free_port
@@ -109,7 +109,7 @@ class OwnSite:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether the wanted port was taken. Nodes that joined before look for the coordinator there."""
+        """Whether the wanted port was taken. Nodes that joined before try the coordinator there."""
         from edgeshard.rpc.tls import split_address
 
         return split_address(self.wanted)[1] not in (0, split_address(self.address)[1])
@@ -128,7 +128,7 @@ class OwnSite:
         from edgeshard.rpc.tls import split_address
 
         try:
-            # Where the port is known beforehand, nodes start at the same time as the coordinator.
+            # If the port is known beforehand, nodes start at the same time as the coordinator.
             if split_address(self.wanted)[1]:
                 self._joining = asyncio.ensure_future(self._cluster.start_agents())
             await self._cluster.start_coordinator()
@@ -185,7 +185,7 @@ class OwnSite:
         return self._cluster.coordinator.starts
 
     async def came_back(self, starts: int) -> bool:
-        """Wait until a coordinator of more than `starts` starts listens; False where the last one has not ended."""
+        """Wait until a coordinator of more than `starts` starts listens; False if the last one has not ended."""
         coordinator, until_s = self._cluster.coordinator, time.monotonic() + _NOTICE_S
         while coordinator.starts == starts or not coordinator.address:
             if coordinator.starts == starts and coordinator.pid is not None and time.monotonic() > until_s:
@@ -214,7 +214,7 @@ class OwnSite:
         return text
 
     def next_name(self, taken: set[str]) -> str:
-        """A name for one more node, none of those that are `taken`."""
+        """A name for one more node that is not in `taken`."""
         return next(name for name in (f"node-{number}" for number in range(2, len(taken) + 3)) if name not in taken)
 
     def _tell_edgectl(self) -> None:
@@ -252,11 +252,12 @@ def _is_of_moved_site(authority: Path) -> bool:
 def _hold(folder: Path) -> list[int]:
     """The folder's descriptors of two locked files, after it was made.
 
-    One is locked by this process alone, the other by it and its children, as long as any of them runs. Raises
-    AlreadyExistsError where another process serves the site, UnavailableError where such children do not end.
+    One is locked by only this process, the other by it and its children, until all of them have
+    ended. Raises AlreadyExistsError if another process serves the site, UnavailableError if such
+    children do not end.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # The nodes look into the store before the coordinator may have made it.
+    # The nodes read the store before the coordinator may have made it.
     for inner in ("pki", "coordinator", "coordinator/models", "coordinator/models/blobs"):
         (folder / inner).mkdir(exist_ok=True, mode=0o700)
     own = _locked(folder / "serve.lock")
@@ -276,7 +277,7 @@ def _hold(folder: Path) -> list[int]:
 
 
 def _locked(path: Path) -> int | None:
-    """Lock a file; returns its descriptor, None where another process has locked it."""
+    """Lock a file; returns its descriptor, None if another process has locked it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -347,7 +348,7 @@ def _memory(nodes: int, directory: Path) -> list[str]:
 
 
 def _listeners(host: str, first: int, *, with_wheels: bool) -> dict[str, str]:
-    """The coordinator's further listeners by their options: the ports behind its `first`, any free ones behind 0."""
+    """The coordinator's further listeners by their options: the ports after its `first`, any free ones after 0."""
     from edgeshard.rpc.tls import join_address
 
     options = ("--enrol-listen", "--wheels-listen") if with_wheels else ("--enrol-listen",)

@@ -72,7 +72,7 @@ class Backup:
 
 
 def of_config(config: Path, tls: Mapping[str, str] | None = None, state_dir: Path | None = None) -> SiteFiles:
-    """The site of a coordinator's file of settings. `tls` and `state_dir` are settings that its unit gives.
+    """The site of a coordinator's file of settings. `tls` and `state_dir` are settings from its unit.
 
     Raises InvalidArgumentError for a file without a state directory, or one that names files which are not there.
     """
@@ -202,8 +202,8 @@ def read_backup(path: Path) -> Backup:
 
 
 def restore_site(backup: Backup, directory: Path, state_dir: Path, prepare_state: Callable[[Path], None]) -> Path:
-    """Write a backup's files to `directory` and `state_dir`; of a site of `edgectl serve` to `state_dir` only. Returns
-    the coordinator's file of settings, or the folder of `edgectl serve`.
+    """Write a backup's files to `directory` and `state_dir`; for a site of `edgectl serve` only to
+    `state_dir`. Returns the coordinator's file of settings, or the folder of `edgectl serve`.
 
     `prepare_state` changes the state's file before it is put in its place. Raises FailedPreconditionError for a
     directory that is in use or not empty, and nothing is written then; OSError.
@@ -250,7 +250,7 @@ def _write_settings(backup: Backup, made: Path, directory: Path, state_dir: Path
 
 
 def _staging(target: Path) -> Path:
-    """A new directory next to the target, for its owner alone."""
+    """A new directory next to the target, for only its owner."""
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     return Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
 

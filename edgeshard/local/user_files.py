@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 from edgeshard.process.software.distribution import program_words
 
 AGENT_PORT, AGENT_PORTS = 7610, 32
-"""The port at which a node listens for its neighbours, and how many from there on are tried where it is taken."""
+"""The port at which a node listens for its neighbours, and the number of ports from there that are
+tried if it is taken."""
 
 
 def state_home() -> Path:
@@ -55,5 +56,5 @@ def path_from(folder: Path, path: Path) -> str:
 
 def to_toml(section: str, values: Mapping[str, Any]) -> str:
     """A TOML text of one section of texts, numbers, truth values and lists of them."""
-    # A JSON text is one of TOML, too.
+    # A JSON text is also valid in TOML.
     return f"[{section}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())

@@ -44,7 +44,7 @@ class Metrics:
             self._registry.register(_Reading(collect))
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
-        """The text and its content type, in the format that a scraper's Accept header asks for."""
+        """The text and its content type, in the format that a scraper's Accept header requests."""
         return encoded(self.collected(), accept)
 
     async def exposed(self, accept: str = "") -> tuple[bytes, str]:
@@ -57,6 +57,6 @@ class Metrics:
 
 
 def encoded(families: list[Metric], accept: str = "") -> tuple[bytes, str]:
-    """The text of these figures and its content type, as `Metrics.exposition` gives them."""
+    """The text of these figures and its content type, as from `Metrics.exposition`."""
     encode, content_type = choose_encoder(accept)
     return encode(_Reading(lambda: families)), content_type

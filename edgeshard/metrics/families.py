@@ -40,5 +40,6 @@ def histogram(
 
 
 def _plain(values: Sequence[str]) -> list[str]:
-    """The values without characters that steer a terminal: they come from nodes and clients, and readers show them."""
+    """The values without characters that steer a terminal: they are from nodes and clients, and
+    readers show them."""
     return [escaped(value) for value in values]

@@ -39,8 +39,8 @@ class Histogram:
         return tuple(self._counts)
 
     def quantile(self, share: float, before: Sequence[int] = ()) -> float | None:
-        """The figure that `share` (0 to 1) of all figures do not exceed; None without figures. With `before`, which are
-        former `counts`, it is that of the figures added since.
+        """The figure that `share` (0 to 1) of all figures do not exceed; None without figures. With
+        `before`, which are former `counts`, it covers only figures added since.
 
         A bucket's figures are taken as spread evenly over it, the first one's from 0 on, so that the error is less than
         the bucket's width. For a figure beyond the last bound that bound is returned, which is too little.

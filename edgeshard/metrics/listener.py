@@ -21,13 +21,13 @@ log = structlog.get_logger()
 PATH = "/metrics"
 REQUEST_LIMIT_BYTES = 8192
 TIME_LIMIT_S = 5.0
-"""For a request to come, and for its answer to go."""
+"""Time for a request to arrive, and for its answer to leave."""
 MOST_AT_ONCE = 8
 _READERS = frozenset({Role.CLIENT, Role.OPERATOR})
 
 
 class MetricsListener:
-    """The HTTP listener of `metrics` on `address`, host:port; nowhere where the address is None.
+    """The HTTP listener of `metrics` on `address`, host:port; it does not listen if the address is None.
 
     It is in plaintext on loopback only, else over mutual TLS: then the site's clients and operators may read, except
     the holders of certificates that `denials` refuses.
@@ -44,7 +44,8 @@ class MetricsListener:
         self._open = 0
 
     async def start(self) -> str:
-        """Listen. Returns the address with its real port, '' for nowhere; raises UnavailableError where it is taken."""
+        """Listen. Returns the address with its real port, '' if it does not listen; raises
+        UnavailableError if it is taken."""
         if self._address is None:
             return ""
         host, port = split_address(self._address, "metrics-listen")
@@ -114,7 +115,7 @@ class MetricsListener:
         return "200 OK", kind, text
 
     def _denied(self, writer: asyncio.StreamWriter) -> str:
-        """The reason why the holder of the certificate may not read; '' where it may."""
+        """The reason why the holder of the certificate may not read; '' if it may."""
         pem = ssl.DER_cert_to_PEM_cert(writer.get_extra_info("ssl_object").getpeercert(binary_form=True)).encode()
         try:
             principal = principal_of(pem)

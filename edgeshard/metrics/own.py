@@ -11,7 +11,7 @@ from edgeshard.metrics.families import gauge
 
 
 class OwnCondition:
-    """`read` gives the condition of the machine that this daemon runs on."""
+    """`read` returns the condition of the machine that this daemon runs on."""
 
     def __init__(self, read: Callable[[], Condition | None]) -> None:
         self._read = read

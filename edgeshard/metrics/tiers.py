@@ -1,4 +1,5 @@
-"""Figures of stages that do not hold all in memory: an agent tells those of its own, the coordinator those of all."""
+"""Figures of stages that do not hold all in memory: an agent exports its own stages', the
+coordinator all stages'."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What every process has: settings, logs, the machine's clock, what it tells systemd and how it is installed."""
+"""Parts of every process: settings, logs, the machine's clock, its messages to systemd and its installation."""

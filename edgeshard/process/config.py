@@ -111,12 +111,12 @@ class DaemonSettings(BaseSettings):
         return (init_settings,)
 
     def check(self) -> None:
-        """Raise InvalidArgumentError for a file named here that a running daemon reads again, where it is wrong."""
+        """Raise InvalidArgumentError for a wrong file that is named here and that a running daemon reads again."""
 
     def tls(self) -> TlsFiles | None:
         """The three TLS files, or None in plaintext.
 
-        Raises InvalidArgumentError where only some are given, DeniedError where neither files nor plaintext are.
+        Raises InvalidArgumentError if only some are given, DeniedError if neither files nor plaintext are.
         """
         return chosen_tls(tls_from_options(self.tls_ca, self.tls_cert, self.tls_key), self.plaintext)
 
@@ -126,7 +126,7 @@ SettingsT = TypeVar("SettingsT", bound=DaemonSettings)
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What each place says of a daemon's settings, by field: its command line, its environment and its `file`."""
+    """A daemon's settings from each source, by field: its command line, its environment and its `file`."""
 
     line: Mapping[str, Any]
     environment: Mapping[str, Any]
@@ -138,7 +138,7 @@ class Given:
         return {**self.file_values, **self.environment, **self.line}
 
     def source_of(self, name: str) -> str:
-        """Where the value of a field comes from."""
+        """Source of a field's value."""
         if name in self.line:
             return option(name)
         if name in self.environment:
@@ -178,14 +178,15 @@ def _unknown_option(text: str, kind: type[DaemonSettings]) -> InvalidArgumentErr
 
 
 def given(kind: type[DaemonSettings], file: Path | None, line: Mapping[str, Any]) -> Given:
-    """What is said of a daemon's settings by its file, by this process's environment and by `line`, the values of its
-    command line. Raises InvalidArgumentError naming a key or a variable that does not exist."""
+    """A daemon's settings from its file, from this process's environment and from `line`, the
+    values of its command line. Raises InvalidArgumentError naming a key or a variable that does not
+    exist."""
     values = {} if file is None else read_section(file, kind)
     return Given(line, _read_environment(kind), values, file, kind.section)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a message on an unknown name: which known one is nearest, '' where none is near."""
+    """The end of a message on an unknown name: the nearest known one, '' if none is near."""
     found = get_close_matches(name[:80], list(known), n=1)
     return f"; did you mean {found[0]}?" if found else ""
 
@@ -222,7 +223,7 @@ def _read_environment(kind: type[DaemonSettings]) -> dict[str, Any]:
 
 
 def read_sections(path: Path) -> dict[str, dict[str, Any]]:
-    """The sections of a file of settings. Raises InvalidArgumentError where it has others than SECTIONS."""
+    """The sections of a file of settings. Raises InvalidArgumentError if it has others than SECTIONS."""
     document = read_toml(path, f"--config {path}", "config", "CONFIG_FILE")
     for name, section in document.items():
         if name not in SECTIONS:
@@ -237,7 +238,7 @@ def read_sections(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def read_section(path: Path, kind: type[DaemonSettings]) -> dict[str, Any]:
-    """A daemon's section of a file, {} where it has none. Raises as `read_sections`, and for an unknown key."""
+    """A daemon's section of a file, {} if it has none. Raises as `read_sections`, and for an unknown key."""
     section = read_sections(path).get(kind.section, {})
     for key in section:
         if key not in kind.model_fields:
@@ -264,9 +265,10 @@ def unknown_key(path: Path, key: str, kind: type[DaemonSettings]) -> str:
 
 
 def write_ready_file(path: Path, address: str, gateway: str = "", enrolment: str = "") -> None:
-    """Write the JSON file that tells a parent where this process serves. Readers see the whole file or none.
+    """Write the JSON file that names this process's addresses for its parent. Readers see the whole file or none.
 
-    `address` and `enrolment`, where others join, are host:port; `gateway` is the URL of its HTTP. Raises OSError.
+    `address` and `enrolment`, the address for joining, are host:port; `gateway` is the URL of its
+    HTTP. Raises OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:

@@ -1,4 +1,4 @@
-"""What a file of settings says, looked at before a daemon is started with it."""
+"""The content of a file of settings, checked before a daemon is started with it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from edgeshard.process.config import (
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting of a daemon. `value` is None where it has none, and `source` is the place that gives it. A `reloaded`
-    one is taken up by SIGHUP."""
+    """A setting of a daemon. `value` is None if it has none, and `source` is the place that sets
+    it. A `reloaded` one is applied on SIGHUP."""
 
     key: str
     option: str
@@ -40,8 +40,9 @@ class Setting:
 
 
 def problems(path: Path, kinds: Mapping[str, type[DaemonSettings]]) -> list[str]:
-    """All that is wrong with the daemons' sections of a file, in words that name the key. What it lacks may come
-    from a command line, and is not wrong. Raises InvalidArgumentError for a file that is no file of settings."""
+    """All mistakes in the daemons' sections of a file, in words that name the key. A missing key
+    may be on a command line, so it is no mistake. Raises InvalidArgumentError for a file that is no
+    file of settings."""
     found = []
     for section, values in read_sections(path).items():
         if section in kinds:
@@ -65,7 +66,7 @@ def _wrong(path: Path, kind: type[DaemonSettings], values: Mapping[str, Any]) ->
         found += [f"{where} {why}" for why in wrong.values()]
         if not wrong.keys() & known.keys():
             return found
-        # The next look is at what is behind it.
+        # The next pass checks the rest.
         known = _completed(kind, {key: value for key, value in known.items() if key not in wrong})
 
 
@@ -75,8 +76,8 @@ def _completed(kind: type[DaemonSettings], values: Mapping[str, Any]) -> dict[st
 
 
 def settings_of(kind: type[DaemonSettings], given: Given) -> list[Setting]:
-    """Each setting of a daemon with the value that it would have. Raises InvalidArgumentError as `build_settings`, but
-    for a required one that nothing gives."""
+    """Each setting of a daemon with the value that it would have. Raises InvalidArgumentError as
+    `build_settings`, except for a missing required one."""
     values = given.merged()
     absent = [name for name, field in kind.model_fields.items() if field.is_required() and name not in values]
     built = build_settings(kind, _completed(kind, values)).model_dump(mode="json")

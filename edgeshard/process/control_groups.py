@@ -1,8 +1,9 @@
 """What the control groups of this process leave it: memory and processor time. Linux, versions 1 and 2.
 
-A group may use no more than each group around it, so the least of all of them holds. A container sees its own part of
-the tree only, so the mounts are read and not assumed.
-(https://docs.kernel.org/admin-guide/cgroup-v2.html, https://docs.kernel.org/admin-guide/cgroup-v1/memory.html)
+A group may use no more than each group around it, so the least of all limits holds. A container
+sees only its own part of the tree, so the mounts are read and not assumed.
+(https://docs.kernel.org/admin-guide/cgroup-v2.html,
+https://docs.kernel.org/admin-guide/cgroup-v1/memory.html)
 """
 
 from __future__ import annotations

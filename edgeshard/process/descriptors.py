@@ -7,7 +7,7 @@ MOST_DESCRIPTORS = 65_536
 RESERVE = 256
 """Descriptors for files, pipes and calls of this process: connections from outside cannot take the last ones."""
 LEAST = 16
-"""Connections that a listener takes even where descriptors are fewer."""
+"""Connections that a listener accepts even if there are fewer descriptors."""
 
 
 def raise_descriptor_limit() -> int:
@@ -15,7 +15,7 @@ def raise_descriptor_limit() -> int:
 
     Children inherit the limit. Many systems begin with 1,024, and one host can open more connections than that.
     """
-    import resource  # not where edgectl alone runs on a system without it
+    import resource  # missing if only edgectl runs, on a system without it
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)

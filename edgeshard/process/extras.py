@@ -1,4 +1,4 @@
-"""Extras of EdgeShard that are installed, told without importing them."""
+"""Extras of EdgeShard that are installed, detected without importing them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NEEDED = {
     "rules": ("ortools",),
     "discovery": ("zeroconf",),
 }
-"""Modules that come with an extra and not with the bare package."""
+"""Modules that are installed with an extra and not with the bare package."""
 
 
 def missing(*extras: str) -> list[str]:

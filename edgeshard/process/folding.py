@@ -1,4 +1,4 @@
-"""A limit on log lines that come too often. Pure: times are seconds of one clock, as values."""
+"""A limit on too frequent log lines. Pure: times are seconds of one clock, as values."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class _Period:
 class Folds:
     """Lines of one name pass `MOST_LINES` times in `PERIOD_S` from the first of them; the others are counted.
 
-    Without the limit a caller could fill the disk, for example by connections that cannot be accepted. `MOST_NAMES`
-    names are told apart at a time; all further names count as one.
+    Without the limit a caller could fill the disk, for example by connections that cannot be
+    accepted. `MOST_NAMES` names are distinguished at a time; all further names count as one.
     """
 
     MOST_LINES = 100
@@ -36,7 +36,7 @@ class Folds:
     def over(self, now: float) -> list[tuple[str, int]]:
         """Forget the periods that have ended; returns each name of which lines were left out, and their number."""
         left_out = []
-        # Periods are as long as each other, so the order in which they began is the one in which they end.
+        # All periods have the same length, so they end in the order in which they began.
         while self._periods:
             name, period = next(iter(self._periods.items()))
             if period.ends > now:

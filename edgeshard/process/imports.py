@@ -1,4 +1,4 @@
-"""Imports of a daemon's code: thousands of modules that stay as long as the process."""
+"""Imports of a daemon's code: thousands of modules that stay until the process ends."""
 
 from __future__ import annotations
 

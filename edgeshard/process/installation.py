@@ -1,8 +1,8 @@
 """Steps of `edgectl install` and `edgectl uninstall` on a machine, as values. Pure: the command takes them
 (`edgeshard.cli.commands.site.install`).
 
-An installation keeps a record of what it made, in a file beside the daemon's configuration. A file that is not as the
-record says was changed by hand, and is neither written nor removed.
+An installation keeps a record of what it made, in a file next to the daemon's configuration. A file
+that differs from the record was changed by hand, and is neither written nor removed.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ _CONFIGURED = {
     Daemon.AGENT: ("name", "coordinator", "listen", "memory", "device", "advertise", "labels"),
     Daemon.COORDINATOR: ("listen", "enrol_listen", "wheels"),
 }
-"""Options that stand in a daemon's configuration, in this order."""
+"""Options in a daemon's configuration, in this order."""
 _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
 """Directories that ProtectHome= and PrivateTmp= hide from a unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Choices of an operator; "" where one was not made.
+    """Choices of an operator; "" if one was not made.
 
-    `programs` is the directory of the daemons, `credentials` that of the TLS files. `name`, `coordinator`, `memory`,
-    `device`, `advertise` and `labels` are of an agent; `ca_key` and `enrol_listen`, with which a site makes
-    certificates, and `wheels`, by which machines without EdgeShard join, of a coordinator.
+    `programs` is the directory of the daemons, `credentials` the directory of the TLS files.
+    `name`, `coordinator`, `memory`, `device`, `advertise` and `labels` are an agent's. A
+    coordinator has `ca_key` and `enrol_listen`, with which a site makes certificates, and `wheels`,
+    by which machines without EdgeShard join.
     """
 
     listen: str
@@ -101,7 +102,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class RemoveDirectory:
-    """Remove a directory where it is empty, or with all that is in it where `whole`."""
+    """Remove a directory if it is empty, or with all its content if `whole`."""
 
     path: str
     whole: bool = False
@@ -116,7 +117,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Leave something as it is, and tell the operator why."""
+    """Leave something unchanged, and print the reason for the operator."""
 
     what: str
     why: str
@@ -201,7 +202,8 @@ def interesting(daemon: Daemon, options: Options, record: Record | None) -> set[
 
 
 def install_steps(daemon: Daemon, options: Options, record: Record | None, found: Found) -> list[Step]:
-    """Steps that lay out missing files and renew those that were not changed by hand; none where all is laid out."""
+    """Steps that install missing files and renew those that were not changed by hand; empty if
+    nothing is missing."""
     before = record or Record(options, user=not found.user)
     wanted = files(daemon, options)
     parents = {str(parent) for path in wanted for parent in PurePosixPath(path).parents}
@@ -256,7 +258,7 @@ def uninstall_steps(daemon: Daemon, record: Record, found: Found, *, purge: bool
     remaining = [*left, record_path(daemon)] if left or keeps_state else []
     in_use = tuple(path for path in record.directories if any(file.startswith(f"{path}/") for file in remaining))
     if remaining:
-        # What another run needs to know.
+        # State for the next run.
         content = to_text(replace(record, files=left, directories=in_use))
         if found.files.get(record_path(daemon)) != digest(content):
             steps.append(Write(record_path(daemon), content))
@@ -266,7 +268,7 @@ def uninstall_steps(daemon: Daemon, record: Record, found: Found, *, purge: bool
 
 
 def _state_steps(daemon: Daemon, record: Record, found: Found, keeps: bool) -> list[Step]:
-    """Keep the user as long as it has files: the system might give its number to the next user."""
+    """Keep the user while it has files: the system might assign its number to the next user."""
     state = state_directory(daemon)
     if keeps:
         return [Leave(state, "its state; --purge removes it, and the user whom it belongs to")]

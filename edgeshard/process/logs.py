@@ -19,7 +19,7 @@ from edgeshard.process.folding import Folds
 _OURS = ("edgeshard", "edgeshard_agent", "edgeshard_coordinator")
 _NAME_CHARS = 80
 MAX_VALUE_CHARACTERS = 1024
-"""Of one value in a line: the number of lines is bounded, and so is their length."""
+"""Most characters of one value in a line: the number of lines is bounded, and so is their length."""
 MAX_TRACEBACK_CHARACTERS = 16_384
 _OWN_LINES = "\n\t"
 """Characters that `escaped` keeps in texts of several lines."""
@@ -85,15 +85,15 @@ def tell_ready(text: str) -> None:
 
 
 def report_failure(error: EdgeShardError) -> None:
-    """Say on stderr why this daemon cannot go on."""
+    """Print on stderr why this daemon cannot continue."""
     prefix = f"<{_JOURNAL_ERROR}>" if stderr_is_journal() else ""
     sys.stderr.write(f"{prefix}error: {escaped(error.message, _OWN_LINES)}\n")
 
 
 class _FoldingHandler(logging.StreamHandler[TextIO]):
-    """Leaves out lines that come too often, at any level but debug.
+    """Leaves out too frequent lines, at any level except debug.
 
-    It tells their number after their minute, with the next line of any kind.
+    It logs their number after their minute, with the next line of any kind.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -125,7 +125,7 @@ class _JournalFormatter(structlog.stdlib.ProcessorFormatter):
 def configure_logging(level: str) -> None:
     """Send structlog and the standard library's logging to stderr, from `level` ("debug" to "error") up.
 
-    "debug" is for our own packages: other libraries say a lot then, and nobody has checked that it is fit for a log.
+    "debug" is for our own packages: other libraries log much then, and their lines are not checked for secrets.
     """
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,

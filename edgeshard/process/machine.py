@@ -1,4 +1,5 @@
-"""Facts of this machine from its operating system. Linux tells most; elsewhere figures are missing, nothing fails."""
+"""Facts of this machine from its operating system. Linux reports most; elsewhere figures are
+missing, nothing fails."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ def compute_threads(cores: int, quota: float) -> int:
 
 
 def disk_bytes(directory: Path) -> tuple[int, int]:
-    """Bytes of the disk that a directory is on or will be on: all, and free for this process. Zeros where unknown."""
+    """Bytes of the disk that a directory is on or will be on: all, and free for this process. Zeros if unknown."""
     while not directory.exists() and directory != directory.parent:
         directory = directory.parent
     try:
@@ -81,7 +82,7 @@ def disk_bytes(directory: Path) -> tuple[int, int]:
 
 
 def disk_write_bps(directory: Path) -> float:
-    """Bytes a second that can be written to `directory` and flushed; 0 where none can. Blocks while it measures."""
+    """Bytes a second that can be written to `directory` and flushed; 0 if none can. Blocks while it measures."""
     block = os.urandom(1 << 20)
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
@@ -139,7 +140,7 @@ def _huge_pages(root: Path) -> str:
 
 @cache
 def _kernels() -> Support:
-    """Whether the agent's kernels for the processor are built; nothing is known where no agent is installed."""
+    """Whether the agent's kernels for the processor are built; unknown if no agent is installed."""
     agent = find_spec("edgeshard_agent")
     if agent is None or agent.origin is None:
         return Support.UNKNOWN

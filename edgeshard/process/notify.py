@@ -27,7 +27,7 @@ class Notifier:
     def from_environment(cls, environment: MutableMapping[str, str] = os.environ) -> Self:
         """A notifier connected to NOTIFY_SOCKET. Removes the variables: a child must not speak for this process.
 
-        Raises FailedPreconditionError where nobody listens there.
+        Raises FailedPreconditionError if no process listens there.
         """
         given = {name: environment.pop(name, "") for name in _OURS}
         address, microseconds = given["NOTIFY_SOCKET"], given["WATCHDOG_USEC"]
@@ -54,7 +54,7 @@ class Notifier:
         self._send("READY=1", f"STATUS={status}")
 
     def beat(self) -> None:
-        """Tell that the daemon makes progress: the watchdog's time begins anew."""
+        """Report that the daemon makes progress: the watchdog's time starts again."""
         self._send("WATCHDOG=1")
 
     def status(self, status: str) -> None:
@@ -67,6 +67,6 @@ class Notifier:
 
     def _send(self, *lines: str) -> None:
         if self._socket is not None:
-            # Either the manager has gone, or its queue is full; then the next beat comes in time.
+            # Either the manager has gone, or its queue is full; then the next beat arrives in time.
             with contextlib.suppress(OSError):
                 self._socket.send("\n".join(lines).encode())

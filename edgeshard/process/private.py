@@ -1,4 +1,5 @@
-"""Privacy of a process's output: files and directories for its owner alone, and no copy of its memory."""
+"""Privacy of a process's output: only its owner can read its files and directories, and its memory
+is not dumped."""
 
 from __future__ import annotations
 
@@ -14,11 +15,12 @@ log = structlog.get_logger()
 
 
 def keep_private() -> None:
-    """Have this process and its children make files for their owner alone, and no core, which would hold prompts.
+    """Let this process and its children make files that only their owner can read, and no core,
+    which would hold prompts.
 
-    To look for a crash, raise the limit again: prlimit --core=unlimited --pid PID.
+    To analyse a crash, raise the limit again: prlimit --core=unlimited --pid PID.
     """
-    import resource  # not where edgectl alone runs on a system without it
+    import resource  # missing if only edgectl runs, on a system without it
 
     os.umask(0o077)
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
@@ -26,9 +28,9 @@ def keep_private() -> None:
 
 
 def private_directory(path: Path, option: str) -> None:
-    """Make a directory for its owner alone; take the rights of others from one that exists.
+    """Make a directory for only its owner; remove others' rights from an existing one.
 
-    Raises OSError where it cannot be made, InvalidArgumentError naming `option` where others' rights cannot be taken.
+    Raises OSError if it cannot be made, InvalidArgumentError naming `option` if others' rights cannot be removed.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     mode = stat.S_IMODE(path.stat().st_mode)
@@ -50,5 +52,5 @@ def private_directory(path: Path, option: str) -> None:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file as an `opener` of `open`; a new file is for its owner alone."""
+    """Open a file as an `opener` of `open`; only its owner can read a new file."""
     return os.open(path, flags, 0o600)

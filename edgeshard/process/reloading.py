@@ -19,7 +19,8 @@ log = structlog.get_logger()
 
 
 def changes(old: SettingsT, new: SettingsT) -> tuple[SettingsT, tuple[str, ...], tuple[str, ...]]:
-    """`old` with what of `new` can be taken up now; the names of these settings, and of those that a restart needs."""
+    """`old` with the settings of `new` that can be applied now; their names, and the names of
+    settings that need a restart."""
     changed = [name for name in type(old).model_fields if getattr(old, name) != getattr(new, name)]
     taken = {name: getattr(new, name) for name in changed if name in old.reloaded}
     return old.model_copy(update=taken), tuple(taken), tuple(name for name in changed if name not in taken)
@@ -28,8 +29,9 @@ def changes(old: SettingsT, new: SettingsT) -> tuple[SettingsT, tuple[str, ...],
 class Reloading(Generic[SettingsT]):
     """Reads settings again at each `reload`.
 
-    `read` gives the newest settings. `prepare` checks all that they name, such as a file of quotas, and returns what
-    takes them up, which cannot fail: either all that is new is taken up, or nothing is.
+    `read` returns the newest settings. `prepare` checks all that they name, such as a file of
+    quotas, and returns a function that applies them and cannot fail: either all new values are
+    applied, or none.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class Reloading(Generic[SettingsT]):
         log.warning("settings_taken_up", changed=list(taken), need_a_restart=list(waiting))
 
     def on_hangup(self, stop: Callable[[], object]) -> None:
-        """From now on SIGHUP reloads. Where it says that the terminal is gone that this process was started at, it
+        """From now on SIGHUP reloads. If SIGHUP means that the process's own terminal is gone, it
         stops the process, as it does with any other."""
         had_terminal = sys.stderr.isatty()
 

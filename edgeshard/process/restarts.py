@@ -24,9 +24,9 @@ class Restarts:
         self._starts.append(now_s)
 
     def pause_s(self, now_s: float, exit_code: int, in_vain: bool) -> float | None:
-        """Seconds from an end to the next start; None where the process cannot start.
+        """Seconds from an end to the next start; None if the process cannot start.
 
-        The pause doubles with each start of the last minute. `in_vain` says that the start that ended had failed.
+        The pause doubles with each start of the last minute. `in_vain` means that the ended start had failed.
         """
         self._in_vain = self._in_vain + 1 if in_vain else 0
         # Denied, as after edgectl delete node: another try would get the same answer.

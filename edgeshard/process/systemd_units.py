@@ -1,7 +1,8 @@
 """The systemd units of both daemons, as text. Pure.
 
-deploy/systemd has them as `edgectl install` lays them out under /opt/edgeshard.
-docs/decisions/installing.md#choice-installed-units-are-recorded gives the reasons for settings that are left out.
+deploy/systemd has them as `edgectl install` writes them under /opt/edgeshard.
+docs/decisions/installing.md#choice-installed-units-are-recorded has the reasons for settings that
+are left out.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Daemon(StrEnum):
 CREDENTIALS = ("ca.pem", "cert.pem", "key.pem")
 """The site's authority, the daemon's certificate and its key. systemd reads them as root; no one else needs to."""
 
-# Values that name the unit say {unit}.
+# Values with the unit's name contain {unit}.
 _COMMON = """\
 Type=notify
 NotifyAccess=main
@@ -103,8 +104,8 @@ MemoryDenyWriteExecute=yes
 def unit_text(daemon: Daemon, executable: str, config: str, credentials: str, ca_key: str = "") -> str:
     """The text of a unit. All paths are absolute.
 
-    `credentials` is the directory of CREDENTIALS, "" without TLS; `ca_key` is the key of the authority of a site that
-    makes certificates, "" for another.
+    `credentials` is the directory of CREDENTIALS, "" without TLS; `ca_key` is the authority's key
+    if the site makes certificates, else "".
     """
     command = f"{executable} --config {config} --state-dir ${{STATE_DIRECTORY}}"
     loads = ""

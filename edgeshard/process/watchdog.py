@@ -12,26 +12,26 @@ from edgeshard.process.notify import Notifier
 log = structlog.get_logger()
 
 BEATS = 3
-"""Looks in the watchdog's time, so that one or two may come late on a busy machine."""
+"""Checks in the watchdog's time, so that one or two may be late on a busy machine."""
 
 
 class Progress:
-    """Compares counts of the work of each part, by the part's name, from look to look. Pure.
+    """Compares counts of the work of each part, by the part's name, from check to check. Pure.
 
-    A part without work must count that it looked. The event loop needs no count, since it makes the looks.
+    A part without work must count its checks. The event loop needs no count, since it makes them.
     """
 
     def __init__(self, counts: Mapping[str, int]) -> None:
         self._before = dict(counts)
 
     def stuck(self, counts: Mapping[str, int]) -> list[str]:
-        """The parts whose counts have not changed since the last look."""
+        """The parts whose counts have not changed since the last check."""
         before, self._before = self._before, dict(counts)
         return [name for name, count in counts.items() if count == before.get(name)]
 
 
 async def feed_watchdog(notifier: Notifier, counts: Callable[[], Mapping[str, int]]) -> None:
-    """Beat from the event loop as long as every count grows. Returns at once without a watchdog."""
+    """Beat from the event loop while every count grows. Returns at once without a watchdog."""
     if notifier.watchdog_s is None:
         return
     progress, stuck = Progress(counts()), list[str]()

@@ -1,10 +1,11 @@
 """The cost of a layer or a link anywhere, fitted to measured points, with its error on these points. Pure.
 
-A layer's time is a line in pieces over the rows it computes (weights are read once, then arithmetic takes over), plus a
-share for each pair of a query and a key it sees. Prefill with positions behind it has one more share for each row: it
-takes the masked attention. The line's first value, its steps from point to point and the shares are found together, and
-none is negative: more rows and more positions never cost less, however noisy the points. Weights of the least squares
-are relative, so that a decode step counts as much as a long prompt.
+A layer's time is a line in pieces over the rows it computes (weights are read once, then arithmetic
+dominates), plus a share for each pair of a query and a key it sees. Prefill after earlier positions
+has one more share for each row: it takes the masked attention. The line's first value, its steps
+from point to point and the shares are fitted together. None is negative: more rows and positions
+never cost less, even if the points are noisy. The weights of the least squares are relative: a
+decode step counts as much as a long prompt.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ REWEIGHTED = 3
 NORMAL_DEVIATION = 1.4826
 """Standard deviation of normal noise over its median absolute deviation, which a spread is."""
 TAIL = 8.0
-"""The slope beyond the last point is that of a line through the points from 1/8 of its rows on: two noisy neighbours
-say little of a slope."""
+"""The slope beyond the last point is a line's through the points from 1/8 of its rows on: two noisy
+neighbours are a poor measure of a slope."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class PhaseFit:
     error: FitError
 
     def seconds(self, rows: float, pairs: float, masked: bool = False) -> float:
-        """Seconds of so many rows and attended pairs; rows with positions behind them are `masked`."""
+        """Seconds of `rows` rows and `pairs` attended pairs; rows after earlier positions are `masked`."""
         line = float(np.interp(rows, self.nodes, self.values))
         line += self.tail_s * max(0.0, rows - float(self.nodes[-1]))
         return line + self.pair_s * pairs + (self.masked_row_s * rows if masked else 0.0)
@@ -69,12 +70,12 @@ class LayerFit:
     decode: PhaseFit
 
     def prefill_s(self, tokens: float, context: float = 0.0, batch: float = 1.0) -> float:
-        """Seconds for `batch` prompts of `tokens` tokens behind `context` positions each."""
+        """Seconds for `batch` prompts of `tokens` tokens after `context` positions each."""
         pairs = batch * attended_pairs(tokens, context, self.profile.window)
         return self.prefill.seconds(batch * tokens, pairs, context > 0)
 
     def decode_s(self, batch: float, context: float) -> float:
-        """Seconds for one token of each of `batch` sequences with `context` positions behind them."""
+        """Seconds for one token of each of `batch` sequences after `context` positions."""
         return self.decode.seconds(batch, batch * attended_pairs(1, context, self.profile.window))
 
 
@@ -155,7 +156,7 @@ def _tail(nodes: Floats, values: Floats) -> float:
     """Seconds a row beyond the last point, without the reading of weights, which is in the line already."""
     last = nodes >= nodes[-1] / TAIL
     x, y = nodes[last], np.maximum(values[last], values[-1] / 100)
-    if len(x) == 1 or values[-1] == 0:  # no time of the rows' own, where pairs explain everything
+    if len(x) == 1 or values[-1] == 0:  # no time of the rows' own, if pairs explain everything
         return float(values[-1] / nodes[-1])
     return float(_relative(np.column_stack([np.ones_like(x), x]), y)[1])
 
@@ -163,16 +164,17 @@ def _tail(nodes: Floats, values: Floats) -> float:
 OUTLIER_DEVIATIONS = 4.0
 """A sample that is this many typical deviations off the line is an outlier."""
 LEAST_DEVIATION = 0.02
-"""Of a time, relative to it. Samples may agree better by chance, and a slope that explains less of the largest
-payload's time than this is noise: on a busy machine one gave loopback 12 Tb/s."""
+"""Deviation relative to a time. Samples may agree better by chance, and a slope that explains less
+of the largest payload's time than this is noise: on a busy machine one gave loopback 12 Tb/s."""
 
 
 def fit_link(samples: Sequence[LinkSample]) -> LinkProfile:
     """Latency and bandwidth by least squares, after a robust line has shown which samples are outliers.
 
-    Raises InvalidArgumentError with fewer than two sizes. A link too fast for its samples to show a slope is given the
-    rate of its largest payload, a lower bound. A line that meets zero bytes at or before zero seconds is noise: the
-    latency is then the fastest of the smallest payloads, an upper bound, because no link is free.
+    Raises InvalidArgumentError with fewer than two sizes. If a link is too fast for its samples to
+    show a slope, it gets the rate of its largest payload, a lower bound. A line that meets zero
+    bytes at or before zero seconds is noise. The latency is then the fastest of the smallest
+    payloads, an upper bound, because no link is free.
     """
     sizes = np.array([float(sample.size_bytes) for sample in samples])
     seconds = np.array([sample.seconds for sample in samples])

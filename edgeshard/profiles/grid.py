@@ -32,14 +32,15 @@ class Grid:
     decode_contexts: tuple[int, ...] = (64, 512)
     repeats: Repeats = Repeats()
     caches: int = 4
-    """One layer timed alone sits in a cache; copies worth more than this many caches do not."""
+    """A single layer timed repeatedly sits in a cache; copies worth more than this many caches do not."""
     effort: Effort = Effort.FULL
     deep: tuple[int, int] | None = None
-    """Tokens and context of one prefill far into a prompt. With little context the time of attention is lost in that of
-    the products, and slices of long prompts chosen from such figures are a guess."""
+    """Tokens and context of one prefill far into a prompt. With little context the time of
+    attention is lost in the products' time, and slices of long prompts chosen from such figures are
+    unreliable."""
     deep_decode: tuple[int, int] | None = None
-    """Sequences and context of one decode far behind a prompt, for the same reason. It takes no more KV memory than the
-    other points."""
+    """Sequences and context of one decode far after a prompt, for the same reason. It takes no more
+    KV memory than the other points."""
 
     def within(self, max_context: int) -> Grid:
         """Without the points a model of this context cannot run; at least one of each remains."""
@@ -78,7 +79,7 @@ QUICK_GRID = Grid(
     deep=(128, 2048),
     deep_decode=(1, 2048),
 )
-# As few as tell one row, many rows, and a pair of a query and a key apart.
+# As few as distinguish one row, many rows, and a pair of a query and a key.
 FIRST_GRID = Grid(
     (1, 16, 128),
     (0,),

@@ -22,8 +22,8 @@ MOST_BYTES = 40 << 20
 class ProbeSchedule:
     """Sizes grow only while a probe is quick, so a slow link carries few bytes.
 
-    Ask `next_size`, send that much, tell `answered` how long the acknowledgement took. The two smallest sizes are
-    sent at least once, because a slope needs two sizes.
+    Call `next_size`, send that much, pass the time of the acknowledgement to `answered`. The two
+    smallest sizes are sent at least once, because a slope needs two sizes.
     """
 
     most_bytes: int = MOST_BYTES
@@ -59,7 +59,7 @@ class ProbeSchedule:
 def one_way(answers: dict[int, list[float]]) -> list[LinkSample]:
     """Samples of one direction: the acknowledgement is assumed to take half of an empty payload's round trip.
 
-    Where the two directions' delays differ, each is given their mean; the sum around a ring is right all the same.
+    If the two directions' delays differ, each gets their mean; the sum around a ring is right all the same.
     """
     back = statistics.median(answers[0]) / 2
     return [
@@ -86,8 +86,9 @@ _REMEMBERED = 15
 class Arrivals:
     """Measures the link at the receiver, from the parts of one step.
 
-    Parts of a step are sent back to back, so the parts behind the first arrive as fast as the link carries them,
-    however long the step waited before. (The sender sees only how fast its own buffers take them.)
+    Parts of a step are sent back to back. So the parts after the first arrive as fast as the link
+    carries them, whatever the step waited before. (The sender sees only how fast its own buffers
+    take them.)
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,5 @@
-"""Doubts about a profile: few points were measured, the node was busy or held stages meanwhile, or no cost goes through
-the points. Pure.
+"""Doubts about a profile: few points were measured, the node was busy or held stages, or no cost
+fits the points. Pure.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ OTHERS = 0.05
 STEADY = 0.1
 """Typical spread of repeats on a node of its own: a few per cent, rarely twice that."""
 MISSED = 0.1
-"""Root mean square by which a fit may miss its points whatever they state. No layer is exactly lines and shares: where
-attention hides behind the reading of weights at some points and not at others, it is 5 to 8 % off."""
+"""Root mean square by which a fit may miss its points whatever they state. No layer is exactly
+lines and shares: if attention overlaps with the reading of weights at some points and not at
+others, it is 5 to 8 % off."""
 
 
 def busy(profile: ComputeProfile) -> tuple[str, ...]:
@@ -27,7 +28,7 @@ def busy(profile: ComputeProfile) -> tuple[str, ...]:
 
 
 def may_improve(profile: ComputeProfile) -> bool:
-    """Whether the node is to be measured again when it is left alone and holds no stage."""
+    """Whether the node is to be measured again when it is quiet and holds no stage."""
     return profile.effort is Effort.FIRST or profile.beside_stages or bool(busy(profile))
 
 

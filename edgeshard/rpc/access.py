@@ -1,6 +1,6 @@
 """Rights of callers: one table of the roles that may call each method. A method that is not in it is refused.
 
-In plaintext, which is for loopback alone, callers cannot be told apart, and everyone there may call everything.
+In plaintext, which is only for loopback, callers cannot be distinguished, and everyone there may call everything.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ class CallFrom:
 
     address: str
     principal: Principal | None
-    """None in plaintext, and where the certificate names no role."""
+    """None in plaintext, and if the certificate names no role."""
     is_named: bool
-    """Whether a certificate says who it is, or none is needed."""
+    """Whether a certificate names it, or none is needed."""
 
 
 def call_from(context: Any) -> CallFrom:
@@ -129,7 +129,7 @@ def check_access(context: Any, method: str, site: str | None, denials: Denials) 
 
 
 def check_acts_for_itself(context: Any, node_name: str, field: str) -> None:
-    """Raise DeniedError naming `field` if a node that is not `node_name` calls, where callers can be told apart."""
+    """Raise DeniedError naming `field` if a node that is not `node_name` calls and callers can be distinguished."""
     principal = caller(context)
     if principal is not None and (principal.role, principal.id) != (Role.AGENT, node_name):
         raise DeniedError(f"{field}: {principal} may not act for node {node_name}", field=field, reason="IMPERSONATION")

@@ -9,7 +9,7 @@ import socket
 import struct
 
 WILDCARDS = ("0.0.0.0", "::")
-"""Addresses to listen on that nobody can dial: they stand for every address."""
+"""Addresses to listen on that cannot be dialled: they stand for every address."""
 _SIOCGIFADDR = 0x8915
 
 
@@ -39,8 +39,9 @@ def is_of_this_machine(host: str) -> bool:
 
 
 def free_port(host: str, first: int, count: int) -> int:
-    """The first of `count` ports from `first` on that nobody listens on at this machine's address `host`; `first` where
-    all are taken. If another process takes it in the meantime, the start of whoever listens there fails."""
+    """The first free one of `count` ports from `first` on, at this machine's address `host`;
+    `first` if all are taken. If another process takes it in the meantime, the listener's start
+    fails."""
     family = socket.AF_INET6 if _is_v6(host) else socket.AF_INET
     for port in range(first, first + count):
         with socket.socket(family) as probe:

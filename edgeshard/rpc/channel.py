@@ -21,13 +21,13 @@ A manifest of the most experts that EdgeShard runs, with three tensors each, has
 """
 _PASSED_ON_BYTES = 64 << 10
 WINDOW_BYTES = 4 << 20
-"""The window of channels that carry tokens and control, and of the coordinator's server: a model's upload over a path
-of 100 ms may come with 40 MB/s."""
+"""The window of channels that carry tokens and control, and of the coordinator's server: a model's
+upload over a path of 100 ms may reach 40 MB/s."""
 KEEPALIVE_S = 1.0
 CONTROL_KEEPALIVE_S = 2.0
-"""Keepalive between nodes and their coordinator, where heartbeats come more often and spare the ping."""
+"""Keepalive between nodes and their coordinator, where more frequent heartbeats make the ping unnecessary."""
 CONTROL_PING_TIMEOUT_S = 15.0
-"""Longer than a node may be silent: one that stands still for a moment keeps its control stream."""
+"""Longer than a node may be silent: one that pauses for a moment keeps its control stream."""
 
 COMMON_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_timeout_ms", int(KEEPALIVE_S * 1000)),
@@ -82,13 +82,14 @@ def open_channel(
     Over TLS the peer must show the certificate of that node or of the coordinator, whatever the address, and calls
     begin with the newest certificate of the files. Raises DeniedError naming `field` for plaintext beyond loopback.
 
-    A ping is sent after `keepalive_s` without data. Where even TCP does not acknowledge it, as when a cable was pulled,
-    the link counts as dead one second later (gRPC makes keepalive_timeout the socket's TCP_USER_TIMEOUT). Where TCP
-    does and the gRPC of the peer does not answer, as behind a proxy or when the process stands still, the peer counts
-    as gone after `ping_timeout_s`; None leaves it at gRPC's minute. It may be short for a channel that carries little:
-    behind bulk on a slow link the answer takes as long as the bulk. Attempts to connect come at least every
-    `reconnect_s`; a call made between them fails without an attempt. `window_bytes` is as of a `Server`: how much the
-    peer may send ahead on a stream.
+    A ping is sent after `keepalive_s` without data. If not even TCP acknowledges it, as after a
+    cable was pulled, the link counts as dead one second later (gRPC makes keepalive_timeout the
+    socket's TCP_USER_TIMEOUT). If TCP does and the peer's gRPC does not answer, as with a proxy or
+    a stopped process, the peer counts as gone after `ping_timeout_s`; None leaves it at gRPC's
+    minute. It may be short if the channel carries little: an answer that follows bulk data on a
+    slow link takes as long as the data. Attempts to connect are at most `reconnect_s` apart; a call
+    made between them fails without an attempt. `window_bytes` is as in a `Server`: the bytes that
+    the peer may send ahead on a stream.
     """
     check_secure(target, tls, field)
     options: list[tuple[str, int | str]] = [
@@ -99,7 +100,8 @@ def open_channel(
         # Also the time one attempt to connect may take, TLS handshake included: seconds on a slow link.
         ("grpc.min_reconnect_backoff_ms", 10_000),
         ("grpc.max_reconnect_backoff_ms", int(reconnect_s * 1000)),
-        # Several channels to one node must not share a connection: control must not queue behind activations.
+        # Several channels to one node must not share a connection: control messages must not queue
+        # after activations.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),
     ]
@@ -117,8 +119,9 @@ def open_channel(
 
 
 def fixed_window(window_bytes: int) -> list[tuple[str, int]]:
-    """Options that fix how much a peer may send ahead on a stream. Without them gRPC measures the path with pings,
-    which wake both ends once more for a message where messages come one by one."""
+    """Options that fix how much a peer may send ahead on a stream. Without them gRPC measures the
+    path with pings. These wake both ends once more for each message if messages arrive one by
+    one."""
     return [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", window_bytes)]
 
 
@@ -130,8 +133,8 @@ def is_sendable(message: Message) -> bool:
 async def half_close(call: grpc.aio.StreamUnaryCall[Any, Any] | grpc.aio.StreamStreamCall[Any, Any]) -> None:
     """Tell the peer that nothing more will be written.
 
-    Raises nothing: where the call is over, its status says why, and the caller reads that next. The `done_writing` of
-    grpcio raises InternalError if the connection broke a moment before.
+    Raises nothing: if the call is over, its status has the reason, and the caller reads that next.
+    The `done_writing` of grpcio raises InternalError if the connection broke a moment before.
     """
     with suppress(grpc.aio.InternalError):
         await call.done_writing()

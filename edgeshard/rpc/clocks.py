@@ -14,7 +14,8 @@ TLS_HANDSHAKE = "TLS_HANDSHAKE"
 
 
 async def explained(error: EdgeShardError, target: str) -> EdgeShardError:
-    """The error of a call to `host:port`, or that of a wrong clock if this is why TLS refused the certificate there."""
+    """The error of a call to `host:port`; the error of a wrong clock if TLS refused the certificate
+    there for that reason."""
     if error.reason != TLS_HANDSHAKE:
         return error
     return await asyncio.to_thread(clock_error, target) or error

@@ -10,7 +10,7 @@ from edgeshard.domain.identity import Denial, Principal
 
 
 class Denials:
-    """The denials of one process. Certificates that were made since a principal was let in again are accepted."""
+    """The denials of one process. Certificates made after a principal was admitted again are accepted."""
 
     def __init__(self) -> None:
         self._accepted: dict[Principal, tuple[str, ...]] = {}
@@ -21,7 +21,7 @@ class Denials:
         self._followers.append(changed)
 
     def replace(self, denials: Iterable[Denial]) -> None:
-        """Refuse these from now on, and nobody else. Their open calls end."""
+        """From now on refuse only these. Their open calls end."""
         self._accepted = {denial.principal: denial.accepted for denial in denials}
         for changed in self._followers:
             changed()

@@ -1,7 +1,8 @@
 """Finding a site on the local network by multicast DNS (RFC 6762), as a service of DNS-SD (RFC 6763).
 
-A coordinator announces its site's name, its ports and the digest of its authority. Anybody on the network can announce
-the same: what is found says where to ask, and never whom to trust. Needs the extra `discovery`.
+A coordinator announces its site's name, its ports and the digest of its authority. Any machine on
+the network can announce the same, so an announcement only has addresses to try and proves no
+identity. Needs the extra `discovery`.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ LOOK_AGAIN_S = 30.0
 """How often an announcement follows the addresses of this machine."""
 _ANSWER_MS = 3000
 _MOST_PLACES = 64
-"""So many announcements are looked at, whoever sends more."""
+"""Most announcements that are examined, even if more arrive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """A site as it is announced: the digest of its authority, and the addresses host:port where its coordinator
-    listens for members and for who joins."""
+    """The announcement of a site: the digest of its authority, and the addresses host:port at which
+    its coordinator listens for members and for joiners."""
 
     site: str
     authority: bytes
@@ -44,7 +45,7 @@ class Announced:
 async def keep_announced(announced: Announced) -> None:
     """Announce a site until this is cancelled, at the addresses that this machine has each time.
 
-    A machine without a network announces nothing, and looks again every `LOOK_AGAIN_S` seconds.
+    A machine without a network announces nothing, and checks again every `LOOK_AGAIN_S` seconds.
     """
     from zeroconf import Error
     from zeroconf.asyncio import AsyncZeroconf
@@ -74,9 +75,9 @@ async def keep_announced(announced: Announced) -> None:
 
 
 async def found(authority: bytes) -> AsyncGenerator[tuple[str, str], None]:
-    """The addresses host:port, of the coordinator and of its enrolment, that are announced on this machine's networks
-    for the site with this digest of its authority, as they come and each once. Does not end by itself. Raises OSError
-    where there is no network."""
+    """The announced addresses host:port, of the coordinator and of its enrolment, for the site with
+    this digest of its authority. It yields each once, as it arrives from this machine's networks.
+    Does not end by itself. Raises OSError if there is no network."""
     from zeroconf import InterfaceChoice, ServiceStateChange
     from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
@@ -117,7 +118,7 @@ def _service(announced: Announced, addresses: list[str]) -> ServiceInfo:
 
 
 def _places(info: ServiceInfo, authority: bytes) -> list[tuple[str, str]]:
-    """What an announcement says of this authority's site; nothing where it is of another one, or makes no sense."""
+    """The content of an announcement for this authority's site; empty if it is for another site, or malformed."""
     told = info.decoded_properties
     port = told.get("coordinator") or ""
     if told.get("authority") != authority.hex() or not port.isdecimal() or not 0 < int(port) < 65536 or not info.port:
@@ -125,17 +126,18 @@ def _places(info: ServiceInfo, authority: bytes) -> list[tuple[str, str]]:
     return [
         (join_address(address, int(port)), join_address(address, info.port))
         for address in info.parsed_scoped_addresses()
-        if "%" not in address  # good on one interface alone
+        if "%" not in address  # valid on only one interface
     ]
 
 
 def _own_addresses(host: str) -> list[str]:
-    """Where a listener of `host` is reached from other machines: itself, or all addresses where it is a wildcard."""
+    """The addresses at which other machines reach a listener of `host`: itself, or all addresses if
+    it is a wildcard."""
     if host not in WILDCARDS:
         try:
             return [str(ipaddress.ip_address(host))]
         except ValueError:
-            return []  # a name, which whoever has it does not need to find
+            return []  # a name, which a caller that has it does not need to find
     import ifaddr
 
     versions = (4,) if host == WILDCARDS[0] else (4, 6)

@@ -7,9 +7,10 @@ import os
 _SETTINGS = {
     # Its own log goes to stderr in another format, and adds nothing to ours.
     "GRPC_VERBOSITY": "NONE",
-    # By default every message that arrives wakes three threads of gRPC's own before the event loop hears of it. These
-    # switches give the socket back to the thread that waits for it, which matters where messages come one by one: with
-    # one stream a token takes a quarter less processor time. gRPC ignores names that it does not know.
+    # By default every message that arrives wakes three threads of gRPC before the event loop gets
+    # it. These switches return the socket to the thread that waits for it. That matters if messages
+    # arrive one by one: a single stream's token takes a quarter less processor time. gRPC ignores
+    # names that it does not know.
     "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener,-event_engine_for_all_other_endpoints",
 }
 

@@ -10,7 +10,7 @@ from edgeshard.rpc.tls import TlsFiles
 
 
 class FollowingContext:
-    """A server's side of TLS, in `context`, that takes up files that were renewed, at the next handshake.
+    """A server's side of TLS, in `context`, that uses renewed files at the next handshake.
 
     By default every caller must show a certificate of the same authority. With `ssl.CERT_OPTIONAL` in `verify` a caller
     may show none. Raises as `TlsFiles.check`.

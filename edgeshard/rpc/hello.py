@@ -14,7 +14,7 @@ MessageT = TypeVar("MessageT")
 
 
 async def first_message(messages: AsyncIterator[MessageT], field: str, stream: str) -> MessageT | None:
-    """The first message; None for a stream that ended before it.
+    """The first message; None if the stream ended before it.
 
     Raises DeadlineError naming `field` after HELLO_TIMEOUT_S. `stream` names the stream in words.
     """

@@ -1,11 +1,13 @@
 """The watch of the link to the next stage. Pure: times are the sender's monotonic seconds, as values.
 
-The receiver of a link sends a beacon every `BEACON_S`. A link is suspect when none comes for `SUSPECT_S`, when what was
-sent makes no progress for as long, or when a link that has worked is not open again by then; and one that has not, when
-nobody answers for `FIRST_S`: a node that is not ready yet answers, with a refusal. What the sender's own loop was late
-with does not count: a node that stood still itself suspects nobody.
+The receiver of a link sends a keepalive (beacon) every `BEACON_S`. A link is suspect in three
+cases. No beacon arrives for `SUSPECT_S`. Sent data makes no progress for the same time. A link that
+has worked is not open again by then; a link that has not worked is suspect if it gets no answer for
+`FIRST_S`. A node that is not ready yet answers, with a refusal. Delays of the sender's own loop do
+not count: a node that itself stood still suspects no other.
 
-A head and its coordinator watch each other by it too, over the head's stream, where nothing but beacons is owed.
+A head and its coordinator also watch each other with it, over the head's stream, on which only
+beacons are expected.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ LONGEST_S = 10.0
 """The patience with a suspect link doubles up to this, since it may only be slow."""
 TICK_S = 0.1
 ALIVE = LinkBeacon(0, 0)
-"""A beacon that says nothing of what was sent."""
+"""A beacon that reports nothing of the sent data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +35,24 @@ class Fault:
 
 
 class LinkWatch:
-    """Judges a link by the events that it is told and by `tick`, every `TICK_S`. `beacon` tells the end of an incident.
+    """Judges a link by its events and by `tick`, every `TICK_S`. `beacon` reports the end of an incident.
 
-    Something is owed while a step was sent, at least in part, that the receiver has not reported as received.
+    A report is outstanding if a step was sent, at least in part, that the receiver has not reported as received.
     """
 
     def __init__(self, now: float) -> None:
         self._ticked_at = now
         self._heard_at = now
-        """The time at which the receiver was last heard, or was given another chance."""
+        """The time at which the receiver last sent something, or got another chance."""
         self._moved_at = now
-        """The time at which the receiver last reported progress, or from which on something is owed."""
+        """The time at which the receiver last reported progress, or since which a report is outstanding."""
         self._is_open = False
         self._has_worked = False
         self._faults = 0
         """Faults of the incident under way."""
         self._incident = False
         self._sent = self._next_step = self._received_bytes = 0
-        """The step behind the last one sent, and what the receiver reports; of the stream that is open."""
+        """The step after the last one sent, and the receiver's report, both for the open stream."""
 
     def welcomed(self, next_step: int, now: float) -> None:
         """Note that a stream is open, and that the receiver wants `next_step`."""
@@ -66,7 +68,7 @@ class LinkWatch:
         self._sent = max(self._sent, step + 1)
 
     def beacon(self, beacon: LinkBeacon, now: float) -> bool:
-        """Note a report of the receiver. Returns whether an incident is over: the receiver gets what is owed."""
+        """Note a report of the receiver. Returns whether an incident is over: the receiver gets the sent data."""
         self._heard_at = now
         moved = beacon.received_bytes > self._received_bytes or beacon.next_step > self._next_step
         if moved:
@@ -84,7 +86,7 @@ class LinkWatch:
         self._is_open = False
 
     def tick(self, now: float) -> Fault | None:
-        """The fault at `now`, told once: from then on the next attempt is watched."""
+        """The fault at `now`, reported once: from then on the next attempt is watched."""
         late = max(0.0, now - self._ticked_at - TICK_S)
         self._ticked_at = now
         self._heard_at = min(now, self._heard_at + late)

@@ -1,4 +1,4 @@
-"""Open calls of one server by their callers: those of a revoked principal end at once, and streams are counted."""
+"""Open calls of one server by their callers: a revoked principal's calls end at once, and streams are counted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_STREAMS = 512
 
 
 class OpenCall:
-    """One open call. `error` is the reason for which it must end, None where it need not."""
+    """One open call. `error` is the reason for which it must end, None if it need not."""
 
     __slots__ = ("_context", "error", "is_sending", "task")
 
@@ -26,12 +26,12 @@ class OpenCall:
         self.task = task
         self.error: DeniedError | None = None
         self.is_sending = False
-        """True while a message is handed to gRPC. The task must not be cancelled then: nobody would send the status."""
+        """True while a message is handed to gRPC. The task must not be cancelled then: no status would be sent."""
 
     def check(self, principal: Principal, denials: Denials) -> None:
         """End the call if its certificate is refused now."""
         if self.task is not None and self.task.done():
-            return  # It is over, and its context is not to be asked any more; its generator was not closed yet.
+            return  # It is over, and its context must not be used any more; its generator was not closed yet.
         try:
             denials.check(self._context, principal)
         except DeniedError as error:
@@ -41,7 +41,7 @@ class OpenCall:
                     self.task.cancel()
 
     def caught(self) -> DeniedError | None:
-        """The reason of a cancellation that the caller of this has caught, None if it came from elsewhere.
+        """The reason of a cancellation that the caller of this has caught, None if it has another source.
 
         A cancellation of `check` is over with it.
         """
@@ -56,7 +56,7 @@ def rightful(request: Any, call: OpenCall) -> Any:
 
 
 class _RightfulMessages:
-    """The messages of a call. The call itself may end later if its caller does not read what is sent."""
+    """The messages of a call. The call itself may end later if its caller does not read the sent ones."""
 
     __slots__ = ("_call", "_messages")
 
@@ -92,11 +92,11 @@ class CallContext:
         return getattr(self._context, name)
 
     async def send_initial_metadata(self, metadata: Any) -> None:
-        """Send the metadata. Raises DeniedError if the caller was revoked meanwhile."""
+        """Send the metadata. Raises DeniedError if the caller has been revoked."""
         await self._begin(self._context.send_initial_metadata(metadata))
 
     async def write(self, message: Any) -> None:
-        """Send a message, the first one with the metadata. Raises DeniedError if the caller was revoked meanwhile."""
+        """Send a message, the first one with the metadata. Raises DeniedError if the caller has been revoked."""
         sending = self._context.write(message)
         await (sending if self._has_begun else self._begin(sending))
 
@@ -116,7 +116,7 @@ class CallContext:
 
 
 class OpenCalls:
-    """The open calls of one server. For the thread of the event loop alone."""
+    """The open calls of one server. Only for the thread of the event loop."""
 
     def __init__(self, denials: Denials) -> None:
         self._denials = denials

@@ -16,17 +16,17 @@ from edgeshard.rpc.tls import TlsFiles
 from edgeshard.rpc.tls_files import write_private
 
 log = logging.getLogger(__name__)
-"""A standard logger: applications log as they like, and a daemon sends it where its own lines go."""
+"""A standard logger: applications log as they like, and a daemon sends it to its own log."""
 
 Renew = Callable[[bytes], Awaitable[tuple[bytes, bytes]]]
 """Takes a certificate signing request in PEM; returns a certificate and the authorities to trust, both in PEM."""
 LONGEST_SLEEP_S = 3600.0
-"""Longest sleep between two looks at the clock, which may be set meanwhile."""
+"""Longest sleep between two readings of the clock, which may be set in between."""
 LONGEST_RETRY_S = 600.0
 
 
 async def keep_renewed(files: TlsFiles, renew: Renew, time: Callable[[], datetime] = now) -> None:
-    """Renew whenever two thirds of the certificate's life are over. Returns where the site makes no certificates."""
+    """Renew whenever two thirds of the certificate's life are over. Returns if the site makes no certificates."""
     while True:
         validity = validity_of(files.cert.read_bytes())
         left_s = (validity.renewal - time()).total_seconds()
@@ -58,9 +58,9 @@ async def renew_now(files: TlsFiles, renew: Renew) -> None:
 def adopted(given: TlsFiles, directory: Path) -> TlsFiles:
     """The files that a daemon uses and renews: they are in `directory`, since the given ones may be read-only.
 
-    A certificate in `directory` is used as long as it is of the key and newer than the given one. The authorities are
-    those of the last renewal, unless others were given since. Raises InvalidArgumentError naming `state-dir` where
-    nothing can be written.
+    A certificate in `directory` is used while it belongs to the key and is newer than the given
+    one. The authorities are from the last renewal, unless others were given since. Raises
+    InvalidArgumentError naming `state-dir` if nothing can be written.
     """
     kept = TlsFiles(directory / "ca.pem", directory / "cert.pem", given.key)
     if given.cert == kept.cert:

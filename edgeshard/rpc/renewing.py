@@ -1,8 +1,8 @@
-"""A channel whose credentials follow the files that they come from.
+"""A channel whose credentials follow the files of their origin.
 
-Credentials of gRPC for a client hold one certificate for ever. Here every call begins on a channel of the newest
-certificate; an older channel stays as long as it has calls, since a connection outlives the certificate with which it
-was made.
+Credentials of gRPC for a client hold one certificate for ever. Here every call begins on a channel
+of the newest certificate. An older channel stays while it has calls, since a connection outlives
+the certificate with which it was made.
 """
 
 from __future__ import annotations

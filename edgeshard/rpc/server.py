@@ -1,4 +1,4 @@
-"""Servers of gRPC: where they may listen, how errors leave them, and their health service."""
+"""Servers of gRPC: their addresses, the errors they send, and their health service."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from edgeshard.wire.status import abort
 log = structlog.get_logger()
 
 Check = Callable[[Any, str], Principal | None]
-"""Takes a call's context and method; returns the caller, None where nobody can tell. Raises DeniedError for a call that
-is not to be served."""
+"""Takes a call's context and method; returns the caller, None if callers cannot be distinguished.
+Raises DeniedError for a call that must not be served."""
 
 HANDSHAKE_S = 10.0
-"""Limit for TLS and HTTP/2 to begin on a new connection, as long as an attempt of a caller may take."""
+"""Limit for TLS and HTTP/2 to begin on a new connection, equal to the time limit of a caller's attempt."""
 IDLE_S = 300.0
-"""A connection without a call is closed after so long; the next call opens another."""
+"""A connection without a call is closed after this time; the next call opens another."""
 MOST_CONNECTIONS = 1024
 """Default of a server. An open connection takes 60 kB of memory and a descriptor."""
 
@@ -239,11 +239,13 @@ class _Listener:
 class Server(_Listener):
     """A grpc.aio server with the project's options, error mapping and health service.
 
-    Servicers are added with the generated `add_*_to_server(servicer, server.grpc)`; then `await start()`.
-    `keepalive_s` is as in `open_channel`. `window_bytes` fixes how much a peer may send ahead on a stream; None has
-    gRPC measure each path with pings, nearly one for every message where messages come one by one. `denials` are the
-    refused certificates; without it a server makes a list of its own. `watch` hears of every call. Connections beyond
-    `most_connections` are closed as they come, and those without a certificate after `HANDSHAKE_S`.
+    Servicers are added with the generated `add_*_to_server(servicer, server.grpc)`; then `await
+    start()`. `keepalive_s` is as in `open_channel`. `window_bytes` fixes how much a peer may send
+    ahead on a stream. If it is None, gRPC measures each path with pings, nearly one for every
+    message if messages arrive one by one. `denials` are the refused certificates; without it a
+    server makes a list of its own. `watch` receives every call. Connections beyond
+    `most_connections` are closed on arrival, and connections without a certificate after
+    `HANDSHAKE_S`.
     """
 
     def __init__(
@@ -282,7 +284,7 @@ class Server(_Listener):
 
 
 class EnrolmentServer(_Listener):
-    """A server for callers without a certificate. It serves EnrolmentService alone, over TLS alone.
+    """A server for callers without a certificate. It serves only EnrolmentService, over TLS only.
 
     It serves MOST_CALLS calls at a time, and MOST_CALLS_OF_ONE of one connection, so that a slow caller takes no place
     of others. A message has at most MOST_BYTES, enough for a certificate.

@@ -29,8 +29,8 @@ log = structlog.get_logger()
 class TlsFiles:
     """PEM files: the authority that signs every process of a site, and this process's certificate and key.
 
-    The certificate says who the process is: `edgeshard://SITE/ROLE/ID` among its alternative names, and the DNS name
-    `ID.ROLE.SITE`, by which others verify it.
+    The certificate has the identity of the process: `edgeshard://SITE/ROLE/ID` among its
+    alternative names, and the DNS name `ID.ROLE.SITE`, by which others verify it.
     """
 
     ca: Path
@@ -38,8 +38,9 @@ class TlsFiles:
     key: Path
 
     def check_form(self) -> None:
-        """Raise InvalidArgumentError naming a file of the wrong kind, a key that belongs to another certificate, or a
-        certificate that does not say who the process is; DeniedError for a key that others can read."""
+        """Raise InvalidArgumentError naming a file of the wrong kind, a key that belongs to another
+        certificate, or a certificate without the process's identity; DeniedError for a key that
+        others can read."""
         for path, field in ((self.ca, "tls-ca"), (self.cert, "tls-cert"), (self.key, "tls-key")):
             if b"-----BEGIN " not in read_pem(path, field):
                 raise InvalidArgumentError(f"--{field} {path} is not a PEM file", field=field, reason="TLS_FILE")
@@ -59,9 +60,9 @@ class TlsFiles:
         self.principal()
 
     def check(self) -> None:
-        """As `check_form`; raise UnauthenticatedError, too, for a certificate of another authority, and
-        FailedPreconditionError for one that expired and for a clock that is before it or the site's authority was
-        made."""
+        """As `check_form`. Also raises UnauthenticatedError for a certificate of another authority,
+        and FailedPreconditionError for one that expired and for a clock that is before it or the
+        site's authority was made."""
         self.check_form()
         self._check_signed()
         self._check_times()
@@ -98,7 +99,7 @@ class TlsFiles:
             )
 
     def principal(self) -> Principal:
-        """The process's identity. Raises InvalidArgumentError with reason NO_ROLE where the certificate has none."""
+        """The process's identity. Raises InvalidArgumentError with reason NO_ROLE if the certificate has none."""
         from edgeshard.identity.certificates import principal_of  # a tenth of a second, which plaintext need not wait
 
         certificate = read_pem(self.cert, "tls-cert")
@@ -144,7 +145,7 @@ class TlsFiles:
     def server_credentials(self, *, asks: bool = True) -> grpc.ServerCredentials:
         """Credentials of a server that follow the files: each new connection gets the newest certificate.
 
-        Where it `asks`, every caller must show a certificate of the same authority. Raises as `check`.
+        If it `asks`, every caller must show a certificate of the same authority. Raises as `check`.
         """
         self.check()
         return grpc.dynamic_ssl_server_credentials(self._server_configuration(), _Following(self).newest, asks)
@@ -162,7 +163,7 @@ class _Following:
         self._version = files.version()
 
     def newest(self) -> Any:
-        """The configuration of changed files; None where they are as before or cannot be used."""
+        """The configuration of changed files; None if they are unchanged or cannot be used."""
         try:
             version = self._files.version()
             if version == self._version:
@@ -207,9 +208,9 @@ def tls_from_options(ca: Path | None, cert: Path | None, key: Path | None) -> Tl
 
 
 def chosen_tls(tls: TlsFiles | None, plaintext: bool) -> TlsFiles | None:
-    """The files, or None where there are none and plaintext is asked for.
+    """The files, or None if there are none and plaintext is set.
 
-    Raises DeniedError where neither is, so that nobody speaks in plaintext by accident.
+    Raises DeniedError if neither is given, so that no process uses plaintext by accident.
     """
     if tls is None and not plaintext:
         raise DeniedError(
@@ -266,7 +267,7 @@ def check_secure(address: str, tls: TlsFiles | None, field: str) -> None:
 
 
 def read_pem(path: Path, field: str) -> bytes:
-    """The file that `--field` names. Raises InvalidArgumentError where it cannot be read."""
+    """The file that `--field` names. Raises InvalidArgumentError if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:

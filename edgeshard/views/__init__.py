@@ -1,1 +1,1 @@
-"""What screens show of a site, for edgectl and the dashboard alike: plain values of one look, or of two. Pure."""
+"""Screens' values of a site, for edgectl and the dashboard alike: plain values of one snapshot, or of two. Pure."""

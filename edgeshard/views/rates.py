@@ -1,4 +1,4 @@
-"""Rates of stages, by what their nodes counted between two looks at the site."""
+"""Rates of stages, by their nodes' counters in two snapshots of the site."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Look:
 
 
 class Rates:
-    """Rates of stages since an earlier look, by their counters, over the time between the heartbeats that said them. A
-    stage that began anew, or was not heard again, has no rate."""
+    """Rates of stages since an earlier snapshot, by their counters, over the time between the
+    heartbeats that reported them. A stage that began again, or sent no new report, has no rate."""
 
     def __init__(self, look: Look, before: Look | None) -> None:
         self._now = _heard(look)
@@ -43,7 +43,7 @@ class Rates:
 
 
 def _heard(look: Look) -> Mapping[tuple[StageKey, int], tuple[StageStatus, float]]:
-    """Each stage, and when its node said so."""
+    """Each stage, and the time of its node's report."""
     ages = {node.node_id: node.heartbeat_age_s for node in look.site.nodes}
     return {
         (stage.key, stage.epoch): (stage, look.at_s - ages.get(known.placement.stages[stage.stage].node_id, 0.0))

@@ -1,1 +1,1 @@
-"""The only place where protobuf messages and domain values meet."""
+"""The only place that knows both protobuf messages and domain values."""

@@ -4,13 +4,14 @@ A pair of functions is made for a class and a message whose fields have the same
 
     node_to_wire, node_from_wire = pair(Node, pb.Node)
 
-Classes within are found in the same way, each by its field's type and the message's descriptor. So a new field is
-written in two places: the class and the .proto file. Names that differ, and enumerations in which an unknown number has
-a meaning, are in `edgeshard.wire.rules`; a class that has another form than its message registers its own functions
-here (`by_hand`). What a stranger may not say is refused by the checks beside the fields (`edgeshard.domain.checks`).
+Nested classes are found in the same way, each by its field's type and the message's descriptor. So
+a new field is written in two places: the class and the .proto file. `edgeshard.wire.rules` has
+names that differ, and enumerations in which an unknown number has a meaning. A class that has
+another form than its message registers its own functions here (`by_hand`). The checks at the fields
+refuse invalid values from strangers (`edgeshard.domain.checks`).
 
-A field that is absent where it can be is None or, where its class says so, has its default. Raises TypeError on first
-use for a field that has no form.
+An absent optional field is None or, if its class sets one, has its default. Raises TypeError on
+first use for a field that has no form.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ _ABSENT = object()
 
 
 class Form(NamedTuple):
-    """`write` gives what a message's constructor takes; `read` takes what a message has, and the field's name."""
+    """`write` returns the argument of a message's constructor; `read` takes the message's value,
+    and the field's name."""
 
     write: Callable[[Any], Any]
     read: Callable[[Any, str], Any]
@@ -50,10 +52,10 @@ class _Field(NamedTuple):
     name: str
     wire: str
     form: Form | None
-    """None for what is the same in both."""
+    """None if it is the same in both."""
     checks: tuple[Check, ...]
     absent: Any
-    """Its value where the message has none, if that can be told; else `_ABSENT`."""
+    """Its value if the message has none and that can be detected; else `_ABSENT`."""
 
 
 _FORMS: dict[tuple[Any, str], Form] = {}
@@ -66,7 +68,7 @@ def by_hand(
     to_wire: Callable[[ValueT], MessageT],
     from_wire: Callable[[MessageT], ValueT],
 ) -> None:
-    """The functions for a class and a message of another form, wherever they stand within others."""
+    """The functions for a class and a message of another form, wherever they are nested within others."""
     _FORMS[kind, message.DESCRIPTOR.full_name] = _given((to_wire, from_wire))
 
 
@@ -100,7 +102,7 @@ def choice(
 ) -> tuple[Callable[[Any], MessageT], Callable[[MessageT], Any | None]]:
     """The functions for a message that is one of several values, by the name of each one's field.
 
-    The second gives None for a message of a kind that this version does not know.
+    The second returns None if this version does not know the message's kind.
     """
     fields = message.DESCRIPTOR.fields_by_name
     (oneof,) = message.DESCRIPTOR.oneofs
@@ -121,9 +123,10 @@ def choice(
 
 
 def numbers(kind: type[EnumT], known: Any, field: str) -> tuple[Callable[[EnumT], Any], Callable[..., EnumT]]:
-    """The functions for an enumeration whose number stands in no value of its own, by default in `field`.
+    """The functions for an enumeration whose number is in no value of its own, by default in `field`.
 
-    `known` is that of the messages, such as `pb.DataType`. The second raises InvalidArgumentError naming the field.
+    `known` is the messages' enumeration, such as `pb.DataType`. The second raises
+    InvalidArgumentError naming the field.
     """
     form = cache(lambda: _enum_form(kind, known.DESCRIPTOR))
 
@@ -176,7 +179,7 @@ def _reader(fields: list[_Field], kind: Any) -> Callable[[Message, str], Any]:
     check, names, make_of = getattr(kind, "check", None), [field.name for field in fields], rules.MAKERS.get(kind)
     make = kind if make_of is None else lambda *items: make_of(dict(zip(names, items, strict=True)))
     values = _getter([field.wire for field in fields])
-    # Split, as most fields are the same in both or have a form alone, and a heartbeat has many of them.
+    # Split, as most fields are the same in both or have only a form, and a heartbeat has many of them.
     formed = [
         (index, field.form.read, field.wire)
         for index, field in enumerate(fields)
@@ -233,7 +236,7 @@ def _field_reader(field: _Field) -> Callable[[Message, Any], Any]:
 
 
 def _defaults(kind: Any) -> dict[str, Any]:
-    """The fields of a dataclass, with what each is where it is not given."""
+    """The fields of a dataclass, with the value of each if it is not given."""
     return {
         item.name: item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
         for item in dataclasses.fields(kind)
@@ -314,7 +317,7 @@ def _one_form(hint: Any, field: FieldDescriptor, where: str) -> Form | None:
         return _given(rules.BY_HAND[hint])
     message: Any = field.message_type
     if message is not None and get_origin(hint) is tuple:
-        # Of several things that are not alike: the message's fields, in their order.
+        # For several different values: the message's fields, in their order.
         made, names = GetMessageClass(message), [item.name for item in message.fields]
         values = attrgetter(*names)
         return Form(lambda value: made(**dict(zip(names, value, strict=True))), lambda found, _: values(found))
@@ -339,7 +342,7 @@ def _within(from_wire: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
 
 
 def _enum_form(kind: type[Enum], numbers: EnumDescriptor | None) -> Form:
-    """By the member's name where the message has an enumeration, such as STAGE_PHASE_READY; else by its text."""
+    """By the member's name if the message has an enumeration, such as STAGE_PHASE_READY; else by its text."""
     if numbers is None:
         known: dict[Any, Any] = {member.value: member for member in kind}
     else:

@@ -1,8 +1,9 @@
 """Steps on the wire: cutting one into frames, and a reader that trusts nothing it is given.
 
-A frame is a serialised header, raw little-endian tensor bytes and a crc32c over both; (pipeline, epoch, step) is its
-key. `FrameReader` turns frames back into steps, each once and in order, whatever was duplicated, reordered, cut or
-flipped on the way. What a refusal means for the stream is in the class: `FrameDamagedError`, `FrameRefusedError`.
+A frame is a serialised header, raw little-endian tensor bytes and a crc32c over both; (pipeline,
+epoch, step) is its key. `FrameReader` turns frames back into steps, each once and in order, even if
+frames were duplicated, reordered, cut or flipped in transit. The error's class decides what happens
+to the stream: `FrameDamagedError`, `FrameRefusedError`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ Frame = pb.Frame
 PART_BYTES = 1 << 20
 """The most of a tensor in one frame, and what a sender takes that knows nothing of the link."""
 LEAST_PART_BYTES = 16 << 10
-"""No part but the last is smaller: a step must not come in so many frames that they cost more than what is in them."""
+"""No part except the last is smaller. Otherwise a step could arrive in frames that cost more than their content."""
 MAX_RANK = 4
 MAX_SPANS = 4096
 MAX_HEADER_BYTES = 4 << 20
@@ -77,9 +78,9 @@ class FrameRefusedError(InvalidArgumentError):
 class FrameContract:
     """The limits of a receiver.
 
-    `width` is the hidden states' last dimension, 0 on the return hop, where no tensor travels; `max_tokens` bounds the
-    tokens of a step; `window` is the number of steps that may be ahead of the next one, and `max_timings` the number of
-    stages that a step has passed.
+    `width` is the hidden states' last dimension, 0 on the return hop, which carries no tensor.
+    `max_tokens` bounds the tokens of a step. `window` is the number of steps that may be ahead of
+    the next one, and `max_timings` the number of stages that a step has passed.
     """
 
     pipeline: str
@@ -92,7 +93,7 @@ class FrameContract:
 
     @property
     def max_bytes(self) -> int:
-        """Of a step's tensor."""
+        """Bytes of a step's tensor."""
         return self.max_tokens * self.width * self.dtype.itemsize
 
     @property
@@ -122,13 +123,14 @@ def encode_step(pipeline: str, epoch: int, step: WireStep, part_bytes: int = PAR
 
 
 def encode_guesses(pipeline: str, epoch: int, step: int, guessed: GuessedTokens) -> pb.Frame:
-    """The frame that tells the stage that samples which tokens the guesses of a step are."""
+    """The frame that sends a step's draft tokens to the stage that samples."""
     guesses = pb.StepGuesses(requests=_guessed_to_wire(guessed))
     return _seal(pb.FrameHeader(pipeline=pipeline, epoch=epoch, step=step, parts=1, guesses=guesses), b"")
 
 
 def decode_guesses(frame: pb.Frame, pipeline: str, epoch: int) -> tuple[int, GuessedTokens] | None:
-    """A step's number and its guesses; None for a frame that is damaged or is not that: then no guess counts."""
+    """A step's number and its draft tokens; None if the frame is damaged or of another kind: then
+    no draft token counts."""
     raw, payload = frame.header, frame.payload
     if len(raw) > MAX_HEADER_BYTES or _checksum(raw, payload) != frame.crc32c:
         return None
@@ -165,9 +167,10 @@ def _checksum(header: bytes, payload: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The outcome of a frame: `steps` in order, or `repeated`, a step that had come out before and came again.
+    """The outcome of a frame: `steps` in order, or `repeated`, a step that had been returned before
+    and arrived again.
 
-    `payload_bytes` are the bytes of tensor in the frame, `parts` those of its step.
+    `payload_bytes` are the bytes of tensor in the frame, `parts` the number of parts of its step.
     """
 
     steps: tuple[WireStep, ...] = ()
@@ -189,8 +192,8 @@ class _Partial:
 class FrameReader:
     """Frames in, steps out: each step once, in order of its number.
 
-    Pure state, no I/O. `next_step` is the number of the next step to come out, and what a reconnecting sender is told.
-    A frame that is refused changes nothing.
+    Pure state, no I/O. `next_step` is the number of the next step to be returned, which is also
+    sent to a reconnecting sender. A frame that is refused changes nothing.
     """
 
     def __init__(self, contract: FrameContract, next_step: int = 0) -> None:
@@ -205,8 +208,9 @@ class FrameReader:
     def accept(self, frame: pb.Frame) -> Accepted:
         """Take a frame; return the steps that are now complete and in order.
 
-        Raises FrameDamagedError for bytes that do not match their checksum, FrameRefusedError for an intact frame of
-        another pipeline or epoch, beyond the window, or with a tensor that is not the contract's.
+        Raises FrameDamagedError for bytes that do not match their checksum. Raises
+        FrameRefusedError for an intact frame of another pipeline or epoch, beyond the window, or
+        with a tensor that is not the contract's.
         """
         # Once: each reading of a message's bytes copies them.
         payload = frame.payload
@@ -217,7 +221,7 @@ class FrameReader:
             self._check_first(header, size)
             step = _decode(header, payload)
             self.next_step += 1
-            # Steps that came before their turn may follow it.
+            # Steps that arrived before their turn may follow it.
             return Accepted((step, *(self._take_complete() if self._partial else ())), None, size)
         partial = self._partial.get(header.step) or _Partial(header.parts)
         if partial.parts != header.parts:
@@ -306,7 +310,7 @@ class FrameReader:
         `part_bytes` is the size of the parts that are here, 0 if none is.
         """
         if header.parts == 1:
-            return  # the description says how many bytes it has
+            return  # the description has its number of bytes
         if header.part == header.parts - 1:
             fits = 0 < payload_bytes <= (part_bytes or PART_BYTES)
         else:

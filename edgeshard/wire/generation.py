@@ -129,7 +129,7 @@ def prompt_logprobs_from_wire(message: pb.PromptLogprobs) -> PromptLogprobs:
 
 
 def token_fields(token: Token, timings: tuple[StageTiming, ...] = (), at_s: float = 0.0) -> dict[str, Any]:
-    """The fields of a token's message. It leaves out `timings` and `at_s` where the token has just these."""
+    """The fields of a token's message. It leaves out `timings` and `at_s` if the token has just these."""
     return {
         "position": token.position,
         "token": token.token,
@@ -146,7 +146,7 @@ def token_of(
     timings: tuple[StageTiming, ...] = (),
     at_s: float = 0.0,
 ) -> Token:
-    """The token of a message; `timings` and `at_s` where it has none of its own."""
+    """The token of a message; `timings` and `at_s` are used if it has none of its own."""
     return Token(
         message.position,
         message.token,

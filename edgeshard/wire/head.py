@@ -65,7 +65,7 @@ def head_command_from_wire(message: pb.AttachResponse) -> HeadCommand:
 
 
 def request_of_command(message: pb.AttachResponse) -> RequestId:
-    """The request that a command is about, also of one that cannot be read; '' where that is not said."""
+    """The request of a command, even if the command cannot be read; '' if it names none."""
     return RequestId(message.start.request_id or message.cancel.request_id)
 
 
@@ -83,7 +83,7 @@ def head_message_to_wire(message: HeadMessage) -> pb.AttachRequest:
 
 
 def head_message_from_wire(message: pb.AttachRequest) -> HeadMessage | None:
-    """None for a message of a kind this version does not know."""
+    """The message; None if this version does not know its kind."""
     match message.WhichOneof("message"):
         case "tokens":
             return _tokens_from_wire(message.tokens)
@@ -99,7 +99,7 @@ def head_message_from_wire(message: pb.AttachRequest) -> HeadMessage | None:
 
 
 def _event_fields(event: RequestEvent) -> tuple[str, dict[str, Any]]:
-    """The kind of an event's message, and its fields beside the request and the epoch."""
+    """The kind of an event's message, and its fields except the request and the epoch."""
     match event:
         case Token() | LastToken():
             return "token", _token_fields(event)
@@ -147,7 +147,7 @@ def _tokens_from_wire(message: pb.HeadTokens) -> HeadEvents:
 
 
 def _split(event: RequestEvent) -> tuple[Token, RequestEnd | None]:
-    """The token of an event that is one, and the end that comes with it."""
+    """The token of an event that is one, and the end that arrives with it."""
     if isinstance(event, LastToken):
         return event.token, event.end
     assert isinstance(event, Token)

@@ -43,7 +43,7 @@ def token_to_wire(token: JoinToken) -> pb.JoinToken:
 
 
 def token_from_wire(message: pb.JoinToken) -> JoinToken:
-    """Raises InvalidArgumentError for a token that says too little."""
+    """Raises InvalidArgumentError for an incomplete token."""
     principal = Principal(check_name(message.site, "site"), parse_role(message.role), check_name(message.id, "id"))
     if not message.authorities or not message.secret:
         raise InvalidArgumentError("token: it is not whole", field="token", reason="TOKEN")

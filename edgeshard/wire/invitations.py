@@ -1,8 +1,9 @@
 """An invitation as text: one short word, which people copy, and read to each other.
 
-Behind the prefix, in base64 without padding: the address of the coordinator, that of its listener for enrolment, a byte
-for role and length of the id, id, site with its length in front, digest of the authority, secret. An address is a byte
-for its form, the host, two bytes for the port.
+After the prefix, in base64 without padding: the address of the coordinator, the address of its
+listener for enrolment, a byte for role and length of the id, id, site with its length in front,
+digest of the authority, secret. An address is a byte for its form, followed by the host and two
+bytes for the port.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ _LONGEST_HOST = 253
 def invitation_to_text(invitation: Invitation) -> str:
     """One word without characters that mean anything to a shell.
 
-    It has at most 120 characters where site and id have 29 together and the host is an address of IPv4: 17 for one of
-    IPv6, and 33 with the host for a host's name. Raises InvalidArgumentError naming `host`.
+    It has at most 120 characters if site and id have 29 together and the host is an IPv4 address.
+    With an IPv6 address they may have 17, with a host's name 33 including the name. Raises
+    InvalidArgumentError naming `host`.
     """
     principal = invitation.principal
     content = b"".join(
@@ -58,7 +60,7 @@ printed in ASCII, because whoever answered may have sent its text."""
 
 
 def line_without_edgeshard(token: JoinToken) -> str:
-    """The line that joins a machine which has Python and nothing of EdgeShard; "" where the site has no wheels.
+    """The command that joins a machine which has Python and nothing of EdgeShard; "" if the site has no wheels.
 
     Options of `edgectl join` may follow it. Raises as `invitation_to_text`.
     """
@@ -102,7 +104,7 @@ def _host_to_bytes(host: str) -> bytes:
         address = ipaddress.ip_address(host)
     except ValueError:
         address = None
-    # Whatever else is written differently than it would be read, such as one with a zone, is taken as a name.
+    # Any address that would be read differently than it is written, such as one with a zone, is written as a name.
     if address is not None and str(address) == host and not getattr(address, "scope_id", None):
         return bytes([_V4 if address.version == 4 else _V6]) + address.packed
     name = host.encode()
@@ -112,7 +114,7 @@ def _host_to_bytes(host: str) -> bytes:
 
 
 class _Reader:
-    """Takes one thing after the other. Raises ValueError or IndexError where the bytes end too early, or go on."""
+    """Takes one thing after the other. Raises ValueError or IndexError if the bytes end too early, or continue."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content

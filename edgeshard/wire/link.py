@@ -42,7 +42,7 @@ def _fields(message: LinkMessage) -> Any:
 
 
 def link_message_from_wire(message: pb.LinkMessage) -> LinkMessage | None:
-    """None for a kind this version does not know. Figures of a sample are the caller's to check."""
+    """The message; None if this version does not know its kind. The caller checks the figures of a sample."""
     match message.WhichOneof("message"):
         case "frame":
             return message.frame

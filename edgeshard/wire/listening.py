@@ -27,7 +27,7 @@ def listener_message_to_wire(message: ListenerMessage) -> pb.ListenRequest:
 
 
 def listener_message_from_wire(message: pb.ListenRequest) -> ListenerMessage | None:
-    """None for a message of a kind this version does not know."""
+    """The message; None if this version does not know its kind."""
     match message.WhichOneof("message"):
         case "listener":
             return ListenerHello(message.listener)
@@ -51,7 +51,8 @@ def heard_from_wire(message: pb.ListenResponse) -> Heard:
 
 
 def _step_of(item: tuple[int, Token]) -> tuple[float, tuple[StageTiming, ...]]:
-    """What tokens of a step have in common. The head's message of a step gives all its tokens one tuple of timings."""
+    """The common part of a step's tokens. The head's message of a step gives all its tokens one
+    tuple of timings."""
     return item[1].at_s, item[1].timings
 
 

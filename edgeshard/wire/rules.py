@@ -1,4 +1,4 @@
-"""The conversions that do not follow from names and types alone, in tables."""
+"""The conversions that do not follow from only names and types, in tables."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NAMES: Mapping[tuple[type, str], str] = {
     (Site, "config"): "config_json",
     (Term, "number"): "term",
 }
-"""A field's name in the message, where it has another."""
+"""A field's name in the message, if it has another."""
 
 UNKNOWN: Mapping[type[Enum], Enum] = {
     FinishReason: FinishReason.CANCELLED,
@@ -46,7 +46,7 @@ UNKNOWN: Mapping[type[Enum], Enum] = {
     ToolFormat: ToolFormat.NONE,
     WeightLoadingWork: WeightLoadingWork.CONVERTING,
 }
-"""What a member that this version does not know is taken for. Of another enumeration it is refused."""
+"""The value for a member that this version does not know. Other enumerations refuse unknown members."""
 
 UNSPECIFIED: Mapping[type[Enum], Enum] = {Effort: Effort.FULL, ToolFormat: ToolFormat.NONE}
 """The member that a message does not name: number 0."""

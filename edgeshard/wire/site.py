@@ -62,7 +62,7 @@ def site_from_wire(message: pb.GetSiteResponse) -> Site:
 
 
 def measure_request_from_wire(message: pb.ProfileRequest) -> MeasureRequest:
-    """Raises InvalidArgumentError naming the field. The data type may be left out where only links are measured."""
+    """Raises InvalidArgumentError naming the field. The data type may be left out if only links are measured."""
     if not message.dtype and not message.model:
         message = pb.ProfileRequest.FromString(message.SerializeToString())
         message.dtype = common_pb2.DATA_TYPE_BFLOAT16

@@ -23,8 +23,8 @@ from edgeshard.domain.errors import (
 
 DOMAIN = "edgeshard"
 DETAILS_KEY = "grpc-status-details-bin"
-# Only what names a certificate that was looked at and refused. A handshake that was merely cut short, as by a slow link
-# or a process going down, may succeed the next time.
+# Only refusals that name a checked certificate. A handshake that was merely cut short, as by a slow
+# link or a process that ends, may succeed the next time.
 _TLS_REFUSALS = ("CERTIFICATE_VERIFY_FAILED", "TSI_PROTOCOL_FAILURE", "SSL_ERROR")
 _GRPC_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -73,7 +73,7 @@ def is_answer(error: grpc.aio.AioRpcError) -> bool:
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError, target: str = "") -> EdgeShardError:
-    """The typed error behind a failed call; `target` is who was called, for the message."""
+    """The typed error for a failed call; `target` is the server, for the message."""
     for key, value in error.trailing_metadata() or ():
         if key == DETAILS_KEY:
             return _from_status(status_pb2.Status.FromString(value if isinstance(value, bytes) else value.encode()))

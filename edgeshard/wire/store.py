@@ -1,6 +1,6 @@
 """Manifests and blobs: message <-> value; manifests <-> JSON file.
 
-What comes in is checked as far as it can be without its blobs.
+Incoming values are checked as far as possible without their blobs.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ manifest_to_wire, _ = by_fields(ModelManifest, pb.Manifest)
 
 
 def manifest_from_wire(message: pb.Manifest) -> ModelManifest:
-    """A manifest whose names, digests, types and sizes are well formed, and unique where they must be.
+    """A manifest whose names, digests, types and sizes are well formed, and unique if they must be.
 
-    Raises InvalidArgumentError naming the field. Whether the tensors are those of the model: `validate_manifest`.
+    Raises InvalidArgumentError naming the field. `validate_manifest` checks whether the tensors are the model's.
     """
     name = ModelName(check_name(message.name, "name"))
     if len(message.config_json.encode()) > CONFIG_LIMIT_BYTES:
@@ -137,7 +137,7 @@ def _tensor_from_wire(message: pb.ManifestTensor) -> TensorInfo:
 
 
 def _file_from_wire(message: pb.ManifestFile) -> FileInfo:
-    # A name, never a path: whoever writes it to a directory must stay in there.
+    # A name, never a path: a writer must stay within its directory.
     if not _FILE_NAME.fullmatch(message.name) or ".." in message.name:
         raise _invalid("files", f"has {message.name[:80]!r}, which is not a plain file name")
     if message.size > FILE_LIMIT_BYTES:

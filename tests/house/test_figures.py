@@ -1,4 +1,4 @@
-"""Figures of the documents say what measured them, and on which trees."""
+"""Figures of the documents name the program that measured them, and the code it ran on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.house import documents
-from tools.figures import UNKNOWN, Figures, figures_of, marker, stamped, trees_now
+from tools.figures import UNKNOWN, Figures, code_of, figures_of, marker, stamped, tree_hash, trees_now
 
 ROOT = documents.ROOT
 NAMES = [str(path.relative_to(ROOT)) for path in documents.DOCUMENTS]
@@ -111,6 +111,8 @@ def test_a_room_that_changes_makes_its_figures_stale_until_they_are_stamped(tmp_
     (found,) = figures_of(page)
     assert found == Figures(3, "python -m bench.hop", first) and not found.changed(trees_now(rooms, tmp_path))
     assert found.commit is None and Figures(3, "make gone (of 01234567)", first).commit == "01234567"
+    (tmp_path / "agent" / "a.py").write_text('"""A docstring."""\n1  # a comment\n')
+    assert trees_now(rooms, tmp_path) == first
     (tmp_path / "agent" / "b.py").write_text("2\n")
     now = trees_now(rooms, tmp_path)
     assert found.changed(now) == ["agent"], "what is not committed counts, too"
@@ -121,3 +123,28 @@ def test_a_room_that_changes_makes_its_figures_stale_until_they_are_stamped(tmp_
     with pytest.raises(ValueError, match="line 4"):
         stamped(page, now, 4)
     assert trees_now(("gone",), tmp_path) == {"gone": UNKNOWN} == trees_now(("gone",), tmp_path.parent)
+
+
+PYTHON = '''"""Module."""
+# comment
+A = "#"  # trailing
+"""Attribute."""
+
+
+def f(x: str = "#") -> str:
+    """Docstring,
+    of two lines."""
+    return f"{x} # {A}" """kept"""
+'''
+
+
+def test_the_hash_ignores_comments_and_docstrings_only() -> None:
+    expected = 'A = "#"\ndef f(x: str = "#") -> str:\n    return f"{x} # {A}" """kept"""'
+    assert code_of("a.py", PYTHON.encode()) == expected.encode()
+    header = b'// one\nint a;  // two\n/* three\n four */\nchar *u = "http://x";\n'
+    assert code_of("a.h", header) == b'int a;\nchar *u = "http://x";'
+    for name, content in (("a.toml", b"# kept\n"), ("a.py", b"def ( # kept"), ("a.py", b"\xff")):
+        assert code_of(name, content) == content
+    first = tree_hash({"a.py": b"1\n", "b.py": b"2\n"})
+    assert tree_hash({"b.py": b"# new\n2\n", "a.py": b"1\n"}) == first
+    assert len({first, tree_hash({"a.py": b"1\n"}), tree_hash({"a.py": b"1\n", "c.py": b"2\n"})}) == 3

@@ -1,7 +1,8 @@
 """Adds models to the coordinator's store, one after the other: each is converted by a process and stored by a thread.
 
-Nothing of an addition that ends early stays: its files lie in a folder that is removed at its end, and when the
-coordinator starts. The store has a model's name last of all (`ModelStore.add_local`).
+An addition that ends early leaves nothing: its files are in a folder that is removed at its end,
+and when the coordinator starts. A model's name is the last write to the store
+(`ModelStore.add_local`).
 """
 
 from __future__ import annotations
@@ -215,7 +216,7 @@ class ModelAdder:
 
     @asynccontextmanager
     async def _converted(self, addition: Addition, scratch: Path) -> AsyncIterator[tuple[LocalModel, tuple[str, ...]]]:
-        """The model and its notes, as long as the process that converted it keeps its files."""
+        """The model and its notes, while the process that converted it keeps its files."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "edgeshard_coordinator.additions.conversion"),
             *(str(os.getpid()), str(self._memory_bytes)),
@@ -264,7 +265,7 @@ class ModelAdder:
         )
 
     def _environment(self, scratch: Path) -> dict[str, str]:
-        """Downloads lie in the scratch folder, too, so that a cancel leaves nothing."""
+        """Downloads are in the scratch folder, too, so that a cancel leaves nothing."""
         names = (*_ENVIRONMENT, *_HUB_ENVIRONMENT) if self.allow_hub else _ENVIRONMENT
         inherited = {name: os.environ[name] for name in names if name in os.environ}
         downloads = str(scratch / "hub")

@@ -57,16 +57,17 @@ from edgeshard_coordinator.membership.membership import Membership
 
 TRAFFIC_SAVED_EVERY_S = 15.0
 EXPIRY_S = 0.1
-"""Seconds between two looks at parked requests."""
+"""Seconds between two checks of parked requests."""
 
 
 class Coordinator:
     """A coordinator on a server. `await start()` serves and returns its address; `await stop()` ends every stream, then
     the server.
 
-    `model_service` is the model store's servicer, None where a test needs none. The server's watch makes entries in the
-    same `audit`, which keeps none by default. `membership` says who belongs to the site, None in plaintext; `keys` who
-    may come in by HTTP. Of this process, `own_condition` reads its machine's and `about` says what it is.
+    `model_service` is the model store's servicer, None if a test needs none. The server's watch
+    adds entries to the same `audit`, which keeps none by default. `membership` decides who belongs
+    to the site, None in plaintext; `keys` decides who may connect by HTTP. `own_condition` reads
+    the condition of this process's machine and `about` describes the process.
     """
 
     def __init__(  # noqa: PLR0913 - the parts it is put together of
@@ -205,7 +206,7 @@ class Coordinator:
 
     async def _save_traffic(self) -> None:
         changed = self.front.traffic.changed()
-        # Where the disk refuses, what matters more says so, and the next time writes this too.
+        # If the disk refuses, more important writes report it, and the next pass writes this too.
         with suppress(InternalError, ResourceExhaustedError):
             if changed:
                 await self._store.save_traffic(changed)
@@ -229,5 +230,5 @@ def _nothing(who: str) -> None:
 
 
 def _no_quota(identity: str) -> Quota | None:
-    """The limits of an identity where no API keys are kept: none of its own."""
+    """The limits of an identity if no API keys are kept: none of its own."""
     return None

@@ -32,7 +32,7 @@ async def delete(operator: Operator, asked: Mapping[str, Any]) -> Any:
 
 
 async def replan(operator: Operator, asked: Mapping[str, Any]) -> Any:
-    """With `look` only asks what a replan would give."""
+    """With `look` it only returns what a replan would do."""
     found = await operator.replan(_text(asked, "name"), dry_run=asked.get("look") is True, wait=False)
     return known(
         reason=found.reason.value,

@@ -35,10 +35,10 @@ from edgeshard_coordinator.dashboard.operator import Operator
 from edgeshard_coordinator.dashboard.places import Place, Places
 
 ROOT = "/dashboard/"
-"""The beginning of all paths but that of the page itself, which is at /."""
+"""The beginning of all paths except the page's own, which is /."""
 TOKEN = "x-edgeshard-token"
 ALIVE_S = 10.0
-"""A viewer who has heard nothing for so long gets a word, so that proxies in between keep the connection."""
+"""Interval of messages to a viewer without news, so that proxies in between keep the connection."""
 ASSETS = Path(__file__).parent / "assets"
 ALWAYS = {
     "content-security-policy": (
@@ -68,9 +68,10 @@ class _Asked(RootModel[dict[str, Any]]):
 
 
 class Dashboard:
-    """The part of the gateway that browsers see. `operator` gives what an operator may do, by name, address and a check
-    of the right to it. `keys` checks API keys, and `usage` gives what a session with one sees. `now` gives seconds of a
-    steady clock. `api` is the gateway behind the check of keys, which playgrounds use."""
+    """The part of the gateway that browsers see. `operator` returns an operator's services, by
+    name, address and a check of the right to them. `keys` checks API keys, and `usage` returns the
+    view of a session with one. `now` returns seconds of a steady clock. `api` is the gateway with
+    the check of keys, which playgrounds use."""
 
     def __init__(
         self,
@@ -132,11 +133,11 @@ class Dashboard:
         await self._app(scope, receive, tell)
 
     def _place_of(self, request: Request) -> Place:
-        """Where the page is that sent a request. Raises DeniedError for any other page than the dashboard's."""
+        """The place of the page that sent a request. Raises DeniedError for any other page than the dashboard's."""
         return self._places.of_origin(request.headers.get("host", ""), request.headers.get("origin"))
 
     def _cookie_of(self, request: Request) -> str | None:
-        """A browser says no origin where it only reads, so it may be at either place that its Host stands for."""
+        """A browser sends no origin if it only reads, so it may be at either place that its Host stands for."""
         places = self._places.of_host(request.headers.get("host", ""))
         shown = (request.cookies.get(place.cookie) for place in places)
         return next((cookie for cookie in shown if cookie is not None), None)
@@ -182,7 +183,8 @@ class Dashboard:
     # Routes
 
     async def _page(self, request: Request) -> Response:
-        """Its files are named as beside it; behind a path in whole, since a browser may be there without the slash."""
+        """Its files are named relative to it; after a path in whole, since a browser may be there
+        without the slash."""
         place, *others = self._places.of_host(request.headers.get("host", ""))
         if others or not place.path:
             return FileResponse(ASSETS / "index.html", headers={"vary": "Accept"})
@@ -213,7 +215,7 @@ class Dashboard:
         return answer
 
     async def _session(self, request: Request) -> Response:
-        """Who is logged in."""
+        """The logged-in user."""
         return json_response(_told(self._session_of(request)))
 
     async def _leave(self, request: Request) -> Response:
@@ -285,7 +287,7 @@ class Dashboard:
 
 
 class _Inner(Response):
-    """The answer of the gateway to a request that was let in already."""
+    """The answer of the gateway to a request that was admitted already."""
 
     def __init__(self, api: ASGIApp, scope: Scope, caller: Caller) -> None:
         self._api, self._scope, self._caller = api, scope, caller
@@ -304,7 +306,7 @@ def _told(session: Session) -> dict[str, Any]:
 
 
 def _scope_of(place: Place) -> Any:
-    """Where browsers send its cookie."""
+    """The paths to which browsers send its cookie."""
     return {"path": place.path or "/", "samesite": "strict", "secure": place.is_secure}
 
 

@@ -19,14 +19,14 @@ from edgeshard_coordinator.dashboard.picture import known
 
 
 class Applications:
-    """One feed for each key that somebody looks with."""
+    """One feed for each key with viewers."""
 
     def __init__(self, site: Coordinator) -> None:
         self._loop, self._front = site.loop, site.front
         self._feeds: dict[str, Feed] = {}
 
     def feed(self, session: Session) -> Feed:
-        """What sessions of this key see. Feeds at which nobody looks any more go."""
+        """The view of sessions with this key. Feeds without viewers are dropped."""
         self._feeds = {who: feed for who, feed in self._feeds.items() if feed.viewers or who == session.who}
         return self._feeds.setdefault(session.who, Feed(lambda: self._picture(session)))
 

@@ -24,9 +24,9 @@ from edgeshard_coordinator.dashboard import picture
 from edgeshard_coordinator.dashboard.recent import Recent
 
 RATES_OVER_S = 2.0
-"""Nodes say what they counted once a second."""
+"""Nodes report their counters once a second."""
 OUTDATED_S = 10.0
-"""A look from before nobody looked for so long says nothing of now."""
+"""A snapshot older than this is no measure of the present."""
 EVENTS = 100
 
 

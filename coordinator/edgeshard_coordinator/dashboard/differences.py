@@ -12,7 +12,7 @@ Json = Mapping[str, Any]
 
 
 def difference(before: Json, after: Json) -> dict[str, Any]:
-    """The patch that makes `after` of `before`; {} where they are equal. What is the same object is not compared."""
+    """The patch that turns `before` into `after`; {} if they are equal. Identical objects are not compared."""
     changed: dict[str, Any] = {key: None for key in before if key not in after}
     for key, value in after.items():
         known = before.get(key)

@@ -1,5 +1,5 @@
-"""Who may look at the dashboard: links that are good once, keys of applications, and the sessions of browsers. Pure:
-times and secrets come in as values."""
+"""Logins to the dashboard: links that are good once, keys of applications, and the sessions of
+browsers. Pure: times and secrets are passed in as values."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A browser that came in by a link of the operator `who`, such as `operator/anna`, or by an API key, such as
-    `key/notebook#ID`, for some `models` alone (None: all). `token` goes with each request: browsers send the cookie to
-    programs on other ports of the host, too, and these cannot read the token."""
+    """A browser that logged in by a link of the operator `who`, such as `operator/anna`, or by an
+    API key, such as `key/notebook#ID`, for only some `models` (None: all). `token` goes with each
+    request. Browsers send the cookie to programs on other ports of the host, too, and these cannot
+    read the token."""
 
     who: str
     token: str = field(repr=False)
@@ -50,7 +51,7 @@ class Session:
 
 
 class Door:
-    """`secret` makes a new secret each time. What is kept of links and cookies are digests."""
+    """`secret` makes a new secret each time. Only digests of links and cookies are kept."""
 
     def __init__(self, secret: Callable[[], str]) -> None:
         self._secret = secret
@@ -106,7 +107,7 @@ class Door:
         self._sessions = {digest: session for digest, session in self._sessions.items() if session.ends_at > now}
 
     def session(self, cookie: str | None, now: float) -> Session:
-        """The session of a browser. Raises UnauthenticatedError where it has none, or none any more."""
+        """The session of a browser. Raises UnauthenticatedError if it has none, or if it ended."""
         found = None if cookie is None else self._sessions.get(digest_of(cookie.encode()))
         if found is None or found.ends_at <= now:
             raise UnauthenticatedError(

@@ -1,4 +1,4 @@
-"""One picture of the site for all who look at it: whole first, then its differences, at most twice a second."""
+"""One view of the site for all viewers: whole first, then its differences, at most twice a second."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ WHOLE, CHANGE = "picture", "change"
 
 
 class Feed:
-    """`make` gives the newest picture; it is asked only while somebody looks.
+    """`make` returns the newest view; it is called only while there are viewers.
 
-    A viewer who falls behind by more than one difference gets one new picture: nothing is kept for anybody.
+    A viewer who misses more than one difference gets one new view: nothing is kept for a viewer.
     """
 
     def __init__(self, make: Callable[[], dict[str, Any]], every_s: float = EVERY_S) -> None:
@@ -31,7 +31,7 @@ class Feed:
         self.viewers = 0
 
     async def follow(self) -> AsyncGenerator[tuple[str, bytes]]:
-        """WHOLE or CHANGE with its JSON, for a viewer; ("", b"") at each look that found nothing new."""
+        """WHOLE or CHANGE with its JSON, for a viewer; ("", b"") if nothing changed."""
         self.viewers += 1
         try:
             if self._ticking is None:

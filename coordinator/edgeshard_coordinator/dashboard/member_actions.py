@@ -57,8 +57,8 @@ class TokenId:
 
 
 async def keys(operator: Operator, asked: Mapping[str, Any]) -> Any:
-    """The API keys with their limits and what each used since the coordinator began. A limit of the coordinator's
-    quotas counts where the key has none."""
+    """The API keys with their limits and their usage since the coordinator began. If a key has no
+    limit, the coordinator's quota counts."""
     api_keys = await operator.keys()
     return {"keys": [_key(key) | {"usage": operator.usage_of(key)} for key in api_keys]}
 

@@ -46,7 +46,7 @@ def open_dashboard(
         role, _, name = who.partition("/")
         principal = None if site is None else Principal(site, Role(role), name)
         source = CallFrom(address, principal, is_named=True)
-        # Of a connection it needs `call` and `stream` alone.
+        # Only `call` and `stream` of a connection are needed.
         connection = cast(Connection, OwnConnection(services, audit, source, check))
         look, own_adding = partial(timeline.look, source), adding.by(source, who, check)
         return Operator(connection, CALL_TIMEOUT_S, clock, look, applications.usage_of, own_adding)

@@ -15,8 +15,9 @@ from edgeshard_coordinator.dashboard.adding import OperatorAdding
 
 
 class Operator(SiteCalls, DeploymentCalls):
-    """An operator's calls. `slice_of` gives the newest slice of a deployment's timeline, `usage_of` what an API key
-    used since the coordinator began, in JSON types; `adding` adds models at the coordinator."""
+    """An operator's calls. `slice_of` returns the newest slice of a deployment's timeline,
+    `usage_of` an API key's usage since the coordinator began, in JSON types; `adding` adds models
+    at the coordinator."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ _LEFT = CancelledRequestError("the caller left before the answer", reason="CALLE
 
 @dataclass(frozen=True, slots=True)
 class OwnContext:
-    """The context of a call that came without a connection: its caller, as gRPC names the peer of a connection."""
+    """The context of a call without a connection: its caller, as gRPC names the peer of a connection."""
 
     source: CallFrom
 
@@ -34,9 +34,10 @@ class OwnContext:
 
 @dataclass(frozen=True, slots=True)
 class OwnConnection:
-    """A connection of the SDK's kind to the services of this process, by their names. `audit` hears of each call as of
-    those that come by gRPC; `source` is their caller. `check` raises once the right to call has ended. Each call
-    begins with it, since an action may wait between two calls."""
+    """A connection like the SDK's to the services of this process, by their names. `audit` receives
+    each call like those that arrive by gRPC; `source` is their caller. `check` raises once the
+    right to call has ended. Each call begins with it, since an action may wait between two
+    calls."""
 
     services: Mapping[str, Any]
     audit: CallAudit

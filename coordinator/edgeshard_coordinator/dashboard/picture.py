@@ -28,14 +28,16 @@ from edgeshard_coordinator.control.requests.request_meter import DeploymentCount
 from edgeshard_coordinator.control.requests.running_request import RunningRequest
 
 SILENT_S = 3.0
-"""A node is shown as silent once it was not heard for so long: it says something every second."""
+"""A node is shown as silent after this time without a heartbeat: it sends one every second."""
 MOST_REQUESTS = 50
 TRACED_STEPS, DRAWN_STEPS = 300, 48
-"""The newest of a trace: those that its figures are of, and those that can be told apart."""
+"""The newest steps of a trace: the number that its figures cover, and the number that can be
+distinguished in a drawing."""
 
 
 def known(**figures: Any) -> dict[str, Any]:
-    """Those that are known. A figure that is not finite is not: nodes report the parts of many, and JSON has none."""
+    """The known figures. A figure that is not finite is left out: nodes report the parts of many,
+    and JSON has none."""
     return {
         name: figure
         for name, figure in figures.items()
@@ -73,7 +75,7 @@ def _node(node: Node) -> dict[str, Any]:
 
 
 def links_picture(links: Iterable[StoredLink], names: Mapping[str, str]) -> dict[str, Any]:
-    """By "FROM TO", the names of two nodes."""
+    """Links by "FROM TO", the names of two nodes."""
     found = {}
     for stored in links:
         link = stored.link
@@ -91,7 +93,7 @@ def deployments_picture(
     measured: Mapping[str, Mapping[str, Any]],
     recent: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """`measured` has the figures of `measured_picture` by deployment, `recent` those of `Recent.of`."""
+    """`measured` has the figures of `measured_picture` by deployment, `recent` the figures of `Recent.of`."""
     return {
         name: _deployment(one, rates, measured.get(name, {}), recent.get(name, {}))
         for one in deployments
@@ -267,7 +269,7 @@ def events_picture(events: Sequence[SiteEvent]) -> dict[str, Any]:
 def requests_picture(
     requests: Iterable[RunningRequest], now: float, contexts: Mapping[DeploymentName, int]
 ) -> dict[str, Any]:
-    """The `MOST_REQUESTS` that came first, by id: who asks, and how far each is. No text of them, and no tokens.
+    """The `MOST_REQUESTS` oldest ones, by id: their client and progress, without text or tokens.
 
     `contexts` are the positions that a request to each deployment may have, 0 if unknown.
     """

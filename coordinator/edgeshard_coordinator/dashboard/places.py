@@ -1,4 +1,4 @@
-"""Where browsers find the dashboard: at the gateway itself, and at an address in front of it. Pure."""
+"""The addresses of the dashboard for browsers: the gateway itself, and an address in front of it. Pure."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An address at which browsers find the page: its `origin` as they say it, such as https://edge.example:8443, and
-    the `path` in front of all of the gateway's, "" or such as /edge."""
+    """An address at which browsers find the page. `origin` is its origin as they send it, such as
+    https://edge.example:8443. `path` precedes all of the gateway's paths, "" or such as /edge."""
 
     origin: str
     path: str = ""
 
     @property
     def host(self) -> str:
-        """Host and port as a browser says them in Host."""
+        """Host and port as a browser sends them in Host."""
         return urlsplit(self.origin).netloc
 
     @property
@@ -34,17 +34,19 @@ class Place:
 
     @property
     def cookie(self) -> str:
-        """The name of its cookie. Browsers send the cookies of all ports of a host, where another site may have its
-        dashboard, and those of `/` to all paths. `__Host-` demands the path /, where every other page of the host would
-        have the cookie sent along, so a place with a path has `__Secure-`."""
+        """The name of its cookie.
+
+        Browsers send the cookies of all ports of a host, each possibly another site's dashboard,
+        and cookies of `/` to all paths. `__Host-` requires the path /, so that browsers would send
+        the cookie to every other page of the host. A place with a path has `__Secure-` instead."""
         prefix = "" if not self.is_secure else "__Secure-" if self.path else "__Host-"
         return f"{prefix}{COOKIE}-{urlsplit(self.origin).port or 0}{self.path.replace('/', '.')}"
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """`secure` where the gateway speaks TLS; `hosts` tells whether it has such a name; `front` is where browsers find
-    it behind a proxy, which may say either's Host."""
+    """`secure` is true if the gateway speaks TLS. `hosts` returns whether it has such a name.
+    `front` is the address at a proxy in front of it, which may send either Host."""
 
     secure: bool
     hosts: Callable[[str], bool]
@@ -55,8 +57,8 @@ class Places:
         return direct if self.front is None else f"{self.front.origin}{self.front.path}"
 
     def of_host(self, host: str) -> tuple[Place, ...]:
-        """Where a browser may see the page of a request with this Host. Raises DeniedError for a page of a name that
-        was made to point here."""
+        """The places of the page for a request with this Host. Raises DeniedError for a page of a
+        name that was made to point here."""
         if self.front is not None and host in (self.front.host, f"{self.front.host}:{_port(self.front.origin)}"):
             return (self.front,)
         if _port(f"//{host}") is None or not self.hosts(host_of(f"//{host}")):
@@ -65,8 +67,8 @@ class Places:
         return (direct,) if self.front is None else (direct, self.front)
 
     def of_origin(self, host: str, origin: str | None) -> Place:
-        """Where the page is that sent a request. Raises DeniedError for another page than the dashboard's, which has
-        the browser send it; other ports are other pages."""
+        """The place of the page that sent a request. Raises DeniedError if another page than the
+        dashboard's had the browser send it; other ports are other pages."""
         for place in self.of_host(host):
             if place.origin == origin:
                 return place
@@ -74,8 +76,8 @@ class Places:
 
 
 def parse_place(text: str) -> Place:
-    """The place of a URL such as https://edge.example/edge/. Raises InvalidArgumentError for one that is none, and
-    DeniedError for plain HTTP beyond loopback, where a cookie could be read on its way."""
+    """The place of a URL such as https://edge.example/edge/. Raises InvalidArgumentError for other
+    texts, and DeniedError for plain HTTP beyond loopback, since a cookie could be intercepted."""
     try:
         parts = urlsplit(text)
         port = parts.port
@@ -106,7 +108,7 @@ def _refused(text: str) -> InvalidArgumentError:
 
 
 def _port(url: str) -> int | None:
-    """The port of a URL, that of its scheme where it names none, 0 without a scheme; None where it is no number."""
+    """The port of a URL, the scheme's if it names none, 0 without a scheme; None if it is no number."""
     try:
         parts = urlsplit(url)
         return _PORTS.get(parts.scheme, 0) if parts.port is None else parts.port

@@ -1,4 +1,4 @@
-"""How long the requests of the last minute waited. Pure: times come in as values."""
+"""Waiting times of the requests of the last minute. Pure: times are passed in as values."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _NOTHING: _Kept = ((), ())
 
 
 class Recent:
-    """Percentiles of the times to the first token and between tokens, by deployment, of the last `RECENT_S` seconds, or
-    since somebody looks where that is less."""
+    """Percentiles of the times to the first token and between tokens, by deployment, of the last
+    `RECENT_S` seconds, or since there are viewers if that is less."""
 
     def __init__(self) -> None:
         self._kept: deque[tuple[float, dict[str, _Kept]]] = deque()
@@ -42,7 +42,7 @@ class Recent:
 
 
 def percentiles(figures: Histogram, before: tuple[int, ...] = ()) -> dict[str, float] | None:
-    """Of all figures, or of those since `before`, in their unit; None where there are none."""
+    """Percentiles of all figures, or of those since `before`, in their unit; None if there are none."""
     found = {name: figures.quantile(share, before) for name, share in SHARES.items()}
     return {name: round(value, 5) for name, value in found.items() if value is not None} or None
 

@@ -1,4 +1,4 @@
-"""Short recordings of a deployment's steps, made while browsers look at them: one for all who look."""
+"""Short recordings of a deployment's steps, made while browsers watch: one for all viewers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgeshard_coordinator.dashboard.picture import timeline_picture
 
 SLICE_S, EVERY_S = 2.0, 5.0
 LOOKS_ON_S = 60.0
-"""Who asks again within so long still looks: the audit log has one entry of it."""
+"""A browser that asks again within this time still watches: the audit log has one entry of it."""
 TAKEN = {"taken": True}
 """The answer while an operator's own trace of the deployment runs."""
 
@@ -30,8 +30,9 @@ class _Slice:
 
 
 class Timeline:
-    """`look` gives the newest slice. Nothing is recorded but for a browser that waits for it, and no operator's trace
-    is displaced: a trace that begins later ends ours. `now` gives seconds of a steady clock."""
+    """`look` returns the newest slice. It records only while a browser waits for it, and displaces
+    no operator's trace: a trace that begins later ends this one. `now` returns seconds of a steady
+    clock."""
 
     def __init__(self, traces: Traces, audit: CallAudit, now: Callable[[], float]) -> None:
         self._traces, self._audit, self._now = traces, audit, now
@@ -39,8 +40,8 @@ class Timeline:
         self._lookers: dict[tuple[str, DeploymentName], float] = {}
 
     async def look(self, source: CallFrom, name: DeploymentName) -> dict[str, Any]:
-        """A slice of at most `EVERY_S` seconds ago, as `timeline_picture` gives it, or TAKEN. Raises as `Traces.take`
-        does."""
+        """A slice of at most `EVERY_S` seconds ago, from `timeline_picture`, or TAKEN. Raises as
+        `Traces.take` does."""
         now = self._now()
         self._slices = {
             key: kept for key, kept in self._slices.items() if now - kept.began_s < EVERY_S or not kept.recording.done()
@@ -52,7 +53,7 @@ class Timeline:
             kept = self._slices[name] = _Slice(now, recording)
         self._note(source, name, now)
         try:
-            # The others who wait for it have it also where one leaves.
+            # The others who wait for it get it even if one leaves.
             traces = await asyncio.shield(kept.recording)
         except EdgeShardError as error:
             self._forget(name, kept)
@@ -70,11 +71,12 @@ class Timeline:
             del self._slices[name]
 
     async def _record(self, name: DeploymentName) -> tuple[StageTrace, ...] | None:
-        """None where a trace runs already; nothing comes between this look and the beginning of ours."""
+        """The traces; None if a trace runs already. No other call runs between this check and the
+        beginning of ours."""
         return None if self._traces.under_way(name) else await self._traces.take(name, SLICE_S)
 
     def _note(self, source: CallFrom, name: DeploymentName, now: float) -> None:
-        """Enter in the audit log that somebody began to look."""
+        """Enter in the audit log that a viewer began to watch."""
         looker = str(source.principal), name
         self._lookers = {key: at for key, at in self._lookers.items() if now - at < LOOKS_ON_S}
         if looker not in self._lookers:
@@ -83,6 +85,6 @@ class Timeline:
 
 
 def _heard(recording: asyncio.Task[tuple[StageTrace, ...] | None]) -> None:
-    """Take note of a failure also where nobody waits for it any more."""
+    """Retrieve a failure even if no browser waits for it any more."""
     if not recording.cancelled():
         recording.exception()

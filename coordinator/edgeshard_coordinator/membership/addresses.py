@@ -12,9 +12,10 @@ from edgeshard.rpc.tls import join_address, split_address
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """The host:port of the coordinator, of its enrolment, and of `packages`, where it hands out EdgeShard ("" for
-    nowhere); `advertise` is the host that others dial, "" for the listener's or the machine's own. `bootstrap_sha256`
-    is of the program that a machine without EdgeShard runs first."""
+    """The host:port of the coordinator, of its enrolment, and of `packages`, its package listener
+    ("" if it has none). `advertise` is the host that others dial, "" for the listener's or the
+    machine's own. `bootstrap_sha256` is the digest of the program that a machine without EdgeShard
+    runs first."""
 
     coordinator: str
     enrolment: str

@@ -64,7 +64,7 @@ class KeyBook:
         return tuple(sorted((kept.key for kept in self._kept.values()), key=lambda key: key.name))
 
     def quota_of(self, identity: str) -> Quota | None:
-        """The limits of a key of its own; None for any other identity, and for a key without limits."""
+        """The limits of a key of its own; None if the identity is another, or the key has no limits."""
         kept = self._kept.get(key_id_of(identity))
         if kept is None or (kept.key.requests is None and kept.key.tokens_per_minute is None):
             return None
@@ -99,7 +99,7 @@ class KeyBook:
         self._on_revoked(key_identity(name, found.key_id))
 
     def find(self, text: str) -> ApiKey:
-        """The key of this text. Raises UnauthenticatedError, which never says how much of it was right."""
+        """The key of this text. Raises UnauthenticatedError, which never reveals how much of it was right."""
         match = _TEXT.fullmatch(text)
         kept = self._kept.get(match[1]) if match else None
         if match is None or kept is None or not hmac.compare_digest(kept.digest, digest_of(match[2].encode())):

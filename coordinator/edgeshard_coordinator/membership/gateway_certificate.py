@@ -20,8 +20,8 @@ _HOST = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9](
 
 @dataclass(frozen=True, slots=True)
 class GatewayCertificate:
-    """The certificate of the listener at `address`, with the hosts by which clients may call it: `names`, and those of
-    the machine. It names no member of the site, and no client can show it."""
+    """The certificate of the listener at `address`, with the hosts by which clients may call it:
+    `names`, and the machine's own. It names no member of the site, and no client can use it."""
 
     issuing: Issuing
     directory: Path
@@ -49,7 +49,7 @@ class GatewayCertificate:
         return write_files(self.directory, authorities, certificate, private_pem(key))
 
     async def renewed(self, request: bytes) -> tuple[bytes, bytes]:
-        """A certificate for a request, in PEM, and the authorities, as `rpc.renewal` asks for them."""
+        """A certificate for a request, in PEM, and the authorities, as `rpc.renewal` expects them."""
         return self._issued(request)
 
     def _issued(self, request: bytes) -> tuple[bytes, bytes]:

@@ -1,4 +1,4 @@
-"""The members of the site: processes that are let in, for a time, and those that are refused."""
+"""The members of the site: processes that are admitted, for a time, and those that are refused."""
 
 from __future__ import annotations
 
@@ -126,8 +126,9 @@ class Membership:
         log.warning("token_revoked", token_id=token_id)
 
     def authorities(self) -> tuple[bytes, ...]:
-        """The authorities that the site trusts, in DER; first the signer of the coordinator's own certificate, which
-        joiners are shown. Raises FailedPreconditionError where no certificates are made here."""
+        """The authorities that the site trusts, in DER; first the signer of the coordinator's own
+        certificate, which joiners are shown. Raises FailedPreconditionError if no certificates are
+        made here."""
         files = self._check_issues().files
         shown = files.cert.read_bytes()
         known = ders_of(files.ca.read_bytes())
@@ -136,8 +137,8 @@ class Membership:
     async def enrol(self, enrolment: Enrolment, address: str = "") -> tuple[bytes, bytes]:
         """A certificate for a token, and the authorities to trust, both in PEM; `address` is the joiner's, host:port.
 
-        Raises DeniedError for a token that is not good, InvalidArgumentError for bytes that are no request,
-        ResourceExhaustedError where too many from this address have failed.
+        Raises DeniedError for an invalid token, InvalidArgumentError for bytes that are no request,
+        ResourceExhaustedError if too many from this address have failed.
         """
         issuing = self._check_issues()
         async with self._attempt(enrolment.token_id, address) as now:
@@ -152,21 +153,21 @@ class Membership:
         return certificate, issuing.files.ca.read_bytes()
 
     async def invited(self, secret: bytes, address: str = "") -> Principal:
-        """Who may join by the token of a secret, which stays as good as it was. Raises as `enrol`, also for a token
-        that was used."""
+        """The principal that may join by the token of a secret, which remains valid. Raises as
+        `enrol`, also for a token that was used."""
         token_id = token_id_of(secret)
         async with self._attempt(token_id, address) as now:
             return tokens.redeemed(await self._store.find(token_id), secret, "", now).principal
 
     @asynccontextmanager
     async def _attempt(self, token_id: str, address: str) -> AsyncIterator[float]:
-        """One after the other, with the time in seconds since 1970. Counts what fails. Raises ResourceExhaustedError
-        where too many from this address have."""
+        """One attempt at a time, with the time in seconds since 1970. Counts failures. Raises
+        ResourceExhaustedError if too many from this address have failed."""
         subscriber = tokens.subscriber_of(address)
         self._failures.check(subscriber, self._steady())
         try:
             async with self._lock:
-                # Again: of those that came at the same time, so many may have failed meanwhile.
+                # Check again: other attempts at the same time may have failed meanwhile.
                 self._failures.check(subscriber, self._steady())
                 yield self._now().timestamp()
         except (DeniedError, InvalidArgumentError) as error:
@@ -177,8 +178,8 @@ class Membership:
     async def renew(
         self, principal: Principal, request: bytes, check: Callable[[], None] = lambda: None
     ) -> tuple[bytes, bytes]:
-        """Another certificate of the caller. Raises FailedPreconditionError where no certificates are made here, and
-        the error of `check` for a caller that was revoked since the call began."""
+        """Another certificate of the caller. Raises FailedPreconditionError if no certificates are
+        made here, and the error of `check` for a caller that was revoked since the call began."""
         issuing = self._check_issues()
         async with self._lock:
             check()

@@ -1,4 +1,4 @@
-"""Tokens as the coordinator keeps them, and their check. Pure: times and secrets come in as values."""
+"""Tokens as the coordinator stores them, and their check. Pure: times and secrets are passed in as values."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ SHORTEST_TTL_S = 10.0
 LONGEST_TTL_S = 7 * 86400.0
 MOST_TOKENS = 4096
 FAILURES_PER_MINUTE = 20
-"""Attempts to join from one address that may fail. They do not count against the token that they name: a secret has 128
-bits, so nobody guesses one, and an attacker who could destroy a token by guesses would lock out its owner."""
+"""Attempts to join from one address that may fail. They do not count against the token that they
+name. A secret has 128 bits and cannot be guessed, and an attacker who could destroy a token by
+guesses would lock out its owner."""
 MOST_ADDRESSES = 4096
 """Addresses that are remembered for their failures."""
 _WINDOW_S = 60.0
@@ -24,9 +25,9 @@ _WINDOW_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """`digest` is the sha256 of its secret, `key_digest` that of the key it was traded for ("" before). Times are in
-    seconds of the wall clock. `creator` is the operator's name; it is "" and `created_at` is 0 if an older version
-    created the token."""
+    """`digest` is the sha256 of its secret, `key_digest` the sha256 of the key it was traded for
+    ("" before). Times are in seconds of the wall clock. `creator` is the operator's name; it is ""
+    and `created_at` is 0 if an older version created the token."""
 
     token_id: str
     digest: str
@@ -74,8 +75,9 @@ def redeemed(token: Token | None, secret: bytes, key_digest: str, now: float) ->
 
 
 def subscriber_of(address: str) -> str:
-    """The subscriber of an address, given as `host:port` or `[host]:port`: a host of IPv4, or the /64 of one of IPv6,
-    of which somebody has all addresses. A text that is no address counts as one."""
+    """The subscriber of an address, given as `host:port` or `[host]:port`: an IPv4 host, or the /64
+    of an IPv6 host, since one subscriber has all its addresses. A text that is no address counts as
+    one."""
     host = address.rpartition(":")[0].removeprefix("[").removesuffix("]").partition("%")[0]
     try:
         found = ipaddress.ip_address(host)
@@ -108,7 +110,7 @@ class Failures:
         return len(self._times)
 
     def check(self, subscriber: str, now: float) -> None:
-        """Raise ResourceExhaustedError where there were too many; that is no further one."""
+        """Raise ResourceExhaustedError if there were too many; this call does not count as another."""
         times = self._times.get(subscriber, deque())
         while times and now - times[0] >= _WINDOW_S:
             times.popleft()
@@ -120,8 +122,8 @@ class Failures:
             )
 
     def count(self, subscriber: str, now: float) -> None:
-        """Count one more. Where too many subscribers are remembered, the one that has not failed for the longest time
-        is forgotten."""
+        """Count one more. If too many subscribers are remembered, the one with the oldest last
+        failure is forgotten."""
         times = self._times.pop(subscriber, None) or deque()
         times.append(now)
         self._times[subscriber] = times

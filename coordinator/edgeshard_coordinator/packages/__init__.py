@@ -1,1 +1,2 @@
-"""Hands EdgeShard itself to machines that have none yet: folders of wheels, to whoever has a token of the site."""
+"""Distributes EdgeShard itself to machines that have none yet: folders of wheels, for holders of a
+token of the site."""

@@ -2,10 +2,11 @@
 
     python3 join.py HOST:PORT SHA256 TOKEN [--prefix DIR] [OPTIONS of edgectl join]
 
-It needs Python alone. The line that the site's operator took from `edgectl token create` has fetched this file and
-compared it with its SHA-256. What follows trusts the token: the site's authority by the digest in it, the site by its
-authority. Only then the token is shown, and what comes over that connection is installed by install.sh, which says each
-step. A TOKEN of - is read from standard input.
+It needs only Python. The command that the site's operator took from `edgectl token create` has
+fetched this file and compared it with its SHA-256. The rest relies on the token: the digest in it
+proves the site's authority, and the authority proves the site. Only then the token is sent, and
+install.sh installs the files from that connection and prints each step. A TOKEN of - is read from
+standard input.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ TIMEOUT_S = 30.0
 TRIES = 5
 CHUNK_BYTES = 1 << 18
 MOST_BYTES = 1 << 20
-"""Of an answer that is no wheel."""
+"""Limit of an answer that is no wheel."""
 MOST_SHOWN = 1000
 """Characters of a line that is printed: whoever answers may have sent it."""
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,199}")
@@ -56,11 +57,12 @@ def shown(text: str) -> str:
 
 
 class Token:
-    """What the text of a token says: the name of its site, the digest of its authority, its secret.
+    """The content of a token's text: the name of its site, the digest of its authority, its secret.
 
-    Behind the prefix, in base64: two addresses, role and length of the id, id, length of the site, site, digest,
-    secret. An address is a byte for its form (0: 4 bytes, 1: 16 bytes, 2: the host before, 3 and more: a name, one byte
-    longer than the form minus 3), the host, two bytes for the port.
+    After the prefix, in base64: two addresses, role and length of the id, id, length of the site,
+    site, digest, secret. An address is a byte for its form, the host, and two bytes for the port.
+    Forms are 0: 4 bytes, 1: 16 bytes, 2: the previous host, 3 and more: a name, one byte longer
+    than the form minus 3.
     """
 
     def __init__(self, text: str) -> None:
@@ -88,7 +90,8 @@ class Token:
 
 
 class Site:
-    """Asks the site at host:port, one request a connection. Without a context it believes nobody and says nothing."""
+    """Sends requests to the site at host:port, one a connection. Without a context it trusts no
+    server and sends no secret."""
 
     def __init__(self, address: str, token: Token) -> None:
         self._address = address
@@ -98,7 +101,7 @@ class Site:
         self._context: ssl.SSLContext | None = None
 
     def verify(self) -> None:
-        """Trust the authority that the token has the digest of, and nobody else, from now on."""
+        """Trust only the authority that the token has the digest of, from now on."""
         for pem in self.tried("/authorities").decode("ascii", "replace").split("-----BEGIN CERTIFICATE-----"):
             text = "-----BEGIN CERTIFICATE-----" + pem
             try:
@@ -111,7 +114,8 @@ class Site:
         fail(f"{self._address} is not the site that the token is of: take another line from its operator")
 
     def asked(self, path: str, offset: int = 0) -> http.client.HTTPResponse:
-        """The answer to a GET. Raises OSError where nobody answers, and ends this program for a refusal."""
+        """The answer to a GET. Raises OSError if the server does not answer, and ends this program
+        for a refusal."""
         known = self._context
         context = known or ssl._create_unverified_context()
         plain = socket.create_connection((self._host, self._port), TIMEOUT_S)
@@ -202,7 +206,8 @@ def folder_for(files: list[dict[str, Any]]) -> Path:
 
 
 def fetch(site: Site, folder: Path, path: str, file: dict[str, Any]) -> None:
-    """Have a file, whole and with the SHA-256 of the list, or end this program. It goes on where another run ended."""
+    """Fetch a file, whole and with the SHA-256 of the list, or end this program. It resumes an
+    earlier run's file."""
     whole, part = folder / file["name"], folder / (file["name"] + ".part")
     if whole.exists() and digest_of(whole) == file["sha256"]:
         return

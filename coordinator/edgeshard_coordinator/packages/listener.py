@@ -1,7 +1,7 @@
 """HTTPS for machines that have Python and nothing of EdgeShard: one request a connection, small requests, few at once.
 
-`/join.py` and `/authorities` are for anybody. Lists and wheels are for members of the site, by their certificates, and
-for whoever shows the secret of a token that joins.
+`/join.py` and `/authorities` are public. Lists and wheels are for members of the site, by their
+certificates, and for callers with the secret of a valid token.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ log = structlog.get_logger()
 
 REQUEST_LIMIT_BYTES = 8192
 TIME_LIMIT_S = 10.0
-"""For a handshake and a request to come."""
+"""Time for a handshake and the arrival of a request."""
 CHUNK_BYTES, CHUNK_LIMIT_S = 256 << 10, 30.0
 """A reader who does not take a chunk within the limit is disconnected."""
 MOST_CONNECTIONS, MOST_OF_ONE = 64, 8
 MOST_TRANSFERS, MOST_TRANSFERS_OF_ONE = 8, 2
 """At once, in all and of one subscriber (`subscriber_of`)."""
 REQUESTS_PER_MINUTE = 600
-"""Of one subscriber. A folder has about 60 files."""
+"""Requests of one subscriber. A folder has about 60 files."""
 SCHEME = "EdgeShard"
-"""Of the header Authorization; the secret follows, in hexadecimal."""
+"""Scheme of the header Authorization; the secret follows, in hexadecimal."""
 _STATUS = {
     Code.INVALID_ARGUMENT: "400 Bad Request",
     Code.PERMISSION_DENIED: "403 Forbidden",
@@ -73,11 +73,11 @@ _CHARACTER = r"(?:[\w.~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})"
 _TARGET = re.compile(rf"(/{_CHARACTER}*)(?:\?((?:{_CHARACTER}|\?)*))?", re.ASCII)
 """Path and query of a target (RFC 3986, 3.3 and 3.4)."""
 MAX_PARAMETERS = 8
-"""Of a query; a list of wheels has three."""
+"""Most parameters of a query; a list of wheels has three."""
 
 
 def script() -> bytes:
-    """The program that a new machine runs first; it needs Python alone."""
+    """The program that a new machine runs first; it needs only Python."""
     return inspect.getsource(bootstrap).encode()
 
 
@@ -100,7 +100,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """`body`, or what is behind `offset` of a `file` of `size` bytes."""
+    """`body`, or the part after `offset` of a `file` of `size` bytes."""
 
     body: bytes = b""
     kind: str = "application/json"
@@ -132,7 +132,7 @@ class PackagesListener:
         self._hashing = asyncio.Lock()
 
     async def start(self) -> str:
-        """Listen; returns the real host:port. Raises UnavailableError where the port is taken."""
+        """Listen; returns the real host:port. Raises UnavailableError if the port is taken."""
         host, port = split_address(self._address, "wheels-listen")
         self._context = FollowingContext(self._tls, verify=ssl.CERT_OPTIONAL).context
         try:
@@ -161,7 +161,7 @@ class PackagesListener:
         task.add_done_callback(self._tasks.discard)
 
     async def _accept(self) -> None:
-        """Close what is too much before its handshake: that costs next to nothing."""
+        """Close excess connections before their handshake: that costs next to nothing."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -244,7 +244,7 @@ class PackagesListener:
         return await (self._file(request, principal, folder, name) if name else self._listing(request, principal))
 
     async def _principal(self, request: _Request) -> Principal:
-        """The member or the holder of a token who asks. Raises DeniedError for anybody else."""
+        """The member or the holder of a token that sent the request. Raises DeniedError for any other caller."""
         if not request.certificate:
             return await self._membership.invited(_secret_of(request), request.address)
         principal = principal_of(request.certificate)
@@ -300,7 +300,7 @@ def _certificate_of(writer: asyncio.StreamWriter) -> bytes:
 
 
 def _request(asked: bytes, address: str, certificate: bytes) -> _Request:
-    """Raises InvalidArgumentError for what is no GET of HTTP/1.1, and for a target that is malformed."""
+    """Raises InvalidArgumentError if it is no GET of HTTP/1.1, or its target is malformed."""
     line, *rest = asked.decode("latin-1").split("\r\n")
     method, _, target = line.partition(" ")
     target, _, version = target.partition(" ")

@@ -1,4 +1,4 @@
-"""Folders of wheels: which there are, for which machines, and what is in them."""
+"""Folders of wheels: their names, machines and content."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Shelf:
     def files(self, folder: Folder) -> tuple[File, ...]:
         """The wheels, the requirements and the script that installs them. A file is hashed again once it is another.
 
-        Raises FailedPreconditionError for a folder whose wheels are not those of its requirements.
+        Raises FailedPreconditionError for a folder whose wheels do not match its requirements.
         """
         try:
             known = (folder.path / REQUIREMENTS).read_text(encoding="utf-8", errors="replace")
@@ -138,7 +138,7 @@ def _folders(directory: Path) -> tuple[Folder, ...]:
 
 
 def _folder(path: Path) -> Folder:
-    """Of what its name says, else its wheels."""
+    """The folder by its name, else by its wheels."""
     names = [found.name for found in path.iterdir()]
     for needed in (INSTALLER, REQUIREMENTS):
         if needed not in names:

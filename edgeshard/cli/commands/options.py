@@ -15,12 +15,13 @@ from edgeshard.cli import completion
 from edgeshard.domain.options import OptionField
 
 _COMPLETED = {"NODE": completion.nodes, "MODEL": completion.models}
-"""Where the shell gets an option's values from, by what stands for them in the help."""
+"""Sources of an option's values for the shell, by its metavar in the help."""
 
 
 def option(metavar: str, help: str, *flags: str, **more: Any) -> Any:
-    """An option with a value, for `Annotated`: `metavar` stands for the value in the help; `flags` where they are not
-    the parameter's name. `more` is what `typer.Option` takes besides."""
+    """An option with a value, for `Annotated`: `metavar` stands for the value in the help; `flags`
+    are needed if they differ from the parameter's name. `more` are further arguments of
+    `typer.Option`."""
     return typer.Option(*flags, metavar=metavar, help=help, **more)
 
 
@@ -35,7 +36,7 @@ def argument(metavar: str, help: str, **more: Any) -> Any:
 
 
 def declared(item: OptionField, help: str = "", metavar: str = "", **more: Any) -> Any:
-    """The option that stands in a field, for `Annotated`; `help` and `metavar` where a command needs others."""
+    """The option of a field, for `Annotated`; `help` and `metavar` if a command needs others."""
     shown = metavar or item.metavar
     return typer.Option(
         *item.flags,
@@ -59,7 +60,8 @@ WaitTimeout = Annotated[float | None, option("SECONDS", "Longest wait.", min=0)]
 
 @dataclass(frozen=True, slots=True)
 class OptionGroup:
-    """Options of a command, each as a parameter of its function, and the one value that is made of those given."""
+    """Options of a command, each as a parameter of its function, and the one value that is made of
+    the given ones."""
 
     parameters: Sequence[Parameter]
     value_of: Callable[[dict[str, Any]], Any]
@@ -68,8 +70,8 @@ class OptionGroup:
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Give `command` the options of each group among its parameters, in that parameter's place.
 
-    A group is a dataclass, whose fields are annotated as options are, or an `OptionGroup` in `Annotated`. The command
-    gets what is made of the options' values.
+    A group is a dataclass, whose fields are annotated as options are, or an `OptionGroup` in
+    `Annotated`. The command gets the value made from the options.
     """
     own = inspect.signature(command, eval_str=True)
     groups = {item.name: group for item in own.parameters.values() if (group := _group_of(item.annotation))}
@@ -101,7 +103,7 @@ def _group_of(annotation: Any) -> OptionGroup | None:
 
 
 def named_only(name: str, kind: Any, default: Any = MISSING) -> Parameter:
-    """An option as a parameter; it has to be given where it has no default."""
+    """An option as a parameter; it is required if it has no default."""
     return Parameter(
         name, Parameter.KEYWORD_ONLY, default=Parameter.empty if default is MISSING else default, annotation=kind
     )

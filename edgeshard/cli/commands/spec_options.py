@@ -45,7 +45,7 @@ def spec_options(*keys: str, **helps: str) -> OptionGroup:
 
 
 def _parameter(item: OptionField, help: str) -> Parameter:
-    """Its value is None or False where it is not given: the spec has the default, and holds the bounds."""
+    """Its value is None or False if it is not given: the spec has the default, and holds the bounds."""
     if item.kind is bool:
         return named_only(item.name, Annotated[bool, declared(item, help)], False)
     kind: Any = str
@@ -57,7 +57,7 @@ def _parameter(item: OptionField, help: str) -> Parameter:
 
 
 def read_texts(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[InvalidArgumentError]]:
-    """The spec's values of options as they were written, and what is wrong with some."""
+    """The spec's values of options from their texts, and the mistakes in some."""
     values: dict[str, Any] = {}
     mistakes: list[InvalidArgumentError] = []
     for key, value in given.items():
@@ -117,4 +117,4 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
     "N|auto": _count_or_auto,
     "a=0:4,b=4:9": lambda text, _: parse_layers(text),
 }
-"""How options are read that are written in another form than the spec's value, by what stands for it in the help."""
+"""Readers of options that are written in another form than the spec's value, by their metavar in the help."""

@@ -81,7 +81,7 @@ class Pace:
 
 
 def loaded_share(deployment: Deployment) -> float:
-    """How much of the loading is done, from 0 to 1; each stage, and fetching and filling of each, counts alike."""
+    """Progress of loading, from 0 to 1; each stage, and fetching and filling of each, counts alike."""
     shares = [_share_of(stage) for stage in deployment.stages if stage.phase is not StagePhase.STANDBY]
     return sum(shares) / len(deployment.placement.stages) if shares else 0.0
 

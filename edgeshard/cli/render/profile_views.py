@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _LONGEST_RESULT = 22
-"""Characters of a result that stands in the table; a longer one would squeeze the others in 80 columns."""
+"""Characters of a result in the table; a longer one would squeeze the others in 80 columns."""
 _GONE = "a model that is no longer in the store"
 
 
@@ -40,7 +40,7 @@ class LinkRow:
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """The outcome of measuring one node: its profile, None where it failed or none was asked for, and the ways from it.
+    """The outcome of measuring one node: its profile, None if it failed or was not requested, and its links.
 
     `missed` are the nodes to which the way could not be measured; earlier measurements of it are no result.
     """

@@ -1,8 +1,9 @@
 """Small charts as SVG text, drawn by matplotlib: lines bars, and a simulation's timeline.
 
-Light background, 720 pixels wide. Colours are Okabe and Ito's, which people with any colour vision tell apart; lines
-also differ in their markers, and bars and steps are named in a legend. The same values give the same text: ids have a
-fixed salt, and no date is written. Whoever has a picture drawn needs the extra `drawings`.
+Light background, 720 pixels wide. Colours are Okabe and Ito's, which people with any colour vision
+can distinguish. Lines also differ in their markers, and bars and steps are named in a legend. The
+same values give the same text: ids have a fixed salt, and no date is written. Drawing needs the
+extra `drawings`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _KINDS = ("prefill", "decode", "head", "send", "return", "read")
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "edgeshard",
-    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib, so that widths are the same everywhere
+    "font.sans-serif": ["DejaVu Sans"],  # part of matplotlib, so that widths are the same everywhere
     "font.size": 9,  # points: 12 pixels
     "text.parse_math": False,
     "text.color": _INK,
@@ -60,7 +61,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def check_matplotlib() -> None:
-    """Raise FailedPreconditionError where it is not installed."""
+    """Raise FailedPreconditionError if it is not installed."""
     if find_spec("matplotlib") is None:
         raise FailedPreconditionError(
             f"a picture needs the drawings extra: {extra_line('drawings')}", reason="MISSING_EXTRA"
@@ -70,7 +71,7 @@ def check_matplotlib() -> None:
 def line_chart(
     series: Mapping[str, Points], title: str, x_label: str, y_label: str, log_x: bool = False, log_y: bool = False
 ) -> str:
-    """Lines through points (x, y) by name. Raises InvalidArgumentError where there is nothing that can be shown."""
+    """Lines through points (x, y) by name. Raises InvalidArgumentError if there is nothing that can be shown."""
     points = [point for line in series.values() for point in line]
     if not points or not all(math.isfinite(value) for point in points for value in point):
         raise invalid("series", "must hold points, all of them finite")
@@ -164,7 +165,7 @@ def timeline(
 
 def _visit_words(visit: Visit, names: tuple[str, str]) -> str:
     words = f"{visit.station}: {visit.kind} of {names[1]} {visit.token}, {names[0]} {visit.micro_batch}, "
-    if visit.kind == "read":  # of weights, which belong to no step
+    if visit.kind == "read":  # reads of weights, which belong to no step
         words = f"{visit.station}: layer {visit.token}, "
     return f"{words}{visit.start_s:.6g} to {visit.end_s:.6g} s"
 
@@ -196,7 +197,7 @@ def _drawn(
     titles: Mapping[str, str] | None = None,
     height: int = 400,
 ) -> str:
-    """What `draw` puts on the axes, below the title and a legend of so many names."""
+    """The drawing by `draw` on the axes, below the title and a legend of `names`."""
     check_matplotlib()
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -258,7 +259,7 @@ def _scale(axes: Axes, name: str, values: Sequence[float], log: bool, from_zero:
 
 
 def _number(value: float) -> str:
-    """At most three digits that matter, without an exponent where it stays short."""
+    """At most three significant digits, without an exponent if it stays short."""
     if value == 0:
         return "0"
     if 1e-4 <= abs(value) < 1e6:

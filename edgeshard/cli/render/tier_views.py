@@ -1,4 +1,4 @@
-"""The columns of stages that do not hold all weights, experts or KV in memory, and of a head that guesses."""
+"""The columns of stages that do not hold all weights, experts or KV in memory, and of a head that drafts tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STREAMING_COLUMNS: list[Column[StagePart[StageStreaming]]] = [
     Column("READ", lambda stage: human_bytes(stage.part.read_bytes), right=True),
     Column("WAITED", lambda stage: human_seconds(stage.part.waited_s), right=True),
 ]
-"""Of weights: what stays, what each sweep reads, what was read so far, and how long steps waited for it."""
+"""Weights: bytes that stay, bytes read in each sweep and so far, and seconds that steps waited for them."""
 
 EXPERT_COLUMNS: list[Column[StagePart[StageExperts]]] = [
     Column("NODE", lambda stage: stage.node),
@@ -30,7 +30,8 @@ EXPERT_COLUMNS: list[Column[StagePart[StageExperts]]] = [
     Column("READ", lambda stage: human_bytes(stage.part.read_bytes), right=True),
     Column("WAITED", lambda stage: human_seconds(stage.part.waited_s), right=True),
 ]
-"""Of experts on the disk: all of them, those in memory and their room, what steps found there, and what they read."""
+"""Experts on the disk: bytes of all experts, bytes in memory and their limit, cache hits of steps,
+and bytes read."""
 
 SWAP_COLUMNS: list[Column[StagePart[StageSwap]]] = [
     Column("NODE", lambda stage: stage.node),
@@ -39,7 +40,7 @@ SWAP_COLUMNS: list[Column[StagePart[StageSwap]]] = [
     Column("SWAPPED OUT", lambda stage: str(stage.part.swapped_out), right=True),
     Column("BACK IN", lambda stage: str(stage.part.swapped_in), right=True),
 ]
-"""Of requests that were set back: the KV kept of them, and how many had theirs put aside, and got it back."""
+"""Preempted requests: their swapped KV, and how many were swapped out and in."""
 
 GUESS_COLUMNS: list[Column[StagePart[StageGuesses]]] = [
     Column("NODE", lambda stage: stage.node),
@@ -47,11 +48,11 @@ GUESS_COLUMNS: list[Column[StagePart[StageGuesses]]] = [
     Column("RIGHT", lambda stage: str(stage.part.right), right=True),
     Column("ROWS IN VAIN", lambda stage: str(stage.part.guessed - stage.part.right), right=True),
 ]
-"""Of the head's guesses: how many tokens were guessed, and drawn."""
+"""The head's draft tokens: how many were drafted, and accepted."""
 
 
 def tier_tables(deployment: Deployment) -> list[tuple[Sequence[Any], Sequence[Column[Any]]]]:
-    """Rows and columns of each table; without rows where no stage has that part."""
+    """Rows and columns of each table; without rows if no stage has that part."""
     return [
         (_parts(deployment, lambda status: status.streaming), STREAMING_COLUMNS),
         (_parts(deployment, lambda status: status.experts), EXPERT_COLUMNS),

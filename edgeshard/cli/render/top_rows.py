@@ -1,4 +1,4 @@
-"""The view of `edgectl top`, as rows of text: made of one look at the site and the one before. Pure."""
+"""The view of `edgectl top`, as rows of text: made from two consecutive snapshots of the site. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live view of `edgectl top`: one screen of tables that are read anew every second."""
+"""The live view of `edgectl top`: one screen of tables that are read again every second."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from edgeshard.views.rates import Look
 
 Table = DataTable[Text]
 LOOKS = 4
-"""Rates are since the oldest of so many: nodes say what they did about once a second."""
+"""Rates are since the oldest of this many snapshots: nodes report about once a second."""
 
 
 class TopView(App[None]):
     """`look` reads the site, every `interval_s` seconds; `target` is shown as whose it is.
 
-    Where it cannot be read, the view says why, keeps what it showed, and goes on.
+    If it cannot be read, the view shows the reason, keeps its content, and continues.
     """
 
     CSS = """
@@ -97,7 +97,7 @@ class TopView(App[None]):
 
 
 def _fill(table: Table, shape: TableShape, rows: list[Row]) -> None:
-    """Cell by cell, so that the cursor and what is scrolled to stay."""
+    """Fill cell by cell, so that the cursor and the scroll position stay."""
     while table.row_count > len(rows):
         table.remove_row(table.coordinate_to_cell_key(Coordinate(table.row_count - 1, 0)).row_key)
     for number, row in enumerate(rows):

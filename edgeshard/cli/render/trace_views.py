@@ -11,7 +11,7 @@ from edgeshard.domain.requests.trace import GuessSummary, ReadSummary, StageSumm
 from edgeshard.planning.simulation.timing import Visit
 
 PICTURED_STEPS = 24
-"""As many as can be told apart."""
+"""Most steps that a drawing can show distinctly."""
 
 SUMMARY_COLUMNS: list[Column[StageSummary]] = [
     Column("NODE", lambda stage: stage.node),
@@ -35,7 +35,7 @@ READ_COLUMNS: list[Column[ReadSummary]] = [
     Column("READING", lambda stage: percent(stage.reading), right=True),
     Column("READ TAKES", lambda stage: human_seconds(stage.read_s), right=True),
 ]
-"""Of nodes with weights on their disks."""
+"""Columns of nodes with weights on their disks."""
 
 GUESS_COLUMNS: list[Column[GuessSummary]] = [
     Column("HEAD", lambda head: head.node),
@@ -44,7 +44,7 @@ GUESS_COLUMNS: list[Column[GuessSummary]] = [
     Column("RIGHT A STEP", lambda head: f"{head.right / head.steps:.1f}", right=True),
     Column("ROWS IN VAIN", lambda head: str(head.guessed - head.right), right=True),
 ]
-"""Of a head that guesses."""
+"""Columns of a head that drafts tokens."""
 
 
 def picture(traces: Sequence[StageTrace], deployment: str) -> str:
@@ -71,7 +71,7 @@ def _next(traces: Sequence[StageTrace], number: int) -> str:
 
 
 def _visits(trace: StageTrace, receiver: str, turns: int) -> Iterator[Visit]:
-    """The stage's steps, computing first, so that its two rows come in this order."""
+    """The stage's steps, computing first, so that its two rows are in this order."""
     for record in trace.records:
         kind = "prefill" if record.prompt_tokens else "decode"
         station = f"{trace.node} {trace.layers}"

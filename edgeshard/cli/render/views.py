@@ -130,7 +130,7 @@ PACKED_COLUMNS: list[Column[PackedUnit]] = [
 
 
 def packed_text(units: Sequence[PackedUnit]) -> str:
-    """How many packed units a node keeps, and how much of them is in use."""
+    """The number of packed units of a node, and how much of them is in use."""
     if not units:
         return "none"
     used = [unit for unit in units if unit.in_use]
@@ -173,7 +173,7 @@ def _loss_text(loss: Loss) -> str:
 
 
 def stage_text(stage: StageStatus) -> str:
-    """Its phase; of one that loads how far it is: `packing 1.2 GiB of 3.4 GiB, about 12 s left`."""
+    """Its phase; while it loads also its progress: `packing 1.2 GiB of 3.4 GiB, about 12 s left`."""
     filling = stage.filling
     if stage.phase is not StagePhase.LOADING or (filling is None and not stage.total_bytes):
         return stage.phase.value
@@ -184,7 +184,7 @@ def stage_text(stage: StageStatus) -> str:
 
 
 def rough_seconds(seconds: float) -> str:
-    """Of an estimate: whole seconds, above two minutes whole minutes."""
+    """Text of an estimate: whole seconds, above two minutes whole minutes."""
     return f"{math.ceil(seconds)} s" if seconds < 120 else f"{round(seconds / 60)} min"
 
 
@@ -200,8 +200,8 @@ def percent(share: float) -> str:
 
 
 def unknown_text(node: Node) -> str:
-    """Missing measurements that a plan would need, and those taken beside stages. While a node starts, earlier ones may
-    be outdated."""
+    """Missing measurements that a plan would need, and those taken while the node held stages.
+    While a node starts, earlier ones may be outdated."""
     if node.starting:
         return "all"
     counts = ((node.unknown_profiles, "profile"), (node.unknown_links, "link"))
@@ -216,7 +216,7 @@ def _counted(count: int, what: str) -> str:
 
 
 _NOT_YET = "not known yet"
-"""Of an accelerator whose node starts for the first time."""
+"""Text for an accelerator whose node starts for the first time."""
 _NO_BITS = "not promised to be those of other nodes"
 _STARTING = " (it imports what computes; nothing is placed on it yet)"
 
@@ -324,7 +324,7 @@ def deployment_fields(deployment: Deployment) -> dict[str, str]:
 
 
 def speculation_text(speculation: Speculation, seen: ExpectedGuesses | None) -> str:
-    """Whether tokens are guessed, or why not; and what that is worth to a request alone, where guesses were seen."""
+    """Whether tokens are drafted, or why not; and the worth to a single request, if draft tokens were counted."""
     words = _SPECULATION[speculation]
     if speculation is not Speculation.GUESSES:
         return words
@@ -351,7 +351,7 @@ _SPECULATION = {
 
 
 def draft_fields(deployment: Deployment) -> dict[str, str]:
-    """The smaller model that guesses; nothing where none was asked for."""
+    """The smaller model that drafts tokens; empty if none was requested."""
     spec, placement = deployment.spec, deployment.placement
     if spec.draft == NO_DRAFT:
         return {}
@@ -449,7 +449,7 @@ def prediction_fields(placement: Placement) -> dict[str, str]:
 
 
 def placement_fields(placement: Placement) -> dict[str, str]:
-    """What `deploy` says of a placement below its stages."""
+    """The part of `deploy`'s output about a placement that follows its stages."""
     return prediction_fields(placement) | {"Speculation": speculation_text(placement.speculation, placement.guesses)}
 
 

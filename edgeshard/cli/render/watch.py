@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Stay, and print what changes, until Ctrl-C.")]
 INTERVAL_S = 1.0
-"""Between two looks. What nodes report changes all the time, without an event of the coordinator for each."""
+"""Between two snapshots. Nodes' reports change all the time, without an event of the coordinator for each."""
 
 
 async def show(
@@ -47,7 +47,7 @@ async def show(
 async def follow(
     items: AsyncGenerator[Item, None], output: Output, columns: Sequence[Column[Item]], name: Callable[[Item], str]
 ) -> None:
-    """Print a line for each item as it comes, until the stream ends or is left."""
+    """Print a line for each item as it arrives, until the stream ends or is left."""
     check_lines(output)
     rows = Rows(columns)
     async with aclosing(items) as told:
@@ -63,7 +63,7 @@ def check_lines(output: Output) -> None:
 
 
 def print_item(item: Item, output: Output, rows: Rows[Item], name: Callable[[Item], str]) -> None:
-    """One of many that come one by one; JSON as an object a line."""
+    """Print one of many items that arrive one by one; JSON as an object a line."""
     match output:
         case Output.JSON:
             show_text(json_text(plain(item)))
@@ -75,7 +75,7 @@ def print_item(item: Item, output: Output, rows: Rows[Item], name: Callable[[Ite
 
 
 class Changes(Generic[Item]):
-    """Which items are new or differ, by what the table shows of them without `-o wide`, where times run."""
+    """Items that are new or differ, by the table's columns without `-o wide`, where times run."""
 
     def __init__(self, columns: Sequence[Column[Item]], name: Callable[[Item], str]) -> None:
         self._columns = [column for column in columns if not column.wide]
@@ -92,7 +92,7 @@ class Changes(Generic[Item]):
 
 
 class Rows(Generic[Item]):
-    """A table whose rows come one by one: a column is as wide as its widest cell so far."""
+    """A table whose rows arrive one by one: a column is as wide as its widest cell so far."""
 
     def __init__(self, columns: Sequence[Column[Item]]) -> None:
         self._columns = columns

@@ -42,14 +42,14 @@ from edgeshard.domain.requests.trace import StageTrace, check_seconds
 MOST_STAGES = 512
 """Stages of one node. A node with memory for a few layers holds a few; more are a fault or an attack."""
 MOST_PACKED = 1 << 15
-"""Packed units that a node reports: those of 500 dense models."""
+"""Most packed units that a node reports: 500 dense models have this many."""
 MAX_LISTED_PACKED = 4096
 """Packed units of one answer, with their names; a message with more took the coordinator seconds to read."""
 MAX_REPORTED_PROFILES = 4
 """Profiles of one report; an agent sends one."""
 MAX_REPORTED_LINKS = 4096
 MOST_PART_BYTES = 1 << 20
-"""Of a dump in one message."""
+"""Most bytes of a dump in one message."""
 
 
 def check_stage_count(count: int, field: str = "stages") -> None:
@@ -71,9 +71,9 @@ _PackedIds = Annotated[tuple[int, ...], _first_packed]
 class Registration:
     """A node announcing itself. `address` is its stage listener (host:port).
 
-    `node_id` outlives restarts; `incarnation` is random per process and tells a restart from a reconnect. A node is
-    `starting` until it has imported what computes: nothing is placed on it, and its facts may be incomplete. `labels`
-    are those of its settings.
+    `node_id` outlives restarts. `incarnation` is random per process and distinguishes a restart
+    from a reconnect. A node is `starting` until it has imported its compute libraries. Until then
+    no layers are placed on it, and its facts may be incomplete. `labels` are from its settings.
     """
 
     node_id: Annotated[NodeId, check_id]
@@ -93,8 +93,8 @@ class Registration:
 class Term:
     """Which run of a coordinator: `number` counts those that began with one state, whose random name is `site`.
 
-    A node that has followed a term follows no lower one of the same site: that would be a coordinator that another one
-    has replaced, or one with an old copy of the state.
+    A node that has followed a term follows no lower one of the same site. A coordinator with a
+    lower term was replaced, or has an old copy of the state.
     """
 
     site: str = ""
@@ -106,9 +106,11 @@ NO_TERM = Term()
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A node's report of itself, every second or so. Memory in bytes. `huge_pages` is None where the system does not
-    tell. `others_share` is the processor time that others took from the cores the node computes on, as a part of
-    theirs. `packed` are the ids of its packed units as numbers, rising. On the wire only the first one of a control
+    """A node's report of itself, every second or so. Memory in bytes.
+
+    `huge_pages` is None if the system does not report it. `others_share` is the processor time that
+    other processes took from the cores the node computes on, as a part of theirs. `packed` are the
+    ids of its packed units as numbers, rising. On the wire only the first heartbeat of a control
     stream is whole (`edgeshard.domain.control.heartbeats`)."""
 
     node_id: Annotated[NodeId, check_short]
@@ -176,7 +178,8 @@ class ReleaseStage:
 
 @dataclass(frozen=True, slots=True)
 class KeepStandby:
-    """Keep the weights of these layers in memory beside what the node runs, for a stage that another node may lose.
+    """Keep the weights of these layers in memory, in addition to the node's own stages, for a stage
+    that another node may lose.
 
     They replace what the node kept for this deployment; without layers it keeps none any more. `node` is the node
     itself.
@@ -197,8 +200,8 @@ class KeepStandby:
 class MeasureCompute:
     """Measure the node's times for a model shape, on random weights. `config` is the model's decoded config.json.
 
-    The weights are in `dtype`, or as `quantisation` says. A kept profile of the same node and shape will do if it took
-    as much effort, unless it is to be measured `again`.
+    The weights are in `dtype`, or quantised by `quantisation`. A kept profile of the same node and
+    shape is enough if it took as much effort, unless `again` is set.
     """
 
     config: Mapping[str, Any]
@@ -248,9 +251,9 @@ class CommandKind(StrEnum):
 class CommandKey:
     """Which command an answer belongs to. Its text is the command's operation id.
 
-    `uid` is of what the command was sent for (a deployment, an operator's call, a trace) and holds no "/". `epoch` is
-    the deployment's, 0 where there is none. `stage` is the stage's index; for a measurement the number of those before,
-    for a standby its own number.
+    `uid` identifies the purpose of the command (a deployment, an operator's call, a trace) and
+    holds no "/". `epoch` is the deployment's, 0 if there is none. `stage` is the stage's index; for
+    a measurement the number of earlier ones, for a standby its own number.
     """
 
     uid: str
@@ -290,9 +293,10 @@ class ListPacked:
 
 @dataclass(frozen=True, slots=True)
 class DropPacked:
-    """Remove these packed units, or without any all that are not in use. Nothing is removed where one is not there.
+    """Remove these packed units, or all that are not in use if none is named. If one does not
+    exist, nothing is removed.
 
-    Not for the agent's state: what is in use is not touched.
+    Not for the agent's state: units in use are not touched.
     """
 
     ids: tuple[str, ...] = ()
@@ -339,7 +343,7 @@ class ControlHello:
 
 @dataclass(frozen=True, slots=True)
 class CommandProgress:
-    """How far a long command is: `done` of `total`, and what it is doing, in words."""
+    """Progress of a long command: `done` of `total`, and its current work, in words."""
 
     operation_id: Annotated[OperationId, check_short]
     done: int
@@ -360,8 +364,8 @@ class DumpPart:
 class CommandResult:
     """The answer to a command; `failure` is None when it succeeded.
 
-    `stage` is the status after a prepare, `trace` the record of a trace. `packed` are the units that were asked for:
-    all, or those that were to be dropped, of which those in use are still there.
+    `stage` is the status after a prepare, `trace` the record of a trace. `packed` are the requested
+    units: all, or those to be dropped, some of which may be in use and still there.
     """
 
     operation_id: Annotated[OperationId, check_short]

@@ -1,6 +1,6 @@
-"""Heartbeats as changes: what an agent says of itself after the first one of a control stream, and the whole again.
+"""Heartbeats as changes: an agent's reports after the first one of a control stream, and the whole again.
 
-Both ends keep the same heartbeat: the agent what it has told, the coordinator what it has heard. Pure.
+Both ends keep the same heartbeat: the agent the one it has sent, the coordinator the one it has received. Pure.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from edgeshard.domain.nodes.device import StageStatus
 
 HOLDING_INTERVAL_S = 0.9
 IDLE_INTERVAL_S = 1.8
-"""Seconds between the heartbeats of a node that holds a stage, and of one that holds none: less than the keepalive of a
-quiet connection, which then never sends a ping."""
+"""Seconds between the heartbeats of a node that holds a stage, and of a node without one. Both are
+less than the keepalive of a quiet connection, which then never sends a ping."""
 MEMORY_NOTICED = 1 / 32
-"""Free memory is told again when it differs by this part of what was told."""
+"""Free memory is sent again if it differs by this part of the last value sent."""
 SHARE_NOTICED = 0.01
 """The same for the share that others take, as a difference. A share of 0.05 disturbs a measurement."""
 NOTHING = HeartbeatChange()
 _FIGURES = ("memory_available_bytes", "huge_pages", "others_share", "packed")
-"""Fields of a heartbeat that a change tells where they differ."""
+"""Fields of a heartbeat that a change contains if they differ."""
 
 
 def change_between(told: Heartbeat, now: Heartbeat) -> HeartbeatChange:
-    """The change that turns `told` into `now`, but for figures that hardly differ.
+    """The change that turns `told` into `now`, without figures that hardly differ.
 
-    A reading of huge pages that failed cannot be said; the last one stays.
+    A change cannot express a failed reading of huge pages; the last one stays.
     """
     before = {stage.key: stage for stage in told.stages}
     held = {stage.key for stage in now.stages}
@@ -50,7 +50,7 @@ def _is_news(before: StageStatus | None, now: StageStatus) -> bool:
 
 
 def with_change(told: Heartbeat, change: HeartbeatChange) -> Heartbeat:
-    """The whole heartbeat; `told` itself where nothing changed.
+    """The whole heartbeat; `told` itself if nothing changed.
 
     Raises InvalidArgumentError naming `stages` when the node would hold more than it can.
     """

@@ -86,7 +86,7 @@ class MissingBlob:
 
 @dataclass(frozen=True, slots=True)
 class ModelRegistration:
-    """The store's answer to a manifest: whether the model is registered now, and what it lacks where it is not."""
+    """The store's answer to a manifest: whether the model is registered now, and otherwise what it lacks."""
 
     registered: bool
     manifest_digest: Digest
@@ -143,7 +143,7 @@ class LocalAdding:
 
 @dataclass(frozen=True, slots=True)
 class BlobHeader:
-    """The beginning of an upload: the blob, and where in it the bytes that follow begin."""
+    """The beginning of an upload: the blob, and the offset of the following bytes."""
 
     digest: Annotated[Digest, check_digest]
     size: int
@@ -196,7 +196,7 @@ class UnknownFigures:
 
 @dataclass(frozen=True, slots=True)
 class NodeDetails:
-    """A node with its profiles, the links from and to it, and what is not measured of it yet."""
+    """A node with its profiles, the links from and to it, and its missing measurements."""
 
     node: Node
     profiles: tuple[StoredProfile, ...]
@@ -208,8 +208,8 @@ class NodeDetails:
 class Site:
     """All that a plan is made from.
 
-    `profiles` are those of one model, `config` is its decoded config.json and `traffic` what its deployments served;
-    all are empty where no model was asked for.
+    `profiles` are one model's, `config` is its decoded config.json and `traffic` its deployments'
+    past traffic. All are empty if no model was requested.
     """
 
     nodes: tuple[Node, ...]
@@ -241,8 +241,8 @@ def _seconds(value: Any, field: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class DeployCall:
-    """An operator's call to deploy. Nodes that nobody has measured for the model are measured first, for `measure_s` at
-    most; 0 places with what is known."""
+    """An operator's call to deploy. Nodes without a measurement of the model are measured first,
+    for up to `measure_s` seconds; 0 places with the known figures."""
 
     operation_id: OperationId
     spec: DeploymentSpec
@@ -260,7 +260,7 @@ class DeleteCall:
 
 @dataclass(frozen=True, slots=True)
 class MeasureRequest:
-    """An operator's call to have nodes measured: `nodes` by name or id, all that are connected where it is empty.
+    """An operator's call to have nodes measured: `nodes` by name or id, all connected ones if it is empty.
 
     Without `model` only links are measured. `quick` takes fewer points; `again` measures although a profile of the same
     node and shape is remembered.
@@ -277,10 +277,10 @@ class MeasureRequest:
 
 @dataclass(frozen=True, slots=True)
 class NodeProgress:
-    """How far the measuring of one node is: `done` of `total`, and at what, in words.
+    """Progress of measuring one node: `done` of `total`, and the current work, in words.
 
-    `finished` is True in a node's last one; `failure` then says why it could not be measured, if it could not, and
-    `missed` which nodes it could not measure its link to.
+    `finished` is True in a node's last one. `failure` then has the reason if it could not be
+    measured, and `missed` the nodes to which it could not measure its link.
     """
 
     node: NodeName

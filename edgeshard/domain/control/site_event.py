@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 MOST_EVENTS = 1000
-"""That a coordinator keeps, and that are read at once."""
+"""Most events that a coordinator keeps, and that are read at once."""
 
 
 class Subject(StrEnum):
@@ -19,10 +19,11 @@ class Subject(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SiteEvent:
-    """`number` counts a coordinator's events from 1, anew after each of its starts; `time` is UTC by ISO 8601.
+    """`number` counts a coordinator's events from 1 after each of its starts; `time` is UTC by ISO 8601.
 
-    `name` is the node's or the deployment's, `FROM -> TO` of a link; `what` one word or two, such as `away` or a
-    deployment's phase; `detail` says more, and may be empty. `warning` is whether somebody may have to do something.
+    `name` is the node's or the deployment's, `FROM -> TO` of a link. `what` is one word or two,
+    such as `away` or a deployment's phase. `detail` adds more, and may be empty. `warning` is
+    whether an operator may have to act.
     """
 
     number: int

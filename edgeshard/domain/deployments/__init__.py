@@ -1,1 +1,1 @@
-"""Deployments: what an operator asks for, which node holds which layers, and what they served."""
+"""Deployments: the operator's request, the layers of each node, and the traffic they served."""

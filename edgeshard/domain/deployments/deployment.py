@@ -30,7 +30,7 @@ NO_DRAFT, AUTO_DRAFT = "off", "auto"
 """In place of a model in `draft`: none, or one of the store that suits, if there is any."""
 
 AUTO_REPLICAS = 0
-"""The planner chooses how many pipelines serve the name; "auto" where people write it."""
+"""The planner chooses how many pipelines serve the name; "auto" in texts for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class DeploymentSpec:
     docs/configure.md. It has its name in the message `DeploymentSpec` of the wire. `parse_spec` checks the values; an
     object made otherwise holds what it was given.
 
-    `layers` places it by hand; without it the coordinator chooses, also the source where that is empty. A request is
-    admitted if memory is left for its prompt and an answer of likely length, with `kv_overcommit` for its prompt only.
-    The newest is preempted when memory runs out. A node keeps up to `kv_swap_bytes` of the KV of preempted requests.
-    `quantisation` is by node, "*" for those not named; without it a model that is stored as small integers stays so,
-    and "none" makes it whole.
+    `layers` places it by hand. Without it the coordinator chooses, including the source if that is
+    empty. A request is admitted if memory is left for its prompt and an answer of likely length;
+    with `kv_overcommit`, for its prompt only. The newest is preempted when memory runs out. A node
+    keeps up to `kv_swap_bytes` of the KV of preempted requests. `quantisation` is by node, "*" for
+    those not named. Without it a model stored as small integers stays so, and "none" expands it.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "allow_inf_nan": False}
@@ -138,12 +138,12 @@ class DeploymentSpec:
 
     @property
     def served_name(self) -> str:
-        """The name that clients ask for: of a replica the one that it has in common with the others."""
+        """The name that clients use; a replica shares it with the others."""
         return self.name.removesuffix(f".{self.replica}") if self.replica else self.name
 
     @property
     def replica_names(self) -> tuple[str, ...]:
-        """The names of all replicas of a spec that was placed; its own where it is the only one."""
+        """The names of all replicas of a placed spec; its own name if it is the only one."""
         if not self.replica:
             return (self.name,)
         return tuple(f"{self.served_name}.{number}" for number in range(1, self.replicas + 1))
@@ -162,12 +162,13 @@ class DeploymentSpec:
         return self.reserve.get(node, 0) + (0 if self.kv_swap_on_disk else self.kv_swap_bytes)
 
     def quantisation_of(self, node: str) -> Quantisation | None:
-        """How this node keeps its weights; None for the deployment's dtype."""
+        """How this node stores its weights; None means the deployment's dtype."""
         blocks = self.quantisation.get(node, self.quantisation.get(EVERY_NODE))
         return None if blocks is None or blocks == WHOLE_HEAD else Quantisation.of(blocks, self.head_quantisation)
 
     def as_stored(self, stored_as: Quantisation | None, nodes: Collection[str] = (EVERY_NODE,)) -> DeploymentSpec:
-        """With the weights on these nodes as the model is stored, where this spec says nothing of them."""
+        """The spec with the weights on these nodes as the model is stored, unless this spec sets
+        their quantisation."""
         if stored_as is None or self.quantisation or not nodes:
             return self
         if stored_as is Quantisation.STORED:
@@ -187,8 +188,8 @@ def draft_spec(spec: DeploymentSpec) -> DeploymentSpec:
 def parse_spec(values: Mapping[str, Any]) -> DeploymentSpec:
     """A spec from a TOML or JSON mapping; `layers` may be the text `a=0:4,b=4:12`, whose first node is the source.
 
-    Raises InvalidArgumentError naming the field, also for a key that does not exist. Where several fields are wrong in
-    themselves its message has all of them, and its field is the first.
+    Raises InvalidArgumentError naming the field, also for a key that does not exist. If several
+    fields are invalid, its message has all of them, and its field is the first.
     """
     mistakes = spec_mistakes(values)
     if mistakes:
@@ -199,7 +200,7 @@ def parse_spec(values: Mapping[str, Any]) -> DeploymentSpec:
 
 
 def spec_mistakes(values: Mapping[str, Any]) -> list[InvalidArgumentError]:
-    """The faults of single fields of a mapping, in no more words than each needs."""
+    """The faults of single fields of a mapping, in short texts."""
     from pydantic import ValidationError
 
     try:
@@ -228,7 +229,7 @@ def _mistake(where: tuple[int | str, ...], kind: str, message: str) -> InvalidAr
 
 
 def joined_mistakes(mistakes: Sequence[InvalidArgumentError], separator: str = "; ") -> InvalidArgumentError:
-    """All of them as one error, that of the first field."""
+    """All of them as one error, with the field of the first."""
     message = separator.join(mistake.message for mistake in mistakes)
     return InvalidArgumentError(message, field=mistakes[0].field, reason=mistakes[0].reason)
 
@@ -250,7 +251,7 @@ def _spec_of(values: Mapping[str, Any]) -> DeploymentSpec:
 
 
 def _rule_of(written: Any, index: int) -> Any:
-    """A rule of its line; of a table or a `Rule` that same one, checked where it is one already."""
+    """A rule from its line or table; a `Rule` is returned unchanged, since it is already checked."""
     try:
         if isinstance(written, str):
             return parse_rule(written)
@@ -263,7 +264,7 @@ def _rule_of(written: Any, index: int) -> Any:
 
 @cache
 def _adapter() -> TypeAdapter[DeploymentSpec]:
-    """Imported only where a spec is read: help and completion of commands do without."""
+    """Imported only when a spec is read: help and completion of commands do not need it."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(DeploymentSpec)
@@ -355,8 +356,8 @@ class DeploymentPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SuspectHop:
-    """A link of a pipeline that carries nothing although its connection stands, as its sender says. From stage 0
-    to 0 it is the coordinator's, to the head."""
+    """A link of a pipeline that carries nothing although its connection stands, as its sender
+    reports. From stage 0 to 0 it is the coordinator's link to the head."""
 
     from_stage: int
     to_stage: int
@@ -376,5 +377,5 @@ class Deployment:
     active_requests: int = 0
     traffic: Traffic = NO_TRAFFIC
     outlook: Outlook | None = None
-    """None unless it was asked for, and where no request was seen."""
+    """None unless it was requested and traffic was seen."""
     suspects: tuple[SuspectHop, ...] = ()

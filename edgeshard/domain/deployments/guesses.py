@@ -1,4 +1,4 @@
-"""How many tokens were guessed in a step, and how many of them were right. Nothing of what they were. Pure."""
+"""The numbers of draft tokens in a step, and of accepted ones, without the tokens themselves. Pure."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from edgeshard.domain.checks import at_most
 from edgeshard.domain.errors import InvalidArgumentError
 
 MOST_GUESSES = 7
-"""Guesses of one request in a step: with the newest token it has eight rows then."""
+"""Most draft tokens of one request in a step: with the newest token it has eight rows then."""
 _PLACES = tuple((guessed, right) for guessed in range(MOST_GUESSES + 1) for right in range(guessed + 1))
 _MOST_STEPS = float(1 << 32)
-"""Steps of one kind that anybody may tell of."""
+"""Most steps of one kind in a report."""
 
 
 @dataclass(frozen=True, slots=True)
 class GuessCounts:
-    """A histogram of the steps of requests that decoded alone, those without guesses included.
+    """A histogram of the steps of requests that decoded with no other, including steps without draft tokens.
 
-    `steps[n (n + 1) / 2 + r]` weighs the steps with n guesses, r of which were right, for n from 0 to 7; zeros at its
-    end are left out.
+    `steps[n (n + 1) / 2 + r]` weighs the steps with n draft tokens, r of which were accepted, for n
+    from 0 to 7; zeros at its end are left out.
     """
 
     steps: Annotated[tuple[float, ...], at_most(len(_PLACES))] = ()
@@ -34,7 +34,7 @@ class GuessCounts:
 
     @classmethod
     def of(cls, counted: Mapping[tuple[int, int], float]) -> GuessCounts:
-        """Of steps by how many tokens were guessed and right."""
+        """The counts from steps by their numbers of draft tokens and accepted ones."""
         steps = [float(counted.get(place, 0)) for place in _PLACES]
         while steps and not steps[-1]:
             steps.pop()
@@ -47,13 +47,14 @@ class GuessCounts:
         return cls(tuple(min(_MOST_STEPS, math.fsum(place)) for place in places))
 
     def after(self, later: GuessCounts, kept: float) -> GuessCounts:
-        """With later steps, earlier ones weighing `kept` of what they did. Where nothing came, nothing changes."""
+        """The counts with later steps added; earlier ones weigh `kept` of their former weight.
+        Unchanged if there are no later steps."""
         if not later.steps:
             return self
         return GuessCounts.of_all((GuessCounts(tuple(kept * count for count in self.steps)), later))
 
     def __iter__(self) -> Iterator[tuple[int, int, float]]:
-        """(guessed, right, steps) of each kind of step that there was."""
+        """(guessed, right, steps) of each kind of step that occurred."""
         return ((*place, count) for place, count in zip(_PLACES, self.steps, strict=False) if count)
 
     @property
@@ -75,10 +76,11 @@ NO_GUESSES = GuessCounts()
 
 @dataclass(frozen=True, slots=True)
 class ExpectedGuesses:
-    """What guesses are worth to a request that decodes alone, going by those that requests to the model had lately.
+    """The worth of draft tokens to a request that decodes with no other, judged by the model's recent requests.
 
-    `right` is the share of guesses that were right, and `most` how many a step may have here. It gets `times` as many
-    tokens a second as without guesses; None where the nodes' rows were not measured.
+    `right` is the share of accepted draft tokens, and `most` how many a step may have here. It gets
+    `times` as many tokens a second as without draft tokens; None if the nodes' rows were not
+    measured.
     """
 
     most: int

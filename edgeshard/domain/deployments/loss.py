@@ -1,4 +1,4 @@
-"""The cost of losing a node of a deployment: how long its requests would stand still, and who takes its layers."""
+"""The cost of losing a node of a deployment: how long its requests would pause, and which nodes take its layers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from edgeshard.domain.ids import NodeName
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The parts of a pause, in seconds: until the loss is known, until there is another placement, until its nodes
-    have the weights, and until the next token, for which what was computed before is computed again."""
+    """The parts of a pause, in seconds: until the loss is detected, until another placement is
+    found, until its nodes have the weights, and until the next token. Before that token the earlier
+    positions are computed again."""
 
     detect_s: float
     plan_s: float
@@ -25,10 +26,11 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The consequences if this node dies now.
+    """The consequences if this node fails now.
 
-    `taken_by` are the stages that would be new; `warm` is whether their nodes have the weights in memory already.
-    `pause` is None where the deployment could not go on, or where nothing tells how long it takes; `note` says why.
+    `taken_by` are the stages that would be new. `warm` is whether their nodes have the weights in
+    memory already. `pause` is None if the deployment could not continue, or if its length is
+    unknown; `note` has the reason.
     """
 
     node: NodeName

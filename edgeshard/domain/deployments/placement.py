@@ -28,11 +28,12 @@ class ExplicitStage:
 class PlacedStage:
     """One stage of a placement. `address` is the node's stage listener (host:port); sizes in bytes.
 
-    `parameter_bytes` is in the deployment's dtype; `kv_bytes` is the stage's whole KV pool; `workspace_bytes` is the
-    memory it takes beside these while it works, for saved states, too. A stage with `streamed_bytes` of its weights on
-    its disk has `weight_budget_bytes` of memory for weights, which its `parameter_bytes` are then; else both are 0.
-    Every step reads all of them, or of a mixture's experts those that it needs.
-    Where KV may be put aside on its disk, that reads and takes so many bytes a second; 0 where it was not measured.
+    `parameter_bytes` is in the deployment's dtype, `kv_bytes` is the stage's whole KV pool.
+    `workspace_bytes` is the additional memory while it works, including saved states. If
+    `streamed_bytes` of its weights are on its disk, `weight_budget_bytes` is its memory for weights
+    and equals its `parameter_bytes`; else both are 0. Every step reads all streamed weights; of a
+    mixture's experts it reads those that it needs. If KV may be swapped to its disk, the two rates
+    are the disk's reads and writes in bytes a second; 0 if unmeasured.
     """
 
     index: int
@@ -50,24 +51,26 @@ class PlacedStage:
 
 
 class LengthsFrom(StrEnum):
-    """Where the lengths come from that a placement is planned for."""
+    """Source of the lengths that a placement is planned for."""
 
     GIVEN = "given"
     SEEN = "seen"
     """The deployment's own traffic, of an earlier time under the same name."""
     DEFAULT = "default"
-    """Nobody gave any, and no traffic was seen."""
+    """None were given, and no traffic was seen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """The planner's prediction of a placement. Seconds, and tokens per second over all requests.
 
-    `bottleneck` names in words what limits it. `gap` bounds how much better the best plan could be, as a part of this
-    one; None when nothing was proven. It holds for `objective`, and for `requests` at once of `prompt_tokens` in and
-    `new_tokens` out, which are as `lengths` says; they take `request_s` from their prompts to the last token.
-    `joules_per_token` is None where the power of a node is not known. Of several requests, `throughput_tps` is the
-    steady rate, with another request for each that ends, and `together_tps` that of requests that all start at once.
+    `bottleneck` describes the limit in words. `gap` bounds how much better the best plan could be,
+    as a part of this one; None if nothing was proven. The prediction holds for `objective`, and for
+    `requests` at once with prompts of `prompt_tokens` and answers of `new_tokens`; `lengths` names
+    the source of these numbers. The requests take `request_s` from their prompts to the last token.
+    `joules_per_token` is None if a node's power is unknown. For several requests, `throughput_tps`
+    is the steady rate, with another request for each that ends, and `together_tps` is the rate of
+    requests that all start at once.
     """
 
     time_to_first_token_s: float
@@ -103,9 +106,10 @@ class Prediction:
 
 
 def rank_among(predictions: Iterable[Prediction | None]) -> Callable[[Prediction], float]:
-    """What orders these, lower is better by the objective: a cost or, of rates, which are all of one kind, minus one.
+    """The key that orders these by the objective, lower is better: a cost or, for rates, which are
+    all of one kind, minus one.
 
-    Plans that stream have no steady rate: where one of them is there, all are ranked as requests that start together.
+    Plans that stream have no steady rate. If there is one of them, all are ranked as requests that start together.
     """
     steady = all(one is None or one.together_tps is not None for one in predictions)
 
@@ -118,31 +122,33 @@ def rank_among(predictions: Iterable[Prediction | None]) -> Callable[[Prediction
 
 
 class Speculation(StrEnum):
-    """Whether the head guesses tokens, or why it does not."""
+    """Whether the head drafts tokens, or why it does not."""
 
     GUESSES = "apart"
-    """It does, and which tokens they are it tells the stage that samples, apart from the step."""
+    """The head drafts tokens, and sends them to the stage that samples separately from the step."""
     OFF = "off"
-    """The spec says so, or another version placed it."""
+    """The spec turns it off, or another version placed it."""
     STATES = "states"
-    """Requests have states, and there is no memory for those behind guesses, or a node is older."""
+    """Requests have states, and there is no memory for the states after draft tokens, or a node is older."""
     EXPERTS = "experts"
-    """Each guess of a mixture may need experts of its own: what rows cost was not measured, or these are on a disk."""
+    """Each draft token of a mixture may need experts of its own: the cost of rows was not measured,
+    or these are on a disk."""
     PROMISE = "promise"
-    """A time between tokens was promised, which holds for steps without guesses."""
+    """A time between tokens was promised, which holds for steps without draft tokens."""
     BITS = "bits"
-    """A node, or the family, may give other bits where it computes several rows at once, or the node is older."""
+    """A node, or the family, may give other bits if it computes several rows at once, or the node is older."""
 
     @classmethod
     def _missing_(cls, value: object) -> Speculation | None:
-        """What another version placed its nodes may not carry out alike: nothing is guessed."""
+        """A value of another version, which its nodes may not interpret alike: no tokens are drafted."""
         return cls.OFF if isinstance(value, str) else None
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedDraft:
-    """A smaller model, whole on the head's node, that guesses tokens for so many `requests` at once, with `kv_blocks`
-    blocks of keys and values of its own; sizes in bytes, which the first stage's workspace has, too."""
+    """A smaller model, whole on the head's node, that drafts tokens for up to `requests` at once,
+    with `kv_blocks` blocks of keys and values of its own. Sizes are in bytes; the first stage's
+    workspace includes them."""
 
     model: ModelName
     manifest_digest: Annotated[Digest, check_digest]
@@ -162,12 +168,12 @@ class PlacedDraft:
 class Placement:
     """Stages in pipeline order, the KV pool every stage opens, and the (b, m) the head's scheduler runs.
 
-    `predicted` is None where no measurements stand behind the placement; `note` says in words how it was chosen.
-    `costs`, one for each stage or none at all, let the head size its steps. Where stages stream weights, `sweep`
-    micro-batches go through the layers together. Where requests have states, stages have slots for `saved_states`
-    beside those of requests that run, and room for `guess_slots`, for the states behind guesses. A `draft` is used
-    where tokens are guessed. `guesses` are not kept with a deployment, but for whoever looks at it: None where none
-    are made, or none were seen.
+    `predicted` is None if the placement rests on no measurements; `note` describes how it was
+    chosen. `costs`, one for each stage or none at all, let the head size its steps. If stages
+    stream weights, `sweep` micro-batches go through the layers together. If requests have states,
+    stages have slots for `saved_states` in addition to the running requests' and for `guess_slots`,
+    the states after draft tokens. A `draft` is used if tokens are drafted. `guesses` are not saved
+    with a deployment but added for display: None if no tokens are drafted or none were seen.
     """
 
     stages: tuple[PlacedStage, ...]
@@ -186,16 +192,16 @@ class Placement:
     guess_slots: int = 0
 
     def requests_of(self, positions: int) -> int:
-        """How many requests of so many positions the KV pool holds at once, at least one."""
+        """How many requests of `positions` positions the KV pool holds at once, at least one."""
         return max(1, self.kv_blocks // -(-positions // self.kv_block_tokens))
 
     def slots_of(self, positions: int) -> int:
-        """Slots of states, for those requests and for what is saved."""
+        """Slots of states, for those requests and for the saved ones."""
         return self.requests_of(positions) + self.saved_states
 
     @property
     def used_guess_slots(self) -> int:
-        """The slots for states behind guesses that stages have: none where nothing is guessed."""
+        """The slots for states after draft tokens that stages have: 0 if no tokens are drafted."""
         return self.guess_slots if self.speculation is Speculation.GUESSES else 0
 
     @property
@@ -209,7 +215,7 @@ class Placement:
 
     @property
     def window(self) -> int:
-        """Steps in flight at most: one for every stage, or one for every micro-batch where there are more."""
+        """Most steps in flight: one for every stage, or one for every micro-batch if there are more of these."""
         return max(len(self.stages), self.micro_batches)
 
 

@@ -13,9 +13,9 @@ NO_OPERATION = OperationId("")
 
 class ReplanReason(StrEnum):
     MOVED = "MOVED"
-    """It goes on with the placement that was found."""
+    """It continues with the new placement."""
     WOULD_MOVE = "WOULD_MOVE"
-    """It would, but that was only asked."""
+    """It would move, but this was a dry run."""
     SAME_LAYERS = "SAME_LAYERS"
     """Each node has the layers that it would get."""
     SMALL_GAIN = "SMALL_GAIN"
@@ -23,7 +23,7 @@ class ReplanReason(StrEnum):
     NOT_WEIGHED = "NOT_WEIGHED"
     """One of the two placements cannot be predicted."""
     NOTHING_NEW = "NOTHING_NEW"
-    """Nodes, links and profiles are those of an earlier plan, which found nothing that would move it."""
+    """Nodes, links and profiles are the same as for an earlier plan, which found no reason to move it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class ReplanCall:
 
 @dataclass(frozen=True, slots=True)
 class Replan:
-    """The placement that a deployment has (`current`) beside the best one for the nodes that are there now (`found`).
+    """A deployment's placement (`current`), compared with the best one for the nodes that are there now (`found`).
 
-    `expected` is predicted of the current one now, and `found.predicted` of the other; each None where it cannot be,
-    and the note says why. `gain` is the share of the cost that the found one saves or, of a rate, by which it is
-    higher; None unless both are predicted.
+    `expected` is the current one's prediction now, and `found.predicted` the other's; each is None
+    if it is impossible, and the note has the reason. `gain` is the share of the cost that the new
+    one saves or, for a rate, by which it is higher; None unless both are predicted.
     """
 
     current: Placement

@@ -1,7 +1,7 @@
 """Rules of an operator: which nodes may, must or must not hold stages of a deployment together.
 
-A `Rule` is what somebody wrote, by names and labels of nodes. `resolve` makes `Condition`s of it for the nodes of a
-site: what a planner sees.
+A `Rule` is an operator's text, by names and labels of nodes. `resolve` makes `Condition`s of it for
+the nodes of a site: the planner's input.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edgeshard.domain.nodes.labels import check_key, check_labels
 
 MOST_RULES = 64
 WATTS_LABEL = "watts"
-"""The label with a node's watts at work, where no sensor has measured them."""
+"""The label with a node's watts at work, used if no sensor has measured them."""
 COST_LABEL = "cost_per_hour"
 _TOLERANCE = 1e-9
 """The part of a limit by which a sum may be above it: figures are added in binary fractions."""
@@ -31,7 +31,7 @@ class RuleKind(StrEnum):
     APART = "apart"
     """At most one of these nodes holds a stage; by a label: no two nodes with stages have the same value."""
     USE = "use"
-    """Each of these nodes holds a stage; of those with a label at least one."""
+    """Each of these nodes holds a stage; of the nodes with a label at least one does."""
     AVOID = "avoid"
     """None of these nodes holds a stage."""
     AT_MOST = "at-most"
@@ -48,7 +48,7 @@ _CAPS = (RuleKind.MAX_WATTS, RuleKind.MAX_COST)
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule. `nodes` are names, or else `label` says which nodes: `KEY=VALUE`, or after "by" a `KEY`."""
+    """One rule. `nodes` are names, or else `label` selects nodes: `KEY=VALUE`, or after "by" a `KEY`."""
 
     kind: RuleKind
     nodes: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class Rule:
         return " ".join([self.kind, *limit, *by, *whom])
 
     def among(self, names: Collection[str]) -> Rule | None:
-        """The rule for its nodes of these names alone; None where too few are left, but for a rule that names none."""
+        """The rule for only its nodes of these names; None if it names nodes and too few of them are left."""
         nodes = tuple(name for name in self.nodes if name in names)
         if len(nodes) == len(self.nodes):
             return self
@@ -152,7 +152,7 @@ def parse_rules(texts: Sequence[str]) -> tuple[Rule, ...]:
 
 
 def _number_of(words: list[str], kind: RuleKind) -> float:
-    """The number at the beginning of `words`, which is taken off them."""
+    """The number at the beginning of `words`, which is removed from them."""
     try:
         return float(words.pop(0))
     except (IndexError, ValueError):
@@ -174,8 +174,8 @@ class ConditionKind(StrEnum):
 class Condition:
     """A rule for the nodes of a site, by their names; a rule may be several. A node is used if it holds a stage.
 
-    `text` names the rule for people: as it was written, and where it is about nodes that lack a figure or a label, with
-    their names behind a colon. Weights are above 0; a node without one weighs nothing.
+    `text` names the rule for people: as it was written. If nodes lack a figure or a label, their
+    names follow after a colon. Weights are above 0; a node without one weighs nothing.
     """
 
     text: str
@@ -201,7 +201,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class RuledNode:
-    """A node as rules see it: its name, its labels, and its watts at work, None where nobody measured them."""
+    """A node as rules see it: its name, its labels, and its watts at work, None if they are unmeasured."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -211,9 +211,9 @@ class RuledNode:
 def resolve(rules: Sequence[Rule], nodes: Collection[RuledNode]) -> tuple[Condition, ...]:
     """The conditions of rules for all nodes of a site, those that are away among them.
 
-    A node without the label of a "by", or without the figure of a cap, is not used under that rule: nobody knows
-    whether it would break it. Raises InvalidArgumentError naming `rule[i]` for a node, a key or a figure that no node
-    has, and for a label that no node has and one must.
+    A node without the label of a "by", or without the figure of a cap, is not used under that rule,
+    because it might break it. Raises InvalidArgumentError naming `rule[i]` for a node, a key or a
+    figure that no node has, and for a label that no node has and one must.
     """
     found: list[Condition] = []
     for index, rule in enumerate(rules):
@@ -231,9 +231,9 @@ def broken(conditions: Sequence[Condition], used: Collection[str]) -> tuple[str,
 
 
 def conflicting(conditions: Sequence[Condition], impossible: Callable[[Sequence[Condition]], bool]) -> tuple[str, ...]:
-    """The texts of conditions that cannot hold together, of which none can be left out, where all of them cannot.
+    """The texts of conditions that cannot hold together, a smallest set of them, if all cannot.
 
-    `impossible` says whether nothing keeps some of them.
+    `impossible` returns whether no plan keeps some of them.
     """
     kept = list(dict.fromkeys(condition.text for condition in conditions))
     for text in tuple(kept):

@@ -14,7 +14,7 @@ MAX_SHORT_REQUESTS = 8
 
 
 def typical_lengths(spec: DeploymentSpec, placement: Placement) -> tuple[int, int]:
-    """Tokens of a typical prompt and answer: those of the plan, else of the spec, else the defaults."""
+    """Tokens of a typical prompt and answer: the plan's, else the spec's, else the defaults."""
     lengths = placement.predicted or spec
     return lengths.prompt_tokens or DEFAULT_TOKENS, lengths.new_tokens or DEFAULT_TOKENS
 

@@ -1,7 +1,8 @@
 """Costs of a step on each stage of a placement, so that a head can size its steps. Pure.
 
-A few numbers a stage stand for a whole profile: seconds by the rows of a step (weights are read once, then arithmetic
-takes over), seconds for each pair of a query and a key it sees, and the way to the next stage by tokens.
+A few numbers a stage replace a whole profile. They are seconds by the rows of a step (weights are
+read once, then arithmetic dominates), and seconds for each pair of a query and a key it sees. The
+hop to the next stage has seconds by tokens.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ this one. It rises with either."""
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """Seconds of one stage's steps, and of the hop behind it (the last one's: back to the head).
+    """Seconds of one stage's steps, and of the hop after it (the last one's leads back to the head).
 
-    `decode_s` and `prefill_s` stand at the token counts `rows`, ascending, without what attention costs; between and
-    beyond them lines go through the two nearest. A chunk with positions behind it takes `prefill_behind_s` a token
-    more, for its mask. Sliding windows are left out, so a long context costs rather too much.
+    `decode_s` and `prefill_s` are given at the token counts `rows`, ascending, without attention's
+    cost; between and beyond them, lines go through the two nearest. A chunk after earlier positions
+    takes `prefill_behind_s` a token more, for its mask. Sliding windows are left out, so the cost
+    of a long context is rather too high.
     """
 
     rows: tuple[int, ...]
@@ -57,7 +59,7 @@ class StageCost:
         return seconds + _line(self.rows, self.prefill_s if chunks else self.decode_s, tokens)
 
     def transfer_s(self, tokens: int) -> float:
-        """Seconds a step of so many tokens occupies the hop behind this stage."""
+        """Seconds a step of `tokens` tokens occupies the hop after this stage."""
         return self.hop_s + self.hop_token_s * tokens
 
 

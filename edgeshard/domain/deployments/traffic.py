@@ -1,4 +1,4 @@
-"""Lengths of a deployment's prompts and answers, its guesses, and nothing of their content. Pure."""
+"""Lengths of a deployment's prompts and answers, its draft tokens, and nothing of their content. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgeshard.domain.deployments.loss import Loss
 from edgeshard.domain.deployments.placement import ExplicitStage, Prediction
 
 LATEST = 64
-"""A request weighs 1 - 1/LATEST times what the one after it weighs, so that about so many of the latest count."""
+"""A request weighs 1 - 1/LATEST times its successor's weight, so that about this many of the latest count."""
 WORTH_SAYING = 0.05
 """A smaller gain is within what predictions are off."""
 
@@ -35,7 +35,7 @@ class Lengths:
         return Lengths(self.mean + (tokens - self.mean) / sum(counts), tuple(counts))
 
     def up_to(self, share: float) -> int:
-        """The power of two that this share of the lengths, in (0, 1], do not exceed. 0 where there are none."""
+        """The power of two that this share of the lengths, in (0, 1], do not exceed. 0 if there are none."""
         reached, wanted = 0.0, share * self.weight
         for place, count in enumerate(self.counts):
             reached += count
@@ -55,9 +55,9 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The requests a deployment served: how many at all, and lengths and guesses of the latest.
+    """The requests a deployment served: their total number, and lengths and draft tokens of the latest.
 
-    `at_once` is the mean of how many were running, it included, when one of them ended.
+    `at_once` is the mean number of running requests, itself included, when one of them ended.
     """
 
     requests: int = 0
@@ -100,9 +100,10 @@ NO_TRAFFIC = Traffic()
 class Outlook:
     """The planner's prediction of a deployment for the traffic that it has seen.
 
-    `expected` is of the placement it has, None where that cannot be predicted and `note` says why. Where another one is
-    better by `WORTH_SAYING` or more, `better` is expected of it with `layers`, and `gain` is the share of the cost
-    that it saves or, of a rate, the share by which it is higher.
+    `expected` is the prediction for its placement, None if it is impossible; `note` has the reason.
+    If another placement is better by `WORTH_SAYING` or more, `better` is its prediction and
+    `layers` its layers. `gain` is the share of the cost that it saves or, for a rate, the share by
+    which it is higher.
     """
 
     expected: Prediction | None = None

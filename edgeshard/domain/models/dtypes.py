@@ -37,14 +37,14 @@ class DType(StrEnum):
 KV_VECTOR = 16
 """The numbers of a head that the native kernels read at once; a head of another width has no whole vectors."""
 UNSUPPORTED_KV_DTYPE = "UNSUPPORTED_KV_DTYPE"
-"""Reason of the error for keys and values that cannot be kept as is asked."""
+"""Reason of the error for keys and values that cannot be stored as requested."""
 
 
 class KvFormat(StrEnum):
     """How keys and values are kept: as numbers of a dtype, or of 4 bits in groups.
 
-    A group is 32 consecutive numbers of a token in one head (16 where 32 do not divide the head's width). It has its
-    minimum, 4 bytes, and the step between two of sixteen values, 2 bytes.
+    A group is 32 consecutive numbers of a token in one head (16 if 32 do not divide the head's
+    width). It has its minimum, 4 bytes, and the step between two of sixteen values, 2 bytes.
     """
 
     FLOAT32 = "float32"
@@ -58,11 +58,12 @@ class KvFormat(StrEnum):
 
     @staticmethod
     def group(head_dim: int) -> int:
-        """Numbers that share a minimum and a step where they are of 4 bits."""
+        """Numbers that share a minimum and a step if they have 4 bits."""
         return 16 if head_dim % 32 else 32
 
     def check_heads(self, head_dim: int) -> None:
-        """Raise InvalidArgumentError where the kernels do not read keys and values of heads of this width kept so."""
+        """Raise InvalidArgumentError if the kernels do not read keys and values of heads of this
+        width in this format."""
         if self is KvFormat.INT4 and head_dim % KV_VECTOR:
             why = f"int4 takes heads whose width is a multiple of {KV_VECTOR}; this model's is {head_dim}"
             raise InvalidArgumentError.about("kv_dtype", f"{why}; use bfloat16", UNSUPPORTED_KV_DTYPE)
@@ -80,7 +81,7 @@ STORED_GROUP = 32
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """Sizes of a block of consecutive inputs of a row: how many they are, and its bytes in the store and packed."""
+    """Sizes of a block of consecutive inputs of a row: their number, and its bytes in the store and packed."""
 
     inputs: int
     stored_bytes: int
@@ -145,12 +146,12 @@ class IntegerFormat(StrEnum):
 
     @property
     def bits(self) -> int:
-        """Of one weight, without its scale, in a format of EdgeShard's own."""
+        """Bits of one weight, without its scale, in a format of EdgeShard's own."""
         return int(self.removeprefix("int"))
 
     @property
     def group(self) -> int:
-        """Consecutive inputs of a row that share a scale, where a node rounds the weights itself."""
+        """Consecutive inputs of a row that share a scale, if a node rounds the weights itself."""
         return 64 if self is IntegerFormat.INT8 else 32
 
     def matrix_bytes(self, rows: int, columns: int, group: int | None = None) -> int:
@@ -233,9 +234,10 @@ WHOLE_HEAD = "none"
 class Quantisation(StrEnum):
     """How a node keeps a model's weights as small integers: the matrices of its blocks, and its LM head.
 
-    Activations, KV and embeddings keep the deployment's dtype. The head is int8 unless the name says otherwise: whole
-    it is up to half of a small model's bytes, and int4 in it alone costs nearly as much quality as in all blocks.
-    In `STORED` every matrix, embedding and head included, keeps the format in which it is stored.
+    Activations, KV and embeddings keep the deployment's dtype. The head is int8 unless the name has
+    another format. Unquantised it is up to half of a small model's bytes, and int4 in only the head
+    costs nearly as much quality as in all blocks. In `STORED` every matrix, embedding and head
+    included, keeps the format in which it is stored.
     """
 
     INT8 = "int8"
@@ -257,12 +259,12 @@ class Quantisation(StrEnum):
 
     @property
     def blocks(self) -> IntegerFormat:
-        """Of the matrices of blocks; not of `STORED`, in which each has a format of its own."""
+        """The format of the matrices of blocks; not for `STORED`, in which each has a format of its own."""
         return IntegerFormat(self.partition("-")[0])
 
     @property
     def head(self) -> IntegerFormat | None:
-        """Of the LM head; None if it keeps the dtype. Not of `STORED`."""
+        """The format of the LM head; None if it keeps the dtype. Not for `STORED`."""
         written = self.partition("-head-")[2] or IntegerFormat.INT8
         return None if written == WHOLE_HEAD else IntegerFormat(written)
 
@@ -294,5 +296,5 @@ def parse_quantisation(blocks: str | None, head: str | None) -> Quantisation | N
 
 
 def weights_text(dtype: DType, quantisation: Quantisation | None) -> str:
-    """How a node keeps its weights, in words."""
+    """The format in which a node stores its weights, in words."""
     return str(dtype) if quantisation is None else f"{quantisation} with {dtype}"

@@ -1,4 +1,4 @@
-"""Parts of a model: its tensors, where each belongs, and those that a stage must hold."""
+"""Parts of a model: its tensors, the unit of each, and those that a stage must hold."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Part(StrEnum):
     TIED = "tied"
     """An embedding that is the LM head too: needed by the first stage and by the last."""
     FURTHER = "further"
-    """The blocks that predict tokens behind the next one: no stage has them."""
+    """The blocks that predict tokens after the next one: no stage has them."""
 
 
 Unit = int | Part
@@ -110,7 +110,7 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True)
 class FurtherBlocks:
-    """What a checkpoint has of `Part.FURTHER`: how many tensors, of how many bytes. They are not in the store."""
+    """The tensors of `Part.FURTHER` in a checkpoint: their number and bytes. They are not in the store."""
 
     tensor_count: int
     size_bytes: int
@@ -126,7 +126,7 @@ class ModelManifest:
     tensors: tuple[TensorInfo, ...]
     files: tuple[FileInfo, ...]
     further: FurtherBlocks | None = None
-    """None for a checkpoint without such blocks."""
+    """None if the checkpoint has no such blocks."""
 
     @property
     def config(self) -> dict[str, Any]:

@@ -10,11 +10,12 @@ from edgeshard.domain.ids import NodeId, OperationId, Text, check_id
 
 @dataclass(frozen=True, slots=True)
 class PackedUnit:
-    """A layer, embedding or head that a node keeps as a file of `size_bytes`, so that loading it is reading it.
+    """A layer, embedding or head in a node's file of `size_bytes`, so that loading only reads it.
 
-    `id` (16 hexadecimal digits) names the file on its node, `model` are the first 12 digits of the manifest's digest,
-    and `model_name` is that model's name, empty where the coordinator's store has no such model. `form` is the weights'
-    data type, or "int8" or "int4". A unit `in_use` belongs to a stage or a standby.
+    `id` (16 hexadecimal digits) names the file on its node, `model` is the first 12 digits of the
+    manifest's digest. `model_name` is that model's name, empty if the coordinator's store has no
+    such model. `form` is the weights' data type, or "int8" or "int4". A unit `in_use` belongs to a
+    stage or a standby.
     """
 
     id: Annotated[str, check_id]

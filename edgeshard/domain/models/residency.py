@@ -1,7 +1,7 @@
-"""Which weights of a stage stay in memory and which are read from the disk in every step. Pure; sizes in bytes.
+"""The weights of a stage that stay in memory and those read from the disk in every step. Pure; sizes in bytes.
 
-Where all but a mixture's experts fits beside two of them, those that are left over of memory cache experts
-(docs/papers.md#experts-on-the-disk). Else whole layers pass.
+If everything except a mixture's experts fits, with two experts, the remaining memory caches experts
+(docs/papers.md#experts-on-the-disk). Otherwise whole layers pass.
 
 Streamed layers pass through slots: while one computes, the next ones are read into the others (ZeRO-Inference). Layers
 that stay are spread evenly among those that do not, so that the disk reads on while they compute.
@@ -43,9 +43,9 @@ def cache_bytes(room: Any, largest: Any) -> Any:
 
 
 def room_for_experts(others: int, experts: Sequence[int], budget: int | None) -> int | None:
-    """Room for the cache of a stage's experts in `budget`, beside all that is no expert, `others`.
+    """Memory for the cache of a stage's experts in `budget`, after all other weights, `others`.
 
-    None where all of them fit or there are none, and where whole layers must pass.
+    None if all of them fit, if there are none, or if whole layers must pass.
     """
     if budget is None or not experts:
         return None
@@ -56,7 +56,7 @@ def room_for_experts(others: int, experts: Sequence[int], budget: int | None) ->
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Of the layers of a stage, in order: whether each stays in memory. The others pass through `slots` slots."""
+    """For each layer of a stage, in order: whether it stays in memory. The others pass through `slots` slots."""
 
     resident: tuple[bool, ...]
     slots: int
@@ -73,10 +73,10 @@ class Residency:
 def choose_residency(
     layers: Sequence[int], others: int, budget: int | None, prefetched: int = PREFETCHED_LAYERS
 ) -> Residency:
-    """As many layers in memory as `budget` allows; all of them where it is None.
+    """As many layers in memory as `budget` allows; all of them if it is None.
 
-    `layers` are the bytes of each layer and `others` those of embedding and head, which stay. Raises
-    ResourceExhaustedError, naming the bytes that lack, where even the slots do not fit.
+    `layers` are the bytes of each layer and `others` the bytes of embedding and head, which stay.
+    Raises ResourceExhaustedError, with the missing bytes, if even the slots do not fit.
     """
     whole = sum(layers)
     if budget is None or whole + others <= budget:

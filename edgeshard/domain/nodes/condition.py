@@ -9,24 +9,25 @@ from edgeshard.domain.ids import Figure, Text
 
 
 class Support(StrEnum):
-    """Of what makes computing quick: whether it is used here."""
+    """Whether a means of quick computing is used here."""
 
     UNKNOWN = ""
     """Nothing computes here, or the machine has no such thing."""
     USED = "used"
     MISSING = "missing"
-    """The machine could have it, and what is installed cannot use it."""
+    """The machine could have it, but the installed software cannot use it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Memory and disk in bytes; 0 and "" where the system does not tell. Times are seconds since 1970 on its own clock.
+    """Memory and disk in bytes; 0 and "" if the system does not report it. Times are seconds since
+    1970 on its own clock.
 
-    The disk is the one of the state directory, which `disk_write_bps` (bytes a second, flushed) was measured on.
-    `cpu_quota` is how many cores its control group may use, 0 where all. `huge_pages` is the system's mode: "always",
-    "madvise" or "never". The process's own certificate ends at `certificate_ends_s` and is to be renewed at
-    `certificate_due_s`. `clock_ahead_s` is by how much its clock was ahead of the coordinator's, as the coordinator
-    saw it.
+    The disk is the one of the state directory, on which `disk_write_bps` (bytes a second, flushed)
+    was measured. `cpu_quota` is how many cores its control group may use, 0 if all. `huge_pages` is
+    the system's mode: "always", "madvise" or "never". The process's own certificate ends at
+    `certificate_ends_s` and is to be renewed at `certificate_due_s`. `clock_ahead_s` is by how much
+    its clock was ahead of the coordinator's, measured by the coordinator.
     """
 
     version: Text = ""

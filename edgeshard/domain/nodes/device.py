@@ -23,11 +23,13 @@ MAX_FACT = 1000
 class DeviceFacts:
     """The device of a node. Memory in bytes.
 
-    `memory_budget_bytes` is what stages may use: the operator's limit, or available memory less a reserve. Nodes of one
-    `bits_fingerprint` compute the same bits (docs/kernels.md, Numbers); "" where bits are not promised. A node that
-    `takes_guesses` gives a row the same bits beside others, and its stages know guesses that the head tells apart. One
-    that `keeps_states_of_guesses` can go on from any of them with a model whose requests have states. `kernels` is None
-    on an accelerator, while the node is starting, and of an older agent.
+    `memory_budget_bytes` is what stages may use: the operator's limit, or available memory less a
+    reserve. Nodes with the same `bits_fingerprint` compute the same bits (docs/kernels.md,
+    Numbers); "" if bits are not promised. A node that `takes_guesses` gives a row the same bits
+    when other rows run with it, and its stages accept draft tokens that the head sends separately.
+    A node that `keeps_states_of_guesses` can continue after any of them with a model whose requests
+    have states. `kernels` is None on an accelerator, while the node is starting, and for an older
+    agent.
     """
 
     kind: str
@@ -44,13 +46,13 @@ class DeviceFacts:
 
     @property
     def has_bf16_products(self) -> bool:
-        """Whether AVX512-BF16 gives this node's kernels bits of their own."""
+        """Whether this node's kernels compute bits of their own because of AVX512-BF16."""
         return BF16_PRODUCTS in self.software
 
     def check_told(self) -> None:
-        """Raise InvalidArgumentError naming the text that is not plain, where a node says so of itself.
+        """Raise InvalidArgumentError naming a text that is not plain, if a node sends it about itself.
 
-        What a coordinator has kept since an older version is read all the same, and shown with escapes.
+        State saved by an older version is read all the same, and shown with escapes.
         """
         for name in ("kind", "model", "software", "bits_fingerprint"):
             _check_told(getattr(self, name), f"facts.{name}")
@@ -111,8 +113,8 @@ class WeightLoadingWork(StrEnum):
 class StageFilling:
     """How far the weights of a stage that loads are on their way into memory, once all that lacked was fetched.
 
-    Bytes are those that the weights take there. `work` is what is done now; all is done about `left_s` seconds after
-    it was said, 0 while that is not known.
+    Bytes are those that the weights take there. `work` is the current activity; all is done about
+    `left_s` seconds after the report, 0 while that is unknown.
     """
 
     work: WeightLoadingWork
@@ -123,8 +125,8 @@ class StageFilling:
 
 @dataclass(frozen=True, slots=True)
 class StageExperts:
-    """Experts of a stage that keeps them on its disk behind a cache, in bytes: those in memory now, what they may take
-    of it, and all of them.
+    """Experts of a stage that keeps them on its disk with a cache, in bytes: those in memory now,
+    the cache's limit, and all of them.
 
     Since it began, `hits` of the experts that its steps needed were in memory and `misses` were not, it has read
     `read_bytes`, and its steps have waited `waited_s` for reads. What was read to load it does not count.
@@ -146,7 +148,7 @@ class StageExperts:
 
 @dataclass(frozen=True, slots=True)
 class StageSwap:
-    """Bytes of KV that a stage may keep aside of requests that were set back, and that it keeps now.
+    """Bytes of preempted requests' KV that a stage may swap out, and that it holds now.
 
     Since it began, `swapped_out` of them had their KV put there, and `swapped_in` got it back.
     """
@@ -159,9 +161,9 @@ class StageSwap:
 
 @dataclass(frozen=True, slots=True)
 class StageGuesses:
-    """Tokens that a head guessed since its epoch began, and those of them that were drawn.
+    """Tokens that a head drafted since its epoch began, and the accepted ones.
 
-    Each other one was a row that a step computed in vain.
+    Each rejected one was a wasted row of a step.
     """
 
     guessed: int
@@ -172,16 +174,17 @@ class StageGuesses:
 class StageStatus:
     """A node's report of one stage that it holds. Sizes in bytes.
 
-    `busy_share` is the part of the last seconds in which it computed, the rest are bubbles; `steps_waiting` counts
-    steps that have arrived and wait for their turn. The first stage counts requests: running, and not
-    yet admitted; and says into how many micro-batches those that generate go now, 0 before there were any.
+    `busy_share` is the part of the last seconds in which it computed; the rest are bubbles.
+    `steps_waiting` counts steps that have arrived and wait for their turn. The first stage counts
+    requests: running, and not yet admitted. It also reports the number of micro-batches now in use,
+    0 before there were any.
 
-    The step that computes now began `step_age_s` ago, and the compute thread spent `step_cpu_s` of processor time on
-    it (waiting in place of an emulated device counts); both are 0 while none computes. `failure_reason` is that of the
-    error that failed the stage; its weights took `load_s` to fetch and load. `streaming` is None for a stage
-    through which no layers pass, `filling` while none come into memory, `experts` for a stage that has its experts in
-    memory or passes them with their layers, `swap` for one that keeps no KV aside, and `guesses` for one without a head
-    that guesses.
+    The step that computes now began `step_age_s` ago, and the compute thread spent `step_cpu_s` of
+    processor time on it (waiting in place of an emulated device counts). Both are 0 while none
+    computes. `failure_reason` is the reason of the error that failed the stage. Its weights took
+    `load_s` to fetch and load. Each other field is None without its subject. `streaming` needs
+    layers that pass through the stage, `filling` layers that enter memory, and `experts` experts on
+    its disk. `swap` needs KV on the disk, and `guesses` a head that drafts tokens.
     """
 
     deployment: Annotated[DeploymentName, check_short]
@@ -218,7 +221,7 @@ class StageStatus:
 
 @dataclass(frozen=True, slots=True)
 class HugePages:
-    """Resident bytes of an agent for which it asked the kernel for huge pages, and how many of them lie in such."""
+    """Resident bytes of an agent for which it requested huge pages, and the part of them that is in huge pages."""
 
     wanted_bytes: int
     held_bytes: int
@@ -228,15 +231,17 @@ class HugePages:
 class Node:
     """A node as the coordinator knows it. `address` is its stage listener, host:port.
 
-    A connected node may still be `starting`: it imports what computes, and its facts are those of its last run.
-    `huge_pages` is None while the node is away, and where its system does not tell.
+    A connected node may still be `starting`: it imports its compute libraries, and its facts are
+    from its last run. `huge_pages` is None while the node is away, and if its system does not
+    report it.
 
-    Of what a plan would need, `unknown_profiles` measurements of its layers are missing, and `unknown_links` ways from
-    it to nodes that layers can be placed on; it is `measuring` itself or them now. `profiles_beside_stages` were taken
-    beside stages, and are taken again when it holds none. `condition` is what it said of its machine in the last
-    minute, None while it is away. `labels` are those that an operator set, and of the agent's own the others.
-    `twin_address` is where another agent with the same identity asked to take its place in the last minutes, "" for
-    none: somebody copied its state directory.
+    A plan would also need `unknown_profiles` measurements of its layers, and `unknown_links` links
+    from it to nodes that can hold layers. It is `measuring` itself or them now.
+    `profiles_beside_stages` were taken while it held stages, and are taken again when it holds
+    none. `condition` is its machine's last report, None while it is away or older than a minute.
+    `labels` are set by an operator, or else by the agent. `twin_address` is the address of another
+    agent with the same identity that tried to take its place in the last minutes: its state
+    directory was copied. It is "" if there was none.
     """
 
     node_id: NodeId

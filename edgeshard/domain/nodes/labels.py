@@ -1,4 +1,4 @@
-"""Labels of nodes: keys and values that operators give, for the rules of deployments."""
+"""Labels of nodes: keys and values set by operators, for the rules of deployments."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _wrong(field: str, why: str) -> InvalidArgumentError:
 
 @dataclass(frozen=True, slots=True)
 class LabelCall:
-    """Labels to set of a node (its name or id), and keys of those to remove."""
+    """Labels to set on a node (its name or id), and keys of labels to remove."""
 
     node: str
     labels: Annotated[Mapping[str, str], check_labels]

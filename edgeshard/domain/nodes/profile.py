@@ -1,7 +1,7 @@
 """Measurements of a node and of its links, as values. Pure; `edgeshard.profiles` has their texts and the fits.
 
-Times are medians in seconds. A `spread` is the median absolute deviation over the median: 0.02 says that half of the
-repeats were within 2 %.
+Times are medians in seconds. A `spread` is the median absolute deviation over the median: with 0.02
+half of the repeats were within 2 %.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _figure(low: float, high: float = math.inf, *, above: bool = False) -> Check
 Rows = Annotated[int, _figure(1, 2**32)]
 Positions = Annotated[int, _figure(0, 2**32)]
 Seconds = Annotated[float, _figure(1e-12, 1e9)]
-"""Of one step or layer: times beyond these have no square that a fit can compute with."""
+"""Seconds of one step or layer: times beyond these have no square that a fit can compute with."""
 Spread = Annotated[float, _figure(0, 1e9)]
 Count = Annotated[int, _figure(0)]
 Positive = Annotated[int, _figure(1)]
@@ -89,7 +89,7 @@ class LayerKind(StrEnum):
 class Sample:
     """One measured point: `count` is the tokens of one sequence (prefill) or the sequences of one token (decode).
 
-    `context` is how many positions each sequence has behind it already.
+    `context` is the number of earlier positions of each sequence.
     """
 
     count: Rows
@@ -106,10 +106,10 @@ Samples = Annotated[tuple[Sample, ...], at_most(MAX_SAMPLES)]
 class LayerProfile:
     """One sort of layer; the model has `layers` of it.
 
-    `parameters` are those of one layer. `window` is the sliding window in tokens, 0 for full attention.
-    `rotated_bytes` are the weights that the measurement cycled through, so that no cache held them. `weight_bytes`
-    are the bytes of one block whose matrices have formats of their own, 0 for any other layer: blocks of the same
-    parameters may differ in their formats.
+    `parameters` are one layer's. `window` is the sliding window in tokens, 0 for full attention.
+    `rotated_bytes` are the weights that the measurement cycled through, so that no cache held them.
+    `weight_bytes` are the bytes of one block whose matrices have formats of their own, 0 if they
+    have not. Blocks of the same parameters may differ in their formats.
     """
 
     kind: LayerKind
@@ -165,7 +165,7 @@ class EnergyProfile:
 class DiskProfile:
     """The disk of the agent's state: bytes a second read one after the other past the page cache, and bytes free.
 
-    It takes `write_bytes_per_s` bytes a second, flushed; 0 where that was not measured.
+    It writes `write_bytes_per_s` bytes a second, flushed; 0 if that was not measured.
     """
 
     read_bytes_per_s: AboveZero
@@ -175,15 +175,17 @@ class DiskProfile:
 
 @dataclass(frozen=True, slots=True)
 class ComputeProfile:
-    """A node's times for one model shape and one way to keep its weights: in `dtype`, or as `quantisation` says.
+    """A node's times for one model shape and one storage of its weights: in `dtype`, or quantised
+    by `quantisation`.
 
-    Valid as long as the node's `fingerprint` is the same.
+    Valid while the node's `fingerprint` is the same.
 
-    `processor_share` is the part of the measuring time in which the profiler had a core to itself. Well below 1, other
-    processes were at work and the times are too long. `others_share` is the processor time that others, a hypervisor
-    among them, took from the cores it computes on, as a part of theirs; 0 on an accelerator. `disk` is None where it
-    could not be read past the page cache; the first effort measures neither disk nor power. With `beside_stages` the
-    node held stages or standbys meanwhile: they had memory, and the measurement gave way to their steps.
+    `processor_share` is the part of the measuring time in which the profiler had a core to itself.
+    If it is well below 1, other processes were at work and the times are too long. `others_share`
+    is the processor time that others, including a hypervisor, took from the cores it computes on,
+    as a part of theirs; 0 on an accelerator. `disk` is None if it could not be read without the
+    page cache; the first effort measures neither disk nor power. With `beside_stages` the node held
+    stages or standbys meanwhile: they occupied memory, and the measurement yielded to their steps.
     """
 
     fingerprint: Text

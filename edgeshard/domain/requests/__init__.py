@@ -1,1 +1,1 @@
-"""Requests: what is asked of a model, what comes back, and the steps between."""
+"""Requests: the input of a model, its output, and the steps between."""

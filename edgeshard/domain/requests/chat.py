@@ -1,4 +1,4 @@
-"""A conversation with a model: what is asked for, what becomes its prompt, and what comes back."""
+"""A conversation with a model: the request, its prompt, and the answer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ class ToolFormat(StrEnum):
     NONE = "none"
     """The template knows no tools."""
     TAGGED = "tagged"
-    """Two tags around a call or several, `<tool_call>` and `</tool_call>` in most templates. What stands between them
-    may be JSON, the calls' parts in tags of their own, or a call in the form of some language."""
+    """Two tags around one or several calls, `<tool_call>` and `</tool_call>` in most templates. The
+    text between them may be JSON, the calls' parts in tags of their own, or a call in the form of
+    some language."""
     LISTED = "listed"
     """`[TOOL_CALLS]`, then a list of calls in JSON, or a name and its arguments for each."""
     CHANNELS = "channels"
@@ -37,9 +38,10 @@ class Marker:
 class AnswerFormat:
     """How to read a model's answer.
 
-    What stands between `reasoning_begin` and `reasoning_end` is reasoning; both are "" where the template marks none.
-    `in_reasoning` is whether the prompt has begun it already. `call_begin` and `call_end` are the tags of a format that
-    has them; empty ones are `<tool_call>` and its end.
+    Text between `reasoning_begin` and `reasoning_end` is reasoning; both are "" if the template
+    marks none. `in_reasoning` is whether the prompt has begun it already. `call_begin` and
+    `call_end` are the tags of a format that has them; if they are empty, the tags are `<tool_call>`
+    and its end.
     """
 
     tools: ToolFormat = ToolFormat.NONE
@@ -53,7 +55,7 @@ class AnswerFormat:
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """The recommendations of a model's generation_config.json; None where it says nothing."""
+    """The recommendations of a model's generation_config.json; None if it has none."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -65,7 +67,7 @@ class GenerationDefaults:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def validate(self) -> None:
-        """Raise InvalidArgumentError naming the first that no request may ask for."""
+        """Raise InvalidArgumentError naming the first that no request may set."""
         Sampling(**self.given()).validate()
 
 
@@ -73,9 +75,10 @@ class GenerationDefaults:
 class Conversation:
     """The input of a chat template. Everything but `generation_prompt` is JSON text.
 
-    `messages` is a list of messages as OpenAI's chat completions have them, `tools` a list of tools ("" for none),
-    `variables` an object of further variables of the template ("" for none), such as `{"enable_thinking": false}`.
-    `generation_prompt` is whether the prompt ends where the assistant's answer begins.
+    `messages` is a list of messages in the format of OpenAI's chat completions. `tools` is a list
+    of tools ("" for none). `variables` is an object of further variables of the template ("" for
+    none), such as `{"enable_thinking": false}`. `generation_prompt` is whether the prompt ends
+    where the assistant's answer begins.
     """
 
     messages: str
@@ -86,7 +89,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeRequest:
-    """A text whose token ids are wanted, of a served model; `special` adds those that stand around a text."""
+    """A text to convert to token ids, by a served model; `special` adds those around a text."""
 
     model: str
     text: str
@@ -97,8 +100,8 @@ class TokenizeRequest:
 class ChatPrompt:
     """A conversation as tokens, how to read the answer to it, and what the model recommends for generating it.
 
-    `room` is the most tokens that the answer may have, by the deployment's limits; 0 where that is not known, and less
-    where there is none.
+    `room` is the most tokens that the answer may have, by the deployment's limits; 0 if that is
+    unknown, and negative if the prompt exceeds them.
     """
 
     tokens: tuple[int, ...]
@@ -145,7 +148,7 @@ class ChatReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChatFinished:
-    """The end of an answer, and how many tokens prompt and answer had."""
+    """The end of an answer, and the numbers of tokens of prompt and answer."""
 
     reason: ChatReason
     prompt_tokens: int

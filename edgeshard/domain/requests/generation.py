@@ -1,8 +1,9 @@
-"""A request for text and what comes back.
+"""A request for text and its result.
 
-An option of generation is declared once, as a field of `Sampling` or `Generation`: the SDK's keyword arguments,
-edgectl's options and the conversion to the wire follow from it by reflection. `GenerateOptions` repeats its name and
-type for type checkers, which know no reflection; a test holds the two together.
+An option of generation is declared once, as a field of `Sampling` or `Generation`. The SDK's
+keyword arguments, edgectl's options and the conversion to the wire follow from it by reflection.
+`GenerateOptions` repeats its name and type for type checkers, which know no reflection; a test
+compares the two.
 """
 
 from __future__ import annotations
@@ -17,39 +18,40 @@ from edgeshard.domain.errors import invalid
 from edgeshard.domain.ids import DeploymentName, RequestId
 from edgeshard.domain.options import check_bounds, option
 
-# A request travels in one message, and so do its prompt's tokens on the way back, with up to 5 bytes each. Both stay
-# far below what gRPC takes (`edgeshard.rpc.channel.MESSAGE_LIMIT_BYTES`), whatever stands beside them.
+# A request travels in one message, and so do its prompt's tokens when they return, with up to 5
+# bytes each. Both stay far below gRPC's limit (`edgeshard.rpc.channel.MESSAGE_LIMIT_BYTES`), with
+# all other fields of the message.
 PROMPT_LIMIT_BYTES = 4 << 20
-"""Of a prompt as text, in UTF-8."""
+"""Limit of a prompt as text, in UTF-8."""
 PROMPT_LIMIT_TOKENS = 1 << 20
 STOP_LIMIT_STRINGS = 16
 STOP_LIMIT_BYTES = 1024
-"""Of one stop string, in UTF-8. So much text may be held back until the next token tells."""
+"""Limit of one stop string, in UTF-8. Up to this much text may be held back until the next token decides."""
 STOP_LIMIT_TOKENS = 1024
 """Each new token is compared with all of them."""
 LOGIT_BIAS_LIMIT_TOKENS, MOST_LOGIT_BIAS = 300, 100
 """As OpenAI's."""
 GUIDE_LIMIT_BYTES = 128 << 10
-"""Of a guide's text, in UTF-8."""
+"""Limit of a guide's text, in UTF-8."""
 PROMPT_LOGPROBS_LIMIT = 1 << 20
-"""Log-probabilities of one prompt, those of the likeliest tokens included: head and coordinator keep some 100 bytes of
-each until the client has them."""
+"""Most log-probabilities of one prompt, including the likeliest tokens': head and coordinator keep
+some 100 bytes of each until the client has them."""
 PROMPT_LOGPROBS_POSITIONS = 256
-"""The most of a prompt whose log-probabilities come in one event, and are computed at a time."""
+"""Most positions of a prompt whose log-probabilities are in one event, and are computed at a time."""
 
 
 Prompt = str | tuple[int, ...]
 """Text, or its token ids."""
 Biases = tuple[tuple[int, float], ...]
-"""Tokens with what is added to their logits, in order of id."""
+"""Tokens with the values added to their logits, in order of id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the next token is chosen.
 
-    The random draw at position p is a function of (seed, p) alone, so a replay on another node draws the same. What
-    penalties subtract is a function of the tokens before p.
+    The random draw at position p is a function of only (seed, p), so a replay on another node draws
+    the same. Penalties are a function of the tokens before p.
     """
 
     temperature: float = option(0.0, "0 always takes the likeliest token.", metavar="T", low=0, high=100)
@@ -109,7 +111,7 @@ class Guide:
     text: str = ""
 
     def validate(self) -> None:
-        """Raise InvalidArgumentError for a text that no guide has; what it means is looked at by the head."""
+        """Raise InvalidArgumentError for a text that no guide has; the head checks its meaning."""
         if self.kind is GuideKind.JSON_OBJECT:
             _require(not self.text, "guide", "of kind json_object takes no text", "GUIDE_INVALID")
             return
@@ -167,7 +169,7 @@ class Generation:
 
 
 def text_bytes(text: str) -> int:
-    """Bytes of a text in UTF-8; what is no text counts too."""
+    """Bytes of a text in UTF-8; invalid text counts too."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
@@ -183,9 +185,9 @@ def check_prompt_size(prompt: str | Sequence[int]) -> None:
 class GenerateOptions(TypedDict, total=False):
     """The options of `Client.generate` and `complete`, as keyword arguments.
 
-    Those of a `Generation` and its `Sampling`, where each is described with its default and bounds, so that a type
-    checker knows them too; and `request_id`, chosen by the caller to make `cancel` possible from elsewhere, and
-    `timeout_s`, the bound of the whole request (None: no bound).
+    The options of a `Generation` and its `Sampling`, which describe each with its default and
+    bounds; here type checkers see them too. In addition `request_id`, chosen by the caller so that
+    another process can `cancel`, and `timeout_s`, the bound of the whole request (None: no bound).
     """
 
     max_new_tokens: int
@@ -232,7 +234,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class StageTiming:
-    """Where one node's time went in one step, in seconds."""
+    """The parts of one node's time in one step, in seconds."""
 
     stage: int
     wait_s: float
@@ -243,7 +245,7 @@ class StageTiming:
 class Started:
     """The request was admitted; `prompt_tokens` is the tokenised prompt.
 
-    `listened` is whether what follows comes over the client's listener, on the wire; the SDK hides the difference.
+    `listened` is whether later events arrive over the client's listener, on the wire; the SDK hides the difference.
     """
 
     request_id: RequestId
@@ -257,8 +259,9 @@ class Started:
 class PromptLogprobs:
     """Log-probabilities of a run of the prompt's own tokens, at most `PROMPT_LOGPROBS_POSITIONS`.
 
-    `position` is that of the first one: 1 in the first event, since nothing comes before the prompt's first token.
-    `top` has, for each of them, the likeliest tokens there, as many as `top_logprobs` asked for, best first.
+    `position` is the first one's: 1 in the first event, since nothing precedes the prompt's first
+    token. `top` has, for each of them, the likeliest tokens there, up to `top_logprobs`, best
+    first.
     """
 
     position: int
@@ -267,11 +270,11 @@ class PromptLogprobs:
 
     @property
     def end(self) -> int:
-        """The position behind the last one."""
+        """The position after the last one."""
         return self.position + len(self.logprobs)
 
     def behind(self, position: int) -> PromptLogprobs | None:
-        """What of it is at `position` or later; None where nothing is."""
+        """The part at `position` or later; None if there is none."""
         count = max(0, position - self.position)
         if count == 0:
             return self
@@ -283,9 +286,10 @@ class PromptLogprobs:
 class Token:
     """One generated token. `position` is absolute: the prompt's length for the first.
 
-    `text` is the text that it completes: it is empty while a character or a possible stop string is incomplete.
-    `logprob` is 0 unless the request asked for it. `at_s` is when it came back to the head, in seconds of the head's
-    own steady clock: differences mean something between tokens of one head alone. 0 where it was not told.
+    `text` is the text that it completes: it is empty while a character or a possible stop string is
+    incomplete. `logprob` is 0 unless the request asked for it. `at_s` is the time of its return to
+    the head, in seconds of the head's own steady clock; 0 if it was not sent. Only differences
+    between tokens of one head have a meaning.
     """
 
     position: int
@@ -309,7 +313,8 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Where a request's tokens go: to the client's listener `id`, under the client's own `number` for the request."""
+    """The receiver of a request's tokens: the client's listener `id`, under the client's own
+    `number` for the request."""
 
     id: str
     number: int
@@ -319,9 +324,10 @@ class Listener:
 class GenerateRequest:
     """A client's call. `model` is a deployment's name, or a model's when one deployment serves it.
 
-    `request_id` is '' where the coordinator is to choose it. Without a `listener` its tokens come by its own call. A
-    client that lost its stream comes again with the tokens that it has (`emitted`), and gets those behind them.
-    `scored` is the position behind the last one whose prompt log-probability it has, 1 where it has none.
+    If `request_id` is '', the coordinator chooses it. Without a `listener` its tokens arrive by its
+    own call. A client that lost its stream sends the request again with the tokens that it has
+    (`emitted`), and gets the following ones. `scored` is the position after the last one whose
+    prompt log-probability it has, 1 if it has none.
     """
 
     model: str

@@ -20,12 +20,13 @@ MAX_DIGEST_BYTES = 64
 class StartRequest:
     """Serve a request. `emitted_tokens` are those the coordinator has already; `client` is whom it is for.
 
-    Clients share the pipeline evenly, and none sees another's cached KV; '' where nobody is told apart. A request that
-    is `resumed` was let in before, so that no limit of waiting requests counts for it: the coordinator says so of those
-    alone that it knows of, not of all that say it of themselves. `instance` is the run of the coordinator; `digest` is
-    that of the generation as the client asked for it, which the head keeps for the next run. A head that has the
-    request already goes on with it, and sends what comes behind `emitted_tokens`, and of the prompt's
-    log-probabilities, where they are wanted, those from position `scored` on.
+    Clients share the pipeline evenly, and none sees another's cached KV; '' if clients are not
+    distinguished. A request that is `resumed` was admitted before, so that no limit of waiting
+    requests counts for it. The coordinator sets this only for requests that it knows of, not for
+    all clients that claim it. `instance` is the run of the coordinator. `digest` is the digest of
+    the generation as the client sent it, which the head keeps for the next run. A head that has the
+    request already continues it. It sends the tokens after `emitted_tokens` and, if requested, the
+    prompt's log-probabilities from position `scored` on.
     """
 
     request_id: RequestId
@@ -47,15 +48,15 @@ class CancelRequest:
 
 @dataclass(frozen=True, slots=True)
 class ForgetRequest:
-    """The coordinator has the request's end, or nobody waits for it any more."""
+    """The coordinator has the request's end, or no client waits for it any more."""
 
     request_id: RequestId
 
 
 @dataclass(frozen=True, slots=True)
 class HeadBeacon:
-    """Whoever says it is there. The coordinator does while a head has requests, and the head answers each, unless it
-    has sent something since the one before.
+    """A keepalive. The coordinator sends it while a head has requests. The head answers each,
+    unless it has sent something since the previous one.
 
     Unless another `follows`, none is due before there are requests again, or while a large message is under way.
     """
@@ -70,9 +71,10 @@ HeadCommand = StartRequest | CancelRequest | ForgetRequest | HeadBeacon
 class HeldRequest:
     """A request that a head has from an earlier stream; `instance` is the coordinator's run that last started it.
 
-    `client` and `digest` are those of its start; an older head or coordinator has no digest. `tokens` are how many new
-    ones the head has of it, `scored` is the position behind the prompt's last log-probability. One that is `over` has
-    been forgotten, because the coordinator had its end; its client may not have got it.
+    `client` and `digest` are from its start; an older head or coordinator has no digest. `tokens`
+    is the number of new ones that the head has of it, `scored` the position after the prompt's last
+    log-probability. A request that is `over` was forgotten, because the coordinator had its end;
+    its client may not have got it.
     """
 
     request_id: Annotated[RequestId, check_short]
@@ -86,9 +88,11 @@ class HeldRequest:
 
 @dataclass(frozen=True, slots=True)
 class HeadHello:
-    """The first message of a head's stream: whose it is, what the head has, the longest here first, and whether it
-    answers beacons. It knows of no request that ended more than `head_for_s` seconds ago, with another head; an older
-    version does not say it."""
+    """The first message of a head's stream.
+
+    It has the deployment, the head's requests, the oldest first, and whether the head answers
+    beacons. The head knows of no request that ended more than `head_for_s` seconds ago, with
+    another head; an older version does not send it."""
 
     node_id: Annotated[NodeId, check_short]
     deployment: Annotated[DeploymentName, check_short]
@@ -107,16 +111,17 @@ class RequestAccepted:
 
 @dataclass(frozen=True, slots=True)
 class RequestAdmitted:
-    """The request waits no more: it has a place and KV memory, and so many positions of it were `read`. Said again with
-    each part of a long prompt, but the last, which brings a token. Metrics and pictures alone are made of it."""
+    """The request waits no more: it has a place and KV memory, and `read` positions of it were
+    read. Sent again with each part of a long prompt except the last, which brings a token. Only
+    metrics and views use it."""
 
     read: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RequestEnd:
-    """The end of a request; `text` is what was held back until now. `guesses` are those of its steps with this head
-    while it decoded alone."""
+    """The end of a request; `text` is the text held back until now. `guesses` are its draft tokens
+    with this head while no other request decoded."""
 
     reason: FinishReason
     text: str
@@ -125,14 +130,14 @@ class RequestEnd:
 
 @dataclass(frozen=True, slots=True)
 class LastToken:
-    """A request's last token, and the end that comes with it: who has one has the other."""
+    """A request's last token, and the end that arrives with it, so that neither is received without the other."""
 
     token: Token
     end: RequestEnd
 
 
 RequestEvent = Token | LastToken | PromptLogprobs | RequestAccepted | RequestAdmitted | RequestEnd | EdgeShardError
-"""What a head says of a request. Log-probabilities of the prompt come before the first token; an error ends it."""
+"""A head's reports on a request. Log-probabilities of the prompt precede the first token; an error ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +150,7 @@ class HeadEvent:
 class HeadEvents:
     """One message: an event of any kind, or several tokens in order, since a message costs more than a token.
 
-    `epoch` is that of the stream. Whatever names another one does not count.
+    `epoch` is the stream's. An event with another epoch does not count.
     """
 
     epoch: Epoch

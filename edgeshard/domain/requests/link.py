@@ -1,4 +1,4 @@
-"""Messages of the two ends of a hop beside the steps themselves."""
+"""Messages between the two ends of a hop, except the steps themselves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgeshard.domain.ids import DeploymentName, Epoch, Text, check_short
 
 @dataclass(frozen=True, slots=True)
 class LinkHello:
-    """The first message of the dialling end. `next_step` is what it wants next, where it is the receiver."""
+    """The first message of the dialling end. `next_step` is the step it expects next, if it is the receiver."""
 
     deployment: DeploymentName
     epoch: Epoch
@@ -30,7 +30,7 @@ class LinkWelcome:
 
 @dataclass(frozen=True, slots=True)
 class LinkBeacon:
-    """The listening end is there: the bytes that came in over this stream, and the step it wants next."""
+    """A keepalive of the listening end: the bytes that arrived over this stream, and the step it expects next."""
 
     received_bytes: int
     next_step: int

@@ -1,4 +1,4 @@
-"""One step of a pipeline: a micro-batch of spans and the KV bookkeeping that goes before it, and what comes out.
+"""One step of a pipeline: a micro-batch of spans, the KV bookkeeping that precedes it, and its result.
 
 The head forms a `StepPlan`; every stage applies it in the same order. Only the head allocates KV blocks and slots of
 states; stages check and obey.
@@ -17,14 +17,14 @@ STEP_TOKENS = 512
 MAX_STEP_TOKENS = 4 * STEP_TOKENS
 """Tokens a stage accepts in a step, and that a slice of a long prompt may have."""
 DRAFT_TOKENS = 128
-"""Tokens that a draft reads of a request before one step: it comes to know a longer text over several."""
+"""Tokens of a request that a draft reads before one step: it reads a longer text over several steps."""
 DRAFTED_REQUESTS = 4
-"""Requests at most that a draft guesses for at once: where more decode, they share a step's weights already."""
+"""Most requests that a draft drafts for at once: if more decode, they share a step's weights already."""
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Consecutive tokens of a prompt; `position` is that of the first."""
+    """Consecutive tokens of a prompt; `position` is the first token's."""
 
     position: int
     tokens: tuple[int, ...]
@@ -34,17 +34,21 @@ class Targets:
 class Span:
     """Consecutive positions of one request: [first_position, first_position + token_count).
 
-    `request` is the head's number for it, unique within (pipeline, epoch). `first_position` equal to the request's KV
-    length appends; smaller truncates, which a request's first span in an epoch may do, and any as far as positions were
-    guessed; larger is an error.
-    `sample` says whether the token behind the span's last position is to be sampled. `sampling` is given on the
-    request's first span of the epoch only, with `seen_tokens`, the token ids a repetition penalty counts as seen, with
-    its `guide`, and with `answer_tokens`, those of its answer so far where its guide or a penalty goes by them. `party`
-    is who asks for the guide, not 0 from a head that takes `pending` for its token.
-    `targets` are tokens of the prompt whose log-probabilities are wanted, each behind a position of the span.
-    The tokens of its last `guesses` positions are guesses: a token is drawn behind one only if all guesses before are
-    what was drawn, so that a span brings one token more than guesses that were right. Which tokens they are only the
-    stages are told that embed or sample (`GuessedTokens`).
+    `request` is the head's number for it, unique within (pipeline, epoch). `first_position` equal
+    to the request's KV length appends. A smaller one truncates, which a request's first span in an
+    epoch may do, and any as far as positions were drafted. A larger one is an error.
+
+    `sample` is whether the token after the span's last position is to be sampled. Only the
+    request's first span of the epoch has `sampling`, `seen_tokens`, `guide` and `answer_tokens`.
+    `seen_tokens` are the token ids a repetition penalty counts as seen, `answer_tokens` its answer
+    so far if its guide or a penalty uses it. `party` identifies the client that requested the
+    guide; it is not 0 if the head accepts `pending` instead of a token.
+
+    `targets` are tokens of the prompt whose log-probabilities are requested, each after a position of the span.
+
+    The tokens of its last `guesses` positions are draft tokens. A token is drawn after one only if
+    all draft tokens before equal the drawn ones, so a span brings one token more than accepted
+    draft tokens. Only the stages that embed or sample receive the draft tokens (`GuessedTokens`).
     """
 
     request: int
@@ -61,21 +65,23 @@ class Span:
 
     @property
     def certain_position(self) -> int:
-        """The position behind the last one whose token is no guess: where its first sampled token goes."""
+        """The position after the last one whose token is no draft token: the position of its first
+        sampled token."""
         return self.end_position - self.guesses
 
     @property
     def end_position(self) -> int:
-        """The position behind the span's last one: its KV length afterwards, and where its last sampled token goes."""
+        """The position after the span's last one: its KV length afterwards, and the position of its
+        last sampled token."""
         return self.first_position + self.token_count
 
 
 GuessedTokens = Mapping[int, tuple[int, ...]]
-"""The tokens of a step's guesses, by request."""
+"""The draft tokens of a step, by request."""
 
 
 def guessed_tokens(spans: Iterable[Span], tokens: Sequence[int]) -> GuessedTokens:
-    """The guesses of these spans, of whose positions `tokens` has all."""
+    """The draft tokens of these spans; `tokens` has all their positions' tokens."""
     guessed, end = dict[int, tuple[int, ...]](), 0
     for span in spans:
         end += span.token_count
@@ -88,10 +94,11 @@ def guessed_tokens(spans: Iterable[Span], tokens: Sequence[int]) -> GuessedToken
 class KvGrant:
     """KV blocks appended to a request's table; `first_index` is the table's length before the grant.
 
-    `filled` is how many positions the blocks hold already. It is 0, or all of them for blocks that other requests
-    filled: these begin this request's table, and it shares them and never writes to them. `swapped` blocks begin the
-    table of a request that was swapped out, and take what was kept of it. With the first grant a request also gets the
-    `slot` of its states, where the model has any.
+    `filled` is the number of positions that the blocks hold already. It is 0, or all of them for
+    blocks that other requests filled: these begin this request's table, which shares them and never
+    writes to them. `swapped` blocks begin the table of a request that was swapped out, and get its
+    swapped content. With the first grant a request also gets the `slot` of its states, if the model
+    has any.
     """
 
     request: int
@@ -115,14 +122,16 @@ class StateCopy:
 class StepPlan:
     """The work of every stage in one step, applied in this order: saves, frees, swap-outs, grants, restores, spans.
 
-    The spans are packed one behind the other along the token axis, at most one for each request. A step without spans
-    is legal: a cancel is one. `following` steps behind it belong to the same sweep: a stage that streams weights waits
-    for them, and reads each layer once for all. Of a request in `swap_outs` a stage keeps what its blocks hold aside,
-    and takes the blocks from it, until they are granted `swapped` or the request is freed.
+    The spans are packed one after the other along the token axis, at most one for each request. A
+    step without spans is legal: a cancel is one. The next `following` steps belong to the same
+    sweep: a stage that streams weights waits for them, and reads each layer once for all. For a
+    request in `swap_outs` a stage copies the content of its blocks and frees the blocks, until they
+    are granted `swapped` or the request is freed.
 
-    Where the model has states, `saves` copy those that requests have as the step begins into slots that no request has,
-    and a request that begins with `filled` blocks takes its states from such a slot, by `restores`. Either done twice
-    is as done once. A copy stays until its slot is saved to or granted.
+    If the model has states, `saves` copy the states that requests have as the step begins into
+    slots that no request has. A request that begins with `filled` blocks takes its states from such
+    a slot, by `restores`. Repeating either changes nothing. A copy stays until its slot is saved to
+    or granted.
     """
 
     frees: tuple[int, ...] = ()
@@ -143,9 +152,9 @@ class StepPlan:
 class SampledToken:
     """A token the last stage chose for `position` of a request.
 
-    `logprob` is its natural-log probability under the model's unmodified distribution, over the tokens that its guide
-    allows where there is one; 0 unless it was asked for. `top` holds the most likely tokens, best first, as many as
-    were asked for and are allowed.
+    `logprob` is its natural-log probability under the model's unmodified distribution, over the
+    tokens that its guide allows if there is one; 0 unless requested. `top` holds the most likely
+    allowed tokens, best first, up to the requested number.
     """
 
     request: int
@@ -165,7 +174,7 @@ class SpanLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class GuideFailure:
-    """A request's guide led to no token; `message` says why, and holds nothing of the answer."""
+    """A request's guide led to no token; `message` is the reason, and holds nothing of the answer."""
 
     request: int
     message: str
@@ -173,10 +182,14 @@ class GuideFailure:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The last stage's answer to the head: for every span that samples a token, and those behind guesses that were
-    right, or why its guide has none, or that it is `pending` and comes with a later step's result; the
-    log-probabilities of the targets, in the order of their positions; and where the time went. `forced` tokens spell
-    what a request's guide leaves to say behind its newest token: they are likely, for it may be cut in other ways."""
+    """The last stage's answer to the head.
+
+    Every span that samples has its token and the tokens after accepted draft tokens. Otherwise it
+    has the reason why its guide has none, or is `pending` and follows with a later step's result.
+    The answer also has the log-probabilities of the targets, in the order of their positions, and
+    the times of the step. `forced` tokens spell the only text that a request's guide allows after
+    its newest token. They are likely but not certain, since that text may be split into tokens in
+    other ways."""
 
     tokens: tuple[SampledToken, ...] = ()
     timings: tuple[StageTiming, ...] = ()
@@ -187,7 +200,7 @@ class StepResult:
 
     @property
     def right_guesses(self) -> int:
-        """Tokens that stand behind another one of their request, whose guess was right."""
+        """Tokens that follow another one of their request, whose draft token was accepted."""
         return len(self.tokens) - len({token.request for token in self.tokens})
 
 
@@ -202,7 +215,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ForwardStep:
-    """A step on its way from stage to stage: hidden states [tokens, width], absent when the plan has no spans."""
+    """A step between two stages: hidden states [tokens, width], absent if the plan has no spans."""
 
     number: int
     plan: StepPlan
@@ -212,7 +225,7 @@ class ForwardStep:
 
 @dataclass(frozen=True, slots=True)
 class ReturnedStep:
-    """A step that has been through every stage, on its way back to the head."""
+    """A step that has been through every stage and returns to the head."""
 
     number: int
     result: StepResult

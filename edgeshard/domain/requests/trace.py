@@ -1,7 +1,8 @@
-"""The work of each stage in each step, put on one clock: bubbles seen instead of guessed. Pure.
+"""The work of each stage in each step, put on one clock, so that bubbles are measured. Pure.
 
-Every node tells times on its own monotonic clock. Steps go around a ring, so no clock has to be trusted: the quickest
-step over a hop bounds how far two clocks are apart, and around the whole ring the differences cancel.
+Every node reads times from its own monotonic clock. Steps go around a ring, so no clock has to be
+trusted. The quickest step over a hop bounds the difference of two clocks, and around the whole ring
+the differences cancel.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MOST_RECORDS = 20_000
 
 
 def check_seconds(seconds: float, field: str = "seconds") -> float:
-    """Return how long to trace; raises InvalidArgumentError naming the field when it is out of range."""
+    """Return how long to trace; raises InvalidArgumentError naming the field if it is out of range."""
     if not LEAST_SECONDS <= seconds <= MOST_SECONDS:  # also for nan
         why = f"must be from {LEAST_SECONDS:g} to {MOST_SECONDS:g}, not {seconds:g}"
         raise invalid(field, why, "TRACE_LENGTH")
@@ -39,11 +40,12 @@ def check_seconds(seconds: float, field: str = "seconds") -> float:
 class StepRecord:
     """One step on one stage, in seconds of the node's own clock.
 
-    It arrived, computing began and ended, and at `sent_s` its last frame was handed to the link, which may be at it for
-    longer. `returned_s` is when the head had its result, on the first stage only, 0 while it had not. Of its `tokens`,
-    `prompt_tokens` are prompts' and `guesses` are guesses, of which `right_guesses` were right: the first stage knows
-    once its head has the result. `came_s` is when its last frame was there and not yet taken apart, on the first stage
-    that of its result; 0 where none came.
+    It arrived, computing began and ended, and at `sent_s` its last frame was handed to the link,
+    which may take longer. `returned_s` is the time when the head had its result, on the first stage
+    only, 0 until then. `prompt_tokens` of its `tokens` are prompts', `guesses` are draft tokens and
+    `right_guesses` were accepted: the first stage knows once its head has the result. `came_s` is
+    the time when its last frame was there and not yet decoded, on the first stage its result's; 0
+    if none arrived.
     """
 
     step: int
@@ -71,7 +73,7 @@ class StepRecord:
 class ReadRecord:
     """`size_bytes` of a layer's weights that were read from the disk, in seconds of the node's own clock.
 
-    They are those of one `expert`, or None: of all that streams of the layer.
+    If `expert` is None, they are reads of all that streams of the layer, else of one expert.
     """
 
     layer: int
@@ -92,7 +94,7 @@ class ReadRecord:
 
 @dataclass(frozen=True, slots=True)
 class StageTrace:
-    """A stage's records in the order of their steps, and what it read meanwhile where weights are on its disk."""
+    """A stage's records in the order of their steps, and its reads meanwhile if weights are on its disk."""
 
     stage: int
     node: Text
@@ -113,9 +115,10 @@ class StageShare:
 def aligned(traces: Sequence[StageTrace]) -> tuple[StageTrace, ...]:
     """The same records on one clock that begins with the first step's; a read may have begun before.
 
-    Between two stages the least time from `sent_s` to `arrived_s` is the clocks' difference and the quickest transfer;
-    over the ring the differences sum to 0, so the sum is that of the transfers, of which each hop is given its even
-    share. Stages that share no step keep their clocks. (docs/papers.md#clocks-of-a-trace)
+    Between two stages the least time from `sent_s` to `arrived_s` is the clocks' difference plus
+    the quickest transfer. Over the ring the differences sum to 0, so the sum is the transfers'.
+    Each hop is assigned an even share of it. Stages that share no step keep their clocks.
+    (docs/papers.md#clocks-of-a-trace)
     """
     traces = sorted(traces, key=lambda trace: trace.stage)
     if not any(trace.records for trace in traces):
@@ -167,7 +170,7 @@ def _moved_read(read: ReadRecord, by_s: float) -> ReadRecord:
 
 
 def shares(trace: StageTrace, from_s: float, until_s: float) -> StageShare:
-    """Where the stage's time went between two moments of the aligned clock."""
+    """The parts of the stage's time between two moments of the aligned clock."""
     span = max(until_s - from_s, 1e-12)
     computing = sum(_within(record.began_s, record.ended_s, from_s, until_s) for record in trace.records)
     sending, free_from = 0.0, from_s
@@ -216,8 +219,8 @@ def _summary(trace: StageTrace, from_s: float, until_s: float) -> StageSummary:
 class ReadSummary:
     """The reads of a stage with weights on its disk over the whole traced time.
 
-    `reading` is the part of that time in which it read, `bytes_per_s` the rate while it did, `read_s` the median time
-    of a read, which is a layer's or an expert's, in seconds.
+    `reading` is the part of that time in which it read, and `bytes_per_s` the rate while it did.
+    `read_s` is the median time of a read, which is a layer's or an expert's, in seconds.
     """
 
     stage: int
@@ -254,8 +257,8 @@ def _read_summary(trace: StageTrace, from_s: float, until_s: float) -> ReadSumma
 
 @dataclass(frozen=True, slots=True)
 class GuessSummary:
-    """The steps with guesses whose result the head had: how many, and the tokens that were guessed in them and right.
-    Each other guess was a row that every stage computed in vain."""
+    """The steps with draft tokens whose result the head had: their number, and their drafted and
+    accepted tokens. Each rejected one was a row that every stage computed without use."""
 
     node: str
     steps: int
@@ -264,7 +267,7 @@ class GuessSummary:
 
 
 def summarised_guesses(traces: Sequence[StageTrace]) -> tuple[GuessSummary, ...]:
-    """A summary of the head's guesses; none where it made none."""
+    """A summary of the head's draft tokens; empty if it drafted none."""
     for trace in traces:
         records = [record for record in trace.records if record.guesses and record.returned_s]
         if trace.stage == 0 and records:
@@ -295,8 +298,9 @@ def _within(begin_s: float, end_s: float, from_s: float, until_s: float) -> floa
 def perfetto(traces: Sequence[StageTrace], deployment: str) -> str:
     """Aligned traces in the Trace Event Format (JSON), which ui.perfetto.dev and chrome://tracing open.
 
-    A process for each stage. Computing is a row of complete events, and reads of streamed weights are another; steps
-    that wait in the inbox or are being sent may overlap, so those are asynchronous events, one pair for each.
+    Each stage is a process. Computing is a row of complete events, and reads of streamed weights
+    are another. Steps that wait in the inbox or are being sent may overlap, so those are
+    asynchronous events, one pair for each.
     """
     events: list[dict[str, Any]] = []
     for trace in traces:

@@ -39,8 +39,8 @@ class Caller:
     def find(self, site: Backend, model: str) -> ServedModel:
         """The model that answers under this name.
 
-        A key for some models alone hears nothing of others, not even whether they are there. Raises DeniedError naming
-        `model`, and as `Backend.find` does.
+        A key for only some models learns nothing of others, not even whether they exist. Raises
+        DeniedError naming `model`, and as `Backend.find` does.
         """
         try:
             return site.find(model, self.models)
@@ -60,7 +60,7 @@ def unending() -> None:
 
 
 def caller_of(request: Request) -> Caller:
-    """The caller that the entrance let in."""
+    """The caller that the entrance admitted."""
     caller = request.scope["state"]["caller"]
     assert isinstance(caller, Caller)
     return caller
@@ -70,7 +70,7 @@ class Authenticator(Protocol):
     """The check of keys."""
 
     def enter(self, key: str | None, what: str, address: str) -> Caller:
-        """The caller with `key` (None: without one) that asks for `what` from `address` (host:port).
+        """The caller with `key` (None: without one) that requests `what` from `address` (host:port).
 
         Raises UnauthenticatedError.
         """

@@ -1,8 +1,9 @@
 """Reading a body within a budget of memory, in all and for each identity, and within a time.
 
-The order is that of cost: place and memory before the first byte, size and parts as bytes arrive, then the parser with
-the bounds of the fields. A large body is parsed in its turn, and the event loop has most of its time between two. No
-thread could parse it meanwhile, since the parser holds the interpreter until it is done.
+The order is that of cost: place and memory before the first byte, size and parts as bytes arrive,
+then the parser with the bounds of the fields. A large body is parsed in its turn, and the event
+loop has most of its time between two. No thread could parse it in parallel, since the parser holds
+the interpreter until it is done.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ MOST_BYTES = 96 << 20
 ALWAYS_BYTES = 1 << 20
 """The bytes that an identity may have beyond that, so that others' bodies do not lock it out."""
 LEAST_BYTES = 64 << 10
-"""The least bytes that a body counts as, since so many may be buffered before it is looked at."""
+"""The least bytes that a body counts as, since this many may be buffered before it is checked."""
 BODY_LIMIT_S = 120.0
 GRACE_S = 10.0
 LEAST_BPS = 16 << 10
-"""The bytes a second at which a body must come after the grace."""
+"""The bytes a second at which a body must arrive after the grace."""
 MOST_PARTS = 1 << 15
 """The most lists, objects and fields of a body. Each costs up to 2 us of the interpreter's lock."""
 MOST_ITEMS = 1 << 18
 """The most commas of a body outside its texts: token ids, for example. Each costs up to 0.4 us."""
 LARGE_BYTES = 256 << 10
-"""The bytes above which a body is parsed in its turn: so many take a millisecond, the longest body 100."""
+"""The bytes above which a body is parsed in its turn: this many take a millisecond, the longest body 100."""
 REST = 3.0
 """The pause after a large body, in times of its parsing."""
 MAX_PIECE_BYTES = 256 << 10
@@ -73,7 +74,7 @@ class BodyBudget:
     def take(self, identity: str, size: int) -> None:
         """Count `size` more bytes of an identity's body.
 
-        Raises ResourceExhaustedError where the identity would have too many, UnavailableError where all together would.
+        Raises ResourceExhaustedError if the identity would have too many, UnavailableError if all together would.
         """
         held = self._held.get(identity, 0) + size
         # Without keys everyone is one identity, which has all there is.
@@ -232,7 +233,7 @@ class Bodies:
 
     @contextmanager
     def room(self, identity: str, declared: int) -> Iterator[Callable[[int], None]]:
-        """The memory for a body that declares `declared` bytes; the call that it gives takes the bytes so far.
+        """The memory for a body that declares `declared` bytes; call the returned function with the bytes so far.
 
         Both raise as `BodyBudget.take` does.
         """
@@ -252,7 +253,7 @@ class Bodies:
             self._budget.give_back(identity, taken)
 
     async def parsed(self, identity: str, body: bytearray, form: type[FormT]) -> FormT:
-        """The body as `form`, in its turn where it is large. Raises as `parse` does."""
+        """The body as `form`, in its turn if it is large. Raises as `parse` does."""
         if len(body) <= LARGE_BYTES:
             return parse(body, form)
         large = _Large(body, form)
@@ -290,10 +291,11 @@ async def read_body(
 ) -> FormT:
     """The body as `form`; `check_place` refuses a caller that may have no place for it.
 
-    The sender is the request's caller, whose right is checked once the body is there, or `stranger`: the address of
-    one that has shown nothing. Raises InvalidArgumentError naming the field or the header Content-Encoding, and
-    DeadlineError for a body that does not come. Raises ResourceExhaustedError and UnavailableError if there is no
-    place or no memory for it, and as `Caller.check` does.
+    The sender is the request's caller, whose right is checked once the body is there, or
+    `stranger`: the address of a caller without credentials. Raises InvalidArgumentError naming the
+    field or the header Content-Encoding, and DeadlineError for a body that does not arrive. Raises
+    ResourceExhaustedError and UnavailableError if there is no place or no memory for it, and as
+    `Caller.check` does.
     """
     bodies: Bodies = request.scope["state"]["bodies"]
     identity = caller_of(request).identity if stranger is None else f"address/{stranger}"

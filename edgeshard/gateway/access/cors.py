@@ -34,12 +34,12 @@ class Origins:
         return ANY in self._allowed
 
     def allows(self, headers: Headers) -> bool:
-        """Whether the request comes from such a page."""
+        """Whether the request is from such a page."""
         origin = headers.get("origin")
         return origin is not None and (self.any or origin in self._allowed)
 
     def is_preflight(self, method: str, headers: Headers) -> bool:
-        """Whether a browser asks for the rights of such a page."""
+        """Whether a browser requests the rights of such a page."""
         return method == "OPTIONS" and "access-control-request-method" in headers and self.allows(headers)
 
     def headers(self, headers: Headers) -> list[tuple[bytes, bytes]]:

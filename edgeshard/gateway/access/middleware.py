@@ -26,7 +26,7 @@ from edgeshard.gateway.metrics import HttpMetrics
 log = structlog.get_logger()
 
 OPEN = frozenset({("GET", "/"), ("GET", "/health"), ("GET", "/version"), ("GET", "/api/version")})
-"""The requests that are answered without a key: for a sign of life, and for the version."""
+"""The requests that are answered without a key: for a health check, and for the version."""
 OPEN_LOCALLY = frozenset({("GET", "/docs"), ("GET", "/openapi.json")})
 """Further ones on loopback: a person reads them in a browser, which sends no key."""
 _KEY_HEADERS = ("x-api-key", "api-key")
@@ -35,8 +35,8 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class GatewayMiddleware:
-    """The outermost layer. With `local_only`, Host and Origin must have loopback's own names, or Origin one of
-    `origins`: pages of any site that somebody reads on this machine can send requests here."""
+    """The outermost layer. With `local_only`, Host and Origin must have loopback's own names, or
+    Origin one of `origins`: a page of any site, opened on this machine, can send requests here."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class GatewayMiddleware:
         try:
             scope = canonical(scope)
             headers = Headers(scope=scope)
-            # The page itself is for browsers, which never look at it by HEAD.
+            # The page itself is for browsers, which never request it by HEAD.
             is_page = self._pages is not None and self._pages.takes({**scope, "method": method}, headers)
             if is_page:
                 assert self._pages is not None

@@ -1,4 +1,4 @@
-"""Pages for people beside the routes for programs, with rights of their own."""
+"""Pages for people, separate from the routes for programs, with rights of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Pages(Protocol):
     answers."""
 
     api: ASGIApp | None
-    """The gateway's routes behind the check of keys, once they are made."""
+    """The gateway's routes with the check of keys, once they are made."""
 
     def takes(self, scope: Scope, headers: Headers) -> bool:
         """Whether a request is for it."""

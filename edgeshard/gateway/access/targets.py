@@ -16,9 +16,10 @@ _AUTHORITY = re.compile(r"[A-Za-z0-9._~:\[\]-]+")
 def canonical(scope: Scope) -> Scope:
     """A copy of a request's scope as routes and rights are written.
 
-    HEAD becomes GET. Slashes at the end and empty segments leave the path: no redirect is needed, which would have to
-    guess the scheme and host that the client used. The authority of an absolute target takes the place of Host. Raises
-    InvalidArgumentError naming `target` for an authority that is not a host and a port.
+    HEAD becomes GET. Slashes at the end and empty segments are removed from the path: no redirect
+    is needed, which would have to infer the client's scheme and host. The authority of an absolute
+    target replaces Host. Raises InvalidArgumentError naming `target` for an authority that is not a
+    host and a port.
     """
     made = dict(scope)
     if scope["method"] == "HEAD":

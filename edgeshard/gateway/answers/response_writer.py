@@ -37,7 +37,7 @@ class ResponseWriter(ABC):
     def __init__(self, usage: Usage, words: Words | None = None) -> None:
         self.usage = usage
         self.words = words
-        """The texts of single tokens, where they are wanted."""
+        """The texts of single tokens, if they are requested."""
 
     async def learn(self, event: GenerationEvent) -> None:
         """Ask for the texts of single tokens that this event needs, before `part` or `gather` takes it."""
@@ -50,7 +50,7 @@ class ResponseWriter(ABC):
 
     @abstractmethod
     def last_part(self) -> str:
-        """The text behind that of the last event."""
+        """The text after the last event's."""
 
     @abstractmethod
     def gather(self, answer: int, event: GenerationEvent) -> None:

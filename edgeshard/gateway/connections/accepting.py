@@ -14,8 +14,8 @@ from edgeshard.gateway.connections.connection_limits import Crowd, neighbourhood
 HEAD_LIMIT_S = 10.0
 """The seconds from a connection's beginning, or from the first byte of a later request, to the end of its headers."""
 _AT_ONCE = 16
-"""The connections that are accepted at once, before older ones have their turn: a flood must not push out a connection
-before its first bytes were looked at."""
+"""The connections that are accepted at once, before older ones have their turn: a flood must not
+displace a connection before its first bytes were read."""
 _BREAKING = struct.pack("ii", 1, 0)
 """The value of SO_LINGER by which closing breaks the connection."""
 
@@ -75,7 +75,7 @@ class Door(socket.socket):
         return self._guests[transport.get_extra_info("socket").fileno()]
 
     def showed_key(self, guest: Guest, identity: str) -> bool:
-        """Note a request with the key of `identity`. False where that has too many connections, all busy."""
+        """Note a request with the key of `identity`. False if that has too many connections, all busy."""
         going = self.crowd.showed_key(guest.fileno(), identity)
         if going == guest.fileno():
             return False

@@ -1,5 +1,7 @@
-"""A connection of the gateway, with limits. uvicorn bounds neither the time of a request's head nor that of taking an
-answer, and h11 reads more than HTTP allows; and a client without a key can open one."""
+"""A connection of the gateway, with limits.
+
+uvicorn does not bound the time to read a request's head or to write an answer, and h11 reads more
+than HTTP allows. A client without a key can open a connection."""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ _HOST_FAULTS = {
     "Missing mandatory Host: header": "The header Host is missing.",
     "Found multiple Host: headers": "There are several headers Host.",
 }
-"""Errors of h11 that a person who writes a request by hand can act on, in words of ours."""
+"""Errors of h11 that a person who writes a request by hand can act on, in our own words."""
 _BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
 
 
@@ -75,7 +77,7 @@ class _Strict(h11.Connection):
 
 
 class Connection(H11Protocol):
-    """The class of uvicorn's connections, all of which came through `door`."""
+    """The class of uvicorn's connections, which all pass `door`."""
 
     def __init__(self, door: Door, **options: Any) -> None:
         super().__init__(**options)
@@ -87,7 +89,7 @@ class Connection(H11Protocol):
         self._stalled: asyncio.TimerHandle | None = None
 
     def showed_key(self, identity: str) -> None:
-        """Raises ResourceExhaustedError where the identity has too many connections."""
+        """Raises ResourceExhaustedError if the identity has too many connections."""
         if self._guest is not None and not self._door.showed_key(self._guest, identity):
             raise ResourceExhaustedError(
                 "connections: this API key has as many open as it may, all with a request: wait until one ends",
@@ -104,7 +106,7 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         _cancel(self._head)
-        super().connection_lost(exc)  # which has writing go on
+        super().connection_lost(exc)  # which continues writing
         _cancel(self._stalled)
 
     def data_received(self, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The choice of connections that stay where too many come: a connection with a key goes before one without. Pure."""
+"""The choice of connections that stay if there are too many: a connection with a key precedes one without. Pure."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Crowd:
         return len(self._guests)
 
     def came(self, number: int, address: str) -> int | None:
-        """The connection that makes room for a new one; None where there is room.
+        """The connection to close for a new one; None if there is a free place.
 
-        It is a stranger's where there is one, else an idle connection of the identity with the most, else the new one.
+        It is a stranger's if there is one, else an idle connection of the identity with the most, else the new one.
         """
         self._guests[number] = _Guest(address)
         self._strangers[address] += 1
@@ -62,7 +62,7 @@ class Crowd:
         return _first(self._idle_of_most(), number)
 
     def showed_key(self, number: int, identity: str) -> int | None:
-        """The connection that makes room where this identity has too many: its oldest idle one, else this one."""
+        """The connection to close if this identity has too many: its oldest idle one, else this one."""
         guest = self._guests.get(number)
         if guest is None or guest.identity == identity:
             return None

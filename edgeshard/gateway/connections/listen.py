@@ -20,8 +20,8 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class HttpListen:
-    """The address to listen at: HOST:PORT, with the PEM files of a certificate beyond loopback. `host` is the host in
-    the URL where others could not dial the address."""
+    """The address to listen at: HOST:PORT, with the PEM files of a certificate beyond loopback.
+    `host` is the host in the URL if others cannot dial the address."""
 
     address: str
     cert: Path | None = None
@@ -74,7 +74,7 @@ class HttpListen:
             ) from None
 
     def version(self) -> tuple[int, ...]:
-        """A value that changes with the files and with their permissions; () where one is gone."""
+        """A value that changes with the files and with their permissions; () if one is gone."""
         assert self.cert is not None and self.key is not None
         try:
             found = [path.stat() for path in (self.cert, self.key)]
@@ -94,7 +94,7 @@ def is_loopback_name(host: str) -> bool:
 
 
 def host_of(url: str) -> str:
-    """The host of a URL, "" where it names none."""
+    """The host of a URL, "" if it names none."""
     try:
         return urlsplit(url).hostname or ""
     except ValueError:
@@ -115,13 +115,13 @@ def _names_of(cert: Path, version: tuple[int, ...]) -> frozenset[str]:
 
 
 def _no_password() -> str:
-    """Give no password: OpenSSL would ask for one at the terminal, and the daemon would wait."""
+    """Give no password: OpenSSL would prompt for one at the terminal, and the daemon would wait."""
     return ""
 
 
 class Following:
-    """The server's side of TLS, which takes up a renewed certificate at the next handshake. `context` stays the
-    listener's. While the files cannot be used, the certificate before is shown."""
+    """The server's side of TLS, which uses a renewed certificate at the next handshake. `context`
+    stays the listener's. While the files cannot be used, the previous certificate is shown."""
 
     def __init__(self, listen: HttpListen) -> None:
         self._listen = listen
@@ -141,6 +141,6 @@ class Following:
             self._version = version
             try:
                 self._newest = self._made()
-            except EdgeShardError as error:  # maybe it is being written: the next change is looked at again
+            except EdgeShardError as error:  # maybe it is being written: the next change is checked again
                 log.error("http_certificate_not_taken_up", why=error.message)
         stream.context = self._newest

@@ -54,7 +54,7 @@ class GatewayServer:
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Listen at `url`. Raises as `HttpListen.check`, and UnavailableError where the address is taken."""
+        """Listen at `url`. Raises as `HttpListen.check`, and UnavailableError if the address is taken."""
         self._listen.check()
         following = None if self._listen.cert is None else Following(self._listen)
         bound = self._bind()

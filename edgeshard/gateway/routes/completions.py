@@ -130,7 +130,7 @@ class Completions(AnswerRoutes):
             raise renamed(error, {**NAMES, "guide": asked.guide_field()}, served.max_context) from None
 
     async def _echoes(self, asked: CompletionRequest, model: str, identity: str) -> tuple[str, ...]:
-        """The text of each prompt, where answers begin with it."""
+        """The text of each prompt, if answers begin with it."""
         prompts = asked.prompts() if asked.echo else ()
         read = self._backend.detokenize
         return tuple([item if isinstance(item, str) else await read(model, item, identity) for item in prompts])
@@ -147,7 +147,7 @@ class _Choice:
     scored: list[tuple[str, float | None, dict[str, float] | None, int]] = field(default_factory=list)
 
     def score(self, text: str, logprob: float | None, top: dict[str, float] | None) -> None:
-        """Add a token; its log-probability is None where nothing came before it."""
+        """Add a token; its log-probability is None if it is the first."""
         self.scored.append((text, logprob, top, self.offset))
         self.offset += len(text)
 

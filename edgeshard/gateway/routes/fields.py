@@ -45,7 +45,7 @@ FirstFault = Field(fail_fast=True)
 
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 Items = Annotated[list[dict[str, Any]], FirstFault]
-"""Messages, tools and the like, whose own form is checked where they are used."""
+"""Messages, tools and the like, whose own form is checked when they are used."""
 Tools = Annotated[Items, Field(max_length=MAX_TOOLS)]
 
 
@@ -133,7 +133,7 @@ _OPTIONS = {item.name: item for owner in (Sampling, Generation) for item in opti
 
 
 def bounded(name: str, *, low: int | None = None, description: str | None = None) -> Any:
-    """A field with the bounds that an option of generation has, None where it is left out; `low` is the API's own."""
+    """A field with the bounds that an option of generation has, None if it is left out; `low` is the API's own."""
     item = _OPTIONS[name]
     bounds = item.option.constraints if low is None else item.option.constraints | {"ge": low}
     if item.kind is float:
@@ -231,7 +231,7 @@ class SamplingFields(ChoiceFields):
         return tuple(replace(first, seed=(seed + number) % 2**64) for number in range(count))
 
     def generation(self, prompt: str | tuple[int, ...], new_tokens: int, **more: Any) -> Generation:
-        """A request to the engine, with what these fields say of its end and its place in the queue."""
+        """A request to the engine, with these fields' end and place in the queue."""
         return Generation(
             prompt,
             new_tokens,
@@ -257,7 +257,7 @@ class JsonSchemaFormat(RequestModel):
 
 
 def schema_guide(schema: dict[str, Any], open_objects: bool | None, field: str) -> Guide:
-    """The guide of an answer by a JSON schema, closed but for `open_objects`. A null keyword is as if absent.
+    """The guide of an answer by a JSON schema, closed except for `open_objects`. A null keyword is as if absent.
 
     Raises InvalidArgumentError naming `field` for a schema that is too large.
     """
@@ -271,7 +271,7 @@ class ResponseFormat(RequestModel):
     json_schema: JsonSchemaFormat | None = None
 
     def guide(self, open_objects: bool | None) -> Guide | None:
-        """The guide that the format asks for. Raises InvalidArgumentError for contradicting fields."""
+        """The guide that the format requests. Raises InvalidArgumentError for contradicting fields."""
         if (self.json_schema is not None) != (self.type == "json_schema"):
             raise InvalidArgumentError(
                 "response_format: json_schema goes with its type, and with no other", field="response_format"
@@ -295,18 +295,18 @@ class GuidedFields(SamplingFields):
     )
 
     def form(self) -> tuple[str, Guide | None]:
-        """The name of the API's own field for the answer's form, and the guide that it asks for."""
+        """The name of the API's own field for the answer's form, and the guide that it requests."""
         return "", None
 
     def guide(self) -> Guide | None:
-        """The guide of the answer. Raises InvalidArgumentError where several are given."""
+        """The guide of the answer. Raises InvalidArgumentError if several are given."""
         given = self._guides()
         if len(given) > 1:
             raise InvalidArgumentError(f"{given[1][0]}: the answer has a form already", field=given[1][0])
         return given[0][1] if given else None
 
     def guide_field(self) -> str:
-        """The name of the field that gives a guide."""
+        """The name of the field that sets a guide."""
         given = (name for name in _GUIDED if getattr(self, name) is not None)
         return next(given, "response_format")
 

@@ -241,7 +241,8 @@ class Ollama(AnswerRoutes):
         return self._listed(request, lambda served: {"modified_at": _time(self._backend.added_at(served.deployment))})
 
     async def running(self, request: Request) -> Response:
-        """What is in memory: whatever is served, for as long as it is. Where the weights lie, `edgectl` says."""
+        """The models in memory: all that are served, without expiry. `edgectl` shows on which nodes
+        the weights are."""
         more = {"expires_at": FOREVER, "size_vram": 0}
         return self._listed(request, lambda served: {**more, "context_length": served.max_context})
 

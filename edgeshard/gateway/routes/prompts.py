@@ -27,7 +27,7 @@ from edgeshard.gateway.routes.tools import PLAIN, ForcedCall, ToolChoice, forced
 
 
 def conversation_of(messages: Any, tools: Any, variables: Any, generation_prompt: bool | None = None) -> Conversation:
-    """The conversation in fields of a request, which are JSON; its prompt asks for an answer unless told otherwise.
+    """The conversation in fields of a request, which are JSON. The prompt ends where an answer begins, by default.
 
     Raises InvalidArgumentError naming a field with a number that JSON has no word for.
     """
@@ -64,12 +64,12 @@ class ChatRequestModel(GuidedFields):
         return 1
 
     def scores(self) -> tuple[bool, int]:
-        """Whether tokens' log-probabilities are wanted, and for how many other tokens beside each."""
+        """Whether tokens' log-probabilities are requested, and for how many other tokens at each position."""
         return False, 0
 
     @abstractmethod
     def new_tokens(self) -> int | None:
-        """The most tokens of one answer; None where the request does not say."""
+        """The most tokens of one answer; None if the request sets none."""
 
     def within_context(self, prompt_tokens: int, new_tokens: int) -> int:
         """The most tokens of an answer to such a prompt, if the request itself bounds the context."""

@@ -11,7 +11,7 @@ from edgeshard.gateway.routes.prompts import Parser
 
 
 class Reading:
-    """A reader of an answer's events. With `one_call` it drops all parts behind the first call."""
+    """A reader of an answer's events. With `one_call` it drops all parts after the first call."""
 
     def __init__(self, parser: Parser, *, one_call: bool = False) -> None:
         self._parser = parser

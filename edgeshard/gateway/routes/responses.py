@@ -322,7 +322,7 @@ class _Item:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
     def record(self, status: str) -> dict[str, Any]:
-        """The item as it stands in the output, without its contents where it has just begun."""
+        """The item as it appears in the output, without its contents if it has just begun."""
         head: dict[str, Any] = {"id": self.id, "type": self.kind, "status": status}
         if self.call is not None:
             arguments = "" if status == "in_progress" else self.call.arguments

@@ -1,7 +1,8 @@
-"""JSON schemas of requests: their size, and their objects, closed where the schema leaves open whether they are.
+"""JSON schemas of requests: their size, and their objects, closed unless the schema sets that itself.
 
-By the standard an object may have any keys that its schema does not name, and a model that is held to no more than that
-writes further ones without end. A schema for an answer means the keys that it names.
+By the standard an object may have any keys that its schema does not name, and a model under only
+that constraint writes further ones without end. A schema for an answer means the keys that it
+names.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ _OF_ONE = (
 _OF_SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _GROUPING = frozenset({"allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas", "$ref"})
-"""The keywords that give several schemas for one object."""
+"""The keywords that combine several schemas for one object."""
 
 
 def check_schema(schema: Any, field: str) -> None:
     """Raise InvalidArgumentError naming `field` if a schema, or several in a list, is larger than a guide may be.
 
-    It looks at no more than the bounds allow, and goes before anything that copies a schema or walks through it.
+    It checks no more than the bounds allow, and precedes every copy or walk of a schema.
     """
     size = parts = references = 0
     waiting = [(schema, 1)]
@@ -96,10 +97,11 @@ def _too_much(field: str, what: str) -> InvalidArgumentError:
 def closed(schema: Schema, max_steps: int = MAX_STEPS) -> Schema:
     """A copy in which an object with `properties` has no others.
 
-    Left as they are: an object that says so itself (`additionalProperties`, `unevaluatedProperties`), one without
-    `properties`, whose keys are free, and one whose properties come from several schemas at once (as with allOf),
-    with all of these, since none of them knows the others' properties. Raises InvalidArgumentError naming `guide` if
-    that takes more than `max_steps`.
+    Some objects stay open: one that sets this itself (`additionalProperties`,
+    `unevaluatedProperties`), and one without `properties`, whose keys are free. So does one whose
+    properties are from several schemas at once (as with allOf), with all of these, since none of
+    them knows the others' properties. Raises InvalidArgumentError naming `guide` if that takes more
+    than `max_steps`.
     """
     copy: Schema = json.loads(json.dumps(schema))
     walk = _Walk(max_steps)
@@ -133,7 +135,7 @@ def without_nulls(schema: Any) -> Any:
 
 
 def _composed(nodes: list[Schema], root: Schema, walk: _Walk) -> set[int]:
-    """The ids of schemas that together say which properties an object has."""
+    """The ids of schemas that together define an object's properties."""
     groups = {id(node): [list(group) for group in _groups(node, root)] for node in nodes}
     users: dict[int, list[Schema]] = {}
     for node in nodes:
@@ -152,7 +154,7 @@ def _composed(nodes: list[Schema], root: Schema, walk: _Walk) -> set[int]:
 
 
 def _groups(node: Schema, root: Schema) -> Iterator[Iterator[Schema]]:
-    """Schemas of the same object as `node`: of one group it is of one, of all groups at once."""
+    """Schemas of the same object as `node`: it matches one of a group, and all groups at once."""
     if _GROUPING.isdisjoint(node):
         return
     for part in _schemas(node.get("allOf")):
@@ -181,7 +183,7 @@ def _schemas(values: Any) -> Iterator[Schema]:
 
 
 def _referred(node: Schema, root: Schema) -> Iterator[Schema]:
-    """The schema that `$ref` names, where it is one of this document."""
+    """The schema that `$ref` names, if it is in this document."""
     reference = node.get("$ref")
     if not isinstance(reference, str) or not reference.startswith("#"):
         return

@@ -51,7 +51,7 @@ class DetokenizeRequest(RequestModel):
 
 
 class Texts:
-    """The routes that make tokens of text, and text of tokens."""
+    """The routes that convert text to tokens, and tokens to text."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend

@@ -103,8 +103,9 @@ def _of_type(value: Any, kind: type[ValueT]) -> ValueT:
 def forced_call(offer: Offer, open_objects: bool | None) -> Guide | None:
     """The guide of an answer that must be a call: an object with the name of a tool and its arguments.
 
-    The arguments follow the tools' own schemas, closed but for `open_objects`. None if no call is required. Raises
-    InvalidArgumentError for a tool that is not there, and for schemas that are too large together.
+    The arguments follow the tools' own schemas, closed except for `open_objects`. None if no call
+    is required. Raises InvalidArgumentError for an unknown tool, and for schemas that are too large
+    together.
     """
     if not offer.is_forced:
         return None
@@ -133,7 +134,7 @@ def forced_call(offer: Offer, open_objects: bool | None) -> Guide | None:
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """A schema that now stands at `place`, with its references to its own top moved there."""
+    """A schema that is now at `place`, with its references to its own top moved there."""
     if isinstance(schema, list):
         return [_moved(item, place) for item in schema]
     if not isinstance(schema, dict):
@@ -158,7 +159,7 @@ def _function(tool: Any) -> dict[str, Any]:
 
 
 def _name(function: dict[str, Any]) -> str:
-    """The name of a function of a request; "" if it has none, which is refused where the prompt is made."""
+    """The name of a function of a request; "" if it has none, which is refused when the prompt is made."""
     name = function.get("name")
     return name if isinstance(name, str) else ""
 
@@ -175,7 +176,7 @@ class ForcedCall:
         return []
 
     def finish(self) -> list[AnswerDelta]:
-        """The call, or the text as content where it is no call, since there was no room for all of it."""
+        """The call, or the text as content if it is no complete call, since the token limit ended it."""
         text = "".join(self._text)
         try:
             call = json.loads(text)
@@ -187,4 +188,4 @@ class ForcedCall:
 
 
 PLAIN = AnswerFormat()
-"""The format of an answer whose form the request gives: it has no reasoning and no calls."""
+"""The format of an answer whose form the request sets: it has no reasoning and no calls."""

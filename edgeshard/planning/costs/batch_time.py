@@ -1,10 +1,10 @@
-"""How long a batch takes over one cut, and how long each of its nodes computes. Pure.
+"""Time that a batch takes over one cut, and computing time of each of its nodes. Pure.
 
 m micro-batches of b requests start together and go through two phases, their prompts and then their tokens:
 
     seconds = R_pre + (m - 1) B_pre + (G - 1) max(R_dec, m B_dec)
 
-One request alone sends its prompt in the slices that its head would cut.
+A single request sends its prompt in the slices that its head would cut.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from edgeshard.planning.solvers.scoring import score
 class BatchTimes:
     """`prefill` and `decode` score one micro-batch's prompt and one token of it.
 
-    `ttft_s` is the time until the last of the micro-batches has its first token, `request_s` until they have all their
-    tokens. `computing_s` is how long the node of each stage computes in that time, all micro-batches together. `slices`
-    are those of a prompt alone.
+    `ttft_s` is the time until the last of the micro-batches has its first token, `request_s` until
+    they have all their tokens. `computing_s` is the part of `request_s` in which each stage's node
+    computes, all micro-batches together. `slices` are a single prompt's.
     """
 
     prefill: Score

@@ -1,8 +1,8 @@
 """From a model, nodes and links to the input of solvers: seconds and bytes, for prefill and for decode. Pure.
 
-Without a measured profile a node is a roofline: a part of the model takes as long as reading its bytes or as computing
-its operations, whichever is longer. The constants below are the only numbers here that come from no data sheet; each
-says why it is what it is.
+Without a measured profile a node is a roofline. A part of the model then takes as long as reading
+its bytes or as computing its operations, whichever is longer. The constants below are the only
+numbers here without a data sheet; each has its reason next to it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from edgeshard.planning.solvers.instance import Cut, Floats, Instance
 from edgeshard.planning.solvers.scoring import SLACK, stages
 
 KV_BLOCK_TOKENS = 16
-"""A sequence's KV memory is granted in blocks of so many tokens, as the agents do."""
+"""A sequence's KV memory is granted in blocks of this many tokens, as the agents do."""
 FRAME_PART_BYTES = 1 << 20
-"""Activations travel in parts of at most so many bytes."""
+"""Activations travel in parts of at most this many bytes."""
 FRAME_OVERHEAD_BYTES = 128
-"""Of every part: frame header and checksum (about 60), gRPC and HTTP/2 (14), TLS (22), TCP/IP (40)."""
+"""Overhead of every part: frame header and checksum (about 60), gRPC and HTTP/2 (14), TLS (22), TCP/IP (40)."""
 RETURNED_TOKEN_BYTES = 16
-"""A sampled token on its way back: request, position, token and logprob as varints and a float."""
+"""Size of a sampled token on its return: request, position, token and logprob as varints and a float."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """ComputeTimes of a node nobody has measured, from its memory bandwidth and its operations a second."""
+    """ComputeTimes of an unmeasured node, from its memory bandwidth and its operations a second."""
 
     device: DeviceSpec
     model: ModelSpec
@@ -79,8 +79,9 @@ class Roofline:
 class MemoryUse:
     """A stage's memory on its node, in bytes, with its parts.
 
-    `workspace` are activations, logits, frames kept for resending and the allocator's slack; `loading` is the tensor
-    that is in memory twice while it is loaded. `usable` is what the node may give.
+    `workspace` is activations, logits, frames kept for resending and the allocator's slack;
+    `loading` is the tensor that is in memory twice while it is loaded. `usable` is the node's
+    limit.
     """
 
     weights: int
@@ -97,8 +98,9 @@ class MemoryUse:
 class Costs:
     """The instances of one problem. Nodes are those not excluded; indices 0 to M-1 into `nodes`.
 
-    `hidden_bytes` are those of one position's hidden states between two stages. `bandwidth_bps` and `delay_s` are
-    [M, M], sender by receiver, as `link_matrices` has them. `times` has the compute times of each node.
+    `hidden_bytes` is the size of one position's hidden states between two stages. `bandwidth_bps`
+    and `delay_s` are [M, M], sender by receiver, as in `link_matrices`. `times` has the compute
+    times of each node.
     """
 
     def __init__(self, problem: PlanProblem) -> None:
@@ -158,11 +160,11 @@ class Costs:
         return StepShape(batch, 1, middle, middle)
 
     def hop_s(self, payload_bytes: int) -> Floats:
-        """[M, M] seconds a tensor of so many bytes occupies each link; infinite where there is none."""
+        """[M, M] seconds a tensor of this size occupies each link; infinite if there is no link."""
         return link_seconds(frame_bytes(payload_bytes), self.bandwidth_bps)
 
     def hop_bytes(self, count: int, returns: bool) -> int:
-        """Bytes on the wire of the hidden states of so many positions, or of so many sampled tokens on the way back."""
+        """Bytes on the wire of the hidden states of `count` positions, or of `count` sampled tokens that return."""
         if returns and not self.problem.head_on_source:
             return FRAME_OVERHEAD_BYTES + count * RETURNED_TOKEN_BYTES
         return frame_bytes(count * self.hidden_bytes)
@@ -229,7 +231,7 @@ class Costs:
         return max(0.0, float(np.floor(room * (1 - 2 * SLACK))))
 
     def _times(self) -> list[ComputeTimes]:
-        """Of each node its measured times, else its roofline: one for all nodes that share the spec of a [[device]]."""
+        """Each node's measured times, else its roofline: one for all nodes that share the spec of a [[device]]."""
         problem, model = self.problem, self.problem.model
         devices = {id(node.device): node.device for node in self.nodes if node.name not in problem.times}
         rooflines = {
@@ -260,7 +262,7 @@ class Costs:
         return table[:, self._kind_of]
 
     def _asked(self, question: Callable[[ComputeTimes], list[float] | float]) -> Floats:
-        """[M, ...] the answer for each node; nodes that share their times are asked once."""
+        """[M, ...] the answer for each node; nodes that share their times are computed once."""
         known = {id(times): times for times in self.times}
         answers = {key: question(times) for key, times in known.items()}
         return np.array([answers[id(times)] for times in self.times], dtype=np.float64)
@@ -308,7 +310,7 @@ def frame_bytes(payload: int) -> int:
 
 
 def link_seconds(size_bytes: int, bandwidth_bps: Floats) -> Floats:
-    """Seconds for which a frame occupies each link; infinite where there is no link."""
+    """Seconds for which a frame occupies each link; infinite if there is no link."""
     with np.errstate(divide="ignore"):
         return np.asarray(8.0 * size_bytes / bandwidth_bps)
 

@@ -19,9 +19,9 @@ from edgeshard.planning.solvers.instance import Cut, Floats
 
 
 def energy_j(costs: Costs, cut: Cut, load: Load, times: BatchTimes | None = None) -> float | None:
-    """Joules of the load's requests over the cut, from their start to their last token; None where watts are unknown.
+    """Joules of the load's requests over the cut, from their start to their last token; None if watts are unknown.
 
-    Divided by `load.requests` times `new_tokens` it is the energy per token. `times` are the batch's where known.
+    Divided by `load.requests` times `new_tokens` it is the energy per token. `times` are the batch's if known.
     """
     times = times or batch_times(costs, cut, load)
     total = 0.0
@@ -42,7 +42,7 @@ class Power:
 
 
 def power_of(costs: Costs, node: int) -> Power | None:
-    """None where it is unknown."""
+    """The power of a node; None if it is unknown."""
     device, name = costs.nodes[node].device, costs.names[node]
     if device.idle_w is None or device.busy_w is None:
         return None
@@ -50,7 +50,7 @@ def power_of(costs: Costs, node: int) -> Power | None:
 
 
 def watts(costs: Costs) -> tuple[Floats, Floats]:
-    """[M] idle watts, and [M] the watts that computing takes above them; not a number where they are unknown."""
+    """[M] idle watts, and [M] the watts that computing adds to them; NaN if they are unknown."""
     devices = [node.device for node in costs.nodes]
     idle_w = np.array([np.nan if device.idle_w is None else device.idle_w for device in devices])
     busy_w = np.array([np.nan if device.busy_w is None else device.busy_w for device in devices])

@@ -1,7 +1,7 @@
-"""What guessed tokens are worth: how many pay in a step, and by how much a request alone is faster. Pure.
+"""The worth of draft tokens: how many pay in a step, and how much faster a single request becomes. Pure.
 
-A step with guesses computes a row more for each, and brings a token more for each that was right.
-(docs/speculation.md)
+A step with draft tokens computes a row more for each, and brings a token more for each accepted
+one. (docs/speculation.md)
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from edgeshard.domain.deployments.step_cost import InterTokenSeconds, StageCost,
 
 
 def rows_s(cost: InterTokenSeconds, position: int, guesses: int) -> float:
-    """Seconds of a step of one request at `position` with so many guesses, each a row like a decode's."""
+    """Seconds of a step of one request at `position` with `guesses` draft tokens, each a row like a decode's."""
     return cost(((position, 1),) * (1 + guesses), 1)
 
 
 def that_pay(cost: InterTokenSeconds, position: int, guesses: int) -> int:
-    """As many of the guesses as pay, halved until they do: a step with them takes less than the steps that it saves
-    where half of them are right."""
+    """The most of the draft tokens that pay, by halving: a step with them takes less time than the
+    steps that it saves if half of them are accepted."""
     alone_s = rows_s(cost, position, 0)
     while guesses and rows_s(cost, position, guesses) > alone_s * (1 + guesses / 2):
         guesses //= 2
@@ -28,8 +28,10 @@ def that_pay(cost: InterTokenSeconds, position: int, guesses: int) -> int:
 
 
 def expected_guesses(counts: GuessCounts, costs: Sequence[StageCost], position: int) -> ExpectedGuesses | None:
-    """What guesses are worth on nodes of these `costs`, to a request alone whose context is `position` tokens, going
-    by steps that were counted anywhere; None where nothing was guessed in any. Without `costs` only what was seen."""
+    """The expected worth of draft tokens for a single request whose context is `position` tokens.
+
+    Computed from the counted steps and the nodes' `costs`; None if no step had draft tokens.
+    Without `costs` it has only the counts."""
     if not counts.guessed:
         return None
     right = counts.right / counts.guessed
@@ -41,10 +43,12 @@ def expected_guesses(counts: GuessCounts, costs: Sequence[StageCost], position: 
 
 
 def expected_times(counts: GuessCounts, cost: InterTokenSeconds, position: int) -> float:
-    """Tokens a second with guesses, over those without: (tokens of the steps) / (their seconds / a single row's).
+    """Tokens a second with draft tokens, over those without: (tokens of the steps) / (their seconds
+    / a single row's).
 
-    Nodes on which fewer guesses pay than were counted take a guessed text in parts. A step that brought t tokens is
-    ceil(t / w) steps of w rows there: each part but the last is right as a whole, or it is the last.
+    If fewer draft tokens pay on a node than were counted, it takes a drafted text in parts. A step
+    that brought t tokens is ceil(t / w) steps of w rows there: each part except the last is
+    accepted as a whole, or it is the last.
     """
     row_s = rows_s(cost, position, 0)
     if row_s <= 0.0:

@@ -1,14 +1,15 @@
 """Lower bounds of a prompt's time under any slicing, for many cuts at once, and closer for one cut. Pure.
 
-Whatever its slices: stage j works for all of them, after the first one's way to it and before the last one's way from
-it. So the first token comes no sooner than
+Stage j works for all slices, whatever they are, after the first one's way to it and before the last
+one's way from it. So the first token arrives no sooner than
 
-    max over j of  [first slice through stages before j] + [all slices on j] + [last slice through stages behind j].
+    max over j of  [first slice through stages before j] + [all slices on j] + [last slice through stages after j].
 
-`PromptFloor` takes each part as the least over all slicings, block by block; so is each link's. What remains is a sum
-over blocks and hops, which solvers and numpy can do. `CutFloor` takes the least of the whole over all first and last
-slices, which is close and takes a tenth of a millisecond for a cut. Both are exact for a single node and for a prompt
-in one piece. Where slices do not follow each other, the first token takes the sum of all steps' ways.
+`PromptFloor` takes each part as the least over all slicings, block by block; so is each link's.
+What remains is a sum over blocks and hops, which solvers and numpy can do. `CutFloor` takes the
+least of the whole over all first and last slices, which is close and takes a tenth of a millisecond
+for a cut. Both are exact for a single node and for a prompt in one piece. If slices do not follow
+each other, the first token takes the sum of all steps' ways.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def step_room(budget: int, tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """[E, E] seconds of one kind of node by the edges where a step begins and ends, infinite where there is no step."""
+    """[E, E] seconds of one kind of node by the edges at which a step begins and ends; infinite if
+    there is no step."""
 
     blocks: dict[BlockSpec, Floats]
     embed: Floats
@@ -106,7 +108,7 @@ class StepTables:
 class PromptFloor:
     """Instances whose times are the least of the first slice, of the last one, and of all slices together.
 
-    Where steps do not follow each other (`apart`), all three are of all steps, with their delays.
+    If steps do not follow each other (`apart`), all three are of all steps, with their delays.
     """
 
     first: Instance
@@ -142,7 +144,8 @@ class PromptFloor:
 
     @property
     def way(self) -> Instance:
-        """A sum over stages and hops that no first token comes before: all slices on the source, the last one on."""
+        """A sum over stages and hops that bounds the first token from below: all slices on the
+        source, the last one on."""
         source = self.whole.source
         changed = {}
         for name in ("compute_s", "embed_s", "overhead_s"):
@@ -152,7 +155,7 @@ class PromptFloor:
         return replace(self.last, **changed)
 
     def seconds(self, cuts: Cuts) -> Floats:
-        """[K] seconds that no first token comes before."""
+        """[K] lower bounds of the seconds until the first token."""
         first, last, whole = (_stage_seconds(part, cuts) for part in (self.first, self.last, self.whole))
         count = cuts.nodes.shape[1]
         if count == 1:
@@ -180,7 +183,7 @@ class CutFloor:
         self._prefill = tables.costs.prefill(Load())
         self._known: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
         width, edges = tables.costs.hidden_bytes, tables.edges
-        # Of two edges: frames of all tokens between them, no fewer than of one frame.
+        # By two edges: frames of all tokens between them, at least one frame's.
         bits = np.array([[8.0 * frame_bytes(max(0, end - start) * width) for end in edges] for start in edges.tolist()])
         self._first_bits, self._last_bits = bits[0], bits[:, -1]
         self._between_bits = np.where(edges[:, None] < edges[None, :], bits, 0.0)
@@ -188,7 +191,7 @@ class CutFloor:
         self._open = inner[:, None] & inner[None, :] & (edges[:, None] <= edges[None, :])
 
     def seconds(self, cut: Cut) -> float:
-        """Seconds that no first token comes before."""
+        """A lower bound of the seconds until the first token."""
         found = [self._stage(node, first, end) for node, first, end in stages(cut)]
         firsts = np.array([steps[0] for steps, _ in found])  # [S, E] of the first slice, by its end
         lasts = np.array([steps[:, -1] for steps, _ in found])  # [S, E] of the last one, by its start
@@ -236,8 +239,8 @@ def _least_between(steps: Floats) -> Floats:
 
 
 def _least_times(steps: _Steps, blocks: Sequence[BlockSpec]) -> tuple[Floats, Floats, Floats]:
-    """Of one kind of node, each for a first slice, a last slice and all slices: [3, N] of the blocks, [3] of the
-    embedding, [3] of the step."""
+    """The least times of one kind of node, each for a first slice, a last slice and all slices: [3,
+    N] of the blocks, [3] of the embedding, [3] of the step."""
 
     def least(table: Floats) -> tuple[float, float, float]:
         return float(table[0].min()), float(table[:, -1].min()), float(_least_between(table)[0, -1])
@@ -247,7 +250,7 @@ def _least_times(steps: _Steps, blocks: Sequence[BlockSpec]) -> tuple[Floats, Fl
 
 
 def _stage_seconds(instance: Instance, cuts: Cuts) -> Floats:
-    """[K, stages] seconds of the stages, the head's where it is on the last."""
+    """[K, stages] seconds of the stages; the last one's include the head's if it is there."""
     nodes = cuts.nodes
     done = np.concatenate([np.zeros((instance.nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1)
     seconds = instance.overhead_s[nodes] + done[nodes, cuts.ends] - done[nodes, cuts.starts]

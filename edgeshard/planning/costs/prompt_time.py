@@ -1,4 +1,4 @@
-"""How long one request alone waits for its first token: its prompt in the slices that its head would cut. Pure.
+"""The time until a single request has its first token, its prompt in the slices that its head would cut. Pure.
 
 Slices follow each other through the stages. A node computes one slice at a time and a link carries one at a time; a
 link's pure delay occupies nothing. Only the last slice is sampled from, and its token returns to the source.
@@ -25,12 +25,12 @@ from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.scoring import stages
 
 _SAMPLED = StepShape(1, 1, 1, 1)
-"""The one position of a prompt alone that is sampled from."""
+"""The one position of a single prompt that is sampled from."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """Seconds from the start of a prompt alone until its first token is at the source, and the slices it went in."""
+    """Seconds from the start of a single prompt until its first token is at the source, and the prompt's slices."""
 
     seconds: float
     slices: tuple[int, ...]
@@ -53,7 +53,8 @@ class PromptTimes:
         return self._known[cut]
 
     def _slices(self, cut: Cut, tokens: int) -> tuple[int, ...]:
-        """The steps a head sends a prompt in that nobody waits behind: its slices, or as much as a step may have.
+        """The steps in which a head sends a prompt that no other request waits for: its slices, or
+        as much as a step may have.
 
         As `scheduler.slices` and `chunking` do in the agent, but that a step's room is a multiple of the slices' unit.
         """
@@ -71,7 +72,7 @@ class PromptTimes:
     def seconds(self, cut: Cut, slices: tuple[int, ...]) -> float:
         """The first token's time with these slices, by the recurrence with every node and link a station.
 
-        As many steps are in flight as there are stages, one where slices do not follow each other.
+        As many steps are in flight as there are stages, one if slices do not follow each other.
         """
         parts, count = stages(cut), len(cut.nodes)
         window = count if self._costs.problem.sliced else 1

@@ -21,11 +21,12 @@ _SYSTEM_BYTES = 3e9
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """What is short.
+    """The missing resource.
 
-    `constraint` is memory, source_memory, max_share, max_nodes, min_nodes, max_time_per_token, constraints (several
-    together) or rules. `amount` is what is missing in `unit` (bytes, layers, nodes, seconds); 0 where there is no such
-    number. `text` says it all in words, with what would help.
+    `constraint` is memory, source_memory, max_share, max_nodes, min_nodes, max_time_per_token,
+    constraints (several together) or rules. `amount` is what is missing in `unit` (bytes, layers,
+    nodes, seconds); 0 if there is no such number. `text` describes the shortage and what would
+    help.
     """
 
     constraint: str
@@ -36,7 +37,7 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """Whole layers each node can hold, and once more with the head; -1 where not even that fits."""
+    """Whole layers each node can hold, and once more with the head; -1 if not even the head fits."""
 
     plain: np.ndarray[tuple[int], np.dtype[np.int64]]
     with_head: np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -130,7 +131,7 @@ def _limited(room: _Room, instance: Instance) -> _Room:
 
 
 def _missing(instance: Instance, room: _Room, most_nodes: int | None = None) -> int:
-    """Layers for which there is no room in the best choice of nodes, 0 when all fit."""
+    """Layers that do not fit on the best choice of nodes, 0 if all fit."""
     layers, source = instance.layers, instance.source
     held = int(room.with_head[source])
     best = min(layers, held) if held >= 1 else 0
@@ -160,11 +161,12 @@ def _too_few_nodes(costs: Costs, instance: Instance, room: _Room) -> Shortage:
 def _memory(costs: Costs, load: Load, instance: Instance, room: _Room) -> Shortage:
     missing = _missing(instance, room, len(costs.nodes))
     layer = float(instance.layer_bytes.max())
-    # With no node for the head at all, it is missing as well.
+    # If no node can hold the head, it is missing as well.
     homeless = instance.head_bytes if not (room.with_head >= 1).any() and not instance.head_on_source else 0.0
     short = missing * layer + homeless
     if (left := _left_in_order(instance)) and layer > instance.layer_bytes.min():
-        # Where layers differ much, the largest one says little of how many a node holds. The head follows the last one.
+        # If layers differ much, the largest one is a poor measure of how many a node holds. The
+        # head follows the last one.
         missing, short = len(left), sum(left) + instance.head_bytes * (not instance.head_on_source)
     hints = [_one_more_node(costs, instance, missing, short, homeless)]
     if costs.problem.dtype is DType.FLOAT32 and _fits_in_half(costs, load):
@@ -174,7 +176,7 @@ def _memory(costs: Costs, load: Load, instance: Instance, room: _Room) -> Shorta
 
 
 def _left_in_order(instance: Instance) -> list[float]:
-    """Bytes of the layers that are left over where the source and then the largest nodes take as many as they hold."""
+    """Bytes of the layers that are left over if the source and then the largest nodes take as many as they hold."""
     source = instance.source
     free = instance.capacity_bytes * (1 + SLACK) - instance.stage_bytes
     free[source] -= instance.embed_bytes

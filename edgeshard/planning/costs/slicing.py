@@ -34,8 +34,8 @@ class Slices:
 
 @dataclass(frozen=True, slots=True)
 class SliceTimes:
-    """work_s [units + 1, units + 1, devices] of the slice from a to b, 0 where b <= a; comm_s [units + 1, devices - 1]
-    by length. Raises InvalidArgumentError for a time that cannot be."""
+    """work_s [units + 1, units + 1, devices] of the slice from a to b, 0 if b <= a; comm_s [units +
+    1, devices - 1] by length. Raises InvalidArgumentError for an impossible time."""
 
     work_s: Floats
     comm_s: Floats
@@ -56,10 +56,11 @@ class SliceTimes:
 def best_slices(times: SliceTimes, label_limit: int = 20_000) -> Slices:
     """The slicing with the least F.
 
-    Ceilings on a slice's time are tried one after the other, each with a DP over slice ends, as HPipe does: this gives
-    an incumbent. Then labels (the devices' finish times at a slice end) are extended, and those no better than another
-    in every device dropped, which is exact because F grows with each of them. More than `label_limit` labels end the
-    search, and the incumbent is returned with `exact` False.
+    Ceilings on a slice's time are tried one after the other, each with a DP over slice ends, as in
+    HPipe. This gives an incumbent. Then labels (the devices' finish times at a slice end) are
+    extended. A label that is no better than another on every device is dropped. This is exact
+    because F grows with each finish time. More than `label_limit` labels end the search; it then
+    returns the incumbent with `exact` False.
     """
     lengths, value = _by_ceilings(times)
     found = _by_labels(times, value, label_limit)
@@ -71,7 +72,7 @@ def best_slices(times: SliceTimes, label_limit: int = 20_000) -> Slices:
 
 
 def _step(times: SliceTimes, finish: Sequence[float], start: int, end: int) -> tuple[float, ...]:
-    """Finish times of the slice [start, end) on each device after those of the slice before it."""
+    """Finish times of the slice [start, end) on each device after the previous slice's."""
     arrived, found = 0.0, []
     work, comm = times.work_s[start, end], times.comm_s[end - start]
     for device, before in enumerate(finish):
@@ -110,7 +111,7 @@ def _recurrences(times: SliceTimes, slicings: Sequence[tuple[int, ...]]) -> list
 
 
 def _by_ceilings(times: SliceTimes) -> tuple[tuple[int, ...], float]:
-    """For each ceiling on a slice's time, the slicing of least total work under it; the best by F."""
+    """The slicing of least total work under each ceiling on a slice's time; returns the best by F."""
     units = times.units
     longest = times.work_s.max(axis=2)
     starts, ends = np.triu_indices(units + 1, 1)
@@ -130,7 +131,7 @@ def _by_ceilings(times: SliceTimes) -> tuple[tuple[int, ...], float]:
 
 
 def _before(longest: Floats, ceilings: Floats) -> npt.NDArray[np.int64]:
-    """[ceilings, units + 1]: where the last slice of the least work up to an end begins; -1 where there is none."""
+    """[ceilings, units + 1]: where the last slice of the least work up to an end begins; -1 if there is none."""
     units = len(longest) - 1
     total = np.full((len(ceilings), units + 1), np.inf)
     total[:, 0] = 0.0
@@ -233,7 +234,7 @@ def _steps(times: SliceTimes, finish: Floats, start: int) -> Floats:
 def _least_rest(times: SliceTimes) -> Floats:
     """[units + 1, devices] by slice end: a lower bound on the time from that device's finish to the end of everything.
 
-    A device still has its own work of all units to come, then the last slice has to pass the devices after it.
+    A device still has its own remaining work of all units, then the last slice has to pass the devices after it.
     """
     units, count = times.units, times.work_s.shape[2]
     tail = np.zeros((units + 1, count))  # of the slice that begins at a and is the last
@@ -251,7 +252,7 @@ def _least_rest(times: SliceTimes) -> Floats:
 
 
 def _longest_first(times: SliceTimes, lengths: tuple[int, ...], value: float) -> tuple[int, ...]:
-    """An equally good slicing whose slices do not grow, where there is one: fewer steps, and steadier ones."""
+    """An equally good slicing whose slices do not grow, if there is one: fewer steps, and steadier ones."""
     longest = times.work_s.max(axis=2)
     ends = np.cumsum(lengths)
     ceiling = max(float(longest[end - length, end]) for end, length in zip(ends, lengths, strict=True))

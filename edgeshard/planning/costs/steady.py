@@ -1,34 +1,35 @@
 """The steady rate: what a pipeline serves while another request begins whenever one ends. Pure.
 
-C = m b requests run at once. Each sends its prompt in n chunks, n - 1 full ones and the rest, and then has g = G - 1
-rounds of decoding. A step that carries a chunk carries decodes too; R0 and B0 are the round and the busiest station of
-a step of b decodes alone, R1 and B1 those of a step with a full chunk as well, R2 and B2 with the rest, and
-w = max(m, stages) steps are in flight at most. Then, with x1 = max(B1, R1 / w) and x2 = max(B2, R2 / w),
+C = m b requests run at once. Each sends its prompt in n chunks, n - 1 full ones and the rest, and
+then has g = G - 1 rounds of decoding. A step that carries a chunk carries decodes too. R0 and B0
+are the round and the busiest station of a step with only b decodes. R1 and B1 are those of a step
+with a full chunk as well, R2 and B2 with the rest. At most w = max(m, stages) steps are in flight.
+Then, with x1 = max(B1, R1 / w) and x2 = max(B2, R2 / w),
 
     T  = R1 + (n - 2) x1 + x2, or R2 for n = 1      seconds of a prompt, from its first chunk to its first token
-    k  = 1 + (n - 1) / w                            rounds of decoding that go on beside it
+    k  = 1 + (n - 1) / w                            rounds of decoding in the meantime
     c0 = max(R0, m B0)                              seconds of a round without prompts
-    fj = j (n - 1) s1 + j s2 + max(0, m k - j n) s0     what these rounds ask of a station with j prompts in them
+    fj = j (n - 1) s1 + j s2 + max(0, m k - j n) s0     seconds that these rounds with j prompts take a station
 
     t  = max(T, f1)                                 seconds of these rounds, of the station that they ask most of
 
-where s0, s1 and s2 are the seconds that the steps take any one station. With u of the C requests decoding, a request
-ends every W seconds, in which each of the u goes on by g / u rounds:
+Here s0, s1 and s2 are the seconds that the steps take any one station. If u of the C requests
+decode, a request ends every W seconds, in which each of the u advances by g / u rounds:
 
-    W = t + (g / u - k) c0                  where a prompt comes in only some of the rounds, g / u >= k
+    W = t + (g / u - k) c0                  if a prompt arrives in only some of the rounds, g / u >= k
     W = t (g / u) / k                       otherwise
-    u = C - T / W                           since T / W of them, on average, are at their prompts
+    u = C - T / W                           since on average T / W of them process their prompts
 
-Prompts of one chunk are then u / g in a round, on average, but a whole number in each: a round takes what lies on the
-line between max(T, fj) of the j next to it. No station is busy for longer than the time there is, and chunks follow
-each other no quicker than they can:
+There are then u / g prompts of one chunk in a round on average, but a whole number in each. A round
+takes what lies on the line between max(T, fj) of the two neighbouring j. No station is busy for
+longer than the time there is, and chunks follow each other no quicker than they can:
 
     W >= (n - 1) s1 + s2 + max(0, g / b - n) s0
     W >= (n - 1) x1 + x2
 
-but where every step could carry a chunk, g / b < n, the rest of a prompt goes with the next one: n is then P / room,
-the full chunks that it has tokens for, and no rest. The rate is G / W. It rises whenever a time shrinks.
-(docs/papers.md#the-steady-rate)
+If every step could carry a chunk, g / b < n, the rest of a prompt goes with the next one. Then n is
+P / room, the full chunks that it has tokens for, without a rest. The rate is G / W. It rises
+whenever a time shrinks. (docs/papers.md#the-steady-rate)
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ from edgeshard.planning.solvers.instance import Floats
 from edgeshard.planning.solvers.walks import Booleans
 
 MOST_TOGETHER = 8
-"""Prompts in a round up to which their whole numbers are looked at."""
+"""Prompts in a round up to which their whole numbers are examined."""
 
 
 @dataclass(frozen=True, slots=True)
 class SteadyTimes:
-    """[K] seconds of steps: R0 and B0 of decodes alone, R1 and B1 with a full chunk as well, R2 and B2 with the rest of
-    a prompt; `station_s` is what a request asks of the busiest station, and `together_s` [J, K] f1, f2 and so on of the
-    busiest."""
+    """[K] seconds of steps: R0 and B0 of decodes only, R1 and B1 with a full chunk as well, R2 and
+    B2 with the rest of a prompt. `station_s` is a request's time on the busiest station.
+    `together_s` [J, K] is f1, f2 and so on of the busiest."""
 
     round_s: Floats
     busiest_s: Floats
@@ -63,7 +64,7 @@ class SteadyTimes:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """[K] n, and the full chunks and rests that a request asks of the pipeline: fewer where rests go with others."""
+    """[K] n, and the full chunks and rests of a request: fewer if rests go with others."""
 
     count: Floats
     full: Floats
@@ -76,7 +77,7 @@ class Chunks:
 
     @classmethod
     def of(cls, prompt_tokens: int, room: Floats, rounds: float, batch: int) -> Chunks:
-        """Of prompts in steps with `room` tokens for them."""
+        """The chunks of prompts in steps with `room` tokens for them."""
         count = np.ceil(prompt_tokens / room)
         alone = rounds / batch >= count
         return cls(count, np.where(alone, count - 1, prompt_tokens / room), np.where(alone, 1.0, 0.0))
@@ -136,7 +137,7 @@ def steady(
         if most is None:
             whole_s = _whole_s(np.maximum(prompt_s, times.together_s), requests, rounds, prompt_s)
             between_s = np.where(chunks.single, np.maximum(between_s, whole_s), between_s)
-        with np.errstate(invalid="ignore"):  # all of them are infinite where a link is missing
+        with np.errstate(invalid="ignore"):  # all of them are infinite if a link is missing
             seldom_s = _period_s(with_prompt_s - turns * round_s, rounds * round_s, requests, prompt_s)
             between_s = np.where(rounds >= turns * (requests - prompt_s / seldom_s), seldom_s, between_s)
     least_s = np.maximum(times.station_s, chunks.full * full_s + chunks.rest * rest_s)
@@ -144,9 +145,11 @@ def steady(
 
 
 def _period_s(stall_s: Floats, decode_s: Floats, requests: Floats, prompt_s: Floats) -> Floats:
-    """W = stall + decode / u with u = C - T / W: the larger root of C W^2 - (T + C stall + decode) W + stall T = 0.
+    """The larger root of C W^2 - (T + C stall + decode) W + stall T = 0.
 
-    It is infinite where a link is missing.
+    It follows from W = stall + decode / u and u = C - T / W.
+
+    It is infinite if a link is missing.
     """
     missing = np.isinf(prompt_s) | np.isinf(decode_s)
     stall_s, decode_s, prompt_s = (np.where(missing, 1.0, one) for one in (stall_s, decode_s, prompt_s))
@@ -156,7 +159,7 @@ def _period_s(stall_s: Floats, decode_s: Floats, requests: Floats, prompt_s: Flo
 
 
 def _whole_s(together_s: Floats, requests: Floats, rounds: float, prompt_s: Floats) -> Floats:
-    """W where rounds have one prompt or more: the largest by the lines between neighbours of max(T, fj) [J, K]."""
+    """W if rounds have one prompt or more: the largest by the lines between neighbours of max(T, fj) [J, K]."""
     found = np.zeros_like(prompt_s)
     for number, (fewer_s, more_s) in enumerate(pairwise(together_s), 1):
         slope_s = more_s - fewer_s

@@ -21,24 +21,25 @@ from edgeshard.planning.solvers.instance import Cut, Floats
 from edgeshard.planning.solvers.scoring import stages
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-"""Tokens of a step at which a stage's seconds are told."""
+"""Tokens of a step for which a stage's seconds are sampled."""
 _STEPS = tuple((rows, StepShape.of_spans([(1, 0)] * rows), StepShape.of_spans([(rows, 0)])) for rows in ROWS)
 """The same with their decodes, and as one chunk."""
 _PAIRS_AT = 8
 """Sequences of the decode step, and 32 times as many tokens of the prompt, that show what a pair costs."""
 MAX_TRANSFER_S = 1.0
-"""Longest time that a step occupies a link, even if more was promised: others wait behind it."""
+"""Longest time that a step occupies a link, even if more was promised: other steps wait for it."""
 SLICE_TOKENS = 64
 MOST_UNITS = 24
-"""A prompt is cut in multiples of SLICE_TOKENS, or of more where there were too many units to be quick."""
+"""A prompt is cut in multiples of SLICE_TOKENS; the multiple is larger if there were too many units to be quick."""
 
 
 Blocks = tuple[tuple[BlockSpec, int], ...]
-"""Kinds of blocks, each with how many there are."""
+"""Kinds of blocks, each with its number."""
 
 
 class StageCosts:
-    """The StageCosts of any cut of one problem. Stages of one kind of node with as many blocks are told once."""
+    """The StageCosts of any cut of one problem. Stages of one kind of node with the same number of
+    blocks are computed once."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
@@ -78,7 +79,7 @@ class StageCosts:
         return self._known[key]
 
     def _stage_cost(self, times: ComputeTimes, kinds: Blocks, has_embedding: bool, has_head: bool) -> StageCost:
-        """Without the hop behind it."""
+        """The cost without the hop after it."""
 
         def blocks_s(phase: StepShape) -> float:
             return sum(count * times.block_s(block, phase) for block, count in kinds)
@@ -93,7 +94,7 @@ class StageCosts:
 
         before, tokens = max(self._costs.problem.held_tokens // 2, 2), 32 * _PAIRS_AT
         decode_pair_s = _slope(spans_s(_PAIRS_AT, 1, 0), spans_s(_PAIRS_AT, 1, before), _PAIRS_AT * before)
-        # From one position behind the chunk on: the mask comes with the first, and is no cost of a pair.
+        # From the first position after the chunk: the mask starts there, and is no cost of a pair.
         prefill_pair_s = _slope(spans_s(1, tokens, 1), spans_s(1, tokens, before), tokens * (before - 1))
         masked_s = spans_s(1, tokens, 1) - tokens * prefill_pair_s
         prefill_behind_s = _slope(spans_s(1, tokens, 0), masked_s, tokens)
@@ -116,13 +117,15 @@ def _slope(near_s: float, far_s: float, count: int) -> float:
 
 
 def _rising(seconds: Sequence[float]) -> tuple[float, ...]:
-    """Never less for more rows. A pair's cost is that of one step, and in another attention may hide behind the reading
-    of weights: taking it off there would leave too little."""
+    """Seconds that never fall with more rows.
+
+    A pair's cost comes from one step. In another step attention may overlap with the reading of
+    weights, so subtracting the cost there would leave too little."""
     return tuple(max(0.0, *seconds[: end + 1]) for end in range(len(seconds)))
 
 
 def step_tokens(stages: Sequence[StageCost], least_tokens: int) -> int:
-    """The token budget of a step, less where a link is slow: 1 MiB takes 8.6 s at 1 Mb/s."""
+    """The token budget of a step, smaller if a link is slow: 1 MiB takes 8.6 s at 1 Mb/s."""
     # The last hop brings tokens back, not hidden states.
     fitting = [transfer_tokens(stage.hop_s, stage.hop_token_s) for stage in stages[:-1] if stage.hop_token_s > 0]
     return max(least_tokens, min([STEP_TOKENS, *fitting]))
@@ -189,7 +192,7 @@ def prompt_slices(stages: Sequence[StageCost], tokens: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=512)
 def _slice_table(stage: StageCost, unit: int, units: int) -> Floats:
-    """[units + 1, units + 1] seconds of the slice from a to b, 0 where b <= a."""
+    """[units + 1, units + 1] seconds of the slice from a to b, 0 if b <= a."""
     table = np.zeros((units + 1, units + 1))
     for first in range(units):
         for end in range(first + 1, units + 1):

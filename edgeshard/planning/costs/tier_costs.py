@@ -1,4 +1,4 @@
-"""Costs of stages where nodes may stream weights: layers that stay, memory, and seconds of a sweep. Pure.
+"""Costs of stages if nodes may stream weights: layers that stay, memory, and seconds of a sweep. Pure.
 
 A node whose memory holds its stage keeps it. One whose memory does not reads the layers that do not stay from its disk
 in every step, through slots (`domain.models.residency`). In one sweep it computes a step of each of `sweep`
@@ -9,14 +9,14 @@ micro-batches, layer by layer, so that a layer is read once for all of them:
 of which the last is the first slot's filling. A prompt goes in steps of `STEP_TOKENS`, each of which reads once more.
 (docs/papers.md#nodes-that-stream)
 
-A mixture whose other weights fit caches experts instead, where `domain.models.residency` says so. With C seconds of one
-step, of which A are the experts', and q = 1 - (1 - k / E)^b of a layer's experts that b tokens need where routing is
-even,
+A mixture whose other weights fit caches experts instead, if `domain.models.residency` decides so. C
+is the seconds of one step, and A the experts' part of it. A layer's b tokens need the share q = 1 -
+(1 - k / E)^b of its experts if routing is even,
 
     seconds = sweep * ( C - A + max( A, q * bytes on the disk * L / (L - q) / disk rate ) )     L: mixtures of a stage
 
-Routing that prefers some experts needs fewer of them, and finds more of those in memory: it reads less.
-(docs/papers.md#experts-on-the-disk)
+Routing that prefers some experts needs fewer of them, and finds more of these in memory: it reads
+less. (docs/papers.md#experts-on-the-disk)
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class Streaming:
 
     weight_bytes: int
     streamed_bytes: int
-    """The part of `weight_bytes` that does not stay in memory; where layers pass, each step reads all of it."""
+    """The part of `weight_bytes` that does not stay in memory; if layers pass, each step reads all of it."""
     layer_bytes: int
     """Most bytes of a layer that passes."""
     budget_bytes: int
     """Memory for its weights: those that stay, embedding, head and slots."""
     disk_bytes_per_s: float
     expert_bytes: int = 0
-    """Bytes of all experts where they are cached, 0 where layers pass; a step reads the experts that its tokens
-    choose."""
+    """Bytes of all experts if they are cached, 0 if layers pass; a step reads the experts that its
+    tokens choose."""
     mixtures: int = 0
     """Layers with experts."""
     chosen_share: float = 1.0
@@ -66,18 +66,19 @@ class Streaming:
         return self.expert_bytes > 0
 
     def step_bytes(self, tokens: int) -> float:
-        """Most bytes that a step of so many tokens is expected to read."""
+        """Most bytes that a step of `tokens` tokens is expected to read."""
         if not self.caches:
             return float(self.streamed_bytes)
         return float(expert_reads(self.streamed_bytes, self.expert_bytes, self.mixtures, tokens, self.chosen_share))
 
 
 def expert_reads(on_disk: Any, total: Any, mixtures: Any, tokens: int, chosen_share: float) -> Any:
-    """Bytes that a step of so many tokens is expected to read where routing is even; numbers, or arrays of them.
+    """Bytes that a step of `tokens` tokens is expected to read if routing is even; numbers, or arrays of them.
 
-    `on_disk` of the `total` of all experts, of so many layers, find no room in memory. With even routing a token misses
-    an expert with 1 - k / E, all tokens of a step with its power. A layer's own experts occupy room while they compute,
-    which others lack: so much more is read.
+    `on_disk` of the `total` bytes of all experts, of this many layers (`mixtures`), do not fit in
+    memory. With even routing a token misses an expert with probability 1 - k / E, and all tokens of
+    a step with its power. A layer's own experts occupy memory while they compute. Others lack this
+    memory, so more is read.
     """
     share = 1.0 - (1.0 - chosen_share) ** tokens
     return share * np.minimum(total, on_disk * mixtures / np.maximum(mixtures - share, 1e-9))
@@ -85,8 +86,11 @@ def expert_reads(on_disk: Any, total: Any, mixtures: Any, tokens: int, chosen_sh
 
 @dataclass(frozen=True, slots=True)
 class StreamedBytes:
-    """Of any stage, [M, N+1, N+1]: bytes that do not stay, 0 where all do and infinite where it has no place; the room
-    for its layers, slots included; and whether it caches experts, or else layers pass."""
+    """Tables of any stage, [M, N+1, N+1].
+
+    These are the bytes that do not stay (0 if all stay, infinite if the stage does not fit) and the
+    memory for its layers, slots included. The third is whether it caches experts instead of passing
+    layers."""
 
     streamed: Floats
     room: Floats
@@ -95,8 +99,9 @@ class StreamedBytes:
 
 @dataclass(frozen=True, slots=True)
 class _Experts:
-    """Of each layer, [N]: the bytes of its experts, those in whole blocks, the largest of these, and their part of what
-    the layer computes. `chosen_share` of a mixture's experts are a token's."""
+    """[N] for each layer: the bytes of its experts, the bytes in whole blocks, the largest of
+    these, and their part of the layer's computing. `chosen_share` of a mixture's experts are a
+    token's."""
 
     whole: Floats
     total: Floats
@@ -137,7 +142,7 @@ class StreamTables:
     def instance(self, load: Load, sweep: int, prefill: bool, pool: Load | None = None) -> Instance:
         """A sweep's prompts, or one token of each of its requests; R and B of it are seconds of a sweep.
 
-        `pool` is the load that memory was given to, where it is more than what runs.
+        `pool` is the load that memory was allotted to, if it is more than what runs.
         """
         key = load, sweep, prefill, pool or load
         if key not in self._known:
@@ -157,7 +162,7 @@ class StreamTables:
         return self._streamed[load]
 
     def streaming(self, load: Load, cut: Cut) -> tuple[Streaming | None, ...]:
-        """How each stage of a cut streams; None for one that stays in memory."""
+        """How each stage of a cut streams; None if it stays in memory."""
         bytes_of, experts = self.streamed(load), self._experts
         found: list[Streaming | None] = []
         for index, (node, first, end) in enumerate(stages(cut)):
@@ -225,7 +230,7 @@ class StreamTables:
         return StreamedBytes(streamed, rooms, caching)
 
     def _stage_s(self, plain: Instance, pool: Load, sweep: int, tokens: int) -> Floats:
-        """[M, N+1, N+1] seconds of a sweep whose micro-batches have so many tokens."""
+        """[M, N+1, N+1] seconds of a sweep whose micro-batches have this many tokens."""
         layers, streamed, caches = plain.layers, self.streamed(pool).streamed, self.streamed(pool).caches
         steps = [STEP_TOKENS] * (tokens // STEP_TOKENS) + [tokens % STEP_TOKENS] * (tokens % STEP_TOKENS > 0)
         step = plain.overhead_s[:, None, None] + _ranges(plain.compute_s)
@@ -278,7 +283,7 @@ def _ranges(values: Floats | NDArray[np.bool_]) -> Floats:
 
 
 def _widest(weights: Floats) -> Floats:
-    """[N+1, N+1] the largest layer from n to e; 0 where there is none."""
+    """[N+1, N+1] the largest layer from n to e; 0 if there is none."""
     layers = len(weights)
     table = np.zeros((layers + 1, layers + 1))
     for first in range(layers):

@@ -1,4 +1,4 @@
-"""Figures of nodes that nobody has measured: from data sheets, each with its source. Pure.
+"""Figures of unmeasured nodes: from data sheets, each with its source. Pure.
 
 They are ceilings, not measurements: real kernels reach part of them. A measured profile is always better; a cluster
 file may override any figure.
@@ -31,18 +31,19 @@ class DeviceSpec:
     unified: bool
     """Whether processor and accelerator share one memory."""
     source: str
-    """Where the figures are from."""
+    """Source of the figures."""
     step_overhead_s: float = 0.0
-    """Seconds that a step costs whatever its layers; no data sheet gives it, so it is 0 unless the cluster file says
-    otherwise."""
+    """Seconds that a step costs whatever its layers. No data sheet has it, so it is 0 unless the
+    cluster file has another."""
     idle_w: float | None = None
-    """Watts of a node that does nothing; both or neither of `idle_w` and `busy_w` are known. The catalogue's are of the
-    whole module of a Jetson, without its carrier board, and of the board alone of a discrete GPU, without the computer
-    around it: for the energy of whole nodes, give a cluster file the figure of a meter at the socket."""
+    """Watts of an idle node; both or neither of `idle_w` and `busy_w` are known. For a Jetson the
+    catalogue has the whole module's, without its carrier board. For a discrete GPU it has the
+    board's, without the computer around it. For the energy of whole nodes, put a wall meter's
+    figure into the cluster file."""
     busy_w: float | None = None
     """Watts of a node that computes a model."""
     disk_bytes_per_s: float | None = None
-    """Rate at which a node's disk is read; None where nobody knows, as for all of the catalogue."""
+    """Rate at which a node's disk is read; None if unknown, as in the whole catalogue."""
     disk_bytes: float | None = None
     """Free bytes of that disk; None for enough."""
 
@@ -68,7 +69,7 @@ _FIGURES: Mapping[str, tuple[float, float, float, float, float, float | None, fl
 }
 """By kind: GB of memory, of them the system's, GB/s of memory, TFLOPS in fp32 and in fp16 (dense), watts idle and busy.
 
-The watts are None where no public figure stands behind both.
+The watts are None unless a public figure supports both.
 """
 _DISCRETE = frozenset({"p100", "rtx-3090", "rtx-4090", "h100", "h200"})
 _NO_BFLOAT16 = frozenset({"p100"})
@@ -121,7 +122,7 @@ def _device(kind: str) -> DeviceSpec:
 
 
 CATALOGUE: Mapping[str, DeviceSpec] = {kind: _device(kind) for kind in _FIGURES}
-"""By kind, the name used in cluster files and in `--what-if "+2 orin-nx"`."""
+"""Devices by kind, the name used in cluster files and in `--what-if "+2 orin-nx"`."""
 
 _MODEL_NAMES = (
     (r"(nvidia )?tesla p100-pcie-16gb", "p100"),
@@ -133,11 +134,11 @@ _MODEL_NAMES = (
 )
 _ORIN = re.compile(r"(nvidia )?(jetson )?((agx|nx|nano) )?orin( .*)?")
 _ORIN_BY_MEMORY = ((48e9, "agx-orin-64"), (24e9, "agx-orin"), (12e9, "orin-nx"), (0.0, "orin-nano"))
-"""Every Orin's accelerator has the same name; what the system sees of the memory tells them apart."""
+"""Every Orin's accelerator has the same name; the memory that the system reports distinguishes them."""
 
 
 def recognise(facts: DeviceFacts) -> DeviceSpec | None:
-    """The catalogue's device that a node says it is; None for every other, its slower or faster variants included."""
+    """The catalogue's device that a node reports; None if there is none, as for slower or faster variants."""
     name = facts.model.strip().lower()
     if _ORIN.fullmatch(name):
         kind = next(kind for least, kind in _ORIN_BY_MEMORY if facts.memory_total_bytes >= least)

@@ -22,9 +22,11 @@ from edgeshard.planning.inputs.fields import Fields
 
 MAX_NODES = 10_000
 MAX_PAIRS = 500_000
-"""Of (sender, receiver) that the [[link]] of a file may describe beside the default: two groups of 500 nodes."""
+"""Most (sender, receiver) pairs that the [[link]] tables of a file may describe besides the
+default: two groups of 500 nodes."""
 NO_NEIGHBOUR_BPS = 1e9
-"""Rate of the links of a node alone, which need not describe links that it has not; used once nodes are added to it."""
+"""Rate of the links of a single node, which need not describe links that it lacks; used once nodes
+are added to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class ClusterNode:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction between two nodes: bits a second (0 where there is no link), and the pure delay in seconds."""
+    """One direction between two nodes: bits a second (0 if there is no link), and the pure delay in seconds."""
 
     bandwidth_bps: float
     latency_s: float = 0.0
@@ -52,7 +54,7 @@ class Link:
 class Workload:
     """The requests that a plan is for: tokens in and out of each, sequences in one micro-batch, requests at once.
 
-    None for `batch` or `concurrency` leaves them to the planner. `assumed` says that nobody gave the lengths.
+    If `batch` or `concurrency` is None, the planner chooses it. `assumed` is true if the lengths are defaults.
     """
 
     prompt_tokens: int = 128
@@ -72,7 +74,7 @@ class Cluster:
     links: Mapping[tuple[str, str], Link] = field(default_factory=lambda: MappingProxyType({}))
     """Links that differ from `default_link`, by (sender, receiver)."""
     cloud: str | None = None
-    """The node that baselines offload to; None: the one with the fastest memory beside the source."""
+    """The node that baselines offload to; None: the one with the fastest memory except the source."""
     workload: Workload = Workload()
     dtype: DType | None = None
     kv_dtype: KvFormat | None = None
@@ -253,7 +255,8 @@ def _links(value: Any, nodes: Sequence[ClusterNode]) -> tuple[Link, dict[tuple[s
 
 
 def _ends(table: Fields, nodes: Sequence[ClusterNode]) -> list[tuple[list[str], list[str]]] | None:
-    """Senders and receivers of a [[link]], None for the default one. A group's name stands for all its nodes."""
+    """Senders and receivers of a [[link]]; None if it is the default one. A group's name stands for
+    all its nodes."""
     if table.given("between"):
         if table.given("from") or table.given("to"):
             raise invalid(table.name("between"), "stands beside from or to; give one or the other")
@@ -313,13 +316,13 @@ def without_nodes(cluster: Cluster, name: str, field_name: str) -> Cluster:
 
 
 def with_figures(cluster: Cluster, name: str, change: Callable[[DeviceSpec], DeviceSpec], field_name: str) -> Cluster:
-    """The cluster with other figures for a node, or for all nodes of a group; for all there are where no name is given.
+    """The cluster with other figures for a node or for all nodes of a group; for all nodes if no name is given.
 
     Raises InvalidArgumentError naming `field_name` when there is no such node.
     """
     named = set(_named(name, field_name, cluster.nodes)) if name else set(cluster.names)
     before = {id(node.device): node.device for node in cluster.nodes if node.name in named}
-    devices = {key: change(device) for key, device in before.items()}  # nodes that share a spec go on sharing one
+    devices = {key: change(device) for key, device in before.items()}  # nodes that share a spec continue to share one
     nodes = (replace(node, device=devices[id(node.device)]) if node.name in named else node for node in cluster.nodes)
     return replace(cluster, nodes=tuple(nodes))
 

@@ -48,13 +48,13 @@ class MeasuredTimes:
 
 
 def power_measured(problem: PlanProblem, name: str) -> bool:
-    """Whether a node's watts are its sensor's, not those of a data sheet or of the cluster file."""
+    """Whether a node's watts are measured by its sensor instead of taken from a data sheet or the cluster file."""
     times = problem.times.get(name)
     return isinstance(times, MeasuredTimes) and times.fit.profile.energy is not None
 
 
 def doubtful(problem: PlanProblem) -> dict[str, tuple[str, ...]]:
-    """Doubts about the profiles that a problem is planned with, in words, by node; nodes left out count too."""
+    """Doubts about the profiles of a problem, in words, by node; nodes left out count too."""
     found = {
         name: quality_warnings(times.fit)
         for name, times in problem.times.items()

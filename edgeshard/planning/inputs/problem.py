@@ -19,27 +19,27 @@ from edgeshard.planning.inputs.fields import check_count, check_number
 from edgeshard.planning.inputs.shapes import BlockSpec, ModelSpec
 
 DEFAULT_BATCH = 8
-"""Most sequences in one micro-batch where nobody gives a number."""
+"""Most sequences in one micro-batch if no number is given."""
 
 
 class Objective(StrEnum):
     REQUEST = "request"
-    """Least time of one request alone, from its prompt to its last token."""
+    """Least time of a single request, from its prompt to its last token."""
     TTFT = "ttft"
-    """Least time to the first token of one request alone."""
+    """Least time to the first token of a single request."""
     LATENCY = "latency"
-    """Least time per token of one request alone, whatever its prompt."""
+    """Least time per token of a single request, whatever its prompt."""
     THROUGHPUT = "throughput"
     """Most tokens a second of a full pipeline."""
     ENERGY = "energy"
-    """Fewest joules per token with at most `concurrency` requests (one alone unless given), within
-    `max_time_per_token_s`. The watts of every node are known then."""
+    """Fewest joules per token with at most `concurrency` requests (one unless given), within
+    `max_time_per_token_s`. The watts of every node must be known."""
     AUTO = "auto"
     """Most tokens a second with `concurrency` requests, within `max_time_per_token_s`; alone it is `request`."""
 
     @property
     def is_single(self) -> bool:
-        """Whether it is about one request alone."""
+        """Whether it is about a single request."""
         return self in (Objective.REQUEST, Objective.TTFT, Objective.LATENCY)
 
 
@@ -78,7 +78,7 @@ class StepShape:
         return cls(count, total / count, seen / total, kv_tokens / count)
 
     def within(self, window: int) -> StepShape:
-        """The same step where a query sees at most the last `window` keys, 0 for all."""
+        """The same step if a query sees at most the last `window` keys, 0 for all."""
         if not window or self.kv_tokens <= window:
             return self
         before = max(0.0, self.context - (self.tokens + 1) / 2)  # keys that were there before the step
@@ -98,7 +98,7 @@ class ComputeTimes(Protocol):
         ...
 
     def step_s(self, hidden_bytes: float) -> float:
-        """Seconds that a step with so many bytes of hidden states costs whatever its layers."""
+        """Seconds that a step costs whatever its layers, with `hidden_bytes` bytes of hidden states."""
         ...
 
 
@@ -112,7 +112,7 @@ class PlanProblem:
     prompt_tokens: int = 128
     new_tokens: int = 128
     context_tokens: int | None = None
-    """Positions of KV memory that a request holds; None: those of its prompt and answer."""
+    """Positions of KV memory that a request holds; None: its prompt's and answer's."""
     step_tokens: int | None = None
     """Most tokens that a stage computes at once, for which it needs room; None: all prompts of a micro-batch."""
     batch: int | None = None
@@ -123,9 +123,9 @@ class PlanProblem:
     """The load that `throughput` and `auto` are planned for. Plans that stream, and energy, are of TOGETHER."""
     dtype: DType = DType.BFLOAT16
     quantisation: Quantisation | None = None
-    """How every node keeps its weights; None for the dtype."""
+    """How every node stores its weights; None means the dtype."""
     kv_dtype: KvFormat | None = None
-    """How every node keeps keys and values; None for the dtype."""
+    """How every node stores keys and values; None means the dtype."""
     loading_itemsize: int | None = None
     """Bytes that an element takes in the one tensor that is in memory twice while a stage loads, wherever it is; None:
     the dtype's, on nodes with one memory only."""
@@ -133,7 +133,7 @@ class PlanProblem:
     exclude: tuple[str, ...] = ()
     """Nodes that may not be used."""
     rules: tuple[Condition, ...] = ()
-    """What the set of used nodes must meet. Names that are not of the cluster are those of nodes that are away."""
+    """Conditions on the set of used nodes. A name that is not in the cluster is a node that is away."""
     reserve: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Bytes to leave free, by node."""
     max_share: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
@@ -158,7 +158,7 @@ class PlanProblem:
 
     @property
     def formats(self) -> tuple[DType, Quantisation | None]:
-        """How every node keeps its weights, as `ModelSpec` and `BlockSpec` ask for it."""
+        """How every node stores its weights, in the form of `ModelSpec` and `BlockSpec`."""
         return self.dtype, self.quantisation
 
     @property

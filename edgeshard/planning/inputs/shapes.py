@@ -1,7 +1,7 @@
-"""How big a model is, from its config.json alone: parameters, bytes, operations and frames of every part. Pure.
+"""The size of a model, from its config.json only: parameters, bytes, operations and frames of every part. Pure.
 
-Counts come from the tensors a checkpoint must hold (`architectures.expected_tensors`), so they are exact for every
-architecture EdgeShard runs and need no weights.
+Counts are from the tensors a checkpoint must hold (`architectures.expected_tensors`), so they are
+exact for every architecture EdgeShard runs and need no weights.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Matrices:
 
 @dataclass(frozen=True, slots=True)
 class ExpertKind:
-    """Experts of a block that are of one size: how many, and the elements of each."""
+    """Experts of a block with the same size: their number, and the elements of each."""
 
     count: int
     parameters: int
@@ -116,7 +116,7 @@ class BlockSpec:
     kv: KvHeads = _NOTHING
     """The keys and values it keeps of a token."""
     states: tuple[StateSize, ...] = ()
-    """What it keeps of a request, however long that is."""
+    """States that it keeps of a request, however long the request is."""
     window: int = 0
     """Most positions that a token sees, 0 for all. The KV cache holds all of them either way."""
     matrices: Matrices = Matrices()
@@ -126,7 +126,7 @@ class BlockSpec:
     float32_parameters: int = 0
     """Parameters that are held in float32 whatever the dtype."""
     expert_kinds: tuple[ExpertKind, ...] = ()
-    """Experts that a node can read from its disk one by one; none in families where layers pass whole."""
+    """Experts that a node can read from its disk one by one; empty in families whose layers pass whole."""
 
     def weight_bytes(self, dtype: DType, quantisation: Quantisation | None = None) -> int:
         wider = self.float32_parameters * (DType.FLOAT32.itemsize - dtype.itemsize)
@@ -180,9 +180,9 @@ class ModelSpec:
     tied_parameters: int
     """The part that embedding and head share."""
     largest_block_tensor: int
-    """Of one block; it matters while a stage loads."""
+    """Largest tensor of one block; it matters while a stage loads."""
     largest_outer_tensor: int
-    """Of the parts outside the blocks."""
+    """Largest tensor outside the blocks."""
     inner_size: int
     """The widest row of a block's activations."""
     head_matrices: Matrices = Matrices()
@@ -233,7 +233,7 @@ class _Sums:
     of_experts: dict[int, tuple[int, Matrices]] = field(default_factory=dict)
 
     def add(self, shape: ModelShape, tensor: ExpectedTensor, *, expert: bool, index: int | None = None) -> None:
-        """`index` is that of the expert which the tensor is of, in families whose experts are units."""
+        """`index` is the tensor's expert, in families whose experts are units."""
         elements = math.prod(tensor.shape)
         matrices = Matrices.of(shape, HEAD_WEIGHT if tensor.unit is Part.TIED else tensor.name, tensor.shape)
         self.parameters += elements
@@ -310,6 +310,6 @@ BUILT_IN_CONFIGS: Mapping[str, dict[str, Any]] = {name: dict(config) for name, c
 
 
 def built_in_model(name: str) -> ModelSpec | None:
-    """A model known by name, without any file; None for another name."""
+    """A built-in model by name, without any file; None if the name is unknown."""
     config = BUILT_IN_CONFIGS.get(name.lower())
     return None if config is None else model_from_config(name.lower(), config)

@@ -1,8 +1,8 @@
 """A site as its coordinator knows it, as the planner's cluster: measured times and links. Pure.
 
-A plan must not rest on figures that nobody has. A node without times, measured or of the catalogue, is therefore left
-out or makes the site unplannable, by its name. Two nodes without a measured link have none: a plan never sends from one
-to the other.
+A plan must not rest on unknown figures. A node without times, measured or of the catalogue, is
+therefore left out or makes the site unplannable; the error names it. Two nodes without a measured
+link have none, so a plan never sends from one to the other.
 """
 
 from __future__ import annotations
@@ -88,9 +88,10 @@ def site_cluster(  # noqa: PLR0913 - the site's figures, and the request
 ) -> SiteCluster:
     """The nodes of a site that can serve, and their links.
 
-    `profiles` are those of this model in this dtype and quantisation, by node. A node without one, and without a known
-    data sheet, counts as one that would take as long for a model of `others`. Nodes that are away, still starting or in
-    `exclude` are left out; those without times too if `skip_unmeasured`, except the source.
+    `profiles` are for this model in this dtype and quantisation, by node. If a node has none and no
+    known data sheet, it counts like one that would take as long for a model of `others`. Nodes that
+    are away, still starting or in `exclude` are left out. If `skip_unmeasured`, nodes without times
+    are too, except the source.
 
     Raises NotFoundError or UnavailableError for a source that is not there, InvalidArgumentError for nodes that cannot
     run small integers, FailedPreconditionError (reason NOT_MEASURED) naming the nodes without times.
@@ -149,7 +150,7 @@ def has_times(
 
 
 def site_problem(site: SiteCluster, model: ModelSpec, **options: Any) -> PlanProblem:
-    """A model on a site; `options` are PlanProblem's. Its rate is the steady one, as a site under load has it.
+    """A model on a site; `options` are PlanProblem's. Its rate is the steady one, as under load.
 
     Memory has room for the largest step a head forms for requests of this length, whatever prompts are planned for.
     """
@@ -177,7 +178,7 @@ def profile_command(
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
-    """Names for a sentence, at most so many of them: `a, b and 7 more`."""
+    """Names for a sentence, at most `most` of them: `a, b and 7 more`."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
@@ -232,7 +233,7 @@ def _links(
 def _figures(profile: ComputeProfile, known: DeviceSpec | None) -> DeviceSpec:
     """A measured node as the device that would take as long by the roofline. Solvers do not see it, baselines do.
 
-    Its watts are measured too where it has a sensor, else those of the catalogue where it is there.
+    Its watts are measured too if it has a sensor; otherwise they are the catalogue's, if the node is in it.
     """
     idle_w, busy_w = (known.idle_w, known.busy_w) if known is not None else (None, None)
     disk = profile.disk

@@ -71,7 +71,7 @@ def typical_link(cluster: Cluster) -> Link:
 
 
 def _with_figure(problem: PlanProblem, figure: re.Match[str]) -> PlanProblem:
-    """With another rate of disks, or with more memory, on the nodes named or on all."""
+    """The problem with another rate of disks, or with more memory, on the named nodes or on all."""
     value = float(figure["number"]) * _UNITS[figure["unit"].lower()]
 
     def change(device: DeviceSpec) -> DeviceSpec:
@@ -97,7 +97,7 @@ def _with_nodes(problem: PlanProblem, kind: str, count: int) -> PlanProblem:
 
 
 def _linked_like(cluster: Cluster, like: ClusterNode, added: Sequence[str]) -> Cluster:
-    """The added nodes with the links of `like`; among themselves and with it those of its group."""
+    """The added nodes with the links of `like`; among themselves and with it they have the links of its group."""
     links = dict(cluster.links)
     for (sender, receiver), link in cluster.links.items():
         if sender == like.name:

@@ -1,4 +1,5 @@
-"""Memory of a stage beside weights and KV, as the planner's constraint and the placer's check both count it. Pure."""
+"""Memory of a stage besides weights and KV, as the planner's constraint and the placer's check both
+count it. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +17,14 @@ def largest_step_tokens(max_context: int) -> int:
 
 
 def workspace_bytes(model: ModelSpec, dtype: DType, step_tokens: int, micro_batches: int) -> int:
-    """Bytes beside weights, KV and logits of a stage whose largest step has `step_tokens` tokens.
+    """Bytes besides weights, KV and logits of a stage whose largest step has `step_tokens` tokens.
 
     SLACK_BYTES + step_tokens * (4 * hidden + 3 * inner) * itemsize + 2 * micro_batches * step_tokens * width * itemsize
 
-    A block has at most four rows of hidden states for each token (what came in, normed, queries and what attention
-    gives) and three of the MLP's inner size (gate, up and their product). The frames of `micro_batches` steps, `width`
-    numbers for each token, are kept for resending, and as many may have come in.
+    A block has at most seven rows for each token. Four are of hidden states: its input, the normed
+    input, queries, attention's output. Three are of the MLP's inner size: gate, up and their
+    product. The frames of `micro_batches` steps, `width` numbers for each token, are kept for
+    resending; as many may have arrived.
     """
     activations = step_tokens * (4 * model.shape.hidden_size + 3 * model.inner_size)
     frames = 2 * micro_batches * step_tokens * model.shape.frame_width
@@ -30,5 +32,5 @@ def workspace_bytes(model: ModelSpec, dtype: DType, step_tokens: int, micro_batc
 
 
 def logits_bytes(model: ModelSpec, dtype: DType, rows: int) -> int:
-    """Logits of so many positions in the model's dtype and once more in fp32, on the stage with the head."""
+    """Logits of `rows` positions in the model's dtype and once more in fp32, on the stage with the head."""
     return rows * model.shape.vocab_size * (dtype.itemsize + 4)

@@ -1,1 +1,1 @@
-"""Plans in words, beside other ways to place a model."""
+"""Texts of plans, compared with other ways to place a model."""

@@ -1,12 +1,12 @@
-"""Other ways of placing a model, beside the plan: the paper's baselines and the habits of other tools. Pure.
+"""Other ways of placing a model, compared with the plan: the paper's baselines and the habits of other tools. Pure.
 
 edge-solo            all layers on the source
 cloud-edge-even      half on the source, half on the cloud node
-cloud-edge-opt       the best cut between these two, or the source alone
-edgeshard-even       the nodes of the plan, with equal shares; where that does not fit, more nodes, largest first
+cloud-edge-opt       the best cut between these two, or only the source
+edgeshard-even       the plan's nodes with equal shares; if that does not fit, more nodes, largest first
 edgeshard-paper      the paper's Algorithm 1 (latency) or 2 (throughput)
 memory-proportional  all nodes, shares by memory
-whole-fastest        all layers on the node that is best for the objective; requests come in there
+whole-fastest        all layers on the node that is best for the objective; requests arrive there
 replicas             all layers on each node that can hold them, requests shared out (`replicas`)
 edgeshard            the plan
 """
@@ -40,7 +40,7 @@ STRATEGIES = (
 )
 
 COMPARED = (*STRATEGIES[:-1], "whole-fastest", "replicas", "edgeshard")
-"""The rows of a comparison: `STRATEGIES`, and the model whole where requests need not come in at the source."""
+"""The rows of a comparison: `STRATEGIES`, and the model whole if requests need not arrive at the source."""
 
 Shares = Sequence[tuple[int, int]]
 """(node, layers) in the order of the pipeline."""
@@ -48,7 +48,7 @@ Shares = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class StrategyRow:
-    """One strategy's figures under the problem's objective; None where it cannot run."""
+    """One strategy's figures under the problem's objective; None if it cannot run."""
 
     strategy: str
     feasible: bool
@@ -129,7 +129,8 @@ def _cloud_opt(costs: Costs, cloud: int) -> PlanResult:
 
 
 def cloud_of(costs: Costs) -> int | None:
-    """The node to offload to: the cluster's own choice, or the fastest memory beside the source; None when alone."""
+    """The node to offload to: the cluster's own choice, or the fastest memory except the source.
+    None if there is only one node."""
     wanted = costs.problem.cluster.cloud
     if wanted is not None and wanted in costs.names:
         return costs.names.index(wanted)
@@ -138,7 +139,7 @@ def cloud_of(costs: Costs) -> int | None:
 
 
 def even(nodes: Sequence[int], layers: int) -> Shares:
-    """Equal shares, the first nodes one layer more where it does not come out even."""
+    """Equal shares; the first nodes get one layer more if the division has a remainder."""
     nodes = nodes[:layers]
     each, over = divmod(layers, len(nodes))
     return [(node, each + (position < over)) for position, node in enumerate(nodes)]
@@ -196,7 +197,7 @@ def _filled(instance: Instance, order: Sequence[int]) -> Cut | None:
 
 
 def _even_cut(costs: Costs, load: Load, chosen: Sequence[int]) -> Cut | None:
-    """Equal shares over the plan's nodes; where they do not fit, over the fewest nodes for which they do."""
+    """Equal shares over the plan's nodes; if they do not fit, over the fewest nodes for which they do."""
     instance = costs.decode(load)
     cut = cut_of(even(chosen, instance.layers))
     if not violations(instance, cut):
@@ -212,7 +213,7 @@ def _even_cut(costs: Costs, load: Load, chosen: Sequence[int]) -> Cut | None:
 def _paper(costs: Costs) -> PlanResult:
     """Algorithm 1 in its most favourable reading (memory tracked along the way, no node used twice), or Algorithm 2.
 
-    Algorithm 2 knows no load. It is asked, for each b, with the memory of the largest m for which it finds a cut.
+    Algorithm 2 knows no load. For each b it gets the memory of the largest m for which it finds a cut.
     """
     if costs.problem.request_limit == 1:
         assignment = algorithm_1(costs.decode(Load()), Memory.DISTINCT)

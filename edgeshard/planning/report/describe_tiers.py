@@ -1,7 +1,7 @@
-"""The costs of streaming, in words, and the ways to do without it. Pure.
+"""The costs of streaming, in words, and the ways to avoid it. Pure.
 
-Nobody is surprised by a disk: the speed alone and with many requests at once, and what is read in a day, are said
-before anything starts.
+A disk must surprise no user: the speed of one request and of many, and the bytes read in a day, are
+printed before anything starts.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from edgeshard.planning.solvers.scoring import stages
 
 _DAY_S = 86_400
 _MANY = (32, 16, 8, 4, 2)
-"""Requests at once that a plan for one tells of, the most that memory holds."""
+"""Numbers of concurrent requests that a plan for one also describes; the most that memory holds is used."""
 _BATCH = 8
 _MORE_GB = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Memory that one might buy."""
 _GB, _MB = 1e9, 1e6
 _LEAST_GB = 0.1 * _GB
-"""Less is said in MB."""
+"""Smaller amounts are printed in MB."""
 
 
 def describe_streaming(result: PlanResult) -> tuple[str, ...]:
-    """All there is to say of a plan whose nodes stream; nothing of any other."""
+    """The description of a plan whose nodes stream; empty for any other."""
     return (*describe_speed(result), *describe_daily(result))
 
 
 def describe_speed(result: PlanResult) -> tuple[str, ...]:
-    """A line for each node that streams, with the bytes it holds and reads; the last one says how fast the plan is."""
+    """A line for each node that streams, with the bytes it holds and reads; the last line is the plan's speed."""
     if not result.streams or result.prediction is None:
         return ()
     lines = [_holds(stage) for stage in result.streaming]
@@ -79,16 +79,16 @@ def advice_without_streaming(result: PlanResult) -> str:
 
 
 def describe_offer(result: PlanResult) -> str:
-    """The plan with streaming where nothing fits; '' where there is none."""
+    """The plan with streaming if nothing fits; '' if there is none."""
     if result.offer is None:
         return ""
     return f"with --allow-streaming it would run: {'; '.join(describe_streaming(result.offer))}"
 
 
 def speeds(result: PlanResult) -> tuple[CutPrediction, CutPrediction | None]:
-    """A plan's cut with one request alone, and with many at once: as many as were planned for, else as memory holds.
+    """A plan's cut with a single request, and with many at once: the planned number, else what memory holds.
 
-    None for many where memory holds only one.
+    The second is None if memory holds only one.
     """
     problem, prediction = result.problem, result.prediction
     assert prediction is not None
@@ -124,7 +124,7 @@ def _fits(tables: StreamTables, load: Load, cut: Cut) -> bool:
 
 
 def _enough_memory(result: PlanResult, streaming: Sequence[PlannedStage]) -> tuple[int, PlanResult] | None:
-    """The least memory of those one might buy with which nothing streams, and the plan then."""
+    """The least memory among purchasable sizes with which nothing streams, and the plan then."""
     lacking = max(stage.streaming.streamed_bytes for stage in streaming if stage.streaming is not None)
     for size in _MORE_GB:
         if size * _GB < 0.5 * lacking:

@@ -21,7 +21,7 @@ _SMALL_SHARE = 0.02
 def bottleneck(result: PlanResult) -> str:
     """One sentence on the limit that binds the plan; for an infeasible one, on the resource that is short."""
     words = _bottleneck(result)
-    for stage in result.streaming:  # its time is that of the disk or of computing, whichever is longer
+    for stage in result.streaming:  # its time is the disk's or the computing's, whichever is longer
         words = words.replace(f"compute of {stage.node} ", f"streaming and compute of {stage.node} ", 1)
     return words
 
@@ -42,7 +42,7 @@ def _bottleneck(result: PlanResult) -> str:
 
 
 def describe_locality(result: PlanResult) -> str:
-    """The reason why a plan that is not the best was taken, and its cost; "" where the plan is simply the best."""
+    """The reason why a plan that is not the best was taken, and its cost; "" if the plan is simply the best."""
     locality, problem = result.locality, result.problem
     if locality is None:
         return ""
@@ -154,7 +154,7 @@ def _where_time_goes(prediction: CutPrediction) -> str:
 
 
 def _sliced(result: PlanResult) -> str:
-    """A sentence where a prompt alone goes through the stages in slices, with the time that this saves; else ""."""
+    """A sentence if a single prompt goes through the stages in slices, with the time that this saves; else ""."""
     assert result.prediction is not None
     first = PromptTimes(Costs(result.problem)).first_token(result.prediction.cut)
     whole_s = result.prediction.prefill.round_s

@@ -1,5 +1,6 @@
-"""Whether the head of a placement guesses tokens, which it does only where that changes no answer, and what that is
-worth. Pure."""
+"""Whether the head of a placement drafts tokens, and what they are worth. Pure.
+
+It does so only if that changes no answer."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ from edgeshard.planning.search.tier_steps import streaming_costs
 def speculation_of(
     spec: DeploymentSpec, model: ModelSpec, nodes: Sequence[DeviceFacts], guess_slots: int
 ) -> Speculation:
-    """What goes for a model under this spec on these nodes, one for each stage. There is room for `guess_slots` states
-    behind guesses, where requests have any."""
+    """The speculation of a model under this spec on these nodes, one for each stage. There are
+    `guess_slots` states for draft tokens, if requests have any states."""
     if spec.speculation == "off":
         return Speculation.OFF
     if not (keeps_bits(spec, model.shape) and all(facts.takes_guesses for facts in nodes)):
@@ -37,7 +38,8 @@ def speculation_of(
 
 
 def keeps_bits(spec: DeploymentSpec, shape: ModelShape) -> bool:
-    """Return whether the native kernels give a token the same bits in a prompt and by itself (docs/kernels.md).
+    """Return whether the native kernels compute the same bits for a token in a prompt and by itself
+    (docs/kernels.md).
 
     That needs our own blocks, and attention over the kernels' order of keys and values (`make_arena` of the agent):
     no float16, and heads of whole vectors.
@@ -50,8 +52,8 @@ def keeps_bits(spec: DeploymentSpec, shape: ModelShape) -> bool:
 
 
 def with_expected(placement: Placement, counts: GuessCounts) -> Placement:
-    """The same, with what its guesses are worth to a request alone of the length that it was planned for, going by the
-    steps that were counted of the model's requests."""
+    """The same placement with the expected worth of draft tokens to a single request of the planned
+    length, from the counted steps of the model's requests."""
     if placement.speculation is not Speculation.GUESSES:
         return placement
     predicted = placement.predicted
@@ -60,7 +62,8 @@ def with_expected(placement: Placement, counts: GuessCounts) -> Placement:
 
 
 def weighed(placement: Placement) -> Placement:
-    """The same, with guesses for a mixture in memory whose rows were measured: the head weighs each guess."""
+    """The same placement, with draft tokens for a mixture in memory whose rows were measured: the
+    head weighs each."""
     if placement.speculation is not Speculation.EXPERTS or not placement.costs or placement.streams:
         return placement
     return replace(placement, speculation=Speculation.GUESSES)
@@ -68,13 +71,13 @@ def weighed(placement: Placement) -> Placement:
 
 @dataclass(frozen=True, slots=True)
 class SiteGuesses:
-    """What a site knows of guesses for one model: the facts of nodes by name, and what was counted of its requests."""
+    """A site's data on draft tokens for one model: the facts of nodes by name, and the counts of its requests."""
 
     facts: Mapping[str, DeviceFacts]
     counts: GuessCounts
 
     def of(self, result: PlanResult) -> tuple[Speculation, ExpectedGuesses | None]:
-        """Whether a feasible plan would guess, and what that is worth: as of a deployment of it."""
+        """Whether a feasible plan would draft tokens, and their worth: as in a deployment of it."""
         assert result.prediction is not None
         problem = result.problem
         spec = DeploymentSpec(
@@ -85,7 +88,7 @@ class SiteGuesses:
             max_time_per_token_s=problem.max_time_per_token_s,
         )
         facts = [self.facts[stage.node] for stage in result.stages]
-        speculation = speculation_of(spec, problem.model, facts, MOST_GUESSES)  # as where memory is left over
+        speculation = speculation_of(spec, problem.model, facts, MOST_GUESSES)  # as if memory is left over
         if speculation is Speculation.EXPERTS and not result.streams:
             speculation = Speculation.GUESSES
         if speculation is not Speculation.GUESSES:

@@ -1,10 +1,10 @@
 """The answer in words whether to split the model at all, and the changes that would reverse it. Pure.
 
-    verdict(problem, rows) -> str     under a comparison: which is better, and where the other one would be
-    advice(result) -> str             beside a plan: one sentence where the model whole on each node is clearly better
+    verdict(problem, rows) -> str     under a comparison: which is better, and when the other would be
+    advice(result) -> str             next to a plan: one sentence if a replica on each node is clearly better
 
-What would change the answer is found by planning again: for other numbers of requests, for faster or slower links, for
-nodes with less memory.
+Planning again finds what would change the answer: for other numbers of requests, for faster or
+slower links, for nodes with less memory.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from edgeshard.planning.search.spare import kinds_of
 CLEARLY = 0.05
 """A plan mentions replicas that are better by more than this part."""
 MOST_ADVISED = 64
-"""With more nodes a plan does not look at replicas."""
+"""With more nodes a plan is not compared with replicas."""
 MOST_TRIED = 16
 MOST_KINDS_TRIED = 6
-"""With more nodes, or for a rate with more kinds of them, nothing is planned again: that takes up to thirty plans."""
+"""With more nodes, or for a rate with more kinds of them, there is no planning again: that takes up
+to thirty plans."""
 _LINK_FACTORS = tuple(2**exponent for exponent in range(1, 11))
 _MEMORY_STEPS = 32
 _PRINTED = 0.1e9
@@ -62,8 +63,8 @@ class Pair:
 
 
 def plan_wins(problem: PlanProblem, nodes: Sequence[NodeAlone] | None = None) -> bool:
-    """Whether a plan is better than replicas on this problem, with its `nodes_alone` where they are known; of a rate
-    the search ends once it knows that."""
+    """Whether a plan is better than replicas on this problem; `nodes` are its `nodes_alone` if
+    known. For a rate the search ends once the answer is certain."""
     whole = replicas(problem, nodes)
     if problem.goal is not Objective.THROUGHPUT:
         planned = plan(problem, alternatives=0).prediction
@@ -75,7 +76,8 @@ def plan_wins(problem: PlanProblem, nodes: Sequence[NodeAlone] | None = None) ->
 
 
 def advice(result: PlanResult) -> str:
-    """One sentence where the model whole on each node, or on another one, is clearly better than this plan; else ''."""
+    """One sentence if the model whole on each node, or on another one, is clearly better than this
+    plan; else ''."""
     problem = result.problem
     if result.prediction is None or len(problem.cluster.nodes) > MOST_ADVISED or problem.rules:
         return ""  # rules are about the nodes of one plan
@@ -116,7 +118,8 @@ def verdict(problem: PlanProblem, rows: Sequence[StrategyRow]) -> str:
 
 
 def _changes(problem: PlanProblem, nodes: Sequence[NodeAlone], pair: Pair) -> list[str]:
-    """Where the way that loses now would be better, a sentence for each of requests, links and memory."""
+    """The conditions under which the other way would be better, a sentence for each of requests,
+    links and memory."""
     if (
         len(nodes) > MOST_TRIED
         or problem.goal is Objective.ENERGY
@@ -140,7 +143,7 @@ def _quickly_searched(problem: PlanProblem) -> bool:
 
 
 def _by_requests(problem: PlanProblem, pair: Pair, better: str, other: Tried) -> str:
-    """Powers of two up to where memory or the batch limits both ways; between two that differ every number."""
+    """Powers of two up to the limit of memory or batch for both ways; between two that differ every number."""
     asked = replace(problem, objective=Objective.THROUGHPUT)
     free = replace(asked, concurrency=None)
     nodes = nodes_alone(free)
@@ -177,8 +180,8 @@ def _by_requests(problem: PlanProblem, pair: Pair, better: str, other: Tried) ->
 
 
 def _by_links(problem: PlanProblem, nodes: Sequence[NodeAlone], slower: bool, better: str, other: Tried) -> str:
-    """Every link by the same factor; faster ones never harm a plan, slower ones never help it, and neither is of
-    interest to a node alone."""
+    """Every link by the same factor; faster ones never harm a plan, slower ones never help it, and
+    neither matters to a single node."""
 
     def wins(factor: int) -> bool:
         rate = 1 / factor if slower else float(factor)
@@ -221,7 +224,7 @@ def _first(values: Sequence[Value], wins: Callable[[Value], bool]) -> Value:
 
 
 def _with_links(cluster: Cluster, factor: float) -> Cluster:
-    """Every link and access link at so many times its rate; delays stay."""
+    """Every link and access link at `factor` times its rate; delays stay."""
 
     def scaled(rate: float | None) -> float | None:
         return None if rate is None else rate * factor

@@ -1,13 +1,14 @@
-"""The cut over which one request alone takes the fewest joules, its prompt in the slices that its head would cut. Pure.
+"""The cut over which a single request takes the fewest joules, its prompt in the slices that its
+head would cut. Pure.
 
-Cuts are looked at, and changed step by step, as for the request's time (`request_search`). With E the joules of the
-computing above idle, I the idle watts of a cut's nodes and T its time, a cut takes E + I T, of which E and I are sums
-over stages. With i <= I and t <= T for every cut,
+Cuts are examined, and changed step by step, as for the request's time (`request_search`). E is the
+joules of the computing above idle, I the idle watts of a cut's nodes and T its time. A cut takes E
++ I T; E and I are sums over stages. With i <= I and t <= T for every cut,
 
     E + I T  >=  E + I t                and        E + I T  >=  E + t (I - i) + i T'
 
-where T' <= T is a sum over stages and hops as well. So solvers of sums find what no cut is below. And of the time
-that a node stands, a part may be bounded by how long it computes itself.
+where T' <= T is a sum over stages and hops as well. So solvers of sums find a lower bound of all
+cuts. For a part of the time that a node stands, its own computing time may be the bound.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from edgeshard.planning.solvers.solve import solve_latency
 from edgeshard.planning.solvers.walks import INFINITY, Kinds
 
 _WEIGHTS = (0.0, 1.0, 4.0, 20.0, 200.0)
-"""Candidates weigh time by so many times the mean idle watts of a node, beyond those of any cut."""
+"""Candidates weigh time by these multiples of a node's mean idle watts, in addition to any cut's own."""
 _PRESSURE = (0.1, 0.5, 2.0, 10.0)
 """How much a time per token beyond the limit costs, as multiples of the energy at the limit."""
 
 
 class EnergyAlone(RequestSearch):
-    """For one request alone, in joules of the whole request. The watts of all nodes are known."""
+    """For a single request, in joules of the whole request. The watts of all nodes are known."""
 
     def __init__(self, costs: Costs) -> None:
         super().__init__(costs, Objective.ENERGY)
@@ -57,7 +58,7 @@ class EnergyAlone(RequestSearch):
         return [*super()._instances(floor), by_watts]
 
     def _whole(self, floor: PromptFloor) -> Instance:
-        """Of all slices at the least, and of the tokens."""
+        """The least of all slices, and of the tokens."""
         return with_tokens(floor.whole, self._decode, self._tokens)
 
     def _computing(self, floor: PromptFloor) -> Instance:
@@ -89,7 +90,7 @@ class EnergyAlone(RequestSearch):
         return max(bounds)
 
     def _closer_bound(self, floor: PromptFloor, kinds: Kinds, values: dict[Cut, float]) -> float:
-        return 0.0  # that of the request's seconds says nothing of its joules
+        return 0.0  # a bound on the request's seconds is no bound on its joules
 
     def _candidates(self, floor: PromptFloor) -> Iterator[Cut]:
         yield from super()._candidates(floor)
@@ -154,7 +155,7 @@ def standing(instance: Instance, per_stage: Floats) -> Instance:
 
 
 def stage_sums(instance: Instance, cuts: Cuts) -> Floats:
-    """[K] the sum over a cut's stages of what `compute_s` and its like give, without links."""
+    """[K] the sum over a cut's stages of `compute_s` and the like, without links."""
     nodes = cuts.nodes
     done = np.concatenate([np.zeros((instance.nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1)
     found = (instance.overhead_s[nodes] + done[nodes, cuts.ends] - done[nodes, cuts.starts]).sum(axis=1)

@@ -24,7 +24,7 @@ from edgeshard.planning.solvers.walks import Integers
 
 @dataclass(frozen=True, slots=True)
 class EnergyFigures:
-    """[K] tokens per joule at one b. One request alone, b = m = 1, is left out: its prompt goes in slices."""
+    """[K] tokens per joule at one b. A single request, b = m = 1, is left out: its prompt goes in slices."""
 
     figures: Figures
     idle_w: Floats

@@ -1,14 +1,16 @@
 """The cut and load of the fewest joules per token, and what no cut takes less than at any load. Pure.
 
-One request alone has a search of its own (`energy_alone`). More of them go as throughput has them: few cuts are all
-looked at, each at every b and m (`energy_scoring`); of more, solvers of sums and the plan of the highest rate propose
-some, which are improved step by step. What no cut is below then comes from the bound on the rate, r, and from sums:
-with I the idle watts of a cut's nodes and C the joules above idle of a micro-batch's computing,
+A single request has a search of its own (`energy_alone`). More requests use throughput's method. If
+there are few cuts, all are examined, each at every b and m (`energy_scoring`). Otherwise solvers of
+sums and the plan of the highest rate propose some, which are improved step by step. The lower bound
+then comes from the bound on the rate, r, and from sums. With I the idle watts of a cut's nodes and
+C the joules above idle of a micro-batch's computing,
 
     joules per token  >=  C / (b G) + I / r       and       joules per token  >=  (C + idle_w computing) / (b G)
 
-since a node stands at least as long as it computes. Of the first, the part of the nodes that every cut has may be had
-by the way around the ring instead. All are sums over stages, for which the solvers find the least of all cuts.
+since a node stands at least as long as it computes. The first term may use the way around the ring
+instead, for the nodes that every cut has. All are sums over stages, for which the solvers find the
+least of all cuts.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class EnergySearch:
 
 
 def search_energy(costs: Costs) -> EnergySearch | None:
-    """None where no cut keeps every limit. The watts of all nodes are known."""
+    """The best cut; None if no cut keeps every limit. The watts of all nodes are known."""
     some, kinds, index = without_spare(costs, split_by_watts(costs, kinds_of(costs)))
     tokens = costs.problem.new_tokens
     alone = EnergyAlone(some).run()
@@ -114,7 +116,7 @@ class _Sums:
         return bound_j
 
     def _ranges(self) -> list[tuple[int, int]]:
-        """Ranges of b, the largest first: narrow ones, or halves where each question is dear."""
+        """Ranges of b, the largest first: narrow ones, or halves if each query is expensive."""
         limit = self._costs.problem.batch_limit
         if self._few:
             batches = sizes(limit)

@@ -22,7 +22,7 @@ EVERY_BATCH = 8
 class RateSearch:
     """The best cut and its load; `rate_bound` tokens a second are not exceeded by any cut at any load allowed.
 
-    Without a cut, `fastest_s` is the least time per token of one request alone, None when nothing fits.
+    Without a cut, `fastest_s` is the least time per token of a single request, None if nothing fits.
     """
 
     cut: Cut | None
@@ -32,7 +32,7 @@ class RateSearch:
 
 
 def search_rate(costs: Costs, target: float | None = None) -> RateSearch:
-    """Count all cuts out where they are few; else search, with a bound.
+    """Examine all cuts if they are few; else search, with a bound.
 
     With a target the search ends once it knows whether a cut exceeds it, at a cut and a bound that may not be the best.
     """

@@ -1,8 +1,9 @@
 """Plans that use the parts that nodes keep packed on their disks: nearly as good, and ready sooner. Pure.
 
-Among cuts that cost at most `LOCALITY_MARGIN` more than the best one, and have no more stages, the one is taken for
-which the fewest bytes of weights must be fetched and packed. Looked at are the best cut, the cut that what is held
-suggests, and what is reached from these by steps of `neighbours`, all under the load of the best.
+The candidates are cuts that cost at most `LOCALITY_MARGIN` more than the best one, and have no more
+stages. The search takes the one for which the fewest bytes of weights must be fetched and packed.
+It starts at the best cut and at the cut that the retained blocks suggest, and takes steps of
+`neighbours` from these, all under the load of the best.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from edgeshard.planning.solvers.scoring import stages, violations
 from edgeshard.planning.solvers.walks import Kinds
 
 LOCALITY_MARGIN = 0.05
-"""Largest extra cost of a plan over the best one, as a part of it, for which less has to be fetched and packed."""
+"""Largest extra cost of a plan that needs less fetching and packing, as a part of the best one's cost."""
 MOST_WEIGHED = 200
 """Cuts whose figures are computed; milliseconds each."""
 
@@ -29,16 +30,18 @@ Cost = Callable[[Cut], float]
 
 
 def is_near(cost: float, least: float) -> bool:
-    """Whether a cost is within `LOCALITY_MARGIN` of the least. Of rates, where more is better, both are negative."""
+    """Whether a cost is within `LOCALITY_MARGIN` of the least. Rates, for which more is better, are
+    both negative."""
     return cost <= (least * (1.0 + LOCALITY_MARGIN) if least >= 0 else least / (1.0 + LOCALITY_MARGIN))
 
 
 @dataclass(frozen=True, slots=True)
 class Locality:
-    """That a plan was taken for what its nodes hold: the best one's placement, and what that costs.
+    """Records that a plan was chosen for the parts its nodes hold: the best plan's placement, and the extra cost.
 
-    `slower` is how much more the plan costs in its objective, as a part of the best one's cost. `saved_bytes` of
-    weights need not be fetched and packed, which they would for the best one; `lacking_bytes` must all the same.
+    `slower` is how much more the plan costs in its objective, as a part of the best one's cost.
+    `saved_bytes` of weights need not be fetched and packed, in contrast to the best one;
+    `lacking_bytes` must be all the same.
     """
 
     best: str
@@ -70,13 +73,14 @@ class Lacking:
             total += upto[end] - upto[first]
             has_head = self._costs.has_head(cut, index)
             total += model.head_bytes(*formats) * (has_head and not held.head)
-            if index == 0 and not held.embedding:  # with the head it is one tensor, where that is kept once
+            if index == 0 and not held.embedding:  # with the head it is one tensor, if that is kept once
                 total += model.embedding_bytes(*formats) - model.shared_bytes(*formats) * has_head
         return total
 
 
 def nearest_cut(costs: Costs, load: Load, best: Cut, cost: Cost) -> Cut:
-    """The cut that lacks the fewest bytes, of those found that cost little more than `best`, which breaks no rule."""
+    """The cut that lacks the fewest bytes, among those found that cost little more than `best`,
+    which breaks no rule."""
     held = costs.problem.held
     holders = [node for node, name in enumerate(costs.names) if held.get(name, NOTHING_HELD) != NOTHING_HELD]
     if not holders:
@@ -88,7 +92,7 @@ def nearest_cut(costs: Costs, load: Load, best: Cut, cost: Cost) -> Cut:
     weighed: dict[Cut, tuple[int, float] | None] = {}
 
     def rank(cut: Cut) -> tuple[int, float] | None:
-        """The bytes that it lacks, then its cost; None where it may not be used, or where enough was weighed."""
+        """The bytes that it lacks, then its cost; None if it may not be used, or if enough was weighed."""
         if cut not in weighed:
             if len(weighed) >= MOST_WEIGHED:
                 return None
@@ -110,7 +114,8 @@ def nearest_cut(costs: Costs, load: Load, best: Cut, cost: Cost) -> Cut:
 
 
 def _suggested(costs: Costs, best: Cut) -> Iterator[Cut]:
-    """The cut of an earlier placement, as what is held tells of it: each node as many layers as it holds in a row."""
+    """The cut of an earlier placement, inferred from the held blocks: each node gets as many layers
+    as it holds in a row."""
     held = [costs.problem.held.get(name, NOTHING_HELD).layers for name in costs.names]
     layer_count = costs.problem.model.layer_count
 

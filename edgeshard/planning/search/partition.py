@@ -1,9 +1,9 @@
 """A site cut into disjoint pipelines that serve one name together. Pure.
 
-Rates of pipelines add up, since each takes its next request when it has room, and no node is in two of them. For at
-most `MOST_EXACT` nodes every set of nodes is planned once, and a DP over the sets finds the best choice of disjoint
-ones. For more nodes only some choices are tried: each of the first nodes alone with one pipeline of the rest, and the
-nodes dealt out evenly.
+Rates of pipelines add up, since each takes its next request when it has a free place, and no node
+is in two of them. For at most `MOST_EXACT` nodes every set of nodes is planned once, and a DP over
+the sets finds the best choice of disjoint ones. For more nodes only some choices are tried: each of
+the first nodes as its own pipeline with one pipeline of the rest, and the nodes dealt out evenly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Group = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Worth(Generic[FoundT]):
-    """A pipeline on some nodes: its `rate` in tokens/s, 0 where that is not known, and its number of stages."""
+    """A pipeline on some nodes: its `rate` in tokens/s, 0 if unknown, and its number of stages."""
 
     found: FoundT
     rate: float
@@ -48,10 +48,11 @@ class Choice(Generic[FoundT]):
 def partition(
     nodes: Sequence[str], worth: Callable[[Group], Worth[FoundT] | None], count: int | None = None
 ) -> Choice[FoundT] | None:
-    """The disjoint pipelines with the highest rate together; `count` of them, or None for as many as are best.
+    """The disjoint pipelines with the highest rate together; `count` of them, or the best number if it is None.
 
-    `nodes` are in the order in which they should be used where nothing else tells. `worth` plans a pipeline on some of
-    these nodes, in that order, and gives None where there is none. None where no choice can be.
+    `nodes` are in the order in which they should be used if nothing else decides. `worth` plans a
+    pipeline on some of these nodes, in that order, and returns None if there is none. Returns None
+    if no choice is possible.
     """
     known = cache(worth)
     choose = _exact if len(nodes) <= MOST_EXACT else _some
@@ -95,7 +96,7 @@ def _some(nodes: Group, worth: Callable[[Group], Worth[FoundT] | None], count: i
 
 
 def _alone_and_rest(nodes: Group) -> Iterator[tuple[Group, ...]]:
-    """The first nodes each alone, and one pipeline of all others."""
+    """Each of the first nodes as its own pipeline, and one pipeline of all others."""
     for alone in range(len(nodes) + 1):
         rest = nodes[alone:]
         yield (*((node,) for node in nodes[:alone]), *([rest] if rest else []))

@@ -2,20 +2,20 @@
 
     plan(problem) -> PlanResult
 
-Request, ttft and latency are about one request alone: all of it, its first token, or the round R of one of its tokens
-(`request_search`). Its prompt goes in the slices that its head would cut. Throughput and auto choose the load (b
-sequences in each of m micro-batches) with the cuts (`search`), scored by the two phases of a batch, its prompts and
-then its tokens:
+Request, ttft and latency are about a single request: all of it, its first token, or the round R of
+one of its tokens (`request_search`). Its prompt goes in the slices that its head would cut.
+Throughput and auto choose the load (b sequences in each of m micro-batches) with the cuts
+(`search`). The two phases of a batch give the score, its prompts and then its tokens:
 
     tokens/s = m b G / [R_pre + (m-1) B_pre + (G-1) max(R_dec, m B_dec)]
 
 or, with `Rate.STEADY`, by the rate at which requests end while another begins for each (`costs.steady`).
 
-Where nodes may stream weights from their disks, the best plan with nodes that do is compared with the best without
-(`tiers.joint`); where nothing fits and they may not, it is offered.
+If nodes may stream weights from their disks, the best plan with streaming nodes is compared with
+the best without (`tiers.joint`). If nothing fits and nodes may not stream, that plan is offered.
 
-Energy is the joules that a token takes (`energy`), of one request alone or of a load chosen with the cuts
-(`energy_search`).
+Energy is the joules that a token takes (`energy`), for a single request or for a load chosen with
+the cuts (`energy_search`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ GAP_OF_STEADY = "steady token rate"
 GAP_OF_ENERGY = "energy per token"
 _GAPS = {Objective.LATENCY: GAP_OF_LATENCY, Objective.REQUEST: GAP_OF_REQUEST, Objective.TTFT: GAP_OF_TTFT}
 OFFERED = ("memory", "source_memory")
-"""Constraints for want of which streaming is offered."""
+"""Constraints for which streaming is offered if they are short."""
 UNKNOWN_POWER = "UNKNOWN_POWER"
 """Reason of the error for nodes whose watts are not known."""
 
@@ -82,7 +82,7 @@ _FIGURE_OF = {
 
 
 def figures_of(found: Any) -> dict[str, Any]:
-    """The figures by name, all of them None where there are none."""
+    """The figures by name, all of them None if there are none."""
     return {name: getattr(found, name, None) for name in FIGURES}
 
 
@@ -106,24 +106,25 @@ class CutPrediction:
     cut: Cut
     load: Load
     prefill: Score
-    """Scores one micro-batch's prompt; where nodes stream, that of a sweep."""
+    """The score of one micro-batch's prompt; if nodes stream, of a sweep's."""
     decode: Score
-    """Scores one token of a micro-batch; where nodes stream, one of a sweep."""
+    """The score of one token of a micro-batch; if nodes stream, of a sweep."""
     ttft_s: float
-    """Seconds until the last of the micro-batches has its first token, all starting together; for one request alone
-    with its prompt in `slices`."""
+    """Seconds until the last of the micro-batches has its first token, all starting together; for a
+    single request its prompt goes in `slices`."""
     time_per_token_s: float
     request_s: float
     """Seconds until they have all their tokens."""
     throughput_tps: float
     slices: tuple[int, ...] = ()
     joules_per_token: float | None = None
-    """Joules that all nodes of the cut take in `request_s` for each token; None where the watts of one are unknown."""
+    """Joules that all nodes of the cut take in `request_s` for each token; None if a node's watts are unknown."""
     sweep: int = 1
-    """Micro-batches that go as one step where nodes stream."""
+    """Micro-batches that go as one step if nodes stream."""
     together_tps: float | None = None
-    """Tokens a second of a batch that starts together, where the figures are of the steady rate: `ttft_s` is then from
-    a request's first chunk to its first token, and `time_per_token_s` the mean gap, other requests' prompts included.
+    """Tokens a second of a batch that starts together, if the figures are of the steady rate.
+    `ttft_s` is then from a request's first chunk to its first token, and `time_per_token_s` the
+    mean gap, other requests' prompts included.
     """
 
     @property
@@ -148,9 +149,9 @@ class PlannedStage:
     send_s: float
     """Seconds to send it on; the last stage returns it."""
     power: Power | None
-    """Watts of the node; None where they are unknown."""
+    """Watts of the node; None if they are unknown."""
     streaming: Streaming | None = None
-    """The reads from its disk in every step; None where all its weights stay in memory."""
+    """The reads from its disk in every step; None if all its weights stay in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +180,9 @@ class PlanResult:
     alternatives: tuple[Alternative, ...] = ()
     shortage: Shortage | None = None
     offer: PlanResult | None = None
-    """The plan with streaming where nothing fits and it was not allowed."""
+    """The plan with streaming, if nothing fits and streaming was not allowed."""
     locality: Locality | None = None
-    """The choice of this plan by the parts that nodes hold; None where the plan is simply the best."""
+    """The choice of this plan by the parts that nodes hold; None if the plan is simply the best."""
 
     @property
     def streaming(self) -> tuple[PlannedStage, ...]:
@@ -206,9 +207,9 @@ class PlanResult:
 def plan(problem: PlanProblem, alternatives: int = ALTERNATIVES, prover: Prover | None = None) -> PlanResult:
     """The best plan for a problem; one with rules needs a `prover`.
 
-    Raises InvalidArgumentError naming the field when the problem cannot be, with reason UNKNOWN_POWER for energy where
-    the watts of a node that may be used are unknown; FailedPreconditionError with reason RULES_NEED_CPSAT for rules
-    without a prover; and what the prover raises.
+    Raises InvalidArgumentError naming the field of an impossible problem, with reason UNKNOWN_POWER
+    for energy if the watts of a usable node are unknown. Raises FailedPreconditionError with reason
+    RULES_NEED_CPSAT for rules without a prover, and what the prover raises.
     """
     problem.check()
     if problem.rules:
@@ -298,7 +299,7 @@ def _gap_objective(costs: Costs) -> str:
 
 
 def _rules_shortage(ruled: Ruled, proven: bool) -> Shortage:
-    """Which rules cannot hold together where there are plans without them, once that is proven."""
+    """The rules that cannot hold together although there are plans without them, once that is proven."""
     if not proven:
         raise ResourceExhaustedError(
             "rule: CP-SAT found neither a plan under these rules in its time nor that there is none; plan with "
@@ -315,7 +316,8 @@ def _rules_shortage(ruled: Ruled, proven: bool) -> Shortage:
 
 
 def predict(costs: Costs, load: Load, cut: Cut) -> CutPrediction:
-    """The figures of any cut under a load, by the two-phase formula; one request alone with its prompt in slices."""
+    """The figures of any cut under a load, by the two-phase formula; a single request sends its
+    prompt in slices."""
     times = batch_times(costs, cut, load)
     tokens = load.requests * costs.problem.new_tokens
     energy = energy_j(costs, cut, load, times)
@@ -371,7 +373,7 @@ def result_of(
 
 
 def streaming_result(costs: Costs) -> PlanResult | None:
-    """The best plan whose nodes may stream; None where there is none, or none that is more than a plan without."""
+    """The best plan whose nodes may stream; None if there is none, or if none exceeds a plan without."""
     tables = StreamTables(costs)
     if not tables.any_disk or costs.problem.goal is Objective.ENERGY:
         return None
@@ -383,8 +385,8 @@ def streaming_result(costs: Costs) -> PlanResult | None:
 
 
 def given_streaming(costs: Costs, cut: Cut, load: StreamedLoad) -> PlanResult | None:
-    """A cut and a load that were given; None where a node has no room, not even streaming, or no disk to stream
-    from."""
+    """The plan of a given cut and load; None if a node lacks memory even when it streams, or a disk
+    to stream from."""
     tables = StreamTables(costs)
     prediction = predict_streaming(tables, load, cut)
     if not isfinite(prediction.request_s):
@@ -400,7 +402,7 @@ def given_streaming(costs: Costs, cut: Cut, load: StreamedLoad) -> PlanResult | 
 def predict_streaming(tables: StreamTables, load: StreamedLoad, cut: Cut, pool: Load | None = None) -> CutPrediction:
     """The figures of a cut whose nodes may stream, by the two-phase formula with sweeps for micro-batches.
 
-    `pool` is the load that memory was given to, where it is more than `load`.
+    `pool` is the load that memory was allotted to, if it is more than `load`.
     """
     costs, flight = tables.costs, load.in_flight
     prefill = score(tables.instance(load.load, load.sweep, True, pool), cut, costs.names)
@@ -428,9 +430,9 @@ def _better(resident: PlanResult, streaming: PlanResult | None) -> PlanResult:
 def _nearest(
     costs: Costs, result: PlanResult, keeps: Callable[[Sequence[int]], bool] = lambda nodes: True
 ) -> PlanResult:
-    """The plan for which least is fetched and packed, of those nearly as good. Nodes that stream stay as they are.
+    """The plan with the least to fetch and pack, among those nearly as good. Nodes that stream stay as they are.
 
-    `keeps` says of the nodes of a cut whether they keep the rules.
+    `keeps` returns whether the nodes of a cut keep the rules.
     """
     best, problem = result.prediction, costs.problem
     if best is None or result.streams or not problem.held:
@@ -495,7 +497,7 @@ def _energy(costs: Costs) -> PlanResult:
 
 
 def _fastest_s(costs: Costs) -> float | None:
-    """The least time per token of one request alone; None when nothing fits."""
+    """The least time per token of a single request; None if nothing fits."""
     solution = solve_latency(costs.decode(Load()))
     return None if solution is None else solution.value_s
 
@@ -511,8 +513,8 @@ def _none(costs: Costs, fastest_s: float | None) -> PlanResult:
 def runner_ups(
     costs: Costs, best: CutPrediction, count: int, rules: Sequence[Condition] = ()
 ) -> tuple[Alternative, ...]:
-    """The best plans that use other nodes: with one fewer of each kind in use, and the source alone. Those that break
-    rules are left out."""
+    """The best plans that use other nodes: with one fewer of each kind in use, and only the source.
+    Plans that break rules are left out."""
     problem, load = costs.problem, best.load
     others = [Cut((costs.source,), (problem.model.layer_count,))]
     if problem.goal is not Objective.THROUGHPUT:

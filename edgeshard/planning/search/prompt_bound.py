@@ -4,9 +4,10 @@ The floor of a prompt in slices (`prompt_floor`) is, for the station j that it w
 
     sum over stages of the lesser of first and last slice  +  [all slices on j, less that],
 
-a round R and a busiest station B of their own. The least R of the cuts whose B keeps a threshold falls as the threshold
-rises. So cuts are parted by ranges of B: one whose B is in (low, high] takes at least low and the least R under high.
-The range that bounds the least is asked about or halved, until none can be better or the questions are spent.
+a round R and a busiest station B of their own. The least R of the cuts whose B keeps a threshold falls as the
+threshold rises. So cuts are divided by ranges of B: one whose B is in (low, high] takes at least low and the least R
+under high. The search queries or halves the range with the lowest bound, until no cut can be better or the queries
+are spent.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ QUESTIONS = (2, 24)
 WORK = 300_000
 """Questions times kinds ** 2.5 times layers."""
 _NEAR = 1e-3
-"""A range is halved where asking again raised its R by less than this part."""
+"""A range is halved if another query raised its R by less than this part."""
 
 _BY_SLICE = ("compute_s", "embed_s", "overhead_s", "hop_s")
-"""Seconds that each slice takes anew."""
+"""Seconds that each slice takes again."""
 
 
 @dataclass(slots=True)
 class _Range:
-    """Cuts with B in (low, high], and a lower bound of their R; `known` when it was asked under `high`."""
+    """Cuts with B in (low, high], and a lower bound of their R; `known` if it was queried under `high`."""
 
     low: float
     high: float
@@ -100,7 +101,7 @@ def _lesser(one: Instance, other: Instance) -> Instance:
 
 
 def _beyond(whole: Instance, least: Instance, memory: Instance) -> Instance:
-    """The stations' seconds beyond those that a round has of them; nothing for what is in a round once anyway."""
+    """The stations' seconds beyond their part of a round; 0 for time that a round contains once anyway."""
 
     def beyond(name: str) -> Floats:
         more, less = getattr(whole, name), getattr(least, name)

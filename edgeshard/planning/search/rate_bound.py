@@ -1,16 +1,19 @@
 """Cuts that may have the highest rate, and an upper bound of all rates, for more cuts than can be counted out. Pure.
 
-With P and Q the busiest stations of a prompt and of a token, the denominator of a cut's rate (`rate_scoring`) is
+P and Q are the busiest stations of a prompt and of a token. Then the denominator of a cut's rate
+(`rate_scoring`) is
 
     D = max( R + (m - 1) P,  R_pre + (m - 1) P + (G - 1) m Q )         R = R_pre + (G - 1) R_dec
 
-R is a round of one phase that has the seconds of the prompt and of the whole answer, so a solver finds the least R and
-the least R_pre of the cuts whose stations keep given thresholds in both phases. A *rectangle* holds the cuts with P and
-Q in two ranges: its least R and R_pre under the upper ends, with the lower ends put into D, bound the D of all of them.
+R is a round of one phase that has the seconds of the prompt and of the whole answer. So a solver
+finds the least R and the least R_pre of the cuts whose stations keep given thresholds in both
+phases. A *rectangle* holds the cuts with P and Q in two ranges. Its least R and R_pre under the
+upper ends, with the lower ends put into D, bound the D of all of them.
 
-A *region* is a range of b and of m with its rectangles. What is least at its smallest b and m is least for all of it:
-larger loads only take longer and leave fewer cuts. The region of the highest bound is asked whether a cut better than
-the best known exists, and it or its rectangle is split, until none can be better or the questions are spent.
+A *region* is a range of b and of m with its rectangles. The least values at its smallest b and m
+are least for all of it: larger loads only take longer and leave fewer cuts. The search takes the
+region of the highest bound and queries whether it has a cut better than the best known. Then it
+splits the region or its rectangle, until none can be better or the queries are spent.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from edgeshard.planning.solvers.scoring import SLACK, score
 from edgeshard.planning.solvers.walks import INFINITY, Kinds, Problem, single_kinds
 
 TOLERANCE = 1e-3
-"""Cuts that could be better by no more than this part are left; the gap says so."""
+"""Cuts that could be better by no more than this part are left; the gap includes it."""
 QUESTIONS = (30, 400)
 """The fewest and the most; in between as many as make WORK."""
 WORK = 2_200_000
@@ -43,7 +46,8 @@ _OF_A_RANGE = 4
 _NARROWING = 10
 """Questions for the least station of a phase."""
 _NEAR = 0.005
-"""A least station is told to this part of itself, or to what makes this part of the time needed."""
+"""A least station is computed to within this part of itself, or to within the change that makes
+this part of the time needed."""
 _NEAR_OF_SINGLE_NODES = 0.02
 _THIN = 0.1
 """A rectangle that matters by less than this part of the tolerance is not split."""
@@ -55,7 +59,8 @@ def whole_answer(prefill: Instance, decode: Instance, new_tokens: int) -> Instan
 
 
 def asking(instance: Instance, kinds: Kinds | None) -> tuple[Kinds, bool, Effort, int]:
-    """The kinds of nodes to ask solvers about, whether they are few, the effort for a question, and how many."""
+    """The kinds of nodes for the solvers, whether they are few, the effort for a query, and the
+    number of queries."""
     few = kinds is not None and len(kinds.members) <= classes.MOST_KINDS + 1
     found = kinds if few and kinds is not None else single_kinds(instance)
     one = len(found.members) ** 2.5 * instance.layers
@@ -67,7 +72,8 @@ def asking(instance: Instance, kinds: Kinds | None) -> tuple[Kinds, bool, Effort
 class _Rectangle:
     """The cuts with P in (p_low, p_high] and Q in (q_low, q_high]: what their R and R_pre are at the least.
 
-    `known` and `known_prefill` say that asking again would tell no more; `cut` has the least R, with its own P and Q.
+    `known` and `known_prefill` mean that another query would find no more; `cut` has the least R,
+    with its own P and Q.
     """
 
     p_low: float = 0.0
@@ -89,7 +95,7 @@ class _Rectangle:
             self.p_high, upper.p_low = p, p
         else:
             self.q_high, upper.q_low = q, q
-        # The least R of all is the least of the part it lies in.
+        # The least R of all is the least of the part that contains it.
         self.known = self.known and (self.cut is None or (self.p <= self.p_high and self.q <= self.q_high))
         self.known_prefill = False
         return upper
@@ -271,7 +277,8 @@ class RateBound:
         return problem
 
     def _narrow(self, region: _Region, m: int, rectangle: _Rectangle) -> None:
-        """Cut off the part of a rectangle that cannot be better at m; ask about the rest; split the part left open."""
+        """Remove the part of a rectangle that cannot be better at m, query the rest, and split the
+        part that stays open."""
         needed = float(self._requests(region, np.array([float(m)]))[0]) * (self._more + 1)
         needed /= self._goal
         steady = self._more * m
@@ -298,7 +305,7 @@ class RateBound:
             self._bisect(region, m, rectangle, needed)
 
     def _bisect(self, region: _Region, m: int, rectangle: _Rectangle, needed: float) -> None:
-        """Halve the rectangle where that matters most to D; where it hardly matters, the region is done."""
+        """Halve the rectangle along the side that matters most to D; if neither matters, the region is done."""
         by_p = (m - 1) * (rectangle.p_high - rectangle.p_low) if m > 1 else 0.0
         by_q = self._more * m * (rectangle.q_high - rectangle.q_low) if self._more else 0.0
         if max(by_p, by_q) <= _THIN * TOLERANCE * needed:
@@ -318,7 +325,7 @@ class RateBound:
         region.high_b, region.asked = middle - 1, 0
 
     def _split_memory(self, region: _Region, m: int, rectangle: _Rectangle) -> bool:
-        """Where the cut that keeps the bound up does not fit at m: the loads for which it does, and the others."""
+        """If the cut that keeps the bound up does not fit at m: the loads for which it does, and the others."""
         if rectangle.cut is None:
             return False
         rates = self._pool.rates
@@ -326,7 +333,7 @@ class RateBound:
         most = max(region.low_m, int(figures.micro_batches[0]))
         if most >= m:
             return False
-        # Somewhere between loads that it fits and loads that it does not, so that few regions end where memory binds.
+        # Between loads that it fits and loads that it does not, so that few regions end where memory binds.
         middle = max(most + 1, ceil(sqrt((most + 1) * m)))
         self._regions.append(
             _Region(region.low_b, region.high_b, middle, region.high_m, region.copies(), raised=self._few)
@@ -340,7 +347,7 @@ class RateBound:
             return
         decode = self._at(region).decode
         oracle = Oracle(decode, self._kinds, self._effort)
-        low, high = region.low_m - 1, region.high_m  # what is kept, and what may be
+        low, high = region.low_m - 1, region.high_m  # the part that is kept, and the part that may be
         m = region.low_m
         while low < high:
             self._left -= 1

@@ -2,9 +2,10 @@
 
     rate = m b G / [R_pre + (m - 1) B_pre + (G - 1) max(R_dec, m B_dec)]     tokens a second
 
-For one cut and one b the rate never falls with m: below R_dec / B_dec the denominator grows by B_pre for each m, above
-it by B_pre + (G - 1) B_dec, from a part that does not grow. So the best m is the largest allowed. With b it may rise or
-fall, but no time shrinks as b grows, so the times at one b bound the rates of all larger ones.
+For one cut and one b the rate never falls with m. Below R_dec / B_dec the denominator grows by
+B_pre for each m, above it by B_pre + (G - 1) B_dec, from a part that does not grow. So the best m
+is the largest allowed. With b the rate may rise or fall, but no time shrinks as b grows, so the
+times at one b bound the rates of all larger ones.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from edgeshard.planning.solvers.walks import Booleans, Integers
 MOST_IN_FLIGHT = 64
 """Micro-batches when nothing else limits them; beyond saturation more of them only wait."""
 SAME = 1e-12
-"""Rates that differ by no more than this part are one rate, computed in another order."""
+"""Rates that differ by at most this part are one rate, computed in another order."""
 
 
 def most_micro_batches(costs: Costs, batch: int) -> int:
@@ -75,7 +76,7 @@ class Places:
         return round_s, station_s.max(axis=0)
 
     def stations(self, table: Table) -> tuple[Floats, Floats]:
-        """[K] R, and [stations, K] seconds at each station: nodes and links, or nodes with the links behind them."""
+        """[K] R, and [stations, K] seconds at each station: nodes and links, or nodes with their outgoing links."""
         stage = self.stages(table)
         if len(stage) == 1:
             return stage[0], stage
@@ -129,7 +130,7 @@ class Figures:
         return self._rate(self.batch * self.micro_batches, self.micro_batches)
 
     def first(self, rates: Floats) -> int:
-        """Which of the highest rates to take: the one whose stations are least busy, which has most to spare."""
+        """Index of the highest rate to take: the one whose stations are least busy."""
         same = np.flatnonzero(rates >= rates.max() * (1 - SAME))
         busy = self.prefill_busiest_s[same] + (self.new_tokens - 1) * self.decode_busiest_s[same]
         return int(same[np.argmin(busy)])
@@ -216,7 +217,7 @@ class Rates:
         return Figures(batch, self.problem.new_tokens, self.problem.request_limit, *prompt, *token, micro_batches)
 
     def fitting(self, places: Places, batch: int) -> Floats:
-        """[K] the most micro-batches that memory holds; below 1 where it holds none."""
+        """[K] the most micro-batches that memory holds; below 1 if it holds none."""
         one, two = self.costs.decode(Load(batch)), self.costs.decode(Load(batch, 2))
         held = np.concatenate([[0.0], np.cumsum(one.layer_bytes)])
         starts, ends = places.cuts.starts.T, places.cuts.ends.T
@@ -235,7 +236,7 @@ class Rates:
 
 @dataclass(slots=True)
 class Best:
-    """The best of all cuts looked at: its yield (tokens a second), cut, b and m."""
+    """The best of all examined cuts: its yield (tokens a second), cut, b and m."""
 
     rate: float = 0.0
     cut: Cut | None = None

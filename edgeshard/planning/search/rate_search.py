@@ -1,8 +1,10 @@
-"""The cut and load of the highest rate, prompts included: counted out where the cuts are few, else searched. Pure.
+"""The cut and load of the highest rate, prompts included: by enumeration if there are few cuts,
+else by search. Pure.
 
-`Best.look` rates every cut it is given at every b and m allowed, so that a search only has to name good cuts. Few cuts
-(`MOST_COUNTED`) are all named: the answer is exact. Of more, `rate_bound` asks the solvers for cuts that could still be
-better, which also bounds what is not found, and neighbours of the best ones are tried.
+`Best.look` rates each cut at every b and m allowed, so that a search only has to name good cuts. If
+there are few cuts (`MOST_COUNTED`), all are named: the answer is exact. Otherwise `rate_bound`
+queries the solvers for cuts that could still be better, which also bounds the cuts that are not
+found, and neighbours of the best ones are tried.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ class Pool:
         return self._seen.keys()
 
     def offer(self, cut: Cut | None) -> Best | None:
-        """Rate a cut that breaks no rule; the figures of this one, None where it is none or known."""
+        """Rate a cut that breaks no rule; returns this cut's figures, None if there is no cut or it
+        was rated before."""
         if cut is None or cut in self._seen:
             return None
         own = Best()

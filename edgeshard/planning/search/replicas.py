@@ -1,8 +1,8 @@
 """The model whole on one node, or whole on several with the requests shared out among them. Pure.
 
-A node alone is an otherwise equal problem whose only node, and so whose source, it is: requests come in there. One node
-is one station, so more micro-batches only wait: k requests run as one micro-batch of b <= k, the b with the highest
-rate.
+A single node is an otherwise equal problem with only this node, which is also the source: requests
+arrive there. One node is one station, so more micro-batches only wait. k requests run as one
+micro-batch of b <= k, the b with the highest rate.
 
     rate of the replicas = max over k_1 + ... + k_n <= concurrency of sum_i rate_i(k_i)
 
@@ -35,8 +35,8 @@ _ROUNDING = 1e-12
 class NodeAlone:
     """One node with the whole model.
 
-    `figures[k - 1]` is its best with at most k requests; empty where it cannot serve one, and `reason` says why.
-    `memory` is for the model and one request.
+    `figures[k - 1]` is its best with at most k requests; empty if it cannot serve one, and `reason`
+    has the cause. `memory` is for the model and one request.
     """
 
     node: str
@@ -67,9 +67,9 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """The model on each of several nodes. Times are those of the slowest one, the rate is that of all together.
+    """The model on each of several nodes. Times are the slowest node's, the rate is the sum of all nodes'.
 
-    `left_out` are the nodes that cannot hold the model, or may not. No replica where no node can.
+    `left_out` are the nodes that cannot hold the model, or may not. There is no replica if no node can.
     """
 
     layers: int
@@ -94,7 +94,7 @@ class Replicas:
 
     @property
     def placement(self) -> str:
-        """`a=0:24 x4 | b=0:24 x4`: each node's layers, and how many requests it takes at once."""
+        """`a=0:24 x4 | b=0:24 x4`: each node's layers, and its number of concurrent requests."""
         return " | ".join(f"{item.node}=0:{self.layers} x{item.requests}" for item in self.replicas)
 
     @property
@@ -114,7 +114,7 @@ class Replicas:
 
     @property
     def joules_per_token(self) -> float | None:
-        """Of all their tokens together; None where the watts of one are unknown."""
+        """Joules of all their tokens together; None if a node's watts are unknown."""
         total_w = 0.0
         for replica in self.replicas:
             if (joules := replica.prediction.joules_per_token) is None:
@@ -132,7 +132,7 @@ class Replicas:
 
 
 def nodes_alone(problem: PlanProblem) -> tuple[NodeAlone, ...]:
-    """Every node that may be used, with the whole model on it; nodes that nothing tells apart are computed once."""
+    """Every node that may be used, with the whole model on it; indistinguishable nodes are computed once."""
     known: dict[tuple[object, ...], NodeAlone] = {}
     found = []
     for node in problem.cluster.nodes:
@@ -159,11 +159,11 @@ def whole_fastest(problem: PlanProblem) -> PlanResult:
 
 
 def replicas(problem: PlanProblem, nodes: Sequence[NodeAlone] | None = None) -> Replicas:
-    """The model on each node that can hold it, with the requests shared out for the highest rate together; `nodes` are
-    those of `nodes_alone` where they are known.
+    """The model on each node that can hold it, with the requests shared out for the highest total
+    rate. `nodes` are the result of `nodes_alone`, if known.
 
-    One request alone goes to the node that is best for the objective, and so do all for the least energy, since a
-    second node only adds its own. At most `max_nodes` nodes are used.
+    A single request goes to the node that is best for the objective. For the least energy all
+    requests do, since a second node only adds its own. At most `max_nodes` nodes are used.
     """
     nodes = nodes_alone(problem) if nodes is None else nodes
     able = [node for node in nodes if node.figures]
@@ -181,7 +181,7 @@ def replicas(problem: PlanProblem, nodes: Sequence[NodeAlone] | None = None) -> 
 
 
 def shared_out(rates: Sequence[Sequence[float]], requests: int | None, most_nodes: int | None = None) -> list[int]:
-    """How many requests each node gets, for the highest rate together; the fewest where more do not help.
+    """The number of requests for each node, for the highest total rate; the fewest if more do not help.
 
     `rates[i][k - 1]` is node i's rate with at most k requests and rises with k; more than it lists add nothing.
     """
@@ -190,7 +190,8 @@ def shared_out(rates: Sequence[Sequence[float]], requests: int | None, most_node
     limited = most_nodes is not None and most_nodes < len(rates)
     if requests == total and not limited:
         return [len(own) for own in rates]
-    # best[n, r]: the highest rate of the nodes so far with r requests, on at most n of them where that is limited.
+    # best[n, r]: the highest rate of the nodes so far with r requests, on at most n of them if the
+    # number is limited.
     counts, step = (most_nodes + 1, 1) if limited and most_nodes is not None else (1, 0)
     best = np.zeros((counts, requests + 1))
     taken = np.zeros((len(rates), *best.shape), dtype=np.int32)
@@ -221,7 +222,7 @@ def _best(problem: PlanProblem, able: Sequence[NodeAlone]) -> NodeAlone:
 
 
 def _problem_alone(problem: PlanProblem, node: ClusterNode) -> PlanProblem:
-    """The same problem for one node, where its requests then come in."""
+    """The same problem for only this node, at which its requests then arrive."""
     cluster = replace(problem.cluster, nodes=(node,), source=node.name, cloud=None, links=MappingProxyType({}))
     return replace(
         problem,

@@ -2,11 +2,12 @@
 
     request = time to first token + (G - 1) time per token
 
-A prompt goes in the slices that the head would cut for that very placement, so the first token's time is no sum over
-stages, and no DP finds the best cut. Where the cuts are few, all of them are bounded at once (`PromptFloor`) and scored
-in the order of their bounds until none left can win: exact. Elsewhere candidates come from solvers of sums (the prompt
-unsliced, slices one after the other, decoding alone) and are improved step by step; solvers of the bound's sums
-certify how much better any cut could be.
+A prompt goes in the slices that the head would cut for that placement. So the first token's time is
+no sum over stages, and no DP finds the best cut. If the cuts are few, all of them are bounded at
+once (`PromptFloor`) and scored in the order of their bounds until none left can win: exact.
+Otherwise candidates come from solvers of sums (the prompt unsliced, slices one after the other,
+only decoding) and are improved step by step. Solvers of the bound's sums certify how much better
+any cut could be.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from edgeshard.planning.solvers.solve import solve_latency, solve_throughput
 from edgeshard.planning.solvers.walks import INFINITY, Kinds
 
 MOST_CUTS = 200_000
-"""Up to so many all are looked at."""
+"""Up to this many cuts, all are examined."""
 MOST_SCORED = 400
 """Cuts whose slices are searched, a few milliseconds each, before the rest keeps its bound."""
 MOST_CLOSER = 10_000
 """Cuts whose bound is made closer, a tenth of a millisecond each."""
 MOST_STEPS = 60
-"""The same for improving candidates where there are too many cuts to look at all."""
+"""The same for improving candidates if there are too many cuts to examine all."""
 _MANY = 1_000_000
 """So many micro-batches that max(R, m B) is m B."""
 _SLICES = (4, 16)
 _FEW_STAGES = (2, 3)
-"""Good cuts of few stages are far from those of many: no change of one step leads from the one to the other."""
+"""Good cuts of few stages are far from good cuts of many: no change of one step leads from the one to the other."""
 _NEAR_ENOUGH = 0.01
 """With a smaller gap the search ends without looking for them."""
 _ROUNDING = 1e-9
@@ -63,7 +64,7 @@ class Found:
 
 
 def search_request(costs: Costs, objective: Objective) -> Found | None:
-    """The best cut of all nodes, those left out that a plan cannot use. None where no cut keeps every limit."""
+    """The best cut of all nodes, without those that a plan cannot use. None if no cut keeps every limit."""
     some, _, index = without_spare(costs, kinds_of(costs))
     found = RequestSearch(some, objective).run()
     if found is None:
@@ -72,9 +73,9 @@ def search_request(costs: Costs, objective: Objective) -> Found | None:
 
 
 class RequestSearch:
-    """For one request alone; `max_time_per_token` leaves out cuts whose time per token is longer.
+    """For a single request; `max_time_per_token` leaves out cuts whose time per token is longer.
 
-    `energy_alone` asks for another objective of one request alone by what it says of a cut and of a bound.
+    `energy_alone` implements another objective of a single request by its values of a cut and of a bound.
     """
 
     def __init__(self, costs: Costs, objective: Objective) -> None:
@@ -93,19 +94,19 @@ class RequestSearch:
         return self._value(cut, self._times.first_token(cut).seconds + self._tokens * per_token_s)
 
     def _value(self, cut: Cut, request_s: float) -> float:
-        """The objective of a cut that takes so long for the request."""
+        """The objective of a cut whose request takes `request_s` seconds."""
         return request_s
 
     def _floors(self, floor: PromptFloor, cuts: Cuts, request_s: Floats) -> Floats:
-        """[K] a lower bound of each cut's objective, if its request takes at least so long."""
+        """[K] a lower bound of each cut's objective, if its request takes at least this long."""
         return request_s
 
     def _instances(self, floor: PromptFloor) -> list[Instance]:
-        """Instances by which nodes are told apart."""
+        """Instances that distinguish nodes."""
         return [self._prefill, self._decode, floor.first, floor.last, floor.whole]
 
     def run(self) -> Found | None:
-        """None where no cut keeps every limit."""
+        """The best cut; None if no cut keeps every limit."""
         floor = self._floor()
         kinds = kinds_of_all(self._instances(floor))
         if count_cuts(self._decode, kinds) <= MOST_CUTS:
@@ -113,14 +114,14 @@ class RequestSearch:
         return self._improved(floor, kinds)
 
     def _floor(self) -> PromptFloor:
-        """The bounds of a prompt, those that are closer among them where it goes in slices."""
+        """The bounds of a prompt, including the closer ones if it goes in slices."""
         tables = StepTables(self._costs)
         if self._costs.problem.sliced and slice_unit(self._prompt_tokens) * 2 <= self._prompt_tokens:
             self._closer = CutFloor(tables)
         return PromptFloor.of(tables)
 
     def _among(self, floor: PromptFloor, parts: Iterable[Cuts]) -> Found | None:
-        """The best of all cuts, looked at in the order of their bounds."""
+        """The best of all cuts, examined in the order of their bounds."""
         kept, bounds = list[Cuts](), list[Floats]()
         for part in parts:
             per_token_s, _ = scores(self._decode, part)

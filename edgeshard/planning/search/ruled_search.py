@@ -1,16 +1,17 @@
-"""The best cut of those whose nodes keep an operator's rules, by questions with a linear goal to a `Prover`. Pure.
+"""The best cut whose nodes keep an operator's rules, by queries with a linear goal to a `Prover`. Pure.
 
-One request alone: the goal is the time per token, or a lower bound of the whole (`prompt_floor`), whose cuts are valued
-exactly one after the other until no other can be better. A rate: *regions* of b and m. Of one cut and one b the rate
-never falls with m (`rate_scoring`), and the requests are at most C, so for m in [low, high] and b in [first, last]
+Single request: the goal is the time per token, or a lower bound of the whole (`prompt_floor`). Its
+cuts are valued exactly one after the other until no other can be better. Rate: the search uses
+*regions* of b and m. The rate of one cut and one b never falls with m (`rate_scoring`), and the
+requests are at most C, so for m in [low, high] and b in [first, last]
 
     rate <= n G / D(first, n / last)      n = min(last high, C)      at least n / last >= low
 
-where D(b, m) are the seconds of a batch: linear in the rounds and stations of one cut. Memory and time limits are those
-of the smallest load of the region. The region of the highest bound is asked for a cut that is better than the best
-known, and split where the bound is not reached.
+D(b, m) is the seconds of a batch: linear in the rounds and stations of one cut. A region has the
+memory and time limits of its smallest load. The search queries the region of the highest bound for
+a cut better than the best known. It splits the region if the bound is not reached.
 
-A cut found is improved by steps of `neighbours`, as far as these keep the rules.
+The cut is improved by steps of `neighbours`, while these keep the rules.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from edgeshard.planning.solvers.walks import Kinds, single_kinds
 MOST_ASKED = 60
 """Questions about one plan, whose seconds the `Prover` limits besides."""
 _MOST_STEADY = 400
-"""The same of steady rates, of which a look at a region takes three at least."""
+"""The same for steady rates, for which a region takes at least three queries."""
 _EVERY_BATCH = 8
 """Sizes of a micro-batch up to this one are regions of their own at once."""
 
@@ -69,12 +70,12 @@ class Ruled:
         return self._known[used]
 
     def quickest(self, any_will_do: bool = False) -> Answer:
-        """The cut of the least time per token of one request alone, or any that keeps all limits; or that there is
-        none."""
+        """The cut of the least time per token of a single request, or any cut that keeps all
+        limits; or the answer that there is none."""
         decode, most_s, without = self.costs.decode(Load()), self.costs.problem.max_time_per_token_s, list[Cut]()
         while True:
             answer = self.ask(Load(), ((Part(decode),),), without=without, any_will_do=any_will_do)
-            # A limit of time is kept but for rounding there.
+            # A limit of time is kept there except for rounding.
             if answer.cut is None or most_s is None or score(decode, answer.cut).round_s <= most_s:
                 return answer
             without.append(answer.cut)
@@ -98,7 +99,7 @@ class Ruled:
 
     @cached_property
     def kinds(self) -> Kinds | None:
-        """Nodes that nothing tells apart, the rules neither; None when there are too many kinds."""
+        """Groups of nodes that neither figures nor rules distinguish; None if there are too many groups."""
         found = kinds_of(self.costs)
         weights = tuple(zip(*(linear.weights for linear in self.linear), strict=True))
         return found if found is None or not weights else found.split(lambda node: weights[node])
@@ -132,14 +133,14 @@ def linear_of(condition: Condition, costs: Costs) -> list[Linear]:
 
 
 def unusable(costs: Costs, conditions: Sequence[Condition]) -> tuple[str, ...]:
-    """The nodes that no cut can use beside the source under these conditions."""
+    """The nodes, except the source, that no cut can use under these conditions."""
     source, strict = costs.names[costs.source], [one for one in conditions if one.is_monotone]
     others = [name for name in costs.names if name != source]
     return tuple(name for name in others if any(not condition.holds((source, name)) for condition in strict))
 
 
 def _up_to(bound: float, value: float) -> float:
-    """A bound as far as it says something: no more than the value, and that where only rounding is between them."""
+    """A bound as far as it is useful: no more than the value, and equal to it if only rounding separates them."""
     return value if bound >= value * (1 - ROUNDING) else bound
 
 
@@ -184,7 +185,7 @@ class _RequestSearch(RequestSearch):
 
 
 def search_request(ruled: Ruled, objective: Objective, start: Cut) -> Found:
-    """The cut of the least time of one request alone, or of its first token."""
+    """The cut of the least time of a single request, or of its first token."""
     return _RequestSearch(ruled, objective).under_rules(start)
 
 
@@ -204,10 +205,11 @@ class _Kept:
 
 
 def search_rate(ruled: Ruled, start: Cut, most_rate: float = inf, *, alone: bool = False) -> tuple[Best, float]:
-    """The cut and load of the highest rate, and tokens a second that no other exceeds; `most_rate` is known not to be
-    exceeded. With `alone` nothing but the prover is asked, and few cuts are not counted out.
+    """The cut and load of the highest rate, and tokens a second that no other exceeds; `most_rate`
+    is an upper limit from elsewhere. With `alone` only the prover is queried, and few cuts are not
+    enumerated.
 
-    No cut where each with a load that is in time breaks the rules; it is proven if nothing exceeds 0.
+    If no cut with a load in time keeps the rules, there is none; it is proven if nothing exceeds 0.
     """
     costs = ruled.costs
     rates = _Kept(ruled, SteadyRates(costs) if costs.problem.is_steady else Rates(costs))
@@ -231,14 +233,14 @@ def any_plan(ruled: Ruled) -> tuple[Cut | None, Load, bool]:
     answer = ruled.quickest(any_will_do=True)
     if answer.cut is None or not problem.is_steady or problem.max_time_per_token_s is None:
         return answer.cut, Load(), answer.impossible
-    # The prompts of others make the mean gap longer than a token of one request alone.
+    # The prompts of other requests make the mean gap longer than a single request's token.
     best, most = search_rate(ruled, answer.cut)
     return best.cut, best.load, not most
 
 
 class _RuledLeast:
-    """The prover answers, about the cuts that keep the rules and are not in the pool, where walks of all cuts (None to
-    do without) say too little."""
+    """The prover answers, about the cuts that keep the rules and are not in the pool, if walks of
+    all cuts (None to skip them) give too weak a bound."""
 
     leaves_out = True
 
@@ -251,7 +253,7 @@ class _RuledLeast:
         return self._spent or self._asked >= _MOST_STEADY
 
     def ask(self, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float) -> Bounded:
-        """As `Least` says."""
+        """As described at `Least`."""
         low_s = 0.0
         if self._walks is not None:
             found = self._walks.ask(instance, kept, ceiling_s)
@@ -286,7 +288,8 @@ class _Region:
     high: int
 
     def parts(self, fitting: int) -> list[_Region]:
-        """Two regions of half the loads; m is parted where a cut that was found has its most, if that is inside."""
+        """Two regions of half the loads; m is divided at the largest m of a cut that was found, if
+        that is inside."""
         if self.first < self.last:
             middle = (self.first + self.last) // 2
             return [

@@ -1,4 +1,4 @@
-"""Nodes that nothing tells apart at any load, and how many of them a plan can use at all. Pure."""
+"""Nodes that no load distinguishes, and how many of them a plan can use at all. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgeshard.planning.solvers.classes import MOST_KINDS
 from edgeshard.planning.solvers.walks import Kinds, equal_kinds
 
 _FEW_NODES = 64
-"""With more nodes, kinds are looked for only as far as the class solver can use them."""
+"""With more nodes, kinds are searched only as far as the class solver can use them."""
 
 
 def kinds_of(costs: Costs) -> Kinds | None:

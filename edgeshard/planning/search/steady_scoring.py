@@ -20,7 +20,7 @@ from edgeshard.planning.solvers.instance import Cut, Floats
 from edgeshard.planning.solvers.walks import Integers
 
 NEARLY = 1e-3
-"""Fewer micro-batches are taken where that costs no more than this part of the rate: more of them hold memory."""
+"""Fewer micro-batches are taken if that costs no more than this part of the rate: more of them hold memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,8 @@ class SteadyFigures:
         return steady(times, requests, micro_batches, len(self.places.nodes), chunks, rounds, most)
 
     def _together_s(self, micro_batches: Floats, chunks: Chunks) -> Floats:
-        """[J, K] what k rounds with 1 to J prompts ask of the busiest station; J is 1 where no prompt is one chunk."""
+        """[J, K] seconds that k rounds with 1 to J prompts take the busiest station; J is 1 if no
+        prompt is one chunk."""
         steps = micro_batches * (1 + (chunks.count - 1) / np.maximum(micro_batches, len(self.places.nodes)))
         prompt_s, parts = chunks.full * self.full_s + chunks.rest * self.rest_s, chunks.full + chunks.rest
         numbers = range(1, (MOST_TOGETHER if chunks.single.any() else 1) + 1)
@@ -76,7 +77,7 @@ class SteadyFigures:
         return self._rates(self.micro_batches.astype(np.float64))
 
     def first(self, rates: Floats) -> int:
-        """Which of the highest rates to take: the one whose rounds are shortest."""
+        """Index of the highest rate to take: the one whose rounds are shortest."""
         same = np.flatnonzero(rates >= rates.max() * (1 - SAME))
         busy = self.times.rest_round_s[same] + self.times.round_s[same]
         return int(same[np.argmin(busy)])

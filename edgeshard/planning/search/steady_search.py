@@ -1,13 +1,15 @@
 """The cut and load of the highest steady rate, and a bound that covers every load. Pure.
 
-Few cuts are all looked at. Of more, a *region* is a range of b, of m and of the budgets that links leave to a step. It
-is asked for a cut with W < V, the seconds between two requests of the best known. Such a cut keeps every station
-within V, and with T0 the least T of the cuts that do, at most v = C - T0 / V of its requests decode, so that
+If there are few cuts, all are examined. Otherwise a *region* is a range of b, of m and of the
+budgets that links leave to a step. The search queries it for a cut with W < V, the seconds between
+two requests of the best known. Such a cut keeps every station within V. T0 is the least T of the
+cuts that do, so at most v = C - T0 / V of its requests decode, and
 
     W >= T + (g / v - k) c0
 
-A solver finds the least of that, with the times of the smallest load and the requests of the largest: either it is
-above V and the region is done, or its cut is looked at and the region split. (docs/papers.md#the-steady-rate)
+A solver finds the least value of this, with the times of the smallest load and the requests of the
+largest. If it is above V, the region is done; otherwise its cut is examined and the region split.
+(docs/papers.md#the-steady-rate)
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from edgeshard.planning.solvers.thresholds import Answer
 from edgeshard.planning.solvers.walks import INFINITY, Booleans, Kinds, Problem
 
 _NARROWING = (0.005, 0.02, 0.06, 0.15, 0.4)
-"""A single load that may have better cuts is asked for cuts that are better by these parts."""
+"""A single load that may have better cuts is queried for cuts that are better by these parts."""
 
 
 def search_steady(costs: Costs, kinds: Kinds | None, target: float | None = None) -> tuple[Best, float]:
@@ -48,7 +50,7 @@ def search_steady(costs: Costs, kinds: Kinds | None, target: float | None = None
 
 
 class Least(Protocol):
-    """Answers the questions of a search, so many as it will."""
+    """Answers the queries of a search, up to a limit."""
 
     @property
     def is_spent(self) -> bool:
@@ -78,7 +80,7 @@ class Walks:
         return self._left <= 0
 
     def ask(self, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float) -> Answer:
-        """As `Least` says."""
+        """As described at `Least`."""
         self._left -= 1
         problem = Problem(instance, self._kinds, INFINITY)
         for stations, threshold_s in kept:
@@ -107,8 +109,8 @@ class _Region:
 
 
 class SteadyBound:
-    """Looks for cuts by the answers of `least`, and bounds the rates of all: `most_rate` is known not to be exceeded.
-    Cuts that could be better by no more than the tolerance, as a part, are left."""
+    """Looks for cuts by the answers of `least`, and bounds the rates of all: `most_rate` is a known
+    upper limit. Cuts that could be better by no more than the tolerance, as a part, are left."""
 
     def __init__(
         self,
@@ -158,7 +160,7 @@ class SteadyBound:
         return max(self._pool.best.rate * (1 + self._tolerance), self._target or 0.0)
 
     def _first(self) -> list[_Region]:
-        """The largest b alone, and below it ranges in which it doubles."""
+        """The largest b on its own, and below it ranges in which it doubles."""
         # A cut of one node has no link, and the budget of the quickest.
         budgets = tuple(np.unique([*self._link_tokens.ravel(), STEP_TOKENS]).tolist())
         found, high = list[_Region](), self._costs.problem.batch_limit
@@ -190,8 +192,9 @@ class SteadyBound:
         prompt = self._prompt(region, rooms, decode, alone=True)
         asked = prompt if decodes >= 0 else self._prompt(region, rooms, decode, alone=False)
         stations = with_tokens(asked, decode, max(0.0, decodes))
-        # T >= the rounds of all chunks together (1 / n + (1 - 1 / n) / w), for the full ones are the longest; and T >=
-        # what all chunks take a slow link, with one round besides. Either is a sum, and a part of the rounds.
+        # T >= the rounds of all chunks together (1 / n + (1 - 1 / n) / w), since the full ones are
+        # the longest. And T >= the time all chunks take a slow link, plus one round. Either is a
+        # sum, and a part of the rounds.
         slow_s = 0.0 if slow is None else _quickest_s(prompt, slow)
         if slow_s == INFINITY:
             return threshold_s
@@ -203,7 +206,7 @@ class SteadyBound:
         requests = float(min(problem.request_limit or INFINITY, region.high_b * region.high_m))
         kept, more, most_s = [(stations, threshold_s)], 0.0, threshold_s * requests
         ceiling_s = min((most_s - beyond_s) / part for beyond_s, part in parts)
-        for _ in range(2):  # the second time, with what the first says of a decode's stations
+        for _ in range(2):  # the second time with the bound on a decode's stations from the first
             found = self._least(slow, prompt, kept, ceiling_s)
             prompt_s, beyond_s, part = max((beyond + share * found.bound_s, beyond, share) for beyond, share in parts)
             decoding = requests - prompt_s / threshold_s if prompt_s < INFINITY else 0.0
@@ -222,7 +225,7 @@ class SteadyBound:
         return min(threshold_s, beyond_s + part * joint.bound_s)
 
     def _slow(self, region: _Region) -> Booleans | None:
-        """[M, M] the links of which every cut in the region has one; None where it may have none."""
+        """[M, M] links of which every cut in the region has one; None if it may have none."""
         if region.budgets[-1] == STEP_TOKENS:
             return None
         return (self._link_tokens >= region.budgets[0]) & (self._link_tokens <= region.budgets[-1])
@@ -230,13 +233,14 @@ class SteadyBound:
     def _least(
         self, slow: Booleans | None, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float
     ) -> Answer:
-        """The least R of an instance, of the cuts with one of the slow links whose stations keep the thresholds of
-        others; the cut of the answer is offered, and may have none of them."""
+        """The least R of an instance, of the cuts with one of the slow links whose stations keep
+        the thresholds of others. The cut of the answer is offered, and may have none of these
+        links."""
         if slow is None:
             return self._answer(instance, kept, ceiling_s)
         if any(_quickest_s(other, slow) > threshold_s for other, threshold_s in kept):
             return Answer(None, ceiling_s)
-        # What one of these links takes at the least beyond all others is paid here, and by no link again.
+        # The least extra cost of one of these links over all others is paid here, and by no link again.
         paid_s = _quickest_s(instance, slow) - _quickest_s(instance, self._others & ~slow)
         if not 0 < paid_s < INFINITY:
             return self._answer(instance, kept, ceiling_s)
@@ -253,14 +257,15 @@ class SteadyBound:
         return answer
 
     def _rooms(self, region: _Region) -> list[int]:
-        """The tokens that a step of this region may have room for beside its decodes."""
+        """The token budgets that a step of this region may have besides its decodes."""
         budgets = np.array(region.budgets)
         found = [chunk_room(budgets, batch) for batch in range(region.low_b, region.high_b + 1)]
         return [int(room) for room in np.unique(np.concatenate(found))]
 
     def _prompt(self, region: _Region, rooms: Sequence[int], decode: Instance, *, alone: bool) -> Instance:
-        """The steps of a whole prompt together, the least that they take with any of these rooms, without slower links
-        than the region's; unless `alone`, its rest may go with another prompt."""
+        """The least time of the steps of a whole prompt together, with any of these budgets and
+        without links slower than the region's. Unless `alone`, its rest may go with another
+        prompt."""
         costs, tokens, batch = self._costs, self._costs.problem.prompt_tokens, region.low_b
         times: dict[str, Any] = {}
         for room in rooms:
@@ -276,8 +281,8 @@ class SteadyBound:
         return replace(decode, **times)
 
     def _split(self, region: _Region, again: bool) -> list[_Region]:
-        """Halve the region by links, by b or by m; one that is a single load is done unless it is to be asked `again`.
-        Returns the new half."""
+        """Halve the region by links, by b or by m; a region that is a single load is done unless it
+        is to be queried `again`. Returns the new half."""
         if len(region.budgets) > 1:
             middle = len(region.budgets) // 2
             upper = replace(region, budgets=region.budgets[middle:])

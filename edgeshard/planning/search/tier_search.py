@@ -1,10 +1,11 @@
-"""The best plan where nodes may stream: nodes, cuts, load and sweep, chosen together with who streams. Pure.
+"""The best plan if nodes may stream: nodes, cuts, load and sweep, chosen together with the streaming nodes. Pure.
 
-A stage stays wherever it fits, because streaming the same stage is never quicker; so the cuts decide who streams. A
-sweep of k micro-batches is one step of the pipeline, and m / k sweeps are in flight. Few cuts are all looked at, under
-every load that is tried. Of more, solvers propose some and neighbours are tried. What no plan beats then is the best
-plan of nodes with memory without end: more memory makes no stage slower, and sweeps are no quicker than as many
-micro-batches one by one. (docs/papers.md#nodes-that-stream)
+A stage stays in memory whenever it fits, because streaming the same stage is never quicker; so the
+cuts decide which nodes stream. A sweep of k micro-batches is one step of the pipeline, and m / k
+sweeps are in flight. If there are few cuts, all are examined, under every load that is tried.
+Otherwise solvers propose some and neighbours are tried. The bound is then the best plan of nodes
+with infinite memory. It holds because more memory makes no stage slower, and sweeps are no quicker
+than the same micro-batches one by one. (docs/papers.md#nodes-that-stream)
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from edgeshard.planning.solvers.solve import solve_latency
 from edgeshard.planning.solvers.walks import Kinds, single_kinds
 
 MOST_COUNTED = 30_000
-"""Cuts that are all looked at under each load."""
+"""Most cuts that are all examined under each load."""
 MOST_LOADS = 256
-"""Loads that are all tried; where there are more, micro-batches and sweeps grow in steps."""
+"""Up to this many loads, all are tried; if there are more, micro-batches and sweeps grow in steps."""
 _FEW_NODES = 8
-"""Up to so many, the DP over subsets proposes cuts."""
+"""Up to this many nodes, the DP over subsets proposes cuts."""
 _CLIMBS = 40
 
 
@@ -72,7 +73,7 @@ class StreamSearch:
         self._best: tuple[float, Cut, StreamedLoad] | None = None
 
     def run(self) -> Streamed | None:
-        """None where no cut keeps all limits."""
+        """The best plan; None if no cut keeps all limits."""
         loads = stream_loads(self._costs)
         exact = count_cuts(self._least, self._kinds) <= MOST_COUNTED
         if exact:
@@ -96,7 +97,7 @@ class StreamSearch:
                     self._best = float(values[index]), cuts.cut(index), load
 
     def values(self, cuts: Cuts, load: StreamedLoad) -> Floats:
-        """[K] costs in the goal, infinite where a cut cannot be: seconds, or seconds for each token."""
+        """[K] costs in the goal, infinite if a cut is impossible: seconds, or seconds for each token."""
         prefill, decode = (self._tables.instance(load.load, load.sweep, prefill=phase) for phase in (True, False))
         with np.errstate(invalid="ignore"):
             prompt_round, prompt_busiest = scores(prefill, cuts)
@@ -179,7 +180,7 @@ class StreamSearch:
 
 
 def stream_loads(costs: Costs) -> list[StreamedLoad]:
-    """The loads that are tried, the smallest first: all of them, or such as grow in steps."""
+    """The loads that are tried, the smallest first: all of them, or growing in steps."""
     every = list(_loads(costs, every=True))
     return every if len(every) <= MOST_LOADS else list(_loads(costs, every=False))
 
@@ -206,7 +207,7 @@ def _counts(most: int, every: bool) -> list[int]:
 
 
 def _kinds_of(costs: Costs, least: Instance) -> Kinds:
-    """Nodes that nothing tells apart, their disks among it."""
+    """Groups of indistinguishable nodes, compared by their disks, too."""
     kinds, disks = kinds_of(costs), [(node.device.disk_bytes_per_s, node.device.disk_bytes) for node in costs.nodes]
     return single_kinds(least) if kinds is None else kinds.split(disks.__getitem__)
 

@@ -29,7 +29,7 @@ def streaming_costs(costs: Costs, result: PlanResult) -> tuple[StageCost, ...]:
 
 
 def _streamed(one: Streaming, rows: Sequence[int], curve: Sequence[float]) -> tuple[float, ...]:
-    """Seconds of steps on a stage that streams, from those of their computing."""
+    """Seconds of steps on a stage that streams, from the seconds of their computing."""
     rate = one.disk_bytes_per_s
     if one.caches:
         pairs = zip(rows, curve, strict=True)

@@ -1,7 +1,7 @@
-"""A plan checked by another way than the one that found it: a `Prover` is asked for the same problem. Pure.
+"""Check a plan by another method than the one that found it: a `Prover` solves the same problem. Pure.
 
-It shares the times and memory of cuts with the planner (`planning.costs`) and, of the steady rate, the loads that are
-asked about; and none of its solvers.
+It shares the times and memory of cuts with the planner (`planning.costs`) and, for the steady rate,
+the loads to query. It shares none of the planner's solvers.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from edgeshard.planning.solvers.instance import gap_of
 from edgeshard.planning.solvers.linear import ROUNDING, Prover
 
 SAME = 2 * ROUNDING
-"""By no more than this part do costs differ that are the same."""
+"""Equal costs may differ by up to this part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was found of a plan. `better` is a placement that costs less, `cheaper` by that part of the plan's cost; ""
-    and 0 where none was found. No plan costs less than `gap` below the plan, as a part of it; None where there is no
-    plan and it is proven that there is none."""
+    """The result for a plan. `better` is a placement that costs less, `cheaper` by that part of the
+    plan's cost; "" and 0 if none was found. No plan costs less than `gap` below the plan, as a part
+    of it; None if there is no plan and that is proven."""
 
     better: str = ""
     cheaper: float = 0.0
@@ -60,7 +60,8 @@ def verify(result: PlanResult, prover: Prover) -> Verified:
             return Verified(proven=proven)
         return Verified(better=result_of(costs, predict(costs, load, cut)).placement)
     found, bound = _best(ruled, result.prediction)
-    # A plan that was taken for what its nodes hold is to be as good as the best one but for what that costs.
+    # A plan chosen for the parts that its nodes hold must be as good as the best one, minus the
+    # price of that choice.
     plan_cost = result.prediction.cost(problem.goal) / (1.0 + (result.locality.slower if result.locality else 0.0))
     cost = found.cost(problem.goal)
     if cost < plan_cost * (1 - SAME):

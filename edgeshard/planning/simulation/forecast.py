@@ -1,7 +1,8 @@
 """A plan under load: the latencies of its requests, and how busy its nodes are, by simulation. Pure.
 
-`forecast` serves requests that arrive one after another, in the steps that the head of the plan would form; `together`
-runs the batch that the plan's own figures are of. Arrivals and lengths come in as values.
+`forecast` serves requests that arrive one after another, in the steps that the head of the plan
+would form; `together` runs the batch that the plan's own figures describe. Arrivals and lengths are
+passed in as values.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """All 0 where there are no values, as of the gaps between tokens when every answer is one token."""
+        """The spread of values; all 0 if there are none, as for the gaps between tokens when every
+        answer is one token."""
         mean = sum(values) / len(values) if values else 0.0
         return cls(mean, *(percentile(values, percent) for percent in (50, 90, 99)))
 
@@ -76,9 +78,9 @@ class Forecast:
     bubble_share: float
     """Share of the run that a node does not compute, the mean over nodes."""
     waiting: int
-    """Requests that waited for a place when the last one came; many of them: the load is too much."""
+    """Requests that waited for a place when the last one arrived; many of them mean that the load is too high."""
     token_budget: int | None
-    """Most tokens of a step; None for a batch that starts together."""
+    """Most tokens of a step; None if all requests start together as a batch."""
     visits: tuple[Visit, ...] = field(repr=False)
     """Every service of a node or link, by the order of its start."""
 
@@ -102,8 +104,8 @@ def forecast(result: PlanResult, requests: Sequence[ServedRequest]) -> Forecast:
 
 
 def saturated(result: PlanResult) -> Forecast:
-    """A feasible plan at saturation: its `tokens_per_s` are those of the time in which as many requests run as it
-    holds. Raises InvalidArgumentError for `head_on_source`."""
+    """A feasible plan at saturation: its `tokens_per_s` cover the time in which as many requests
+    run as it holds. Raises InvalidArgumentError for `head_on_source`."""
     assert result.prediction is not None
     running, problem = result.prediction.load.requests, result.problem
     found, token_s = _served(result, saturating(running, problem.prompt_tokens, problem.new_tokens))
@@ -130,7 +132,7 @@ def _served(result: PlanResult, requests: Sequence[ServedRequest]) -> tuple[Fore
 def together(result: PlanResult, mode: Mode = Mode.NO_BUBBLES) -> Forecast:
     """Run the batch that a feasible plan's figures are of: all its requests there at the start, all of one length.
 
-    The prompt of one request alone goes in the plan's slices.
+    The prompt of a single request goes in the plan's slices.
     """
     assert result.prediction is not None
     costs, cut, load = Costs(result.problem), result.prediction.cut, result.prediction.load
@@ -197,7 +199,8 @@ def _forecast(
 
 
 def _visits(result: PlanResult, served: Serving, schedule: Schedule) -> list[Visit]:
-    """Where each step was when. Steps in flight at once differ in `micro_batch`, their number is `token`."""
+    """The time of each step at each station. Steps in flight at once differ in `micro_batch`, their
+    number is `token`."""
     names = [stage.node for stage in result.stages]
     found = []
     for number, step in enumerate(served.steps):

@@ -36,7 +36,7 @@ class LabRun:
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """Emulated nodes and links (`cluster`), the emulated model and its dtype, and the runs the file asks for."""
+    """Emulated nodes and links (`cluster`), the emulated model and its dtype, and the runs that the file lists."""
 
     cluster: Cluster
     model: ModelSpec
@@ -76,8 +76,8 @@ class Lab:
 def parse_lab(values: Mapping[str, Any], read_config: Callable[[str], Mapping[str, Any]]) -> Lab:
     """The lab that a decoded TOML file describes: a cluster file with a `[lab]` table.
 
-    `read_config` gives the decoded config.json that `lab.model` names when it is not a built-in model. Raises
-    InvalidArgumentError naming the key at fault.
+    `read_config` returns the decoded config.json that `lab.model` names if it is no built-in model.
+    Raises InvalidArgumentError naming the key at fault.
     """
     rest = dict(values)
     table = rest.pop("lab", None)
@@ -118,6 +118,6 @@ def _run(values: Any, cluster: Cluster, model: ModelSpec) -> LabRun:
 
 
 def planned_runs(stages: list[tuple[str, LayerRange]], streams: int) -> tuple[LabRun, ...]:
-    """The two runs of a planned placement: one stream alone, and `streams` at once."""
+    """The two runs of a planned placement: a single stream, and `streams` at once."""
     explicit = tuple(ExplicitStage(NodeName(name), layers) for name, layers in stages)
     return LabRun(explicit, "sequential", 1), LabRun(explicit, "no-bubbles", streams)

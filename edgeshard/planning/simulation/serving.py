@@ -1,10 +1,11 @@
 """Mixed serving, event by event: prompts that arrive while other requests generate. Pure: arrivals are values.
 
-The head forms a step as soon as one may begin: decodes first, each micro-batch an equal share of them, then chunks of
-prompts in the order of their arrival until the step's token budget is spent (Sarathi-Serve's schedule). A prompt's
-chunks follow each other without waiting; a decode waits for its own token. Steps keep their order at every station, as
-they do in a ring, so a step's way is known once it is formed: only arrivals and returns are events.
-(docs/papers.md#simulation; `simulator` has the modes and the timeline of a batch that starts together.)
+The head forms a step as soon as one may begin. Decodes are first, each micro-batch an equal share
+of them; then chunks of prompts in the order of their arrival until the step's token budget is spent
+(Sarathi-Serve's schedule). A prompt's chunks follow each other without waiting; a decode waits for
+its own token. Steps keep their order at every station, as they do in a ring. So a step's times are
+known once it is formed: only arrivals and returns are events. (docs/papers.md#simulation;
+`simulator` has the modes and the timeline of a batch that starts together.)
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class ServedRequest:
 
 @dataclass(frozen=True, slots=True)
 class StepSpan:
-    """A step's part for one request: `tokens` positions behind `context`. `sample`: its next token comes of it."""
+    """A step's part for one request: `tokens` positions after `context`. `sample`: its next token
+    results from it."""
 
     request: int
     tokens: int
@@ -48,9 +50,9 @@ StepSeconds = Callable[[Sequence[StepSpan]], float]
 class ServingRing:
     """A ring for steps of mixed spans.
 
-    stages  seconds of a step at each stage; the last one's hold norm, head and sampling
+    stages  seconds of a step at each stage; the last stage's include norm, head and sampling
     hops    hop s leads from stage s to s+1, the last one back to the first; empty for a single stage. Sending overlaps
-            computing.
+    computing.
     """
 
     stages: tuple[StepSeconds, ...]
@@ -68,10 +70,10 @@ class Schedule:
     token_budget: int = 256
     """Most tokens in one step, decodes and chunks together."""
     window: int | None = None
-    """Most steps in flight, those with chunks alone included; None: `micro_batches`."""
+    """Most steps in flight, including those with only chunks; None: `micro_batches`."""
     slices: Callable[[int], Sequence[int]] | None = None
-    """From the tokens of a prompt to the lengths of the slices it goes in while nobody decodes (HPipe); None for whole
-    prompts, as far as the budget goes."""
+    """From the tokens of a prompt to the lengths of the slices in which it goes while no request
+    decodes (HPipe). None means whole prompts, as far as the budget allows."""
     slice_budget: int = 2048
     """Most tokens in a step with a slice."""
 
@@ -111,7 +113,7 @@ class Serving:
     token_s: tuple[tuple[float, ...], ...]
     """[request][token] when the token is back at the head."""
     ttft_s: tuple[float, ...]
-    """Of each request, from its arrival."""
+    """Times to the first token, from each request's arrival."""
     inter_token_s: tuple[float, ...]
     """All gaps between two tokens of a request."""
     span_s: float
@@ -186,7 +188,7 @@ class _Run:
             self._prefilling.append(self._waiting.popleft())
 
     def _begin_step(self, now: float) -> bool:
-        """Form a step and send it on its way, if one may begin and there is work for it."""
+        """Form a step and send it, if one may begin and there is work for it."""
         if self._in_flight >= self._schedule.steps_in_flight:
             return False
         decodes = self._next_decodes()
@@ -232,7 +234,7 @@ class _Run:
         return spans
 
     def _slice(self, request: int, left: int) -> tuple[int, int]:
-        """Where a prompt's next slice ends, and the most tokens it may have; a short prompt is one slice."""
+        """The end of a prompt's next slice, and the most tokens the slice may have; a short prompt is one slice."""
         schedule, whole = self._schedule, self._requests[request].prompt_tokens
         slices = () if schedule.slices is None else schedule.slices(whole)
         if len(slices) < 2:

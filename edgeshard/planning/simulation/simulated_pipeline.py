@@ -107,7 +107,7 @@ def _mixed_stage(costs: Costs, stage: Stage, headed: bool) -> StepSeconds:
 
 
 def _work(costs: Costs, stage: Stage) -> Callable[[StepShape], float]:
-    """Seconds of a stage's step but for the head."""
+    """Seconds of a stage's step, without the head."""
     node, first, end = stage
     times, width = costs.times[node], costs.hidden_bytes
     blocks = Counter(costs.problem.model.blocks[first:end])

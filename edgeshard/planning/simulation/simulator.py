@@ -1,10 +1,11 @@
 """A discrete-event simulation of a pipeline ring: from stage and hop times to the latencies of users. Pure.
 
-A step passes compute, link, compute, ..., return in order. Each is a station that serves one step at a time, first come
-first served; after a link's station the frame is on its way for the pure latency. A node's compute, uplink and downlink
-are stations of their own when sending is asynchronous, otherwise a node's compute and its sends are one. In a ring a
-node has one uplink and one downlink, so a hop is one station for both. Slices of a prompt follow each other through the
-stages; only the last one returns. With the head on the source, its node serves first-stage work before head work.
+A step passes compute, link, compute, ..., return in order. Each is a station that serves one step
+at a time, first come first served; after a link's station the frame travels for the pure latency.
+If sending is asynchronous, a node's compute, uplink and downlink are separate stations; otherwise a
+node's compute and its sends are one. In a ring a node has one uplink and one downlink, so a hop is
+one station for both. Slices of a prompt follow each other through the stages; only the last one
+returns. With the head on the source, its node serves first-stage work before head work.
 (docs/papers.md#simulation)
 """
 
@@ -20,7 +21,7 @@ from edgeshard.domain.deployments.mode import Mode
 from edgeshard.planning.simulation.timing import Pipeline, Traffic, Visit, checked_seconds
 
 _ARRIVAL, _WAKE = 0, 1
-"""At equal times arrivals come before a station looks for its next step, so that it sees all that wait."""
+"""At equal times arrivals precede a station's choice of its next step, so that it sees all that wait."""
 
 
 class _Raw(NamedTuple):
@@ -83,9 +84,10 @@ def simulate(pipeline: Pipeline, traffic: Traffic, mode: Mode = Mode.NO_BUBBLES)
 class _Path:
     """The stations a step passes, one position after the other, with the seconds of every kind of step at each.
 
-    hold_s[row][position] is how long the station is held; row k < slices is the prompt's slice k, row slices + t the
-    decode step t. send_s is the sending part of it (all of it on a link, the end of it on a node that sends itself).
-    `last_stage` is the position where a slice that is not the last ends.
+    hold_s[row][position] is the time that the station is occupied. Row k < slices is the prompt's
+    slice k, row slices + t the decode step t. send_s is the sending part of it (all of it on a
+    link, the end of it on a node that sends itself). `last_stage` is the position at which all
+    other slices than the last end.
     """
 
     nodes: tuple[str, ...]
@@ -142,7 +144,7 @@ class _Path:
         return piece if token == 0 else self.pieces + token - 1
 
     def named(self, visits: list[_Raw]) -> list[Visit]:
-        """Visits with the names of stations. A node that sends itself gives two: its compute, then its send."""
+        """Visits with the names of stations. A node that sends itself has two: its compute, then its send."""
         found = []
         for position, micro_batch, token, piece, start, end in visits:
             stage, link = self.stage[position], self.link[position]
@@ -237,7 +239,8 @@ class _Run:
             elif shared and station[position] == 0:
                 self._queue_shared(now, position, micro_batch, token, piece)
             else:
-                # With one queue and arrivals taken in time order, the start is known on arrival: no second event.
+                # There is one queue and arrivals are in time order, so the start is known on
+                # arrival: no second event.
                 start = free[station[position]]
                 self._serve(now if now > start else start, position, micro_batch, token, piece)
 

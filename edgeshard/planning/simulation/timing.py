@@ -43,10 +43,10 @@ class Pipeline:
     asynchronous: bool = True
     """Whether sending overlaps computing; otherwise a node's compute and its sends are one station."""
     head_s: Callable[[int], float] | None = None
-    """(sequences) -> seconds of norm, head and sampling when the first stage's node does them once hidden states are
-    back (`head_on_source`); None when the last stage's times hold them."""
+    """(sequences) -> seconds of norm, head and sampling if the first stage's node does them once
+    hidden states have returned (`head_on_source`); None if the last stage's times include them."""
     names: tuple[str, ...] = ()
-    """Of the nodes, for the timeline; "stage 0" and so on when empty."""
+    """Names of the nodes, for the timeline; "stage 0" and so on if empty."""
 
     def check(self) -> None:
         """Raise InvalidArgumentError naming the field at fault."""
@@ -71,7 +71,7 @@ class Pipeline:
 class Traffic:
     """`micro_batches` groups of `batch` sequences that are all there at the start, each I tokens in and G tokens out.
 
-    slices       lengths of the pieces a prompt is prefilled in, in order; one piece when empty
+    slices       lengths of the pieces a prompt is prefilled in, in order; one piece if empty
     decode_only  the prompts are in the KV cache already: all G tokens are decode steps
     """
 
@@ -102,7 +102,7 @@ class Traffic:
 
 
 def check_hops(stages: int, hops: Sequence[HopTimes]) -> None:
-    """Raise InvalidArgumentError unless `hops` close a ring of so many stages."""
+    """Raise InvalidArgumentError unless `hops` close a ring of `stages` stages."""
     if not stages:
         raise invalid("stages", "is empty; a pipeline has at least one stage")
     wanted = 0 if stages == 1 else stages

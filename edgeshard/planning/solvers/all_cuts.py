@@ -3,8 +3,8 @@
     for cuts in every_cut(instance):        # in parts, those that break a rule left out
         round_s, bottleneck_s = scores(instance, cuts)
 
-`count_cuts` says beforehand how many there are. Of nodes that nothing tells apart, only the first ones are tried: any
-other choice costs the same.
+`count_cuts` returns their number beforehand. Of indistinguishable nodes, only the first ones are
+tried: any other choice costs the same.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Cuts:
 
 
 def kinds_of_all(instances: Sequence[Instance]) -> Kinds:
-    """Nodes that may be swapped without changing any of these instances, as kinds; kind 0 is the source alone."""
+    """Nodes that may be swapped without changing any of these instances, as kinds; kind 0 is only the source."""
     marks: list[tuple[int, ...]] = [()] * instances[0].nodes
     for instance in instances:
         kinds = equal_kinds(instance, instance.nodes)
@@ -74,7 +74,8 @@ def kinds_of_all(instances: Sequence[Instance]) -> Kinds:
 
 
 def count_cuts(instance: Instance, kinds: Kinds | None = None) -> int:
-    """How many cuts `every_cut` looks at, those that break a limit of memory, layers or links among them."""
+    """The number of cuts that `every_cut` examines, including those that break a limit of memory,
+    layers or links."""
     sizes = [len(members) for members in _others(instance, kinds)]
     counts = _stage_counts(instance, sum(sizes))
     orders = _order_counts(sizes, counts.stop - 1)
@@ -84,7 +85,8 @@ def count_cuts(instance: Instance, kinds: Kinds | None = None) -> int:
 def every_cut(instance: Instance, kinds: Kinds | None = None, part: int = PART) -> Iterator[Cuts]:
     """All cuts that break no rule of the instance, in parts of about `part` before the filter.
 
-    `kinds` are the nodes to take as equal (found when None); give those of all instances when the cuts serve several.
+    `kinds` are the nodes to take as equal; they are computed if None. If the cuts serve several
+    instances, pass the kinds of all.
     """
     members = _others(instance, kinds)
     for stages in _stage_counts(instance, sum(map(len, members))):
@@ -154,7 +156,7 @@ def _stage_counts(instance: Instance, others: int) -> range:
 
 
 def _order_counts(sizes: Sequence[int], most: int) -> list[int]:
-    """How many orders there are of 0, 1, 2, ... and at most `most` nodes out of kinds of these sizes."""
+    """Numbers of orders of 0, 1, 2, ... and at most `most` nodes out of kinds of these sizes."""
     counts = [1]
     for size in sizes:
         longer = [0] * min(len(counts) + size, most + 1)
@@ -193,7 +195,7 @@ def _splits(layers: int, stages: int) -> Integers:
 
 
 def _crossed(instance: Instance, orders: Sequence[tuple[int, ...]], splits: Integers) -> Iterator[Cuts]:
-    """Every order with every split, but for those that break a limit."""
+    """Every order with every split, without those that break a limit."""
     nodes = np.repeat(np.array(orders, dtype=np.int64), len(splits), axis=0)
     cuts = Cuts(nodes, np.tile(splits, (len(orders), 1)))
     cuts = cuts.take(allowed(instance, cuts))

@@ -1,9 +1,10 @@
 """The label search: plans in the making, extended layer by layer, pruned by the relaxation's bound. Pure.
 
-A label is (layers done, last kind, how often each kind was used, seconds so far). Of labels that agree in the first
-three the quickest is kept, which loses nothing. A label whose priced time plus the least time to go reaches the
-ceiling is dropped, which loses nothing either. With a `width`, only the most promising labels of every (layers, kind)
-are kept; the least bound of those that were dropped is then part of the answer's proof.
+A label is (layers done, last kind, how often each kind was used, seconds so far). If labels agree
+in the first three, the quickest is kept, which loses nothing. A label whose priced time plus the
+least remaining time reaches the ceiling is dropped, which loses nothing either. With a `width`,
+only the most promising labels of every (layers, kind) are kept; the least bound of the dropped
+labels is then part of the answer's proof.
 """
 
 from __future__ import annotations
@@ -93,9 +94,11 @@ class Labels:
 
 
 class Fill:
-    """Least time for the layers left, by what is left of every kind: quickest nodes first, full, links at their best.
+    """Least time for the remaining layers, by the remaining nodes of every kind: quickest nodes
+    first, full, links at their best.
 
-    It forgets which link leads where, but not what was used; the relaxation does the reverse. Only for few kinds.
+    It ignores which link leads where, but not which nodes were used; the relaxation does the
+    reverse. Only for few kinds.
     """
 
     MOST_KINDS = 16
@@ -112,7 +115,8 @@ class Fill:
         self._tail = float(tail.min())
 
     def to_go(self, labels: Labels, start: int, arrived: bool) -> Floats:
-        """[labels] seconds certainly left after `start` layers; infinite when what is left cannot hold the rest.
+        """[labels] certain remaining seconds after `start` layers; infinite if the remaining nodes
+        cannot hold the rest.
 
         A node that has just `arrived` still has its own room, its hop is paid.
         """
@@ -160,7 +164,8 @@ class Search:
         self._ceiling = ceiling_s
         self._counters = Counters(problem)
         self._fill = Fill(problem, self._counters) if problem.count <= Fill.MOST_KINDS else None
-        # With sending in the station, a slower last stage may forbid the next link: the quicker label is not all.
+        # If sending is in the station, a slower last stage may forbid the next link: the quickest
+        # label is not enough.
         self._stations_count = not problem.instance.asynchronous and np.isfinite(problem.limit)
         self._waiting: list[list[Labels]] = [[] for _ in range(problem.layers + 1)]
         self._dropped = INFINITY
@@ -235,7 +240,7 @@ class Search:
             return np.asarray(order[fresh])
         group = np.cumsum(fresh)
         rank = np.argsort(np.argsort(labels.station[order], kind="stable"), kind="stable")
-        # Groups get ever smaller ranges, so that a running minimum starts anew with each of them.
+        # Groups get ever smaller ranges, so that a running minimum starts again with each of them.
         value = rank - group * (len(order) + 1)
         fresh[1:] |= value[1:] < np.minimum.accumulate(value)[:-1]
         return np.asarray(order[fresh])

@@ -1,8 +1,9 @@
 """Bound and search together: one `Oracle` answers "least R with every station <= T" for a set of kinds. Pure.
 
-Prices rise on kinds that the relaxed walk uses too often (subgradient steps towards the best plan's R); between rounds
-of steps a label search steered by those prices looks for a better plan. It ends when bound and plan meet, or when the
-`Effort` is spent: then the distance between them is the answer's certified gap.
+Prices rise on kinds that the relaxed walk uses too often (subgradient steps towards the best plan's
+R). Between rounds of steps a label search steered by those prices looks for a better plan. It ends
+when bound and plan meet, or when the `Effort` is spent; then the distance between them is the
+answer's certified gap.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class _Question:
             found = Search(self._problem, self._best, self.value, round_.width, round_.labels).run()
             if found.stages:
                 self._offer(self._expand(found.stages))
-            # Whatever is not found yet costs at least what the search dropped, or the value it was held to.
+            # A plan not found yet costs at least the bound of the dropped labels, or the search's ceiling.
             self.bound = max(self.bound, min(found.dropped_s, self.value))
             if self._closed:
                 break

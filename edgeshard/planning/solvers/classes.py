@@ -1,8 +1,8 @@
 """Class DP: exact when the nodes form few kinds of equal nodes, however many nodes there are. Pure.
 
 The state is (layers done, last kind, how many of every kind were used), with two savings that lose
-nothing. A kind with more nodes than a plan can have stages needs no counter. A state that provably ends above the best
-plan is dropped, by a bound that is exact when no counter binds. Blocks may differ. (docs/papers.md#class-dp)
+nothing. A kind with more nodes than a plan can have stages needs no counter. A state that provably ends above the
+best plan is dropped, by a bound that is exact if no counter binds. Blocks may differ. (docs/papers.md#class-dp)
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from edgeshard.planning.solvers.instance import Instance, Solution
 from edgeshard.planning.solvers.thresholds import least_round, least_value
 from edgeshard.planning.solvers.walks import single_kinds
 
-# For one question; a throughput is a dozen questions, whose prices start where the last one's ended.
+# For one query; a throughput is a dozen queries, whose prices start at the last one's end.
 EFFORT = (Round(20, 2), Round(40, 4), Round(60, 4), Round(80, 8), Round(100, 16), Round(150, 24))
 EFFORT_PER_THRESHOLD = (Round(15, 2), Round(25, 4), Round(30, 8))
 PROOF = (Round(60, 0),)

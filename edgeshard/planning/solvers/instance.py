@@ -44,7 +44,7 @@ class Instance:
     stage_bytes: float
     """Memory that a stage takes whatever its layers (workspace, resend buffer)."""
     capacity_bytes: Floats
-    """[M] memory that a node may give."""
+    """[M] memory that stages on a node may use."""
     max_layers: npt.NDArray[np.int64]
     """[M] most blocks that a node may hold (N when unlimited)."""
     source: int = 0
@@ -58,9 +58,12 @@ class Instance:
     max_nodes: int = 1 << 30
     """Most stages."""
     stage_s: Floats | None = None
-    """[M, N+1, N+1] seconds of a whole stage on node j with the blocks from n to e, its overhead, embedding and head
-    among them; infinite where the node can hold it in no way. It is there where a stage's time is no sum over blocks,
-    because weights stream from a disk, and replaces the sums and the memory. None otherwise."""
+    """[M, N+1, N+1] seconds of a whole stage on node j with the blocks from n to e; infinite if the
+    node cannot hold it.
+
+    It includes the stage's overhead, embedding and head. It exists if a stage's time is no sum over
+    blocks, because weights stream from a disk, and replaces the sums and the memory. None
+    otherwise."""
 
     @property
     def others(self) -> list[int]:
@@ -81,7 +84,7 @@ STEP_TIMES = ("compute_s", "embed_s", "head_s", "overhead_s", "hop_s", "return_s
 
 
 def with_tokens(prompt: Instance, token: Instance, tokens: float) -> Instance:
-    """The seconds of a prompt and so many tokens after it, over one cut, under the memory of `token`."""
+    """The seconds of a prompt and `tokens` tokens after it, over one cut, under the memory of `token`."""
     names = [*STEP_TIMES, *([] if token.stage_s is None else ["stage_s"])]
     if not tokens:  # a missing link takes for ever, and no tokens over it would be no number
         return replace(token, **{name: getattr(prompt, name) for name in names})
@@ -126,6 +129,6 @@ class Solution:
 
 
 def gap_of(bound: float, value: float, rounding: float = 0.0) -> float:
-    """By how much a value is above its bound, as a part of the value; 0 where that is no more than rounding."""
+    """How much a value is above its bound, as a part of the value; 0 if that is no more than rounding."""
     gap = 1.0 - bound / value if value > 0 else 0.0
     return gap if gap > rounding else 0.0

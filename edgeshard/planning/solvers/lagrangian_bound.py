@@ -1,9 +1,9 @@
 """The walk relaxation: a plan that may visit a node again, at a price. Its optimum is a certified lower bound. Pure.
 
-With a price mu_c >= 0 for every visit of kind c, L(mu) = (cheapest priced walk) - sum mu_c size_c is at most the best R
-for every mu: a plan visits kind c at most size_c times. Prices per visit imply prices per layer, since one visit holds
-at most what the node's memory holds, so this bound is at least as high. The maximum of L is found by subgradient steps;
-what is left to go from every (layers done, kind) steers and prunes the label search.
+With a price mu_c >= 0 for every visit of kind c, L(mu) = (cheapest priced walk) - sum mu_c size_c is at most the best
+R for every mu: a plan visits kind c at most size_c times. Prices per visit imply prices per layer, since one visit
+holds at most what the node's memory holds. So this bound is at least as high. Subgradient steps find the maximum of L.
+The least cost that remains from every (layers done, kind) steers and prunes the label search.
 (docs/papers.md#label-search-with-a-lagrangian-bound)
 """
 
@@ -21,10 +21,10 @@ from edgeshard.planning.solvers.walks import INFINITY, Integers, Problem
 class Relaxed:
     """One priced walk problem, solved backwards.
 
-    arrived [N+1, C] the least priced time to go for a node about to start at n layers (its own visit already paid);
-    worked [N+1, C] the same for one that has just finished at n; `bound` = L(mu); `walk` = (kind, start, end) of the
-    stages after the source's; `visits` how often each kind is in it. `prices` are what a
-    visit costs in all, `paid` what the bound subtracts.
+    arrived [N+1, C] is the least priced remaining time if a node is about to start at n layers (its
+    own visit already paid). worked [N+1, C] is the same if it has just finished at n. `bound` =
+    L(mu). `walk` = (kind, start, end) of the stages after the source's, and `visits` counts each
+    kind in it. `prices` are the full costs of a visit, `paid` the part that the bound subtracts.
     """
 
     prices: Floats

@@ -5,7 +5,7 @@ goal is the largest of its sides. So one question holds both phases of a batch:
 
     R_pre + (m - 1) B_pre + (G - 1) max(R_dec, m B_dec)
 
-has the sides with R_dec and with m B_dec. What answers it is given to a search as a `Prover`: `edgeshard.cpsat` is one.
+has the sides with R_dec and with m B_dec. A search takes the solver as a `Prover`; `edgeshard.cpsat` is one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Side = tuple[Part, ...]
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """`least` <= the sum of `weights` over the nodes that hold stages <= `most`; None for no such end."""
+    """`least` <= the sum of `weights` over the nodes that hold stages <= `most`; None if an end is open."""
 
     weights: tuple[float, ...]
     """One for each node."""
@@ -55,14 +55,14 @@ class Question:
     memory: Instance
     """Limits of memory, layers, links and stages."""
     sides: tuple[Side, ...] = ()
-    """The goal is their largest; none where any cut will do."""
+    """The goal is the largest of these; empty if any cut will do."""
     limits: tuple[tuple[Part, float], ...] = ()
     """Most seconds that a part may be."""
     conditions: tuple[Linear, ...] = ()
     without: tuple[Cut, ...] = ()
-    """Cuts that are known and not asked for."""
+    """Known cuts that the query excludes."""
     below: float = float("inf")
-    """Only a cut whose goal is below is of use, in seconds."""
+    """Only a cut whose goal is below this is of use, in seconds."""
     any_will_do: bool = False
     """Whether the first cut found is the answer."""
 
@@ -73,13 +73,13 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The best cut found, None for none; and a proven lower bound, in seconds, of the goal of all cuts below `below`:
-    infinite where there is none of them."""
+    """The best cut found, None if there is none, and a proven lower bound, in seconds, of the goal
+    of all cuts below `below`. The bound is infinite if no such cut exists."""
 
     cut: Cut | None
     bound_s: float
     spent: bool = False
-    """Whether the time for all questions is over: another one gets a bound alone."""
+    """Whether the time for all queries is over: another one gets only a bound."""
 
     @property
     def impossible(self) -> bool:
@@ -88,12 +88,12 @@ class Answer:
 
 
 class Prover(Protocol):
-    """Answers questions, in bounded time: what it has not proven by then its bound says."""
+    """Answers queries in bounded time; its bound covers what it has not proven by then."""
 
     def ask(self, question: Question) -> Answer: ...
 
 
 def ones(nodes: Sequence[int], count: int, weight: float = 1.0) -> tuple[float, ...]:
-    """Weights of `count` nodes that count these alone."""
+    """Weights of `count` nodes that count only these."""
     chosen = set(nodes)
     return tuple(weight if node in chosen else 0.0 for node in range(count))

@@ -61,7 +61,7 @@ def _dropped(nodes: list[int], shares: list[int]) -> Iterator[_Stages]:
 
 
 def _swapped(nodes: list[int], shares: list[int]) -> Iterator[_Stages]:
-    """The nodes alone, and their layers alone."""
+    """Swap only the nodes, or only their layers."""
     for one, other in combinations(range(1, len(nodes)), 2):
         if len(nodes) <= _ALL_PAIRS or other == one + 1:
             swapped, counts = list(nodes), list(shares)

@@ -1,15 +1,16 @@
-"""The paper's own Algorithms 1 and 2 (EdgeShard, IEEE IoT-J 2025), to stand beside the exact solvers. Pure.
+"""The paper's own Algorithms 1 and 2 (EdgeShard, IEEE IoT-J 2025), to compare with the exact solvers. Pure.
 
-Algorithm 1 chooses for every layer its node: DP(i, j) = min_k DP(i-1, k) + t_comm(i-1, k, j) + t_comp(i, j), and the
-return after the last layer. Its state forgets how much memory the way to it has used. Read literally, a node's memory
-shrinks for good whenever a value of its column improves. *Tracked* keeps for every state what its own way has used,
-which is still not optimal: the quickest way to (i, j) may have used up what the rest needs (27 becomes 32 in the
-4-layer case of the tests, 40 literally). Both may come back to a node. *Distinct* is tracked without that, so that the
-plan can be deployed.
+Algorithm 1 chooses for every layer its node: DP(i, j) = min_k DP(i-1, k) + t_comm(i-1, k, j) +
+t_comp(i, j), and the return after the last layer. Its state forgets how much memory the path to it
+has used. Read literally, a node's memory shrinks for good whenever a value of its column improves.
+*Tracked* keeps for every state the memory that its own path has used. It is still not optimal: the
+quickest path to (i, j) may have used up the memory that the rest needs. The 4-layer case of the
+tests gives 32 instead of 27, and 40 if read literally. Both may return to a node. *Distinct* is
+tracked without such returns, so that the plan can be deployed.
 
-The embedding counts as part of layer 0, norm and head as part of the last layer, a stage's fixed costs as part of the
-layer it begins with. Algorithm 2 looks for the least bottleneck and leaves out the return and the round.
-(docs/papers.md#the-papers-own-algorithms)
+The embedding counts as part of layer 0, norm and head as part of the last layer, a stage's fixed
+costs as part of the layer it begins with. Algorithm 2 minimises the bottleneck and leaves out the
+return and the round. (docs/papers.md#the-papers-own-algorithms)
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Memory(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A node per layer, and the algorithm's own time for it. `cut` is None when it comes back to a node."""
+    """A node per layer, and the algorithm's own time for it. `cut` is None if it returns to a node."""
 
     nodes: tuple[int, ...]
     value_s: float
@@ -60,9 +61,10 @@ def algorithm_1(instance: Instance, memory: Memory = Memory.LITERAL) -> Assignme
 def algorithm_2(instance: Instance, known: Cut | None = None) -> Cut | None:
     """The paper's throughput DP: the cut of least bottleneck, the return left out; None when nothing fits.
 
-    The paper's table over sets of nodes costs N^2 2^M M^2. The same optimum comes from bisecting the bottleneck T with
-    "least R with every station <= T"; of the plans of that bottleneck it is one of least R, where the paper is silent.
-    A cut of a similar instance that is `known`, if it is allowed here, saves some of that.
+    The paper's table over sets of nodes costs N^2 2^M M^2. Bisecting the bottleneck T with "least R
+    with every station <= T" finds the same optimum. Of the plans of that bottleneck it is one of
+    least R, which the paper leaves open. `known`, a cut of a similar instance, saves some of that
+    if it is allowed here.
     """
     nothing = np.zeros_like(instance.hop_s)
     open_ring = replace(instance, return_s=nothing, latency_s=nothing, asynchronous=True)

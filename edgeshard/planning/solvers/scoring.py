@@ -18,7 +18,7 @@ SLACK = 1e-9
 
 
 def within(value: float, limit: float) -> bool:
-    """Whether `value` keeps `limit`, but for rounding."""
+    """Whether `value` keeps `limit`, except for rounding."""
     return value <= limit * (1 + SLACK)
 
 
@@ -31,7 +31,7 @@ def stages(cut: Cut) -> tuple[tuple[int, int, int], ...]:
 def score(instance: Instance, cut: Cut, names: Sequence[str] | None = None) -> Score:
     """R, B and the bottleneck in words. `names` are the nodes' names, else "node 3".
 
-    It does not ask whether the cut is allowed: that is `violations`. A missing link gives an infinite R and B.
+    It does not check whether the cut is allowed: `violations` does. A missing link makes R and B infinite.
     """
     title = names if names is not None else [f"node {node}" for node in range(instance.nodes)]
     source, count = instance.source, len(cut.nodes)
@@ -72,7 +72,8 @@ def _carries_head(instance: Instance, cut: Cut, index: int) -> bool:
 
 
 def _hops(instance: Instance, cut: Cut) -> list[tuple[int, int, float, float]]:
-    """(sender, receiver, seconds on the link, pure delay) of every hop, the return last; none for a single node."""
+    """(sender, receiver, seconds on the link, pure delay) of every hop, the return last; empty for
+    a single node."""
     if len(cut.nodes) == 1:
         return []
     hops = [
@@ -123,7 +124,7 @@ def violations(instance: Instance, cut: Cut) -> tuple[str, ...]:
 
 
 def _shape_violations(instance: Instance, cut: Cut) -> list[str]:
-    """Whether it is a cut of this instance at all; the other rules cannot be asked otherwise."""
+    """Reasons why it is no cut of this instance at all; the other rules cannot be checked otherwise."""
     if not cut.nodes or len(cut.nodes) != len(cut.ends):
         return [f"{len(cut.nodes)} nodes for {len(cut.ends)} ends"]
     unknown = [node for node in cut.nodes if not 0 <= node < instance.nodes]

@@ -1,4 +1,4 @@
-"""The solvers behind one door: the exact one that suits the instance, or the one that certifies a gap. Pure.
+"""One interface to the solvers: the exact one that suits the instance, or the one that certifies a gap. Pure.
 
 Few kinds of equal nodes: `classes`, exact. Few nodes: `subset`, exact. Otherwise `general`, with a gap in the answer.
 """

@@ -64,9 +64,9 @@ def _station_values(instance: Instance) -> Floats:
 
 
 class _Tables:
-    """Seconds per possible stage, infinite where memory forbids it.
+    """Seconds per possible stage, infinite if memory forbids it.
 
-    first [N+1] by end, for the source; middle [M, N+1, N+1] by start and end; last [M, N+1] by start; single a number.
+    first [N+1] by end, for the source; middle [M, N+1, N+1] by start and end; last [M, N+1] by start; single: a number.
     """
 
     def __init__(self, instance: Instance) -> None:

@@ -1,7 +1,8 @@
 """From "least R with every station <= T" to the least max(R, m B), exactly. Pure.
 
-The plan of least B alone is not the best: a plan's rate is m / max(R, m B). A value V can be reached if and only if
-some plan keeps every station <= V / m and has R <= V. (docs/papers.md#from-least-round-to-highest-rate)
+The plan of least B is not always the best: a plan's rate is m / max(R, m B). A value V can be
+reached if and only if some plan keeps every station <= V / m and has R <= V.
+(docs/papers.md#from-least-round-to-highest-rate)
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ STRICTLY = 1 - 5 * SLACK
 NARROWING_STEPS = 5
 
 _NEAR = 0.02
-"""A plan of a bottleneck so near to the least one, as a part, is asked for a better one."""
+"""If a plan's bottleneck is within this part of the least one, the search queries for a better plan."""
 
 Oracle = Callable[[float, float], Answer]
 
@@ -52,9 +53,9 @@ def solution(instance: Instance, cut: Cut, value_s: float, bound_s: float) -> So
 def least_value(instance: Instance, oracle: Oracle, micro_batches: int, prove: Oracle | None = None) -> Solution | None:
     """The plan of least max(R, m B), by bisecting V with `oracle(threshold_s, ceiling_s)`. None: no plan at all.
 
-    After halving finds a plan, it asks strictly below that plan's value: the values are finite, so "none" is the proof
-    that it is the optimum, and bisecting needs no tolerance. An oracle that gives up leaves a gap, kept in `bound_s`;
-    `prove`, an oracle that only bounds, then narrows it.
+    After halving finds a plan, it queries strictly below that plan's value. The values are finite,
+    so "none" proves the optimum, and bisecting needs no tolerance. An oracle that stops early
+    leaves a gap, kept in `bound_s`; `prove`, an oracle that only bounds, then narrows it.
     """
     infinity = float("inf")
     free = oracle(infinity, infinity)
@@ -80,7 +81,8 @@ def least_value(instance: Instance, oracle: Oracle, micro_batches: int, prove: O
 
 
 def _narrowed(prove: Oracle, micro_batches: int, bound: float, value: float) -> float:
-    """A better lower bound of max(R, m B), between `bound` and `value`: where V meets the bound of R at T = V / m."""
+    """A better lower bound of max(R, m B), between `bound` and `value`: the V that equals the bound
+    of R at T = V / m."""
     low, high = bound, value
     for _ in range(NARROWING_STEPS):
         target = (low + high) / 2
@@ -102,8 +104,8 @@ def least_round(instance: Instance, oracle: Oracle, threshold_s: float) -> Solut
 
 
 def least_bottleneck(instance: Instance, oracle: Oracle, known: Cut | None = None) -> Cut | None:
-    """The plan of least B, and of those one of least R: the value below which no threshold leaves a plan. None: no plan
-    at all. A plan that is `known` already saves questions."""
+    """The plan of least B, and among those one of least R: below this value no threshold leaves a
+    plan. None: no plan at all. A plan that is `known` already saves queries."""
     infinity = float("inf")
     best, asked = known, known is None
     if best is None:
@@ -112,7 +114,7 @@ def least_bottleneck(instance: Instance, oracle: Oracle, known: Cut | None = Non
         return None
     low, high = 0.0, score(instance, best).bottleneck_s
     while low < high * STRICTLY:
-        # That there is no plan is quickly seen where stages have no room for all layers, so thresholds are low ones.
+        # The absence of a plan shows quickly if stages have no memory for all layers, so thresholds are low ones.
         target = low + (high - low) / 4 if high - low > _NEAR * high else high * STRICTLY
         cut = oracle(target, infinity).cut
         if cut is None:

@@ -1,8 +1,9 @@
 """The instance as the walk solvers see it: *kinds* of nodes instead of nodes, and windows instead of memory. Pure.
 
-A kind is a set of nodes that nothing tells apart (`classes`), or one node (`general`). A plan is a walk over
-(layers done, kind) that visits a kind at most as often as it has nodes. Compute and memory only grow with the layers of
-a stage, so what a node may hold from layer n on is a window, `reach[kind, n]` its last end.
+A kind is a set of indistinguishable nodes (`classes`), or one node (`general`). A plan is a walk
+over (layers done, kind) that visits a kind at most as often as it has nodes. Compute and memory
+only grow with the layers of a stage. So the layers that a node may hold from layer n on are a
+window, `reach[kind, n]` its last end.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ INFINITY = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """members[c] are the nodes of kind c; kind 0 is the source alone."""
+    """members[c] are the nodes of kind c; kind 0 is only the source."""
 
     members: tuple[tuple[int, ...], ...]
 
@@ -169,7 +170,7 @@ class Problem:
     def restrict(self, other: Problem) -> None:
         """Leave out the stages and links that another problem of the same nodes, layers and memory does not have.
 
-        Where sending is part of a station, what is left may be more than the other problem allows, never less.
+        If sending is part of a station, the remainder may be more than the other problem allows, never less.
         """
         self.reach = np.minimum(self.reach, other.reach)
         missing = np.isinf(other.occupied)

@@ -91,7 +91,7 @@ def _open_closed() -> None:
 
 
 def _text(raw: io.FileIO, stream: TextIO | None) -> io.TextIOWrapper:
-    """A text stream over a file, as Python made `stream` (None for one that was closed)."""
+    """A text stream over a file, as Python made `stream` (None if it was closed)."""
     buffer = io.BufferedWriter(raw)
     if not isinstance(stream, io.TextIOWrapper):
         return io.TextIOWrapper(buffer, encoding="utf-8", errors="backslashreplace", line_buffering=True)
@@ -106,7 +106,7 @@ def _text(raw: io.FileIO, stream: TextIO | None) -> io.TextIOWrapper:
 
 
 def _discard_output() -> None:
-    """Let what is still buffered go nowhere: Python writes it at exit."""
+    """Discard output that is still buffered: Python would write it at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, _OUTPUT)
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""The order in which Python looks for packages, for the programs that EdgeShard installs."""
+"""The order in which Python searches for packages, for the programs that EdgeShard installs."""
 
 from __future__ import annotations
 

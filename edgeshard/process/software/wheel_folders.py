@@ -17,15 +17,15 @@ INSTALLER, REQUIREMENTS = "install.sh", "requirements.txt"
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,254}")
 _LINE = re.compile(r"([0-9a-f]{64})  (\S+)")
 _BLOCK_BYTES = 512
-"""Of a tar archive: each file ends at a multiple of it, filled up with zeros."""
+"""Block of a tar archive: each file ends at a multiple of it, filled up with zeros."""
 _CHUNK_BYTES = 1 << 20
 
 
 def check_folder(folder: Path) -> None:
     """Compare every file of a folder with its SHA256SUMS.
 
-    Raises InvalidArgumentError for what is no folder of wheels, DataLossError naming a file that is missing, changed
-    or not listed; both have the field `from`.
+    Raises InvalidArgumentError if it is no folder of wheels, DataLossError naming a file that is
+    missing, changed or not listed; both have the field `from`.
     """
     listed = _checksums(folder)
     names = {path.name for path in folder.iterdir()} - {CHECKSUMS}
@@ -49,8 +49,8 @@ def check_folder(folder: Path) -> None:
 def unpack(archive: Path, into: Path) -> Path:
     """Write the files of a bundle below the directory `into`, and return their checked folder.
 
-    Raises InvalidArgumentError for what is no bundle, FailedPreconditionError if the disk is too small, and
-    DataLossError as `check_folder`.
+    Raises InvalidArgumentError if it is no bundle, FailedPreconditionError if the disk is too
+    small, and DataLossError as `check_folder`.
     """
     try:
         with archive.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as bundle:
@@ -95,7 +95,7 @@ def _checksums(folder: Path) -> dict[str, str]:
 
 
 def _folder_name(archive: Path, members: list[tarfile.TarInfo]) -> str:
-    """The one directory that all members lie in."""
+    """The only directory that contains all members."""
     parts = [PurePosixPath(member.name).parts for member in members]
     well_named = all(len(each) == 2 and all(map(_FILE.fullmatch, each)) for each in parts)
     directories = {each[0] for each in parts}

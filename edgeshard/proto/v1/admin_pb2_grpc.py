@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """What an operator calls through edgectl.
+    """The calls of an operator, by edgectl.
     """
 
     def __init__(self, channel):
@@ -133,7 +133,7 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """What an operator calls through edgectl.
+    """The calls of an operator, by edgectl.
     """
 
     def ListNodes(self, request, context):
@@ -149,7 +149,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LabelNode(self, request, context):
-        """Sets labels of a node and removes others. Asking twice changes nothing more.
+        """Sets labels of a node and removes others. A repeated call changes nothing more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -181,21 +181,21 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetSite(self, request, context):
-        """All that a plan for a model is made from: nodes, links, and their measured times for it.
+        """The inputs of a plan for a model: nodes, links, and their measured times for it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Profile(self, request, context):
-        """Has nodes measure themselves for a model, and their links; says how far each is until all are done.
+        """Has nodes measure themselves for a model, and their links; reports the progress of each until all are done.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Plan(self, request, context):
-        """What Deploy would do, without doing it.
+        """The result that Deploy would have, without doing it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -226,7 +226,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Replan(self, request, context):
-        """Plans a deployment that is ready for the nodes that are there now, and moves it where that is worth it.
+        """Plans a deployment that is ready for the nodes that are there now, and moves it if that is worth it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -240,21 +240,21 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Dump(self, request, context):
-        """What the coordinator and every connected node know and did lately, for whoever looks for a fault.
+        """Recent state and actions of the coordinator and of every connected node, for finding faults.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListAudit(self, request, context):
-        """Who changed the site or was refused, lately.
+        """Callers who changed the site or were refused, lately.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListEvents(self, request, context):
-        """What happened on the site lately: nodes, links, deployments. The stream ends behind the newest, unless it follows.
+        """Recent events of the site: nodes, links, deployments. The stream ends after the newest, unless it follows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -367,7 +367,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """What an operator calls through edgectl.
+    """The calls of an operator, by edgectl.
     """
 
     @staticmethod

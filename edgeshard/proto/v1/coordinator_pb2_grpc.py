@@ -62,8 +62,8 @@ class CoordinatorServiceServicer:
     """
 
     def Register(self, request, context):
-        """Announces a node. Idempotent: the same node id replaces what was known of it. A node registers as soon as it runs,
-        and once more when it has imported what computes.
+        """Announces a node. Idempotent: the same node id replaces its former registration. A node registers as soon
+        as it runs, and once more when it has imported its compute libraries.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class HeadServiceStub:
-    """Dialled by the head of a pipeline, beside its control stream: requests and cancels down, tokens up.
+    """Dialled by the head of a pipeline, in addition to its control stream: requests and cancels down, tokens up.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class HeadServiceStub:
 
 
 class HeadServiceServicer:
-    """Dialled by the head of a pipeline, beside its control stream: requests and cancels down, tokens up.
+    """Dialled by the head of a pipeline, in addition to its control stream: requests and cancels down, tokens up.
     """
 
     def Attach(self, request_iterator, context):
@@ -69,7 +69,7 @@ def add_HeadServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class HeadService:
-    """Dialled by the head of a pipeline, beside its control stream: requests and cancels down, tokens up.
+    """Dialled by the head of a pipeline, in addition to its control stream: requests and cancels down, tokens up.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class EnrolmentServiceStub:
-    """On a listener of its own, which serves nothing else and asks for no certificate: who joins has none yet.
+    """On a listener of its own, which serves nothing else and requires no certificate: a joiner has none yet.
     """
 
     def __init__(self, channel):
@@ -48,7 +48,7 @@ class EnrolmentServiceStub:
 
 
 class EnrolmentServiceServicer:
-    """On a listener of its own, which serves nothing else and asks for no certificate: who joins has none yet.
+    """On a listener of its own, which serves nothing else and requires no certificate: a joiner has none yet.
     """
 
     def Enrol(self, request, context):
@@ -59,7 +59,8 @@ class EnrolmentServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetAuthorities(self, request, context):
-        """Whom the site trusts, which is no secret. A joiner, who has a digest of it, asks before it says anything.
+        """The authorities that the site trusts, which are no secret. A joiner, who has a digest of one, requests
+        them before it sends anything.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +88,7 @@ def add_EnrolmentServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EnrolmentService:
-    """On a listener of its own, which serves nothing else and asks for no certificate: who joins has none yet.
+    """On a listener of its own, which serves nothing else and requires no certificate: a joiner has none yet.
     """
 
     @staticmethod
@@ -221,7 +222,7 @@ class IdentityServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTokens(self, request, context):
-        """Tokens that still let a process in: neither used nor expired. Without their secrets.
+        """Tokens that still admit a process: neither used nor expired. Without their secrets.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -235,7 +236,7 @@ class IdentityServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Renew(self, request, context):
-        """Another certificate for the caller, who has one that is good still.
+        """Another certificate for the caller, whose present one must be valid.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -249,21 +250,21 @@ class IdentityServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Revoke(self, request, context):
-        """No certificate that was made so far for this principal is accepted any more.
+        """Certificates made so far for this principal are no longer accepted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RemoveNode(self, request, context):
-        """A node leaves the site: its deployments go on without it, and its certificates are revoked.
+        """A node leaves the site: its deployments continue without it, and its certificates are revoked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateKey(self, request, context):
-        """API keys, by which programs come in by HTTP. The secret is in the answer to its creation and nowhere else.
+        """API keys, with which programs connect by HTTP. The secret is only in the answer to its creation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -276,14 +277,14 @@ class IdentityServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RevokeKey(self, request, context):
-        """It is refused from now on, and what it has running ends.
+        """It is refused from now on, and its running requests end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateDashboardLink(self, request, context):
-        """A way into the dashboard for the caller's browser, good once and for a minute.
+        """A link that opens the dashboard in the caller's browser, valid once and for a minute.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

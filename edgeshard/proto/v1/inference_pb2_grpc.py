@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class InferenceServiceStub:
-    """What applications call.
+    """The calls of applications.
     """
 
     def __init__(self, channel):
@@ -73,7 +73,7 @@ class InferenceServiceStub:
 
 
 class InferenceServiceServicer:
-    """What applications call.
+    """The calls of applications.
     """
 
     def Generate(self, request, context):
@@ -84,8 +84,9 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Listen(self, request_iterator, context):
-        """The tokens of all requests of a client that name this listener, over the same connection: those that are there
-        together come in one message. The stream ends with the client's half of it; requests that name it then end too.
+        """The tokens of all requests of a client that name this listener, over the same connection: one message
+        carries those that are there together. The stream ends when the client ends its half; requests that name
+        it then end too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,7 +105,7 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RenderChat(self, request, context):
-        """A conversation as a prompt, by the chat template of the model that is served.
+        """A conversation as a prompt, by the chat template of the served model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -169,7 +170,7 @@ def add_InferenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class InferenceService:
-    """What applications call.
+    """The calls of applications.
     """
 
     @staticmethod

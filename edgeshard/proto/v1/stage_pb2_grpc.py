@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class StageServiceStub:
-    """Neighbour to neighbour. Either end of a hop may dial; the hello says in which direction steps flow.
+    """Neighbour to neighbour. Either end of a hop may dial; the hello has the direction of the steps.
     """
 
     def __init__(self, channel):
@@ -48,7 +48,7 @@ class StageServiceStub:
 
 
 class StageServiceServicer:
-    """Neighbour to neighbour. Either end of a hop may dial; the hello says in which direction steps flow.
+    """Neighbour to neighbour. Either end of a hop may dial; the hello has the direction of the steps.
     """
 
     def Exchange(self, request_iterator, context):
@@ -86,7 +86,7 @@ def add_StageServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class StageService:
-    """Neighbour to neighbour. Either end of a hop may dial; the hello says in which direction steps flow.
+    """Neighbour to neighbour. Either end of a hop may dial; the hello has the direction of the steps.
     """
 
     @staticmethod

@@ -67,15 +67,15 @@ class ModelStoreServiceServicer:
     """
 
     def RegisterModel(self, request, context):
-        """Registers a manifest when every blob it names is present; otherwise says what is missing and changes nothing.
+        """Registers a manifest if every blob it names is present; otherwise returns the missing ones and changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AddLocalModel(self, request, context):
-        """Registers a model whose files lie on the coordinator's own machine: they are used in their place, not sent.
-        FAILED_PRECONDITION with reason NOT_THIS_MACHINE where the coordinator does not find them so.
+        """Registers a model whose files are on the coordinator's own machine: they are used in their place, not sent.
+        FAILED_PRECONDITION with reason NOT_THIS_MACHINE if the coordinator does not find the same files.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

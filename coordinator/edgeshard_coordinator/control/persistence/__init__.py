@@ -1,1 +1,1 @@
-"""The disk beside models: the state, operations and the audit log."""
+"""Disk storage other than models: the state, operations and the audit log."""

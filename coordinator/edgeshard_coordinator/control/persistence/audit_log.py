@@ -1,7 +1,8 @@
-"""The audit log on disk: each change of the site and each refusal. A thread writes it, and nobody waits for it.
+"""The audit log on disk: each change of the site and each refusal. A thread writes it, so no caller waits for it.
 
-Deeds of operators have files of their own, and so have those of others, so that a caller who is refused as often as he
-likes pushes neither out. Refusals have one rate for each kind: many of one kind hide no other.
+Operators' actions have files of their own, and so have all others'. A caller who is refused
+arbitrarily often thus displaces neither. Each kind of refusal has its own rate limit: many of one
+kind hide no other.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ MOST_KINDS = 1024
 TOLD_EVERY_S = 60.0
 """Seconds between two entries that count the unwritten ones."""
 MOST_WAITING = 4096
-"""Entries that the disk may be behind; more are counted."""
+"""Entries that may wait for the disk; further ones are only counted."""
 _BATCH = 256
 _LONGEST = 200
 """Characters of a field, since a caller may write any target."""
@@ -51,7 +52,7 @@ log = structlog.get_logger()
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    """A question to the files, which `work` answers in their thread, behind all entries that were added before it."""
+    """A query to the files, which `work` answers in their thread, after all entries that were added before it."""
 
     work: Callable[[], Any]
     answer: Future[Any] = field(default_factory=Future)
@@ -59,7 +60,7 @@ class _Question:
 
 @dataclass(slots=True, eq=False)
 class _Kind:
-    """Entries that are counted together where they are not written: of `what`, with this result, by `who` or all."""
+    """Entries that are counted together if they are not written: of `what`, with this result, by `who` or all."""
 
     file: RotatedLines
     what: str = ""
@@ -70,12 +71,12 @@ class _Kind:
 
 
 _Item = tuple[AuditEntry, RotatedLines] | _Question | None
-"""An entry and where it goes; None for the end."""
+"""An entry and its destination, or None as the end."""
 
 
 class AuditLog:
-    """`add` entries from the event loop's thread. `directory` is None where nothing is kept, `key` where nothing is
-    sealed."""
+    """`add` entries from the event loop's thread. `directory` is None if no log is kept, `key` is
+    None if it is not sealed."""
 
     def __init__(self, directory: Path | None, clock: Clock, key: SealKey | None = None) -> None:
         self._keeps = directory is not None
@@ -98,7 +99,8 @@ class AuditLog:
             self._thread.start()
 
     async def stop(self) -> None:
-        """Write all that was added, unless the disk says nothing for a second. A second call changes nothing."""
+        """Write all that was added, unless the disk does not respond for a second. A second call
+        changes nothing."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._tell_suppressed()
@@ -161,17 +163,17 @@ class AuditLog:
                 del self._kinds[key]
 
     async def newest(self, count: int) -> tuple[AuditEntry, ...]:
-        """The newest entries, the oldest first: at most `count` of all that were added until now. Refusals are at most
-        half of them, where there is enough else.
+        """The newest entries, the oldest first: at most `count` of all that were added until now.
+        Refusals are at most half of them, if there are enough other entries.
 
-        Raises DeadlineError where the disk says nothing, InternalError where it cannot be read.
+        Raises DeadlineError if the disk does not respond, InternalError if it cannot be read.
         """
         return () if self._thread is None else await self._answered(partial(self._newest, count))
 
     async def check(self) -> tuple[AuditCheck, ...]:
         """The verdict of the seals on each file, with all that was added until now.
 
-        Raises FailedPreconditionError where nothing is sealed, and as `newest`.
+        Raises FailedPreconditionError if the log is not sealed, and as `newest`.
         """
         if self._key is None:
             raise FailedPreconditionError(
@@ -186,7 +188,7 @@ class AuditLog:
         asked = _Question(work)
         try:
             if not self._put(asked):
-                raise TimeoutError  # It is as far behind as it may be.
+                raise TimeoutError  # The queue is full.
             async with asyncio.timeout(_ANSWER_LIMIT_S):
                 return await asyncio.wrap_future(asked.answer)
         except TimeoutError:
@@ -204,8 +206,8 @@ class AuditLog:
         return True
 
     def _put_entry(self, entry: AuditEntry, kind: _Kind) -> None:
-        """Put an entry in the queue. Where there is no room, the next one of its kind counts it, and all that it
-        counts."""
+        """Put an entry in the queue. If the queue is full, the next one of its kind counts it, and
+        all that it counts."""
         is_put = self._put((entry, kind.file))
         kind.suppressed = 0 if is_put else entry.suppressed + (entry.result != SUPPRESSED)
 
@@ -287,7 +289,7 @@ def _line(entry: AuditEntry) -> bytes:
 
 
 def _entry(line: bytes) -> AuditEntry | None:
-    """The entry of a line; None for a line that is no entry of this version, or could not be sent as one."""
+    """The entry of a line; None if it is no entry of this version, or could not be sent as one."""
     try:
         entry = AuditEntry(**json.loads(line))
         for text in (entry.time, entry.who, entry.what, entry.target, entry.result, entry.address):

@@ -15,7 +15,7 @@ from edgeshard_coordinator.control.persistence.persistence import StateStore
 from edgeshard_coordinator.core.values.state import ServedOperation
 
 DISK_LIMIT_S = 5.0
-"""A disk that says nothing for so long is not waited for."""
+"""Longest wait for a disk that does not respond."""
 Work = Callable[[ServedOperation], Awaitable[bytes]]
 AnswerT = TypeVar("AnswerT")
 
@@ -30,8 +30,9 @@ class Operations:
     async def once(self, operation_id: str, request: Message, work: Work) -> bytes:
         """The outcome of `work`, or of the earlier call with this id.
 
-        `work` gets the operation without its outcome, and must save the operation with its outcome. It goes on when the
-        caller hangs up. Raises InvalidArgumentError naming operation_id when the id belongs to another request.
+        `work` gets the operation without its outcome, and must save the operation with its outcome.
+        It continues when the caller hangs up. Raises InvalidArgumentError naming operation_id if
+        the id belongs to another request.
         """
         key = OperationId(check_id(operation_id, "operation_id"))
         fingerprint = fingerprint_of(request)
@@ -63,7 +64,7 @@ class Operations:
 
 
 async def answered(disk: Awaitable[AnswerT]) -> AnswerT:
-    """Wait for the disk's answer. Raises DeadlineError where it says nothing."""
+    """Wait for the disk's answer. Raises DeadlineError if it does not respond."""
     try:
         async with asyncio.timeout(DISK_LIMIT_S):
             return await disk
@@ -77,7 +78,7 @@ async def answered(disk: Awaitable[AnswerT]) -> AnswerT:
 
 
 def fingerprint_of(request: Message) -> str:
-    """A fingerprint that is equal for two requests that ask for the same."""
+    """A fingerprint that is equal for two equal requests."""
     kind = request.DESCRIPTOR.full_name.encode()
     return hashlib.sha256(kind + b"\0" + request.SerializeToString(deterministic=True)).hexdigest()
 

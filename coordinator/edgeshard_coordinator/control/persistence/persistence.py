@@ -145,7 +145,7 @@ class StateStore(SqliteStore):
         )
 
     def _next_term(self) -> Term:
-        """One more than the last, on disk before any node hears of it."""
+        """One more than the last, on disk before any node receives it."""
         with _transaction(self._open_database) as database:
             row = database.execute("SELECT site, number FROM term").fetchone()
             site, number = row if row is not None else (uuid.uuid4().hex, 0)
@@ -247,7 +247,7 @@ class StateStore(SqliteStore):
 
     @in_own_thread
     def find_operation(self, operation_id: OperationId) -> ServedOperation | None:
-        """The call with this id that took effect; None where there was none, or it was long ago."""
+        """The call with this id that took effect; None if there was none, or it was long ago."""
         row = self._open_database.execute(
             "SELECT fingerprint, outcome FROM operations WHERE operation_id = ?", (operation_id,)
         ).fetchone()
@@ -350,7 +350,7 @@ def _counted(name: str, epoch: int, floor: Epoch) -> Epoch:
 
 
 def _readable(kind: type[ProfileT], body: str, node_id: str) -> ProfileT | None:
-    """A measurement; None for one in a form of an earlier version that is not known any more: it is measured again."""
+    """A measurement; None if its form is of an earlier version and no longer known: it is measured again."""
     try:
         return parse_profile(kind, body)
     except EdgeShardError as error:

@@ -1,4 +1,4 @@
-"""Lines appended to a file of bounded size, with some full ones kept beside it."""
+"""Lines appended to a file of bounded size; some earlier, full files are kept."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class RotatedLines:
     """A log in files: `NAME.jsonl`, before it `NAME.1.jsonl` and so on, the oldest with the highest number. It is for
     one thread at a time.
 
-    The files are their owner's alone. A disk that refuses raises OSError; the next `append` begins afresh. With `key`
-    the files hold seals of their lines (`seals.py`).
+    Only their owner can read the files. A disk that refuses raises OSError; the next `append`
+    begins afresh. With `key` the files hold seals of their lines (`seals.py`).
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class RotatedLines:
         self._name = name
         self._key = key
         self._chain: Chain | None = None
-        """The end of the open file; None where it is not open, or not sealed."""
+        """The end of the open file; None if it is not open, or not sealed."""
         self._head: str | None = None
         """The newest seal of this process."""
         numbers = ("", *(f".{number}" for number in range(1, kept)))
@@ -123,8 +123,8 @@ class RotatedLines:
             self._chain = self._resumed(self._key)
 
     def _resumed(self, key: SealKey) -> Chain:
-        """The chain behind the file's lines. The last seal of this process counts more than one that it finds; a new
-        file goes on from the last seal of the file before."""
+        """The chain after the file's lines. The last seal of this process counts more than one in
+        the file; a new file continues from the last seal of the previous file."""
         own, *older = [content for _, content in self._files()]
         if self._head is None:
             lines = [line for content in (*older[:1], own) for line in content.splitlines(keepends=True)]

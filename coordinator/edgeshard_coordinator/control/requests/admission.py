@@ -1,5 +1,4 @@
-"""Admission of requests: by the identity's quota, the deployment's limit, and the book of requests that clients come
-back for."""
+"""Admission of requests: by the identity's quota, the deployment's limit, and the book of resumable requests."""
 
 from __future__ import annotations
 
@@ -17,15 +16,15 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord
 
 @dataclass(eq=False)
 class Admission:
-    """Lets requests in or refuses them, beside those that run or wait now, which change."""
+    """Admits requests or refuses them, given the requests that run or wait now."""
 
     _requests: Mapping[RequestId, RunningRequest]
     _quotas: QuotaBook
     _resumptions: ResumptionBook
 
     def let_in(self, request: RunningRequest, replicas: Sequence[DeploymentRecord]) -> RunningRequest | None:
-        """Enter the standing of a request for one of the `replicas` of a name; returns the former call of the same
-        request, which must end, where there is one.
+        """Enter the resumption status of a request for one of the `replicas` of a name. Returns the
+        former call of the same request, which must end, if there is one.
 
         Raises for a request that may not run, changing nothing: AlreadyExistsError naming `request_id`, and as
         `QuotaBook.check`, `QuotaBook.check_debt` and `ResumptionBook.standing_of` do.
@@ -46,15 +45,16 @@ class Admission:
         return former
 
     def decide(self, request: RunningRequest, replicas: Sequence[DeploymentRecord]) -> None:
-        """Enter the standing of a request that waited for its head's word, which is there now. Raises where it must
-        end."""
+        """Enter the resumption status of a request that waited for its head's report, which is
+        there now. Raises if it must end."""
         standing, is_charged, is_back = self._known(request)
         self._check(request, replicas, standing, request)
         request.standing, request.is_charged, request.is_back = standing, is_charged, is_back
 
     def _known(self, request: RunningRequest) -> tuple[Standing, bool, bool]:
-        """The standing of a request that had a start before, whether its prompt was counted, and whether its client was
-        believed by that. The client was not where a head runs the request: then the coordinator lost it."""
+        """The status of a request that had a start before, whether its prompt was counted, and
+        whether its resumption was accepted because of that. It was not if a head runs the request:
+        then the coordinator lost it."""
         standing, is_charged = self._resumptions.standing_of(request.request_id, request.claim)
         runs = self._resumptions.is_held(request.request_id)
         return standing, is_charged, standing is Standing.BELIEVED and not runs
@@ -68,9 +68,9 @@ class Admission:
     ) -> None:
         """Raise for a request that finds no place by its standing or by its identity; `itself` is not counted.
 
-        A request that comes back passes a full deployment, since its place may have been given away, though no more
-        than once over. A request that waits for its head's word is counted among those of its identity alone: made-up
-        claims would keep honest clients out otherwise.
+        A resumed request passes a full deployment, since its place may have been given to another,
+        but not beyond twice the limit. A request that waits for its head's report is counted only
+        among its identity's: otherwise invented claims would keep honest clients out.
         """
         is_checked = standing in (Standing.NEW, Standing.REPLAYED)
         others = [other for other in self._requests.values() if other is not itself]

@@ -24,7 +24,7 @@ UNKNOWN_CONTEXT = 2**31 - 1
 
 
 class Chats:
-    """`record_of` gives the deployment that serves under a name, as for a request to generate."""
+    """`record_of` returns the deployment that serves under a name, as for a request to generate."""
 
     def __init__(self, record_of: Callable[[str], DeploymentRecord], models: Models) -> None:
         self._record_of = record_of

@@ -1,7 +1,7 @@
 """Heads' reports of their requests.
 
-The journal of a request (prompt and emitted tokens) decides which reports count: those of the epoch that the request
-runs in, and of tokens the one at the position that comes next.
+The journal of a request (prompt and emitted tokens) decides which reports count. A report must be
+of the epoch that the request runs in, and a token must be the one at the next position.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def _are_finite(top: Iterable[TokenLogprob]) -> bool:
 class HeadReports:
     """Takes each report to its request's journal and client. Every method returns at once.
 
-    `state` gives the newest state, `now` seconds of a steady clock. A client may fall `backlog_limit` events behind
-    before its request is given up.
+    `state` returns the newest state, `now` seconds of a steady clock. A request is ended if its
+    client lags by more than `backlog_limit` events.
     """
 
     _state: Callable[[], State]
@@ -72,10 +72,11 @@ class HeadReports:
     _now: Callable[[], float]
     _backlog_limit: int
     dropped_messages: int = 0
-    """Tokens and other messages of heads that came too late, twice or out of order."""
+    """Tokens and other messages of heads that arrived too late, twice or out of order."""
 
     def take(self, attachment: Attachment, said: HeadEvents) -> None:
-        """Take what a head says on its stream. Nothing counts that is of another epoch than the stream."""
+        """Process a head's messages from its stream. A message of another epoch than the stream's
+        does not count."""
         for item in said.events:
             request = attachment.requests.get(item.request_id) if said.epoch == attachment.epoch else None
             if request is None or not self._on_event(attachment, request, item.event):
@@ -117,7 +118,7 @@ class HeadReports:
     def _on_accepted(self, attachment: Attachment, request: RunningRequest, prompt_tokens: tuple[int, ...]) -> None:
         record = self._state().deployments.get(attachment.deployment)
         if request.prompt_tokens is not None or record is None:
-            return  # It goes on: its client knows that it has started.
+            return  # It continues: its client knows that it has started.
         if (why := _wrong_prompt(request.generation.prompt, prompt_tokens, record)) is not None:
             self._refuse(attachment, request, why)
             return
@@ -125,15 +126,15 @@ class HeadReports:
         request.times.accepted(len(prompt_tokens))
         if not request.is_charged:
             request.is_charged = True
-            # A client that comes with tokens has the head read them, as it does a prompt.
+            # If a client resumes with tokens, the head reads them, as it does a prompt.
             self._quotas.charge(request.client, len(prompt_tokens) + len(request.emitted))
         request.deliver(Started(request.request_id, record.served_name, prompt_tokens, record.placement))
 
     def _on_prompt_logprobs(
         self, attachment: Attachment, request: RunningRequest, prompt_logprobs: PromptLogprobs
     ) -> bool:
-        """Log-probabilities count once, as tokens do: behind those that came before. They must be within the bounds of
-        their request."""
+        """Log-probabilities count once, as tokens do: only those after the earlier ones. They must
+        be within the bounds of their request."""
         if request.prompt_tokens is None or prompt_logprobs.position != request.scored:
             return False
         generation = request.generation
@@ -196,7 +197,7 @@ class HeadReports:
         return True
 
     def _pass_on(self, request: RunningRequest, token: Token) -> None:
-        """Give its client the token, or give up a client that reads too slowly."""
+        """Send the token to its client, or end the request of a client that reads too slowly."""
         if request.backlog < self._backlog_limit:
             request.deliver(token)
             return

@@ -1,7 +1,8 @@
 """Clients' listeners: the tokens of all requests of a client that are there together go in one message.
 
-Nothing waits to be joined. While a message is written, what comes meanwhile gathers; a request's tokens beyond those
-that its client has read (`UNREAD_TOKENS`) stay with the request, whose own limit then counts.
+Nothing waits to be joined. Messages that arrive during a write are gathered. A request's tokens
+beyond those that its client has read (`UNREAD_TOKENS`) stay with the request, whose own limit then
+counts.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class ListenerStream:
         self._news.pop(followed.number, None)
 
     def read(self, number: int, count: int) -> None:
-        """The client has read so many tokens more. A number that is not in use is a request that has ended."""
+        """The client has read `count` more tokens. A number that is not in use is a request that has ended."""
         followed = self._followed.get(number)
         if followed is not None:
             followed.sent_more = max(0, followed.sent_more - count)
@@ -112,7 +113,7 @@ class ListenerStream:
                 ends.append((number, end))
                 followed.has_end = True
                 followed.ended.set()
-            # What is left waits for the client to read, or for the next message where this one is full.
+            # The rest waits for the client to read or, if this message is full, for the next one.
             is_full = len(tokens) >= MOST_TOKENS or followed.request.next_characters > room
             if not is_full or not followed.request.backlog:
                 del self._news[number]
@@ -130,7 +131,7 @@ class Listeners:
         self._streams: dict[tuple[str, str], ListenerStream] = {}
 
     def open(self, owner: str, listener_id: str) -> ListenerStream:
-        """Raises AlreadyExistsError where the client has a listener of this id."""
+        """Raises AlreadyExistsError if the client has a listener of this id."""
         if (owner, listener_id) in self._streams:
             raise AlreadyExistsError("listener: you have a listener of this id", field="listener")
         stream = self._streams[owner, listener_id] = ListenerStream()

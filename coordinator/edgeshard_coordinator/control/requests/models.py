@@ -40,7 +40,7 @@ def served_model(record: DeploymentRecord, models: Models) -> ServedModel:
 
 
 def max_context(record: DeploymentRecord, models: Models) -> int:
-    """Positions that one request to a deployment may have; 0 where nobody can tell."""
+    """Positions that one request to a deployment may have; 0 if that is unknown."""
     if record.spec.max_context:
         return record.spec.max_context
     try:

@@ -1,7 +1,7 @@
-"""Which replica had a prompt that began like another one, so that its prefix cache may have the beginning.
+"""Find the replica that had a prompt with the same beginning, since its prefix cache may have that beginning.
 
-Nothing of a prompt is kept: blocks of it are hashed with a key of this process, each with what is before it and with
-its client, since no client shares another's cache.
+No text of a prompt is kept. Its blocks are hashed with a key of this process, each with the
+preceding blocks and its client, since no client shares another's cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PrefixBook:
         self._known: OrderedDict[bytes, DeploymentName] = OrderedDict()
 
     def marks(self, name: DeploymentName, client: str, prompt: str | tuple[int, ...]) -> list[bytes]:
-        """A mark for each whole block of a prompt and what is before it. Replicas are of one `name`."""
+        """A mark for each whole block of a prompt and the preceding blocks. Replicas are of one `name`."""
         mark = blake2b(f"{name}\0{client}\0{type(prompt).__name__}".encode(), key=self._key, digest_size=16).digest()
         found = []
         for block in _blocks(prompt):

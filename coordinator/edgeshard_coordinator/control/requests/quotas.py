@@ -14,15 +14,15 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord
 from edgeshard_coordinator.core.values.token_bucket import TokenBucket
 
 BURST_S = 60.0
-"""An identity may use the tokens of so many seconds at once."""
+"""An identity may use the tokens of this many seconds at once."""
 
 
 @dataclass(eq=False)
 class QuotaBook:
-    """The tokens that each identity used; one that used none for a while takes no memory.
+    """The tokens that each identity used; an identity without recent usage takes no memory.
 
-    `now` gives seconds of a steady clock. `of_key` gives the limits of an API key's identity, None for any other
-    identity.
+    `now` returns seconds of a steady clock. `of_key` returns the limits of an API key's identity,
+    None if the identity is another.
     """
 
     _quotas: Quotas
@@ -43,9 +43,9 @@ class QuotaBook:
     def check(
         self, identity: str, priority: int, records: Sequence[DeploymentRecord], held: Sequence[DeploymentName]
     ) -> None:
-        """Raise for a request beyond the share of its identity, which has one running or waiting at each deployment of
-        `held`. A request that its client comes back for counts, too. `records` are all replicas of the name that it
-        asks for, whose shares add up.
+        """Raise for a request beyond the share of its identity, which has one running or waiting at
+        each deployment of `held`. A resumed request counts, too. `records` are all replicas of the
+        requested name, whose shares add up.
 
         Raises DeniedError naming `priority`, and ResourceExhaustedError naming `requests`, with reason QUOTA.
         """
@@ -59,7 +59,7 @@ class QuotaBook:
                 reason="PRIORITY",
             )
         self._check_count(identity, len(held))
-        # In plaintext everyone is one identity, which would leave the rest to nobody.
+        # In plaintext everyone is one identity, so no other identity would use the rest.
         share = sum(record.running_requests for record in records) * (1 + QUEUED_OF_ONE)
         if quota.requests is None and identity and sum(held.count(record.name) for record in records) >= share:
             name = records[0].served_name
@@ -86,7 +86,7 @@ class QuotaBook:
             )
 
     def charge(self, identity: str, tokens: int) -> None:
-        """Count tokens that an identity used. It goes on, and may be refused the next time."""
+        """Count tokens that an identity used. The request continues, and the next one may be refused."""
         per_minute = self.of(identity).tokens_per_minute
         if per_minute is None:
             return

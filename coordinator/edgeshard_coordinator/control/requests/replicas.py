@@ -1,7 +1,8 @@
-"""The replicas of a name for each request: which one it goes to, and which one goes on with it when that is lost.
+"""The replicas of a name for each request: the one that it goes to, and the one that continues it after a loss.
 
-Replicas have one model and one spec, so that any of them may take a request. A request that has tokens goes on only
-where nodes compute the same bits, so that its client gets the tokens that it would have got.
+Replicas have one model and one spec, so any of them may take a request. A request that has tokens
+continues only on nodes that compute the same bits. Its client then gets the same tokens as without
+the loss.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _LOST = (DeploymentPhase.WAITING, DeploymentPhase.LOADING, DeploymentPhase.FAILE
 
 @dataclass(eq=False)
 class Replicas:
-    """`state` gives the newest state."""
+    """`state` returns the newest state."""
 
     _state: Callable[[], State]
     _served: ServedDeployments
@@ -45,9 +46,9 @@ class Replicas:
         *,
         resumed: bool,
     ) -> DeploymentRecord:
-        """The replica that a request goes to: one that its client comes back for to where it was, as far as anybody
-        says, and else the one with the least expected wait, or one nearly as good that may have the beginning of its
-        prompt. Where none is ready, the first."""
+        """The replica for a request. A resumed request goes to the replica that had it, as far as
+        that is known. Any other goes to the one with the least expected wait, or to one nearly as
+        good that may have the beginning of its prompt. If none is ready, the first."""
         by_name = {record.name: record for record in replicas}
         if len(replicas) == 1:
             return replicas[0]
@@ -68,7 +69,7 @@ class Replicas:
         return chosen
 
     def heir_of(self, request: RunningRequest) -> DeploymentRecord | None:
-        """The replica that is to go on with a parked request, whose own one is lost; None where it has to wait."""
+        """The replica that is to continue a parked request whose own one is lost; None if it has to wait."""
         state = self._state()
         record = state.deployments.get(request.deployment)
         if record is None or request.standing is Standing.AWAITING:
@@ -84,8 +85,9 @@ class Replicas:
         return self._least_wait(ready) if ready else None
 
     def told_of(self, record: DeploymentRecord) -> Iterator[RunningRequest]:
-        """The requests that waited for the word of a former head, and need not any more, now that the head of this
-        deployment has told of its own. Each is with the deployment that had it, or may have had it."""
+        """The requests that no longer need to wait for a former head's report, since this
+        deployment's head has reported its own. Each is with the deployment that had it, or may have
+        had it."""
         replicas = (record, *self._state().siblings_of(record.spec))
         names, unheard = [one.name for one in replicas], self._unheard(replicas)
         lost = [name for name in names if self._resumptions.may_have_lost(name)]
@@ -103,12 +105,12 @@ class Replicas:
             yield request
 
     def _unheard(self, replicas: Sequence[DeploymentRecord]) -> list[DeploymentName]:
-        """Those that may have requests of a former run, and whose heads have not told of them yet."""
+        """Deployments that may have requests of a former run, and whose heads have not reported them yet."""
         return [one.name for one in replicas if one.ever_ready and not self._resumptions.has_heard(one.name)]
 
     def _least_wait(self, ready: Sequence[DeploymentRecord], holder: DeploymentName | None = None) -> DeploymentRecord:
-        """Of those that have room, where any has, the one that would serve one request more soonest. `holder` is taken
-        instead where it has no more than one request too many."""
+        """The replica that would serve one request more soonest, among those with a free place if
+        there are any. `holder` is taken instead if it has at most one request too many."""
         names = self._state().deployments.keys()
         self._given = Counter({name: count for name, count in self._given.items() if name in names})
         active = {record.name: len(self._requests.of(record.name)) for record in ready}
@@ -127,6 +129,6 @@ class Replicas:
 
 
 def _rates_of(records: Sequence[DeploymentRecord]) -> dict[DeploymentName, float]:
-    """The weight of each replica: its predicted tokens/s, or the same for all where one has no prediction."""
+    """The weight of each replica: its predicted tokens/s, or the same for all if one has no prediction."""
     rates = [0.0 if (told := record.placement.predicted) is None else told.throughput_tps for record in records]
     return {record.name: rate if min(rates) > 0 else 1.0 for record, rate in zip(records, rates, strict=True)}

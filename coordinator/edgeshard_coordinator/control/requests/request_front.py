@@ -1,7 +1,8 @@
 """The way in for requests: from a client's call to the head that serves it, and the tokens back.
 
-Nothing here waits and nothing passes through the state loop. A request outlives the head that runs it: it is parked
-until the deployment has a head again, which goes on from the request's journal (`head_reports.py`).
+Nothing here waits or passes through the state loop. A request outlives the head that runs it. It is
+parked until the deployment has a head again, which continues it from its journal
+(`head_reports.py`).
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from edgeshard_coordinator.core.values.quotas import Quota, Quotas
 from edgeshard_coordinator.core.values.state import DeploymentRecord, State
 
 BACKLOG_LIMIT = 4096
-"""Events a client may fall behind before its request is given up."""
+"""Events by which a client may lag; its request is ended if it lags by more."""
 PARKED_LIMIT_S = 30.0
 """Seconds that a request waits for its deployment to have a head again."""
 DEADLINE_MARGIN_S = 0.25
-"""Seconds before its client leaves, at which a parked request is told why nothing came."""
+"""Seconds before its client leaves, at which a parked request gets the reason of its delay."""
 FAILED_HEADS_LIMIT = 8
 """Heads in a row that may be lost before a request has a token of them: after those it is taken for the cause."""
 
@@ -38,9 +39,9 @@ FAILED_HEADS_LIMIT = 8
 class RequestFront:
     """The requests of all deployments, from their start to their end. Every method returns at once.
 
-    `state` gives the newest state, `now` seconds of a steady clock. `served` finds the deployment of a request,
-    `reports` takes the messages of heads. `quota_of_key` gives the limits that an identity has by its API key, None
-    where it has none.
+    `state` returns the newest state, `now` seconds of a steady clock. `served` finds the deployment
+    of a request, `reports` takes the messages of heads. `quota_of_key` returns the limits that an
+    identity has by its API key, None if it has none.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class RequestFront:
         self._closed: EdgeShardError | None = None
 
     def restore(self, deployments: Iterable[DeploymentRecord]) -> None:
-        """The deployments on disk, at the start: clients of a former run may come back to them."""
+        """The deployments on disk, at the start: clients of a former run may resume there."""
         heads = {record.name: (record.epoch, record.head.node_id) for record in deployments if record.was_ready}
         self._resumptions.restore({record.name: heads.get(record.name) for record in deployments})
 
@@ -87,9 +88,10 @@ class RequestFront:
         """Take a head's new stream; an older one of the deployment ends. The head continues all requests of the
         deployment in their old order. It forgets a request of `held` that ended here or has no client any more.
 
-        Requests of an earlier run of the coordinator wait at the head for their clients. Requests of clients that came
-        back before the head go on, or end with a typed error. `head_for_s` are the seconds that it has been the
-        deployment's head, None where it does not say.
+        Requests of an earlier run of the coordinator wait at the head for their clients. Requests
+        whose clients reconnected before the head continue, or end with a typed error. `head_for_s`
+        is the number of seconds that it has been the deployment's head, None if it does not report
+        it.
         """
         older = self._attachments.get(deployment)
         if older is not None:
@@ -124,13 +126,13 @@ class RequestFront:
         for request in list(attachment.requests.values()):
             request.attachment, request.parked_at = None, self._now()
             if request.unread_by_choice:
-                self._requests.leave(request)  # nobody waits for it
+                self._requests.leave(request)  # no client waits for it
         attachment.requests.clear()
         attachment.close()
 
     def end_service(self, deployment: DeploymentName, epoch: Epoch, failure: EdgeShardError, *, final: bool) -> None:
-        """An epoch has ended: its head's stream ends, and requests are parked or go on at another replica. The others
-        fail where the end is `final`."""
+        """An epoch has ended: its head's stream ends, and requests are parked or continue at
+        another replica. The others fail if the end is `final`."""
         attachment = self._attachments.get(deployment)
         if attachment is not None and attachment.epoch <= epoch:
             self.detach(attachment)
@@ -149,7 +151,7 @@ class RequestFront:
             if request.attachment is not None or self._goes_on_elsewhere(request):
                 continue
             if request.deployment in moving:
-                request.parked_at = now  # an operator wants it so, and what is loaded may be large
+                request.parked_at = now  # an operator's choice, and the loaded weights may be large
             limit = request.parked_at + PARKED_LIMIT_S
             if request.deadline is not None:
                 limit = min(limit, request.deadline - DEADLINE_MARGIN_S)
@@ -185,13 +187,15 @@ class RequestFront:
     ) -> RunningRequest:
         """Hand a request of `client` to the head of the deployment that serves `model`, or of one of its replicas.
 
-        `deadline` is when the client leaves, in seconds of the steady clock. A client that comes again after it lost
-        its stream brings the tokens that it has (`emitted`): its request goes on behind them, here or at the head, and
-        waits where there is no head. `scored` is the position behind the last one whose prompt log-probability it has.
+        `deadline` is when the client leaves, in seconds of the steady clock. A client that lost its
+        stream sends its request again with the tokens that it has (`emitted`). The request
+        continues after them, here or at the head, and waits if there is no head. `scored` is the
+        position after the last one whose prompt log-probability it has.
 
-        Raises NotFoundError, UnavailableError or FailedPreconditionError naming `model`, InvalidArgumentError for a
-        generation that cannot be, and as `Admission.let_in` does. These may come later, as the request's end, where a
-        head has to say first which requests it has.
+        Raises NotFoundError, UnavailableError or FailedPreconditionError naming `model`,
+        InvalidArgumentError for an impossible generation, and as `Admission.let_in` does. The last
+        may also arrive later, as the request's end, if a head must first report which requests it
+        has.
         """
         resumed = emitted is not None
         with self.meter.counting_refusals():
@@ -217,14 +221,14 @@ class RequestFront:
         return request
 
     def check_place(self, client: str, reading: int) -> None:
-        """Raise ResourceExhaustedError where `client` may have no request beside those that run or wait and `reading`
-        ones whose bodies are on their way."""
+        """Raise ResourceExhaustedError if `client` may have no further request. Those that run or
+        wait count, and `reading` ones whose bodies are still arriving."""
         self.quotas.check_place(client, self.running_of(client) + reading)
 
     def abandon(self, request: RunningRequest) -> None:
         """The client's call is over, however it ended: stop the request if it still runs.
 
-        It keeps its place until the head says that its memory is free.
+        It keeps its place until the head reports that its memory is free.
         """
         request.unread_by_choice = True
         if self._requests.get(request.request_id) is not request:
@@ -235,8 +239,8 @@ class RequestFront:
             request.cancel()
 
     def cancel(self, request_id: RequestId, client: str | None = None) -> bool:
-        """Stop a request; its client gets Finished with reason CANCELLED. False when there is none, of `client` where
-        one is named."""
+        """Stop a request; its client gets Finished with reason CANCELLED. False if there is none,
+        or none of `client` if that is given."""
         request = self._requests.get(request_id)
         if request is None or client not in (None, request.client):
             return False
@@ -262,7 +266,7 @@ class RequestFront:
         return len(self._requests)
 
     def running(self) -> Collection[RunningRequest]:
-        """All requests that run or wait, in the order in which they came."""
+        """All requests that run or wait, in the order of their arrival."""
         return self._requests.values()
 
     def _hand_over(self, request: RunningRequest, attachment: Attachment) -> None:
@@ -285,7 +289,7 @@ class RequestFront:
         return request.deployment != deployment and request.standing is not Standing.AWAITING
 
     def _goes_on_elsewhere(self, request: RunningRequest) -> bool:
-        """Whether another replica goes on with a parked request, which is handed over then."""
+        """Whether another replica continues a parked request, which is handed over then."""
         heir = self._replicas.heir_of(request)
         if heir is None:
             return False
@@ -294,7 +298,7 @@ class RequestFront:
         return True
 
     def _awaited(self, request: RunningRequest) -> None:
-        """Let a request in, or end it, once its head has attached and said which requests it has."""
+        """Admit a request, or end it, once its head has attached and reported its requests."""
         record = self._state().deployments.get(request.deployment)
         if record is None:
             return
@@ -320,7 +324,7 @@ class RequestFront:
 
 
 def _check_length(record: DeploymentRecord, generation: Generation) -> None:
-    """Raise InvalidArgumentError for more new tokens than the deployment gives, unless they may be clipped.
+    """Raise InvalidArgumentError for more new tokens than the deployment allows, unless they may be clipped.
 
     The head checks them against the context.
     """

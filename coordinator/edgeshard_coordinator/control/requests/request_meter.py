@@ -1,7 +1,8 @@
 """Counts of requests for the metrics: their number, the times of their parts, and the losses of their service.
 
-A token costs a reading of the clock and an addition to a histogram. Labels are bounded: they hold no request's id, no
-text, and of a client only its role. What each API key used is counted beside, for whoever has the key.
+A token costs a reading of the clock and an addition to a histogram. Labels are bounded: they hold
+no request's id, no text, and only the role of a client. The usage of each API key is counted
+separately, for the key's owner.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _latency() -> Histogram:
 
 
 def _zeros(words: Iterable[str]) -> Counter[str]:
-    """A word that never came is 0, not absent: rates need a beginning."""
+    """A word that never occurred is 0, not absent: rates need a beginning."""
     return Counter(dict.fromkeys(words, 0))
 
 
@@ -89,7 +90,7 @@ class RequestTimes:
 
     @property
     def is_admitted(self) -> bool:
-        """Whether the head computes it; of one that came back, whether a token did."""
+        """Whether the head computes it; for a resumed request, whether a token arrived."""
         return (self._first_at if self._resumed else self._admitted_at) is not None
 
     def accepted(self, prompt_tokens: int) -> None:
@@ -155,7 +156,7 @@ class RequestMeter:
         return counts
 
     def began(self, deployment: DeploymentName, client: str, now: float, *, resumed: bool) -> RequestTimes:
-        """`client` is ROLE/ID, or '' in plaintext; the role alone is kept, but for API keys."""
+        """`client` is ROLE/ID, or '' in plaintext; only the role is kept, except for API keys."""
         counts, role = self.of(deployment), client.partition("/")[0] or NO_ROLE
         key = self._of_keys.setdefault(client, KeyCounts()) if role == KEY_ROLE else None
         if not resumed:
@@ -169,7 +170,7 @@ class RequestMeter:
         return self._of_keys.get(identity, KeyCounts())
 
     def forget_key(self, identity: str) -> None:
-        """Drop the counts of a key that is gone; another one of its name begins anew."""
+        """Drop the counts of a deleted key; a new key of the same name starts at 0."""
         self._of_keys.pop(identity, None)
 
     def head_lost(self, deployment: DeploymentName, epoch: Epoch, now: float) -> None:
@@ -185,8 +186,8 @@ class RequestMeter:
             counts.pauses.add(counts.last_pause_s)
 
     def kept(self, deployments: Collection[DeploymentName]) -> dict[DeploymentName, DeploymentCounts]:
-        """The counts of these deployments. Those of others are dropped from now on: names come and go, and memory must
-        not grow with them."""
+        """The counts of these deployments. The counts of others are dropped from now on: names
+        change, and memory must not grow with them."""
         self._counts = {name: self.of(name) for name in deployments}
         self._lost = {name: lost for name, lost in self._lost.items() if name in deployments}
         return self._counts

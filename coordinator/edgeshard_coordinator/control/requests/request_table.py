@@ -13,17 +13,17 @@ from edgeshard_coordinator.control.requests.running_request import RunningReques
 
 
 class RequestTable(dict[RequestId, RunningRequest]):
-    """The requests by id, in the order in which they came. `now` gives seconds of a steady clock."""
+    """The requests by id, in the order of their arrival. `now` returns seconds of a steady clock."""
 
     def __init__(self, resumptions: ResumptionBook, now: Callable[[], float]) -> None:
         super().__init__()
         self._resumptions = resumptions
         self._now = now
         self.occupied = asyncio.Event()
-        """Set while there are requests, so that an idle coordinator need not look at them."""
+        """Set while there are requests, so that an idle coordinator need not check them."""
 
     def of(self, deployment: DeploymentName) -> list[RunningRequest]:
-        """The deployment's requests, in the order in which they came."""
+        """The deployment's requests, in the order of their arrival."""
         return [request for request in self.values() if request.deployment == deployment]
 
     def of_client(self, client: str) -> list[RunningRequest]:
@@ -41,18 +41,18 @@ class RequestTable(dict[RequestId, RunningRequest]):
         request.fail(error)
 
     def leave(self, request: RunningRequest) -> None:
-        """Take out one that nobody waits for any more."""
+        """Remove a request that no client waits for any more."""
         request.times.finished(FinishReason.CANCELLED, self._now())
         self.remove(request, left=True)
 
     def remove(self, request: RunningRequest, *, left: bool = False) -> None:
-        """Take it out, here and at its head's stream; its client may come back for the rest. `left` is True if its
+        """Remove it, here and at its head's stream; its client may resume it. `left` is True if its
         client does not wait any more."""
         if request.attachment is not None:
             request.attachment.requests.pop(request.request_id, None)
         if self.get(request.request_id) is request:
             del self[request.request_id]
-            # What nobody vouched for is no better for having waited here.
+            # A request that no head confirmed gains nothing by having waited here.
             if request.standing is not Standing.AWAITING:
                 self._resumptions.ended(
                     request.request_id, request.claim, is_charged=request.is_charged, is_spent=request.is_back

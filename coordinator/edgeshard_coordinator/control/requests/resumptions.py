@@ -1,15 +1,18 @@
-"""The book of requests that clients may come back for; a client is believed where somebody else knows its request.
+"""The book of requests that clients may resume. A resumption is accepted if the coordinator or a
+head knows the request.
 
-Requests of this run of the coordinator it knows itself: they run, or ended lately. Those of a former run the
-deployment's head knows, and names when it attaches, with those that are over; until then a request waits. A client is
-believed once, for the request that it had, and with no more of it than was sent.
+The coordinator knows the requests of its own run: they run, or ended lately. The deployment's head
+knows the requests of a former run. It reports them when it attaches, including ended ones; until
+then a request waits. A client's resumption is accepted once, for the request that it had, and with
+no more of it than was sent.
 
-A request that the head does not name was never let in, unless another head was lost together with the coordinator, or
-not long before. No head was lost with it where the disk has the deployment as ready, with the very epoch and node of
-the head that attaches: a deployment is ready only once its head has been given all requests that run, each loss of a
-head is another epoch, and an epoch is on disk before any node prepares it. The former run alone knew of requests that
-had ended where their head was lost before it, so the head also has to have been there for as long as a client may be
-back. In every other case a request may have been another head's, and comes in where every limit lets it.
+A request that the head does not report was never admitted, unless another head was lost together
+with the coordinator or shortly before. No head was lost with it if the disk has the deployment as
+ready, with the epoch and node of the head that attaches. There are three reasons. A deployment is
+ready only once its head has received all running requests. Each loss of a head is another epoch. An
+epoch is on disk before any node prepares it. If a head was lost earlier, only the former run knew
+of its ended requests. So the head must also have been there for `COME_BACK_S`. In every other case
+a request may have been another head's, and is admitted if every limit allows it.
 """
 
 from __future__ import annotations
@@ -29,11 +32,11 @@ from edgeshard.domain.requests.generation import Generation
 from edgeshard.domain.requests.head import MAX_HELD, HeldRequest
 
 COME_BACK_S = 180.0
-"""Seconds after the end of its call in which a client may be back for the rest: it tries for 60 s, and may hear of the
-end late."""
+"""Seconds after the end of its call in which a client may resume: it tries for 60 s, and may notice
+the end late."""
 RESERVED_S = 15.0
-"""Seconds for which the place is kept of a request that a head has of a former run: a client that lives tries twice a
-second, and dials at least every 2 s."""
+"""Seconds for which the place of a request is reserved that a head has from a former run. A live
+client tries twice a second, and dials at least every 2 s."""
 FIRST_EPOCH = 1
 """The one epoch that no other head can have served before."""
 MOST_ENDED = 20_000
@@ -41,13 +44,13 @@ MOST_ENDED = 20_000
 
 
 class Standing(Enum):
-    """The standing of a request, which says the limits that count for it. Its priority and its identity's places always
-    count."""
+    """The resumption status of a request, which decides the limits that apply. Its priority and its
+    identity's places always count."""
 
     NEW = auto()
     """All limits count."""
     BELIEVED = auto()
-    """The request was let in before: neither its identity's debt nor a full deployment refuses it."""
+    """The request was admitted before: neither its identity's debt nor a full deployment refuses it."""
     REPLAYED = auto()
     """Another head may have had the request: it counts as a new one, but passes a full deployment, and the head takes
     it."""
@@ -57,8 +60,8 @@ class Standing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The part of a request that a client has, by its own word or another's: so many new `tokens`, and
-    log-probabilities of the prompt before position `scored`."""
+    """The part of a request that a client has, by its own claim or a head's report: the number of
+    new `tokens`, and log-probabilities of the prompt before position `scored`."""
 
     deployment: DeploymentName
     client: str
@@ -77,7 +80,8 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """`is_spent`: its client was believed already. `is_charged`: its prompt was counted. `is_told`: a head said so."""
+    """`is_spent`: a resumption was accepted already. `is_charged`: its prompt was counted.
+    `is_told`: a head reported it."""
 
     claim: Claim
     at: float
@@ -88,7 +92,8 @@ class _Ended:
 
 @dataclass(slots=True)
 class ResumptionBook:
-    """`now` gives seconds of a steady clock. A claim of another client is refused as one of no request at all is."""
+    """`now` returns seconds of a steady clock. A claim of another client is refused like a claim
+    without any request."""
 
     now: Callable[[], float]
     began_at: float = field(init=False)
@@ -97,7 +102,7 @@ class ResumptionBook:
     """The requests that heads have of a former run, and since when that is known; without a digest from an older
     head."""
     _left: OrderedDict[RequestId, Claim] = field(default_factory=OrderedDict)
-    """Claims of clients that came back and left again before a head named their requests."""
+    """Claims of clients that resumed and left again before a head reported their requests."""
     _served: Mapping[DeploymentName, tuple[Epoch, NodeId] | None] = field(default_factory=dict)
     _lost_heads: dict[DeploymentName, bool] = field(default_factory=dict)
     """Whether another head had requests that this one cannot know, of each deployment whose head attached in this
@@ -107,11 +112,12 @@ class ResumptionBook:
         self.began_at = self.now()
 
     def restore(self, served: Mapping[DeploymentName, tuple[Epoch, NodeId] | None]) -> None:
-        """Enter the deployments of a former run; of those that were ready on disk, the epoch and the head's node."""
+        """Enter the deployments of a former run; for those that were ready on disk, the epoch and
+        the head's node."""
         self._served = served
 
     def ended(self, request_id: RequestId, claim: Claim, *, is_charged: bool, is_spent: bool) -> None:
-        """Note the end of a request whose client may come back for the rest, if it does not know of the end."""
+        """Note the end of a request whose client may resume it, if the client does not know of the end."""
         self._remember(request_id, _Ended(claim, self.now(), is_charged, is_spent))
 
     def left(self, request_id: RequestId, claim: Claim) -> None:
@@ -121,14 +127,14 @@ class ResumptionBook:
             self._left.popitem(last=False)
 
     def returned(self, request_id: RequestId) -> None:
-        """Note that somebody waits for a request again."""
+        """Note that a client waits for a request again."""
         self._left.pop(request_id, None)
 
     def is_unwanted(self, item: HeldRequest) -> bool:
         """Whether a request of a former run that a head has, and that does not run here, has no client any more.
 
-        Its client left in this run, or can be back no more. Claims of other clients, and of other requests by the same
-        id, do not count.
+        Its client left in this run, or can no longer resume. Claims of other clients, and of other
+        requests by the same id, do not count.
         """
         if self._is_late:
             return True
@@ -169,7 +175,7 @@ class ResumptionBook:
                 # The head forgets it. If its client is back after all, its claim is accepted once.
                 self._remember(item.request_id, _Ended(claim, self.now(), is_charged=True, is_spent=False))
             elif not item.over:
-                # Of two replicas that have it, one went on with it when the other was lost.
+                # If two replicas have it, one continued it when the other was lost.
                 known_of = self._held.get(item.request_id)
                 is_more = known_of is None or known_of[0].tokens < claim.tokens
                 left -= known_of is None
@@ -181,9 +187,9 @@ class ResumptionBook:
                 )
 
     def standing_of(self, request_id: RequestId, claim: Claim) -> tuple[Standing, bool]:
-        """The standing of a request whose client says that it is back, and whether its prompt was counted.
+        """The status of a request whose client tries to resume it, and whether its prompt was counted.
 
-        Raises FailedPreconditionError naming `resume` for a request that nobody knows.
+        Raises FailedPreconditionError naming `resume` for an unknown request.
         """
         if (ended := self._ended.get(request_id)) is not None and self.now() <= ended.at + COME_BACK_S:
             if not ended.claim.covers(claim):
@@ -191,7 +197,7 @@ class ResumptionBook:
                     return Standing.REPLAYED, False
                 raise _refused(request_id)
             return (Standing.NEW, False) if ended.is_spent else (Standing.BELIEVED, ended.is_charged)
-        # No client waits so long.
+        # No client waits for that long.
         if self._is_late or claim.deployment not in self._served:
             raise _refused(request_id)
         if (held := self._held.get(request_id)) is not None:
@@ -210,23 +216,23 @@ class ResumptionBook:
         return Standing.REPLAYED, False
 
     def _went_on_elsewhere(self, told: Claim, claim: Claim) -> bool:
-        """Whether the head that told of a request may have been its head before the one that was lost."""
+        """Whether the head that reported a request may have been its head before the one that was lost."""
         return told.is_of_one(claim) and self._lost_heads.get(claim.deployment, False)
 
     def take(self, request_id: RequestId) -> None:
-        """Strike out a request that runs here now: its client is believed once."""
+        """Strike out a request that runs here now: its resumption is accepted only once."""
         self._ended.pop(request_id, None)
         self._held.pop(request_id, None)
 
     def reserved(self, but: RequestId) -> list[Claim]:
-        """The claims whose places are kept, but for that of one request."""
+        """The claims whose places are reserved, except the claim of one request."""
         if self._is_late:
             self._held.clear()
         since = self.now() - RESERVED_S
         return [claim for id, (claim, at) in self._held.items() if at >= since and id != but and _can_return(claim)]
 
     def deployment_of(self, request_id: RequestId) -> DeploymentName | None:
-        """The deployment that had a request last, as far as somebody said so."""
+        """The deployment that had a request last, as far as it was reported."""
         if (ended := self._ended.get(request_id)) is not None:
             return ended.claim.deployment
         held = self._held.get(request_id)
@@ -250,15 +256,15 @@ class ResumptionBook:
 
 
 def digest_of(generation: Generation) -> bytes:
-    """The digest of all that a client asked for. Options with their default value do not count, so that a later version
-    with more options gives the same."""
+    """The digest of all that a client requested. Options with their default value do not count, so
+    that a later version with more options computes the same digest."""
     digest = blake2b(digest_size=16)
     _put(digest.update, generation)
     return digest.digest()
 
 
 def _put(update: Callable[[bytes], None], value: Any) -> None:
-    """Put the bytes of a value, which differ for any two values: each part says its kind and its size first."""
+    """Put the bytes of a value, which differ for any two values: each part begins with its kind and size."""
     if is_dataclass(value) and not isinstance(value, type):
         for item in fields(value):
             if (part := getattr(value, item.name)) != _default_of(item):
@@ -283,7 +289,7 @@ def _default_of(item: Any) -> Any:
 
 
 def _can_return(claim: Claim) -> bool:
-    """Whether a client can come back. By HTTP it cannot: there an answer that broke off is asked for anew."""
+    """Whether a client can resume. By HTTP it cannot: there a broken answer is requested again from the start."""
     return not claim.client.startswith(f"{KEY_ROLE}/")
 
 

@@ -1,4 +1,4 @@
-"""A request as the coordinator has it: its journal, its unread events, and the stream of the head that runs it."""
+"""A request in the coordinator: its journal, its unread events, and the stream of the head that runs it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ token has a few characters; a token that completes many others may have any numb
 
 @dataclass(slots=True, eq=False)
 class Attachment:
-    """One head's Attach stream, and the requests that it runs. `stages` counts those of its pipeline.
+    """One head's Attach stream, and the requests that it runs. `stages` counts its pipeline's stages.
 
     `outgoing` ends with None, or with the error that ends the stream; admission bounds it.
     """
@@ -55,9 +55,9 @@ class Attachment:
 class RunningRequest:
     """A request that runs or waits, with its journal: the prompt and the tokens that its client has or will have.
 
-    Without an `attachment` it is parked: its deployment has no head, and the next one goes on with it. A client that
-    comes back brings the tokens that it `had`; None for a request that begins. `deadline` is when its client will have
-    left, in seconds of the coordinator's clock.
+    Without an `attachment` it is parked: its deployment has no head, and the next one continues it.
+    A client that resumes brings the tokens that it `had`; None if the request is new. `deadline` is
+    when its client will have left, in seconds of the coordinator's clock.
     """
 
     request_id: RequestId
@@ -67,23 +67,23 @@ class RunningRequest:
     had: InitVar[tuple[int, ...] | None] = None
     deadline: float | None = None
     scored: int = 1
-    """The position behind the last one whose prompt log-probability the client has or will have."""
+    """The position after the last one whose prompt log-probability the client has or will have."""
     attachment: Attachment | None = None
     prompt_tokens: tuple[int, ...] | None = None
     read: int = 0
-    """Positions that its head says are read, before the first token."""
+    """Positions that its head reports as read, before the first token."""
     emitted: list[int] = field(init=False)
     """No client gets other tokens than these, whatever node computes them."""
     resumed: bool = field(init=False)
-    """Whether its client says that it had a start before."""
+    """Whether its client claims that it had a start before."""
     digest: bytes = field(init=False)
     standing: Standing = Standing.NEW
     is_charged: bool = False
     """Whether its prompt was counted, here or by a former run of the coordinator."""
     is_back: bool = False
-    """Whether its client was believed that it came back: it is not a second time."""
+    """True once this client's resumption was accepted; it is accepted at most once."""
     characters: int = 0
-    """Of the text of its tokens, as heads reported it."""
+    """Characters of the text of its tokens, as heads reported it."""
     times: RequestTimes = field(default_factory=RequestTimes.untold)
     parked_at: float = 0.0
     failed_heads: int = 0
@@ -119,10 +119,10 @@ class RunningRequest:
         return len(self._unread)
 
     def start(self, instance: str) -> StartRequest:
-        """The command by which a head begins the request, or goes on with it."""
+        """The command by which a head begins the request, or continues it."""
         had = self.scored + len(self.emitted)
         self.failed_heads = self.failed_heads + 1 if had == self._had_at_start else 0
-        # Once a head has it, no other refuses it. Of those that only say so themselves none is so.
+        # Once a head has it, no other refuses it. A client's own claim is not enough to resume.
         resumed = self._had_at_start >= 0 or self.standing in (Standing.BELIEVED, Standing.REPLAYED)
         self._had_at_start = had
         generation = self.generation
@@ -141,13 +141,13 @@ class RunningRequest:
                 self.attachment.outgoing.put_nowait(CancelRequest(self.request_id))
 
     def finish(self, reason: FinishReason, text: str, now: float) -> None:
-        """Give the client its last event, with `text` behind the last token; `now` as in its `times`."""
+        """Give the client its last event, with `text` after the last token; `now` as in its `times`."""
         self.times.finished(reason, now)
         self.deliver(Finished(reason, text, len(self.prompt_tokens or ()), len(self.emitted)))
 
     def deliver(self, event: GenerationEvent) -> None:
         if self._error is not None:
-            return  # The client has been told another end.
+            return  # The client has received another end.
         self._unread.append(event)
         self.on_news()
 
@@ -161,8 +161,9 @@ class RunningRequest:
     def take(
         self, most: int, most_characters: int = MESSAGE_CHARACTERS
     ) -> tuple[list[GenerationEvent], EdgeShardError | None]:
-        """At most `most` events of `most_characters`, and behind the last one the error that the request ended with.
-        Finished counts as no event: it comes with the token before it."""
+        """At most `most` events of `most_characters`, and the error that the request ended with,
+        which follows the last event. Finished counts as no event: it arrives with the token before
+        it."""
         unread, taken = self._unread, list[GenerationEvent]()
         while unread and (len(taken) < most or isinstance(unread[0], Finished)):
             most_characters -= characters_of(unread[0])
@@ -173,7 +174,7 @@ class RunningRequest:
 
     @property
     def next_characters(self) -> int:
-        """The characters of the first event that nobody took; 0 where there is none."""
+        """The characters of the first event that was not taken; 0 if there is none."""
         return characters_of(self._unread[0]) if self._unread else 0
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
@@ -198,5 +199,6 @@ class RunningRequest:
 
 
 def characters_of(event: GenerationEvent) -> int:
-    """The characters of an event's text, as far as an empty message has room for them: a longer one goes alone."""
+    """The characters of an event's text, up to those that an empty message holds: a longer one is
+    sent in its own message."""
     return 0 if isinstance(event, Started | PromptLogprobs) else min(len(event.text), MESSAGE_CHARACTERS)

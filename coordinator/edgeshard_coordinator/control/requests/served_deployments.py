@@ -12,7 +12,8 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord, State
 
 
 class ServedDeployments:
-    """`state` gives the newest state; `attachments` are the streams of the heads that are attached, as they change."""
+    """`state` returns the newest state; `attachments` are the streams of the heads that are
+    attached, as they change."""
 
     def __init__(self, state: Callable[[], State], attachments: Mapping[DeploymentName, Attachment]) -> None:
         self._state = state
@@ -27,8 +28,8 @@ class ServedDeployments:
         return list({record.served_name: record for record in reversed(ready)}.values())[::-1]
 
     def find(self, model: str, only: frozenset[str] | None = None) -> DeploymentRecord:
-        """The deployment that serves `model`, by its name or its model's, and can be asked now. With `only`,
-        deployments count whose name or model is among these names, as if there were no others.
+        """The deployment that serves `model`, by its name or its model's, and can take requests
+        now. With `only`, only deployments count whose name or model is among these names.
 
         Raises NotFoundError, InvalidArgumentError, UnavailableError or FailedPreconditionError naming `model`.
         """
@@ -37,8 +38,8 @@ class ServedDeployments:
         return record
 
     def record_of(self, model: str, only: frozenset[str] | None = None) -> DeploymentRecord:
-        """The deployment that serves under this name; of replicas one that is ready, where any is. Raises as
-        `replicas_of` does."""
+        """The deployment that serves under this name; for replicas a ready one, if there is any.
+        Raises as `replicas_of` does."""
         records = self.replicas_of(model, only)
         return next((record for record in records if self.is_ready(record)), records[0])
 
@@ -72,8 +73,8 @@ class ServedDeployments:
         return is_there and record.phase is DeploymentPhase.READY and not record.delete_revision
 
     def attachment_of(self, record: DeploymentRecord, *, may_wait: bool) -> Attachment | None:
-        """The stream of the deployment's head at its present epoch. None where there is none yet and a request
-        `may_wait` for it, since the deployment has been ready before.
+        """The stream of the deployment's head at its present epoch. None if there is none yet and a
+        request `may_wait` for it, since the deployment has been ready before.
 
         Raises UnavailableError or FailedPreconditionError naming `model`.
         """

@@ -1,5 +1,5 @@
-"""Lengths and guesses of requests that deployments served. They outlive a deployment: the next one of its name is
-planned for them."""
+"""Lengths and draft tokens of requests that deployments served. They outlive a deployment: the next
+one of its name is planned for them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Traffic
 from edgeshard.domain.ids import DeploymentName, ModelName
 
 TrafficKey = tuple[DeploymentName, ModelName]
-"""Another model under the same name begins anew."""
+"""Another model under the same name starts at 0."""
 
 
 class TrafficBook:
-    """The traffic of all deployments, counted in memory. Its owner writes the `changed` traffic to the disk, and says
-    so."""
+    """The traffic of all deployments, counted in memory. Its owner writes the `changed` traffic to
+    the disk, and reports that here."""
 
     def __init__(self) -> None:
         self._known: dict[TrafficKey, Traffic] = {}
@@ -29,7 +29,7 @@ class TrafficBook:
         return {key: self._known[key] for key in self._changed}
 
     def saved(self, written: Mapping[TrafficKey, Traffic]) -> None:
-        """Note that this traffic is on disk; requests that were counted meanwhile are not."""
+        """Note that this traffic is on disk; requests that were counted since are not."""
         self._changed -= {key for key, traffic in written.items() if self._known[key] is traffic}
 
     def count(
@@ -41,11 +41,11 @@ class TrafficBook:
         at_once: int,
         guesses: GuessCounts = NO_GUESSES,
     ) -> None:
-        """Count a request that was served; one without a token counts for nothing, and neither do guesses of which a
-        head says that they brought more than the request has."""
+        """Count a request that was served. One without a token does not count, and draft tokens do
+        not if a head reports more of them than the request has."""
         if prompt_tokens > 0 and new_tokens > 0:
             key = name, model
-            # What was right behind the answer's end is dropped.
+            # Accepted draft tokens after the answer's end are dropped.
             believed = guesses if guesses.tokens <= new_tokens + MOST_GUESSES else NO_GUESSES
             self._known[key] = self._known.get(key, NO_TRAFFIC).after(prompt_tokens, new_tokens, at_once, believed)
             self._changed.add(key)

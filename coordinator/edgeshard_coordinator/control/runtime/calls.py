@@ -1,7 +1,7 @@
 """Operators' calls to measure nodes: how far each node is, and who listens.
 
-A call outlives its caller: the nodes go on, and a repeated call with the same operation id listens again. For each node
-a listener's unread messages are one, the newest.
+A call outlives its caller: the nodes continue, and a repeated call with the same operation id
+listens again. A listener has at most one unread message of each node, the newest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edgeshard.domain.ids import NodeId, NodeName, OperationId
 from edgeshard_coordinator.core.values.jobs import Measured
 
 MOST_CALLS = 64
-"""Calls under way at most; and so many are kept, the finished ones for repeats of them."""
+"""Most calls under way, and most finished calls kept for repeats of them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +49,7 @@ class MeasureCall:
 
 
 class MeasureCalls:
-    """Every method returns at once, but for `follow`."""
+    """Every method except `follow` returns at once."""
 
     def __init__(self) -> None:
         self._calls: dict[OperationId, MeasureCall] = {}
@@ -61,7 +61,8 @@ class MeasureCalls:
     def begin(
         self, operation_id: OperationId, uid: str, fingerprint: str, nodes: Mapping[NodeId, NodeName]
     ) -> MeasureCall:
-        """Keep a call before its nodes are asked: their answers may be quick. The oldest finished calls are dropped.
+        """Keep a call before its nodes are queried: their answers may be quick. The oldest finished
+        calls are dropped.
 
         Raises ResourceExhaustedError when too many are under way.
         """

@@ -1,4 +1,4 @@
-"""The nodes' words on their machines. Nothing is decided from them, so they are kept beside the state."""
+"""The nodes' reports on their machines. They decide nothing, so they are kept apart from the state."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Conditions:
         self._known: dict[NodeId, tuple[int, Condition]] = {}
 
     def came(self, node_id: NodeId, connection: int, condition: Condition) -> None:
-        """A node says it now over this connection; on its way it took next to nothing."""
+        """A node reports it now over this connection; its travel time is negligible."""
         ahead_s = condition.utc_s - self._utc() if condition.utc_s else 0.0
         self._known[node_id] = connection, replace(condition, clock_ahead_s=ahead_s)
 
@@ -63,7 +63,7 @@ class Conditions:
         return True
 
     def twin_of(self, node_id: NodeId) -> str:
-        """Where a second process with the identity of a node was lately; "" for none."""
+        """The address of a recent second process with the identity of a node; "" if there was none."""
         twin = self._twins.get(node_id)
         return twin.address if twin is not None and self._utc() - twin.tried_at < TWIN_KEPT_S else ""
 

@@ -17,16 +17,16 @@ from edgeshard_coordinator.core.placement.drafts import check_draft, check_same_
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Tokens are compared by what tokenizers give, in the process that has these."""
+    """Tokens are compared by the tokenizers' output, in the process that runs these."""
 
     models: Models
     chats: Chats
 
     async def of(self, spec: DeploymentSpec, model: ModelManifest) -> tuple[DeploymentSpec, PlacedDraft | None]:
-        """The spec with the draft that is used, and that as it is placed; None where there is none.
+        """The spec with the draft that is used, and that draft as it is placed; None if there is none.
 
-        Raises NotFoundError or InvalidArgumentError naming `draft`, FailedPreconditionError where a model has no
-        tokenizer.
+        Raises NotFoundError or InvalidArgumentError naming `draft`, FailedPreconditionError if a
+        model has no tokenizer.
         """
         if spec.draft == NO_DRAFT or spec.speculation == "off":
             return spec, None
@@ -50,7 +50,7 @@ class Drafts:
             raise NotFoundError(f"draft: {error.message}", field="draft", reason=error.reason) from None
 
     async def _check_tokens(self, model: ModelManifest, draft: ModelManifest) -> None:
-        """Raise InvalidArgumentError where ids do not mean the same to both; equal files are not opened."""
+        """Raise InvalidArgumentError if ids do not mean the same to both; equal files are not opened."""
         files = [next((file.sha256 for file in one.files if file.name == TOKENIZER), None) for one in (model, draft)]
         if files[0] is not None and files[0] == files[1]:
             return

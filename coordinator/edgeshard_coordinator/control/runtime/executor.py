@@ -152,7 +152,7 @@ class ActionExecutor:
             self._loop.post(events.DeploymentForgotten(record.name, record.uid, self._loop.now()))
 
     async def _save_of_node(self, node_id: NodeId, write: Awaitable[None], refused: str) -> None:
-        """Wait for a write that may fail; `refused` is the log's event where it does."""
+        """Wait for a write that may fail; `refused` is the log's event if it does."""
         failure = await _failure_of(write)
         if failure is not None:
             # Nothing is missing before a restart. After it the node registers again, and is measured again.

@@ -51,14 +51,14 @@ class WatchedHead:
         return fault.why, fault.is_new
 
     def heard(self, now: float) -> bool:
-        """Something came; whether the head was suspect until now."""
+        """Note an arrival; returns whether the head was suspect until now."""
         return self._watch is not None and self._watch.beacon(ALIVE, now)
 
 
 class HeadWatch:
     """Tells the state which heads are silent. `suspicions` counts incidents by deployment.
 
-    `occupied` is set while there are requests, so that an idle coordinator need not look.
+    `occupied` is set while there are requests, so that an idle coordinator need not check.
     """
 
     def __init__(self, loop: StateLoop, occupied: asyncio.Event, suspicions: Counter[DeploymentName]) -> None:

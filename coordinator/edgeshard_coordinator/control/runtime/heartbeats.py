@@ -1,7 +1,7 @@
 """The heartbeats of all nodes, put together: from their control streams to the state in few events.
 
-A message is kept as it came until its turn: reading many in a row costs a fraction of reading each when it comes, with
-cold caches.
+A message is kept unread until its turn: reading many in a row costs a fraction of reading each on
+arrival, with cold caches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgeshard_coordinator.core.values.events import HeartbeatsReceived
 TOGETHER_S = 0.07
 """Seconds that a heartbeat waits for others. News of a stage does not wait."""
 MAX_WAITING_BYTES = 128 << 10
-"""Of messages that wait: more are read at once, so that reading them together takes no longer."""
+"""Most bytes of messages that wait: more are read at once, so that reading them together takes no longer."""
 
 
 class HeartbeatBatches:
@@ -36,7 +36,7 @@ class HeartbeatBatches:
         return len(self._waiting)
 
     def heard(self, stream: ControlStream, message: pb.ControlRequest) -> None:
-        """Take a message with a heartbeat. One that no agent sends ends its stream when its turn comes."""
+        """Take a message with a heartbeat. One that no agent would send ends its stream in its turn."""
         self._waiting.append((stream, message))
         self._waiting_bytes += message.ByteSize()
         if is_urgent(message) or self._waiting_bytes > MAX_WAITING_BYTES:
@@ -47,8 +47,9 @@ class HeartbeatBatches:
     def flush(self) -> None:
         """Post the newest heartbeat of each stream that has not ended.
 
-        A stream that is not the node's own any more is ended, and the node registers again: the state does not know it,
-        or a registration of an earlier process of it came late and took its place.
+        A stream that is no longer the node's own is ended, and the node registers again. The cause
+        is that the state does not know it, or that a late registration of an earlier process of it
+        took its place.
         """
         if self._timer is not None:
             self._timer.cancel()

@@ -1,4 +1,4 @@
-"""The one task that owns the state: inbox -> apply -> reconcile -> executor, whose results come back as events."""
+"""The only task that owns the state: inbox -> apply -> reconcile -> executor, whose results return as events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ log = structlog.get_logger()
 
 TICK_S = 0.5
 SOON_TICK_S = 0.1
-"""Seconds between ticks while a link is suspect: a silence has consequences at a time, and no event may come then."""
+"""Seconds between ticks while a link is suspect: a silence has consequences after a time, maybe
+without any event."""
 _PASSES = 20
 
 
@@ -36,7 +37,7 @@ class Executor(Protocol):
 class StateLoop:
     """`post` and `ask` put events in the inbox from the event loop's thread; `state` is the newest state.
 
-    `on_change` is told of every state, with the one before it.
+    `on_change` receives every state, with the one before it.
     """
 
     def __init__(self, state: State, clock: Clock, on_change: Callable[[State, State], None]) -> None:
@@ -49,7 +50,7 @@ class StateLoop:
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped = False
         self.turns = 0
-        """Events handled so far; ticks come even when nothing else does."""
+        """Events handled so far; ticks occur even when nothing else does."""
         self._rested: State | None = None
         """The newest state in which nothing was due."""
 

@@ -22,19 +22,20 @@ log = structlog.get_logger()
 
 
 def lacks_measurements(state: State, spec: DeploymentSpec, config: Mapping[str, Any], active_requests: int) -> bool:
-    """Whether `measure_first` has anything to ask for, or to wait for."""
+    """Whether `measure_first` has anything to request, or to wait for."""
     return bool(still_measuring(state, usable(state, spec)) or first_jobs(state, spec, config, active_requests))
 
 
 async def measure_first(
     loop: StateLoop, spec: DeploymentSpec, config: Mapping[str, Any], limit_s: float, active_requests: int
 ) -> None:
-    """Have nodes that a deployment may use measure what a plan needs and nobody knows; returns when that is over, or
-    after `limit_s`. While requests are active, nodes that serve are left alone.
+    """Have nodes that a deployment may use measure the missing figures of a plan. Returns when that
+    is over, or after `limit_s`. While requests are active, nodes that serve are left out.
 
-    What nodes measure already is waited for; where that was something else, they are asked then. Nodes go on after
-    `limit_s`; one that gets a stage ends its measurement. A measurement that fails is the node's own: its log says
-    why, it is not asked a second time, and the placement goes on without it.
+    Measurements that already run are waited for. If they were for something else, their nodes are
+    called afterwards. Nodes continue after `limit_s`, and one that gets a stage ends its
+    measurement. A measurement that fails is only the node's failure: its log has the reason, it is
+    not repeated, and the placement continues without it.
     """
     chosen = usable(loop.state, spec)
     asked: set[NodeId] = set()

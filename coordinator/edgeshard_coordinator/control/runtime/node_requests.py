@@ -1,4 +1,4 @@
-"""Waiting for a node that was asked something over its control stream, beside the state."""
+"""Waiting for a node's answer over its control stream, without touching the state."""
 
 from __future__ import annotations
 

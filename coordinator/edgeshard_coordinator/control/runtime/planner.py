@@ -1,4 +1,4 @@
-"""The placer, asked in a thread: a planner may take seconds, and it reads the state itself, which is frozen."""
+"""The placer, called in a thread: a planner may take seconds, and it reads the state itself, which is frozen."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord, StandbyCho
 
 
 class Planner:
-    """Plans and repairs placements. `state` gives the newest state. Every call raises as the placer does."""
+    """Plans and repairs placements. `state` returns the newest state. Every call raises as the placer does."""
 
     def __init__(self, state: Callable[[], State], models: Models, placer: Placer, traffic: TrafficBook) -> None:
         self._state = state
@@ -48,8 +48,8 @@ class Planner:
         digest: Digest,
         draft: PlacedDraft | None = None,
     ) -> Placement:
-        """A placement, from any source that is best where the spec names none; of a replica beside the others of its
-        name. `digest` is the manifest's."""
+        """A placement, from the best source if the spec names none. A replica is placed in addition
+        to the others of its name. `digest` is the manifest's."""
         traffic = self._traffic.of(DeploymentName(spec.served_name), ModelName(spec.model))
 
         def place(sourced: DeploymentSpec, nodes: Sequence[Candidate]) -> Placement:
@@ -69,8 +69,8 @@ class Planner:
         digest: Digest,
         draft: PlacedDraft | None = None,
     ) -> tuple[Placement, ...]:
-        """The placements of all replicas that the spec asks for, on disjoint nodes, or of the one that it is; each with
-        a draft of its own."""
+        """The placements of all replicas that the spec requests, on disjoint nodes, or of the one
+        that it is; each with a draft of its own."""
         if spec.replicas == 1 or spec.replica:
             return (await self.place(state, spec, manifest, digest, draft),)
         traffic = self._traffic.of(DeploymentName(spec.name), ModelName(spec.model))
@@ -85,7 +85,7 @@ class Planner:
         return await self._solver.run(placed)
 
     async def replan(self, state: State, record: DeploymentRecord) -> Replan:
-        """The placement of a deployment beside the best one for the nodes of `state`."""
+        """The placement of a deployment compared with the best one for the nodes of `state`."""
         problem = self._problem(state, record)
         return await self._solver.run(lambda: planned_again(self._placer, problem(), record.placement))
 
@@ -154,8 +154,9 @@ class Planner:
     def _problem(
         self, state: State, record: DeploymentRecord, traffic: Traffic | None = None
     ) -> Callable[[], PlacementProblem]:
-        """A function that makes, off the event loop, the problem of a deployment, with its own memory counted as free
-        and the units of its model that nodes hold. `traffic` is None for the requests that it has served."""
+        """A function that makes, off the event loop, the problem of a deployment. Its own memory
+        counts as free, and it includes the units of its model that nodes hold. If `traffic` is
+        None, the requests that it has served count."""
         manifest, _ = self._models.get(record.manifest_digest)
         served = self._traffic.of(record.served_name, record.model) if traffic is None else traffic
 

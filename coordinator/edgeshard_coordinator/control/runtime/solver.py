@@ -1,4 +1,4 @@
-"""The threads where placements are computed, off the event loop, without a delay of the process's end."""
+"""The threads that compute placements, off the event loop, without a delay of the process's end."""
 
 from __future__ import annotations
 

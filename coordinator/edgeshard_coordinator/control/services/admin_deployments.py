@@ -83,8 +83,8 @@ class DeploymentCalls(AdminCalls):
         return pb.DeleteDeploymentResponse.FromString(await self._once(request, name, delete))
 
     async def Replan(self, request: pb.ReplanRequest, context: Any) -> pb.ReplanResponse:
-        """Returns once the move is on disk; the deployment is loading then. A dry run plans only where something is
-        new."""
+        """Returns once the move is on disk; the deployment is loading then. A dry run plans only if
+        something is new."""
         call = wire.replan_call_from_wire(request)
         name = DeploymentName(call.name)
         if call.dry_run:
@@ -98,8 +98,8 @@ class DeploymentCalls(AdminCalls):
     async def _once(
         self, request: Any, name: DeploymentName, act: Callable[[ServedOperation], Awaitable[ServedOperation]]
     ) -> bytes:
-        """The outcome of a call on a deployment, once the disk has it. `act` gives the operation with its outcome; a
-        call that is made again before the disk has answered is not done again."""
+        """The outcome of a call on a deployment, once the disk has it. `act` returns the operation
+        with its outcome; a call that is repeated before the disk has answered is not done again."""
 
         async def work(operation: ServedOperation) -> bytes:
             asked = self._pending(name, operation) or await act(operation)
@@ -109,8 +109,9 @@ class DeploymentCalls(AdminCalls):
         return await self.operations.once(request.operation_id, request, work)
 
     async def _measured_first(self, spec: DeploymentSpec, limit_s: float) -> None:
-        """Have nodes measured that the deployment may use. Before anybody waits for that, what deploying would raise
-        anyway is raised; where nothing is to be measured, deploying raises it itself."""
+        """Have nodes measured that the deployment may use. First this raises every error that
+        deploying would raise anyway, before a caller waits. If there is nothing to measure,
+        deploying raises it itself."""
         state, active_requests = self._loop.state, self._front.all_active_requests()
         manifest, digest = self._models.get(spec.model)
         self._check_new(spec, digest)
@@ -123,7 +124,7 @@ class DeploymentCalls(AdminCalls):
     async def _deploy(self, spec: DeploymentSpec, operation: ServedOperation) -> ServedOperation:
         """Place on the newest state, then enter the deployment; the operation done.
 
-        Raises AbortedError where something changed meanwhile.
+        Raises AbortedError if something changed meanwhile.
         """
         state = self._loop.state
         manifest, digest = self._models.get(spec.model)
@@ -140,7 +141,7 @@ class DeploymentCalls(AdminCalls):
         view = replace(view, placement=self._told(view.placement, spec.model))
         response = pb.DeployResponse(deployment=wire.deployment_to_wire(view))
         done = replace(operation, outcome=response.SerializeToString())
-        # The last one carries the call: the state hears of their saves in this order.
+        # The last one carries the call: the state receives their saves in this order.
         *others, record = records
         await self._loop.ask(
             DeployRequested(record, state.version, done, self._loop.now(), manifest.config, tuple(others))
@@ -161,7 +162,7 @@ class DeploymentCalls(AdminCalls):
             check_joins(spec, digest, state.siblings_of(spec))
 
     def _as_stored(self, spec: DeploymentSpec, manifest: ModelManifest) -> DeploymentSpec:
-        """Weights that are stored as small integers stay so where a node runs them, which are CPUs."""
+        """Weights that are stored as small integers stay so on nodes that compute with them, which are CPUs."""
         nodes = self._loop.state.nodes.values()
         cpus = [node.name for node in nodes if node.facts.kind == "cpu"]
         which = (EVERY_NODE,) if len(cpus) == len(nodes) else cpus
@@ -179,7 +180,7 @@ class DeploymentCalls(AdminCalls):
         return replace(view, placement=self._told(view.placement, record.model), traffic=traffic)
 
     def _told(self, placement: Placement, model: str) -> Placement:
-        """A placement as operators see it: with what its guesses are worth, by those of the model's requests."""
+        """A placement as operators see it: with the worth of its draft tokens, from the model's requests."""
         return with_expected(placement, self._traffic.guesses_of_model(ModelName(model)))
 
     def _pending(self, name: DeploymentName, operation: ServedOperation) -> ServedOperation | None:

@@ -33,8 +33,9 @@ class ModelCalls(AdminCalls):
 
     async def DeleteModel(self, request: pb.DeleteModelRequest, context: Any) -> pb.DeleteModelResponse:
         async def work(operation: ServedOperation) -> bytes:
-            # Models are files, and not in one transaction with operations: a repeat that finds the model gone must
-            # know that the first call began, and was not answered before the coordinator ended.
+            # Models are files, and not in one transaction with operations. If a repeat finds the
+            # model gone, it must know that the first call began, and was not answered before the
+            # coordinator ended.
             begun = replace(operation, operation_id=OperationId(f"{operation.operation_id}/begun"))
             repeated = await answered(self._store.find_operation(begun.operation_id)) is not None
             async with self._model_lock:

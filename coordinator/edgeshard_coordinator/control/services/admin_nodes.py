@@ -107,7 +107,7 @@ class NodeCalls(AdminCalls):
         nodes = chosen_nodes(self._loop.state, request.nodes)
         uid = uuid.uuid4().hex
         call = self._questions.calls.begin(operation_id, uid, fingerprint, nodes)
-        # Whoever asks for nothing but links wants them measured, not remembered.
+        # A caller who requests only links wants them measured, not remembered.
         every_link = request.again or compute is None
         try:
             await self._loop.ask(MeasureRequested(uid, tuple(nodes), compute, every_link, self._loop.now()))

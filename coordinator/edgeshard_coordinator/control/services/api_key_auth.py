@@ -11,11 +11,11 @@ from edgeshard_coordinator.control.persistence.audit_log import AuditLog
 from edgeshard_coordinator.membership.api_keys import PREFIX, KeyBook
 
 ANYONE = ""
-"""The identity of a caller without a key where none is asked for: that of everybody in plaintext."""
+"""The identity of a caller without a key if none is required: everybody's in plaintext."""
 
 
 class ApiKeyAuthenticator:
-    """Lets in a caller with a key of the site; where it `asks` for none, anybody else too."""
+    """Admits a caller with a key of the site; anybody else too, if it `asks` for none."""
 
     def __init__(self, keys: KeyBook, audit: AuditLog, *, asks: bool = True) -> None:
         self._keys = keys

@@ -26,8 +26,9 @@ _HEALTH = "/grpc.health.v1.Health"
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A call that changes something. `target` is the field of the request that names its object, '' for none. `counts`
-    says of an answer whether something was done, `asks` of a request whether it wants something done."""
+    """A call that changes something. `target` is the field of the request that names its object, ''
+    for none. `counts` returns whether an answer reports a change, `asks` whether a request is for
+    one."""
 
     target: str = ""
     counts: Callable[[Any], bool] = lambda _: True
@@ -66,7 +67,7 @@ NOTED: Mapping[str, Mutation] = {
     f"{_COORDINATOR}/Register": Mutation("name"),
     f"{_INFERENCE}/Cancel": Mutation("request_id"),
 }
-"""The servicer does where there is something to say: nodes register over and over, and clients cancel their own."""
+"""The servicer logs these if needed: nodes register over and over, and clients cancel their own requests."""
 
 READS = frozenset(
     {
@@ -84,7 +85,7 @@ READS = frozenset(
 
 TRAFFIC = frozenset(
     {
-        f"{_STORE}/PutBlob",  # RegisterModel says it.
+        f"{_STORE}/PutBlob",  # RegisterModel reports it.
         *(f"{_INFERENCE}/{name}" for name in ("Generate", "Listen")),
         *(f"{_COORDINATOR}/{name}" for name in ("Control", "Heartbeat", "ReportProfile")),
         f"{_HEAD}/Attach",
@@ -95,7 +96,7 @@ TRAFFIC = frozenset(
 
 
 class CallAudit:
-    """A `CallWatch` that makes entries of mutations, and of every call that was refused as its caller's."""
+    """A `CallWatch` that logs mutations, and every call that was refused because of its caller."""
 
     def __init__(self, log: AuditLog) -> None:
         self._log = log
@@ -119,7 +120,7 @@ class CallAudit:
     def note(self, source: CallFrom, what: str, target: str, result: str = OK) -> None:
         """Make an entry of something that a caller did."""
         principal = source.principal
-        # Who joins has no certificate yet, and may be anybody.
+        # A joiner has no certificate yet, and may be anyone.
         by_operator = source.is_named and (principal is None or principal.role is Role.OPERATOR)
         who = source.address if principal is None else f"{principal.role}/{principal.id}"
         self._log.add(who, what, target, result, source.address, by_operator=by_operator)
@@ -129,7 +130,7 @@ class CallAudit:
         if principal is None:
             who = source.address if source.is_named else "nobody"
         else:
-            # Of another site: in full, or it would be taken for one of ours.
+            # A caller of another site: in full, or it would look like a member of this site.
             who = principal.uri if error.reason == "SITE" else f"{principal.role}/{principal.id}"
         self._log.add(who, _name(method), target, error.reason, source.address, by_operator=False)
 

@@ -46,7 +46,7 @@ DENIALS = OperationId("denials")
 
 @dataclass(eq=False)
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
-    """An answer to a command goes to `questions` where it is to one of them, else to the state."""
+    """An answer to a command goes to `questions` if it belongs to one of them, else to the state."""
 
     _loop: StateLoop
     _hub: ControlHub
@@ -80,7 +80,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         return answer
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
-        """A heartbeat of agents from before heartbeats came on the control stream."""
+        """A heartbeat of older agents, which do not send heartbeats on the control stream."""
         heartbeat = wire.heartbeat_from_wire(request)
         node = self._owned(context, heartbeat.node_id)
         if node is None or node.incarnation != heartbeat.incarnation:
@@ -107,7 +107,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         node_id = hello.node_id
         node = self._owned(context, node_id)
         if node is None or node.incarnation != hello.incarnation:
-            # Before its stream can replace that of the real node.
+            # Before its stream can replace the real node's.
             raise errors.NotFoundError(
                 "node_id: this node is not registered; register, then connect again", field="node_id"
             )
@@ -124,7 +124,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
         context.add_done_callback(ended)
         await self._loop.ask(events.NodeConnected(node_id, hello.incarnation, connection.number, self._loop.now()))
-        # The agent says that it is ready when it has these, for then it can be deployed to.
+        # The agent reports that it is ready when it has these, since layers can be placed on it from then on.
         await context.send_initial_metadata(())
         log.info("node_connected", node_id=node_id)
         if denials := self._denials.list():
@@ -157,7 +157,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             raise
 
     def _owned(self, context: Any, node_id: NodeId) -> KnownNode | None:
-        """The node, None for one that is not known. Raises DeniedError naming `node_id` where another node calls."""
+        """The node, None if it is unknown. Raises DeniedError naming `node_id` if another node calls."""
         node = self._loop.state.nodes.get(node_id)
         if node is not None:
             check_acts_for_itself(context, node.name, "node_id")
@@ -166,8 +166,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     def _message(
         self, connection: ControlStream, operation_id: OperationId, command: commands.ControlMessage
     ) -> pb.ControlResponse | None:
-        """The message of a command; None for a command that cannot be sent. That counts as refused, since a message too
-        large ends the stream."""
+        """The message of a command; None if it cannot be sent. That counts as refused, since a
+        message too large ends the stream."""
         try:
             message = wire.command_to_wire(operation_id, command)
             if is_sendable(message):

@@ -26,7 +26,7 @@ from edgeshard_coordinator.core.values.state import KnownNode
 
 ANSWER_LIMIT_S = 10.0
 AT_ONCE = 4
-"""Nodes asked at a time: their dumps are in memory until the caller has them."""
+"""Nodes queried at a time: their dumps are in memory until the caller has them."""
 MOST_BYTES = 32 << 20
 """Bytes of one node's dump."""
 _BYTES_OF_A_PART = 64
@@ -61,11 +61,11 @@ class Dumps:
 
     @property
     def waiting(self) -> int:
-        """Answers that somebody waits for."""
+        """Answers that callers wait for."""
         return len(self._asked)
 
     async def take(self) -> AsyncGenerator[ProcessDump, None]:
-        """The coordinator's, then one of each node it knows, by name, with a failure where a node gave none."""
+        """The coordinator's, then one of each known node, by name, with a failure if a node sent none."""
         nodes = sorted(self._loop.state.nodes.values(), key=lambda node: (node.name, node.node_id))
         try:
             own = ProcessDump(NodeName(""), await self._own())
@@ -79,7 +79,7 @@ class Dumps:
                 yield dump
 
     def came(self, node_id: NodeId, part: DumpPart) -> None:
-        """Take a part that a node sent, if anybody waits for it."""
+        """Take a part that a node sent, if a caller waits for it."""
         asked = self._asked.get(part.operation_id)
         if asked is None or asked.node_id != node_id or asked.answer.done():
             return
@@ -101,7 +101,7 @@ class Dumps:
 
     async def _own(self) -> bytes:
         about, state, ring = self.about(), self._loop.state, self._loop.recorded()
-        # The values are frozen: they can become text beside the event loop.
+        # The values are frozen, so they can become text outside the event loop.
         return await asyncio.to_thread(lambda: to_text(about | machine().document(state, ring)))
 
     async def _of(self, node: KnownNode) -> ProcessDump:

@@ -27,7 +27,7 @@ from edgeshard_coordinator.core.values.events import HeadAttached, HeadDetached
 log = structlog.get_logger()
 
 BULK_BYTES = 64 << 10
-"""No beacon comes through behind a larger message before all of it has: the head is told not to wait for one."""
+"""No keepalive passes a larger message before all of it has arrived, so the head does not wait for one."""
 
 
 class HeadServicer(head_pb2_grpc.HeadServiceServicer):
@@ -76,8 +76,8 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
             yield message
 
     def _message(self, attachment: Attachment, command: head.HeadCommand) -> pb.AttachResponse | None:
-        """The message of a command; None for a request that cannot be sent. It fails alone, since a refused message
-        would end the stream."""
+        """The message of a command; None if it cannot be sent. Then only this request fails, since
+        a refused message would end the stream."""
         if isinstance(command, head.HeadBeacon):
             return head_command_to_wire(command)
         try:

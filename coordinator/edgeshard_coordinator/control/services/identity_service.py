@@ -36,7 +36,7 @@ from edgeshard_coordinator.membership.membership import Membership
 log = structlog.get_logger()
 
 NOBODY_TOLD = "operator"
-"""An operator in plaintext, where callers cannot be told apart."""
+"""An operator in plaintext, where callers cannot be distinguished."""
 
 
 def operator_name(principal: Principal | None) -> str:
@@ -46,8 +46,8 @@ def operator_name(principal: Principal | None) -> str:
 
 @dataclass(eq=False)
 class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
-    """`membership` is None in plaintext, where nobody has a certificate. `addresses` are set once both listen. `keys`
-    is None where none are kept."""
+    """`membership` is None in plaintext, since callers have no certificates there. `addresses` are
+    set once both listen. `keys` is None if none are kept."""
 
     _loop: StateLoop
     _hub: ControlHub
@@ -56,7 +56,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
     _keys: KeyBook | None = None
     addresses: Addresses | None = None
     links: Callable[[str], DashboardLink] | None = None
-    """Makes a link to the dashboard for an operator; None where there is no dashboard."""
+    """Makes a link to the dashboard for an operator; None if there is no dashboard."""
 
     async def CreateToken(self, request: pb.CreateTokenRequest, context: Any) -> pb.CreateTokenResponse:
         wanted = token_request_from_wire(request)
@@ -96,7 +96,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
     async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewResponse:
         membership = self._checked()
         member = caller(context)
-        assert member is not None  # there is a membership only where every caller shows a certificate
+        assert member is not None  # there is a membership only if every caller must have a certificate
         certificate, authorities = await membership.renew(
             member, request.request, lambda: membership.denials.check(context, member)
         )
@@ -147,7 +147,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
         return self._keys
 
     async def expel(self, node: KnownNode) -> None:
-        """Forget a node, and have its agent stop. Deployments go on without it, in another epoch."""
+        """Forget a node, and have its agent stop. Deployments continue without it, in another epoch."""
         gone = DeniedError(
             f"node {node.name} was taken out of the site; an operator lets it in again with edgectl token create",
             field="node",

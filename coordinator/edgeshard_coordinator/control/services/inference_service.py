@@ -56,7 +56,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         # Disconnect, deadline and cancel alike end the call; so does its ordinary end, which changes nothing more.
         context.add_done_callback(lambda _: self._front.abandon(running))
         first = await running.first()
-        # Not before the head's answer: the listener's stream was opened at the same moment, and may come later.
+        # Not before the head's answer: the listener's stream was opened at the same moment, and may arrive later.
         listens = isinstance(first, Started) and not wanted.generation.prompt_logprobs
         stream = self._listeners.find(_owner(context), wanted.listener) if listens else None
         if stream is None or wanted.listener is None or not isinstance(first, Started):
@@ -77,7 +77,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Listen(
         self, request_iterator: AsyncIterator[pb.ListenRequest], context: Any
     ) -> AsyncIterator[pb.ListenResponse]:
-        """Raises InvalidArgumentError where the first message names no listener."""
+        """Raises InvalidArgumentError if the first message names no listener."""
         owner, listener_id = _owner(context), await _listener_id(request_iterator)
         stream = self._listeners.open(owner, listener_id)
         reader = asyncio.create_task(_take_reads(stream, request_iterator))
@@ -158,7 +158,7 @@ def _owner(context: Any) -> str:
 
 
 def client_of(context: Any) -> str:
-    """The caller, as its certificate names it; '' in plaintext, where callers cannot be told apart."""
+    """The caller, by the name in its certificate; '' in plaintext, where callers cannot be distinguished."""
     principal = caller(context)
     return "" if principal is None else client_name(principal)
 

@@ -53,7 +53,7 @@ _TAKEN_UP = "How often a service was taken up again: by another epoch, or by the
 
 
 class _ByWord(NamedTuple):
-    """A counter of `DeploymentCounts`: `part` has its counts by word, and `label` says what the words are."""
+    """A counter of `DeploymentCounts`: `part` has its counts by word, and `label` names the kind of word."""
 
     name: str
     meaning: str
@@ -173,7 +173,7 @@ class CoordinatorMetrics:
         yield from self._as_vllm(state, counts, load)
 
     def _load(self, record: DeploymentRecord, state: State) -> tuple[int, int]:
-        """Requests that run, and that wait as the head last said."""
+        """Requests that run, and that wait by the head's last report."""
         active = self._front.active_requests(record.name)
         head = state.nodes.get(record.head.node_id)
         waiting = 0
@@ -188,7 +188,7 @@ class CoordinatorMetrics:
         counts: Mapping[DeploymentName, DeploymentCounts],
         load: Mapping[DeploymentName, tuple[int, int]],
     ) -> Iterator[Metric]:
-        """The same under the names that vLLM's dashboards ask for; each replica is a model of its own there."""
+        """The same under the names in vLLM's dashboards; each replica is a model of its own there."""
         label = ("model_name",)
         running = [((name,), float(now)) for name, (now, _) in load.items()]
         waiting = [((name,), float(later)) for name, (_, later) in load.items()]
@@ -254,7 +254,7 @@ def _conditions(said: list[tuple[NodeName, Condition]]) -> Iterator[Metric]:
 
 
 def _held(state: State) -> Iterator[tuple[DeploymentRecord, NodeName, StageStatus]]:
-    """The stages of each deployment's epoch, as their nodes last said."""
+    """The stages of each deployment's epoch, by their nodes' last reports."""
     for record in state.deployments.values():
         for index, placed in enumerate(record.placement.stages):
             node = state.nodes.get(placed.node_id)

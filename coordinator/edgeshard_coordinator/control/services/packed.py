@@ -30,7 +30,7 @@ class _Asked(NamedTuple):
 
 
 class Packed:
-    """`list` and `drop` ask a node; `answered` is told of every answer to a command."""
+    """`list` and `drop` send a query to a node; `answered` receives every answer to a command."""
 
     def __init__(
         self, loop: StateLoop, hub: ControlHub, models: Models, answer_limit_s: float = ANSWER_LIMIT_S
@@ -51,8 +51,8 @@ class Packed:
         return await self._ask(node, ListPacked())
 
     async def drop(self, node: str, ids: Sequence[str]) -> tuple[PackedUnit, ...]:
-        """Remove these units, or all that are not in use where `ids` is empty; those in use stay. Raises as `list`
-        does."""
+        """Remove these units, or all that are not in use if `ids` is empty; those in use stay.
+        Raises as `list` does."""
         return await self._ask(node, DropPacked(tuple(ids)))
 
     def answered(self, node_id: NodeId, result: CommandResult) -> bool:

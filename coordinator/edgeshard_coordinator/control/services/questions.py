@@ -39,6 +39,6 @@ class Questions:
         return cls(calls, Traces(loop, hub), Dumps(loop, hub, about), Packed(loop, hub, models))
 
     def answered(self, node_id: NodeId, result: CommandResult) -> bool:
-        """Whether a node's answer to a command was to one of these questions, which has it then."""
+        """Whether a node's answer to a command belonged to one of these questions, which has it then."""
         takers = (self.traces.answered, self.dumps.refused, self.packed.answered)
         return any(took(node_id, result) for took in takers)

@@ -69,7 +69,8 @@ class Replans:
         return again if again.reason is ReplanReason.WOULD_MOVE else replace(again, reason=ReplanReason.NOTHING_NEW)
 
     async def move(self, name: DeploymentName, operation: ServedOperation, *, force: bool) -> ServedOperation:
-        """Plan on the newest state until nothing changed meanwhile, then move where it is worth it; the operation done.
+        """Plan on the newest state until nothing changed meanwhile, then move if it is worth it;
+        returns the finished operation.
 
         Raises NotFoundError, FailedPreconditionError for a deployment that was placed by hand or has failed,
         UnavailableError for one that is not ready, and as the placer does.
@@ -113,13 +114,13 @@ def _movable(state: State, name: DeploymentName) -> DeploymentRecord:
 
 
 def _planned(state: State, record: DeploymentRecord, plan: Replan) -> _Planned:
-    # What nodes keep packed says where a deployment moves to, not whether; a disk's figures are never twice the same.
+    # Packed units decide where a deployment moves, not whether. A disk's figures always differ slightly.
     nodes = tuple(replace(node, packed=(), disk=None) for node in state.candidates(record.name))
     return _Planned(record.uid, nodes, state.measured, plan)
 
 
 def _same_figures(one: Mapping[NodeId, Measurements], other: Mapping[NodeId, Measurements]) -> bool:
-    """Whether both have the same figures, whenever they came."""
+    """Whether both have the same figures, whatever their times."""
     if one is other:
         return True
     pairs = ((known, other[node_id]) for node_id, known in one.items() if node_id in other)

@@ -1,4 +1,4 @@
-"""Traces of a deployment's steps: asked of all its nodes at once, and gathered.
+"""Traces of a deployment's steps: requested from all its nodes at once, and gathered.
 
 The state does not depend on traces, so they bypass it: commands go straight to the control streams, and the wait for
 their answers ends with the call.
@@ -32,7 +32,7 @@ class _Asked(NamedTuple):
 
 
 class Traces:
-    """`take` traces; `answered` is told of every answer to a command."""
+    """`take` traces; `answered` receives every answer to a command."""
 
     def __init__(self, loop: StateLoop, hub: ControlHub, answer_limit_s: float = ANSWER_LIMIT_S) -> None:
         self._loop = loop
@@ -46,15 +46,15 @@ class Traces:
         return len(self._asked)
 
     def under_way(self, name: DeploymentName) -> bool:
-        """Whether somebody waits for a trace of this deployment, which another would displace."""
+        """Whether a caller waits for a trace of this deployment, which another would displace."""
         return any(asked.deployment == name for asked in self._asked.values())
 
     async def take(self, name: DeploymentName, seconds: float) -> tuple[StageTrace, ...]:
         """The trace of every stage over the next `seconds`, in the order of the stages.
 
-        Raises InvalidArgumentError naming `seconds`, NotFoundError for an unknown deployment, FailedPreconditionError
-        for one that is not ready, AbortedError when it stops running meanwhile or a newer trace takes the place of this
-        one, DeadlineError, and a node's error.
+        Raises InvalidArgumentError naming `seconds`, NotFoundError for an unknown deployment, and
+        FailedPreconditionError if it is not ready. Raises AbortedError if it stops running
+        meanwhile or a newer trace replaces this one, DeadlineError, and a node's error.
         """
         check_seconds(seconds)
         record = _ready(self._loop.state, name)

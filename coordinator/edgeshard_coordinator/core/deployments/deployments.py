@@ -53,7 +53,8 @@ def restored_record(record: DeploymentRecord) -> DeploymentRecord:
         phase=record.phase if record.phase in (Phase.FAILED, Phase.DELETING) else Phase.WAITING,
         adoptable=record.phase in (Phase.LOADING, Phase.ACTIVATING, Phase.READY),
         was_ready=record.phase is Phase.READY,
-        # It may have served since, though the disk did not hear of it, and then a lost node must not end it for good.
+        # It may have served since, even if the disk has not recorded that; then a lost node must
+        # not end it for good.
         ever_ready=record.ever_ready or record.phase in (Phase.LOADING, Phase.ACTIVATING),
         failure=record.failure,
         prepared=fresh,
@@ -104,7 +105,7 @@ def _step_waiting(state: State, record: DeploymentRecord, now: float) -> Deploym
         if all(_holds(node, record, index) for index, node in enumerate(nodes)):
             return _adopted(record, now + state.timings.activate_timeout_s)
         return replace(record, adoptable=False) if all(node.reported for node in nodes) else record
-    # Where other nodes were looked for in vain, the same ones try, over the same links.
+    # If a search for other nodes failed, the same nodes try again, over the same links.
     elsewhere = wants_replan(state, record) and record.planned_for != IN_VAIN
     if now < record.not_before or elsewhere:
         return record
@@ -146,8 +147,8 @@ def _step_loading(state: State, record: DeploymentRecord, now: float) -> Deploym
 
 
 def _loaded_bytes(state: State, record: DeploymentRecord) -> int:
-    """The bytes that nodes say to have fetched and filled, and one for each prepared stage: another number with any
-    progress."""
+    """The bytes that nodes report as fetched and filled, and one for each prepared stage: another
+    number with any progress."""
     own = [
         stage
         for node_id in dict.fromkeys(placed.node_id for placed in record.placement.stages)
@@ -159,7 +160,7 @@ def _loaded_bytes(state: State, record: DeploymentRecord) -> int:
 
 
 def wants_replan(state: State, record: DeploymentRecord) -> bool:
-    """Whether a waiting deployment is to go on without the nodes that are lost or failed it."""
+    """Whether a waiting deployment is to continue without the nodes that are lost or failed it."""
     if any(stage.node_id in state.awaited for stage in record.placement.stages):
         return False
     # One that could not move goes back.
@@ -168,18 +169,18 @@ def wants_replan(state: State, record: DeploymentRecord) -> bool:
 
 
 def crosses_bad_link(state: State, record: DeploymentRecord) -> bool:
-    """Whether activations or tokens would go over a link that stands still."""
+    """Whether activations or tokens would go over a stalled link."""
     ids = [stage.node_id for stage in record.placement.stages]
     return any(pair in state.bad_links for pair in zip(ids, (*ids[1:], ids[0]), strict=True))
 
 
 def replanned(state: State, record: DeploymentRecord, event: Replanned) -> DeploymentRecord:
-    """The record once the search for another placement is over. An answer that came too late changes nothing."""
+    """The record once the search for another placement is over. A late answer changes nothing."""
     if record.uid != event.uid:
         return record
     record = replace(record, searching=False)
     if record.phase is not Phase.WAITING or record.planned_for < 0:
-        return record  # It broke again meanwhile, or does not wait any more.
+        return record  # It broke again since, or does not wait any more.
     if isinstance(event.found, Placement):
         if not state.holds_still(record.spec, event.found, event.version):
             return replace(record, planned_for=-1, search_after=next_search(state, event.version, event.now))
@@ -263,12 +264,13 @@ def _begun(state: State, record: DeploymentRecord, epoch: Epoch, now: float) -> 
 
 
 def broke(state: State, record: DeploymentRecord, failure: errors.EdgeShardError, now: float) -> DeploymentRecord:
-    """The current epoch cannot go on: FAILED when the deployment never was ready, otherwise WAITING to try again."""
+    """The current epoch cannot continue: FAILED if the deployment never was ready, otherwise
+    WAITING to try again."""
     trigger = Trigger.BROKE_AFTER_READY if record.ever_ready else Trigger.BROKE_BEFORE_READY
     times = state.timings
     delay = 0.0
     short_lives = record.short_lives
-    # Another node that is lost is no reason to wait: it is the first time for what comes then.
+    # Another lost node is no reason to wait: its consequence is tried for the first time.
     if failure.reason not in (NODE_LOST, LINK_STALLED):
         attempts = record.failed_attempts
         if record.phase is Phase.READY:
@@ -325,8 +327,8 @@ def check_movable(record: DeploymentRecord) -> None:
 
 
 def asked_to_move(state: State, record: DeploymentRecord, placement: Placement) -> DeploymentRecord:
-    """The record with a move that waits for the disk. It goes on as it is until then, so that a disk that refuses
-    changes nothing."""
+    """The record with a move that waits for the disk. It stays as it is until then, so that a disk
+    that refuses changes nothing."""
     revision = record.revision + 1
     return replace(record, move=Move(placement, next_epoch(state, record), revision), revision=revision)
 
@@ -363,7 +365,7 @@ def answered(
 
 
 def sent(record: DeploymentRecord, key: CommandKey, connection: int) -> DeploymentRecord:
-    """The record once a command is on its way over `connection`."""
+    """The record once a command was sent over `connection`."""
     if key.kind is CommandKind.PREPARE:
         return replace(record, prepared=_with(record.prepared, key.stage, sent_on=connection))
     if key.kind is CommandKind.ACTIVATE:

@@ -1,4 +1,4 @@
-"""The cost of a node's death: the nodes that take its layers, and the time for which requests would stand still. Pure.
+"""The cost of a node's failure: the nodes that take its layers, and how long requests would pause. Pure.
 
 The time until a loss is known and a placement is found is as measured. The time for loading comes from the same nodes'
 loading of their present weights, and the time for computing again from the placement's costs, for one request of
@@ -27,7 +27,8 @@ OPEN_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """The placement for the case that a node dies, or why there is none, and how long it took to find, in seconds."""
+    """The placement for the case that a node fails, or why there is none, and how long it took to
+    find, in seconds."""
 
     node: NodeName
     found: Placement | EdgeShardError
@@ -37,7 +38,7 @@ class Repaired:
 def loss_of(
     state: State, record: DeploymentRecord, repaired: Repaired, candidates: Sequence[Candidate], typical: Typical
 ) -> Loss:
-    """The cost of a repair. `candidates` are those of the record, with the layers that they keep warm for it."""
+    """The cost of a repair. `candidates` are the record's, with the layers that they keep warm for it."""
     found = repaired.found
     if isinstance(found, EdgeShardError):
         return Loss(repaired.node, note=f"It could not go on: {found.message}.")
@@ -58,7 +59,7 @@ def loss_of(
 
 
 def load_rates(state: State) -> Mapping[NodeId, float]:
-    """Parameter bytes a second at which each node fetched and loaded its stages, where it holds any."""
+    """Parameter bytes a second at which each node fetched and loaded its stages, if it holds any."""
     rates = {}
     for node in state.nodes.values():
         timed = [stage for stage in node.stages if stage.load_s > 0 and stage.parameter_bytes]
@@ -68,6 +69,7 @@ def load_rates(state: State) -> Mapping[NodeId, float]:
 
 
 def rebuild_s(placement: Placement, typical: Typical) -> float:
-    """To compute a prompt and half its answer again, at the pace of the present placement; 0 where that is unknown."""
+    """Seconds to compute a prompt and half its answer again, at the pace of the present placement;
+    0 if that is unknown."""
     tokens = typical.prompt_tokens + typical.new_tokens // 2
     return sum(cost.step_s([(0, tokens)]) + cost.transfer_s(tokens) for cost in placement.costs)

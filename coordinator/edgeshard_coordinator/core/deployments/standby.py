@@ -34,10 +34,10 @@ def choose(
     """The standbys for the stages of a placement. The nodes' memory counts the placement, and no standby of it, as
     free.
 
-    Named nodes come in their order, each for as many stages as it has room for. With "auto" nodes are taken until every
-    stage has one: spare nodes first, then the `former` ones, then those with the most room. A node with a stage of its
-    own stands by for one beside it: those two it could run as one. No node stands by where rules would not let it take
-    over.
+    Named nodes are used in their order, each for as many stages as fit in its memory. With "auto"
+    nodes are taken until every stage has one: spare nodes first, then the `former` ones, then those
+    with the most memory. A node with a stage of its own stands by for a neighbouring one: it could
+    run those two as one. No node stands by if rules would not let it take over.
     """
     auto = AUTO_STANDBY in spec.standby
     conditions = conditions_of(spec, candidates)
@@ -69,7 +69,7 @@ def choose(
 
 
 def _may_take_over(conditions: Sequence[Condition], placement: Placement, name: NodeName, index: int) -> bool:
-    """Whether rules allow a node in place of that of a stage."""
+    """Whether rules allow a node in place of a stage's node."""
     others = [stage.node_name for stage in placement.stages if stage.index != index]
     return not broken(conditions, {*others, name})
 
@@ -100,7 +100,7 @@ def _best_run(
 
 
 def _working_bytes(sizes: StageSizes, layers: LayerRange) -> int:
-    """Bytes of a stage beside its weights."""
+    """Bytes of a stage except its weights."""
     return sizes.kv_bytes(layers) + sizes.workspace_bytes(layers)
 
 
@@ -128,7 +128,7 @@ def planned(state: State, record: DeploymentRecord, event: StandbyPlanned) -> De
     for node_id, layers, reserved in wanted:
         entry = known.get((node_id, layers))
         if entry is None:
-            # Nodes remember commands by their number, and those of an earlier run of the coordinator too.
+            # Nodes remember commands by their number, also across runs of the coordinator.
             number = (zlib.crc32(state.instance.encode()) << 20) + count
             entry = Standby(number, node_id, record.epoch, layers, reserved)
             count += 1
@@ -137,7 +137,7 @@ def planned(state: State, record: DeploymentRecord, event: StandbyPlanned) -> De
 
 
 def _keepers(state: State, record: DeploymentRecord) -> list[NodeId]:
-    """Nodes that keep something for the deployment, or were told to."""
+    """Nodes that keep something for the deployment, or were commanded to."""
     told = [entry.node_id for entry in record.standbys if entry.layers is not None]
     say = [
         node_id
@@ -165,8 +165,8 @@ def sent(record: DeploymentRecord, number: int, connection: int) -> DeploymentRe
 
 
 def answered(record: DeploymentRecord, number: int, *, failed: bool) -> DeploymentRecord:
-    """The record after a node's answer. A command that failed is not sent again over this connection; the node's log
-    says why."""
+    """The record after a node's answer. A command that failed is not sent again over this
+    connection; the node's log has the reason."""
     entry = next((entry for entry in record.standbys if entry.number == number), None)
     if entry is None or failed:
         return record

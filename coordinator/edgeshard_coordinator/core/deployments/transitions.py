@@ -23,7 +23,7 @@ class Trigger(StrEnum):
     REPLANNED = "replanned"
     """Other nodes take over what the lost ones held."""
     ADOPTED = "adopted"
-    """After a restart of the coordinator every stage says that it still holds the epoch."""
+    """After a restart of the coordinator every stage reports that it still holds the epoch."""
     NODES_BACK = "nodes-back"
     """Every node is connected and the delay before another attempt is over."""
     MOVE = "move"

@@ -29,7 +29,7 @@ from edgeshard_coordinator.core.values.state import (
 )
 
 REFUSED_KEPT = 64
-"""Operations that the disk refused; a call is told within a moment."""
+"""Operations that the disk refused; a call learns of it within a moment."""
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
 
@@ -46,11 +46,11 @@ def apply(state: State, event: events.Event) -> State:
 
 
 def _was_routine(before: State, event: events.Event, after: State) -> bool:
-    """Whether the event was heartbeats that broke nothing: all that is due with time is looked for at ticks."""
+    """Whether the event was heartbeats that broke nothing: ticks check all that is due with time."""
     if not isinstance(event, events.HeartbeatsReceived):
         return False
     nodes = [before.nodes.get(heartbeat.node_id) for heartbeat in event.heartbeats]
-    # What a node says first may let an epoch be adopted.
+    # A node's first report may let an epoch be adopted.
     unbroken = before.deployments is after.deployments and before.awaited is after.awaited
     return unbroken and all(node is None or node.reported for node in nodes)
 
@@ -150,7 +150,7 @@ def _replan(state: State, event: events.ReplanRequested) -> State:
 
 
 def _without(refused: tuple[RefusedOperation, ...], operation: ServedOperation) -> tuple[RefusedOperation, ...]:
-    """The refusals without that of a call which is made again."""
+    """The refusals without the one of a call that is made again."""
     return tuple(item for item in refused if item.operation_id != operation.operation_id)
 
 
@@ -185,7 +185,7 @@ def _answered(state: State, event: events.CommandAnswered) -> State:
         return measured
     record = _record_of(state, key)
     if record is None or not authority.may_answer(record, event.node_id, key):
-        return state  # Of a deployment that is gone, of an earlier epoch, or the release of an orphan.
+        return state  # The deployment is gone, its epoch is an earlier one, or the release is of an orphan.
     if key.kind is CommandKind.STANDBY:
         return state.with_record(standby.answered(record, key.stage, failed=failure is not None))
     stages = record.placement.stages
@@ -206,7 +206,7 @@ def _record_of(state: State, key: CommandKey) -> DeploymentRecord | None:
 def _attached(state: State, event: events.HeadAttached) -> State:
     record = state.deployments.get(event.deployment)
     if record is None or record.epoch != event.epoch:
-        return state  # Of an earlier epoch.
+        return state  # For an earlier epoch.
     if not authority.may_set(HeadHello, "held", record, event.node_id):
         return state
     if record.phase not in (DeploymentPhase.ACTIVATING, DeploymentPhase.READY):
@@ -234,11 +234,12 @@ def _saved(state: State, event: events.DeploymentSaved) -> State:
     if 0 < record.delete_revision <= event.revision:
         saved = deployments.deleted(saved)
     if event.revision < saving:
-        # A newer save is on its way, and may put an earlier epoch there: that of a move which is off meanwhile.
+        # A newer save is pending, and may put an earlier epoch there: the epoch of a move that is
+        # cancelled meanwhile.
         return state.with_record(saved)
     if saved.move is not None and saved.move.revision <= event.revision:
         saved = deployments.moved(state, saved, event.now)
-    # The disk is ahead where it has the epoch of a move that is off meanwhile.
+    # The disk is ahead if it has the epoch of a move that is cancelled meanwhile.
     return state.with_record(replace(saved, saved_epoch=min(event.epoch, saved.epoch)))
 
 
@@ -249,7 +250,7 @@ def _save_failed(state: State, event: events.SaveFailed) -> State:
     refused = tuple(RefusedOperation(operation.operation_id, event.failure) for operation in record.operations)
     state = replace(state, refused=(*state.refused, *refused)[-REFUSED_KEPT:])
     if not record.saved:
-        # Nothing of it is on disk, so no node was told of it.
+        # Nothing of it is on disk, so no node was notified of it.
         kept = {name: other for name, other in state.deployments.items() if name != record.name}
         return replace(state, deployments=kept)
     retry = replace(
@@ -324,7 +325,7 @@ def _sent(state: State, action: actions.SendCommand, now: float) -> State:
     if isinstance(command, MeasureCompute | ProbeLinks):
         return measuring.on_sent(state, action, now)
     record = _record_of(state, action.command_key)
-    assert record is not None  # what is asked for in a state is issued in it
+    assert record is not None  # an action requested in a state is issued in that state
     if action.command_key.kind is CommandKind.STANDBY:
         return state.with_record(standby.sent(record, action.command_key.stage, action.connection))
     return state.with_record(deployments.sent(record, action.command_key, action.connection))

@@ -1,4 +1,4 @@
-"""The actions that the state calls for. Asking twice gives the same answer until an action is issued."""
+"""The actions that the state requires. A second call returns the same until an action is issued."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ from edgeshard_coordinator.core.values.state import (
 def reconcile(state: State, now: float, rested: State | None = None) -> list[actions.Action]:
     """The actions due at `now` (monotonic seconds): of nodes, of deployments, of measurements.
 
-    Nothing was due in the earlier state `rested`, if there is one, so that only nodes of which something changed since
-    are looked at.
+    Nothing was due in the earlier state `rested`, if there is one, so only nodes that changed since are checked.
     """
     due: list[actions.Action] = []
     for node in _changed_nodes(state, rested):
@@ -48,7 +47,7 @@ def command_key(record: DeploymentRecord, kind: CommandKind, stage: int = 0) -> 
 
 
 def _changed_nodes(state: State, rested: State | None) -> Iterable[KnownNode]:
-    """The nodes for which `_node_actions` may give another answer than in `rested`."""
+    """The nodes for which `_node_actions` may return other actions than in `rested`."""
     # A tick may show a silence, and a deployment that is gone leaves orphans anywhere.
     if rested is None or rested.ticked_at != state.ticked_at or rested.retired is not state.retired:
         return state.nodes.values()
@@ -85,9 +84,9 @@ def _node_actions(state: State, node: KnownNode) -> Iterator[actions.Action]:
 def _unclaimed(state: State, node: KnownNode) -> tuple[tuple[HeldStage, ...], tuple[HeldStage, ...]]:
     """The stages of deployments that are not in the state: of deleted ones that the node is to release, and of others.
 
-    A node is also to release a stage of a deployment that goes on without it. A deployment was deleted if the disk says
-    so, as after a delete that the node did not hear of. Otherwise this coordinator lacks something, such as the newest
-    part of its disk, and the stage may be serving.
+    A node is also to release a stage of a deployment that continues without it. A deployment was
+    deleted if the disk has it as deleted, as after a delete that the node missed. Otherwise this
+    coordinator lacks something, such as the newest part of its disk, and the stage may be serving.
     """
     orphans: list[HeldStage] = []
     unknown_stages: list[HeldStage] = []
@@ -176,7 +175,7 @@ def _release(state: State, record: DeploymentRecord) -> Iterator[actions.Action]
 def _send(
     state: State, record: DeploymentRecord, key: CommandKey, command: commands.StageCommand, progress: Progress
 ) -> Iterator[actions.Action]:
-    """Send to the node of the key's stage unless answered, or already on its way over the connection there is now."""
+    """Send to the node of the key's stage unless answered, or already sent over the present connection."""
     node = state.nodes.get(record.placement.stages[key.stage].node_id)
     if node is not None and node.connected and not progress.done and progress.sent_on != node.connection:
         yield actions.SendCommand(node.node_id, node.connection, key, command)

@@ -1,4 +1,4 @@
-"""The news of a change of the state for people: nodes come and go, deployments change phase, links carry nothing."""
+"""News for people of a change of the state: nodes join and leave, deployments change phase, links carry nothing."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def _of_node(known: KnownNode | None, node: KnownNode) -> Iterator[SiteNews]:
 
 
 def _of_measurements(before: State, after: State) -> Iterator[SiteNews]:
-    """News when nothing is left to measure on the site: a node whose links come one by one is not told of for each."""
+    """News when nothing is left to measure on the site; a node whose links arrive one by one makes
+    no news for each."""
     changed = [node_id for node_id, known in after.measured.items() if before.measured.get(node_id) is not known]
     nodes = [after.nodes[node_id] for node_id in changed if node_id in after.nodes]
     if nodes and is_whole(after, nodes) and is_whole(after, after.nodes.values()):

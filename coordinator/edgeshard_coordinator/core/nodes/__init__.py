@@ -1,1 +1,1 @@
-"""Nodes that register, say how they are, fall silent and go away."""
+"""Nodes that register, report their condition, fall silent and leave."""

@@ -1,15 +1,16 @@
-"""When a node that is away or silent counts as lost, and when the coordinator looks for the fault in itself. Pure.
+"""When a node that is away or silent counts as lost, and when the coordinator suspects itself. Pure.
 
-A node whose control stream ends is lost at once, and one that stays silent for `Timings.heartbeat_timeout_s` too. Where
-the coordinator may be the blind one, it first waits a lease (`Timings.lease_s`) for nodes to come back:
+A node whose control stream ends is lost at once, and one that stays silent for
+`Timings.heartbeat_timeout_s` too. If the coordinator may be the blind one, it first waits a lease
+(`Timings.lease_s`) for nodes to return:
 
 * after its own start, for the nodes that it knows from the disk;
-* after it stood still, as ticks that came too far apart show;
-* when more than half of the connected nodes vanish together, and at least three. A node whose process has been replaced
-  meanwhile does not count: it died.
+* after it stood still, as ticks too far apart show;
+* if more than half of the connected nodes vanish together, and at least three. A node whose process has been
+replaced meanwhile does not count: its process ended.
 
-A node that is waited for is *awaited*: its deployments go on as they are. If the same process connects again, nothing
-of them has changed; if another does, or the lease is over, they break.
+A lost node in its lease is *awaited*: its deployments stay as they are. If the same process
+connects again, nothing of them has changed; if another does, or the lease is over, they break.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from edgeshard.domain.ids import NodeId
 from edgeshard_coordinator.core.values.state import KnownNode, State
 
 TOGETHER_S = 2.0
-"""Nodes that vanish within so many seconds vanish together."""
+"""Nodes that vanish within this many seconds vanish together."""
 LEAST_VANISHED = 3
 """One or two nodes that vanish have a fault of their own, however few there are."""
 MISSED_HEARTBEATS = 2
-"""A node that has missed so many when another vanishes counts as vanishing with it: its stream's end is only noticed
-later."""
+"""A node that has missed this many when another vanishes counts as vanishing with it: its stream's
+end is only noticed later."""
 
 
 def started(state: State, now: float) -> State:
@@ -36,7 +37,8 @@ def started(state: State, now: float) -> State:
 
 
 def noticed(state: State, now: float) -> State:
-    """The state before an event at `now`: nothing may have happened for too long, and nodes may be awaited no more."""
+    """The state before an event at `now`: if nothing happened for too long, nodes are awaited;
+    awaited nodes may time out."""
     if state.ticked_at is not None and now - state.ticked_at > state.timings.stall_s:
         state = _stood_still(state, now)
     if any(until <= now for until in state.awaited.values()):
@@ -45,7 +47,7 @@ def noticed(state: State, now: float) -> State:
 
 
 def on_ticked(state: State, now: float) -> State:
-    """A tick at `now`. Where most nodes fell silent, they get a lease more, once."""
+    """A tick at `now`. If most nodes fell silent, they get one more lease."""
     state = replace(state, ticked_at=now)
     if now < state.frozen_until:
         return state
@@ -89,13 +91,13 @@ def not_awaited(state: State, node_ids: Collection[NodeId]) -> State:
 
 
 def died(state: State, node_id: NodeId) -> State:
-    """The state after a node's process was replaced: it ended, and nobody else was at fault."""
+    """The state after a node's process was replaced: it ended, and no other process was at fault."""
     vanished = tuple((known, at) for known, at in state.vanished if known != node_id)
     return not_awaited(replace(state, vanished=vanished), (node_id,))
 
 
 def too_many(gone: int, nodes: int) -> bool:
-    """Whether so many of these nodes are gone or silent at once that the coordinator may be the blind one."""
+    """Whether too many of these nodes are gone or silent at once, so that the coordinator may be the blind one."""
     return gone >= LEAST_VANISHED and 2 * gone > nodes
 
 
@@ -110,7 +112,7 @@ def heartbeat_interval_s(node: KnownNode) -> float:
 
 
 def _stood_still(state: State, now: float) -> State:
-    """The state after a standstill: nothing was heard meanwhile, so no node was silent."""
+    """The state after a standstill: no message was received meanwhile, so no node was silent."""
     connected = {node.node_id for node in state.nodes.values() if node.connected}
     state = frozen(_heard(replace(state, ticked_at=now), connected, now), now)
     return _awaiting(state, state.awaited, state.frozen_until, now)
@@ -125,7 +127,7 @@ def _heard(state: State, node_ids: Collection[NodeId], now: float) -> State:
 
 
 def frozen(state: State, now: float) -> State:
-    """The state in which nodes get a lease to come back, from now on."""
+    """The state in which nodes get a lease to return, from now on."""
     return replace(state, frozen_until=max(state.frozen_until, now + state.timings.lease_s))
 
 

@@ -19,7 +19,7 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode,
 
 IDENTITY_IN_USE = "IDENTITY_IN_USE"
 LATE_S = 0.3
-"""A heartbeat that is later than this does not come from a process that is well."""
+"""A heartbeat that is later than this is from a process in trouble."""
 
 
 def with_measurements(state: State, node_id: NodeId, measurements: Measurements) -> State:
@@ -36,7 +36,7 @@ def on_registered(state: State, event: events.NodeRegistered) -> State:
     state = unconnected_nodes.without(state, {node.node_id for node in namesakes})
     state = unconnected_nodes.with_room(state, new.node_id)
     known = state.nodes.get(new.node_id)
-    # While a node starts, what it was before is nearer the truth than what it can say of itself.
+    # While a node starts, its former facts are more accurate than its reports.
     facts = known.facts if new.starting and known is not None else new.facts
     node = KnownNode(
         node_id=new.node_id,
@@ -64,8 +64,9 @@ def on_registered(state: State, event: events.NodeRegistered) -> State:
 def check_is_alone(known: KnownNode, new: Registration, now: float) -> None:
     """Refuse a second process with the identity of a node that is alive. Raises UnavailableError IDENTITY_IN_USE.
 
-    The stream of a process that was killed ends at once. After a power cut it stays open, and its heartbeats fail to
-    come: the next process returns as soon as one is late. The error lets an agent try again.
+    The stream of a process that was killed ends at once. After a power cut it stays open, and its
+    heartbeats are missing: the next process returns as soon as one is late. The error lets an agent
+    try again.
     """
     is_silent = now - known.heard_at > lost_nodes.heartbeat_interval_s(known) + LATE_S
     if not known.connected or known.incarnation == new.incarnation or is_silent:
@@ -81,8 +82,8 @@ def check_is_alone(known: KnownNode, new: Registration, now: float) -> None:
 
 
 def _registered_again(state: State, known: KnownNode, node: KnownNode, now: float) -> tuple[State, KnownNode]:
-    """The state and node after the same process registered again: its stages and its stream go on, and a node that has
-    started does not start again."""
+    """The state and node after the same process registered again. Its stages and its stream
+    continue, and a started node does not start again."""
     node = replace(
         node,
         starting=known.starting and node.starting,
@@ -168,7 +169,7 @@ def on_heartbeats(state: State, event: events.HeartbeatsReceived) -> State:
     for heard in event.heartbeats:
         node = nodes.get(heard.node_id)
         if node is None or not node.connected or node.incarnation != heard.incarnation:
-            continue  # Of a stream that ended meanwhile.
+            continue  # From a stream that ended meanwhile.
         nodes[heard.node_id] = _heard(node, heard, event.now)
         failed += [(node, stage) for stage in heard.stages if stage.phase is StagePhase.FAILED]
     state = replace(state, nodes=nodes)

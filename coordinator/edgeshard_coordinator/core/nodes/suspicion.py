@@ -1,9 +1,10 @@
 """Links under suspicion: one of the two nodes is silent, or the link itself is at fault.
 
-A suspicion is remembered for an epoch that is live. Both nodes of the link are looked at. If one is silent, the epoch
-ends, and the deployment avoids that node. If both continue to talk to the coordinator, the link is at fault: the epoch
-ends, and for a while the pair of nodes is kept as a bad link. A node reports its own link and ends an epoch of its own.
-The other node stays connected, with its other deployments, until `Timings.heartbeat_timeout_s` of silence.
+A suspicion is remembered for an epoch that is live. Both nodes of the link are checked. If one is
+silent, the epoch ends, and the deployment avoids that node. If both continue to send to the
+coordinator, the link is at fault: the epoch ends, and for a while the pair of nodes is kept as a
+bad link. A node reports its own link and ends an epoch of its own. The other node stays connected,
+with its other deployments, until `Timings.heartbeat_timeout_s` of silence.
 
 The coordinator itself suspects heads, on their request streams. A head that is silent on its control stream, too, is
 lost, and `reconcile` drops its connection. Any other is left to dial another request stream. None is lost while the
@@ -127,12 +128,12 @@ def _of_head(state: State, suspect: SuspectLink, now: float) -> State:
 
 
 def _silence_s(state: State, node: KnownNode) -> float:
-    """A node that holds nothing speaks more seldom, and its next heartbeat may be due just behind the look at it."""
+    """A node that holds nothing sends less often, and its next heartbeat may be due just after this check."""
     return state.timings.suspect_silence_s + (0.0 if node.stages else IDLE_INTERVAL_S - HOLDING_INTERVAL_S)
 
 
 def _checked(suspect: SuspectLink, now: float) -> SuspectLink:
-    """A gap that is longer than any between ticks means that the coordinator heard nobody."""
+    """A gap that is longer than any between ticks means that the coordinator received nothing."""
     gap = now - suspect.checked_at
     stood_still = gap if gap > STOOD_STILL_S else 0.0
     return replace(suspect, since=suspect.since + stood_still, checked_at=now)
@@ -190,7 +191,7 @@ def reconnected(state: State, node_id: NodeId) -> State:
 
 
 def lost(state: State, now: float) -> frozenset[NodeId]:
-    """Heads that are lost because the coordinator hears them on neither stream."""
+    """Heads that are lost because the coordinator receives nothing from them on either stream."""
     heads = [suspect for suspect in state.suspects if suspect.sender is None and now >= state.frozen_until]
     return frozenset(end for suspect in heads for end in _silent_ends(state, suspect, now))
 

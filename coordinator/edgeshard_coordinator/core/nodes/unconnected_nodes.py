@@ -1,7 +1,8 @@
 """The bound on the number of nodes: whoever may register could fill the memory otherwise.
 
-A node that registers dials its control stream at once. One that never did is unconnected: it holds nothing, is in no
-placement and is not on disk, so it is forgotten without a trace. It registers again when it comes after all.
+A node that registers dials its control stream at once. A node without such a stream is unconnected:
+it holds nothing, is in no placement and is not on disk, so it is forgotten without a trace. It
+registers again if it connects later.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ MOST_UNCONNECTED = 1024
 
 
 def with_room(state: State, node_id: NodeId) -> State:
-    """Make room for a node that registers: the oldest unconnected ones give way, so that a real node is never refused
-    for them.
+    """Make a place for a node that registers: the oldest unconnected ones are removed, so that a
+    real node is never refused for them.
 
-    Raises ResourceExhaustedError where there are as many nodes as a site may have.
+    Raises ResourceExhaustedError if there are as many nodes as a site may have.
     """
     if node_id in state.nodes:
         return state

@@ -55,10 +55,11 @@ class _UnitSize:
 class StageSizes:
     """Bytes of any stage of one model under one spec and load, from one pass over the manifest.
 
-    The KV pool holds `requests` of the longest context at once, the spec's concurrency when None. Beside it there are
-    at most `saved_states` copies of the states of requests, when None as many as are of use: one for each request, and
-    one wherever a full pool saves; and at most `guess_slots` states behind guesses, when None as many as a step has.
-    A `draft` is held with the first layer.
+    The KV pool holds `requests` of the longest context at once, the spec's concurrency if it is
+    None. In addition there are at most `saved_states` copies of the states of requests. None means
+    as many as are of use: one for each request, and one wherever a full pool saves. There are also
+    at most `guess_slots` states after draft tokens; None means as many as a step has. A `draft` is
+    held with the first layer.
     """
 
     def __init__(
@@ -111,10 +112,10 @@ class StageSizes:
         return self._workspace_bytes + self._logits_bytes * (layers.end == self.layer_count) + drafted
 
     def streaming(self, layers: LayerRange, node: NodeName, room: int) -> tuple[int, int]:
-        """The budget for weights that leaves a node's room to the rest, and the bytes of layers, or of experts, that do
-        not stay in it.
+        """The budget for weights after all other memory of the node, and the bytes of layers, or of
+        experts, that do not stay in it.
 
-        Raises ResourceExhaustedError where even the slots do not fit.
+        Raises ResourceExhaustedError if even the slots do not fit.
         """
         quantisation, whole = self._spec.quantisation_of(node), self.parameter_bytes(layers, node)
         budget = room - (self.needed_bytes(layers, node) - whole)
@@ -167,7 +168,7 @@ def _unit_sizes(
 
 
 class SimplePlacer:
-    """An explicit `layers` list as it stands, otherwise as few nodes as hold the model."""
+    """An explicit `layers` list unchanged, otherwise as few nodes as hold the model."""
 
     def place(
         self,
@@ -213,8 +214,8 @@ def place_stages(
     stages: Sequence[ExplicitStage],
     load: Load,
 ) -> Placement:
-    """The placement with these stages; states are kept behind guesses, and saved, where all stages have room left for
-    them: half of what there is for each, if it is not enough.
+    """The placement with these stages. States are saved, also after draft tokens, if all stages
+    have memory left for them; if it is not enough, half of what each has is used.
 
     Raises PlacementError for a list that cannot be or that breaks a rule, ResourceExhaustedError naming the node whose
     memory is short.
@@ -314,9 +315,9 @@ def _room(spec: DeploymentSpec, node: Candidate) -> int:
 def _chosen(
     spec: DeploymentSpec, layer_count: int, sizes_on: Callable[[int], StageSizes], nodes: Mapping[NodeName, Candidate]
 ) -> tuple[ExplicitStage, ...]:
-    """Stages on as few nodes as hold the model; under rules on the smallest set that they allow, of those with much
-    memory first. `sizes_on` gives the sizes with so many stages at most. Raises FailedPreconditionError naming rules
-    that no set meets."""
+    """Stages on as few nodes as hold the model; under rules on the smallest set that they allow,
+    nodes with much memory first. `sizes_on` returns the sizes with at most a given number of
+    stages. Raises FailedPreconditionError naming rules that no set meets."""
     usable = [node for node in nodes.values() if node.placeable and node.name not in spec.exclude]
     usable.sort(key=lambda node: (node.name != spec.source, -_room(spec, node), node.name))
     conditions = conditions_of(spec, nodes.values())
@@ -345,7 +346,7 @@ def _chosen(
     except errors.ResourceExhaustedError as error:
         conflicting = conflict(conditions, is_possible, spec.source, error.message if error.field != "rule" else "")
         if conflicting is None:
-            return _on_fewest(spec, layer_count, sizes_on, usable)  # which says whose memory is short
+            return _on_fewest(spec, layer_count, sizes_on, usable)  # its error names the node whose memory is short
         raise conflicting from None
 
 
@@ -355,9 +356,9 @@ def _on_fewest(
     """Stages on the source, and on as few of the others as hold the rest, those with most free memory, as `usable` has
     them.
 
-    Nobody has measured whether a link is worth it, and every stage more sends each token over one more.
+    It is unmeasured whether a link is worth it, and every additional stage sends each token over one more.
     """
-    # More stages than layers there cannot be. All nodes come last: an error then tells of all.
+    # There cannot be more stages than layers. All nodes are tried last, so that an error covers all.
     for count in (*range(1, min(len(usable), layer_count)), len(usable)):
         try:
             return _proportional(spec, sizes_on(count), usable[:count], allow_streaming=count == len(usable))

@@ -61,7 +61,7 @@ def placed_note(spec: DeploymentSpec, site: SiteCluster, result: PlanResult, req
 
 
 def mixed_bits(placement: Placement, candidates: Sequence[Candidate]) -> str:
-    """A note that the chosen nodes compute different bits; "" where all compute the same."""
+    """A note that the chosen nodes compute different bits; "" if all compute the same."""
     facts = {candidate.node_id: candidate.facts for candidate in candidates}
     prints = {stage.node_name: facts[stage.node_id].bits_fingerprint for stage in placement.stages}
     if len(set(prints.values())) < 2:

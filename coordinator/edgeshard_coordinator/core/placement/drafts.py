@@ -1,4 +1,4 @@
-"""Whether a model can guess for another one, and the memory that it takes beside the first layer. Pure."""
+"""Whether a model can draft tokens for another one, and the memory that it needs with the first layer. Pure."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from edgeshard.planning.inputs.workspace import SLACK_BYTES, logits_bytes, works
 from edgeshard_coordinator.core.placement.by_memory import StageSizes
 
 CHOSEN_SHARE = 8
-"""A draft that nobody named has at most this part of the parameters."""
+"""A draft that the spec does not name has at most this part of the parameters."""
 
 
 def check_draft(model: ModelManifest, draft: ModelManifest) -> None:
-    """Raise InvalidArgumentError naming `draft` for a model that cannot guess for the other; whether their tokens are
-    the same is not looked at."""
+    """Raise InvalidArgumentError naming `draft` for a model that cannot draft for the other; it
+    does not compare their tokens."""
     if parse_config(model.config).states:
         raise _unfit(
             f"a draft cannot guess for {model.name}, which keeps states of a request; leave it out", "DRAFT_UNUSED"
@@ -43,7 +43,7 @@ def check_draft(model: ModelManifest, draft: ModelManifest) -> None:
 
 
 def check_same_tokens(model: str, vocabulary: str, draft: str, its_vocabulary: str) -> None:
-    """Raise InvalidArgumentError naming `draft` where the digests of the vocabularies differ."""
+    """Raise InvalidArgumentError naming `draft` if the digests of the vocabularies differ."""
     if vocabulary != its_vocabulary:
         raise _unfit(
             f"the tokenizer of {draft} gives other ids than that of {model}; name a model with the same vocabulary",
@@ -54,7 +54,7 @@ def check_same_tokens(model: str, vocabulary: str, draft: str, its_vocabulary: s
 def may_draft(
     model: ModelManifest, others: Iterable[tuple[ModelManifest, Digest]]
 ) -> list[tuple[ModelManifest, Digest]]:
-    """The models of a store that may be chosen as its draft, the largest first: larger ones guess better."""
+    """The models of a store that may be chosen as its draft, the largest first: larger ones draft better."""
     found = []
     for other, digest in others:
         if other.parameter_count * CHOSEN_SHARE > model.parameter_count:
@@ -75,7 +75,7 @@ def placed_draft(spec: DeploymentSpec, model: ModelManifest, draft: ModelManifes
     own = replace(draft_spec(spec), max_context=min(spec.max_context or most, shape.max_context))
     sizes, layers = StageSizes(own, draft, shape, Load(), requests), LayerRange(0, shape.layer_count)
     described = model_from_config(draft.name, draft.config)
-    # What stages have in common is counted with the first one.
+    # The memory that stages share is counted with the first one.
     working = workspace_bytes(described, spec.dtype, requests * DRAFT_TOKENS, 0) - SLACK_BYTES
     return PlacedDraft(
         model=draft.name,

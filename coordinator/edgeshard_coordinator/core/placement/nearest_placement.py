@@ -35,16 +35,17 @@ def with_held(
 
 
 def without_held(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """The nodes as if nobody kept anything."""
+    """The nodes as if no node held packed units."""
     return tuple(replace(node, held=NOTHING_HELD) for node in candidates)
 
 
 def nearest(
     found: Sequence[Placement], rank: Callable[[Placement], tuple[bool, float]], candidates: Sequence[Candidate]
 ) -> Placement:
-    """The best by rank or, of those within `LOCALITY_MARGIN` of it, the one with the fewest layers to fetch and pack.
+    """The best by rank or, among placements within `LOCALITY_MARGIN` of it, the one with the fewest
+    layers to fetch and pack.
 
-    A rank is whether something is amiss, then the cost of a placement, 0 where that is not known. `found` is not empty.
+    A rank is whether something is amiss, then the cost of a placement, 0 if that is unknown. `found` is not empty.
     """
     best = min(found, key=rank)
     amiss, cost = rank(best)

@@ -1,6 +1,6 @@
 """Placement by the planner: the best nodes and layers by the measured times of nodes and links.
 
-Where measurements are missing, free memory decides, and the placement's note names the nodes that lack them.
+If measurements are missing, free memory decides, and the placement's note names the nodes that lack them.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ _MIXED = "nodes that keep their weights in different ways are not planned togeth
 
 
 class PlanningPlacer:
-    """An explicit `layers` list as it stands, otherwise the planner's choice; both with predicted figures.
+    """An explicit `layers` list unchanged, otherwise the planner's choice; both with predicted figures.
 
-    The KV pool holds `concurrency` requests of the longest context where the chosen nodes have the memory, and never
-    fewer than the plan has in flight. Whatever is planned passes the same memory check as a placement by hand; the
-    planner counts everything that the check counts, and more.
+    The KV pool holds `concurrency` requests of the longest context if the chosen nodes have the
+    memory, and never fewer than the plan has in flight. Every plan passes the same memory check as
+    a placement by hand; the planner counts everything that the check counts, and more.
     """
 
     def __init__(self, provers: Provers = nullcontext) -> None:
-        """`provers` begins what plans under rules are asked of; without one a rule is an error."""
+        """`provers` starts the solver for plans under rules; without one a rule is an error."""
         self._provers = provers
 
     def place(self, problem: PlacementProblem) -> Placement:
@@ -95,7 +95,7 @@ class PlanningPlacer:
         try:
             here, best = with_layers(held, nodes), with_layers((), nodes)
             if here.predicted is not None and best.predicted is not None:
-                # What nodes hold decides where to move, not whether.
+                # Packed units of nodes decide where to move, not whether.
                 small = here.predicted.gain_of(best.predicted) < WORTH_SAYING
                 if small and any(node.held != NOTHING_HELD for node in nodes):
                     best = with_layers((), without_held(nodes))
@@ -112,7 +112,7 @@ class PlanningPlacer:
         candidates = problem.candidates
         usable = [replace(node, connected=node.connected and node.node_id not in lost.nodes) for node in candidates]
         problem = replace(problem, candidates=usable)
-        # A link that stands still may be gone round by doing without either of its nodes.
+        # A stalled link may be avoided by dropping either endpoint.
         without = [lost, *(replace(lost, nodes=lost.nodes | {end}) for end in lost.ends)]
         conditions = conditions_of(problem.spec, candidates)
         barred = [node.name for node in candidates if rules.barred(conditions, node.name)]
@@ -125,8 +125,9 @@ class PlanningPlacer:
                 placement = _Site(problem.with_spec(layers=stages, source=stages[0].node), self._provers).kept(broken)
                 if not lost.crosses(placement):
                     found.append(placement)
-        # Weights that are in memory come before a better pace, and those on the disk before one that is little better;
-        # of those without figures the first, which touch the fewest nodes.
+        # Weights in memory count more than a better pace, and those on the disk more than a
+        # slightly better one. Without figures, the first placement wins, which touches the fewest
+        # nodes.
         if found:
             rank = rank_among(placement.predicted for placement in found)
             best = nearest(found, lambda one: (_is_cold(one, broken, candidates), _cost(one, rank)), candidates)
@@ -153,7 +154,7 @@ class PlanningPlacer:
         raise error
 
     def _anew(self, site: _Site) -> Placement:
-        """A placement to go on with: by memory where rules want a solver that is not installed."""
+        """A placement to continue with: by memory if rules need a solver that is not installed."""
         try:
             return self._noted(site)
         except FailedPreconditionError as error:
@@ -186,7 +187,7 @@ class PlanningPlacer:
 
 
 def _fitting_concurrency(problem: PlacementProblem) -> int:
-    """The most concurrent requests below those asked for that fit; 0 if not even one does."""
+    """The most concurrent requests that fit, if fewer than requested; 0 if not even one does."""
 
     def fits(concurrency: int) -> bool:
         spec = problem.with_spec(concurrency=concurrency).spec
@@ -212,7 +213,7 @@ class _Site:
     """A problem as the planner sees it. Raises as SimplePlacer does for nodes that cannot be."""
 
     def __init__(self, problem: PlacementProblem, provers: Provers, advises: bool = False) -> None:
-        """With `advises`, a note tells what would do without streaming, which takes some plans more."""
+        """With `advises`, a note describes what would do without streaming, which takes some plans more."""
         self._provers, self._advises = provers, advises
         self.spec, self.candidates = problem.spec, problem.candidates
         self._manifest, self._measured, self._draft = problem.manifest, problem.measured, problem.draft
@@ -281,7 +282,7 @@ class _Site:
     def planned(self) -> Placement:
         spec = self.spec
         site = self._cluster([])
-        # Of stages that are given, the placement's check has looked at the rules.
+        # If stages are given, the placement's check has examined the rules.
         problem = replace(self._problem(site), rules=conditions_of(spec, self._nodes.values()))
         with self._provers() as prover:
             result = plan(problem, 0, prover)
@@ -313,7 +314,7 @@ class _Site:
         """A plan whose nodes stream, with a KV pool for the requests that it is for: more of them would stream more."""
         assert result.prediction is not None
         if wanted := self.spec.micro_batches:
-            # Where no load with the spec's own number of micro-batches fits the cut, the plan stays as it is.
+            # If no load with the spec's own number of micro-batches fits the cut, the plan stays as it is.
             found = [load for load in stream_loads(costs) if load.load.micro_batches == wanted]
             result = _fastest(costs, result.prediction.cut, found) or result
         assert result.prediction is not None
@@ -388,7 +389,7 @@ class _Site:
         return site_problem(site, model_from_config(spec.model, self._manifest.config), **options)
 
     def _reserve_of(self, node: str) -> int:
-        """Bytes of a node that are not for layers: the draft takes its own where the first layer is."""
+        """Bytes of a node that are not for layers: the draft uses the first layer's node."""
         drafted = 0 if self._draft is None or node != self.spec.source else self._draft.held_bytes
         return self.spec.reserve_of(node) + drafted
 
@@ -433,7 +434,7 @@ def _starting(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> tuple[No
 
 
 def _fastest(costs: Costs, cut: Cut, loads: Sequence[StreamedLoad]) -> PlanResult | None:
-    """The plan of the load whose tokens cost least on a cut, streaming; None where none of `loads` fits."""
+    """The plan of the load whose tokens cost least on a cut, streaming; None if none of `loads` fits."""
     tried = [given_streaming(costs, cut, load) for load in loads]
     fitting = [one for one in tried if one is not None and one.prediction is not None]
     return min(fitting, key=_token_cost, default=None)
@@ -446,7 +447,7 @@ def _token_cost(result: PlanResult) -> float:
 
 
 def _without_links(measured: Mapping[NodeId, Measurements], lost: Lost) -> Mapping[NodeId, Measurements]:
-    """Links that stand still count as not measured."""
+    """Stalled links count as not measured."""
     return {
         sender: replace(known, links={to: link for to, link in known.links.items() if (sender, to) not in lost.links})
         for sender, known in measured.items()

@@ -17,9 +17,9 @@ from edgeshard_coordinator.core.values.measurements import Measurements
 
 
 def of_nodes_there(spec: DeploymentSpec, candidates: Collection[Candidate]) -> DeploymentSpec:
-    """A spec that was deployed, without what it says of nodes that are no longer of the site.
+    """A spec that was deployed, without its settings for nodes that are no longer in the site.
 
-    A rule goes on for the nodes that it still names; `together` and `apart` need two.
+    A rule continues for the nodes that it still names; `together` and `apart` need two.
     """
     names = {str(node.name) for node in candidates}
     return replace(
@@ -36,8 +36,9 @@ def of_nodes_there(spec: DeploymentSpec, candidates: Collection[Candidate]) -> D
 class PlacementProblem:
     """A deployment to be placed on the nodes there are, with the measurements of these.
 
-    `traffic` is that of an earlier deployment of this name and model. Where there is a placement already, `candidates`
-    count the memory that it holds as free. A `draft` is to be held with the first layer.
+    `traffic` is an earlier deployment's of this name and model. If there is a placement already,
+    `candidates` count the memory that it holds as free. A `draft` is to be held with the first
+    layer.
     """
 
     spec: DeploymentSpec
@@ -62,5 +63,5 @@ class Placer(Protocol):
         """The figures of a placement for the problem's traffic, and whether another would do better."""
 
     def repair(self, problem: PlacementProblem, broken: Placement, lost: Lost) -> Placement:
-        """A placement to go on with where `broken` cannot: nodes that are left keep their layers and KV pool where
-        that is possible."""
+        """A placement to continue with if `broken` cannot: the remaining nodes keep their layers
+        and KV pool if that is possible."""

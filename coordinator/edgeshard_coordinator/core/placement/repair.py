@@ -1,4 +1,4 @@
-"""Placements to go on with when nodes are lost: the others keep their layers where that is possible. Pure."""
+"""Placements to continue with when nodes are lost: the others keep their layers if that is possible. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Lost:
 
     @property
     def ends(self) -> list[NodeId]:
-        """The nodes of lost links: those of the most links first, and a receiver before a sender."""
+        """The nodes of lost links: nodes with the most links first, and a receiver before a sender."""
         ends = [end for sender, receiver in sorted(self.links) for end in (receiver, sender)]
         return sorted(dict.fromkeys(ends), key=lambda end: -ends.count(end))
 
@@ -42,7 +42,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Survivors:
-    """A placement with holes: `stages` in order, None where the node is lost."""
+    """A placement with holes: `stages` in order, None if the node is lost."""
 
     stages: tuple[ExplicitStage, ...]
     kept: tuple[bool, ...]
@@ -74,8 +74,8 @@ def layers_of(placement: Placement) -> tuple[ExplicitStage, ...]:
 def without_most(without: Callable[[Sequence[Link]], Placement], bad_links: Mapping[Link, float]) -> Placement:
     """The placement without all bad links or, if there is none, without the links that were bad last.
 
-    A link may have recovered unnoticed, and the one that was bad longest ago is the likeliest. Raises the error of
-    `without` for no bad link at all, or where even that does not help.
+    A link may have recovered unnoticed, and the one that was bad longest ago is the likeliest.
+    Raises the error of `without` if there is no bad link, or if even that does not help.
     """
     links = sorted(bad_links, key=lambda pair: bad_links[pair])
     try:
@@ -120,9 +120,9 @@ def _indices(layers: LayerRange | None) -> frozenset[int]:
 def ways(
     left: Survivors, allows: Callable[[Collection[str]], bool] = lambda _: True
 ) -> Iterator[tuple[ExplicitStage, ...]]:
-    """Complete placements that leave every surviving stage the layers it has: each hole goes to a spare node, or to a
-    neighbour beside its own layers. Those that touch no survivor come first. At most `MOST_WAYS`, on sets of nodes that
-    rules allow."""
+    """Complete placements that leave every surviving stage its layers: each hole goes to a spare
+    node, or to a neighbour in addition to its own layers. Placements that touch no survivor are
+    first. At most `MOST_WAYS`, on sets of nodes that rules allow."""
     holes = [index for index, stays in enumerate(left.kept) if not stays]
     with_spares = _filled(left, holes, itertools.permutations(left.spares, len(holes)))
     every = itertools.chain(with_spares, _merged(left, holes))
@@ -141,7 +141,7 @@ def _filled(
 
 
 def _merged(left: Survivors, holes: Sequence[int]) -> Iterator[tuple[ExplicitStage, ...]]:
-    """The ways in which each hole is cut between the survivors beside it."""
+    """The ways in which each hole is divided between the neighbouring survivors."""
     runs = [list(run) for _, run in itertools.groupby(holes, key=lambda index: index - holes.index(index))]
     cuts = []
     for run in runs:

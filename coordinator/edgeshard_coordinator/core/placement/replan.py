@@ -1,4 +1,4 @@
-"""A running deployment planned again, for the nodes that are there now, beside the placement that it has. Pure."""
+"""A running deployment planned again, for the nodes that are there now, to compare with its placement. Pure."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def planned_again(placer: Placer, problem: PlacementProblem, current: Placement)
         now = placer.place(problem.with_spec(layers=layers_of(current), source=head))
         expected, note = now.predicted or expected, now.note if now.predicted is None else ""
     except EdgeShardError as error:
-        # Such as a pool for all requests that does not fit: what was predicted when it was planned stands.
+        # Such as a pool for all requests that does not fit: the earlier prediction remains.
         note = error.message
     gain = _gain(expected, found.predicted)
     if gain is not None and gain < WORTH_SAYING and any(node.held != NOTHING_HELD for node in candidates):
-        # What nodes hold decides where to move, not whether.
+        # Packed units of nodes decide where to move, not whether.
         best = placer.place(replace(anew, candidates=without_held(candidates)))
         if (more := _gain(expected, best.predicted)) is not None and more >= WORTH_SAYING:
             found, gain = best, more

@@ -23,11 +23,12 @@ PlaceOn = Callable[[Sequence[Candidate]], Placement]
 
 
 def place_replicas(spec: DeploymentSpec, candidates: Sequence[Candidate], place: PlaceOn) -> tuple[Placement, ...]:
-    """The placements of all replicas that the spec asks for, or of as many as have the highest rate together. `place`
-    plans one pipeline on the candidates that are connected.
+    """The placements of all replicas that the spec requests, or of the number with the highest
+    total rate. `place` plans one pipeline on the candidates that are connected.
 
-    Without figures "auto" is a single pipeline: nobody knows what a second one would bring. Raises
-    ResourceExhaustedError naming `replicas` where so many do not fit, and as `place` does where none does.
+    Without figures "auto" is a single pipeline, because the gain of a second one is unknown. Raises
+    ResourceExhaustedError naming `replicas` if that number does not fit, and as `place` does if
+    none does.
     """
     usable = [node for node in candidates if node.placeable and node.name not in spec.exclude]
     usable.sort(key=lambda node: (-node.free_bytes, node.name))
@@ -72,7 +73,7 @@ def check_joins(spec: DeploymentSpec, digest: Digest, others: Sequence[Deploymen
     """Raise unless a replica can join the `others` of its name, as one of them that is gone: of the same spec, and of
     the model with this digest.
 
-    Raises InvalidArgumentError where the name has no such replica, FailedPreconditionError naming what differs.
+    Raises InvalidArgumentError if the name has no such replica, FailedPreconditionError naming what differs.
     """
     standing = [other for other in others if not other.delete_revision and other.phase is not DeploymentPhase.DELETING]
     if not standing or spec.name not in standing[0].spec.replica_names:

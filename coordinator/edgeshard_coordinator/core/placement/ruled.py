@@ -1,4 +1,5 @@
-"""The rules of a deployment where it is placed: the sets of nodes that they allow, and those that conflict. Pure."""
+"""The rules of a deployment in its placement: the sets of nodes that they allow, and the rules that
+conflict. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def check_rules(conditions: Sequence[Condition], used: Collection[str]) -> None:
 
 
 def allowed_sets(conditions: Sequence[Condition], names: Sequence[str], must: str) -> Iterator[frozenset[str]]:
-    """The sets of `names` with `must` that meet the conditions: those with the first names come first.
+    """The sets of `names` with `must` that meet the conditions: sets with the first names precede others.
 
     All of them for at most 16 nodes; for more it ends after `MOST_STEPS`.
     """
@@ -58,8 +59,8 @@ def allowed_sets(conditions: Sequence[Condition], names: Sequence[str], must: st
 def allowed_sources(
     spec: DeploymentSpec, candidates: Collection[Candidate], sources: Sequence[Candidate]
 ) -> Sequence[Candidate]:
-    """The nodes of `sources` that are in a set which the rules allow; where none is, those that no rule refuses alone,
-    for their errors.
+    """The nodes of `sources` that are in a set which the rules allow; if there is none, those that
+    no single rule refuses, for their errors.
 
     Raises as `conditions_of`.
     """
@@ -83,9 +84,10 @@ def _may_yet(condition: Condition, used: frozenset[str], left: Sequence[str]) ->
 def conflict(
     conditions: Sequence[Condition], possible: Callable[[Sequence[Condition]], bool], source: str, short: str = ""
 ) -> FailedPreconditionError | None:
-    """The error that names rules which no placement meets together, as few that without any of them one does; None
-    where there is no placement without rules. `possible` says whether there is a placement under conditions, from
-    `source`; `short` says what the nodes lack that the rules allow."""
+    """The error that names rules which no placement meets together, as few that without any of them
+    one does. None if there is no placement without rules. `possible` returns whether there is a
+    placement under conditions, from `source`; `short` describes what the nodes lack that the rules
+    allow."""
     if not possible(()):
         return None
     needed = conflicting(conditions, lambda some: not possible(some))

@@ -26,9 +26,10 @@ def with_source(spec: DeploymentSpec, placement: Placement) -> DeploymentSpec:
 def place_from_any(spec: DeploymentSpec, candidates: Sequence[Candidate], place: Place) -> Placement:
     """The best placement over the sources there are: by its figures, or without any the one with most free memory.
 
-    Of those nearly as good, it is the one whose nodes hold most of the model (`core.placement.nearest_placement`). A
-    source costs a plan, so no more of them are tried than nodes stand in for a lost one. Where there is no placement at
-    all, raises as the first source's does; UnavailableError without a node to place on.
+    Among nearly equal ones, it takes the source whose nodes hold most of the model
+    (`core.placement.nearest_placement`). A source costs a plan, so no more of them are tried than
+    nodes stand in for a lost one. If there is no placement at all, raises as the first source's
+    does; UnavailableError without a node to place on.
     """
     plain = without_held(candidates) if any(node.held != NOTHING_HELD for node in candidates) else candidates
     sources = [node for node in candidates if node.placeable and node.name not in spec.exclude]
@@ -66,8 +67,9 @@ def _nearest(
     again: Callable[[Placement], Placement],
     candidates: Sequence[Candidate],
 ) -> Placement:
-    """The placement that leaves least to fetch and pack, of those nearly as good as the best of all sources, so that
-    the margin is not given twice. `again` places for the units that nodes hold, from the same source."""
+    """The placement with the least to fetch and pack, among those nearly as good as the best of all
+    sources, so that the margin is not used twice. `again` places for the units that nodes hold,
+    from the same source."""
     allowed = [placement for one in found if _is_near(one, best) and _is_near(placement := again(one), best)]
     return nearest([best, *allowed], lambda one: (False, 0.0), candidates)
 

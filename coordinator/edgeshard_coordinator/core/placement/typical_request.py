@@ -13,7 +13,7 @@ from edgeshard.domain.deployments.traffic import Traffic
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Tokens of a prompt and of an answer, and where they are from; `GIVEN` only if both were."""
+    """Tokens of a prompt and of an answer, and their origin; `GIVEN` only if both were."""
 
     prompt_tokens: int
     new_tokens: int

@@ -1,4 +1,4 @@
-"""Measurements that a deployment is worth waiting for: those that its plan needs and nobody has taken. Pure."""
+"""Measurements that a deployment is worth waiting for: those that its plan needs and that are missing. Pure."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def usable(state: State, spec: DeploymentSpec) -> tuple[NodeId, ...]:
 def first_jobs(
     state: State, spec: DeploymentSpec, config: Mapping[str, Any], active_requests: int = 0
 ) -> list[tuple[MeasureCompute | None, tuple[NodeId, ...]]]:
-    """The nodes to ask, and the layers that they are to measure; None for nodes whose links alone are unknown.
+    """The nodes that are to measure, and their layers; None if only links of a node are unknown.
 
-    Nodes that measure already are not asked. Layers of a node that serves are not measured while requests are active,
-    since it would wait for their end, and none where nodes keep their weights in different ways, since such a site is
-    not planned.
+    Nodes that measure already are not asked. Layers of a node that serves are not measured while
+    requests are active, since it would wait for their end. No layers are measured if nodes store
+    their weights in different ways, since such a site is not planned.
     """
     nodes = usable(state, spec)
     ways = {spec.quantisation_of(state.nodes[node_id].name) for node_id in nodes}

@@ -1,13 +1,14 @@
-"""Having nodes measure themselves: what an operator asked for, and links that nobody has measured yet.
+"""Measurements by the nodes: those that an operator requested, and of links that are not measured yet.
 
 A job is one node's share: first its layers, then its links in batches of peers. Links are measured by one node of the
 site at a time and while no node measures its layers, so that measurements do not disturb each other. The coordinator's
 own measurements of links wait until the site has been quiet for a while, and are one batch long. When no link is left
 that may be measured, they are followed by layers that a node lacks (`core.profiling.missing_profiles`).
 
-Layers that a node measured while it was busy with something else are measured again, without anybody's asking, when it
-is quiet: nodes that serve when the site is quiet too, and after all others. Layers measured beside stages, or only so
-far as a first deployment waits, are measured again when the node does not serve.
+Layers that a node measured while it was busy with something else are measured again, without a
+request, when it is quiet. Nodes that serve are measured last, and only when the site is quiet too.
+Profiles from a node with stages, or with only the effort of a first deployment, are taken again
+when the node does not serve.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from edgeshard_coordinator.core.values.state import KnownNode, State
 PEERS_AT_ONCE = 4
 """Links of one command, and so the longest that a site which turns busy has to wait."""
 LOOKED_AT = 32
-"""Nodes whose missing links are looked for in one tick."""
+"""Nodes whose missing links are searched in one tick."""
 STAGE_CAME, REQUESTS_RAN = "STAGE_CAME", "REQUESTS_RAN"
-"""Why a node breaks a measurement of layers off: a stage is to be loaded there, or requests never left it alone. It was
-no attempt then."""
+"""Why a node stops a measurement of layers: a stage is to be loaded there, or requests kept it busy
+throughout. It counts as no attempt then."""
 _IN_TRANSITION = (Phase.LOADING, Phase.ACTIVATING, Phase.DELETING)
 
 
@@ -95,7 +96,7 @@ def _away(name: NodeName) -> UnavailableError:
 
 
 def on_sent(state: State, action: SendCommand, now: float) -> State:
-    """A measuring command is on its way."""
+    """A measuring command was sent."""
     timings, command = state.timings, action.command
     assert isinstance(command, MeasureCompute | ProbeLinks)
     limit = timings.probe_timeout_s if isinstance(command, ProbeLinks) else timings.measure_timeout_s
@@ -173,9 +174,9 @@ def settle(state: State, now: float) -> State:
 def on_ticked(state: State, active_requests: int, now: float) -> State:
     """Notice whether the site is busy, and begin a measurement of the coordinator's own.
 
-    It is of links that nobody has measured and layers that a node lacks, when the site has been quiet for long enough,
-    and of layers measured on a busy node, beside stages or for a first deployment, when that node has been quiet: its
-    measuring disturbs no other.
+    It measures unknown links and missing layers when the site has been quiet for long enough. It
+    measures layers again that a node measured while busy, with stages or for a first deployment,
+    when that node has been quiet: its measuring disturbs no other.
     """
     state = _probing(state, active_requests, now)
     return state if state.jobs else _retaking(state, now)
@@ -185,7 +186,7 @@ def restored(state: State, configs: Mapping[Digest, Mapping[str, Any]], now: flo
     """The state after a restart, with the models that nodes are measured for, of the store's by the digests of their
     manifests.
 
-    Layers that were measured on busy nodes, beside stages or for a first deployment are to be measured again.
+    Layers that were measured on busy nodes, with stages or for a first deployment are to be measured again.
     """
     shapes = {digest: config_hash(config) for digest, config in configs.items()}
     by_hash = {shape: configs[digest] for digest, shape in shapes.items()}
@@ -214,7 +215,7 @@ def _probing(state: State, active_requests: int, now: float) -> State:
         sender = placeable[position]
         peers = _missing(state, sender, placeable, now)
         if peers:
-            # Nodes take turns, so that one node's links do not all come before another's.
+            # Nodes take turns, so that one node's links are not all measured before another's.
             return replace(missing_profiles.with_own_job(state, sender, peers=peers), probe_turn=position + 1)
     measuring = missing_profiles.begun(state, now)
     if measuring is not state and not any(_missing(state, sender, placeable, now) for sender in placeable):
@@ -243,7 +244,7 @@ def actions(state: State) -> Iterator[Action]:
 
 
 def _peers(state: State, job: Job) -> Iterator[NodeId]:
-    """The nodes that a job still has to probe, one by one: at every event every job is asked for the first."""
+    """The nodes that a job still has to probe, one by one: at every event every job returns its first."""
     links = state.links_from(job.node_id)
     for node_id in job.peers if job.peers is not None else state.nodes:
         if node_id in job.asked or node_id == job.node_id or not state.is_placeable(node_id):
@@ -274,8 +275,9 @@ def _peer(state: State, node_id: NodeId) -> Peer:
 
 
 def _judged(state: State, job: Job, command: MeasureCompute, failure: EdgeShardError | None, now: float) -> State:
-    """The state after a measurement of layers: it is due again as long as it was disturbed, but so often only, and once
-    more when the node does not serve if it was beside stages or of the first effort."""
+    """The state after a measurement of layers. It is due again if it was disturbed, up to a limit.
+    It is due once more when the node does not serve, if the node held stages or the effort was the
+    first."""
     key, known = key_asked(command), state.measured.get(job.node_id)
     kept = tuple(item for item in state.retakes if (item.node_id, key_asked(item.command)) != (job.node_id, key))
     before = next((item for item in state.retakes if item not in kept), None)
@@ -310,9 +312,9 @@ def _retaking(state: State, now: float) -> State:
 
 
 def _left_alone(state: State, item: Retake, serves: bool, now: float) -> bool:
-    """Whether the node still has that profile and has been left alone for long enough.
+    """Whether the node still has that profile and has been quiet for long enough.
 
-    If it serves, the site must be quiet too, and no better can come of it than a profile beside stages.
+    If it serves, the site must be quiet too, and its next profile can only be one taken with stages.
     """
     node, known = state.nodes.get(item.node_id), state.measured.get(item.node_id)
     profile = None if known is None else known.profiles.get(key_asked(item.command))

@@ -1,8 +1,9 @@
-"""Profiles and links that nobody has measured of a node yet, and the coordinator's own measuring of layers. Pure.
+"""Missing profiles and links of a node, and the coordinator's own measuring of layers. Pure.
 
-A model counts as wanted, with weights kept in a certain way, where another node was measured for it or a deployment
-runs it. A node that lacks a wanted profile is measured when the site is quiet, nodes that serve after all others.
-Whether others use it does not matter, nor that it serves: doubtful figures are better than none, and are taken again.
+A model and its storage of weights count as wanted if another node was measured for it or a
+deployment runs it. A node that lacks a wanted profile is measured when the site is quiet, nodes
+that serve after all others. It does not matter whether others use it, nor whether it serves:
+doubtful figures are better than none, and are taken again.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Unknown:
                     self._efforts[key] = at_least(self._efforts.get(key, Effort.QUICK), profile.value.effort)
 
     def profiles(self, node: KnownNode) -> list[MeasureCompute]:
-        """The measurements that the node would be asked for, first of deployed models; in full where another node was
-        measured in full."""
+        """The measurements to request from the node, deployed models first; in full if another node
+        was measured in full."""
         known = self._state.measured.get(node.node_id)
         wanted = dict.fromkeys(self._keys_deployed(node)) | dict.fromkeys(self._efforts)
         return [
@@ -62,8 +63,8 @@ class Unknown:
 
 
 def is_whole(state: State, nodes: Iterable[KnownNode]) -> bool:
-    """Whether nothing is left to measure of these nodes: their links, and the layers of nodes that do not serve; for
-    those of others the site may never be quiet enough."""
+    """Whether nothing is left to measure of these nodes: their links, and the layers of nodes that
+    do not serve. The site may never be quiet enough to measure nodes that serve."""
     unknown, taken = Unknown(state), serving(state)
 
     def lacks(node: KnownNode) -> bool:
@@ -73,16 +74,16 @@ def is_whole(state: State, nodes: Iterable[KnownNode]) -> bool:
 
 
 def serving(state: State) -> frozenset[NodeId]:
-    """The nodes that a deployment has a place on, or that hold a stage: measuring their layers gives way to steps."""
+    """The nodes that a deployment has a place on, or that hold a stage: measuring their layers yields to steps."""
     placed = {stage.node_id for record in _holding(state) for stage in record.placement.stages}
     return frozenset(placed | {node.node_id for node in state.nodes.values() if node.stages})
 
 
 def begun(state: State, now: float) -> State:
-    """The state in which the first node that lacks a wanted profile, and may be measured now, is to be asked: one that
-    does not serve, if there is one.
+    """The state that begins to measure the first node that lacks a wanted profile and may be
+    measured now: one that does not serve, if there is one.
 
-    The very same state where there is none. Each attempt counts when it begins.
+    The same state object if there is none. Each attempt counts when it begins.
     """
     if not state.configs:
         return state
@@ -128,7 +129,7 @@ def _asked(state: State, node: KnownNode, command: MeasureCompute, attempts: int
 def with_own_job(
     state: State, node_id: NodeId, compute: MeasureCompute | None = None, peers: tuple[NodeId, ...] = ()
 ) -> State:
-    """The state in which a node is to measure something that nobody waits for."""
+    """The state in which a node is to measure something that no caller waits for."""
     count = state.probe_count + 1
     connection = state.nodes[node_id].connection
     job = Job(f"{state.instance}-{count}", node_id, connection, compute, peers, own=True)

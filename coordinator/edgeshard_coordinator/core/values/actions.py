@@ -51,7 +51,7 @@ class ReleaseOrphans:
 
 @dataclass(frozen=True, slots=True)
 class TellUnknownStages:
-    """Log that a node holds stages of deployments that nobody here knows: they are left alone."""
+    """Log that a node holds stages of unknown deployments: they are left unchanged."""
 
     node_id: NodeId
     node_name: NodeName
@@ -101,8 +101,8 @@ class TellMeasured:
 
 @dataclass(frozen=True, slots=True)
 class EndService:
-    """Close the Attach stream of this deployment's epoch. Its requests wait for the next one, or fail with `failure`
-    where there will be none (`final`)."""
+    """Close the Attach stream of this deployment's epoch. Its requests wait for the next one, or
+    fail with `failure` if there will be none (`final`)."""
 
     deployment: DeploymentName
     epoch: Epoch

@@ -1,4 +1,5 @@
-"""Who may set what: a row for each field of each message of an agent, and the checks that the state machine makes.
+"""The allowed writers: a row for each field of each message of an agent, and the checks that the
+state machine makes.
 
 A node speaks for itself and for what the coordinator gave it: a stage of a placement, a command. Its word on anything
 else counts for nothing: such a message changes no deployment.
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Authority(StrEnum):
-    """Who may set a field."""
+    """The allowed writer of a field."""
 
     ITSELF = "itself"
     """Any node, of itself. It decides nothing of another node or of a deployment in which the node has no part."""
@@ -60,7 +61,7 @@ _CONDITION = (
 
 TABLE: Mapping[type, Mapping[str, Authority]] = {
     commands.Registration: {
-        # The certificate has the name, and an id belongs to the name that came with it first.
+        # The certificate has the name, and an id belongs to the name that used it first.
         **_fields(_NONE, "node_id", "name", "wire_version"),
         # An operator's labels hide a node's own (`KnownNode.labels`).
         **_fields(_ITSELF, "address", "facts", "incarnation", "starting", "labels"),

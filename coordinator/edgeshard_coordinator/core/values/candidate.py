@@ -17,10 +17,11 @@ from edgeshard.domain.nodes.profile import DiskProfile
 class Candidate:
     """A node as a placer sees it. `free_bytes` is its memory budget less the memory that other deployments hold there.
 
-    Layers are placed on it when it is connected and not `starting` any more. It keeps the weights of the layers `warm`
-    of the deployment in question in memory, and the units with the ids `packed` on its disk: `held` are those of the
-    model and the form in question, where somebody looked (`core.placement.nearest_placement`). `disk` is None where
-    nobody measured it, and so is `busy_w`, its watts while it computes.
+    Layers are placed on it when it is connected and not `starting` any more. It keeps the weights
+    of the layers `warm` of the deployment in question in memory, and the units with the ids
+    `packed` on its disk. `held` are the units of the model and the form in question, if they were
+    looked up (`core.placement.nearest_placement`). `disk` is None if it is unmeasured, and so is
+    `busy_w`, its watts while it computes.
     """
 
     node_id: NodeId

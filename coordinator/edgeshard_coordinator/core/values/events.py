@@ -71,7 +71,7 @@ class HeartbeatsReceived:
 
 @dataclass(frozen=True, slots=True)
 class LinkReported:
-    """A node says that a link of its stage to the next one carries nothing, or that it does again."""
+    """A node reports that a link of its stage to the next one carries nothing, or that it does again."""
 
     node_id: NodeId
     suspected: LinkSuspected
@@ -80,7 +80,7 @@ class LinkReported:
 
 @dataclass(frozen=True, slots=True)
 class HeadReported:
-    """The coordinator's own watch says that nothing comes from a head with requests, or that it does again."""
+    """The coordinator's own watch reports that nothing arrives from a head with requests, or that it does again."""
 
     deployment: DeploymentName
     epoch: Epoch
@@ -124,8 +124,8 @@ class DeployRequested:
 
 @dataclass(frozen=True, slots=True)
 class ReplanRequested:
-    """The deployment `uid` is to go on with a placement that was found from the state of `snapshot_version`; on a newer
-    state it is refused. It takes effect when it is on disk."""
+    """The deployment `uid` is to continue with a placement that was found from the state of
+    `snapshot_version`; on a newer state it is refused. It takes effect when it is on disk."""
 
     deployment: DeploymentName
     uid: str
@@ -192,7 +192,7 @@ class DeploymentSaved:
 
 @dataclass(frozen=True, slots=True)
 class SaveFailed:
-    """The disk refused `revision`. What must be saved is tried again after `retry_after_s`; calls that wait fail."""
+    """The disk refused `revision`. The save is tried again after `retry_after_s`; calls that wait fail."""
 
     deployment: DeploymentName
     uid: str
@@ -235,7 +235,7 @@ class StandbyPlanned:
 
 @dataclass(frozen=True, slots=True)
 class ActionIssued:
-    """An action is about to be performed; said before its performance, so that reconcile asks for it once."""
+    """An action is about to be performed; issued before its performance, so that reconcile requests it once."""
 
     action: Action
     now: float

@@ -1,4 +1,4 @@
-"""Measurements that nodes are asked for, as values; `core.profiling.measuring` decides about them."""
+"""Measurements requested from nodes, as values; `core.profiling.measuring` decides about them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class SentCommand:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one node is still to measure, over the control stream numbered `connection`: its layers, then its links.
+    """One node's remaining measurements, over the control stream numbered `connection`: its layers, then its links.
 
     uid         of the operator's call that waits for it, or the coordinator's own number for it
     compute     the measurement of layers still to do
-    peers       the nodes to probe; None: all that are connected, those without a measured link or, if `every_link`, any
-    asked       nodes whose probe was answered, whatever it gave; those in `missed` gave no link
-    step        how many commands were sent, so that each has a key of its own
-    own         nobody waits for it
+    peers       the nodes to probe; None: all connected nodes without a measured link, all if `every_link`
+    asked       nodes whose probe was answered, with any result. The ones without a link are in `missed`.
+    step        number of commands sent, so that each has a key of its own
+    own         no caller waits for it
     """
 
     uid: str
@@ -75,7 +75,7 @@ class Retake:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One node's part of an operator's call is over; `failure` says why it could not be measured, if it could not.
+    """One node's part of an operator's call is over; `failure` has the reason if it could not be measured.
 
     `missed` are the nodes that it could not measure its link to.
     """

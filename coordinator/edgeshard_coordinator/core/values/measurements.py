@@ -25,12 +25,12 @@ ValueT = TypeVar("ValueT")
 MAX_PROFILES = 256
 """Profiles that are kept of one node; those reported longest ago go first."""
 ProfileKey = tuple[str, DType, Quantisation | None]
-"""A model's shape, as `edgeshard.domain.nodes.profile.config_hash` has it, and how its weights are kept."""
+"""A model's shape, from `edgeshard.domain.nodes.profile.config_hash`, and the format of its weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reported(Generic[ValueT]):
-    """A measured value and when it came, in monotonic seconds."""
+    """A measured value and its time of arrival, in monotonic seconds."""
 
     value: ValueT
     reported_at: float
@@ -73,7 +73,7 @@ def key_asked(command: MeasureCompute) -> ProfileKey:
 
 
 def check_profile(profile: ComputeProfile) -> None:
-    """Raise InvalidArgumentError for a profile that gives no times of some part of a model."""
+    """Raise InvalidArgumentError for a profile without times of some part of a model."""
     fit = fit_profile(profile)
     blocks = LayerKind.MOE_BLOCK if any(x.kind is LayerKind.MOE_BLOCK for x in profile.layers) else LayerKind.BLOCK
     for kind in (LayerKind.EMBEDDING, blocks, LayerKind.HEAD):
@@ -81,7 +81,7 @@ def check_profile(profile: ComputeProfile) -> None:
 
 
 def same_device(old: DeviceFacts, new: DeviceFacts) -> bool:
-    """Whether times measured with the old facts hold with the new; how much memory is left does not matter."""
+    """Whether times measured with the old facts hold with the new; free memory does not matter."""
     return replace(old, memory_budget_bytes=0) == replace(new, memory_budget_bytes=0)
 
 
@@ -92,14 +92,14 @@ def profiles_for(measured: Mapping[NodeId, Measurements], key: ProfileKey) -> di
 
 
 def disk_of(known: Measurements | None) -> DiskProfile | None:
-    """A node's disk, as the newest of its profiles with one has it."""
+    """A node's disk, from the newest of its profiles with one."""
     profiles = () if known is None else known.profiles.values()
     newest = max((p for p in profiles if p.value.disk is not None), key=lambda p: p.reported_at, default=None)
     return None if newest is None else newest.value.disk
 
 
 def busy_w_of(known: Measurements | None) -> float | None:
-    """A node's watts while it computes, as the newest of its profiles with a sensor has it."""
+    """A node's watts while it computes, from the newest of its profiles with a sensor."""
     profiles = () if known is None else known.profiles.values()
     newest = max((p for p in profiles if p.value.energy is not None), key=lambda p: p.reported_at, default=None)
     energy = None if newest is None else newest.value.energy

@@ -17,7 +17,7 @@ from edgeshard.domain.ids import check_name
 QUEUED_PER_SLOT = 4
 """Requests that may wait at a head for each one that may run; more are refused at once."""
 QUEUED_OF_ONE = 2
-"""Of these, the number that one identity may have, unless a quota says otherwise: the others have the rest."""
+"""The number of these that one identity may have, unless a quota sets another: the others have the rest."""
 EVERYONE_ELSE = "*"
 MOST_IDENTITIES = 10_000
 _ROLES = (Role.CLIENT, Role.OPERATOR, KEY_ROLE)
@@ -27,10 +27,11 @@ _LIMITS = {"requests": (1, 1_000_000), "tokens_per_minute": (1, 1_000_000_000), 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """The limits of an identity; None where one was not given.
+    """The limits of an identity; None if one was not given.
 
-    `requests` are at once, at all deployments together; in its absence an identity has a share of each deployment's.
-    `tokens_per_minute` counts those of prompts and new ones. `max_priority` is the highest that a request may have.
+    `requests` are at once, at all deployments together; without it an identity has a share of each
+    deployment's. `tokens_per_minute` counts prompts' and new tokens. `max_priority` is the highest
+    that a request may have.
     """
 
     requests: int | None = None
@@ -49,8 +50,8 @@ class Quotas:
         return self.named.get(shown_identity(identity), self.others)
 
     def max_priority_of(self, identity: str) -> int:
-        """The highest priority of an identity. A client that asks for more would make all others wait, so it needs a
-        quota for it."""
+        """The highest priority of an identity. A client with a higher one would make all others
+        wait, so it needs a quota for it."""
         given = self.of(identity).max_priority
         if given is not None:
             return given
@@ -64,8 +65,8 @@ def most_requests(running: int) -> int:
 
 
 def parse_quotas(document: Mapping[str, Any], what: str) -> Quotas:
-    """The quotas of a decoded TOML file: a section for each identity, and `*` for everyone else, whose keys also count
-    where an identity's own section does not have them.
+    """The quotas of a decoded TOML file: a section for each identity, and `*` for everyone else.
+    Keys of `*` also count for an identity whose own section lacks them.
 
     Raises InvalidArgumentError of the key at fault; `what` begins its message.
     """
@@ -103,7 +104,7 @@ def _check_identity(what: str, name: str) -> None:
         if role in _ROLES and check_name(id, name):
             return
     except InvalidArgumentError:
-        pass  # What follows says it for the whole of it.
+        pass  # The next check reports it for the whole.
     raise InvalidArgumentError(
         f"{what}: {name[:80]!r} is no identity: write client/NAME, operator/NAME, key/NAME, or * for everyone else",
         field=name,

@@ -1,7 +1,8 @@
 """Seals in files of lines: each holds a code, made with a key, of the lines since the seal before it, and of that seal.
 
-With the key, anybody finds a line that was changed, removed or added, and a file that is missing between two others. A
-seal is a line too: HMAC-SHA256 of the log's name, the seal before, the number of lines, and their sha256.
+With the key, a check finds a line that was changed, removed or added, and a file that is missing
+between two others. A seal is a line too: HMAC-SHA256 of the log's name, the seal before, the number
+of lines, and their sha256.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ _SEAL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class SealKey:
-    """`secret` is of the site, and nobody else can make seals."""
+    """`secret` belongs to the site, so no other site can make its seals."""
 
     secret: bytes
 
     @property
     def id(self) -> str:
-        """The id that tells seals of different keys apart; it tells nothing of the secret."""
+        """The id that distinguishes seals of different keys; it reveals nothing of the secret."""
         return hmac.digest(self.secret, b"edgeshard audit key id", "sha256").hex()[:16]
 
     def code(self, log: str, before: str, lines: int, digest: str) -> str:
@@ -53,8 +54,7 @@ class Seal:
 
 
 def seal_of(line: bytes) -> Seal | None:
-    """The seal of a line; None for any other line. A seal that was cut off is a line like others, and sealed with
-    them."""
+    """The seal of a line; None if it is no seal. A truncated seal is a line like others, and sealed with them."""
     match = _SEAL.fullmatch(line)
     if match is None:
         return None
@@ -101,8 +101,8 @@ def check_files(
 ) -> tuple[AuditCheck, ...]:
     """The verdict on each file, given by name and content from the oldest to the newest.
 
-    `head` is the newest seal that the writer knows of, None where it has written nothing yet. `is_whole` says that no
-    file was given up for its age: then the oldest begins the log.
+    `head` is the newest seal that the writer knows of, None if it has written nothing yet.
+    `is_whole` means that no file was deleted for its age: then the oldest begins the log.
     """
     reader = _Reader(key, log, head="" if is_whole else None)
     checks = [reader.read(name, content, is_newest=name == files[-1][0]) for name, content in files]
@@ -117,7 +117,7 @@ def check_files(
 
 
 class _Reader:
-    """`head` is the seal that the next one must name: "" for none, None where nobody can say."""
+    """`head` is the seal that the next one must name: "" for none, None if it is unknown."""
 
     def __init__(self, key: SealKey, log: str, head: str | None) -> None:
         self._key = key
@@ -136,7 +136,8 @@ class _Reader:
                 self.head = _last_seal(lines)
                 return AuditCheck(name, len(lines), sealed, sealed + 1, f"lines {sealed + 1} to {number}: {why}")
             self.head, sealed = seal.code, number
-        # A file from before there were seals has none, and the first seal of all says that there was none before.
+        # A file from before there were seals has none, and the first seal of all records that there
+        # was none before.
         if not is_newest and sealed < len(lines) and (sealed or self.head):
             return AuditCheck(name, len(lines), sealed, sealed + 1, "what is behind its last seal is not sealed")
         if sealed == 0 and not is_newest:
@@ -144,7 +145,7 @@ class _Reader:
         return AuditCheck(name, len(lines), sealed)
 
     def _fault(self, seal: Seal, lines: Sequence[bytes], *, is_first: bool) -> str:
-        """The fault of a seal that is not that of the lines before it, "" where it is."""
+        """The fault of a seal that does not match the lines before it, "" if it matches."""
         if seal.key_id != self._key.id:
             return "it is sealed with another key than the site's authority has now"
         code = self._key.code(self._log, seal.before, seal.lines, sha256(b"".join(lines)).hexdigest())
@@ -156,5 +157,5 @@ class _Reader:
 
 
 def _last_seal(lines: Sequence[bytes]) -> str:
-    """The last seal of a file, so that the fault of one file is not told of the next."""
+    """The last seal of a file, so that the fault of one file is not reported for the next."""
     return next(seal.code for seal in map(seal_of, reversed(lines)) if seal is not None)

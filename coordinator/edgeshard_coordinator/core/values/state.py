@@ -37,23 +37,24 @@ class Timings:
     unconnected_s: float = 60.0
     """A node that registered and has not connected by then is forgotten."""
     lease_s: float = 10.0
-    """Time for nodes to come back where the coordinator itself may have been at fault (`core.nodes.lost_nodes`)."""
+    """Time for nodes to return if the coordinator itself may have been at fault (`core.nodes.lost_nodes`)."""
     stall_s: float = 1.5
-    """Ticks come every half second; two further apart say that the coordinator stood still."""
+    """Ticks are half a second apart; two further apart mean that the coordinator stood still."""
     activate_timeout_s: float = 60.0
     """Time from every stage prepared to an attached head."""
     suspect_wait_s: float = 0.75
     suspect_silence_s: float = 1.0
-    """A node counts as silent if nothing was heard from the second before a link of it is suspect until this long
-    after: its deployment continues without it."""
+    """A node counts as silent if nothing arrives from it between one second before a link of it is
+    suspect and this long after. Its deployment then continues without it."""
     suspect_limit_s: float = 2.0
-    """If by then the nodes of a suspect link have not both been heard, the one heard earlier counts as silent."""
+    """If by then the two nodes of a suspect link have not both sent something, the one that sent
+    earlier counts as silent."""
     bad_link_s: float = 60.0
     """Time for which a link that was at fault is remembered."""
     reattach_timeout_s: float = 5.0
     """Time in which a head that detached may attach again at the same epoch."""
     load_timeout_s: float = 600.0
-    """A node that loads a stage and shows no progress for so long is taken for lost."""
+    """A node that loads a stage without progress for this time counts as lost."""
     retry_first_s: float = 1.0
     retry_limit_s: float = 30.0
     """A deployment that was ready and failed to load again retries after the first delay, doubled up to the limit."""
@@ -68,10 +69,9 @@ class Timings:
     probe_retry_first_s: float = 10.0
     probe_retry_limit_s: float = 600.0
     probe_attempts: int = 6
-    """A link whose probe fails is tried again with these delays, and then no more until one of its nodes restarts."""
+    """A link whose probe fails is tried again with these delays, and then not until one of its nodes restarts."""
     retake_quiet_s: float = 30.0
-    """Time for which others must have left a node alone before layers that it measured while busy are measured
-    again."""
+    """Time for which a node must have been quiet before layers that it measured while busy are measured again."""
     retake_first_s: float = 60.0
     retake_limit_s: float = 3600.0
     retake_attempts: int = 6
@@ -83,8 +83,7 @@ class Timings:
 class KnownNode:
     """A node that registered once. `connection` numbers its control stream, 0 while there is none.
 
-    While it is `starting`, its facts are those of its last run; of a node that never ran before, they may be
-    incomplete.
+    While it is `starting`, its facts are from its last run; if the node never ran before, they may be incomplete.
     """
 
     node_id: NodeId
@@ -99,7 +98,8 @@ class KnownNode:
     """Whether it ever had a control stream; only then is it on disk (`core.nodes.unconnected_nodes`)."""
     heard_at: float = 0.0
     others_at: float = 0.0
-    """When others last took more of its cores than a measurement bears; until it was heard of, its connection."""
+    """Time when others last took more of its cores than a measurement tolerates; at first, the time
+    of its connection."""
     stages: tuple[StageStatus, ...] = ()
     reported: bool = False
     """Whether it has sent a heartbeat over this connection."""
@@ -108,16 +108,16 @@ class KnownNode:
     """Ids of the units that it keeps packed. Not on disk."""
     saved: bool = False
     released: frozenset[HeldStage] = frozenset()
-    """Stages that this connection was told to release and the node still names: the heartbeat was sent before, or the
-    release is under way."""
+    """Stages that this connection was commanded to release and the node still names: the heartbeat
+    was sent before, or the release is under way."""
     excused: bool = False
-    """Whether a silence of it was put down to the coordinator since it was last heard."""
+    """Whether a silence of it was attributed to the coordinator since its last message."""
     own_labels: Mapping[str, str] = field(default_factory=dict)
-    """Of the agent's settings."""
+    """Labels from the agent's settings."""
     set_labels: Mapping[str, str | None] = field(default_factory=dict)
-    """Of an operator, who comes first; None for a label of the agent's that is removed."""
+    """Labels set by an operator, which take precedence; None if it removes a label of the agent's."""
     unknown_stages_told: bool = False
-    """Whether the log says that it holds stages of unknown deployments; once for each connection."""
+    """Whether the log reports that it holds stages of unknown deployments; once for each connection."""
 
     @property
     def connected(self) -> bool:
@@ -125,7 +125,7 @@ class KnownNode:
 
     @property
     def placeable(self) -> bool:
-        """Whether layers can be placed on it, and measurements asked of it."""
+        """Whether layers can be placed on it, and measurements requested from it."""
         return self.connected and not self.starting
 
     @property
@@ -135,7 +135,7 @@ class KnownNode:
         return {key: value for key, value in both.items() if value is not None}
 
     def relabelled(self, given: Mapping[str, str], removed: Collection[str]) -> KnownNode:
-        """The node with an operator's labels. Raises InvalidArgumentError naming `labels` where they are too many."""
+        """The node with an operator's labels. Raises InvalidArgumentError naming `labels` if there are too many."""
         hidden = dict.fromkeys(key for key in removed if key in self.own_labels)
         kept = {key: value for key, value in self.set_labels.items() if key not in removed}
         node = replace(self, set_labels={**kept, **hidden, **given}, saved=False)
@@ -178,11 +178,12 @@ class EndedService:
 
 @dataclass(frozen=True, slots=True)
 class SuspectLink:
-    """A link that carries nothing, as the node of its sending stage reported at `since`, with the reason it gave. Where
-    `sender` is None the link is the coordinator's own, to the head of the deployment: both stages are 0.
+    """A link that carries nothing, as the node of its sending stage reported at `since`, with its
+    reason. If `sender` is None the link is the coordinator's own, to the head of the deployment:
+    both stages are 0.
 
-    Nothing is decided while the coordinator itself stands still: a time that it does not look at, from `checked_at` on,
-    moves `since`.
+    Nothing is decided while the coordinator itself stands still: a time without checks, from
+    `checked_at` on, moves `since`.
     """
 
     deployment: DeploymentName
@@ -215,7 +216,7 @@ class Standby:
     """The layers that a node is to keep in memory for a deployment, or None to keep nothing any more. `number` is that
     of its command.
 
-    Of its memory `reserved_bytes` count as taken.
+    `reserved_bytes` of its memory count as taken.
     """
 
     number: int
@@ -228,8 +229,8 @@ class Standby:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Another placement that an operator had found: the deployment goes on with it, at `epoch`, once `revision` is on
-    disk."""
+    """Another placement at an operator's request: the deployment continues with it, at `epoch`,
+    once `revision` is on disk."""
 
     placement: Placement
     epoch: Epoch
@@ -245,8 +246,9 @@ standbys."""
 class DeploymentRecord:
     """A deployment, the progress of its commands for the current epoch, and the part of it that is on disk.
 
-    `uid` tells it from an earlier deployment of the same name. `revision` counts changes that must be saved; `saving`
-    is the newest one handed to the disk and `saved_epoch` the newest epoch known to be there.
+    `uid` distinguishes it from an earlier deployment of the same name. `revision` counts changes
+    that must be saved; `saving` is the newest one handed to the disk and `saved_epoch` the newest
+    epoch known to be there.
     """
 
     uid: str
@@ -265,7 +267,7 @@ class DeploymentRecord:
     deadline: float | None = None
     """When LOADING or ACTIVATING has taken too long."""
     loaded_bytes: int = 0
-    """Bytes of it that the nodes have fetched, as they last said while it was loading."""
+    """Bytes of it that the nodes have fetched, by their last reports while it was loading."""
     not_before: float = 0.0
     """Earliest time WAITING may end."""
     failed_attempts: int = 0
@@ -280,7 +282,7 @@ class DeploymentRecord:
     avoided: frozenset[NodeId] = frozenset()
     """Nodes that failed to load it, or were silent when a link of it stalled, since it last was ready."""
     planned_for: int = -1
-    """The version of the state that a placement without the lost nodes was last looked for in."""
+    """The version of the state in which a placement without the lost nodes was last searched."""
     searching: bool = False
     """Whether a search is under way, for such a placement or for standbys: there is one at a time."""
     search_after: float = 0.0
@@ -300,15 +302,17 @@ class DeploymentRecord:
     operations: tuple[ServedOperation, ...] = ()
     """Saved in one transaction with the record, and dropped from here once that is done or has failed."""
     delete_revision: int = 0
-    """The revision from which the disk has it as deleting, which it is once that is there; 0 while nobody asked."""
+    """The revision from which the disk has it as deleting, which it is once that is there; 0 if
+    there is no such request."""
     move: Move | None = None
     former: Placement | None = None
-    """The placement before its move, until it is ready with the new one: it goes back where that fails. Not on disk."""
+    """The placement before its move, until it is ready with the new one: it returns there if the
+    move fails. Not on disk."""
     forgetting: bool = False
     forced: bool = False
     """Whether its deletion waits for no node. Not on disk."""
     shape: str = ""
-    """The shape of its model, by which `State.configs` has the config; "" where that is not known. Not on disk."""
+    """The shape of its model, by which `State.configs` has the config; "" if that is unknown. Not on disk."""
 
     @property
     def name(self) -> DeploymentName:
@@ -316,7 +320,7 @@ class DeploymentRecord:
 
     @property
     def served_name(self) -> DeploymentName:
-        """The name that clients ask for, which replicas have in common."""
+        """The name that clients use, which replicas share."""
         return DeploymentName(self.spec.served_name)
 
     @property
@@ -369,12 +373,12 @@ class State:
     nodes: Mapping[NodeId, KnownNode] = field(default_factory=dict)
     deployments: Mapping[DeploymentName, DeploymentRecord] = field(default_factory=dict)
     retired: Mapping[DeploymentName, Epoch] = field(default_factory=dict)
-    """Last epoch of each deployment that is gone: a name used again starts above it, so an epoch never comes twice."""
+    """Last epoch of each deleted deployment: a name used again starts above it, so an epoch never repeats."""
     measured: Mapping[NodeId, Measurements] = field(default_factory=dict)
     jobs: tuple[Job, ...] = ()
-    """Jobs in the order in which they were asked for."""
+    """Jobs in the order of the requests."""
     told: tuple[Measured, ...] = ()
-    """Jobs that ended, until the operator's call is told."""
+    """Jobs that ended, until the operator's call is notified."""
     tries: Mapping[NodeId, Mapping[NodeId, ProbeTry]] = field(default_factory=dict)
     """Links whose probe failed, by sender and receiver."""
     retakes: tuple[Retake, ...] = ()
@@ -390,9 +394,9 @@ class State:
     busy_at: float = 0.0
     """When the site was last busy with something that a probe would disturb."""
     refused: tuple[RefusedOperation, ...] = ()
-    """The newest ones, for the calls that wait to be told."""
+    """The newest ones, for the calls that wait to be notified."""
     ticked_at: float | None = None
-    """When the newest tick came; None before the first."""
+    """Time of the newest tick; None before the first."""
     frozen_until: float = 0.0
     """The time before which no node is taken for lost (`core.nodes.lost_nodes`)."""
     awaited: Mapping[NodeId, float] = field(default_factory=dict)
@@ -400,8 +404,8 @@ class State:
     vanished: tuple[tuple[NodeId, float], ...] = ()
     """Nodes whose control streams ended in the last seconds, and when."""
     probe_turn: int = 0
-    """The position of the node whose missing links are looked for next. `probe_count` counts the coordinator's own
-    measurements."""
+    """The position of the node whose missing links are searched next. `probe_count` counts the
+    coordinator's own measurements."""
     probe_count: int = 0
     version: int = 0
     node_versions: Mapping[NodeId, int] = field(default_factory=dict)
@@ -427,7 +431,7 @@ class State:
         return node is not None and node.placeable
 
     def pending_operation(self, name: DeploymentName, operation_id: OperationId) -> ServedOperation | None:
-        """A call on a deployment that the disk has neither taken nor refused yet; of replicas, for one of them."""
+        """A call on a deployment that the disk has neither taken nor refused yet; for replicas, on one of them."""
         operations = (operation for record in self.replicas_of(name) for operation in record.operations)
         return next((operation for operation in operations if operation.operation_id == operation_id), None)
 
@@ -448,8 +452,8 @@ class State:
         return node
 
     def deployment_named(self, name: str, field: str = "name") -> DeploymentRecord:
-        """The deployment of this name, or the first replica of it. Raises NotFoundError naming `field`, the one of a
-        request that the name comes from."""
+        """The deployment of this name, or the first replica of it. Raises NotFoundError naming
+        `field`, the request's field with the name."""
         records = self.replicas_of(DeploymentName(name))
         if not records:
             raise NotFoundError(f"{field}: there is no deployment {name[:80]!r}", field=field)
@@ -472,7 +476,7 @@ class State:
         return tuple(sorted(found, key=lambda record: record.spec.replica))
 
     def siblings_of(self, spec: DeploymentSpec) -> tuple[DeploymentRecord, ...]:
-        """The other replicas of its name, where it is one."""
+        """The other replicas of its name, if it is one."""
         if not spec.replica:
             return ()
         return tuple(other for other in self.replicas_of(DeploymentName(spec.served_name)) if other.name != spec.name)
@@ -523,7 +527,7 @@ class State:
     def candidates(self, without: DeploymentName | None = None) -> tuple[Candidate, ...]:
         """Every known node as the placer sees it, by name, with the memory of the deployment `without` counted as free.
 
-        Worth a moment for many nodes: ask for it off the loop.
+        It takes a moment for many nodes: call it off the loop.
         """
         held: dict[NodeId, int] = {}
         for stage in self._placed(without):
@@ -568,12 +572,12 @@ class State:
 
 
 def is_left_over(state: State, node: KnownNode, stage: StageStatus) -> bool:
-    """Whether a node holds a stage of an epoch that goes on without it."""
+    """Whether a node holds a stage of an epoch that continues without it."""
     record = state.deployments.get(stage.deployment)
     if record is None or record.phase is not DeploymentPhase.READY:
         return False
     if stage.phase is StagePhase.STANDBY:
-        return False  # `core.deployments.standby` says what becomes of it
+        return False  # `core.deployments.standby` decides about it
     return all(placed.node_id != node.node_id for placed in record.placement.stages)
 
 
@@ -583,7 +587,7 @@ def missing_nodes(state: State, record: DeploymentRecord) -> tuple[NodeName, ...
 
 
 def lost_nodes(state: State, record: DeploymentRecord) -> tuple[NodeName, ...]:
-    """Names of its missing nodes that are not awaited: without these its epoch cannot go on."""
+    """Names of its missing nodes that are not awaited: without these its epoch cannot continue."""
     stages = record.placement.stages
     gone = (stage for stage in stages if stage.node_id not in state.awaited and not state.is_placeable(stage.node_id))
     return tuple(stage.node_name for stage in gone)

@@ -1,4 +1,4 @@
-"""edgectl apply: deployments as files say, once or as often as one likes."""
+"""edgectl apply: deployments from files, repeatable without effect."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The action on a deployment, taken or planned: `created`, `unchanged`, `restored` where replicas of it were gone,
-    `replaced`; `refused` in a dry run. The placement is that of the first pipeline."""
+    """The action on a deployment, taken or planned: `created`, `unchanged`, `restored` if replicas
+    of it were gone, `replaced`; `refused` in a dry run. The placement is the first pipeline's."""
 
     name: str
     action: str
@@ -73,7 +73,7 @@ def apply(
     specs = specs_of(files)
 
     async def work(client: Client) -> list[Change]:
-        # All are looked at before anything is done.
+        # All are checked before any change.
         found = [(spec, await _current(client, spec)) for spec in specs]
         if not (dry_run or replace):
             for spec, current in found:
@@ -183,7 +183,7 @@ async def _would_apply(client: Client, spec: DeploymentSpec, current: Sequence[D
     if found or any(map(_is_dead, current)):
         return Change(spec.name, "replaced" if replace else REFUSED, found)
     gone = missing(current)
-    for one in gone[:1]:  # raises where there is no room for it
+    for one in gone[:1]:  # raises if there is no capacity for it
         await client.plan(one)
     return Change(spec.name, "restored" if gone else "unchanged", placement=current[0].placement)
 

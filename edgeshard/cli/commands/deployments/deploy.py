@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgeshard.importing.sources import Source
 
 MEASURE_S = 10.0
-"""The longest that a deployment waits for measurements, unless --measure says so."""
+"""The longest that a deployment waits for measurements, unless --measure sets another limit."""
 _LOOK_EVERY_S = 1.0
 
 
@@ -73,7 +73,8 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
 
 
 def model_source(model: str | None) -> Source | None:
-    """The source that `--model` names outside the store, None for a name. Raises NotFoundError where there is none."""
+    """The source that `--model` names outside the store, None if it is a name. Raises NotFoundError
+    if there is none."""
     if model is None:
         return None
     from edgeshard.importing.sources import is_source, parse_source
@@ -137,7 +138,7 @@ async def _deployed(
                 console.print(warning, markup=False)
             return deployments
         except asyncio.CancelledError:
-            # The answer may have been under way: whether it goes on, only the coordinator knows.
+            # The answer may have been lost: only the coordinator knows whether the deployment continues.
             console.print(interrupted(spec.name, reporter.begun), markup=False)
             raise
 
@@ -159,7 +160,7 @@ async def deploy_measured(
     wait: bool = True,
     timeout_s: float | None = None,
 ) -> Deployment:
-    """Deploy, and report what is measured first. Raises as `Client.deploy`."""
+    """Deploy, and report the measurements that precede it. Raises as `Client.deploy`."""
     import asyncio
 
     watching = asyncio.create_task(_watch_measuring(client, reporter)) if measure_s else None
@@ -177,7 +178,7 @@ async def _watch_measuring(client: Client, reporter: DeployReporter) -> None:
 
     while not reporter.begun:
         await asyncio.sleep(_LOOK_EVERY_S)
-        with suppress(EdgeShardError):  # what is wrong, the deployment itself says
+        with suppress(EdgeShardError):  # the deployment itself reports errors
             reporter.measuring([str(node.name) for node in await client.nodes() if node.measuring])
 
 

@@ -114,7 +114,7 @@ async def _added(client: Client, model: str, name: str | None, width: Width) -> 
 
 @contextmanager
 def adding_bars(console: Console) -> Iterator[Callable[[AddPhase, int, int], None]]:
-    """A bar for each phase, which what it gives moves; only on a terminal."""
+    """A bar for each phase, moved by the returned call; only on a terminal."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
@@ -131,7 +131,7 @@ def adding_bars(console: Console) -> Iterator[Callable[[AddPhase, int, int], Non
 
 
 def add_model(context: typer.Context, model: str) -> None:
-    """Put a model into the store under its own name, and say how far that is."""
+    """Put a model into the store under its own name, and print the progress."""
     ask(context, lambda client: _upload(client, model, None))
 
 

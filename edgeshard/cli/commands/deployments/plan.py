@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ProblemOptions:
-    """The options that say what may be planned, beside the keys of a spec."""
+    """The options that limit what may be planned, in addition to the keys of a spec."""
 
     batch: Annotated[int | None, option("N", "Most requests in one micro-batch.")] = None
     max_share: Annotated[
@@ -59,7 +59,7 @@ def _shares(items: Sequence[str]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class QuestionOptions:
-    """The options that say what is to be known of the plan, or of plans of other nodes, links or loads."""
+    """The options that select a question about the plan, or about plans of other nodes, links or loads."""
 
     compare: Annotated[bool, switch("--compare", "Show all strategies, and whether to split at all.")] = False
     explain: Annotated[bool, switch("--explain", "Say in words why it is so.")] = False
@@ -106,14 +106,15 @@ class QuestionOptions:
 
     @property
     def is_of_other_nodes(self) -> bool:
-        """Whether it is about other nodes, links, loads or strategies than the site's: what nodes hold says nothing."""
+        """Whether it is about other nodes, links, loads or strategies than the site's: then the
+        nodes' packed units do not matter."""
         return bool(self.sweep or self.compare or self.simulate or self.what_if)
 
     def show(
         self, problem: PlanProblem, rules: Sequence[Rule], output: Output, guesses: SiteGuesses | None = None
     ) -> bool:
-        """Print the answer, of a site's plan with its `guesses`. False where no plan was found that was asked for, or
-        one that is not the best."""
+        """Print the answer, of a site's plan with its `guesses`. False if no requested plan was
+        found, or only one that is not the best."""
         from edgeshard.cli.render.plan_compare import show_comparison, show_sweep
         from edgeshard.cli.render.plan_views import show_plan
         from edgeshard.cpsat.process import VERIFY_S, CpSat, check_installed

@@ -97,7 +97,7 @@ async def _replanned(
 
 
 def shares(found: Replan) -> list[Share]:
-    """A row for each node of either placement: those that it has, then those that would come in."""
+    """A row for each node of either placement: present nodes first, then new ones."""
     now, then = (_layers(placement) for placement in (found.current, found.found))
     return [Share(node, now.get(node, "-"), then.get(node, "-")) for node in dict.fromkeys([*now, *then])]
 

@@ -76,7 +76,7 @@ def _nodes(dumps: tuple[ProcessDump, ...]) -> str:
 
 
 def _check_output(path: Path, force: bool) -> None:
-    """Before anybody waits for a dump that could not be kept."""
+    """Check before the user waits for a dump that could not be saved."""
     if path == STDOUT:
         return
     if not path.parent.is_dir():
@@ -88,7 +88,7 @@ def _check_output(path: Path, force: bool) -> None:
 
 
 def _write(path: Path, text: str, force: bool) -> None:
-    """Whole or not at all, and for nobody else to read."""
+    """Write the file whole or not at all, readable only by its owner."""
     with writing("--output", path):
         # Made with mode 0600.
         descriptor, scratch = tempfile.mkstemp(dir=path.parent, prefix=path.name)

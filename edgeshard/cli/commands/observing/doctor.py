@@ -1,4 +1,4 @@
-"""edgectl doctor: what is wrong with the site and with this machine, what it means, and what to do."""
+"""edgectl doctor: faults of the site and of this machine, their meaning, and remedies."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def _gathered(connect: Connect) -> Facts:
         await machine.measure()
         here = machine.condition()
     else:
-        here = None  # the coordinator is on this machine, and has said all
+        here = None  # the coordinator is on this machine, and has reported all
     return Facts(
         version=__version__,
         utc_s=utc_s(),
@@ -124,12 +124,12 @@ async def _gathered(connect: Connect) -> Facts:
 
 
 def beyond(theirs_s: float, asked_s: float, answered_s: float) -> float:
-    """By how much a clock that was read between two moments of this one is ahead for certain; behind is negative."""
+    """By how much a clock that was read between two moments of this one is certainly ahead; negative if it lags."""
     return max(0.0, theirs_s - answered_s) + min(0.0, theirs_s - asked_s)
 
 
 def _addresses(target: str, site: Site | None, near: bool) -> list[TriedPort]:
-    """The coordinator's port, and those of nodes that can be dialled from here."""
+    """The coordinator's port, and the nodes' ports that can be dialled from here."""
     from edgeshard.rpc.tls import is_loopback, split_address
 
     wanted = [TriedPort(COORDINATOR, target)] if target else []
@@ -151,7 +151,7 @@ async def _tried(ports: Iterable[TriedPort]) -> tuple[TriedPort, ...]:
 
 
 async def _why_closed(address: str) -> str:
-    """'' where somebody takes a connection."""
+    """Why a port is closed; '' if a connection is accepted."""
     from edgeshard.rpc.tls import split_address
 
     try:
@@ -161,7 +161,7 @@ async def _why_closed(address: str) -> str:
     except TimeoutError:
         return f"no answer within {PORT_S:g} s from {HERE}"
     except (OSError, UnicodeError) as error:
-        # A name that nobody knows has a number of the resolver's, below 0, and a name of letters that none may have.
+        # An unknown name has a number of the resolver's, below 0, and a name with invalid letters may have none.
         number = getattr(error, "errno", None) or 0
         why = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
         return f"{why.lower()}, tried from {HERE}"

@@ -1,4 +1,4 @@
-"""Faults of a site, from facts of it. Pure: facts in, findings out; time comes in as a value."""
+"""Faults of a site, from facts of it. Pure: facts in, findings out; time is passed in as a value."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ HERE = "this machine"
 COORDINATOR = "coordinator"
 
 CLOCK_S = 2.0
-"""Two clocks of a site may differ by so much."""
+"""Most seconds that two clocks of a site may differ by."""
 DISK_SHARE, DISK_BYTES = 0.05, 1 << 30
 DISK_WRITE_BPS = 20e6
 """Bytes a second: below, a model of a few gigabytes takes minutes to store or to fetch."""
 MEMORY_SHARE, MEMORY_BYTES = 0.05, 256 << 20
 SWAP_SHARE, SWAP_BYTES = 0.02, 64 << 20
-"""Of memory, and in bytes: both must be in swap. Systems put a little there that nobody uses."""
+"""Part of memory, and bytes: both must be in swap. Systems put a little unused memory there."""
 HUGE_PAGE_BYTES, HUGE_PAGE_SHARE = 256 << 20, 0.5
 LINK_BPS, LINK_S = 100e6, 0.02
-"""Bits a second, and seconds: slower links cost more than most nodes behind them bring."""
+"""Bits a second, and seconds: slower links cost more than most nodes beyond them bring."""
 
 
 class Fault(StrEnum):
@@ -155,7 +155,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class TriedPort:
-    """A connection that was tried from here: `why` it failed, '' where somebody answered."""
+    """A connection attempt from here: `why` it failed, '' if it was accepted."""
 
     where: str
     address: str
@@ -170,11 +170,11 @@ class KeyFile:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts of this machine, and of the site where it answers. Times are seconds since 1970.
+    """Facts of this machine, and of the site if it answers. Times are seconds since 1970.
 
-    `version` is of this edgectl. `here` is None where the coordinator's machine is this one, and says it all.
-    `coordinator_ahead_s` is by how much the coordinator's clock is ahead of this machine's. `refused` is why the site
-    cannot be looked at, '' where it can.
+    `version` is of this edgectl. `here` is None if the coordinator's machine is this one, whose
+    report then has it all. `coordinator_ahead_s` is by how much the coordinator's clock is ahead of
+    this machine's. `refused` is why the site cannot be checked, '' if it can.
     """
 
     version: str

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edgeshard.views.rates import Look
 
 BETWEEN_S = 2.0
-"""The two looks of one that is printed: rates are of the time between."""
+"""Seconds between the two snapshots of a printed view: rates are for this time."""
 
 
 def top(
@@ -50,7 +50,7 @@ def top(
 
 
 def check_textual() -> None:
-    """Raise FailedPreconditionError with the line that installs what is missing."""
+    """Raise FailedPreconditionError with the command that installs the missing package."""
     if find_spec("textual") is None:
         raise FailedPreconditionError(
             f"edgectl top needs the top extra: {extra_line('top')} (edgectl top --once does without)",

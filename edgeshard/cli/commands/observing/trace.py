@@ -60,8 +60,8 @@ def trace(
 async def _recorded(
     client: Client, deployment: str, seconds: float, output: Path | None
 ) -> dict[str, tuple[StageTrace, ...]]:
-    """The aligned traces of a deployment, or of each replica of a name that is ready. Raises as `Client.trace` where
-    none is."""
+    """The aligned traces of a deployment, or of each replica of a name that is ready. Raises as
+    `Client.trace` if there is none."""
     import asyncio
 
     from edgeshard.domain.deployments.deployment import DeploymentPhase
@@ -101,7 +101,7 @@ def _show(deployment: str, traces: tuple[StageTrace, ...], output: Path | None) 
 
 
 def _check_output(path: Path | None) -> None:
-    """Before anybody waits for a trace that could not be kept."""
+    """Check before the user waits for a trace that could not be saved."""
     if path is None or path == STDOUT:
         return
     if path.suffix not in (".json", ".svg"):

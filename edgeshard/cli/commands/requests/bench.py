@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from edgeshard.domain.control.site import ServedModel
 
     _Wanted = tuple[Lengths | Sequence[str] | None, Lengths | None]
-    """Prompts and answers of a load; None where nothing was asked for."""
+    """Prompts and answers of a load; None if the request sets none."""
 
 PROMPT_TOKENS, NEW_TOKENS = 128, 64
-"""Where nothing is asked for, or less where the context has not so much room."""
+"""The defaults, or less if the context is smaller."""
 INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """The options that say what load is put on."""
+    """The options that define the load."""
 
     rate: Annotated[
         float | None, option("N", "Requests a second, whether others are answered or not.", min=0.001, max=10_000)
@@ -113,7 +113,7 @@ def bench(
 async def _measured(
     client: Client, load: Load, seed: int, wanted: _Wanted, deployment: str, timeout_s: float
 ) -> tuple[str, Loading]:
-    """The deployment's name, and what came of the load."""
+    """The deployment's name, and the result of the load."""
     from edgeshard.cli.commands.requests.bench_load import Lengths, drawn, put_on, served
     from edgeshard.process.clock import SystemClock
 
@@ -189,7 +189,7 @@ def _read(path: Path) -> list[str]:
 
 
 def _prompt(line: str) -> str:
-    """Of a line of text, or of a JSON object's "prompt"."""
+    """The prompt of a line of text, or of a JSON object's "prompt"."""
     if line.startswith("{"):
         try:
             values: Any = json.loads(line)

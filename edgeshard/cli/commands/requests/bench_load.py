@@ -1,4 +1,5 @@
-"""Requests for a load: drawn by a seed, begun at a rate or so many at once, and timed as their tokens come."""
+"""Requests for a load: drawn by a seed, begun at a rate or with a fixed concurrency, and timed as
+their tokens arrive."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from edgeshard.domain.clock import Clock
 
 FIRST_ID, LAST_ID = 10, 200
-"""Drawn prompts are of these tokens, which every vocabulary has; what they say does not matter to the time."""
+"""Drawn prompts use these tokens, which every vocabulary has; their meaning does not matter to the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def drawn(seed: int, prompts: Lengths | Sequence[str], answers: Lengths) -> Iter
 
 
 def arrivals(seed: int, rate: float) -> Iterator[float]:
-    """Seconds since the beginning at which requests come that know nothing of each other, `rate` a second."""
+    """Seconds since the beginning at which independent requests arrive, `rate` a second."""
     chance, at = random.Random(f"arrivals {seed}"), 0.0
     while True:
         yield at
@@ -79,8 +80,8 @@ def arrivals(seed: int, rate: float) -> Iterator[float]:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`requests` at most, none begun after `duration_s`: at `rate` a second whatever is answered, or, where that is
-    None, `concurrency` at a time."""
+    """At most `requests`, none begun after `duration_s`: at `rate` a second independent of the
+    answers, or, if that is None, `concurrency` at a time."""
 
     requests: int
     duration_s: float
@@ -93,7 +94,7 @@ class Load:
 
 @dataclass(slots=True)
 class Loading:
-    """The outcome of a load so far. `interrupted` says that somebody ended it early."""
+    """The outcome of a load so far. `interrupted` means that the user ended it early."""
 
     served: list[Served]
     unfinished: int = 0
@@ -101,13 +102,14 @@ class Loading:
 
 
 Serve = Callable[[Wanted, float], Awaitable[Served]]
-"""Runs a request that began so many seconds after the load."""
+"""Runs a request that began this many seconds after the load."""
 
 
 async def put_on(
     load: Load, wanted: Iterator[Wanted], seed: int, serve: Serve, clock: Clock, told: Callable[[Loading], None]
 ) -> Loading:
-    """The whole load. Cancelled, it ends what runs and returns what it has; `told` hears of each answer."""
+    """Put the whole load on. Cancelled, it ends the running requests and returns its results so
+    far; `told` receives each answer."""
     found, running = Loading([]), set[asyncio.Task[None]]()
     began = clock.now()
 

@@ -58,7 +58,7 @@ def chat(
 
 
 def _given(context: typer.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """The options that stand on the command line."""
+    """The options on the command line."""
     names = {item.keyword: name for name, item in OPTIONS.items()}
     sources = {keyword: context.get_parameter_source(names[keyword]) for keyword in options}
     return {name: value for name, value in options.items() if (source := sources[name]) and source.name != "DEFAULT"}
@@ -77,7 +77,7 @@ def _only_model(client: SyncClient) -> str:
 
 @dataclass
 class Talk:
-    """A conversation, and how to go on with it."""
+    """A conversation, and the means to continue it."""
 
     client: SyncClient
     model: str
@@ -86,10 +86,10 @@ class Talk:
     said: list[dict[str, str]] = field(default_factory=list)
 
     def answer(self, text: str) -> None:
-        """Say something, and write the answer as it comes.
+        """Send a message, and write the answer as it arrives.
 
-        An answer that Ctrl-C stops is kept as far as it came. Where there is none for another reason, neither is what
-        was said. Raises EdgeShardError and KeyboardInterrupt.
+        An answer that Ctrl-C stops is kept as far as it arrived. If another reason left no answer,
+        the user's message is dropped, too. Raises EdgeShardError and KeyboardInterrupt.
         """
         message = {"role": "user", "content": text}
         asked = [*([{"role": "system", "content": self.system}] if self.system else []), *self.said, message]
@@ -107,7 +107,7 @@ class Talk:
         self.said += [message, {"role": "assistant", "content": "".join(pieces)}]
 
     def _write(self, messages: list[dict[str, str]], pieces: list[str]) -> None:
-        """Reasoning is for people alone: what a program reads is the answer."""
+        """Reasoning is only for people: programs read the answer."""
         shows_reasoning, thinks = sys.stdout.isatty(), False
         try:
             with contextlib.closing(self.client.chat(self.model, messages, **self.options)) as events:
@@ -164,7 +164,7 @@ def converse(talk: Talk) -> None:
 
 
 def _answer(talk: Talk, text: str) -> bool:
-    """Whether the person stopped the answer. An error is said, and the conversation goes on."""
+    """Whether the user stopped the answer. An error is printed, and the conversation continues."""
     try:
         talk.answer(text)
     except KeyboardInterrupt:

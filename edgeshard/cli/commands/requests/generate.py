@@ -1,4 +1,4 @@
-"""edgectl generate: text from a deployment, as it comes."""
+"""edgectl generate: text from a deployment, as it arrives."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def generate(  # noqa: PLR0913 - one parameter for each option
 
 
 def prompt_of(argument: str | None, option: str | None) -> str:
-    """The prompt, however it was given. Raises InvalidArgumentError where it was not, or twice."""
+    """The prompt, however it was given. Raises InvalidArgumentError if there is none, or more than one."""
     if argument is not None and option is not None:
         raise InvalidArgumentError("prompt: give it behind the model or with --prompt, not both", field="prompt")
     text = argument if option is None else option
@@ -96,7 +96,7 @@ def read_stdin() -> str:
 
 
 async def stream(client: Client, model: str, prompt: str, options: GenerateOptions, *, echo: bool) -> Completion:
-    """Run a request, with `echo` writing its text to stdout as it comes, and return all of it."""
+    """Run a request, with `echo` writing its text to stdout as it arrives, and return all of it."""
     from edgeshard.client.completion import CompletionBuilder
     from edgeshard.domain.requests.generation import Finished, Token
     from edgeshard.process.clock import SystemClock

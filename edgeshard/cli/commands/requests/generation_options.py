@@ -12,11 +12,11 @@ from edgeshard.domain.options import OptionField, option_fields
 from edgeshard.domain.requests.generation import Biases, Generation, Sampling
 
 UNSET = {"max_new_tokens": " By default 128, or for a chat all that the context has left."}
-"""Options of which it matters whether they were given at all, and what their help says of that."""
+"""Options for which it matters whether they were given at all, and the part of their help about that."""
 
 
 def _options() -> dict[str, OptionField]:
-    """Those that have a flag, by their names as parameters: sampling behind the first of `Generation`."""
+    """Options that have a flag, by their names as parameters: sampling follows the first of `Generation`."""
     first, *others = (item for item in option_fields(Generation) if item.flags)
     return {item.option.flag or item.keyword: item for item in (first, *option_fields(Sampling), *others)}
 
@@ -39,7 +39,7 @@ def _value_of(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _biases(texts: Sequence[str]) -> dict[int, float]:
-    """Raises InvalidArgumentError for what is not of the form ID=BIAS."""
+    """Raises InvalidArgumentError for a text that is not of the form ID=BIAS."""
     biases = {}
     for text in texts:
         token, _, bias = text.partition("=")

@@ -1,4 +1,4 @@
-"""The options of a command that say what an answer must be."""
+"""The options of a command for the form of an answer."""
 
 from __future__ import annotations
 

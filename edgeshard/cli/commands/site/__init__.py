@@ -1,1 +1,1 @@
-"""Commands that start, join and look after the processes of a site."""
+"""Commands that start, join and maintain the processes of a site."""

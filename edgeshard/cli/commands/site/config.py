@@ -1,4 +1,4 @@
-"""edgectl config: what a file of settings says, what a daemon would make of it, and what there is to set."""
+"""edgectl config: the content of a file of settings, a daemon's resulting settings, and all available ones."""
 
 from __future__ import annotations
 

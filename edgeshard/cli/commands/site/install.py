@@ -45,7 +45,7 @@ DryRun = Annotated[bool, switch("--dry-run", "Say each step, and take none.")]
 Purge = Annotated[bool, switch("--purge", "Its state as well, and files that were changed by hand.")]
 MACHINE = Path("/")
 _RUNS_SYSTEMD = Path("/run/systemd/system")
-"""Is there where systemd runs the machine, see sd_booted(3)."""
+"""Exists if systemd runs the machine, see sd_booted(3)."""
 
 
 @app.command("agent")
@@ -158,8 +158,8 @@ def systemctl(*arguments: str) -> None:
 def install_daemon(
     daemon: Daemon, root: Path, dry_run: bool, given: Mapping[str, str | None], *, plaintext: bool = False
 ) -> None:
-    """Lay a daemon out. What is not `given` stays as at the last time. One without credentials speaks plaintext, which
-    has to be asked for the first time."""
+    """Lay a daemon out. A setting that is not `given` stays as at the last time. A daemon without
+    credentials uses plaintext, which must be set explicitly the first time."""
     _check_may(root, dry_run)
     record = _record(daemon, root)
     options = _options(daemon, record, given)
@@ -199,7 +199,7 @@ def _uninstall(daemon: Daemon, root: Path, purge: bool, dry_run: bool) -> None:
 
 
 def _options(daemon: Daemon, record: Record | None, given: Mapping[str, str | None]) -> Options:
-    """The given options, else those of the last time, else those for a site on one machine."""
+    """The given options, else the last ones, else the defaults for a site on one machine."""
     # Without following links: the interpreter of a virtual environment is one.
     beside = _lasting(Path(sys.executable).absolute().parent)
     coordinator = "" if daemon == "coordinator" else _LOOPBACK["coordinator"]
@@ -280,7 +280,7 @@ def _found(daemon: Daemon, options: Options, record: Record | None, root: Path) 
         elif path.is_file():
             digests[name] = installation.digest(path.read_bytes())
     shared = frozenset[str]()
-    with contextlib.suppress(DataLossError):  # it is to be mended where the other daemon is the matter
+    with contextlib.suppress(DataLossError):  # a damaged record is mended when it matters to the other daemon
         beside = _record(Daemon.COORDINATOR if daemon is Daemon.AGENT else Daemon.AGENT, root)
         shared = frozenset(beside.directories if beside is not None else ())
     return Found(digests, frozenset(directories), _user_exists(daemon.unit, root), shared, root == MACHINE)
@@ -288,7 +288,7 @@ def _found(daemon: Daemon, options: Options, record: Record | None, root: Path) 
 
 def _user_exists(name: str, root: Path) -> bool:
     if root == MACHINE:
-        import pwd  # where there is no such module there is no systemd
+        import pwd  # a system without this module has no systemd
 
         with contextlib.suppress(KeyError):
             return bool(pwd.getpwnam(name))
@@ -368,5 +368,5 @@ def _translated(error: OSError, path: str) -> EdgeShardError:
 
 
 def below(root: Path, path: str) -> Path:
-    """Where an absolute path of the machine is under `root`."""
+    """The place under `root` of an absolute path of the machine."""
     return root / path.lstrip("/")

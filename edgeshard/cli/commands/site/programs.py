@@ -144,7 +144,7 @@ def _script_command(found: Scripted, *arguments: str) -> list[str]:
 
 
 def _run(command: list[str]) -> None:
-    """Run install.sh, whose lines tell each step. Ends this command with the exit code of a script that fails."""
+    """Run install.sh, which prints each step. Ends this command with the exit code of a script that fails."""
     code = subprocess.run(command, check=False).returncode
     if code != 0:
         raise typer.Exit(code if code > 0 else 128 - code)

@@ -60,7 +60,7 @@ narrower weights are taken."""
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """The model to serve: `model` as it was named, which is added from `source` unless the site has it (None).
+    """The model to serve: `model` by its given name, which is added from `source` unless the site has it (None).
 
     The store calls it `stored`, and programs `name`.
     """
@@ -84,7 +84,7 @@ class ServeOptions:
         return {**values, **self.limits}
 
     def agrees(self, spec: DeploymentSpec) -> bool:
-        """Whether what was asked for is what a deployment is."""
+        """Whether the options match a deployment."""
         quantise = spec.quantisation.get("*", "none")
         limits_agree = all(getattr(spec, key) == value for key, value in self.limits.items())
         return limits_agree and self.quantise in ("auto", quantise)
@@ -92,7 +92,7 @@ class ServeOptions:
 
 @dataclass(frozen=True, slots=True)
 class HttpOptions:
-    """The options of the HTTP endpoint, beside its port."""
+    """The options of the HTTP endpoint, except its port."""
 
     http_listen: Annotated[
         str | None,
@@ -174,7 +174,7 @@ def serve(  # noqa: PLR0913 - one parameter for each option
 
 
 def serve_demo(port: int | None, nodes: int) -> None:
-    """`edgectl demo --serve`: its nodes answer over HTTP until Ctrl-C, on this machine alone; nothing is kept."""
+    """`edgectl demo --serve`: its nodes answer over HTTP until Ctrl-C, only on this machine; nothing is kept."""
     check_extras("edgectl demo --serve", "agent", "coordinator", "gateway")
     with _found(DEMO) as (source, stored), tempfile.TemporaryDirectory(prefix="edgeshard-demo-") as state:
         site = OwnSite(Path(state), nodes, "127.0.0.1:0", port, lasts=False)
@@ -193,7 +193,7 @@ def _run(options: ServeOptions, site: OwnSite, narrator: Narrator) -> None:
 
 @contextmanager
 def _found(model: str) -> Iterator[tuple[Source | None, str]]:
-    """Where a model is, None for one that the site has, if it has it; and its name in the store."""
+    """The source of a model, None if the site has it; and its name in the store."""
     if model != DEMO:
         source = model_source(model)
         yield source, model if source is None else source.name
@@ -215,8 +215,8 @@ async def _serve(options: ServeOptions, site: OwnSite, narrator: Narrator) -> No
 
 
 async def _supervised(site: OwnSite, narrator: Narrator, work: Coroutine[Any, Any, None]) -> None:
-    """The work, while the site's processes are started again. Raises the error of one that cannot start: what waits for
-    it would not end."""
+    """Run the work while the site's processes are restarted. Raises the error of a process that
+    cannot start: waiting for it would not end."""
     failed, working = asyncio.ensure_future(site.supervise(narrator.say)), asyncio.ensure_future(work)
     try:
         await asyncio.wait({failed, working}, return_when=asyncio.FIRST_COMPLETED)
@@ -230,7 +230,7 @@ async def _supervised(site: OwnSite, narrator: Narrator, work: Coroutine[Any, An
 
 
 async def _answer(options: ServeOptions, site: OwnSite, narrator: Narrator) -> None:
-    """Load the model, say how to ask it, and watch the site until Ctrl-C."""
+    """Load the model, print how to query it, and watch the site until Ctrl-C."""
     deployment, key, link = await _loaded(options, site, narrator)
     site.proven = True
     _show(site, options.name, key, link, deployment, narrator)
@@ -262,7 +262,7 @@ async def _add(client: Client, options: ServeOptions, narrator: Narrator) -> Non
     """Have the model in the store."""
     name = options.stored
     if options.source is None:
-        await client.stored_model(name)  # says how to add it where it is not there
+        await client.stored_model(name)  # its error explains how to add a missing model
         return
     shown_s = time.monotonic()
 
@@ -313,9 +313,10 @@ async def _deploy(client: Client, options: ServeOptions, source: str, narrator: 
 
 
 async def _chosen(client: Client, options: ServeOptions, source: str, narrator: Narrator) -> DeploymentSpec:
-    """With the widest weights that fit. If none do, those that fit with fewer requests at a time: the planner knows
-    what is lost by that once the nodes are measured. If none do either, with the largest context that fits, unless
-    one was given. Raises what `Client.plan` raises for the narrowest."""
+    """The spec with the widest weights that fit. If none do, the widest that fit with fewer
+    concurrent requests: the planner knows the loss once the nodes are measured. If none do either,
+    with the largest context that fits, unless one was given. Raises the error of `Client.plan` for
+    the narrowest."""
     from edgeshard.domain.deployments.deployment import parse_spec
 
     formats = _WIDEST_FIRST if options.quantise == "auto" else (options.quantise,)

@@ -1,4 +1,5 @@
-"""The reaction of `edgectl serve` to nodes that come and go: it says so, offers the next line, and plans again."""
+"""The reaction of `edgectl serve` to nodes that come and go: it reports them, prints the next join
+command, and plans again."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ _TOKEN_TTL_S = 24 * 3600.0
 
 
 async def measure(client: Client, spec: DeploymentSpec, say: Say) -> None:
-    """Have the nodes measure the deployment's layers and their links, where that is not known.
+    """Have the nodes measure the deployment's layers and their links, if these are unknown.
 
     Raises the error of the first node that could not.
     """
@@ -43,10 +44,10 @@ async def measure(client: Client, spec: DeploymentSpec, say: Say) -> None:
 
 
 class SiteWatch:
-    """Looks at the site whenever its coordinator tells of something, and acts on what is there then.
+    """Reads the site whenever its coordinator reports a change, and acts on its state.
 
-    The events say when to look, not what there is: whatever is missed while the connection is away is seen by the look
-    at its return. `next_name` is a name for one more node that is none of those that are taken.
+    The events only trigger a read of the site. The read after a reconnect thus sees everything that
+    was missed. `next_name` is a free name for one more node.
     """
 
     def __init__(
@@ -83,9 +84,9 @@ class SiteWatch:
         pause_s = _FIRST_BACKOFF_S
         while True:
             began_s = time.monotonic()
-            # Its end needs no word: the coordinator starts again, or its parent tells of its end.
+            # Its end needs no message: the coordinator starts again, or its parent reports its end.
             with suppress(EdgeShardError):
-                # The newest event comes at once: a look behind it misses nothing.
+                # The newest event arrives at once: a read after it misses nothing.
                 async with aclosing(self._client.events(limit=1, follow=True)) as events:
                     async for _ in events:
                         self._news.set()
@@ -134,7 +135,7 @@ class _Growth:
         self._rests_until_s = 0.0
 
     def rest_s(self) -> float | None:
-        """How long it asks for nothing; None where it waits for no time."""
+        """How long it makes no requests; None if it waits for no time."""
         left_s = self._rests_until_s - time.monotonic()
         return left_s if left_s > 0 else None
 
@@ -163,7 +164,8 @@ class _Growth:
         except UnavailableError:
             pass  # it is loading, or the coordinator is away: it is news when that is over
         except EdgeShardError as error:
-            # It went back, or could not be asked: not again and again, since a move pauses running requests.
+            # The move was reverted, or the request failed. It is not repeated soon, since a move
+            # pauses running requests.
             self._rests_until_s = time.monotonic() + _REST_S
             self._say_once(f"{name} stays where it is: {error.message}")
 
@@ -174,6 +176,6 @@ class _Growth:
 
 
 def _is_to_be_measured(node: Node) -> bool:
-    """Whether its measurement is worth waiting for; one that serves is measured when no request runs, which may never
-    be, and is planned with what is known."""
+    """Whether its measurement is worth waiting for. A node that serves is measured when no request
+    runs, which may never happen; it is planned with the known figures."""
     return not node.placeable or node.unknown_links > 0 or (node.unknown_profiles > 0 and not node.stages)
