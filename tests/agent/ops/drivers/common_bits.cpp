@@ -177,7 +177,8 @@ void hash_unpacked(Hash& hash) {
     Values<int32_t> totals(ROWS * RUNS * sums);
     for (int row = 0; row < ROWS; row++)
         for (int i = 0; i < INPUTS; i++) totals[i / inputs * ROWS + row] += rows[row * INPUTS + i];
-    const Linear linear = {weights.data(), nullptr, SCHEME, GROUP_STEP, INPUTS, INPUTS, OUTPUTS, PANELS, 0, nullptr, table.data()};
+    const Linear linear = {weights.data(), nullptr, SCHEME,  GROUP_STEP, INPUTS,      INPUTS,
+                           OUTPUTS,        PANELS,  0,       nullptr,    table.data()};
     const Activations x = {rows.data(), INPUTS, scales.data(), totals.data(), ROWS};
     run_unpacked<SCHEME>(linear, x, {out.data(), OUTPUTS, ELEMENT_FP32}, 0, PANELS);
     hash.add(out);
