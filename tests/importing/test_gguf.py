@@ -217,6 +217,26 @@ def test_other_types_are_kept_bit_for_bit(kind: Type, tmp_path: Path) -> None:
         assert np.array_equal(found, expected[gguf_name(tensor.name)]), tensor.name
 
 
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (144, "has the type IQ4_KS of ik_llama.cpp"),
+        (158, "has the type IQ1_KT of ik_llama.cpp"),
+        (212, "has Q4_K with the interleaved rows of ik_llama.cpp"),
+        (339, "has IQ4_K with the interleaved rows of ik_llama.cpp"),
+        (9, r"has a type that EdgeShard does not know \(9\)"),
+    ],
+)
+def test_types_of_other_programs_are_refused_by_name(number: int, words: str, tmp_path: Path) -> None:
+    path = write_demo_gguf(tmp_path / "demo.gguf", everywhere(Type.Q8_0))
+    data = bytearray(path.read_bytes())
+    place = data.index(b"token_embd.weight") + len(b"token_embd.weight") + 4 + 2 * 8
+    data[place : place + 4] = number.to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(UnsupportedModelError, match=rf"token_embd.weight {words}.*such as Q8_0 or Q4_K_M"):
+        read_gguf(path)
+
+
 def test_a_tensor_that_is_missing_is_told_before_anything_is_converted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,7 @@
 """The numbers of blocks in llama.cpp's formats, from their bytes in the store.
 
 Layouts: ggml-common.h of https://github.com/ggml-org/llama.cpp. Numbers are computed in float32 in the order in which
-the `gguf` package does it, so that they are equal bit for bit. It has none for Q1_0 and Q2_0: those follow
+the `gguf` package does it, so that they are equal bit for bit. It does not read Q1_0 and Q2_0, which follow
 ggml-quants.c.
 """
 

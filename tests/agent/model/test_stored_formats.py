@@ -73,6 +73,8 @@ def format_of(name: str) -> IntegerFormat | None:
     layer = int(name.split(".")[1])
     if name.endswith(("v_proj.weight", "down_proj.weight")):
         return (IntegerFormat.Q6_K, IntegerFormat.Q5_K, IntegerFormat.INT8)[layer]
+    if name.endswith("up_proj.weight"):
+        return (IntegerFormat.Q5_0, IntegerFormat.IQ3_S, IntegerFormat.INT4_ZEROS)[layer]
     if name.endswith("o_proj.weight"):
         return (None, IntegerFormat.INT4, IntegerFormat.Q4_K)[layer]
     return IntegerFormat.Q4_K

@@ -117,6 +117,15 @@ def test_what_is_no_number_is_not_hidden(kind: IntegerFormat, bad: float, kernel
     assert bool(found[[0, 2]].isfinite().all()) and not bool(found[1].isfinite().any())
 
 
+@pytest.mark.parametrize("kind", [IntegerFormat.Q4_K, IntegerFormat.IQ3_S, IntegerFormat.INT4_ZEROS])
+@pytest.mark.skipif(not native_available(), reason="the fallback has no packed bytes")
+def test_packed_bytes_of_rows_that_fill_no_panel_are_adopted(kind: IntegerFormat) -> None:
+    layer = PackedLinear.pack_blocks(made(kind, 70))
+    assert layer.form is not None
+    adopted = PackedLinear.adopt(layer.form, layer.packed_memory, None)
+    assert torch.equal(adopted(inputs(3)), layer(inputs(3)))
+
+
 @pytest.mark.skipif(not native_available(), reason="the fallback has no address")
 def test_layers_that_continue_give_the_outputs_of_each() -> None:
     x = inputs(5)

@@ -34,7 +34,7 @@ HASHES = {
     "rows-fp32": "0eccecf82b89be5c",
     "rows-bf16": "edd5ce8f85f9305b",
     "routing": "c9cc11a41d8a186a",
-    "unpacked": "78705b6257d49777",
+    "unpacked": "9ae511b95ce487bd",
 }
 OWN_BITS = {"avx512bf16"} | ({"portable"} if platform.machine() == "x86_64" else set())
 """Kernels that round otherwise: products of bfloat16 by one instruction, and no fused operation."""

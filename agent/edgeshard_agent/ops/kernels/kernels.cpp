@@ -365,8 +365,8 @@ void linear(const Linear& linear, const Activations& x, const Output& out, int f
     }
 }
 
-// What was added to the weights of a scheme before they were packed; 1 of those whose minima multiply the sum of inputs,
-// and -1 of those that take the sum itself.
+// The zero point of a scheme: it was added to the weights before they were packed. 1 if minima multiply the negative sum of
+// inputs, -1 if the kernel takes the sum itself.
 int zero_point_of(int32_t scheme) {
     if (is_unpacked(scheme)) return -1;
     switch (scheme) {

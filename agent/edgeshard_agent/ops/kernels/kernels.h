@@ -47,7 +47,7 @@ enum Element : int32_t { ELEMENT_FP32 = 0, ELEMENT_BF16 = 1, ELEMENT_INT4 = 2 };
 //   iq4_xs  [panel][block]: factors [32]; then for each of 8 groups of 32 inputs: scales int8 [32] and [k / 8][32][4] of places
 //         in LEVELS
 // The rest lie as in the store, 32 outputs side by side: [panel][block], and of each unit of the stored block [32][unit].
-// Units have 4 bytes; factors 2; the scale of mxfp4 and the zero of int4_zeros 1.
+// A unit has 4 bytes. A float16 factor is a unit of 2, the scale of mxfp4 and the zero of int4_zeros are units of 1.
 // Inputs are padded with zeros to whole pairs or groups. Weights that are stored as integers keep their float16 scales.
 struct Linear {
     const void* weights;

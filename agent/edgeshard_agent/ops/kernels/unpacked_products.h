@@ -1,5 +1,5 @@
-// Products of rows of int8 with weights in llama.cpp's other block formats. Unlike those of block_products.h, which
-// multiply what they read, these unpack 256 inputs of 32 outputs at a time into bytes, for all rows of a call. Groups are
+// Products of rows of int8 with weights in llama.cpp's other block formats. block_products.h multiplies what it reads. This
+// header unpacks 256 inputs of 32 outputs at a time into bytes, for all rows of a call, and multiplies those. Groups are
 // added in order by the same operations, so that bits do not depend on the rows.
 #pragma once
 
@@ -36,8 +36,18 @@ ES_INLINE Word16 entries(const void* table, Word16 places) {
 #if defined(__AVX512F__)
     return (Word16)_mm512_i32gather_epi32((__m512i)places, table, 4);
 #elif defined(__AVX2__)
+    // Single loads: an AVX2 processor gathers more slowly.
+    const int32_t* values = static_cast<const int32_t*>(table);
+    auto four = [&](__m128i at) {
+        const auto low = static_cast<uint64_t>(_mm_cvtsi128_si64(at));
+        const auto high = static_cast<uint64_t>(_mm_extract_epi64(at, 1));
+        const __m128i first = _mm_insert_epi32(_mm_cvtsi32_si128(values[low & 0xffffffffu]), values[low >> 32], 1);
+        const __m128i second = _mm_insert_epi32(_mm_cvtsi32_si128(values[high & 0xffffffffu]), values[high >> 32], 1);
+        return _mm_unpacklo_epi64(first, second);
+    };
     return Word16::of([&](int i) {
-        return (WordPart)_mm256_i32gather_epi32(static_cast<const int*>(table), (__m256i)places.parts[i], 4);
+        const __m256i at = (__m256i)places.parts[i];
+        return (WordPart)_mm256_set_m128i(four(_mm256_extracti128_si256(at, 1)), four(_mm256_castsi256_si128(at)));
     });
 #else
     uint32_t found[LANES];
@@ -72,13 +82,20 @@ struct WordPair {
 ES_INLINE WordPair entry_pairs(const void* table, Word16 places) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
     // One load for both halves.
+    const long long* values = static_cast<const long long*>(table);
     __m256 low[PARTS], high[PARTS];
-    const long long* entries_at = static_cast<const long long*>(table);
+    auto two = [&](uint64_t at) {
+        return _mm_insert_epi64(_mm_cvtsi64_si128(values[at & 0xffffffffu]), values[at >> 32], 1);
+    };
+    auto four = [&](__m128i at) {
+        const __m128i first = two(static_cast<uint64_t>(_mm_cvtsi128_si64(at)));
+        return (__m256)_mm256_set_m128i(two(static_cast<uint64_t>(_mm_extract_epi64(at, 1))), first);
+    };
 #pragma GCC unroll 2
     for (int i = 0; i < PARTS; i++) {
         const __m256i at = (__m256i)places.parts[i];
-        low[i] = (__m256)_mm256_i32gather_epi64(entries_at, _mm256_castsi256_si128(at), 8);
-        high[i] = (__m256)_mm256_i32gather_epi64(entries_at, _mm256_extracti128_si256(at, 1), 8);
+        low[i] = four(_mm256_castsi256_si128(at));
+        high[i] = four(_mm256_extracti128_si256(at, 1));
     }
     auto in_order = [](__m256 mixed) { return (WordPart)_mm256_permute4x64_epi64((__m256i)mixed, 0xd8); };
     return {Word16::of([&](int i) { return in_order(_mm256_shuffle_ps(low[i], high[i], 0x88)); }),
@@ -128,6 +145,9 @@ struct PackedBlock {
     const char* bytes;
     int vector;
     const void* table;
+    // Each store of weights fetches from `ahead`, and moves it on by `step` bytes. 0: the processor foresees all.
+    const char* ahead;
+    int step;
 
     ES_INLINE Word16 word(int offset, int index = 0) const {
         return load<Word16>(bytes + PANEL * (offset + 4 * index) + 64 * vector);
@@ -138,7 +158,9 @@ struct PackedBlock {
     ES_INLINE Word16 byte(int offset) const {
         return (Word16)load_bytes<false>(bytes + PANEL * offset + LANES * vector);
     }
-    ES_INLINE void put(UnpackedRun& run, int quarter, Word16 weights) const {
+    ES_INLINE void put(UnpackedRun& run, int quarter, Word16 weights) {
+        if (step) __builtin_prefetch(ahead);
+        ahead += step;
         store(run.weights[quarter] + 64 * vector, weights);
     }
     ES_INLINE void put_scale(UnpackedRun& run, int group, Float16 scale) const {
@@ -153,7 +175,8 @@ ES_INLINE Float16 as_number(Word16 value) { return to_float((Int16)value); }
 
 // How a format is unpacked: inputs and bytes of a block, inputs that share a scale, the largest byte (without its sign),
 // what it has been raised by, and `unpack`, which writes 16 outputs of the runs of a block.
-template <int INPUTS_, int BYTES_, int GROUP_, int LARGEST_, int ZERO_, bool IS_SIGNED_ = false, bool HAS_MINIMA_ = false>
+template <int INPUTS_, int BYTES_, int GROUP_, int LARGEST_, int ZERO_, bool IS_SIGNED_ = false,
+          bool HAS_MINIMA_ = false>
 struct UnpackingOf {
     static constexpr int INPUTS = INPUTS_, BYTES = BYTES_, GROUP = GROUP_, LARGEST = LARGEST_, ZERO = ZERO_;
     static constexpr bool IS_SIGNED = IS_SIGNED_, HAS_MINIMA = HAS_MINIMA_;
@@ -163,7 +186,7 @@ struct Unpacking;
 
 // 32 weights in 16 bytes, the first half in the low nibbles. `weights` makes bytes of nibbles of a quarter.
 template <class Made>
-ES_INLINE void put_nibbles(const PackedBlock& block, int offset, UnpackedRun& run, const Made& weights) {
+ES_INLINE void put_nibbles(PackedBlock& block, int offset, UnpackedRun& run, const Made& weights) {
 #pragma GCC unroll 4
     for (int q = 0; q < 4; q++) {
         const Word16 pairs = block.word(offset, q);
@@ -174,7 +197,7 @@ ES_INLINE void put_nibbles(const PackedBlock& block, int offset, UnpackedRun& ru
 
 template <>
 struct Unpacking<Q4_1> : UnpackingOf<32, 20, 32, 15, 0, false, true> {
-    static ES_INLINE void unpack(const PackedBlock& block, UnpackedRun* run) {
+    static ES_INLINE void unpack(PackedBlock& block, UnpackedRun* run) {
         block.put_scale(*run, 0, block.half(0));
         block.put_minimum(*run, 0, block.half(2));
         put_nibbles(block, 4, *run, [](Word16 nibbles, int) { return nibbles; });
@@ -182,7 +205,7 @@ struct Unpacking<Q4_1> : UnpackingOf<32, 20, 32, 15, 0, false, true> {
 };
 template <>
 struct Unpacking<INT4_ZEROS> : UnpackingOf<32, 19, 32, 15, 0, false, true> {
-    static ES_INLINE void unpack(const PackedBlock& block, UnpackedRun* run) {
+    static ES_INLINE void unpack(PackedBlock& block, UnpackedRun* run) {
         const Float16 scale = block.half(0);
         block.put_scale(*run, 0, scale);
         block.put_minimum(*run, 0, -(scale * as_number(block.byte(2))));
@@ -191,7 +214,7 @@ struct Unpacking<INT4_ZEROS> : UnpackingOf<32, 19, 32, 15, 0, false, true> {
 };
 template <>
 struct Unpacking<Q5_0> : UnpackingOf<32, 22, 32, 31, 16> {
-    static ES_INLINE void unpack(const PackedBlock& block, UnpackedRun* run) {
+    static ES_INLINE void unpack(PackedBlock& block, UnpackedRun* run) {
         block.put_scale(*run, 0, block.half(0));
         const Word16 high = block.word(2);
         put_nibbles(block, 6, *run, [&](Word16 nibbles, int q) { return nibbles | (masks(high, q) & 0x10101010u); });
@@ -199,7 +222,7 @@ struct Unpacking<Q5_0> : UnpackingOf<32, 22, 32, 31, 16> {
 };
 template <>
 struct Unpacking<Q5_1> : UnpackingOf<32, 24, 32, 31, 0, false, true> {
-    static ES_INLINE void unpack(const PackedBlock& block, UnpackedRun* run) {
+    static ES_INLINE void unpack(PackedBlock& block, UnpackedRun* run) {
         block.put_scale(*run, 0, block.half(0));
         block.put_minimum(*run, 0, block.half(2));
         const Word16 high = block.word(4);
@@ -208,7 +231,7 @@ struct Unpacking<Q5_1> : UnpackingOf<32, 24, 32, 31, 0, false, true> {
 };
 template <>
 struct Unpacking<IQ4_NL> : UnpackingOf<32, 18, 32, 127, 0, true> {
-    static ES_INLINE void unpack(const PackedBlock& block, UnpackedRun* run) {
+    static ES_INLINE void unpack(PackedBlock& block, UnpackedRun* run) {
         block.put_scale(*run, 0, block.half(0));
         put_nibbles(block, 2, *run, [](Word16 nibbles, int) { return bytes_at(LEVELS, nibbles); });
     }
@@ -219,14 +242,14 @@ constexpr int8_t TWICE_FP4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6
 
 template <>
 struct Unpacking<MXFP4> : UnpackingOf<32, 17, 32, 12, 0, true> {
-    static ES_INLINE void unpack(const PackedBlock& block, UnpackedRun* run) {
+    static ES_INLINE void unpack(PackedBlock& block, UnpackedRun* run) {
         block.put_scale(*run, 0, (Float16)entries(block.table, block.byte(0)));
         put_nibbles(block, 1, *run, [](Word16 nibbles, int) { return bytes_at(TWICE_FP4, nibbles); });
     }
 };
 template <>
 struct Unpacking<NVFP4> : UnpackingOf<64, 36, 16, 12, 0, true> {
-    static ES_INLINE void unpack(const PackedBlock& block, UnpackedRun* runs) {
+    static ES_INLINE void unpack(PackedBlock& block, UnpackedRun* runs) {
         const Word16 scales = block.word(0);
         for (int group = 0; group < 4; group++) {
             UnpackedRun& run = runs[group / 2];
@@ -242,7 +265,7 @@ struct Unpacking<NVFP4> : UnpackingOf<64, 36, 16, 12, 0, true> {
 };
 template <>
 struct Unpacking<Q1_0> : UnpackingOf<128, 18, 32, 2, 1> {
-    static ES_INLINE void unpack(const PackedBlock& block, UnpackedRun* runs) {
+    static ES_INLINE void unpack(PackedBlock& block, UnpackedRun* runs) {
         const Float16 scale = block.half(0);
         for (int r = 0; r < 4; r++) {
             const Word16 bits = block.word(2, r);
@@ -254,7 +277,7 @@ struct Unpacking<Q1_0> : UnpackingOf<128, 18, 32, 2, 1> {
 };
 template <>
 struct Unpacking<Q2_0> : UnpackingOf<64, 18, 32, 3, 1> {
-    static ES_INLINE void unpack(const PackedBlock& block, UnpackedRun* runs) {
+    static ES_INLINE void unpack(PackedBlock& block, UnpackedRun* runs) {
         const Float16 scale = block.half(0);
         for (int half = 0; half < 4; half++) {
             const Word16 bits = block.word(2, half);
@@ -271,7 +294,7 @@ struct Unpacking<Q2_0> : UnpackingOf<64, 18, 32, 3, 1> {
 
 // 256 weights of two bits in 64 bytes: halves of 128, in each four quarters of 32. `weights` makes bytes of them.
 template <class Made>
-ES_INLINE void put_two_bits(const PackedBlock& block, int offset, UnpackedRun* runs, const Made& weights) {
+ES_INLINE void put_two_bits(PackedBlock& block, int offset, UnpackedRun* runs, const Made& weights) {
     for (int half = 0; half < 2; half++)
         for (int q = 0; q < 8; q++) {
             const Word16 four = block.word(offset, 8 * half + q);
@@ -283,7 +306,7 @@ ES_INLINE void put_two_bits(const PackedBlock& block, int offset, UnpackedRun* r
 
 template <>
 struct Unpacking<Q2_K> : UnpackingOf<256, 84, 16, 3, 0, false, true> {
-    static ES_INLINE void unpack(const PackedBlock& block, UnpackedRun* runs) {
+    static ES_INLINE void unpack(PackedBlock& block, UnpackedRun* runs) {
         const Float16 scale = block.half(80), minimum = -block.half(82);
         for (int group = 0; group < 16; group++) {
             const Word16 byte = block.word(0, group / 4) >> (8 * (group % 4));
@@ -295,7 +318,7 @@ struct Unpacking<Q2_K> : UnpackingOf<256, 84, 16, 3, 0, false, true> {
 };
 template <>
 struct Unpacking<Q3_K> : UnpackingOf<256, 110, 16, 7, 4> {
-    static ES_INLINE void unpack(const PackedBlock& block, UnpackedRun* runs) {
+    static ES_INLINE void unpack(PackedBlock& block, UnpackedRun* runs) {
         const Float16 factor = block.half(108);
         for (int four = 0; four < 4; four++) {
             const Word16 low = block.word(96, four % 2) >> (4 * (four / 2)), high = block.word(104) >> (2 * four);
@@ -313,7 +336,7 @@ struct Unpacking<Q3_K> : UnpackingOf<256, 110, 16, 7, 4> {
 };
 template <>
 struct Unpacking<TQ2_0> : UnpackingOf<256, 66, 32, 3, 1> {
-    static ES_INLINE void unpack(const PackedBlock& block, UnpackedRun* runs) {
+    static ES_INLINE void unpack(PackedBlock& block, UnpackedRun* runs) {
         const Float16 scale = block.half(64);
         for (int r = 0; r < 8; r++) block.put_scale(runs[r], 0, scale);
         put_two_bits(block, 0, runs, [](Word16 weights, int, int) { return weights; });
@@ -321,7 +344,7 @@ struct Unpacking<TQ2_0> : UnpackingOf<256, 66, 32, 3, 1> {
 };
 template <>
 struct Unpacking<TQ1_0> : UnpackingOf<256, 54, 32, 2, 1> {
-    static ES_INLINE void unpack(const PackedBlock& block, UnpackedRun* runs) {
+    static ES_INLINE void unpack(PackedBlock& block, UnpackedRun* runs) {
         constexpr uint32_t POWERS[5] = {1, 3, 9, 27, 81};
         const Float16 scale = block.half(52);
         for (int r = 0; r < 8; r++) block.put_scale(runs[r], 0, scale);
@@ -345,7 +368,7 @@ struct Unpacking<TQ1_0> : UnpackingOf<256, 54, 32, 2, 1> {
 // Formats whose weights are places in a table of vectors: of four bytes each (IQ3), or of eight.
 template <>
 struct Unpacking<IQ3_S> : UnpackingOf<256, 110, 32, 15, 0, true> {
-    static ES_INLINE void unpack(const PackedBlock& block, UnpackedRun* runs) {
+    static ES_INLINE void unpack(PackedBlock& block, UnpackedRun* runs) {
         const Float16 factor = block.half(0);
         const Word16 scales = block.word(106);
         for (int r = 0; r < 8; r++) {
@@ -366,7 +389,7 @@ struct Unpacking<IQ3_S> : UnpackingOf<256, 110, 32, 15, 0, true> {
 };
 template <>
 struct Unpacking<IQ3_XXS> : UnpackingOf<256, 98, 32, 62, 0, true> {
-    static ES_INLINE void unpack(const PackedBlock& block, UnpackedRun* runs) {
+    static ES_INLINE void unpack(PackedBlock& block, UnpackedRun* runs) {
         const Float16 factor = block.half(0);
         for (int r = 0; r < 8; r++) {
             const Word16 word = block.word(66, r), signs = seven_bit_fields(word);
@@ -385,7 +408,7 @@ struct Unpacking<IQ3_XXS> : UnpackingOf<256, 98, 32, 62, 0, true> {
 };
 
 // Eight inputs from the place of a vector of eight bytes, with their signs.
-ES_INLINE void put_octet(const PackedBlock& block, UnpackedRun& run, int octet, Word16 place, Word16 signs) {
+ES_INLINE void put_octet(PackedBlock& block, UnpackedRun& run, int octet, Word16 place, Word16 signs) {
     const WordPair sizes = entry_pairs(block.table, place);
     block.put(run, 2 * octet, with_signs(sizes.first, masks(signs, 2 * octet)));
     block.put(run, 2 * octet + 1, with_signs(sizes.second, masks(signs, 2 * octet + 1)));
@@ -396,7 +419,7 @@ ES_INLINE Float16 quarter_scale(Float16 factor, Word16 nibble) {
 
 template <>
 struct Unpacking<IQ2_XXS> : UnpackingOf<256, 66, 32, 43, 0, true> {
-    static ES_INLINE void unpack(const PackedBlock& block, UnpackedRun* runs) {
+    static ES_INLINE void unpack(PackedBlock& block, UnpackedRun* runs) {
         const Float16 factor = block.half(0);
         for (int r = 0; r < 8; r++) {
             const Word16 places = block.word(2, 2 * r), word = block.word(2, 2 * r + 1);
@@ -409,7 +432,7 @@ struct Unpacking<IQ2_XXS> : UnpackingOf<256, 66, 32, 43, 0, true> {
 };
 template <>
 struct Unpacking<IQ2_XS> : UnpackingOf<256, 74, 16, 43, 0, true> {
-    static ES_INLINE void unpack(const PackedBlock& block, UnpackedRun* runs) {
+    static ES_INLINE void unpack(PackedBlock& block, UnpackedRun* runs) {
         const Float16 factor = block.half(0);
         for (int r = 0; r < 8; r++) {
             const Word16 first = block.word(2, 2 * r), second = block.word(2, 2 * r + 1);
@@ -427,7 +450,7 @@ struct Unpacking<IQ2_XS> : UnpackingOf<256, 74, 16, 43, 0, true> {
 };
 template <>
 struct Unpacking<IQ2_S> : UnpackingOf<256, 82, 16, 43, 0, true> {
-    static ES_INLINE void unpack(const PackedBlock& block, UnpackedRun* runs) {
+    static ES_INLINE void unpack(PackedBlock& block, UnpackedRun* runs) {
         const Float16 factor = block.half(0);
         for (int r = 0; r < 8; r++) {
             const Word16 low = block.word(2, r), signs = block.word(34, r);
@@ -444,7 +467,7 @@ struct Unpacking<IQ2_S> : UnpackingOf<256, 82, 16, 43, 0, true> {
 
 // Values of IQ1 are a grid of -1, 0 and 1 and a distance of 1/8 from it, up or down. Bytes are eight times that, and 9
 // more: the table has 8 * (value + 1).
-ES_INLINE void put_shifted(const PackedBlock& block, UnpackedRun& run, int octet, Word16 place, Word16 is_down) {
+ES_INLINE void put_shifted(PackedBlock& block, UnpackedRun& run, int octet, Word16 place, Word16 is_down) {
     const Word16 shift = (is_down - 1u) & 0x02020202u;
     const WordPair raised = entry_pairs(block.table, place);
     block.put(run, 2 * octet, raised.first | shift);
@@ -453,7 +476,7 @@ ES_INLINE void put_shifted(const PackedBlock& block, UnpackedRun& run, int octet
 
 template <>
 struct Unpacking<IQ1_S> : UnpackingOf<256, 50, 32, 18, 9> {
-    static ES_INLINE void unpack(const PackedBlock& block, UnpackedRun* runs) {
+    static ES_INLINE void unpack(PackedBlock& block, UnpackedRun* runs) {
         const Float16 factor = block.half(0);
         for (int r = 0; r < 8; r++) {
             const Word16 low = block.word(2, r), high = block.word(34, r / 2) >> (16 * (r % 2));
@@ -468,7 +491,7 @@ struct Unpacking<IQ1_S> : UnpackingOf<256, 50, 32, 18, 9> {
 };
 template <>
 struct Unpacking<IQ1_M> : UnpackingOf<256, 56, 16, 18, 9> {
-    static ES_INLINE void unpack(const PackedBlock& block, UnpackedRun* runs) {
+    static ES_INLINE void unpack(PackedBlock& block, UnpackedRun* runs) {
         const Word16 first = block.word(48), second = block.word(52);
         const Word16 bits = (first >> 12 & 0xfu) | (first >> 24 & 0xf0u) | (second >> 4 & 0xf00u) |
                             (second >> 16 & 0xf000u);
@@ -488,7 +511,7 @@ struct Unpacking<IQ1_M> : UnpackingOf<256, 56, 16, 18, 9> {
     }
 };
 
-// What unpacked runs are multiplied with: rows of int8 from some input on, and for each row the scales and sums of groups.
+// The factors of unpacked runs: rows of int8 from some input on, and for each row the scales and sums of groups.
 struct UnpackedInputs {
     const char* rows;
     int64_t row_bytes;
@@ -628,7 +651,8 @@ struct UnpackedTile {
             Word16 four = load<Word16>(weights + 64 * v);
             if constexpr (RAISED != 0) four = four ^ 0x80808080u;
 #pragma GCC unroll 4
-            for (int r = 0; r < ROWS; r++) dots[r][v] = dot_u8s8(dots[r][v], four, load<uint32_t>(rows + r * row_bytes));
+            for (int r = 0; r < ROWS; r++)
+                dots[r][v] = dot_u8s8(dots[r][v], four, load<uint32_t>(rows + r * row_bytes));
         }
     }
 #endif
@@ -637,8 +661,8 @@ struct UnpackedTile {
 template <class Form, int ROWS>
 ES_INLINE void add_unpacked(int rows, const UnpackedRun* runs, int count, const UnpackedInputs& x, float* sums) {
     constexpr int AT_ONCE = quarters_at_once(Form::LARGEST, Form::GROUP);
-    if (rows == ROWS)
-        return UnpackedTile<Form::GROUP, AT_ONCE, Form::IS_SIGNED, Form::HAS_MINIMA, ROWS>::add(runs, count, Form::ZERO, x, sums);
+    using Tile = UnpackedTile<Form::GROUP, AT_ONCE, Form::IS_SIGNED, Form::HAS_MINIMA, ROWS>;
+    if (rows == ROWS) return Tile::add(runs, count, Form::ZERO, x, sums);
     if constexpr (ROWS > 1) add_unpacked<Form, ROWS - 1>(rows, runs, count, x, sums);
 }
 
@@ -646,12 +670,14 @@ ES_INLINE void add_unpacked(int rows, const UnpackedRun* runs, int count, const 
 template <class Form>
 __attribute__((noinline)) void unpack_runs(const char* packed, int count, const void* table, UnpackedRun* runs) {
     constexpr int RUNS = Form::INPUTS / GROUP_STEP, BYTES = Form::BYTES * PANEL;
-    // What is read after this, as much of it for each block.
-    constexpr int AHEAD = BYTES * (UNPACKED_RUNS / RUNS);
-    for (int run = 0; run < count; run += RUNS, packed += BYTES) {
-        for (int byte = 0; byte < BYTES; byte += 64) __builtin_prefetch(packed + AHEAD + byte);
-        for (int vector = 0; vector < 2; vector++) Form::unpack({packed, vector, table}, runs + run);
-    }
+    // Blocks of 256 inputs have several streams, whose next bytes a processor does not foresee: a store fetches a part of
+    // the next block. 13 GB/s of q4_1, which has one, need nothing.
+    constexpr int STEP = RUNS == UNPACKED_RUNS ? BYTES / 2 / (RUNS * 8) : 0;
+    for (int run = 0; run < count; run += RUNS, packed += BYTES)
+        for (int vector = 0; vector < 2; vector++) {
+            PackedBlock block = {packed, vector, table, packed + BYTES + vector * (BYTES / 2), STEP};
+            Form::unpack(block, runs + run);
+        }
 }
 
 template <int32_t SCHEME>
@@ -669,14 +695,16 @@ void run_unpacked(const Linear& linear, const Activations& x, const Output& out,
             std::memset(sums, 0, sizeof(float) * static_cast<size_t>(rows) * PANEL);
             for (int run = 0; run < all_runs; run += UNPACKED_RUNS) {
                 const int count = all_runs - run < UNPACKED_RUNS ? all_runs - run : UNPACKED_RUNS;
-                unpack_runs<Form>(packed + int64_t{run} * GROUP_STEP / Form::INPUTS * Form::BYTES * PANEL, count,
-                                  linear.table, runs);
+                const int64_t blocks = int64_t{run} * GROUP_STEP / Form::INPUTS;
+                unpack_runs<Form>(packed + blocks * Form::BYTES * PANEL, count, linear.table, runs);
                 for (int row = 0; row < rows; row += TILE) {
-                    const int r = first + row;
-                    const UnpackedInputs inputs = {
-                        static_cast<const char*>(x.rows) + r * x.row_bytes + run * GROUP_STEP, x.row_bytes,
-                        x.scales + int64_t{run} * x.count + r, x.offsets + int64_t{run} * GROUPS * x.count + r, x.count};
-                    add_unpacked<Form, TILE>(rows - row < TILE ? rows - row : TILE, runs, count, inputs, sums[row]);
+                    const int64_t r = first + row;
+                    const char* values = static_cast<const char*>(x.rows) + r * x.row_bytes + run * GROUP_STEP;
+                    const float* scales = x.scales + int64_t{run} * x.count + r;
+                    const int32_t* totals = x.offsets + int64_t{run} * GROUPS * x.count + r;
+                    const UnpackedInputs inputs = {values, x.row_bytes, scales, totals, x.count};
+                    const int together = rows - row < TILE ? rows - row : TILE;
+                    add_unpacked<Form, TILE>(together, runs, count, inputs, sums[row]);
                 }
             }
             for (int row = 0; row < rows; row++) write_row(linear, out, first + row, panel * PANEL, sums[row], 2);
