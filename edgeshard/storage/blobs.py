@@ -217,7 +217,8 @@ def missing_blob(digest: Digest) -> NotFoundError:
 
 
 def sha256_of(path: Path) -> Digest:
-    """The sha256 of a whole file."""
+    """The sha256 of a whole file, to which a link may lead."""
+    path = path.resolve()
     return sha256_at(BlobLocation(path, 0, path.stat().st_size))
 
 

@@ -466,7 +466,7 @@ def _local_model(data: bytes) -> None:
 def _local_model_message() -> store_pb2.AddLocalModelRequest:
     manifest, files = _manifest_message(), ("/a/model.gguf", "/a/tokenizer.json")
     places = [store_pb2.LocalPlace(file=0, offset=64) for _ in manifest.tensors]
-    places[3].order.CopyFrom(store_pb2.RowOrder(first=2, second=2, row_bytes=16))
+    places[2].order.CopyFrom(store_pb2.RowOrder(first=2, second=2, row_bytes=16))
     return store_pb2.AddLocalModelRequest(
         manifest=manifest,
         files=[store_pb2.LocalFile(path=path, size=1000 if "gguf" in path else 100, head_sha256=_DIGEST, stays=True)
