@@ -2,7 +2,7 @@
 
 What an answer cost is known once it is there, and is charged then; an identity that comes anew begins level with the
 one that has had least. So whoever asks little waits for one answer of another's, however many those have asked for.
-(docs/papers.md#fair-shares)
+(docs/papers/agent.md#fair-shares)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which weights of a stage stay in memory and which are read from the disk in every step. Pure; sizes in bytes.
 
 Where all but a mixture's experts fits beside two of them, those that are left over of memory cache experts
-(docs/papers.md#experts-on-the-disk). Else whole layers pass.
+(docs/papers/agent.md#experts-on-the-disk). Else whole layers pass.
 
 Streamed layers pass through slots: while one computes, the next ones are read into the others (ZeRO-Inference). Layers
 that stay are spread evenly among those that do not, so that the disk reads on while they compute.

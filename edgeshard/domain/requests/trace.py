@@ -115,7 +115,7 @@ def aligned(traces: Sequence[StageTrace]) -> tuple[StageTrace, ...]:
 
     Between two stages the least time from `sent_s` to `arrived_s` is the clocks' difference and the quickest transfer;
     over the ring the differences sum to 0, so the sum is that of the transfers, of which each hop is given its even
-    share. Stages that share no step keep their clocks. (docs/papers.md#clocks-of-a-trace)
+    share. Stages that share no step keep their clocks. (docs/papers/agent.md#clocks-of-a-trace)
     """
     traces = sorted(traces, key=lambda trace: trace.stage)
     if not any(trace.records for trace in traces):

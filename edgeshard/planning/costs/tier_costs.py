@@ -16,7 +16,7 @@ even,
     seconds = sweep * ( C - A + max( A, q * bytes on the disk * L / (L - q) / disk rate ) )     L: mixtures of a stage
 
 Routing that prefers some experts needs fewer of them, and finds more of those in memory: it reads less.
-(docs/papers.md#experts-on-the-disk)
+(docs/papers/agent.md#experts-on-the-disk)
 """
 
 from __future__ import annotations
