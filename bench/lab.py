@@ -33,7 +33,7 @@ from edgeshard.planning.simulation.lab import Lab, LabRun
 LINKS_MBIT = sized(((10, 0.005), (50, 0.002), (200, 0.0005)), ((200, 0.0005),))
 LIMITS = {"time_per_token_s": 0.10, "throughput_tps": 0.10, "ttft_s": 0.15}
 
-HEADING = """# The lab against the planner
+HEADING = """# Compare the lab with the planner
 
 `python -m bench.lab --table docs/lab-accuracy.md` on a machine with 2 cores, medians of {rounds} runs. Deviations are
 (predicted - measured) / measured.

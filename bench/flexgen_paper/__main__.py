@@ -22,6 +22,7 @@ from edgeshard.cli.render.svg import line_chart
 OUTPUT = Path(__file__).parents[2] / "docs" / "paper"
 ALGORITHM = "../papers" + ".md#tensors-over-three-tiers"
 """A link from the page, no citation of this code."""
+STREAMING = "../papers" + ".md#nodes-that-stream"
 WORK = TierWorkload(prompt=512, new=32)
 MODELS = (OPT_6_7B, OPT_30B, OPT_175B)
 NVME = replace(T4, disk_to_host=2e9)
@@ -60,7 +61,7 @@ def files() -> dict[str, str]:
     parts = [
         _INTRODUCTION.replace("{ALGORITHM}", ALGORITHM),
         main_table(),
-        _TABLE_SAYS,
+        _TABLE_SAYS.replace("{STREAMING}", STREAMING),
         "## Which policies\n",
         _POLICIES,
         _policies_table(),
@@ -237,7 +238,7 @@ EdgeShard uses these parts of the paper:
 | of the paper | here |
 | --- | --- |
 | a layer's weights are read once for all batches | sweeps of micro-batches ([docs/memory.md](../memory.md#streaming)) |
-| weights by layer in memory or on disk | exact, with the cut ([nodes that stream](../papers.md#nodes-that-stream)) |
+| weights by layer in memory or on disk | exact, with the cut ([nodes that stream]({STREAMING})) |
 | 4 bits by group | weights are symmetric int4; [KV](../kernels.md#keys-and-values-of-4-bits) has groups of 32 |
 | attention at the cache's place | always: a stage's KV is on its node |
 | cache on disk | no ([an experiment](../decisions/0063-no-running-kv-on-disk.md)), except KV of preempted requests |
