@@ -42,7 +42,8 @@ Comparisons between rows are sounder than the figures. If you have the nodes, ru
   ([docs/configure.md](configure.md#weights-as-small-integers)).
 
 A program writes this page (`bench/real_models.py`), and a test compares it with the commands' output. The shapes of the
-models are in `deploy/examples/real-models/`; any other `config.json` works too. Type the commands in that folder:
+models are in `deploy/examples/real-models/`; any other `config.json` works too. Other sites take the commands of [two
+Jetsons](#two-jetson-orin-nx) with another cluster file, and with `--quantise int4` for int4:
 
 ```bash
 cd deploy/examples/real-models
@@ -81,8 +82,7 @@ SITES = (
     Site("office", "Four desktop computers", ON_CPUS),
 )
 TYPED = "two-jetsons"
-"""The site whose commands the documents' test types in a shell; this program runs those of all."""
-NOT_TYPED = "<!-- not run: by a shell; `python -m bench.real_models --check` runs them -->"
+"""The site whose commands are on the page, and run by the documents' test; this program runs those of all."""
 
 
 def command(site: Site, model: str, quantised: str | None) -> list[str]:
@@ -123,9 +123,8 @@ def section(site: Site, comment: str) -> str:
     text = described.removeprefix("# ").removesuffix(" Figures are those of data sheets.")
     table = markdown_table(["model", "weights", "layers", "tokens/s", "first token"], rows)
     commands = "\n".join(typed)
-    apart = "" if site.name == TYPED else f"{NOT_TYPED}\n"
-    typed_text = f"Commands, in this order:\n\n{apart}```bash\n{commands}\n```\n"
-    return f"## {site.title}\n\n{text}\n\n{comment}\n\n{table}\n{typed_text}"
+    typed_text = f"\nCommands, in this order:\n\n```bash\n{commands}\n```\n" if site.name == TYPED else ""
+    return f"## {site.title}\n\n{text}\n\n{comment}\n\n{table}{typed_text}"
 
 
 def page() -> str:

@@ -242,10 +242,9 @@ def _hidden_bytes(name: str) -> int:
 def _sweep(results: Results) -> list[str]:
     size = cluster().workload.prompt_tokens * _hidden_bytes(MODELS[0])
     parts = ["## The link between the computers\n", prose.SWEEP.format(size=size / 1e6, hop=8 * size / 1e9)]
-    for name in results.sweeps:
-        parts.append(f"### {name}, by Mb/s\n")
-        for header, rows in _sweep_tables(results, name):
-            parts.append(markdown_table(header, [row for row in rows if int(row[0]) in _SHOWN_MBPS]))
+    parts.append(f"{MODELS[0]}, by Mb/s:\n")
+    for header, rows in _sweep_tables(results, MODELS[0]):
+        parts.append(markdown_table(header, [row for row in rows if int(row[0]) in _SHOWN_MBPS]))
     return parts
 
 
