@@ -164,6 +164,14 @@ def test_the_index_of_decisions_has_each_once_by_its_number_and_title() -> None:
         assert (directory / name).read_text().startswith(f"# {title}\n"), f"the index has another title for {name}"
 
 
+def test_drawings_are_short_and_on_a_page() -> None:
+    """A drawing that a program can repeat is not stored; a table decides as well."""
+    drawings = sorted((ROOT / "docs").glob("**/*.svg"))
+    text = "".join((ROOT / name).read_text() for name in NAMES)
+    assert all(path.name in text for path in drawings)
+    assert sum(len(path.read_text().splitlines()) for path in drawings) <= 2000
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_lines_of_prose_are_short(name: str) -> None:
     found = documents.long_lines((ROOT / name).read_text())
