@@ -241,7 +241,7 @@ EdgeShard uses these parts of the paper:
 | weights by layer in memory or on disk | exact, with the cut ([nodes that stream]({STREAMING})) |
 | 4 bits by group | weights are symmetric int4; [KV](../kernels.md#keys-and-values-of-4-bits) has groups of 32 |
 | attention at the cache's place | always: a stage's KV is on its node |
-| cache on disk | no ([an experiment](../decisions/0063-no-running-kv-on-disk.md)), except KV of preempted requests |
+| cache on disk | no ([tried](../decisions/0063-no-running-kv-on-disk.md)), except for preempted requests |
 | activations on the disk, attention over the highest scores | no: too small; it changes the tokens |
 """
 _POLICIES = """\

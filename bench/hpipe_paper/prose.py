@@ -63,9 +63,9 @@ HALVES = """\
 HPipe also cuts between a block's attention and its MLP. Here the same searches run on 64 half blocks. Such a cut
 sends the hidden states once ({row:,} bytes a position with LLaMA-7B, {row_gpt:,} with GPT3-2B).
 
-The best gain is {best:.1f} %, and {most:.1f} % over any link (at {mbps:,} Mb/s). It is below 5 %, so agents [hold
-whole blocks](../decisions/0115-whole-blocks.md). No cut by halves has a rate of whole prompts more than
-{certified:.1f} % above the plan's.
+The best gain is {best:.1f} %, and {most:.1f} % over any link (at {mbps:,} Mb/s). It is below 5 %, so agents hold
+[whole blocks](../decisions/0115-whole-blocks.md).
+No cut by halves has a rate of whole prompts more than {certified:.1f} % above the plan's.
 """
 
 UTILISATION = """\
