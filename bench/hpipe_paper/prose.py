@@ -64,8 +64,8 @@ HPipe also cuts between a block's attention and its MLP. Here the same searches 
 sends the hidden states once ({row:,} bytes a position with LLaMA-7B, {row_gpt:,} with GPT3-2B).
 
 The best gain is {best:.1f} %, and {most:.1f} % over any link (at {mbps:,} Mb/s). It is below 5 %, so agents hold
-[whole blocks](../decisions/0115-whole-blocks.md).
-No cut by halves has a rate of whole prompts more than {certified:.1f} % above the plan's.
+[whole blocks](../decisions/0115-whole-blocks.md). No cut by halves has a rate of whole prompts more than
+{certified:.1f} % above the plan's.
 """
 
 UTILISATION = """\
@@ -75,9 +75,10 @@ and an RTX 3090 from 128 on, so slices of 128 tokens cost nothing.
 
 MEASURED = """\
 Real kernels differ. One core of an {cpu} with the agent's kernels (`{kernels}`; {fma:.0f} GFLOP/s of FMA,
-{read:.0f} GB/s) was measured with blocks of `bench.engine`'s Llama in bfloat16 (`python -m bench.hpipe_paper
---measure`). It reaches {busiest:.0f} %. Products are computed for six rows at a time, so seven tokens take
-{dearer:.1f} times as long as six ({before_step:.0f} % with six, {after_step:.0f} % with seven).
+{read:.0f} GB/s) was measured with blocks of `bench.engine`'s Llama in bfloat16
+(`python -m bench.hpipe_paper --measure`). It reaches {busiest:.0f} %. Products are computed for six rows at a time,
+so seven tokens take {dearer:.1f} times as long as six ({before_step:.0f} % with six, {after_step:.0f} % with
+seven).
 """
 
 SWEEP = """\
