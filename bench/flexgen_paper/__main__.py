@@ -218,7 +218,8 @@ SSD. Prompts have 512 tokens and answers 32; rates are of a whole block of seque
 table.
 
 Nothing here ran on such a node. Times come from the authors' released cost model with its fitted constants, and our
-own linear program chooses the fractions ([the algorithm]({ALGORITHM})). *Batches* are sequences in a batch x
+own linear program chooses the fractions ([the
+algorithm]({ALGORITHM})). *Batches* are sequences in a batch x
 batches that share each read of a layer. *Its batches* uses the published ones; *best* chooses them with 80 % of
 each memory, as the released search. The released disk reads 0.473 GiB/s; the last two columns assume 2 GB/s.
 """
