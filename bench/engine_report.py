@@ -1,6 +1,6 @@
-"""docs/benchmarks.md and its plots, from the rows of `bench.engine`.
+"""Write docs/benchmarks.md from the rows of `bench.engine`.
 
-python -m bench.engine_report ROWS.json docs/benchmarks.md      the plots go into docs/benchmarks/
+python -m bench.engine_report ROWS.json docs/benchmarks.md
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 from bench.engine_cases import FULL
 from bench.engine_rows import LLAMA_CPP
 from bench.pages import figures_comment, markdown_table, wrapped
-from edgeshard.cli.render.svg import bar_chart, line_chart
 
 Row = dict[str, Any]
 
@@ -23,19 +22,16 @@ WHOLE = "whole"
 DEFAULT = "2 stages, the default"
 COMMAND = "python -m bench.engine"
 
-INTRODUCTION = """# Benchmarks
+INTRODUCTION = """# Compare the engine with other engines
 
-What the engine does with two nodes of one core each, beside what people use today, on one machine with two cores. The
-model is a Llama of 316 M random parameters: 24 layers of 1,024, 16 heads, 8 KV heads, inner size 2,816, vocabulary
-16,000. Two real agents have one thread each and are pinned to a core each; "whole" is the same engine as one stage on
-the first agent. Client and coordinator have no core of their own and take their time from the agents'.
+Two nodes of one core each run on a machine with two cores. The model is a Llama of 316 M random parameters: 24 layers
+of 1,024, 16 heads, 8 KV heads, inner size 2,816, vocabulary 16,000. Two real agents have one thread each, pinned to a
+core each. *Whole* is the same engine as one stage on the first agent. Client and coordinator use the same two cores.
 
-[The kernels](benchmarks/kernels.md), [weights from the disk](benchmarks/memory.md), [a token's
-time](benchmarks/token.md), [a coordinator of many nodes](benchmarks/coordinator.md) and [what was measured
-once](benchmarks/once.md) have pages of their own, and [docs/real-models.md](real-models.md) has plans of models that
-people run. [Processors with AVX2 and with AVX-512](benchmarks/processors.md) are compared on another page. This page
-was measured on {machine}. It and its plots are written from a run; `make figures` says whether the code has changed
-since:
+Other pages: [kernels](benchmarks/kernels.md), [weights from the disk](benchmarks/memory.md), [a token's
+time](benchmarks/token.md), [a coordinator of many nodes](benchmarks/coordinator.md), [AVX2 and
+AVX-512](benchmarks/processors.md), [measured once](benchmarks/once.md), [plans of real models](real-models.md). This
+page was measured on {machine}, and a program writes it from a run. `make figures` lists figures whose code has changed:
 
 <!-- not run: it wants two idle cores and, in full, most of an hour -->
 ```console
@@ -43,29 +39,26 @@ $ python -m bench.engine{quick} --llama-cpp ~/llama.cpp/build/bin -o .benchmarks
 $ python -m bench.engine_report .benchmarks/engine.json docs/benchmarks.md
 ```
 
-`--quick` is a short form. Without a build of llama.cpp (`-DGGML_RPC=ON`) and the
-package `gguf` its rows are left out. All take turns within a round, and figures are {rounds}. Tokens
-per second are counted while all streams generate, without prompts and first tokens. The load of the machine (one
+`--quick` is a short form. If you have no build of llama.cpp (`-DGGML_RPC=ON`) and no package `gguf`, leave
+`--llama-cpp` out. All engines take turns within a round, and figures are {rounds}. Tokens per second are counted
+while all streams generate, without prompts and first tokens. The load of the machine (one
 minute) was {load:.1f} in the median, of which the benchmark itself makes about 2.
 """
 
 SLOWER = """## When two nodes are slower than one
 
-Where one node holds the whole model, a second one makes few streams slower: each token goes through both in turn, one
-node waits while the other computes, and two hops are added. With enough streams both compute at the same time, and two
-nodes are faster. Split a model because it does not fit into one node, or the KV of the streams that you want does not,
-or because there are streams enough. A deployment that is planned (without `--layers`) for nodes that were profiled
-takes one node where that is better.
+If one node holds the whole model, a second one makes few streams slower. Each token passes both nodes in turn, one
+waits while the other computes, and two hops are added. With enough streams both compute at the same time, and two nodes
+are faster. Split a model if it does not fit on one node, if the KV of your streams does not, or if you have many
+streams. A planned deployment (without `--layers`) of profiled nodes uses one node if that is better.
 """
 
 THEORY = """## Two stages against the theory
 
-With m micro-batches of b streams, a ring can give at most m b / max(R, m B): R is the sum of all stages and hops, B the
-longest of them. "of it" is what was reached of that (`efficiency`). Stage times come from a run apart, of half of the
-layers on each core with nothing around them: both cores at work for m of 2 and more, one alone for m = 1. Hops are
-those of steps with as many streams. "cores" is how many times the rate of one core two reach in that run: they share
-memory, so it is less than 2. "simulated" is the planner's simulator with the same times. A bubble is time in which a
-stage does not compute.
+If m micro-batches of b streams run, a ring gives at most m b / max(R, m B): R is the sum of all stages and hops, B the
+longest of them. *Of it* is the measured share of that. Stage times come from a separate run of half of the layers on
+each core. *Cores* is the rate of two cores in that run, in rates of one; they share memory. *Simulated* is the
+planner's simulator with the same times. A bubble is time in which a stage does not compute.
 """
 
 
@@ -87,30 +80,6 @@ def document(rows: Sequence[Row]) -> str:
     return wrapped("\n".join(part for part in parts if part))
 
 
-def charts(rows: Sequence[Row]) -> dict[str, str]:
-    """SVG texts by file name."""
-    lines = {
-        name: [(row["streams"], row["tokens_per_s"]) for row in rows if _is_short(row) and _label(row) == name]
-        for name in _labels(rows)
-    }
-    lines = {name: points for name, points in lines.items() if len(points) > 1}
-    weights = {
-        _cut(stages): {row["dtype"]: row["tokens_per_s"] for row in _single_by_weights(rows) if row["stages"] == stages}
-        for stages in sorted({row["stages"] for row in _single_by_weights(rows)})
-    }
-    prompts = {
-        f"{tokens:,} tokens": {
-            _label(row): row["ttft_s"] for row in rows if _is_long(row) and row["prompt_tokens"] == tokens
-        }
-        for tokens in _prompt_lengths(rows)
-    }
-    return {
-        "streams.svg": line_chart(lines, "Tokens per second, bf16", "streams", "tokens per second"),
-        "weights.svg": bar_chart(weights, "One stream by weights", "tokens per second"),
-        "prompts.svg": bar_chart(prompts, "Time to first token by length of the prompt", "seconds"),
-    }
-
-
 def _speed(rows: Sequence[Row]) -> str:
     counts = sorted({row["streams"] for row in rows if _is_short(row)})
     table = [["tokens per second", *(f"{count} streams" if count > 1 else "1 stream" for count in counts)]]
@@ -121,12 +90,12 @@ def _speed(rows: Sequence[Row]) -> str:
         for name, mine in ((DEFAULT, [DEFAULT]), ("best of 2 stages, m by hand,", _by_hand(rows))):
             table.append([f"{name} over {LLAMA_CPP}", *(_over_llama_cpp(rows, mine, count) for count in counts)])
     text = (
-        f"## Tokens per second\n\nbf16, prompts of {tokens} tokens. In brackets the ratio to `transformers.generate` "
-        "at as many streams. The default is what users get: the head chooses the number of micro-batches, m, while it "
-        "runs. In the other rows of 2 stages m is set by hand; *best of* takes the best of them for each number of "
-        "streams, which nobody knows beforehand.\n"
+        f"## Tokens per second\n\nbf16, prompts of {tokens} tokens. Brackets have the ratio to `transformers.generate` "
+        "with the same number of streams. *The default* is what users get: the head chooses the number of "
+        "micro-batches, m, at run time. In other rows of 2 stages m is set by hand; *best of* takes the best of these "
+        "for each number of streams.\n"
     )
-    return f"{text}\n{_figures(rows, table)}\n![Tokens per second by streams](benchmarks/streams.svg)\n"
+    return f"{text}\n{_figures(rows, table)}"
 
 
 def _cell(rows: Sequence[Row], label: str, streams: int) -> str:
@@ -157,7 +126,9 @@ def _slower(rows: Sequence[Row]) -> str:
         for (label, count), whole in rates.items()
         if label == WHOLE and (DEFAULT, count) in rates
     ]
-    return f"\nHere the default has, of the rate of one node, {', '.join(shares)} streams.\n" if shares else ""
+    return (
+        f"\nHere the default reaches these shares of one node's rate: {', '.join(shares)} streams.\n" if shares else ""
+    )
 
 
 def _theory(rows: Sequence[Row]) -> str:
@@ -205,7 +176,7 @@ def _weights(rows: Sequence[Row]) -> str:
         base = next(r for r in _single_by_weights(rows) if r["dtype"] == "bf16" and r["stages"] == row["stages"])
         ratio = row["tokens_per_s"] / base["tokens_per_s"]
         table.append([_cut(row["stages"]), row["dtype"], f"{row['tokens_per_s']:.1f}", f"{ratio:.2f}"])
-    return f"## Weights of 8 and 4 bits\n\n{_figures(rows, table)}\n![One stream by weights](benchmarks/weights.svg)\n"
+    return f"## Weights of 8 and 4 bits\n\n{_figures(rows, table)}"
 
 
 def _prompts(rows: Sequence[Row]) -> str:
@@ -227,10 +198,10 @@ def _prompts(rows: Sequence[Row]) -> str:
             [f"{row['prompt_tokens']:,}", _label(row), f"{row['ttft_s']:.2f}", ratio, f"{row['tokens_per_s']:.1f}"]
         )
     text = (
-        "## Long prompts\n\nOne stream. Unsliced is the mode `sequential`: each chunk of 512 tokens goes through all "
+        "## Long prompts\n\nOne stream. *Unsliced* is the mode `sequential`: each chunk of 512 tokens passes all "
         "stages before the next begins. The last column is the rate of the 16 tokens that follow.\n"
     )
-    return f"{text}\n{_figures(found, table)}\n![Time to first token](benchmarks/prompts.svg)\n"
+    return f"{text}\n{_figures(found, table)}"
 
 
 def _limit(rows: Sequence[Row]) -> str:
@@ -243,8 +214,8 @@ def _limit(rows: Sequence[Row]) -> str:
         f"{row['streams'] - 1} streams generate when a prompt of {row['prompt_tokens']:,} tokens arrives; "
         f"`max_inter_token_latency_s` is {row['max_inter_token_latency_s']:g}. Meanwhile the time between their tokens "
         f"was {row['inter_token_latency_s']:.3f} s in the median, {row['p99_inter_token_latency_s']:.3f} s at the 99th "
-        f"percentile and {row['largest_inter_token_latency_s']:.3f} s at most. The prompt's first token came after "
-        f"{row['ttft_s']:.1f} s; beside one stream only, with chunks sized by the same promise, after "
+        f"percentile and {row['largest_inter_token_latency_s']:.3f} s at most. The prompt's first token took "
+        f"{row['ttft_s']:.1f} s; with only one other stream and chunks sized by the same promise, "
         f"{row['ttft_alone_s']:.1f} s.\n"
     )
 
@@ -256,15 +227,16 @@ def _beside(rows: Sequence[Row]) -> str:
             _is_short(row)
             and "processor_s_per_token" in row
             and row["mode"] == "no-bubbles"
-            and row["streams"] in (1, 8, 16)
+            and row["streams"] in (1, 16)
+            and _label(row) in (WHOLE, DEFAULT)
         ):
             used = row["processor_s_per_token"]
             table.append(
                 [_label(row), str(row["streams"]), *(f"{1e3 * used[name]:.2f}" for name in ("coordinator", "client"))]
             )
     text = (
-        "## What client and coordinator take\n\nProcessor time for each token, requests and prompts included. It "
-        "comes out of the same two cores, so a site with machines of their own for them is that much faster.\n"
+        "## What client and coordinator take\n\nProcessor time for each token, requests and prompts included. It is "
+        "taken from the same two cores; a site with other machines for them is faster by it.\n"
     )
     return f"{text}\n{_figures(rows, table)}"
 
@@ -294,10 +266,6 @@ def _single_by_weights(rows: Sequence[Row]) -> list[Row]:
         and row["placed_micro_batches"]
     ]
     return sorted(found, key=lambda row: (row["stages"], ("bf16", "int8", "int4").index(row["dtype"])))
-
-
-def _prompt_lengths(rows: Sequence[Row]) -> list[int]:
-    return sorted({row["prompt_tokens"] for row in rows if _is_long(row)})
 
 
 def _label(row: Row) -> str:
@@ -344,10 +312,6 @@ def main() -> int:
     options = parser.parse_args()
     rows = json.loads(options.rows.read_text(encoding="utf-8"))
     options.document.write_text(document(rows), encoding="utf-8")
-    plots = options.document.with_suffix("")
-    plots.mkdir(exist_ok=True)
-    for name, picture in charts(rows).items():
-        (plots / name).write_text(picture, encoding="utf-8")
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 import textwrap
@@ -24,6 +25,15 @@ def number(value: float | None, digits: int = 2) -> str:
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def table_file(tables: Mapping[str, tuple[Sequence[str], Sequence[Sequence[str]]]]) -> str:
+    """Tables by their titles as JSON, a row on each line: raw rows that no page needs."""
+    parts = []
+    for title, (header, rows) in tables.items():
+        lines = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in [header, *rows])
+        parts.append(f" {json.dumps(title)}: [\n  {lines}\n ]")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def wrapped(text: str, width: int = 120) -> str:
@@ -58,15 +68,20 @@ def page_parser(module: str, output: Path) -> tuple[argparse.ArgumentParser, arg
     """The options of a program that writes pages, and the group of `--check`, to which others may belong."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}")
     parser.add_argument("--output", type=Path, default=output, metavar="DIR")
+    parser.add_argument("--pictures", type=Path, metavar="DIR", help="draw the figures as SVG into DIR, too")
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file would change")
     return parser, either
 
 
-def run_page_program(module: str, output: Path, files: Callable[[], Mapping[str, str]]) -> int:
-    """The command line of a program that computes the same files every time: 1 where --check finds that one differs."""
+def run_page_program(
+    module: str, output: Path, files: Callable[[], Mapping[str, str]], pictures: Callable[[], Mapping[str, str]]
+) -> int:
+    """The command line of a program that computes the same files every time: 1 if --check finds that one differs."""
     parser, _ = page_parser(module, output)
     arguments = parser.parse_args()
+    if arguments.pictures is not None:
+        write_or_check(arguments.pictures, pictures(), check=False)
     return write_or_check(arguments.output, files(), arguments.check)
 
 

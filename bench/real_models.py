@@ -28,43 +28,38 @@ PAGE = "real-models.md"
 ROOMS = ("edgeshard/planning", "edgeshard/architectures", "deploy/examples/real-models")
 MODELS = ("llama-3.2-3b", "llama-3.1-8b", "gpt-oss-20b", "qwen3-30b-a3b", "llama-3.3-70b", "qwen3-235b-a22b")
 
-INTRODUCTION = """# Real models on real nodes
+INTRODUCTION = """# Choose a model for your nodes
 
-What would fit on a site like yours, and how fast would it be? This page plans six models that people run for five sites
-that people have: one request at a time, 512 tokens in and 256 out.
+This page plans six popular models for five typical sites: one request at a time, 512 tokens in and 256 out.
 
-**These are plans from the figures of data sheets, not measurements.** Real kernels reach a part of what a data sheet
-says, so a real site is slower; by how much, only measuring tells. Comparisons between rows are sounder than the
-figures. On a site that is there, `edgectl profile` measures the nodes, and `edgectl plan` and `edgectl deploy` go by
-that ([docs/planning.md](planning.md)).
+**These plans use data sheets, not measurements.** Real kernels reach a part of a data sheet, so real sites are slower.
+Comparisons between rows are sounder than the figures. If you have the nodes, run `edgectl profile`; `edgectl plan` and
+`edgectl deploy` then use the measurements ([docs/planning.md](planning.md)).
 
-- *Layers* says which node holds which layers, the end not included; else what lacks.
-- *Tokens/s* is the rate at which one stream's tokens come behind the first; *first token* is the wait for it.
-- *Weights* are bfloat16. On nodes that compute on their CPU they may also be int4
-  ([docs/configure.md](configure.md#weights-as-small-integers)); on accelerators they may not, so the sites with a GPU
-  have one row for each model.
+- *Layers*: the layers of each node, without the end of a range; or the missing memory.
+- *Tokens/s*: the rate of one stream after its first token. *First token*: the wait for it.
+- *Weights*: bfloat16, or int4 if all nodes compute on CPUs
+  ([docs/configure.md](configure.md#weights-as-small-integers)).
 
-The shapes of the models are in `deploy/examples/real-models/`, as the `config.json` of each, shortened to what decides
-sizes. Any other `config.json` will do. A program writes the page (`bench/real_models.py`), and a test compares it with
-what the commands say now. The commands are typed in the folder of the shapes, with `edgectl` on the path:
+A program writes this page (`bench/real_models.py`), and a test compares it with the commands' output. The shapes of the
+models are in `deploy/examples/real-models/`; any other `config.json` works too. Other sites take the commands of [two
+Jetsons](#two-jetson-orin-nx) with another cluster file, and with `--quantise int4` for int4:
 
 ```bash
 cd deploy/examples/real-models
 ```
 """
 
-CONCLUSIONS = """## What the tables say
+CONCLUSIONS = """## Read the tables
 
-- **More nodes of one kind do not make one stream faster.** A token goes through all of them in turn. They make room,
-  for a model that one of them does not hold and for more requests at once, and the first token comes sooner, because
-  they work on slices of a prompt at the same time.
-- **Memory decides what runs, and the memory's bandwidth how fast.** A token reads all weights that it uses once.
-- **A mixture of experts is quick for its size**, because a token uses few of the experts: all of them need room, and
-  few are read. It suits nodes with much memory that is not fast.
-- **int4 brings about three times the rate of bfloat16** on CPUs, and takes little more than a quarter of the memory.
-  What it costs in quality is in
-  [docs/benchmarks/kernels.md](benchmarks/kernels.md#what-small-integers-cost).
-- **What does not fit may still run**: `--allow-streaming` reads a part of the weights from the disk in every step
+- **More equal nodes do not make one stream faster**, because a token passes all of them. They give memory for larger
+  models and more requests, and an earlier first token, because they work on slices of a prompt at the same time.
+- **Memory decides what runs, and its bandwidth how fast.** A token reads all weights that it uses once.
+- **A mixture of experts is fast for its size**, because a token uses few experts. It suits nodes with large, slow
+  memory.
+- **int4 gives about three times the rate of bfloat16** on CPUs with little more than a quarter of the memory
+  ([quality](benchmarks/kernels.md#what-small-integers-cost)).
+- **If a model does not fit**, `--allow-streaming` reads a part of the weights from the disk in every step
   ([docs/memory.md](memory.md#streaming)).
 """
 
@@ -87,8 +82,7 @@ SITES = (
     Site("office", "Four desktop computers", ON_CPUS),
 )
 TYPED = "two-jetsons"
-"""The site whose commands the documents' test types in a shell; this program runs those of all."""
-NOT_TYPED = "<!-- not run: by a shell; `python -m bench.real_models --check` runs them -->"
+"""The site whose commands are on the page, and run by the documents' test; this program runs those of all."""
 
 
 def command(site: Site, model: str, quantised: str | None) -> list[str]:
@@ -129,9 +123,8 @@ def section(site: Site, comment: str) -> str:
     text = described.removeprefix("# ").removesuffix(" Figures are those of data sheets.")
     table = markdown_table(["model", "weights", "layers", "tokens/s", "first token"], rows)
     commands = "\n".join(typed)
-    apart = "" if site.name == TYPED else f"{NOT_TYPED}\n"
-    typed_text = f"By these commands, in this order:\n\n{apart}```bash\n{commands}\n```\n"
-    return f"## {site.title}\n\n{text}\n\n{comment}\n\n{table}\n{typed_text}"
+    typed_text = f"\nCommands, in this order:\n\n```bash\n{commands}\n```\n" if site.name == TYPED else ""
+    return f"## {site.title}\n\n{text}\n\n{comment}\n\n{table}{typed_text}"
 
 
 def page() -> str:

@@ -14,6 +14,8 @@ from edgeshard.cli.render.svg import line_chart
 from edgeshard.planning.inputs.devices import Cluster
 
 SWEEP_MBPS = sized((1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50), (1, 10, 50))
+SHOWN_MBPS = (1, 5, 10, 20, 50)
+"""On the page; the file of tables has all."""
 PAIRS = ("cloud-edge-even", "cloud-edge-opt")
 """The strategies of source and cloud alone."""
 FREE = {name: f"{name}, unlimited" for name in PAIRS}
@@ -62,7 +64,7 @@ def _by_name(model: str, cluster: Cluster, names: tuple[str, ...]) -> dict[str, 
 
 def section(sweeps: Mapping[str, Sweep]) -> list[str]:
     parts = ["## Bandwidth between source and cloud: figures 7 and 8\n"]
-    for model in MODELS:
+    for model in MODELS[:-1]:  # no bandwidth matters to the largest
         parts += _tables(sweeps[model])
     small = sweeps[MODELS[0]]
     opt = {mbps: small.row(mbps, "cloud-edge-opt").ms_per_token or 0.0 for mbps in SWEEP_MBPS}
@@ -80,16 +82,18 @@ def section(sweeps: Mapping[str, Sweep]) -> list[str]:
 
 
 def _tables(found: Sweep) -> list[str]:
-    title, names = TITLES[found.model], [name for name in found.names if _fits(found, name)]
-    header = ["Mb/s", *(f"{name}, ms" for name in names), *(f"{name}, tokens/s" for name in names)]
-    missing = [name for name in found.names if name not in names]
-    size = title.lower()
+    missing = [name for name in found.names if not _fits(found, name)]
+    rows = [row for row in table_rows(found) if int(row[0]) in SHOWN_MBPS]
     return [
-        f"### {title}\n",
-        markdown_table(header, table_rows(found)),
-        *([f"At no bandwidth is there memory for {', '.join(missing)}.\n"] if missing else []),
-        f"![Time per token](bandwidth-latency-{size}.svg)\n\n![Throughput](bandwidth-throughput-{size}.svg)\n",
+        f"### {TITLES[found.model]}\n",
+        markdown_table(table_header(found), rows),
+        *([f"Memory never suffices for {', '.join(missing)}.\n"] if missing else []),
     ]
+
+
+def table_header(found: Sweep) -> list[str]:
+    names = [name for name in found.names if _fits(found, name)]
+    return ["Mb/s", *(f"{name}, ms" for name in names), *(f"{name}, tokens/s" for name in names)]
 
 
 def table_rows(found: Sweep) -> list[list[str]]:

@@ -158,19 +158,16 @@ def _outcome(costs: Costs, case: Case, model: str, profile: str, cut: Cut) -> Pr
     )
 
 
+HEADER = ["model", "requests", "profile", "ms/token", "TTFT, s", "until the last token, s"]
+
+
 def section(premise: Sequence[Block], found: Sequence[Profiling]) -> list[str]:
     parts = [
         "## Which profile the plan is made from: figure 10\n",
         prose.PREMISE.format(factor=PREFILL_OVER_DECODE.value),
         markdown_table(["one block of 7B", *(case.title for case in (ONE, BATCH, LONG))], _premise(premise)),
-        "![Profiles](profiling.svg)\n",
-        markdown_table(
-            ["model", "requests", "profile", "ms/token", "TTFT, s", "until the last token, s"], table_rows(found)
-        ),
+        markdown_table(HEADER, [row for row in table_rows(found) if row[0] == TITLES[MODELS[0]]]),
         prose.PROFILING.format(**_words(found)),
-        "<details><summary>Placements, where they cost differently</summary>\n",
-        markdown_table(["model", "requests", "profile", "plan"], _placements(found)),
-        "</details>\n",
     ]
     return parts
 
@@ -193,7 +190,8 @@ def table_rows(found: Sequence[Profiling]) -> list[list[str]]:
     return [[model, case, ", ".join(names), *figures] for (model, case, *figures), names in merged.items()]
 
 
-def _placements(found: Sequence[Profiling]) -> list[list[str]]:
+def placements(found: Sequence[Profiling]) -> list[list[str]]:
+    """The plan of each profile, if those of a model and case cost differently."""
     differing = {(r.model, r.case) for r in found for o in found if _same_question(r, o) and r.seconds != o.seconds}
     rows = [row for row in found if (row.model, row.case) in differing]
     return [[TITLES[row.model], row.case.title, row.profile, row.placement] for row in rows]

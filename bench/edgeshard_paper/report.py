@@ -76,18 +76,13 @@ def performance_rows(model: str, found: Sequence[Row]) -> list[list[str]]:
 def _performance(results: Results) -> list[str]:
     tables = results.performance
     rows = [row for model, found in tables.items() for row in performance_rows(model, found)]
-    places = [[TITLES[model], row.strategy, *_placement(row)] for model, found in tables.items() for row in found]
     solo, ours = _row(results, "llama2-7b", "edge-solo"), _row(results, "llama2-7b", "edgeshard")
     share = (ours.ms_per_token or 0) / (solo.ms_per_token or 1)
     missing = {row.strategy: row.ms_per_token for row in results.free}
     return [
         "## Performance\n",
         markdown_table(["model", "strategy", "ms/token", "paper", "diff.", "tokens/s", "paper", "diff."], rows),
-        "![Time per token](latency.svg)\n\n![Throughput](throughput.svg)\n",
         prose.PERFORMANCE.format(share=share, even=missing["cloud-edge-even"], opt=missing["cloud-edge-opt"]),
-        "<details><summary>Placements</summary>\n",
-        markdown_table(["model", "strategy", "latency plan", "throughput plan", "b x m"], places),
-        "</details>\n",
     ]
 
 
@@ -193,13 +188,28 @@ def _modes(results: Results) -> list[str]:
         markdown_table(
             ["model", "b x m", *(f"{mode.value}, tokens/s" for mode in Mode), "gain", "gain, own plans", "paper"], rows
         ),
-        "![Modes](modes.svg)\n\n![Bubbles](timeline-bubbles.svg)\n\n![No bubbles](timeline-no-bubbles.svg)\n",
         prose.MODES.format(bound=100 * bound),
     ]
 
 
 def _bound(item: Modes) -> float:
     return item.rates[Mode.NO_BUBBLES] / item.rates[Mode.BUBBLES] / (2 - 1 / item.load.micro_batches)
+
+
+def tables(results: Results) -> dict[str, tuple[list[str], list[list[str]]]]:
+    """Rows that the page leaves out, by title: placements, and every bandwidth."""
+    places = [
+        [TITLES[model], row.strategy, *_placement(row)] for model, found in results.performance.items() for row in found
+    ]
+    return {
+        "placements": (["model", "strategy", "latency plan", "throughput plan", "b x m"], places),
+        **{
+            f"bandwidth, {TITLES[model]}": (bandwidth.table_header(found), bandwidth.table_rows(found))
+            for model, found in results.sweeps.items()
+        },
+        "profiles": (profiling.HEADER, profiling.table_rows(results.profiling)),
+        "placements by profile": (["model", "requests", "profile", "plan"], profiling.placements(results.profiling)),
+    }
 
 
 def pictures(results: Results) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""Write docs/paper/flexgen.md and its picture: FlexGen's published table by its cost model, with our linear program.
+"""Write docs/paper/flexgen.md: FlexGen's published table by its cost model, with our linear program.
 
-    python -m bench.flexgen_paper [--output docs/paper] [--check]
+    python -m bench.flexgen_paper [--output docs/paper] [--pictures DIR] [--check]
 
 It takes a few seconds and gives the same every time. With --check it writes nothing and exits 1 when a file would
 change.
@@ -22,6 +22,7 @@ from edgeshard.cli.render.svg import line_chart
 OUTPUT = Path(__file__).parents[2] / "docs" / "paper"
 ALGORITHM = "../papers" + ".md#tensors-over-three-tiers"
 """A link from the page, no citation of this code."""
+STREAMING = "../papers" + ".md#nodes-that-stream"
 WORK = TierWorkload(prompt=512, new=32)
 MODELS = (OPT_6_7B, OPT_30B, OPT_175B)
 NVME = replace(T4, disk_to_host=2e9)
@@ -52,39 +53,47 @@ BOUNDS_S = (600, 1200, 2500, 5000, 10000, 20000)
 
 
 def main() -> int:
-    return run_page_program("bench.flexgen_paper", OUTPUT, files)
+    return run_page_program("bench.flexgen_paper", OUTPUT, files, pictures)
 
 
 def files() -> dict[str, str]:
-    """The page and its picture, by name."""
-    found = {
-        (model.name, name): _searched(NVME, model, runtime)
-        for model in MODELS
-        for name, runtime in (("plain", FLEXGEN), ("compressed", COMPRESSED))
-    }
+    """The page, by name."""
     parts = [
         _INTRODUCTION.replace("{ALGORITHM}", ALGORITHM),
         main_table(),
-        _TABLE_SAYS,
+        _TABLE_SAYS.replace("{STREAMING}", STREAMING),
         "## Which policies\n",
+        _POLICIES,
         _policies_table(),
         "## Ablation\n",
         _ABLATION,
         _ablation_table(),
         "## Under a bound on latency\n",
         _FRONTIER,
-        _bounds_table(found),
-        "![Rate under a bound](flexgen-frontier.svg)\n",
+        _bounds_table(_by_kind()),
     ]
+    return {"flexgen.md": "\n".join(parts)}
+
+
+def _by_kind() -> dict[tuple[str, str], list[TierPolicy]]:
+    return {
+        (model.name, name): _searched(NVME, model, runtime)
+        for model in MODELS
+        for name, runtime in (("plain", FLEXGEN), ("compressed", COMPRESSED))
+    }
+
+
+def pictures() -> dict[str, str]:
+    """SVG by file name."""
     lines = {
         f"{model}, {kind}": [(policy.seconds, policy.tokens_per_s) for policy in frontier(those)]
-        for (model, kind), those in found.items()
+        for (model, kind), those in _by_kind().items()
         if model != OPT_6_7B.name
     }
     picture = line_chart(
         lines, "Most tokens a second within a time for the whole block", "seconds", "tokens/s", log_x=True, log_y=True
     )
-    return {"flexgen.md": "\n".join(parts), "flexgen-frontier.svg": picture}
+    return {"flexgen-frontier.svg": picture}
 
 
 _KNOWN: dict[str, list[TierPolicy]] = {}
@@ -201,46 +210,51 @@ def _split(parts: Sequence[float]) -> str:
 
 
 _INTRODUCTION = """\
-# FlexGen's table by its cost model
+# Compare three tiers of memory with FlexGen
 
-`python -m bench.flexgen_paper` writes this page. Sheng et al., *FlexGen: High-Throughput Generative Inference of
-Large Language Models with a Single GPU*, ICML 2023, generate with OPT models on one T4 (16 GB) with 208 GB of
-memory and 1.5 TB of SSD: 512 tokens in, 32 out, tokens a second of a whole block of sequences, its prompts
-included.
+Sheng et al. (*FlexGen*, ICML 2023) generate with OPT models on one T4 (16 GB) with 208 GB of memory and 1.5 TB of
+SSD. Prompts have 512 tokens and answers 32; rates are of a whole block of sequences with its prompts.
+`python -m bench.flexgen_paper` writes this page; `--check` reports changes, and `--pictures DIR` draws the last
+table.
 
-Nothing here ran on such a node. Times are those of the cost model that the authors released, with the constants that
-they fitted to their runs, and the fractions are chosen by our own linear program ([the
-algorithm]({ALGORITHM})). *Batches* are sequences in a batch x batches that share each
-read of a layer. *Its batches* is the best placement at the published ones; *best* has its batches chosen, too, with
-80 % of each memory, as the released search. The released disk reads 0.473 GiB/s; the last two columns are the same
-with 2 GB/s, which is about what we remember the paper to say of its SSD.
+Nothing here ran on such a node. Times come from the authors' released cost model with its fitted constants, and our
+own linear program chooses the fractions ([the
+algorithm]({ALGORITHM})). *Batches* are sequences in a batch x
+batches that share each read of a layer. *Its batches* uses the published ones; *best* chooses them with 80 % of
+each memory, as the released search. The released disk reads 0.473 GiB/s; the last two columns assume 2 GB/s.
 """
 _TABLE_SAYS = """
-Where the model is near what was measured, and where it is not:
+The model is near the measured rates in some rows only:
 
-- **FlexGen with OPT-30B** fits within 5 %: weights and cache are in host memory, and constants were fitted to such
-  runs.
-- **FlexGen with OPT-175B** depends on the disk. With the released rate it is a quarter of what was measured; with 2
-  GB/s 0.54 against 0.69. A cache of some 650 GB is read for every token, and nothing else counts.
-- **OPT-6.7B wholly on the accelerator** is 2.4 times too fast, for FlexGen and for Accelerate: the model has no
-  term for reading weights from the accelerator's own memory, which is what two sequences at a time wait for. The
-  search would not take that placement (it has no room in 80 %), and offloads; that gives 28 tokens/s, which a batch
-  of 560 earns.
-- **Compressed** rows are 1.4 to 2.1 times too fast, because packing and unpacking count as nothing, and the
-  released model leaves them out, too.
-- **Accelerate and DeepSpeed with OPT-30B** are 1.5 to 3 times too fast. What they spend beside moving bytes is not
-  in the model of another system. That FlexGen is many times faster on large models is: one read of a layer serves
-  all batches.
+- **FlexGen with OPT-30B** is within 5 %.
+- **FlexGen with OPT-175B** depends on the disk: a quarter of the measured rate with the released one, and 0.54 against
+  0.69 with 2 GB/s. A cache of about 650 GB is read for every token.
+- **OPT-6.7B on the accelerator** is 2.4 times too fast, because the model has no term for reading weights from the
+  accelerator's own memory.
+- **Compressed** rows are 1.4 to 2.1 times too fast, because packing and unpacking count as nothing.
+- **Accelerate and DeepSpeed with OPT-30B** are 1.5 to 3 times too fast, because the model is another system's.
+
+EdgeShard uses these parts of the paper:
+
+| of the paper | here |
+| --- | --- |
+| a layer's weights are read once for all batches | sweeps of micro-batches ([docs/memory.md](../memory.md#streaming)) |
+| weights by layer in memory or on disk | exact, with the cut ([nodes that stream]({STREAMING})) |
+| 4 bits by group | weights are symmetric int4; [KV](../kernels.md#keys-and-values-of-4-bits) has groups of 32 |
+| attention at the cache's place | always: a stage's KV is on its node |
+| cache on disk | no ([tried](../decisions/memory.md#choice-no-running-kv-on-the-disk)), except for preempted requests |
+| activations on the disk, attention over the highest scores | no: too small; it changes the tokens |
+"""
+_POLICIES = """\
+Per cent on accelerator / host / disk:
 """
 _ABLATION = """\
-Each row takes one thing away, at the published batches, with the disk at 2 GB/s. "No disk" has its batches chosen
-anew. The paper's figures of this table are recalled, and were not looked up again. All rows but one keep its order
-and roughly its size: attention on the host brings little here, because by the fitted constants it takes as long
-there as moving the cache over the bus does.
+Each row removes one part, at the published batches, with the disk at 2 GB/s. "No disk" chooses its batches anew.
+The paper's figures are recalled. Only attention on the host differs much: by the fitted constants it takes as long
+as moving the cache over the bus.
 """
 _FRONTIER = """\
-The most tokens a second where the whole block, with its prompts, takes no longer than the bound; the disk at 2
-GB/s.
+The highest rate if the whole block, with its prompts, must finish within the bound; the disk at 2 GB/s.
 """
 
 if __name__ == "__main__":

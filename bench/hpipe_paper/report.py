@@ -41,8 +41,11 @@ _COMPARED = (
     (RATE, f"the plan for {PROMPTS} prompts at once", _WHOLE),
 )
 GB = 1e9
-_SHOWN = (*range(1, 8), 12, 13, 18, 19, 24, 32, 64, 128, 256, 512, 1024)
-"""Of the measured slices, in the table; all are in the picture."""
+_SHOWN = (1, 2, 4, 6, 7, 12, 24, 64, 128, 256, 1024)
+"""Measured slices on the page; the file of tables has all."""
+_BUSY = 128
+"""Tokens from which every device is busy."""
+_SHOWN_MBPS = (100, 500, 1000, 10000)
 BED_MBPS = 1000
 """Of the link between the computers."""
 
@@ -63,22 +66,18 @@ def page(results: Results, kernels: Measured) -> str:
     for name, found in results.tables.items():
         parts += _figures(name, found)
     parts += [
-        "![Time to first token](hpipe-ttft.svg)\n\n![Rate](hpipe-throughput.svg)\n",
-        "![Energy](hpipe-energy.svg)\n\n![Memory](hpipe-memory.svg)\n",
         prose.FOUND.format(**_found(results)),
         *_halves(results),
         *_utilisation(results, kernels),
         *_sweep(results),
-        prose.TIMELINES,
     ]
     return "\n".join(parts)
 
 
 def _figures(name: str, found: Sequence[Outcome]) -> list[str]:
     ours = _named(found, HPIPE)
-    rows, places = [], []
+    rows = []
     for row in found:
-        places.append([row.name, row.placement, _slices(row.slices)])
         if not row.runs:
             rows.append([row.name, row.reason, *[NONE] * 7])
             continue
@@ -94,13 +93,7 @@ def _figures(name: str, found: Sequence[Outcome]) -> list[str]:
             ]
         )
     header = ["", "TTFT, ms", "tokens/s", "J a prompt", "memory, GB", "fullest", *(f"{HPIPE}: {w}" for w in _WORDS)]
-    return [
-        f"### {name}\n",
-        markdown_table(header, rows),
-        f"<details><summary>Layers and slices of {name}</summary>\n",
-        markdown_table(["", "layers", "slices"], places),
-        "</details>\n",
-    ]
+    return [f"### {name}\n", markdown_table(header, rows)]
 
 
 _WORDS = ("sooner", "more", "energy")
@@ -203,7 +196,11 @@ def _gained(pair: tuple[float, float] | None, gain: float | None, digits: int) -
 
 def _utilisation(results: Results, kernels: Measured) -> list[str]:
     lines = results.utilisations
-    rows = [[str(tokens), *(f"{100 * found[tokens]:.1f} %" for found in lines.values())] for tokens in LENGTHS]
+    rows = [
+        [str(tokens), *(f"{100 * found[tokens]:.1f} %" for found in lines.values())]
+        for tokens in LENGTHS
+        if tokens <= _BUSY
+    ]
     measured = [
         [str(length), f"{100 * part:.0f} %", f"{100 * kernels.read[length]:.0f} %"]
         for length, part in kernels.by_length.items()
@@ -226,7 +223,6 @@ def _utilisation(results: Results, kernels: Measured) -> list[str]:
         "## Utilisation by slice length: figure 2\n",
         prose.UTILISATION,
         markdown_table(["tokens", *lines], rows),
-        "![Utilisation](hpipe-utilisation.svg)\n",
         words,
         markdown_table(["tokens", "utilisation", "by the roofline"], measured),
         markdown_table([f"positions before {kernels.long_slice} tokens", "utilisation"], behind),
@@ -246,15 +242,33 @@ def _hidden_bytes(name: str) -> int:
 def _sweep(results: Results) -> list[str]:
     size = cluster().workload.prompt_tokens * _hidden_bytes(MODELS[0])
     parts = ["## The link between the computers\n", prose.SWEEP.format(size=size / 1e6, hop=8 * size / 1e9)]
-    for name, sweep in results.sweeps.items():
-        file = _file(name)
-        parts += [f"### {name}, by Mb/s\n", f"![TTFT](hpipe-link-ttft-{file}.svg)\n\n![Rate](hpipe-link-{file}.svg)\n"]
-        for drawn, words, value in _QUANTITIES[:2]:
-            rows = [
-                [str(mbps), *(number(value(_named(found, one)), 0) for one in drawn)] for mbps, found in sweep.items()
-            ]
-            parts.append(markdown_table([words, *drawn], rows))
+    parts.append(f"{MODELS[0]}, by Mb/s:\n")
+    for header, rows in _sweep_tables(results, MODELS[0]):
+        parts.append(markdown_table(header, [row for row in rows if int(row[0]) in _SHOWN_MBPS]))
     return parts
+
+
+def _sweep_tables(results: Results, name: str) -> list[tuple[list[str], list[list[str]]]]:
+    """A model's first tokens and rates, a row for each rate of the link."""
+    sweep = results.sweeps[name]
+    tables = []
+    for drawn, words, value in _QUANTITIES[:2]:
+        rows = [[str(mbps), *(number(value(_named(found, one)), 0) for one in drawn)] for mbps, found in sweep.items()]
+        tables.append(([words, *drawn], rows))
+    return tables
+
+
+def tables(results: Results, kernels: Measured) -> dict[str, tuple[list[str], list[list[str]]]]:
+    """Rows that the page leaves out, by title: layers and slices, every rate of the link, every measured slice."""
+    found: dict[str, tuple[list[str], list[list[str]]]] = {}
+    for name, outcomes in results.tables.items():
+        places = [[row.name, row.placement, _slices(row.slices)] for row in outcomes]
+        found[f"layers and slices, {name}"] = (["", "layers", "slices"], places)
+        for header, rows in _sweep_tables(results, name):
+            found[f"link, {name}, {header[0]}"] = (header, rows)
+    measured = [[str(length), f"{100 * part:.0f} %"] for length, part in kernels.by_length.items()]
+    found["measured utilisation"] = (["tokens", "utilisation"], measured)
+    return found
 
 
 _Value = Callable[[Outcome], float]

@@ -2,7 +2,7 @@
 
 The cost of an answer is known once it is there, and is charged then. A new identity begins level
 with the one that has used least. So an identity with few questions waits for one answer of
-another's, however many questions the other has. (docs/papers.md#fair-shares)
+another's, however many questions the other has. (docs/papers/agent.md#fair-shares)
 """
 
 from __future__ import annotations

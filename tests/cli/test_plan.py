@@ -96,8 +96,7 @@ def test_compare_says_whether_to_split_at_all(tmp_path: Path) -> None:
 
 
 def test_the_documented_answer_is_what_the_documented_command_says(tmp_path: Path) -> None:
-    text = (ROOT / "docs/planning-reference.md").read_text()
-    section = text.partition("## Should it be split at all?")[2].partition("\n## ")[0]
+    section = (ROOT / "docs/planning/split.md").read_text()
     path = tmp_path / "two.toml"
     path.write_text(section.partition("<<'END'\n")[2].partition("END\n")[0])
     command = section.partition("edgectl plan --cluster two.toml ")[2].partition("```")[0].replace("\\", "").split()

@@ -71,15 +71,18 @@ def test_a_document_without_the_marks_is_refused(draw: ModuleType) -> None:
 
 
 def test_every_section_that_code_cites_exists() -> None:
-    headings = documents.anchors(ROOT / "docs" / "papers.md")
+    pages = ("papers.md", "papers/agent.md")
+    headings = {page: documents.anchors(ROOT / "docs" / page) for page in pages}
     citations = 0
     for path in CITING:
         for number, line in enumerate(path.read_text().splitlines(), 1):
-            for match in re.finditer(r"(\S*)papers\.md(?:#([\w-]+))?", line):
+            for match in re.finditer(r"(\S*?)(papers(?:/\w+)?\.md)(?:#([\w-]+))?", line):
                 place = f"{path.relative_to(ROOT)}:{number}"
-                assert match[1].endswith("docs/"), f"{place} cites a papers.md that is not docs/papers.md"
-                assert match[2], f"{place} cites docs/papers.md without a section, as in docs/papers.md#subset-dp"
-                assert match[2] in headings, f"{place} cites #{match[2]}; the sections are {sorted(headings)}"
+                page = match[2]
+                assert match[1].endswith("docs/"), f"{place} cites a {page} that is not in docs/"
+                assert page in headings, f"{place} cites docs/{page}; the pages are {pages}"
+                assert match[3], f"{place} cites docs/{page} without a section, as in docs/papers.md#subset-dp"
+                assert match[3] in headings[page], f"{place} cites #{match[3]}; it has {sorted(headings[page])}"
                 citations += 1
     assert citations > 10, "the pattern finds no citations any more"
 

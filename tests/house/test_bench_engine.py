@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.engine_report import charts, document
+from bench.engine_report import document
 from bench.engine_streams import Arrival, Sample, Stream, median_sample, percentile, sample_of
 from bench.engine_theory import ideal_tokens_per_s, simulated_tokens_per_s
 from edgeshard.domain.deployments.mode import Mode
@@ -109,7 +109,8 @@ def test_the_page_has_ratios_and_leaves_out_what_was_not_measured() -> None:
         for m, t in (("sequential", 8), ("no-bubbles", 4))
     ]
     page = document(rows)
-    assert "--quick" in page and "medians of 3 rounds" in page and "was 2.5 in the median" in page
+    words = " ".join(page.split())
+    assert "--quick" in words and "medians of 3 rounds" in words and "was 2.5 in the median" in words
     assert "| whole | 20.0 (4.0x) | 160.0 (4.0x) |" in page
     assert "| whole | int4 | 70.0 | 3.50 |" in page
     assert "| 4,096 | 2 stages, sliced | 4.00 | 0.50 |" in page
@@ -117,9 +118,6 @@ def test_the_page_has_ratios_and_leaves_out_what_was_not_measured() -> None:
         "of whole at 8"
     )
     assert "A long prompt among streams" not in page
-    pictures = charts(rows)
-    assert sorted(pictures) == ["prompts.svg", "streams.svg", "weights.svg"]
-    assert all(f"benchmarks/{name}" in page for name in pictures)
 
 
 def test_the_page_tells_of_a_promised_latency() -> None:

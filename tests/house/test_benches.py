@@ -26,7 +26,7 @@ ENGINE_CASE = "no-bubbles-bf16-s1-m1-c512 x1"
 
 RUNS = [
     ["dashboard --rounds 1 --seconds 1 -o {tmp}/dashboard.json"],
-    ["edgeshard_paper --output {tmp}"],
+    ["edgeshard_paper --output {tmp} --pictures {tmp}"],
     [
         "engine --quick -o {tmp}/engine.json",
         "engine --limit -o {tmp}/engine.json",
@@ -34,13 +34,13 @@ RUNS = [
     ],
     [f"engine_trees {{root}} --rounds 1 --case '{ENGINE_CASE}'"],
     ["engine_worker stage 0:1 1 4 2"],
-    ["flexgen_paper --check"],
+    ["flexgen_paper --check --pictures {tmp}"],
     ["gateway --streams 2 --tokens 5 --slow 2"],
     ["gguf_mixtures --turns 1 -o {tmp}/gguf.json"],
     ["gguf_two_nodes -o {tmp}/two_nodes.json"],
     ["guides --schemas 1 --rounds 1"],
     ["hop --rounds 1 --tokens 4"],
-    ["hpipe_paper --check", "hpipe_paper --measure --output {tmp}"],
+    ["hpipe_paper --check --pictures {tmp}", "hpipe_paper --measure --output {tmp}"],
     ["hybrids --quick"],
     ["kernels --quick", "kernels --quick --linear --rows 3 --library {library} -o {tmp}/kernels.json"],
     ["lab --rounds 1 --new-tokens 2"],

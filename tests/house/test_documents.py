@@ -207,6 +207,14 @@ def test_each_decision_that_code_cites_exists() -> None:
     assert cited > 5 or not tracked.stdout, "the pattern finds no citations any more"
 
 
+def test_drawings_are_short_and_on_a_page() -> None:
+    """A drawing that a program can repeat is not stored; a table decides as well."""
+    drawings = sorted((ROOT / "docs").glob("**/*.svg"))
+    text = "".join((ROOT / name).read_text() for name in NAMES)
+    assert all(path.name in text for path in drawings)
+    assert sum(len(path.read_text().splitlines()) for path in drawings) <= 2000
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_lines_of_prose_are_short(name: str) -> None:
     found = documents.long_lines((ROOT / name).read_text())

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from bench.edgeshard_paper import bandwidth, by_lab, profiling, report
-from bench.edgeshard_paper.__main__ import MEASURED, OUTPUT
+from bench.edgeshard_paper.__main__ import MEASURED, OUTPUT, TABLES
 from bench.edgeshard_paper.experiments import Row, modes, paper_cluster, table
-from bench.edgeshard_paper.paper_numbers import MODELS, PERFORMANCE
+from bench.edgeshard_paper.paper_numbers import MODELS, PERFORMANCE, TITLES
 from bench.pages import markdown_table, write_or_check
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.local.lab_site import LabFigures
@@ -113,10 +114,14 @@ def test_the_page_has_what_is_computed_now(small: dict[str, Row]) -> None:
     page = (OUTPUT / "README.md").read_text(encoding="utf-8")
     rows = list(small.values())
     found = [row for case in profiling.CASES for row in profiling.profiling_of("llama2-7b", case)]
+    sweeps = {model: bandwidth.table_rows(bandwidth.sweep(model, (20,))) for model in MODELS}
+    tables = json.loads((OUTPUT / TABLES).read_text(encoding="utf-8"))
+    for model, swept in sweeps.items():
+        assert all(row in tables[f"bandwidth, {TITLES[model]}"] for row in swept)
     expected = [
         *report.performance_rows("llama2-7b", rows),
         *profiling.table_rows(found),
-        *(row for model in MODELS for row in bandwidth.table_rows(bandwidth.sweep(model, (20,)))),
+        *(row for model in MODELS[:-1] for row in sweeps[model]),
     ]
     for row in expected:
         assert markdown_table(row, []).splitlines()[0] in page

@@ -1,4 +1,4 @@
-"""The frequencies of rotary embeddings, for our own blocks: docs/papers.md#rotary-frequencies.
+"""The frequencies of rotary embeddings, for our own blocks: docs/papers/agent.md#rotary-frequencies.
 
 A pair of dimensions i of `dims` turns by theta^(-2i/dims) radians from one position to the next. What stretches the
 context beyond that of the first training makes the slow ones slower.

@@ -146,10 +146,10 @@ def gated_delta_rule(
     """[T, value heads, Dv] from query and key [T, key heads, Dk] and value [T, value heads, Dv].
 
     Each token multiplies its request's state S, [Dk, Dv] in each value head, by exp(log_decay), then adds
-    k (beta (v - k^T S))^T, and gives q^T S: docs/papers.md#gated-delta-rule. Queries and keys are first divided by
-    their lengths, queries by sqrt(Dk) too; value heads share key heads in groups. `log_decay` and `beta` [T, value
+    k (beta (v - k^T S))^T, and gives q^T S: docs/papers/agent.md#gated-delta-rule. Queries and keys are first divided
+    by their lengths, queries by sqrt(Dk) too; value heads share key heads in groups. `log_decay` and `beta` [T, value
     heads] are float32, as `states` [slots, value heads, Dk, Dv], which are brought up to date. Where log_decay is [T,
-    value heads, Dk], each row of S has a decay of its own: docs/papers.md#kimi-delta-attention.
+    value heads, Dk], each row of S has a decay of its own: docs/papers/agent.md#kimi-delta-attention.
     Raises InvalidArgumentError where shapes do not fit or there is no such slot.
     """
     _check_rule(query, key, value, log_decay, beta, states)
@@ -260,8 +260,8 @@ def selective_scan(
 
     Each token's step d is softplus(step + step_bias), kept within the limits. It multiplies its request's state S,
     [N, P] in each head, by exp(-d exp(log_rate)), adds b (d x)^T, and gives c^T S + skip x:
-    docs/papers.md#selective-scan. Heads share b and c in groups. `states` [slots, heads, N, P] are float32 and are
-    brought up to date. Raises InvalidArgumentError where shapes do not fit or there is no such slot.
+    docs/papers/agent.md#selective-scan. Heads share b and c in groups. `states` [slots, heads, N, P] are float32 and
+    are brought up to date. Raises InvalidArgumentError where shapes do not fit or there is no such slot.
     """
     rows, heads, head_dim = x.shape
     groups, state_dim = b.shape[1:]

@@ -1,7 +1,7 @@
 """The order of requests: by priority, then the client that was served least, then the request that came first. Pure.
 
 Clients of one priority get equal shares of the tokens run: each has a counter of tokens it was served, and the lowest
-goes first. (docs/papers.md#fair-shares)
+goes first. (docs/papers/agent.md#fair-shares)
 """
 
 from __future__ import annotations

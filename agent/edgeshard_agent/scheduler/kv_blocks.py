@@ -1,4 +1,4 @@
-"""The head's KV block allocator: the only one in a pipeline. (docs/papers.md#kv-memory-in-pages)"""
+"""The head's KV block allocator: the only one in a pipeline. (docs/papers/agent.md#kv-memory-in-pages)"""
 
 from __future__ import annotations
 

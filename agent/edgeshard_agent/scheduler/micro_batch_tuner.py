@@ -4,7 +4,7 @@ Two micro-batches keep two nodes at work, but each reads the weights; which numb
 there are and on what the nodes and links take. A profile says it beforehand, and is wrong where nodes disturb each
 other. So the choice begins with the profile (or with the steps that were seen), measures the time between two tokens
 under what it chose, and tries another number for a few rounds where that could be better.
-(docs/papers.md#batching-step-by-step)
+(docs/papers/agent.md#batching-step-by-step)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The KV memory that is reserved when a request is admitted: its text so far, and an answer of likely length. Pure.
 
 An answer may be as long as its context, and few are. A request whose answer is longer than its reservation grows by
-blocks, and takes them from the newest request if memory is short. (docs/papers.md#kv-memory-in-pages)
+blocks, and takes them from the newest request if memory is short. (docs/papers/agent.md#kv-memory-in-pages)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether a request's KV is kept aside when its memory is taken, or computed again. Pure.
 
 vLLM has both ways; which one is faster depends on the length and on what the stages cost.
-(docs/papers.md#kv-memory-in-pages)
+(docs/papers/agent.md#kv-memory-in-pages)
 """
 
 from __future__ import annotations

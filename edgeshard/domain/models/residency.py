@@ -1,7 +1,7 @@
 """The weights of a stage that stay in memory and those read from the disk in every step. Pure; sizes in bytes.
 
 If everything except a mixture's experts fits, with two experts, the remaining memory caches experts
-(docs/papers.md#experts-on-the-disk). Otherwise whole layers pass.
+(docs/papers/agent.md#experts-on-the-disk). Otherwise whole layers pass.
 
 Streamed layers pass through slots: while one computes, the next ones are read into the others (ZeRO-Inference). Layers
 that stay are spread evenly among those that do not, so that the disk reads on while they compute.

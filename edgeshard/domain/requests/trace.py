@@ -118,7 +118,7 @@ def aligned(traces: Sequence[StageTrace]) -> tuple[StageTrace, ...]:
     Between two stages the least time from `sent_s` to `arrived_s` is the clocks' difference plus
     the quickest transfer. Over the ring the differences sum to 0, so the sum is the transfers'.
     Each hop is assigned an even share of it. Stages that share no step keep their clocks.
-    (docs/papers.md#clocks-of-a-trace)
+    (docs/papers/agent.md#clocks-of-a-trace)
     """
     traces = sorted(traces, key=lambda trace: trace.stage)
     if not any(trace.records for trace in traces):

@@ -16,7 +16,7 @@ is the seconds of one step, and A the experts' part of it. A layer's b tokens ne
     seconds = sweep * ( C - A + max( A, q * bytes on the disk * L / (L - q) / disk rate ) )     L: mixtures of a stage
 
 Routing that prefers some experts needs fewer of them, and finds more of these in memory: it reads
-less. (docs/papers.md#experts-on-the-disk)
+less. (docs/papers/agent.md#experts-on-the-disk)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The best plan of a small site by counting out every cut, at every load: for every objective.
 
 It takes the model's sizes, the nodes' data sheets and the links, and computes everything else anew from what
-docs/planning-reference.md says, without the planner's costs, scores, bounds or solvers: only for up to 5 nodes x 10
+docs/planning/assumptions.md says, without the planner's costs, scores, bounds or solvers: only for up to 5 nodes x 10
 layers. The one thing taken from the planner are the slices in which a head would send a prompt over a cut, which are an
 agreement and not a result.
 """

@@ -1,6 +1,6 @@
 """Random sites with watts, and the fewest joules per token of each by counting out every cut at every load.
 
-Everything is computed anew from what docs/planning.md says, as in `brute_plans`.
+Everything is computed anew from what docs/planning-reference.md says, as in `brute_plans`.
 """
 
 from __future__ import annotations
