@@ -222,11 +222,11 @@ def test_blocks_for_further_tokens_and_weights_for_pictures_are_left_out(tmp_pat
     path = rewritten(plain, tmp_path / "model.gguf", metadata, further)
     (tmp_path / "mmproj-model.gguf").write_bytes(b"")
     found = open_gguf(path, tmp_path, Width.INT8, nothing)
-    assert found.notes[:3] == (
+    assert set(found.notes) >= {
         "its blocks for predicting further tokens (0.5 MiB) are left out",
         "only its text is run: its weights for pictures and sound (0.2 MiB) are left out",
         "only its text is run: mmproj-model.gguf, for pictures, is left out",
-    )
+    }
     scratch = tmp_path / "plain"
     scratch.mkdir()
     expected = open_gguf(plain, scratch, Width.INT8, nothing)
