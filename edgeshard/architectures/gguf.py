@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgeshard.architectures.limits import MAX_LAYERS
 from edgeshard.architectures.windows import FULL, SLIDING
 from edgeshard.domain.errors import InvalidArgumentError, UnsupportedModelError
 
@@ -42,6 +43,8 @@ class GgufFields:
         """The number of blocks that predict the next token; blocks for further tokens follow them."""
         further = self.get("nextn_predict_layers")
         count = self.size("block_count")
+        if count > MAX_LAYERS:
+            raise self._refuse("block_count", f"is {count}; EdgeShard runs at most {MAX_LAYERS}")
         return count - further if type(further) is int and 0 < further < count else count
 
     def has(self, stem: str) -> bool:

@@ -260,6 +260,13 @@ def test_a_tensor_too_many_is_refused_by_name(name: str, numbers: np.ndarray, me
     assert error.value.field == name
 
 
+def test_metadata_cannot_make_lists_that_the_file_does_not_justify(tmp_path: Path) -> None:
+    metadata = {"qwen35.block_count": 2**31}
+    path = rewritten(MODELS / "hybrid" / "model.gguf", tmp_path / "model.gguf", metadata, {})
+    with pytest.raises(InvalidArgumentError, match=r"block_count is 2147483648; EdgeShard runs at most"):
+        open_gguf(path, tmp_path, Width.INT8, nothing)
+
+
 def test_a_shape_that_contradicts_the_metadata_is_refused(tmp_path: Path) -> None:
     metadata = {"qwen3moe.expert_feed_forward_length": 64}
     path = rewritten(MODELS / "mixture" / "model.gguf", tmp_path / "model.gguf", metadata, {})
