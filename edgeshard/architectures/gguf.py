@@ -63,7 +63,7 @@ class GgufFields:
         if value is None and default is not None:
             return default
         if isinstance(value, list):  # by layer: 0 for those without
-            distinct = {item for item in value if item != 0}
+            distinct = {item for item in value if item != 0} if all(type(item) is int for item in value) else set()
             value = distinct.pop() if len(distinct) == 1 else None
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
             raise self._refuse(key, "is missing or not one positive integer for all layers")
