@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgeshard.architectures.limits import MAX_LAYERS
 from edgeshard.architectures.windows import FULL, SLIDING
 from edgeshard.domain.errors import InvalidArgumentError, UnsupportedModelError
 
@@ -42,6 +43,8 @@ class GgufFields:
         """The number of blocks that predict the next token; blocks for further tokens follow them."""
         further = self.get("nextn_predict_layers")
         count = self.size("block_count")
+        if count > MAX_LAYERS:
+            raise self._refuse("block_count", f"is {count}; EdgeShard runs at most {MAX_LAYERS}")
         return count - further if type(further) is int and 0 < further < count else count
 
     def has(self, stem: str) -> bool:
@@ -60,7 +63,7 @@ class GgufFields:
         if value is None and default is not None:
             return default
         if isinstance(value, list):  # by layer: 0 for those without
-            distinct = {item for item in value if item != 0}
+            distinct = {item for item in value if item != 0} if all(type(item) is int for item in value) else set()
             value = distinct.pop() if len(distinct) == 1 else None
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
             raise self._refuse(key, "is missing or not one positive integer for all layers")

@@ -19,6 +19,7 @@ from edgeshard.architectures.gguf import (
     rope_parameters,
 )
 from edgeshard.architectures.gguf_names import BLOCK, EXPERTS, GATES_AND_UPS, Half, known_keys
+from edgeshard.architectures.limits import MAX_EXPERTS
 from edgeshard.architectures.record import Architecture
 from edgeshard.architectures.registry import RECORDS
 from edgeshard.architectures.tensors import HEAD_WEIGHT, ExpectedTensor, expected_tensors
@@ -93,7 +94,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     if record.rope is not None and not record.rope.by_layer_type:
         config["rope_parameters"] = rope_parameters(fields)
         turned = fields.get("rope.dimension_count")
-        if record.rope.partial and turned is not None:
+        if record.rope.partial and turned is not None and keys.head_dim in config:
             share = fields.size("rope.dimension_count") / config[keys.head_dim]
             config["rope_parameters"]["partial_rotary_factor"] = share
     if type(eos := file.metadata.get("tokenizer.ggml.eos_token_id")) is int:
@@ -225,6 +226,8 @@ def _places(
         yield _outer_place(file, record, expected, tensor)
         return
     path, inner = f"{record.block_list}.{int(block[1])}.", block[2]
+    if inner in (GATES_AND_UPS, *EXPERTS) and tensor.shape[0] > MAX_EXPERTS:
+        raise _no_place(file, tensor)
     if inner == GATES_AND_UPS:
         for half, rows in zip(("ffn_gate_exps.weight", "ffn_up_exps.weight"), _halves(file, tensor), strict=True):
             yield from _expert_places(file, path, half, expected, rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import random
 import re
 import struct
 from pathlib import Path
@@ -16,6 +17,7 @@ from edgeshard.architectures import read_config
 from edgeshard.architectures.record import Fused
 from edgeshard.architectures.registry import RECORDS
 from edgeshard.architectures.tensors import canonical_name, expected_tensors
+from edgeshard.domain.errors import EdgeShardError
 from edgeshard.importing.gguf_config import config_of, targets_of
 from edgeshard.importing.gguf_file import GgufFile, GgufTensor
 from tests.agent.model.families import VARIANTS
@@ -114,6 +116,32 @@ def test_each_tensor_has_its_place_and_none_is_missing(name: str, tmp_path: Path
         assert {tensor for tensor in expected if "in_proj_qkvz" not in tensor} < found.keys()
     else:
         assert found == expected
+
+
+HOSTILE: list[Any] = [0, -1, 1, 3, 2**31, 2**63 - 1, True, "x", [], [0], [1, 2], ["a"], None, 1.5, math.nan, math.inf]
+SHAPES = [(1,), (2**30, 1), (2**30, 2, 2), (3, 3)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_hostile_metadata_and_shapes_are_refused_by_name(seed: int, tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    refused = 0
+    for _ in range(60):
+        row = HEADERS[chance.choice(list(HEADERS))]
+        file = file_of(row, tmp_path)
+        metadata, tensors = dict(file.metadata), dict(file.tensors)
+        key = chance.choice([key for key in metadata if not key.startswith("general.")])
+        metadata[key] = chance.choice(HOSTILE)
+        name = chance.choice(list(tensors))
+        if chance.random() < 0.5:
+            tensors[name] = dataclasses.replace(tensors[name], shape=chance.choice(SHAPES))
+        changed = GgufFile(file.path, metadata, tensors)
+        try:
+            targets_of(changed, config_of(changed))
+        except EdgeShardError as error:
+            assert error.field or error.reason
+            refused += 1
+    assert refused > 20
 
 
 def test_every_family_of_the_registry_that_is_read_has_a_row() -> None:

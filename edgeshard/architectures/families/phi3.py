@@ -52,7 +52,7 @@ def _gguf(fields: GgufFields) -> dict[str, Any]:
     found["sliding_window"] = fields.get("attention.sliding_window") or None
     if fields.long_factors:
         heads = fields.size("attention.head_count")
-        head_dim = fields.size("attention.key_length", fields.size("embedding_length") // heads)
+        head_dim = fields.size("attention.key_length", max(1, fields.size("embedding_length") // heads))
         share = fields.size("rope.dimension_count") / head_dim
         found["rope_parameters"] = {
             "rope_type": "longrope",
