@@ -64,7 +64,8 @@ HPipe also cuts between a block's attention and its MLP. Here the same searches 
 sends the hidden states once ({row:,} bytes a position with LLaMA-7B, {row_gpt:,} with GPT3-2B).
 
 The best gain is {best:.1f} %, and {most:.1f} % over any link (at {mbps:,} Mb/s). It is below 5 %, so agents hold
-[whole blocks](../decisions/planning.md#choice-agents-hold-whole-blocks). No cut by halves has a rate of whole prompts more than
+[whole blocks](../decisions/planning.md#choice-agents-hold-whole-blocks). No cut by halves has a rate of whole prompts
+more than
 {certified:.1f} % above the plan's.
 """
 
