@@ -47,17 +47,16 @@ _COLUMNS: list[Column[Share]] = [
 
 def replan(
     context: typer.Context,
-    name: Annotated[str, argument("NAME", "Name of the deployment.")],
-    dry_run: Annotated[bool, switch("--dry-run", "Only say what would change.")] = False,
-    force: Annotated[bool, switch("--force", "Move it for a small gain, too, or one that is not known.")] = False,
-    wait: Annotated[bool, switch("--wait/--no-wait", "Wait until it answers requests again.")] = True,
+    name: Annotated[str, argument("NAME", "Move the deployment of this name.")],
+    dry_run: Annotated[bool, switch("--dry-run", "Print what would change, and change nothing.")] = False,
+    force: Annotated[bool, switch("--force", "Move it even if the gain is small or unknown.")] = False,
+    wait: Annotated[bool, switch("--wait/--no-wait", "Wait until the deployment is ready again.")] = True,
     timeout: WaitTimeout = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Plan a running deployment for the nodes that the site has now, and move it there if that gains 5 % or more.
-
-    Requests that are running pause and go on with their next token. Only a deployment that was planned can move, none
-    that was placed by hand with --layers. Of a name that has replicas, one after the other is planned and moved.
+    """Plan a running deployment for the site's current nodes, and move it if it gains 5 % or more. Running requests
+    pause and continue with their next token. A deployment that was placed by hand with --layers cannot move. The
+    replicas of a name are planned and moved one after the other.
     """
     plans = ask(context, lambda client: _replanned(client, name, dry_run, force, wait, timeout))
     if output not in TABLES:

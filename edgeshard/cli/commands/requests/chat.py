@@ -34,16 +34,15 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 def chat(
     context: typer.Context,
     model: Annotated[
-        str | None, argument("[MODEL]", "A deployment, or its model; may be left out where it is one.")
+        str | None, argument("[MODEL]", "Chat with this deployment or model; optional if the site has one deployment.")
     ] = None,
     *,
     options: Annotated[dict[str, Any], GENERATION],
-    system: Annotated[str, option("TEXT", "How the model is to behave.")] = "",
-    timeout: Annotated[float | None, option("SECONDS", "Longest answer.", min=0)] = None,
+    system: Annotated[str, option("TEXT", "Set the system message.")] = "",
+    timeout: Annotated[float | None, option("SECONDS", "Wait at most SECONDS for an answer.", min=0)] = None,
 ) -> None:
-    """Talk with a model. What is piped in is one message.
-
-    An option that is not given is what the model recommends. The conversation is kept nowhere.
+    """Chat with a model. Piped input is one message. An option that you leave out takes the value that the model
+    recommends. The conversation is not stored.
     """
     wanted = cast("GenerateOptions", {**_given(context, options), "timeout_s": timeout})
     try:

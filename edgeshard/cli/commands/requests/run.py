@@ -28,21 +28,22 @@ def run(
         str,
         argument(
             "MODEL",
-            "A deployment, or a model of the store; ./DIR, FILE.gguf or OWNER/NAME is put there first.",
+            "Use this deployment or model of the store; ./DIR, FILE.gguf and OWNER/NAME are added to the store first.",
             autocompletion=completion.models,
         ),
     ],
     prompt: Annotated[
-        str | None, argument("[PROMPT]", "Answer this and end; - reads stdin. Without it, a chat.")
+        str | None, argument("[PROMPT]", "Answer this prompt and exit; - reads stdin. Without it, start a chat.")
     ] = None,
     max_new_tokens: Annotated[
-        int | None, option("N", "Most tokens of the answer.", "--max-new-tokens", "--max-tokens", min=1)
+        int | None, option("N", "Limit the answer to N tokens.", "--max-new-tokens", "--max-tokens", min=1)
     ] = None,
-    timeout: Annotated[float | None, option("SECONDS", "Longest wait until it answers.", min=0)] = None,
+    timeout: Annotated[
+        float | None, option("SECONDS", "Wait at most SECONDS until the deployment is ready.", min=0)
+    ] = None,
 ) -> None:
-    """Deploy a model unless it is deployed, and answer a prompt, or chat.
-
-    The deployment has the model's name and stays; `edgectl delete deployment NAME` frees its memory.
+    """Deploy a model if it is not deployed, then answer a prompt or start a chat. The deployment keeps running under
+    the model's name; `edgectl delete deployment NAME` frees its memory.
     """
     source = model_source(model)
     if prompt is None and not sys.stdin.isatty():

@@ -27,15 +27,17 @@ _FULL = (28, 122)
 
 
 def backup(
-    file: Annotated[Path, argument("FILE", "The backup to write, for its owner alone (mode 0600).")],
-    config: Annotated[Path | None, option("FILE", "The --config of the coordinator.")] = None,
-    state_dir: Annotated[Path | None, option("DIR", "The --state-dir of edgectl serve.")] = None,
+    file: Annotated[Path, argument("FILE", "Write the backup to this file, readable only by its owner (mode 0600).")],
+    config: Annotated[Path | None, option("FILE", "Back up the coordinator with this --config file.")] = None,
+    state_dir: Annotated[
+        Path | None, option("DIR", "Back up the site of `edgectl serve` with this --state-dir.")
+    ] = None,
     force: Annotated[bool, switch("--force", "Replace FILE if it exists.")] = False,
 ) -> None:
-    """Copy a site's authority, certificates, state, keys, quotas and audit log into FILE, on the coordinator's machine.
-
-    The coordinator may run meanwhile. The site is that of pki/coordinator.toml, else of the installed coordinator, else
-    of edgectl serve. Models' weights are not copied: keep their sources. Whoever has FILE can be anybody at the site.
+    """Back up a site to FILE, on the coordinator's machine: authority, certificates, state, keys, quotas and audit
+    log. The coordinator may keep running. The site is that of pki/coordinator.toml, else of the installed
+    coordinator, else of `edgectl serve`. Model weights are not copied: keep their sources. Keep FILE secret: it
+    holds the authority's key.
     """
     from edgeshard.local import site_backup
 
@@ -62,17 +64,19 @@ def backup(
 
 
 def restore(
-    file: Annotated[Path, argument("FILE", "What edgectl backup wrote.")],
+    file: Annotated[Path, argument("FILE", "Read this file of `edgectl backup`.")],
     directory: Annotated[
-        Path, option("DIR", "For the authority, the certificates and coordinator.toml.", "--directory", "-d")
+        Path,
+        option(
+            "DIR", "Write the authority, the certificates and coordinator.toml to this directory.", "--directory", "-d"
+        ),
     ] = _PKI,
     state_dir: Annotated[
-        Path | None, option("DIR", "For the coordinator's state; for all files of a site of edgectl serve.")
+        Path | None, option("DIR", "Write the coordinator's state here; for a site of `edgectl serve`, all files.")
     ] = None,
 ) -> None:
-    """Restore a site from a backup into new directories, and print what is left to do.
-
-    Every hash is checked before anything is written. The coordinator that was backed up must not run any more.
+    """Restore a site from a backup into new directories, and print the remaining steps. Every hash is checked before
+    anything is written. Stop the original coordinator first, and do not start it again.
     """
     check_extras("edgectl restore", "coordinator")
     from edgeshard.local.site_backup import read_backup, restore_site
