@@ -188,7 +188,9 @@ class _Site:
 def _site(settings: CoordinatorSettings) -> _Site:
     if settings.announce:
         if settings.enrol_listen is None:
-            raise InvalidArgumentError("--announce needs --enrol-listen, where others join", field="announce")
+            raise InvalidArgumentError(
+                "--announce needs --enrol-listen, the address where processes join", field="announce"
+            )
         check_extras("--announce", "discovery")
     given, denials = settings.tls(), Denials()
     keys = KeyBook(ApiKeyStore(settings.state_dir / "keys.sqlite"), lambda: now().timestamp())
@@ -248,7 +250,7 @@ async def _open_packages(
     addresses = coordinator.identities.addresses
     if site.tls is None or site.membership is None or settings.enrol_listen is None or addresses is None:
         raise InvalidArgumentError(
-            "--wheels is for machines that join: it needs --enrol-listen and --ca-key",
+            "--wheels serves machines that join: it needs --enrol-listen and --ca-key",
             field="wheels",
             reason="NO_ENROLMENT",
         )
@@ -279,13 +281,15 @@ def _http_listen(settings: CoordinatorSettings, site: _Site) -> tuple[HttpListen
         listen = _certified(listen, certificate)
     elif settings.http_name:
         raise InvalidArgumentError(
-            "--http-name is for a certificate that the site makes: it needs --ca-key and an --http-listen beyond "
-            "loopback, and goes without --http-tls-cert",
+            "--http-name is for a certificate that the site issues: it needs --ca-key and an "
+            "--http-listen beyond loopback, and cannot be combined with --http-tls-cert",
             field="http-name",
         )
     listen.check()
     if settings.http_no_key and not listen.is_local:
-        raise DeniedError("--http-no-key is for loopback alone: make keys with edgectl key create", field="http-no-key")
+        raise DeniedError(
+            "--http-no-key works on loopback only: create keys with edgectl key create", field="http-no-key"
+        )
     return listen, certificate
 
 
@@ -331,7 +335,7 @@ def _places(settings: CoordinatorSettings, listen: HttpListen | None) -> Places 
         return Places(listen.cert is not None, listen.names, front)
     if settings.dashboard_url is not None:
         raise InvalidArgumentError(
-            "--dashboard-url needs --http-listen, and goes without --no-dashboard", field="dashboard-url"
+            "--dashboard-url needs --http-listen, and cannot be combined with --no-dashboard", field="dashboard-url"
         )
     return None
 
@@ -404,8 +408,8 @@ async def _open_adder(settings: CoordinatorSettings, places: Places | None, mode
     FailedPreconditionError without the extra that reads the Hub."""
     if places is None and (settings.model_folder or settings.allow_hub):
         raise InvalidArgumentError(
-            "--model-folder and --allow-hub are for the dashboard: they need --http-listen, and go without "
-            "--no-dashboard",
+            "--model-folder and --allow-hub are for the dashboard: they need --http-listen, and cannot "
+            "be combined with --no-dashboard",
             field="model-folder",
         )
     if settings.allow_hub:

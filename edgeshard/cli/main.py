@@ -164,7 +164,7 @@ app = typer.Typer(
     name="edgectl",
     cls=RootGroup,
     help="Run a large language model across the machines you already own.",
-    epilog=usage.exit_codes_text(),
+    epilog=usage.epilog(usage.FIRST),
     no_args_is_help=True,
     **(_STYLE | {"add_completion": True}),
     context_settings={"help_option_names": ["-h", "--help"]},

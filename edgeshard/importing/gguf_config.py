@@ -50,7 +50,9 @@ def check_whole(file: GgufFile) -> None:
     """Raise UnsupportedModelError for an adapter or a mixture of experts."""
     metadata, name = file.metadata, file.path.name
     if metadata.get("general.type", "model") != "model":
-        raise UnsupportedModelError(f"{name} is no model, but of type {metadata['general.type']}", field="general.type")
+        raise UnsupportedModelError(
+            f"{name} is not a model, but a file of type {metadata['general.type']}", field="general.type"
+        )
     if any("_exps." in tensor or ".ffn_gate_inp" in tensor for tensor in file.tensors):
         raise UnsupportedModelError(
             f"{name} has experts, which EdgeShard does not read from a GGUF file; add the checkpoint as safetensors",
@@ -121,7 +123,9 @@ def _rope_factors(file: GgufFile) -> tuple[float, ...]:
     if tensor is None:
         return ()
     if tensor.type != "F32" or tensor.size > 4096:
-        raise InvalidArgumentError(f"{file.path.name}: {ROPE_FACTORS} is no small list of float32", field=ROPE_FACTORS)
+        raise InvalidArgumentError(
+            f"{file.path.name}: {ROPE_FACTORS} must be a small list of float32", field=ROPE_FACTORS
+        )
     with tensor.path.open("rb") as stream:
         stream.seek(tensor.offset)
         return struct.unpack(f"<{tensor.size // 4}f", stream.read(tensor.size))

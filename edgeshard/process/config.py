@@ -190,7 +190,7 @@ def load_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] 
 def _usage(kind: type[DaemonSettings]) -> str:
     """The end of a daemon's help: its examples, the exit codes and the other places of its settings."""
     examples = "".join(f"\n  {line}" for line in kind.examples)
-    codes = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items() if code < INTERRUPTED)
+    codes = "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items() if code < INTERRUPTED)
     return (
         f"examples:{examples}\n\nexit codes: {codes}\n\n"
         f"An option overrides its environment variable (such as {variable(kind.section, 'log_level')}),\n"

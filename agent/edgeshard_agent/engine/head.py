@@ -361,8 +361,8 @@ class Head:
         figures = len(prompt) * (1 + generation.sampling.top_logprobs)
         if generation.prompt_logprobs and figures > PROMPT_LOGPROBS_LIMIT:
             raise errors.InvalidArgumentError(
-                f"prompt_logprobs: {len(prompt)} tokens with {generation.sampling.top_logprobs} top_logprobs each are "
-                f"{figures} figures; at most {PROMPT_LOGPROBS_LIMIT} are given: ask for fewer top_logprobs",
+                f"prompt_logprobs: {len(prompt)} tokens with {generation.sampling.top_logprobs} top_logprobs "
+                f"each are {figures} values; the limit is {PROMPT_LOGPROBS_LIMIT}: request fewer top_logprobs",
                 field="prompt_logprobs",
                 reason="TOO_MANY_LOGPROBS",
             )

@@ -34,7 +34,7 @@ def main() -> None:
         sys.stderr.write(f"error: {error.message}\n")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        sys.stderr.write("error: interrupted; nothing was kept\n")
+        sys.stderr.write("error: interrupted; no result was saved\n")
         sys.exit(130)
 
 

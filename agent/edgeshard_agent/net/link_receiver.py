@@ -179,7 +179,7 @@ class _Stream:
             self._received_bytes += message.size_bytes
             return
         if not isinstance(message, Frame):
-            raise errors.InvalidArgumentError("a link carries frames behind its hello", field="message")
+            raise errors.InvalidArgumentError("a link carries frames after its hello", field="message")
         accepted = self._take(message)
         self._kept = (message, accepted)
         self._received_bytes += accepted.payload_bytes

@@ -211,8 +211,9 @@ class Membership:
     def _check_issues(self) -> Issuing:
         if self._issuing is None:
             raise FailedPreconditionError(
-                "this coordinator makes no certificates: start it with --ca-key, the authority's key, and "
-                "--enrol-listen, where processes join; or make certificates with edgectl certificate",
+                "this coordinator issues no certificates: start it with --ca-key, the authority's key, and "
+                "--enrol-listen, the address where processes join; or make certificates with edgectl "
+                "certificate",
                 field="ca-key",
                 reason="NO_AUTHORITY",
             )

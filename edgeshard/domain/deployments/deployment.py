@@ -63,7 +63,7 @@ class DeploymentSpec:
         "open", "Set who may see data; open is the only value so far.", flag=None
     )
     objective: Literal["request", "ttft", "latency", "throughput", "energy", "auto"] = option(
-        "auto", "Plan for request, ttft, latency, throughput, energy or auto (default).", metavar="WHAT"
+        "auto", "Optimise the plan for request, ttft, latency, throughput, energy or auto (default).", metavar="WHAT"
     )
     dtype: DType = option(DType.BFLOAT16, "Compute in float32, float16 or bfloat16 (default).", metavar="DTYPE")
     kv_dtype: KvFormat | None = option(
@@ -127,7 +127,7 @@ class DeploymentSpec:
         alias="head_quantization",
     )
     rule: tuple[Rule, ...] = option(
-        (), "Restrict which nodes may, must or must not hold layers together; repeatable.", metavar="RULE"
+        (), "Add a placement rule, such as 'apart a,b' or 'at-most 2 of zone=hall1'; repeatable.", metavar="RULE"
     )
     layers: tuple[ExplicitStage, ...] = option((), "Place the layers by hand.", metavar="a=0:4,b=4:9")
     replicas: int = option(
@@ -298,10 +298,10 @@ def _check_together(spec: DeploymentSpec) -> None:
         why = "with quantisation stored the head keeps the format that it is stored in; leave it out"
         raise about("head_quantisation", why, "INVALID_SPEC")
     if spec.allow_streaming and spec.objective == "energy":
-        why = "it is not for the objective energy; what a disk takes is not known"
+        why = "it does not work with the objective energy; the power of disks is unknown"
         raise about("allow_streaming", why, "INVALID_SPEC")
     if spec.draft not in (NO_DRAFT, AUTO_DRAFT) and spec.speculation == "off":
-        raise about("draft", "nothing is guessed with speculation off; leave one of them out", "INVALID_SPEC")
+        raise about("draft", "a draft model has no use with speculation off; leave out one of the two", "INVALID_SPEC")
     _check_rules(spec)
     _check_replicas(spec)
     # A typical request must be one that the deployment takes.
@@ -315,7 +315,7 @@ def _check_together(spec: DeploymentSpec) -> None:
         why = f"{spec.micro_batches} cannot be in flight in mode {spec.mode} with concurrency {spec.concurrency}"
         raise about("micro_batches", f"{why}; at most {most} can", "TOO_MANY_MICRO_BATCHES")
     if AUTO_STANDBY in spec.standby and len(spec.standby) > 1:
-        why = '"auto" has the coordinator choose; name nodes, or give it alone'
+        why = '"auto" lets the coordinator choose; give either node names or "auto"'
         raise about("standby", why, "INVALID_SPEC")
 
 
@@ -334,12 +334,10 @@ def _check_replicas(spec: DeploymentSpec) -> None:
     if spec.replicas == 1 or spec.replica:
         return
     if spec.layers:
-        why = (
-            "layers given by hand are those of one pipeline; leave replicas out, or deploy each under a name of its own"
-        )
+        why = "layers place one pipeline; leave replicas out, or deploy each under its own name"
         raise about("layers", why, "INVALID_SPEC")
     if spec.source:
-        raise about("source", "each replica has a source of its own; leave it out", "INVALID_SPEC")
+        raise about("source", "each replica has its own source; leave it out", "INVALID_SPEC")
     check_name(f"{spec.name}.{spec.replicas}", "name")
     if spec.replicas == AUTO_REPLICAS and spec.objective not in ("throughput", "auto"):
         why = f"auto is chosen for a rate, not for the objective {spec.objective}; give a number"

@@ -170,7 +170,7 @@ class Generation:
         _require(some, "max_new_tokens", "must be 1 or more without prompt_logprobs")
         if self.guide is not None:
             self.guide.validate()
-            _require(not self.ignore_eos, "ignore_eos", "contradicts a guide, which says where the answer ends")
+            _require(not self.ignore_eos, "ignore_eos", "contradicts a guide, which determines the end of the answer")
         self.sampling.validate()
 
 

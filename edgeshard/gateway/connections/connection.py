@@ -90,7 +90,8 @@ class Connection(H11Protocol):
         """Raises ResourceExhaustedError where the identity has too many connections."""
         if self._guest is not None and not self._door.showed_key(self._guest, identity):
             raise ResourceExhaustedError(
-                "connections: this API key has as many open as it may, all with a request: wait until one ends",
+                "connections: this API key has its maximum of connections open, all with a request: wait "
+                "until one ends",
                 field="connections",
                 reason="TOO_MANY_CONNECTIONS",
                 retry_after_s=1.0,

@@ -291,7 +291,7 @@ def prepare_restored(path: Path, least_term: int) -> None:
         if version > _MIGRATIONS.index(_TERM):
             database.execute("UPDATE term SET number = MAX(number + 1, ?)", (least_term,))
     except sqlite3.Error as error:
-        raise DataLossError(f"{path.name} of the backup is no coordinator's state: {error}", field="file") from None
+        raise DataLossError(f"{path.name} of the backup is not a coordinator's state: {error}", field="file") from None
     finally:
         database.close()
 

@@ -107,7 +107,9 @@ def specs_of(files: list[Path]) -> list[DeploymentSpec]:
             tables = [values]
         elif values or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             raise InvalidArgumentError(
-                f"{file}: beside [[deployment]] tables there may be nothing else", field="file", reason="INVALID_SPEC"
+                f"{file}: a file with [[deployment]] tables may contain nothing else",
+                field="file",
+                reason="INVALID_SPEC",
             )
         for table in tables:
             try:
@@ -161,7 +163,7 @@ def _check(spec: DeploymentSpec, current: Sequence[Deployment]) -> None:
     if found:
         texts = "; ".join(map(_difference_text, found))
         raise FailedPreconditionError(
-            f"deployment {spec.name} is there and cannot be changed: {texts}. {again}",
+            f"deployment {spec.name} exists and cannot be changed: {texts}. {again}",
             field=found[0].field,
             reason="SPEC_DIFFERS",
         )

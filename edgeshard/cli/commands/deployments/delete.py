@@ -27,7 +27,9 @@ def deployment(
     try:
         ask(context, lambda client: client.delete_deployment(name, wait, timeout, force=force))
     except typer.Exit:
-        show_text(f"deployment {name} goes on being deleted: `edgectl get deployments` shows when it is gone", err=True)
+        show_text(
+            f"deployment {name} is still being deleted: `edgectl get deployments` shows when it is gone", err=True
+        )
         raise
     show_text(f"deployment {name} {'deleted' if wait else 'is being deleted'}")
 

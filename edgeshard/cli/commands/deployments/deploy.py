@@ -190,7 +190,7 @@ def _show_prediction(placement: Placement, output: Output) -> None:
 
 def interrupted(name: str, begun: bool) -> str:
     """The words for a user who ended the waiting."""
-    goes_on = "goes on loading" if begun else "may go on loading"
+    goes_on = "continues to load" if begun else "may continue to load"
     return (
         f"deployment {name} {goes_on}: `edgectl describe deployment {name}` shows how far it is, "
         f"`edgectl delete deployment {name}` ends it"

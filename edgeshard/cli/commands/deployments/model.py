@@ -39,7 +39,7 @@ def add(
         str,
         option(
             "WIDTH",
-            "Store weights whose format EdgeShard cannot keep as int8 (default), int4, bfloat16, float16 or float32.",
+            "Convert weights that cannot be stored exactly to int8 (default), int4, bfloat16, float16 or float32.",
         ),
     ] = "int8",
     dry_run: Annotated[

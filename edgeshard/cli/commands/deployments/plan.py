@@ -183,7 +183,7 @@ def plan(
 
     question.check(options.get("allow_streaming", False))
     if not model:
-        raise InvalidArgumentError("--model is missing: name what is to be planned", field="model")
+        raise InvalidArgumentError("--model is missing: name the model to plan", field="model")
     spec, mistakes = read_texts(options)
     if mistakes:
         raise mistakes[0]

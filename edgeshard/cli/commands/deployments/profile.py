@@ -101,8 +101,8 @@ async def _outcomes(told: AsyncGenerator[NodeProgress, None]) -> dict[str, NodeP
                     reporter.show(event)
         except asyncio.CancelledError:
             reporter.console.print(
-                "the nodes go on measuring and end by themselves: `edgectl describe node NODE` shows what they "
-                "found; restarting a node's agent ends its part at once",
+                "the nodes continue to measure and end by themselves: `edgectl describe node NODE` shows the "
+                "results; to stop a node, restart its agent",
                 markup=False,
             )
             raise
@@ -133,7 +133,7 @@ class ProfileReporter:
             self._print(f"{event.node}: {done}{event.what}")
         if event.missed:
             links = ", ".join(f"{event.node} -> {name}" for name in event.missed)
-            self._print(f"not measured: {links}; the log of {event.node} says why")
+            self._print(f"not measured: {links}; see the log of {event.node}")
 
     def _is_news(self, event: NodeProgress) -> bool:
         """Whether another tenth is done: a log wants no line for every figure."""

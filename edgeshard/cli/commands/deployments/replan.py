@@ -124,7 +124,7 @@ def sentence_of_gain(found: Replan) -> str:
     """Such as `41 % more tokens/s (62.1 instead of 44.0)`."""
     now, then = found.expected, found.found.predicted
     if now is None or then is None or found.gain is None:
-        return "a gain that is not known"
+        return "an unknown gain"
     if now.objective == "throughput":
         return f"{100 * found.gain:.0f} % more tokens/s ({then.throughput_tps:.1f} instead of {now.throughput_tps:.1f})"
     times = f"{human_seconds(then.time_per_token_s)} per token instead of {human_seconds(now.time_per_token_s)}"
@@ -141,12 +141,12 @@ def sentence(name: str, found: Replan, *, wait: bool) -> str:
         case ReplanReason.MOVED:
             return f"{name} {'moved' if wait else 'moves'} to {then}."
         case ReplanReason.WOULD_MOVE:
-            return f"{name} would move to {then}; nothing has changed."
+            return f"{name} would move to {then}; nothing was changed."
         case ReplanReason.SAME_LAYERS:
-            return f"{name} stays: its placement is the best one for the nodes that are there."
+            return f"{name} stays: its placement is the best one for the current nodes."
         case ReplanReason.SMALL_GAIN:
             return f"{name} stays: a move would gain less than 5 %. --force moves it all the same."
         case ReplanReason.NOT_WEIGHED:
-            return f"{name} stays: what a move would gain is not known. --force moves it all the same."
+            return f"{name} stays: the gain of a move is unknown. --force moves it anyway."
         case ReplanReason.NOTHING_NEW:
             return f"{name} stays: nodes, links and profiles are those that it was planned for."

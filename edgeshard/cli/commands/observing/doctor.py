@@ -64,7 +64,7 @@ def doctor(
     if findings:
         raise typer.Exit(1)
     nodes = f"{len(facts.site.nodes)} nodes, " if facts.site is not None else ""
-    show_text(f"nothing is wrong that can be seen from here: {nodes}the coordinator and this machine", err=True)
+    show_text(f"no fault found: {nodes}the coordinator and this machine", err=True)
 
 
 def show_findings(findings: list[Finding], output: Output) -> None:

@@ -141,8 +141,8 @@ async def _measured(
     first = await served(client, chosen.deployment, next(requests), 0.0, timeout_s, clock)
     if first.error:
         raise FailedPreconditionError(
-            f"deployment {chosen.deployment} did not answer a first request ({first.error}): "
-            f"edgectl generate {chosen.deployment} says why",
+            f"deployment {chosen.deployment} did not answer the warm-up request ({first.error}): run "
+            f"edgectl generate {chosen.deployment} to see why",
             reason=first.error,
         )
     with stderr_console().status("") as line:
@@ -217,7 +217,7 @@ def _show(found: Any, output: Output) -> None:
 
 def _write(path: Path, text: str) -> None:
     if not text:
-        show_text(f"--picture {path}: no token came, so nothing is drawn", err=True)
+        show_text(f"--picture {path}: no token arrived, so nothing is drawn", err=True)
         return
     with writing("--picture", path):
         path.write_text(text, encoding="utf-8")

@@ -69,7 +69,7 @@ def _only_model(client: SyncClient) -> str:
         return served[0]
     if not served:
         raise FailedPreconditionError(
-            "model: nothing is served; deploy a model first, as with `edgectl deploy`", field="model"
+            "model: the site serves no model; deploy one first, as with `edgectl deploy`", field="model"
         )
     raise InvalidArgumentError(f"model: name one of {', '.join(sorted(served))}", field="model")
 
@@ -139,7 +139,7 @@ def converse(talk: Talk) -> None:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives `input` its editing and the lines said before
 
-    show_text(f"{talk.model}: /help says what there is besides talking", err=True)
+    show_text(f"{talk.model}: /help lists the commands", err=True)
     interrupted = False
     while True:
         try:
@@ -171,7 +171,7 @@ def _answer(talk: Talk, text: str) -> bool:
     except EdgeShardError as error:
         show_text(f"error: {error.message}", err=True)
         if talk.said:
-            show_text("       (/clear forgets what was said before)", err=True)
+            show_text("       (/clear starts a new conversation)", err=True)
     return False
 
 
@@ -204,5 +204,5 @@ def _command(talk: Talk, text: str) -> bool:
         case "/help":
             show_text(_HELP, err=True)
         case _:
-            show_text(f"{word} is no command; /help says which there are", err=True)
+            show_text(f"{word} is not a command; /help lists them", err=True)
     return False

@@ -81,11 +81,11 @@ def generate(  # noqa: PLR0913 - one parameter for each option
 def prompt_of(argument: str | None, option: str | None) -> str:
     """The prompt, however it was given. Raises InvalidArgumentError where it was not, or twice."""
     if argument is not None and option is not None:
-        raise InvalidArgumentError("prompt: give it behind the model or with --prompt, not both", field="prompt")
+        raise InvalidArgumentError("prompt: give it after the model or with --prompt, not both", field="prompt")
     text = argument if option is None else option
     if text is None:
         raise InvalidArgumentError(
-            "prompt is missing: give it behind the model or with --prompt; - reads it from stdin", field="prompt"
+            "prompt is missing: give it after the model or with --prompt; - reads it from stdin", field="prompt"
         )
     return read_stdin() if text == "-" else text
 

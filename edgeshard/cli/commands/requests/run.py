@@ -89,6 +89,6 @@ def _chat(context: typer.Context, name: str) -> None:
     root = context.find_root()
     command = getattr(root.command, "get_command", lambda *_: None)(root, "chat")
     if command is None:
-        raise InvalidArgumentError("prompt is missing: give it behind the model; - reads it from stdin", field="prompt")
+        raise InvalidArgumentError("prompt is missing: give it after the model; - reads it from stdin", field="prompt")
     with command.make_context("chat", [name], parent=root) as chat:
         command.invoke(chat)

@@ -57,10 +57,10 @@ def backup(
     name = site_backup.site_name(site) or "(plaintext)"
     show_text(f"{file}: site {name} of {site.where}, {len(files)} files, {human_bytes(total_bytes)}")
     if "site/ca.key" not in files:
-        show_text(f"not in it: the key of an authority; {site.where} names none (ca_key)")
+        show_text(f"not in the backup: the authority's key; {site.where} names none (ca_key)")
     if site.models:
         names = ", ".join(sorted(site.models))
-        show_text(f"not in it: the weights of {names}; keep the files that they were added from")
+        show_text(f"not in the backup: the weights of {names}; keep the files that they were added from")
 
 
 def restore(
@@ -98,13 +98,16 @@ def _show_restored(backup: Backup, file: Path) -> None:
     show_text(f"site {backup.site or '(plaintext)'} is restored from {file}, as of {made}")
     if (backup.version, backup.wire_version) != (__version__, WIRE_VERSION):
         show_text(
-            f"the backup is of EdgeShard {backup.version} (wire version {backup.wire_version}), this is {__version__} "
-            f"({WIRE_VERSION}): nodes of another wire version are refused until they are upgraded"
+            f"the backup was made by EdgeShard {backup.version} (wire version {backup.wire_version}), "
+            f"this is {__version__} ({WIRE_VERSION}): nodes of another wire version are refused until "
+            "they are upgraded"
         )
-    show_text("To do by hand:")
-    show_text(f"- Valid again are nodes, clients, operators and API keys that were revoked after {made}:")
-    show_text("  revoke them again by edgectl node revoke NAME and edgectl key revoke NAME.")
-    show_text(f"- Keys and deployments that were made after {made} are unknown, and deleted ones are there again.")
+    show_text("Remaining steps:")
+    show_text(f"- Nodes, clients, operators and API keys that were revoked after {made} are valid again:")
+    show_text("  revoke them again with edgectl node revoke NAME and edgectl key revoke NAME.")
+    show_text(
+        f"- Keys and deployments that were created after {made} are unknown, and those deleted since exist again."
+    )
     for name, digest in sorted(backup.models.items()):
         show_text(f"- Add model {name} again: edgectl model add SOURCE --name {name} (manifest sha256 {digest})")
     show_text("- If the coordinator's address changes, on each node: edgectl set-coordinator HOST:PORT")
@@ -131,5 +134,5 @@ def _translated(error: OSError, path: Path, field: str) -> EdgeShardError:
     """The typed error of a file that cannot be written."""
     where = f"{error.filename or path}: {error.strerror or error}"
     if error.errno in _FULL:
-        return ResourceExhaustedError(f"{where}; free space, or give another place", field=field, reason="DISK_FULL")
-    return DeniedError(f"{where}; give another place, or run the command as a user who may write there", field=field)
+        return ResourceExhaustedError(f"{where}; free space, or choose another path", field=field, reason="DISK_FULL")
+    return DeniedError(f"{where}; choose another path, or run the command as a user who may write there", field=field)

@@ -78,7 +78,7 @@ def certificate(
         raise InvalidArgumentError("ROLE: edgectl init made the coordinator's files", field="role")
     check_name(name, "name")
     if (directory / name).exists():
-        raise AlreadyExistsError(f"{directory / name} is there already; remove it first", field="name")
+        raise AlreadyExistsError(f"{directory / name} exists already; remove it first", field="name")
     try:
         pem = (directory / "ca.pem").read_bytes(), (directory / "ca.key").read_bytes()
         site = (directory / "site").read_text().strip()

@@ -113,5 +113,5 @@ def _installed() -> list[Path]:
     """The files that edgectl install lays out."""
     found = [path for daemon in Daemon if (path := Path(config_path(daemon))).is_file()]
     if not found:
-        raise NotFoundError(f"there is no file of settings in {CONFIGURATION}: name one", field="file")
+        raise NotFoundError(f"there is no settings file in {CONFIGURATION}: name one", field="file")
     return found

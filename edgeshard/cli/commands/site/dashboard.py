@@ -14,4 +14,4 @@ def dashboard(context: typer.Context) -> None:
     """
     link = ask(context, lambda client: client.dashboard_link())
     show_text(link.url)
-    show_text(f"good once, within {link.ttl_s:.0f} s", err=True)
+    show_text(f"valid once, within {link.ttl_s:.0f} s", err=True)

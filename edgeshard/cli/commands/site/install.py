@@ -175,9 +175,9 @@ def install_daemon(
     options = _options(daemon, record, given)
     if record is None and not options.credentials and not plaintext:
         raise InvalidArgumentError(
-            "--credentials DIR is required, with ca.pem, cert.pem and key.pem as edgectl certificate makes them "
-            "(as root, edgectl join TOKEN installs an agent by itself); for a site of this machine alone, without TLS, "
-            "say --plaintext",
+            "--credentials DIR is required, with ca.pem, cert.pem and key.pem of edgectl certificate (as "
+            "root, edgectl join TOKEN installs an agent by itself); for a site on this machine only, "
+            "without TLS, give --plaintext",
             field="credentials",
             reason="NO_CREDENTIALS",
         )
@@ -185,12 +185,12 @@ def install_daemon(
     steps = installation.install_steps(daemon, options, record, _found(daemon, options, record, root))
     _take(steps, root, dry_run)
     if not steps:
-        show_text("nothing to do: all of it is laid out", err=True)
+        show_text("nothing to do: all files are installed", err=True)
     elif not dry_run:
         where = "" if root == MACHINE else "On the machine that boots from it: "
         show_text(
-            f"{where}systemctl enable --now {daemon.unit} starts it; systemctl restart {daemon.unit} lets a running "
-            "one take changes up",
+            f"{where}systemctl enable --now {daemon.unit} starts it; systemctl restart {daemon.unit} "
+            "applies changes to a running one",
             err=True,
         )
 
@@ -199,7 +199,7 @@ def _uninstall(daemon: Daemon, root: Path, purge: bool, dry_run: bool) -> None:
     _check_may(root, dry_run)
     record = _record(daemon, root)
     if record is None:
-        show_text(f"nothing to do: no {daemon} of edgectl install is there", err=True)
+        show_text(f"nothing to do: edgectl install has installed no {daemon} here", err=True)
         return
     _take(
         installation.uninstall_steps(daemon, record, _found(daemon, record.options, record, root), purge=purge),
@@ -259,14 +259,14 @@ def _check(daemon: Daemon, options: Options, root: Path) -> None:
 def _check_may(root: Path, dry_run: bool) -> None:
     if root != MACHINE:
         if not root.is_dir():
-            raise InvalidArgumentError(f"--root {root} is no directory", field="root")
+            raise InvalidArgumentError(f"--root {root} is not a directory", field="root")
         return
     if shutil.which("systemctl") is None or not _RUNS_SYSTEMD.is_dir():
         raise FailedPreconditionError(
-            "this machine is not run by systemd; --root DIR lays out the files for one that is", reason="NO_SYSTEMD"
+            "this machine does not run systemd; --root DIR writes the files for one that does", reason="NO_SYSTEMD"
         )
     if os.geteuid() != 0 and not dry_run:
-        raise DeniedError("only root may do this: use sudo, or --dry-run to see what it would do", reason="NOT_ROOT")
+        raise DeniedError("only root may do this: use sudo, or --dry-run to see the steps", reason="NOT_ROOT")
 
 
 def _record(daemon: Daemon, root: Path) -> Record | None:

@@ -97,7 +97,7 @@ def runs_of(lab: Lab) -> tuple[LabRun, ...]:
         return lab.runs
     planned = plan(lab.problem(), alternatives=0)
     if not planned.stages:
-        raise InvalidArgumentError("no placement fits the lab's nodes; edgectl plan says what is short", field="lab")
+        raise InvalidArgumentError("no placement fits the lab's nodes; edgectl plan shows what is short", field="lab")
     stages = [(stage.node, stage.layers) for stage in planned.stages]
     return planned_runs(stages, lab.cluster.workload.concurrency or len(stages))
 

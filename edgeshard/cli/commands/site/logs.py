@@ -57,14 +57,17 @@ def command_of(name: str, lines: int, follow: bool, directory: Path, etc: Path =
     if unit is None:
         daemon = COORDINATOR if name == COORDINATOR else "agent"
         raise NotFoundError(
-            f"no log of {name} is on this machine: on its own, `journalctl -u edgeshard-{daemon}` shows that of a "
-            "service, and a daemon started by hand writes to its standard error; --directory DIR names a folder with "
-            f"{name}.log",
+            f"there is no log of {name} on this machine: run `journalctl -u edgeshard-{daemon}` on its "
+            "own machine if it is a service; a daemon started by hand logs to its standard error; "
+            f"--directory DIR names a folder with {name}.log",
             field="name",
             reason="NO_LOG",
         )
     if shutil.which("journalctl") is None:
-        raise FailedPreconditionError("there is no journalctl on this machine", reason="NO_JOURNAL")
+        raise FailedPreconditionError(
+            "this machine has no journalctl: read the log of the service manager, or give --directory DIR",
+            reason="NO_JOURNAL",
+        )
     return ["journalctl", "-u", unit, "-n", str(lines), "--no-pager", *(["-f"] if follow else [])]
 
 

@@ -86,7 +86,7 @@ def _upgrade_from_site(found: Scripted, connect: Connect, address: str) -> None:
     site = SiteWheels(address, member.files)
     folder = site.folder()
     if any(file.name == REQUIREMENTS and found.is_of(file.sha256) for file in folder.files):
-        show_text(f"nothing to do: this node has the version that {address} hands out", err=True)
+        show_text(f"nothing to do: this node already has the version of {address}", err=True)
         return
     size = sum(file.size for file in folder.files)
     show_text(f"fetching {folder.name} from {address}: {len(folder.files)} files, {size / 1e6:.0f} MB", err=True)

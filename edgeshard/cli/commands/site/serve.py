@@ -234,7 +234,9 @@ async def _serve(options: ServeOptions, site: OwnSite, narrator: Narrator) -> No
     async with site:
         narrator.say(f"the coordinator listens on {site.address}, its HTTP endpoint at {site.url}")
         if site.is_elsewhere:
-            narrator.say(f"{site.wanted} is taken: nodes that joined before find the site when it is there again")
+            narrator.say(
+                f"{site.wanted} is in use: nodes that joined earlier find the site when that address is free again"
+            )
         await _supervised(site, narrator, _answer(options, site, narrator))
 
 

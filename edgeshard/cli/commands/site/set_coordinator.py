@@ -44,7 +44,7 @@ def set_coordinator(
     service = [installed] if os.geteuid() == 0 and installed.is_file() else []
     if not nodes + client + service:
         raise NotFoundError(
-            f"neither {installed} nor {state_home()}/*/agent.toml nor {configuration()} is there to be changed: give "
+            f"none of {installed}, {state_home()}/*/agent.toml and {configuration()} exists: give "
             "--config FILE, or run the command as root for an installed agent",
             field="config",
         )

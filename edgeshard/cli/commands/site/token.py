@@ -47,7 +47,7 @@ def create(
     where, _ = split_address(token.coordinator)
     warning = "; only from this machine: --host HOST names another address" if is_loopback(where) else ""
     dials = "looks for the site on its network" if discover else f"dials {token.enrolment}{warning}"
-    show_text(f"lets {token.principal} in once, within {ttl}; it {dials}", err=True)
+    show_text(f"admits {token.principal} once, within {ttl}; it {dials}", err=True)
 
 
 @app.command("list")
@@ -66,7 +66,7 @@ def revoke(
     removes it.
     """
     ask(context, lambda client: client.revoke_token(token_id))
-    show_text(f"token {token_id} is revoked", err=True)
+    show_text(f"token {token_id} was revoked", err=True)
 
 
 COLUMNS: list[Column[OpenToken]] = [
