@@ -115,7 +115,7 @@ async def serve(settings: CoordinatorSettings, read: Callable[[], CoordinatorSet
         if listen is not None:
             authenticator = ApiKeyAuthenticator(site.keys, site.audit, asks=not settings.http_no_key)
             listeners.gateway = await _open_gateway(listen, origins, authenticator, coordinator, site, places, adder)
-        log.info("coordinator_serves", address=address)
+        log.info("coordinator_started", address=address)
         if settings.ready_file is not None:
             write_ready_file(settings.ready_file, address, listeners.url, joins_at)
         notifier.ready(f"serving on {address}")
@@ -131,7 +131,7 @@ async def serve(settings: CoordinatorSettings, read: Callable[[], CoordinatorSet
             await asyncio.wait_for(chores, 1.0)
     finally:
         await listeners.close()
-    log.info("coordinator_stops")
+    log.info("coordinator_shutdown_started")
 
 
 @dataclass
@@ -225,7 +225,7 @@ async def _open_enrolment(
     add_EnrolmentServiceServicer_to_server(EnrolmentServicer(site.membership), server.grpc)
     enrolment = await server.start()
     coordinator.identities.addresses = Addresses(address, enrolment, settings.advertise)
-    log.info("enrolment_open", address=enrolment)
+    log.info("enrolment_listener_opened", address=enrolment)
     return server, enrolment
 
 
@@ -260,7 +260,7 @@ async def _open_packages(
     packages = PackagesListener(listen, site.tls, site.membership, site.denials, shelf, site.audit)
     at = await packages.start()
     coordinator.identities.addresses = replace(addresses, packages=at, bootstrap_sha256=packages.script_sha256)
-    log.info("packages_open", address=at, folders=[folder.name for folder in shelf.folders])
+    log.info("packages_listener_opened", address=at, folders=[folder.name for folder in shelf.folders])
     return packages
 
 
@@ -375,7 +375,7 @@ async def _open_gateway(
         from edgeshard_coordinator.dashboard.opening import link
 
         coordinator.identities.links = partial(link, door, places.url(server.url))
-    log.info("gateway_serves", url=server.url)
+    log.info("gateway_started", url=server.url)
     return server
 
 

@@ -66,7 +66,7 @@ class MetricsListener:
             ) from None
         host, port = self._server.sockets[0].getsockname()[:2]
         found = join_address(host, port)
-        log.info("metrics_open", address=found)
+        log.info("metrics_listener_opened", address=found)
         return found
 
     async def stop(self) -> None:

@@ -171,7 +171,7 @@ class _Following:
             self._files.check()
             configuration = self._files._server_configuration()
         except EdgeShardError as error:
-            log.error("certificate_not_taken_up", why=error.message)
+            log.error("certificate_not_reloaded", why=error.message)
             return None
         self._version = version
         return configuration

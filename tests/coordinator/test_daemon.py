@@ -213,7 +213,7 @@ async def test_a_coordinator_ends_in_order_when_its_terminal_is_gone(tmp_path: P
         process.send_signal(signal.SIGHUP)  # the terminal is there: settings are read again
         said = b""
         async with asyncio.timeout(DEADLINE_S):
-            while b"settings_taken_up" not in said:
+            while b"settings_reloaded" not in said:
                 said += await asyncio.to_thread(os.read, terminal, 1 << 16)
         assert process.returncode is None
         os.close(terminal)

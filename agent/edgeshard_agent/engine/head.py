@@ -320,7 +320,7 @@ class Head:
             if self._journal.record(said, self._now()):
                 self._epoch.emit(said)
             if isinstance(said.event, RequestEnd):
-                log.info("request_end", request=said.request_id, reason=said.event.reason.value)
+                log.info("request_ended", request=said.request_id, reason=said.event.reason.value)
 
     def _read(self, start: StartRequest, emitted: tuple[int, ...], prompt_count: int, text: TextStream) -> list[Token]:
         """Tokens that were said of a request before, with their texts, which `text` gives as it did then."""

@@ -142,7 +142,7 @@ class HeadStream:
             if fault is None:
                 continue
             if not fault.is_new:
-                log.info("coordinator_dialled_anew", deployment=self._deployment, why=fault.why)
+                log.info("coordinator_redialled", deployment=self._deployment, why=fault.why)
                 self._channel = self._dial()
                 return
             self.suspicions += 1

@@ -170,7 +170,7 @@ class ControlClient:
     def _check_placeable(self) -> None:
         if self.joined.is_set() and self._told_started and not self.placeable.is_set():
             self.placeable.set()
-            log.info("placeable")
+            log.info("placement_enabled")
 
     async def _serve(self) -> None:
         """One control stream with its heartbeats, to its end."""

@@ -354,5 +354,5 @@ def _readable(kind: type[ProfileT], body: str, node_id: str) -> ProfileT | None:
     try:
         return parse_profile(kind, body)
     except EdgeShardError as error:
-        log.warning("measurement_forgotten", node_id=node_id, error=error.message)
+        log.warning("measurement_dropped", node_id=node_id, error=error.message)
         return None
