@@ -190,7 +190,7 @@ def root(
         _setting(
             "COORDINATOR",
             "HOST:PORT",
-            "Connect to this coordinator; by default that of the site this user joined, or 127.0.0.1:7600.",
+            "Connect to this coordinator (default: the site that this user joined, or 127.0.0.1:7600).",
         ),
     ] = None,
     tls_ca: Annotated[

@@ -58,7 +58,7 @@ class Sampling:
     top_k: int = option(0, "Draw from the K likeliest tokens; 0: off.", metavar="K", low=0, high=2**32 - 1)
     top_p: float = option(
         1.0,
-        "Draw from the likeliest tokens whose probabilities sum to P; 0: the likeliest; 1: off.",
+        "Draw from the likeliest tokens whose probabilities sum to P; 0 takes the likeliest, 1 is off.",
         metavar="P",
         low=0,
         high=1,

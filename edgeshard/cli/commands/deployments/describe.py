@@ -78,7 +78,7 @@ def deployment(context: typer.Context, name: DeploymentName, output: OutputOptio
     of its requests, and whether another placement would serve these better. Each node has counters: steps, tokens,
     idle share, waiting steps and KV cache in use. Nodes that stream weights or swap KV have counters for that, too.
     If the deployment is ready, the output also predicts how long requests pause if a node dies, and which node
-    replaces it. For a name with replicas, it shows each replica.
+    replaces it. If a name has replicas, the output shows each of them.
     """
     from edgeshard.cli.render.tier_views import tier_tables
     from edgeshard.cli.render.views import (

@@ -73,9 +73,9 @@ class QuestionOptions:
         str | None,
         option(
             "LOAD",
-            "Predict latency under a load. rate=2,requests=100,prompt=64:512,new=128,seed=1 draws "
-            "requests; file=arrivals.csv reads them (arrival_s,prompt_tokens,new_tokens); together runs "
-            "the planned batch; saturated keeps as many requests running as fit.",
+            "Predict latency under a load. Give rate=2,requests=100,prompt=64:512,new=128,seed=1 to draw "
+            "requests, or file=arrivals.csv to read them (arrival_s,prompt_tokens,new_tokens). Give "
+            "together to run the planned batch, or saturated to keep as many requests running as fit.",
         ),
     ] = None
     verify: Annotated[

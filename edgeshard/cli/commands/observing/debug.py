@@ -30,7 +30,7 @@ def dump(
     context: typer.Context,
     output: Annotated[
         Path | None,
-        option("FILE", "Write to this file; - is stdout; by default a name with date and time.", "--output", "-o"),
+        option("FILE", "Write to this file (default: a name with date and time); - is stdout.", "--output", "-o"),
     ] = None,
     force: Annotated[bool, switch("--force", "Replace the file if it exists.")] = False,
     timeout: Annotated[float, option("SECONDS", "Wait at most SECONDS for the coordinator.", min=0)] = 60.0,

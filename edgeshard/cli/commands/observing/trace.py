@@ -36,11 +36,11 @@ def trace(
         ),
     ] = None,
 ) -> None:
-    """Record a deployment's steps on all its nodes and print where the time goes. Send requests meanwhile: only steps
-    that run during the recording are seen. For each node, the table shows the time it computed, the time it only
-    sent, and the time it was idle (bubbles). Nodes that read weights from disk have a row for that; a head with
-    speculation has a row for accepted draft tokens. The nodes' clocks need not agree. For a name with replicas, all
-    ready replicas are recorded together; a file holds one of them.
+    """Record a deployment's steps on all its nodes and print where the time goes. Send requests meanwhile: only
+    steps that run during the recording are seen. The table shows the time that each node computed, only sent, and
+    was idle (bubbles). Nodes that read weights from disk have a row for that; a head with speculation has a row for
+    accepted draft tokens. The nodes' clocks need not agree. If a name has replicas, all ready ones are recorded
+    together; a file holds one of them.
     """
     from edgeshard.domain.requests.trace import check_seconds
 

@@ -27,7 +27,7 @@ DaemonName = Annotated[Daemon, argument("DAEMON", "Choose the daemon: agent or c
 @app.command("check")
 def check(
     files: Annotated[
-        list[Path] | None, argument("FILE", "Check these files; by default those of `edgectl install`.")
+        list[Path] | None, argument("FILE", "Check these files (default: the files of `edgectl install`).")
     ] = None,
 ) -> None:
     """Check settings files for errors before you start or reload a daemon with them."""

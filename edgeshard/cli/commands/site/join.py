@@ -82,9 +82,9 @@ def join(
     foreground: Annotated[bool, switch("--foreground", "Run the agent here, even if systemd could run it.")] = False,
     force: Annotated[bool, switch("--force", "Replace this user's credentials for another site.")] = False,
 ) -> None:
-    """Join a site with a token, as a node, an application or an operator. For a node, root on a machine with systemd
-    installs the agent as a service and starts it; otherwise the agent runs until Ctrl-C. For an application or an
-    operator, the command stores credentials for this user, and edgectl and the SDK use them.
+    """Join a site with a token, as a node, an application or an operator. For a node, root on a machine with
+    systemd installs the agent as a service and starts it; otherwise the agent runs until Ctrl-C. The credentials of
+    an application or an operator are stored for this user; edgectl and the SDK use them.
     """
     from edgeshard.client.joining import invitation_from_text, located
 

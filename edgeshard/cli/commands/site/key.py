@@ -30,7 +30,7 @@ def create(
     name: Annotated[str, argument("NAME", "Name the key; quotas refer to it as key/NAME.")],
     models: Annotated[
         list[str] | None,
-        option("NAME", "Limit the key to this deployment or model; repeatable; by default all.", "--model"),
+        option("NAME", "Limit the key to this deployment or model (default: all); repeatable.", "--model"),
     ] = None,
     tokens_per_minute: Annotated[int | None, option("N", "Limit prompt plus answer tokens per minute.", min=1)] = None,
     requests: Annotated[int | None, option("N", "Limit concurrent requests.", min=1)] = None,

@@ -28,7 +28,7 @@ def node(
 ) -> None:
     """Set labels of a node with KEY=VALUE, and remove them with KEY-. They survive restarts. Rules of deployments
     select nodes by labels (`edgectl deploy --rule`). These labels override those in the agent's settings. A running
-    deployment stays where it is until it is placed again.
+    deployment stays until it is placed again.
     """
     given, removed = parse_changes(labels)
     found = ask(context, lambda client: client.label_node(name, given, removed))

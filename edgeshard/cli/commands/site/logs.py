@@ -37,7 +37,7 @@ def logs(
     lines: Annotated[int, option("N", "Show the N newest.", "--lines", "-n", min=0)] = 100,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines until Ctrl-C.")] = False,
     directory: Annotated[
-        Path, option("DIR", "Read NAME.log in this directory, such as that of a lab.", "--directory")
+        Path, option("DIR", "Read NAME.log in this directory, such as a lab's.", "--directory")
     ] = DEFAULT_DIRECTORY,
 ) -> None:
     """Print the newest lines of the log of a daemon on this machine: a systemd service, or a daemon of a lab in DIR.

@@ -182,9 +182,9 @@ def serve(  # noqa: PLR0913 - one parameter for each option
     ] = None,
     grow: Annotated[bool, switch("--grow", "Move the model to more nodes when they join and make it faster.")] = False,
 ) -> None:
-    """Serve a model from this machine, and print an OpenAI-compatible URL, an API key and the command that joins
-    another node. --state-dir keeps the site: the same command starts it again. If a process of the site exits, it
-    is restarted. Stop with Ctrl-C.
+    """Serve a model from this machine. Print an OpenAI-compatible URL, an API key and the command that joins another
+    node. The same command starts the site again from --state-dir. If a process of the site exits, it is restarted.
+    Stop with Ctrl-C.
     """
     if quantise not in _FORMATS:
         raise InvalidArgumentError(f"--quantise {quantise!r}: use one of {', '.join(_FORMATS)}", field="quantise")
