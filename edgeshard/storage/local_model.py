@@ -44,7 +44,7 @@ def places(model: LocalModel) -> tuple[tuple[int, int, int], ...]:
         # A small file is one by itself: a node opens it.
         left = model.files[index].size - offset - blob_size(item) if index < len(model.files) else -1
         if left < 0 or (isinstance(item, FileInfo) and (left or offset)):
-            raise _misplaced(f"puts {item.name[:80]} where no file has its bytes")
+            raise _misplaced(f"gives {item.name[:80]} a place at which no file has its bytes")
         found.append((index, offset, blob_size(item)))
     tensors = len(model.manifest.tensors)
     if {index for index, _, _ in found[:tensors]} & {index for index, _, _ in found[tensors:]}:

@@ -64,7 +64,7 @@ class _Strict(h11.Connection):
         if isinstance(event, h11.Request):
             names = {name for name, _ in event.headers}
             if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
-                raise h11.RemoteProtocolError("Transfer-Encoding stands beside another length")
+                raise h11.RemoteProtocolError("Transfer-Encoding is combined with another length")
             self._chunks = self._body_bytes = 0
         elif isinstance(event, h11.Data):
             self._chunks += event.chunk_start

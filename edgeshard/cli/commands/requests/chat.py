@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 _PROMPT, _MORE = ">>> ", "... "
 _BLOCK = '"""'
 _HELP = """\
-/clear         forget what was said, but for the system message
-/system TEXT   say how the model is to behave; without TEXT, not at all
-/quit          leave; so do Ctrl-D, and Ctrl-C twice
-A line that ends with \\ goes on; so does what stands between two lines of \"\"\". Ctrl-C stops an answer."""
+/clear         start a new conversation; the system message stays
+/system TEXT   set the system message; without TEXT, remove it
+/quit          leave (as Ctrl-D, or Ctrl-C twice)
+To write several lines, end a line with \\ or write them between two lines of \"\"\". Ctrl-C stops an answer."""
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
