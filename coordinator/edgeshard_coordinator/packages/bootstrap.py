@@ -108,7 +108,7 @@ class Site:
             if hashlib.sha256(certificate).digest()[:DIGEST_BYTES] == self._token.authority:
                 self._context = ssl.create_default_context(cadata=text)
                 return
-        fail(f"{self._address} is not the site that the token is of: take another line from its operator")
+        fail(f"{self._address} is not the site of the token: get another line from its operator")
 
     def asked(self, path: str, offset: int = 0) -> http.client.HTTPResponse:
         """The answer to a GET. Raises OSError where nobody answers, and ends this program for a refusal."""

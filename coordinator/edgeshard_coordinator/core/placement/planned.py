@@ -159,9 +159,7 @@ class PlanningPlacer:
         except FailedPreconditionError as error:
             if error.reason != RULES_NEED_CPSAT:
                 raise
-            return replace(
-                site.by_memory(), note=f"Placed by memory, because no plan is possible: {error.message}."
-            )
+            return replace(site.by_memory(), note=f"Placed by memory, because no plan is possible: {error.message}.")
 
     def _with_starting(self, site: _Site) -> Placement:
         starting = () if site.spec.layers else _starting(site.spec, site.candidates)
