@@ -116,7 +116,7 @@ async def serve(settings: AgentSettings, read: Callable[[], AgentSettings]) -> N
     renewing = None
     if tls is not None:
         renewing = asyncio.create_task(keep_renewed(tls, renew_over(ends.control, settings.coordinator)))
-    log.info("listening", address=address, node=settings.name)
+    log.info("listener_opened", address=address, node=settings.name)
     try:
         reloading = Reloading(settings, read, node.prepared)
         await _until_stopped(node.client, partial(node.compute, notifier), reloading, address)

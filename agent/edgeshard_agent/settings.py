@@ -27,36 +27,44 @@ Labels = Annotated[
 
 class AgentSettings(DaemonSettings):
     section: ClassVar[str] = "agent"
+    summary: ClassVar[str] = "Run the agent of a node: compute layers of models for a site."
+    examples: ClassVar[tuple[str, ...]] = (
+        "edgeshard-agent --config agent.toml",
+        "edgeshard-agent --name attic --state-dir ./attic --plaintext --memory 8GiB",
+    )
     reloaded: ClassVar[tuple[str, ...]] = ("log_level", "cache_limit")
 
-    listen: str = Field(default="127.0.0.1:0", description="HOST:PORT where neighbours reach this node's stages")
+    listen: str = Field(default="127.0.0.1:0", description="HOST:PORT to listen on for other nodes")
     coordinator: str = Field(default="127.0.0.1:7600", description="HOST:PORT of the coordinator")
     name: str = Field(description="the node's name in the site")
-    advertise: str | None = Field(default=None, description="HOST:PORT to give neighbours, when not the listener's own")
-    threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        default=None, description="cores that computing may use; all that the process and its quota may use if absent"
+    advertise: str | None = Field(
+        default=None, description="HOST:PORT that other nodes dial, if it differs from --listen"
     )
-    memory: ByteCount | None = Field(default=None, description="bytes stages may use, such as 2GiB")
-    device: str = Field(default="cpu", description="cpu or cuda or cuda:N")
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        default=None, description="cores to compute on; by default all that the process and its CPU quota allow"
+    )
+    memory: ByteCount | None = Field(default=None, description="memory limit of stages, such as 2GiB")
+    device: str = Field(default="cpu", description="device to compute on: cpu, cuda or cuda:N")
     idle_spin_s: float = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="seconds after a step for which cores do not halt, so that the next one finds them ready. Only "
-        "where the agent is pinned to some cores; beside others that keep these busy, it is slow to end. Not under a "
-        "CPU quota, on an accelerator or in the lab",
+        description="seconds to spin after a step, so that the next step starts sooner. Works only if the agent "
+        "is pinned to cores, and not under a CPU quota, on an accelerator or in the lab. If other "
+        "processes keep these cores busy, the agent exits slowly",
     )
     bf16_products: bool = Field(
         default=True,
-        description="multiply bfloat16 by AVX512-BF16 instructions if the processor has them. They round otherwise "
-        "than all other processors; false gives this node the others' bits, and its products of bfloat16 take longer",
+        description="multiply bfloat16 with AVX512-BF16 instructions if the processor has them. They round "
+        "differently from other processors; with false, this node computes the same bits as the "
+        "others, and multiplies bfloat16 more slowly",
     )
     labels: Labels = Field(
         default_factory=dict, description="labels for the rules of deployments, such as zone=hall1,gpu=yes"
     )
-    emulate: Path | None = Field(default=None, description="lab file: pretend to be the node of this name in it")
+    emulate: Path | None = Field(default=None, description="lab file; emulate the node of this name in it")
     shared_store: Path | None = Field(
-        default=None, description="directory of the coordinator's models on this machine, read in place"
+        default=None, description="directory of the coordinator's models on this machine, to read in place"
     )
 
     @property
@@ -75,11 +83,9 @@ class AgentSettings(DaemonSettings):
             )
         return value
 
-    cache_limit: ByteCount = Field(
-        default=20 << 30, description="bytes of fetched and of packed weights to keep on disk"
-    )
+    cache_limit: ByteCount = Field(default=20 << 30, description="disk limit of fetched and packed weights")
     pack: Literal["auto", "always", "never"] = Field(
         default="auto",
-        description="keep weights packed on disk once they were loaded, so that the next load reads them only; auto: "
-        "unless the coordinator's models lie on this machine, where that would be a second copy",
+        description="pack loaded weights on disk, so that the next load only reads them: always, never or auto. "
+        "auto packs unless --shared-store is set, because that would be a second copy",
     )

@@ -115,7 +115,7 @@ async def serve(settings: CoordinatorSettings, read: Callable[[], CoordinatorSet
         if listen is not None:
             authenticator = ApiKeyAuthenticator(site.keys, site.audit, asks=not settings.http_no_key)
             listeners.gateway = await _open_gateway(listen, origins, authenticator, coordinator, site, places, adder)
-        log.info("coordinator_serves", address=address)
+        log.info("coordinator_started", address=address)
         if settings.ready_file is not None:
             write_ready_file(settings.ready_file, address, listeners.url, joins_at)
         notifier.ready(f"serving on {address}")
@@ -131,7 +131,7 @@ async def serve(settings: CoordinatorSettings, read: Callable[[], CoordinatorSet
             await asyncio.wait_for(chores, 1.0)
     finally:
         await listeners.close()
-    log.info("coordinator_stops")
+    log.info("coordinator_shutdown_started")
 
 
 @dataclass
@@ -188,7 +188,9 @@ class _Site:
 def _site(settings: CoordinatorSettings) -> _Site:
     if settings.announce:
         if settings.enrol_listen is None:
-            raise InvalidArgumentError("--announce needs --enrol-listen, where others join", field="announce")
+            raise InvalidArgumentError(
+                "--announce needs --enrol-listen, the address where processes join", field="announce"
+            )
         check_extras("--announce", "discovery")
     given, denials = settings.tls(), Denials()
     keys = KeyBook(ApiKeyStore(settings.state_dir / "keys.sqlite"), lambda: now().timestamp())
@@ -223,7 +225,7 @@ async def _open_enrolment(
     add_EnrolmentServiceServicer_to_server(EnrolmentServicer(site.membership), server.grpc)
     enrolment = await server.start()
     coordinator.identities.addresses = Addresses(address, enrolment, settings.advertise)
-    log.info("enrolment_open", address=enrolment)
+    log.info("enrolment_listener_opened", address=enrolment)
     return server, enrolment
 
 
@@ -249,7 +251,7 @@ async def _open_packages(
     addresses = coordinator.identities.addresses
     if site.tls is None or site.membership is None or settings.enrol_listen is None or addresses is None:
         raise InvalidArgumentError(
-            "--wheels is for machines that join: it needs --enrol-listen and --ca-key",
+            "--wheels serves machines that join: it needs --enrol-listen and --ca-key",
             field="wheels",
             reason="NO_ENROLMENT",
         )
@@ -259,7 +261,7 @@ async def _open_packages(
     packages = PackagesListener(listen, site.tls, site.membership, site.denials, shelf, site.audit)
     at = await packages.start()
     coordinator.identities.addresses = replace(addresses, packages=at, bootstrap_sha256=packages.script_sha256)
-    log.info("packages_open", address=at, folders=[folder.name for folder in shelf.folders])
+    log.info("packages_listener_opened", address=at, folders=[folder.name for folder in shelf.folders])
     return packages
 
 
@@ -281,13 +283,15 @@ def _http_listen(settings: CoordinatorSettings, site: _Site) -> tuple[HttpListen
         listen = _certified(listen, certificate)
     elif settings.http_name:
         raise InvalidArgumentError(
-            "--http-name is for a certificate that the site makes: it needs --ca-key and an --http-listen beyond "
-            "loopback, and goes without --http-tls-cert",
+            "--http-name is for a certificate that the site issues: it needs --ca-key and an "
+            "--http-listen beyond loopback, and cannot be combined with --http-tls-cert",
             field="http-name",
         )
     listen.check()
     if settings.http_no_key and not listen.is_local:
-        raise DeniedError("--http-no-key is for loopback alone: make keys with edgectl key create", field="http-no-key")
+        raise DeniedError(
+            "--http-no-key works on loopback only: create keys with edgectl key create", field="http-no-key"
+        )
     return listen, certificate
 
 
@@ -333,7 +337,7 @@ def _places(settings: CoordinatorSettings, listen: HttpListen | None) -> Places 
         return Places(listen.cert is not None, listen.names, front)
     if settings.dashboard_url is not None:
         raise InvalidArgumentError(
-            "--dashboard-url needs --http-listen, and goes without --no-dashboard", field="dashboard-url"
+            "--dashboard-url needs --http-listen, and cannot be combined with --no-dashboard", field="dashboard-url"
         )
     return None
 
@@ -373,7 +377,7 @@ async def _open_gateway(
         from edgeshard_coordinator.dashboard.opening import link
 
         coordinator.identities.links = partial(link, door, places.url(server.url))
-    log.info("gateway_serves", url=server.url)
+    log.info("gateway_started", url=server.url)
     return server
 
 
@@ -407,8 +411,8 @@ async def _open_adder(settings: CoordinatorSettings, places: Places | None, mode
     FailedPreconditionError without the extra that reads the Hub."""
     if places is None and (settings.model_folder or settings.allow_hub):
         raise InvalidArgumentError(
-            "--model-folder and --allow-hub are for the dashboard: they need --http-listen, and go without "
-            "--no-dashboard",
+            "--model-folder and --allow-hub are for the dashboard: they need --http-listen, and cannot "
+            "be combined with --no-dashboard",
             field="model-folder",
         )
     if settings.allow_hub:

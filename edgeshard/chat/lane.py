@@ -150,7 +150,7 @@ def _closing() -> UnavailableError:
 def text_too_costly() -> InvalidArgumentError:
     """The error for a text whose tokens ended the process."""
     return InvalidArgumentError(
-        "prompt: to make tokens of this text took the model's tokenizer too much time or memory, and it was stopped; "
+        "prompt: the model's tokenizer needed too much time or memory for this text and was stopped; "
         "shorten it, or send token ids",
         field="prompt",
         reason="TEXT_TOO_COSTLY",

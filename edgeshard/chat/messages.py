@@ -204,7 +204,7 @@ def _text(text: str, where: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise _wrong(where, "holds half of a surrogate pair, which is no text") from None
+        raise _wrong(where, "holds half of a surrogate pair, which is not text") from None
     return text
 
 

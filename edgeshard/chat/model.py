@@ -118,8 +118,8 @@ class ChatModel:
         tool_format, tags = self._tool_format(template.source)
         if tools and tool_format is ToolFormat.NONE:
             raise InvalidArgumentError(
-                "tools: the model's chat template knows none; leave them out, or use a model that was trained to call "
-                "tools",
+                "tools: the model's chat template does not support tools; leave them out, or use a model "
+                "that was trained to call tools",
                 field="tools",
                 reason="NO_TOOLS",
             )
@@ -185,7 +185,7 @@ class ChatModel:
     def detokenize(self, ids: Sequence[int]) -> str:
         """The text of token ids, with special tokens as they are written. Raises InvalidArgumentError."""
         if len(ids) > PROMPT_LIMIT_TOKENS:
-            raise InvalidArgumentError(f"tokens: at most {PROMPT_LIMIT_TOKENS} are taken", field="tokens")
+            raise InvalidArgumentError(f"tokens: at most {PROMPT_LIMIT_TOKENS} are accepted", field="tokens")
         size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         if any(not 0 <= token < size for token in ids):
             raise InvalidArgumentError(f"tokens: an id is not from 0 to {size - 1}", field="tokens")

@@ -123,7 +123,7 @@ class ChatTemplate:
             form = form_of(tree)
             code = environment.compile(tree)
         except TemplateSyntaxError as error:
-            raise _broken(f"is no template: line {error.lineno}: {error.message}") from None
+            raise _broken(f"is not a valid template: line {error.lineno}: {error.message}") from None
         return Template.from_code(environment, code, environment.make_globals(None)), form
 
 

@@ -125,6 +125,4 @@ class Turns(Generic[ItemT]):
 
 
 def overloaded() -> ResourceExhaustedError:
-    return ResourceExhaustedError(
-        "as many prompts wait for their turn as may: try again", reason="OVERLOADED", retry_after_s=RETRY_S
-    )
+    return ResourceExhaustedError("the queue of prompts is full: try again", reason="OVERLOADED", retry_after_s=RETRY_S)

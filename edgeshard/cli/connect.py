@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
+from edgeshard.domain.errors import INTERRUPTED
+
 if TYPE_CHECKING:
     from edgeshard.client import Client, SyncClient
     from edgeshard.rpc.tls import TlsFiles
 
 Result = TypeVar("Result")
-INTERRUPTED = 128 + signal.SIGINT
-"""The exit code of a command that Ctrl-C ended before it was done."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from edgeshard import WIRE_VERSION, __version__
-from edgeshard.cli.connect import INTERRUPTED, Connect
-from edgeshard.domain.errors import EdgeShardError
+from edgeshard.cli import usage
+from edgeshard.cli.connect import Connect
+from edgeshard.domain.errors import INTERRUPTED, EdgeShardError
 from edgeshard.rpc.environment import settle_grpc
 
 _STYLE: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
@@ -38,66 +39,66 @@ class Lazy(TyperCommand):
             app.add_typer(found, name=self.name)
         else:
             app.command(name=self.name, no_args_is_help=not self._bare, short_help=self.short_help)(found)
-        return typer.main.get_group(app).commands[str(self.name)]
+        return usage.complete(typer.main.get_group(app).commands[str(self.name)], (str(self.name),))
 
 
 COMMANDS = (
-    Lazy("serve", ".commands.site.serve:serve", "Answer over HTTP, from this machine."),
-    Lazy("run", ".commands.requests.run:run", "Deploy a model if need be, and answer or chat."),
-    Lazy("chat", ".commands.requests.chat:chat", "Talk with a model.", bare=True),
+    Lazy("serve", ".commands.site.serve:serve", "Serve a model over HTTP from this machine."),
+    Lazy("run", ".commands.requests.run:run", "Deploy a model if needed, then answer or chat."),
+    Lazy("chat", ".commands.requests.chat:chat", "Chat with a model.", bare=True),
     Lazy("generate", ".commands.requests.generate:generate", "Generate text and print it token by token."),
-    Lazy("ps", ".commands.deployments.get:deployments", "List the deployments: short for get deployments.", bare=True),
-    Lazy("get", ".commands.deployments.get:app", "List nodes, models, deployments, events, audit."),
-    Lazy("describe", ".commands.deployments.describe:app", "Show everything about one node, model or deployment."),
+    Lazy("ps", ".commands.deployments.get:deployments", "List deployments (short for get deployments).", bare=True),
+    Lazy("get", ".commands.deployments.get:app", "List nodes, models, deployments, events or audit entries."),
+    Lazy("describe", ".commands.deployments.describe:app", "Show the details of a node, model or deployment."),
     Lazy("deploy", ".commands.deployments.deploy:deploy", "Place a model on the nodes and load it."),
-    Lazy("apply", ".commands.deployments.apply:apply", "Make deployments as files say."),
-    Lazy("replan", ".commands.deployments.replan:replan", "Move a deployment to the nodes that are there now."),
+    Lazy("apply", ".commands.deployments.apply:apply", "Make the deployments that files describe."),
+    Lazy("replan", ".commands.deployments.replan:replan", "Plan a running deployment anew and move it."),
     Lazy("delete", ".commands.deployments.delete:app", "Remove a deployment, model, node or packed unit."),
-    Lazy("plan", ".commands.deployments.plan:plan", "Choose nodes and layers, predict, explain."),
+    Lazy("plan", ".commands.deployments.plan:plan", "Choose nodes and layers; predict the speed."),
     Lazy(
         "profile",
         ".commands.deployments.profile:profile",
-        "Have the nodes measure themselves and their links.",
+        "Measure the nodes and the links between them.",
         bare=True,
     ),
-    Lazy("model", ".commands.deployments.model:app", "Put models into the coordinator's store."),
+    Lazy("model", ".commands.deployments.model:app", "Add models to the coordinator's store."),
     Lazy(
         "dashboard",
         ".commands.site.dashboard:dashboard",
         "Print a link that opens the dashboard in a browser.",
         bare=True,
     ),
-    Lazy("key", ".commands.site.key:app", "Make, list and revoke API keys for the HTTP gateway."),
-    Lazy("top", ".commands.observing.top:top", "Watch nodes, stages and links at work.", bare=True),
-    Lazy("trace", ".commands.observing.trace:trace", "Record where a deployment's time goes."),
-    Lazy("bench", ".commands.requests.bench:bench", "Put a load on a deployment and time its answers.", bare=True),
-    Lazy("doctor", ".commands.observing.doctor:doctor", "Look for what is wrong, and say what to do.", bare=True),
-    Lazy("logs", ".commands.site.logs:logs", "Print the log of a daemon of this machine."),
-    Lazy("debug", ".commands.observing.debug:app", "Dump what a site's processes know, and replay it."),
-    Lazy("init", ".commands.site.certificate:init", "Make a site's authority."),
-    Lazy("backup", ".commands.site.backup:backup", "Copy a site, except its models, into a file."),
+    Lazy("key", ".commands.site.key:app", "Manage API keys of the HTTP gateway."),
+    Lazy("top", ".commands.observing.top:top", "Watch nodes, stages and links live.", bare=True),
+    Lazy("trace", ".commands.observing.trace:trace", "Record where the time of a deployment goes."),
+    Lazy("bench", ".commands.requests.bench:bench", "Load a deployment and measure its latency.", bare=True),
+    Lazy("doctor", ".commands.observing.doctor:doctor", "Find faults of a site and print remedies.", bare=True),
+    Lazy("logs", ".commands.site.logs:logs", "Print the log of a daemon on this machine."),
+    Lazy("debug", ".commands.observing.debug:app", "Dump the state of a site's processes and replay it."),
+    Lazy("init", ".commands.site.certificate:init", "Create a site: its authority and certificates."),
+    Lazy("backup", ".commands.site.backup:backup", "Back up a site, except its models, to a file."),
     Lazy("restore", ".commands.site.backup:restore", "Restore a site from a backup."),
     Lazy(
         "set-coordinator",
         ".commands.site.set_coordinator:set_coordinator",
         "Change the coordinator's address on this machine.",
     ),
-    Lazy("certificate", ".commands.site.certificate:certificate", "Make the files of a process."),
-    Lazy("token", ".commands.site.token:app", "Make, list and revoke join tokens."),
-    Lazy("join", ".commands.site.join:join", "Become part of a site, by a token."),
-    Lazy("node", ".commands.site.node:app", "Take a node's certificate away."),
-    Lazy("label", ".commands.site.label:app", "Set and remove labels of a node."),
-    Lazy("config", ".commands.site.config:app", "Check and show settings of daemons, and list what there are."),
-    Lazy("install", ".commands.site.install:app", "Lay out a daemon as a service of systemd."),
+    Lazy("certificate", ".commands.site.certificate:certificate", "Make the certificate of a process."),
+    Lazy("token", ".commands.site.token:app", "Manage join tokens."),
+    Lazy("join", ".commands.site.join:join", "Join a site with a token."),
+    Lazy("node", ".commands.site.node:app", "Revoke certificates."),
+    Lazy("label", ".commands.site.label:app", "Set or remove labels of a node."),
+    Lazy("config", ".commands.site.config:app", "Check, show and list the daemons' settings."),
+    Lazy("install", ".commands.site.install:app", "Install a daemon as a systemd service."),
     Lazy("uninstall", ".commands.site.install:uninstall_app", "Remove EdgeShard from this machine, or one service."),
     Lazy(
         "upgrade",
         ".commands.site.programs:upgrade",
-        "Put another version of EdgeShard in the place of this one.",
+        "Upgrade EdgeShard on this machine.",
         bare=True,
     ),
     Lazy("lab", ".commands.site.lab:app", "Emulate nodes and links on this machine."),
-    Lazy("demo", ".commands.site.demo:demo", "Watch three nodes on this machine tell a story.", bare=True),
+    Lazy("demo", ".commands.site.demo:demo", "Run a three-node demo on this machine.", bare=True),
 )
 """In the order of the help. `version` follows."""
 _GLOBAL_SWITCHES = ("--plaintext",)
@@ -109,6 +110,8 @@ class RootGroup(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
+        for name, command in self.commands.items():
+            usage.complete(command, (name,))
         self.commands = {**{str(command.name): command for command in COMMANDS}, **self.commands}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -162,7 +165,7 @@ app = typer.Typer(
     name="edgectl",
     cls=RootGroup,
     help="Run a large language model across the machines you already own.",
-    epilog="Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 denied, 5 unreachable, 6 timeout.",
+    epilog=usage.epilog(usage.FIRST),
     no_args_is_help=True,
     **(_STYLE | {"add_completion": True}),
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -188,31 +191,37 @@ def root(
         _setting(
             "COORDINATOR",
             "HOST:PORT",
-            "The site's coordinator; by default the one that this user joined, or 127.0.0.1:7600.",
+            "Connect to this coordinator (default: the site that this user joined, or 127.0.0.1:7600).",
         ),
     ] = None,
-    tls_ca: Annotated[Path | None, _setting("TLS_CA", "FILE", "PEM of the site's authority.")] = None,
-    tls_cert: Annotated[Path | None, _setting("TLS_CERT", "FILE", "PEM of this client's certificate.")] = None,
-    tls_key: Annotated[Path | None, _setting("TLS_KEY", "FILE", "PEM of this client's key.")] = None,
+    tls_ca: Annotated[
+        Path | None, _setting("TLS_CA", "FILE", "Read the certificate of the site's authority from this PEM file.")
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, _setting("TLS_CERT", "FILE", "Read this client's certificate from this PEM file.")
+    ] = None,
+    tls_key: Annotated[
+        Path | None, _setting("TLS_KEY", "FILE", "Read this client's private key from this PEM file.")
+    ] = None,
     plaintext: Annotated[
         bool,
         typer.Option(
             "--plaintext",
             envvar="EDGESHARD__CLIENT__PLAINTEXT",
-            help="Without TLS: a site on this machine that has none.",
+            help="Connect without TLS to a site on this machine that runs without it.",
         ),
     ] = False,
     _version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """The global options may stand before or after the command."""
+    """Accept the global options before or after the command."""
     context.obj = Connect(coordinator, tls_ca, tls_cert, tls_key, plaintext or None)
 
 
 @app.command()
 def version() -> None:
-    """Print the version of edgectl and of the wire it speaks."""
+    """Print the version of edgectl and of its wire protocol."""
     typer.echo(f"edgectl {__version__} (wire version {WIRE_VERSION})")
 
 

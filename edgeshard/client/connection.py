@@ -158,8 +158,9 @@ class Connection:
         if error.code() is grpc.StatusCode.UNAVAILABLE and "Connection refused" in (error.details() or ""):
             return self._with_file(
                 UnavailableError(
-                    f"cannot reach {self.target}: no coordinator listens there. `edgectl serve MODEL` starts a site on "
-                    "this machine, edgeshard-coordinator a coordinator alone; --coordinator HOST:PORT names another",
+                    f"cannot reach {self.target}: no coordinator listens there. `edgectl serve MODEL` starts a "
+                    "site on this machine, edgeshard-coordinator only a coordinator; --coordinator HOST:PORT "
+                    "names another",
                     retry_after_s=1.0,
                 )
             )
@@ -172,9 +173,9 @@ class Connection:
         if self._access.named_in is None:
             return error
         return type(error)(
-            f"{error.message}. The site is named in {self._access.named_in}: where it is gone, remove that file, or "
-            "have edgectl join TOKEN --force put another there; --coordinator, --tls-ca, --tls-cert and --tls-key "
-            "choose one for a single command",
+            f"{error.message}. The site is named in {self._access.named_in}: if the site is gone, remove "
+            "that file, or replace it with edgectl join TOKEN --force; --coordinator, --tls-ca, "
+            "--tls-cert and --tls-key choose a site for one command",
             field=error.field,
             reason=error.reason,
             retry_after_s=error.retry_after_s,

@@ -128,7 +128,7 @@ class DeploymentCalls(Calls):
             except NotFoundError:
                 return
             if not await polls.next():
-                raise DeadlineError(f"deployment {name} is still there after {timeout_s:g} s", reason="WAIT_TIMEOUT")
+                raise DeadlineError(f"deployment {name} still exists after {timeout_s:g} s", reason="WAIT_TIMEOUT")
 
     async def replan(
         self,
@@ -172,7 +172,7 @@ class DeploymentCalls(Calls):
             where = ",".join(f"{node}={layers}" for node, layers in got)
             why = failed[0].message if failed else "a node failed"
             raise AbortedError(
-                f"deployment {name} did not move ({why}); it goes on with {where}", field="name", reason="NOT_MOVED"
+                f"deployment {name} did not move ({why}); it stays on {where}", field="name", reason="NOT_MOVED"
             )
         return replan
 
@@ -212,8 +212,8 @@ class DeploymentCalls(Calls):
                 raise deployment.failure or FailedPreconditionError(f"deployment {name} failed", field="deployment")
             if not await polls.next():
                 raise DeadlineError(
-                    f"deployment {name} is still {deployment.phase} after {polls.timeout_s:g} s; it goes on in the "
-                    f"background: see `edgectl describe deployment {name}`",
+                    f"deployment {name} is still {deployment.phase} after {polls.timeout_s:g} s; it continues in "
+                    f"the background: see `edgectl describe deployment {name}`",
                     reason="WAIT_TIMEOUT",
                 )
             latest = await self.deployment(name)

@@ -74,7 +74,7 @@ class InferenceCalls(Calls):
             late = timeout_s is not None and self._clock.now() >= began_s + timeout_s
             if timeout_s is not None and late and (isinstance(error, DeadlineError) or timeout_s < _CONNECTS_S):
                 raise DeadlineError(
-                    f"not finished within {timeout_s:g} s by {self.target}: allow more time, or ask for fewer tokens",
+                    f"{self.target} did not finish within {timeout_s:g} s: allow more time, or request fewer tokens",
                     field="timeout_s",
                 ) from None
             raise
@@ -232,5 +232,5 @@ class InferenceCalls(Calls):
 
 def _late(timeout_s: float | None) -> DeadlineError:
     return DeadlineError(
-        f"not finished within {timeout_s:g} s; allow more time, or ask for fewer tokens", field="timeout_s"
+        f"not finished within {timeout_s:g} s; allow more time, or request fewer tokens", field="timeout_s"
     )

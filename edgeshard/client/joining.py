@@ -88,8 +88,8 @@ async def located(invitation: Invitation, timeout_s: float = DISCOVERY_S) -> Inv
         await asyncio.gather(looking, *asked, return_exceptions=True)
     others = f"; {len(asked)} that claim to be it are not" if asked else ""
     raise UnavailableError(
-        f"site {invitation.principal.site} does not answer on this machine's networks{others}: its coordinator needs "
-        "--announce, and the same network; or take a token that has an address",
+        f"site {invitation.principal.site} does not answer on this machine's networks{others}: its "
+        "coordinator needs --announce and must be on the same network; or use a token with an address",
         field="token",
     )
 
@@ -123,8 +123,7 @@ async def _authority(invitation: Invitation) -> bytes:
         if authority_digest(certificate) == invitation.authority:
             return bundle_of([certificate])
     raise DeniedError(
-        f"{where} is not the one that the token is of: take another token from its operator, and find out who answers "
-        "there",
+        f"{where} is not the site of the token: get another token from its operator, and find out who answers there",
         field="token",
         reason="OTHER_AUTHORITY",
     )

@@ -257,7 +257,7 @@ class _Upload:
         digest = blob.digest
         location = self._locations.get(digest)
         if location is None or blob.received > location.size:
-            raise InternalError(f"the coordinator asks for blob {digest[:80]}, which is not of this model")
+            raise InternalError(f"the coordinator requested blob {digest[:80]}, which is not part of this model")
         chunks = read_chunks(location, f"blob {digest}", CHUNK_BYTES, blob.received)
         call = self._stub.PutBlob()
         try:
@@ -278,7 +278,7 @@ class _Upload:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise UnavailableError("the coordinator broke off the upload") from None
+            raise UnavailableError("the coordinator ended the upload early") from None
         finally:
             call.cancel()
             chunks.close()
@@ -291,5 +291,5 @@ class _Upload:
 def _upload_error(error: grpc.aio.AioRpcError) -> EdgeShardError:
     # grpcio calls a write into a connection that has just broken an internal error of its own.
     if error.code() is grpc.StatusCode.INTERNAL and not error.trailing_metadata():
-        return UnavailableError("the coordinator broke off the upload")
+        return UnavailableError("the coordinator ended the upload early")
     return from_rpc_error(error, "the coordinator")

@@ -56,7 +56,7 @@ def _by_keyword(options: GenerateOptions) -> GenerateOptions:
     for name, value in options.items():
         keyword = _KEYWORDS.get(name, name)
         if keyword in named:
-            raise InvalidArgumentError(f"{name} is given twice: as {keyword} too", field=keyword)
+            raise InvalidArgumentError(f"{name} is given twice: also as {keyword}", field=keyword)
         named[keyword] = value
     return cast("GenerateOptions", named)
 

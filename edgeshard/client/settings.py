@@ -85,6 +85,6 @@ def _read(path: Path) -> dict[str, str]:
     for key, value in section.items():
         if key not in KEYS or not isinstance(value, str):
             raise InvalidArgumentError(
-                f"{path}: {key!r} is no text of {', '.join(KEYS[:-1])}", field=key, reason="UNKNOWN_KEY"
+                f"{path}: {key!r} must be a text, and one of {', '.join(KEYS[:-1])}", field=key, reason="UNKNOWN_KEY"
             )
     return section

@@ -40,7 +40,7 @@ def check_installed(field: str, what: str) -> None:
     """Raise FailedPreconditionError naming `field` if `what` needs the extra and it is not installed."""
     if missing(EXTRA):
         raise FailedPreconditionError(
-            f"{field}: {what} needs CP-SAT, which is not installed; {extra_line(EXTRA)}",
+            f"{field}: {what} needs CP-SAT, which is not installed: {extra_line(EXTRA)}",
             field=field,
             reason="RULES_NEED_CPSAT",
         )
@@ -136,8 +136,8 @@ class CpSat:
             raise
         self.close()
         raise ResourceExhaustedError(
-            f"{self._field}: CP-SAT took too much time or memory for this problem and was ended; plan with fewer nodes "
-            "or rules, or ask again when this machine has more memory",
+            f"{self._field}: CP-SAT took too much time or memory and was ended; plan with fewer nodes or "
+            "rules, or try again when this machine has more memory",
             field=self._field,
             reason="CPSAT_EXHAUSTED",
         )

@@ -65,7 +65,7 @@ class Machine(Generic[StateT, EventT]):
             entries = [(item["number"], item["event"], item["refused"]) for item in ring["entries"]]
             state = self.state.decode(ring["checkpoint"])
         except (KeyError, TypeError) as error:
-            raise InvalidArgumentError(f"this is no dump: {error} is missing or not what it should be") from None
+            raise InvalidArgumentError(f"the file is not a dump: {error} is missing or invalid") from None
         for number, plain, refused in entries:
             event = self.event.decode(plain)
             try:
@@ -115,7 +115,9 @@ def site_parts(document: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
                 name: part for name, part in nodes.items() if isinstance(part, dict) and "failure" not in part
             }
         case _:
-            raise InvalidArgumentError(f"the file is no dump of version {DUMP_VERSION}", field="file", reason="NO_DUMP")
+            raise InvalidArgumentError(
+                f"the file is not a dump of version {DUMP_VERSION}", field="file", reason="NO_DUMP"
+            )
 
 
 def _part(dump: ProcessDump) -> dict[str, Any]:
@@ -127,7 +129,9 @@ def _part(dump: ProcessDump) -> dict[str, Any]:
         part = None
     # One node that answers nonsense does not cost the dumps of the others.
     return (
-        part if isinstance(part, dict) else {"failure": {"reason": "NOT_JSON", "message": "its dump is no JSON object"}}
+        part
+        if isinstance(part, dict)
+        else {"failure": {"reason": "NOT_JSON", "message": "its dump is not a JSON object"}}
     )
 
 

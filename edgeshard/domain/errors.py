@@ -9,6 +9,14 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import ClassVar, Self
 
+INTERRUPTED = 128 + 2
+"""The exit code of a command that Ctrl-C (SIGINT) ended before it was done."""
+EXIT_CODES = {
+    **{0: "ok", 1: "failed", 2: "wrong usage", 3: "not found", 4: "denied", 5: "unreachable", 6: "timeout"},
+    INTERRUPTED: "Ctrl-C",
+}
+"""What an exit code of EdgeShard's programs means."""
+
 _LONGEST = 2000
 _LONGEST_FIELD = 200
 """Characters of an error's message and of its field."""

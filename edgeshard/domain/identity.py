@@ -159,7 +159,7 @@ class JoinToken:
 
 def _check_port(port: int, field: str) -> int:
     if not 0 <= port <= 65535:
-        raise InvalidArgumentError(f"{field}: {port} is no port; it is 0 to 65535", field=field)
+        raise InvalidArgumentError(f"{field}: {port} is not a port; give 0 to 65535", field=field)
     return port
 
 
@@ -210,8 +210,8 @@ class OpenToken:
 def no_open_token() -> NotFoundError:
     """The error for an id of no open token. It repeats nothing, because people paste the token itself."""
     return NotFoundError(
-        "token: there is no open token of this id; edgectl token list prints the open ones, and edgectl node revoke "
-        "refuses a process that has joined",
+        "token: there is no valid token with this id; edgectl token list prints the valid ones, and "
+        "edgectl node revoke refuses a process that has joined",
         field="token",
         reason="UNKNOWN_TOKEN",
     )

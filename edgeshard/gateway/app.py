@@ -135,7 +135,7 @@ class Site:
         its number of tokens. A key for some models only gets none."""
         caller = caller_of(request)
         if caller.models is not None and not caller.metrics:
-            raise DeniedError("this API key is for some models alone", field="api_key", reason="KEY_SCOPE")
+            raise DeniedError("this API key allows only some models", field="api_key", reason="KEY_SCOPE")
         text = await self._metrics.text(everything=caller.metrics)
         caller.check()
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -150,7 +150,7 @@ class Site:
 
     async def embeddings(self) -> Response:
         raise FailedPreconditionError(
-            "embeddings are not made here: the models of this site generate text", reason="UNSUPPORTED_ENDPOINT"
+            "embeddings are not supported: the models of this site generate text", reason="UNSUPPORTED_ENDPOINT"
         )
 
     def _model(self, served: ServedModel) -> dict[str, Any]:
@@ -175,7 +175,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _failed(request: Request, _error: Exception) -> Response:
     """The answer to a request at which the gateway failed; the entrance logs the error."""
-    return error_response(InternalError("the gateway failed at this request; its log says where"), request.url.path)
+    return error_response(InternalError("the gateway failed on this request; see its log"), request.url.path)
 
 
 async def _not_a_route(request: Request, error: Exception) -> Response:
@@ -185,7 +185,7 @@ async def _not_a_route(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     if error.status_code == 404:
         near = _near(request, path)
-        message = f"there is no {path[:200]} here" + (f": call {near}" if near else "")
+        message = f"{path[:200]} does not exist here" + (f": call {near}" if near else "")
     elif error.status_code == 405:
         message = f"{request.method} is not supported here"
         if "GET" in headers.get("Allow", ""):

@@ -129,14 +129,14 @@ class OllamaModel(BaseModel):
 
 
 _REFUSALS = {
-    400: "What was asked for cannot be, or is not done here; `param` names the field.",
-    401: "No API key, or one that is not known.",
+    400: "The request is invalid or not supported; `param` names the field.",
+    401: "The API key is missing or unknown.",
     403: "The key is not for this model, or the request comes from a page of another site.",
     404: "There is no such model.",
-    409: "Something else with this id is there.",
+    409: "This id exists already.",
     413: "The body is too large, decoded.",
-    415: "The body has a Content-Encoding that is not known here.",
-    429: "Too much at once; Retry-After says when to try again.",
+    415: "The body's Content-Encoding is not supported.",
+    429: "Too many requests; Retry-After gives the delay before a retry.",
     500: "The site failed.",
     503: "The deployment does not answer at the moment.",
     504: "It took too long.",

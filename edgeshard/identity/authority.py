@@ -64,7 +64,7 @@ class Authority:
         for certificate in certificates:
             if certificate.public_key() == key.public_key():
                 return cls(certificate, key)
-        raise InvalidArgumentError("the key is of none of the authorities that are trusted", field="ca-key")
+        raise InvalidArgumentError("the key belongs to none of the trusted authorities", field="ca-key")
 
     @property
     def certificate_pem(self) -> bytes:
@@ -165,7 +165,7 @@ def _requested_key(request_pem: bytes) -> ec.EllipticCurvePublicKey:
     except (*UNREADABLE, InvalidSignature):
         raise InvalidArgumentError("request: not a certificate signing request in PEM", field="request") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1) or not signed:
-        raise InvalidArgumentError("request: it wants a key of P-256, and that key's signature", field="request")
+        raise InvalidArgumentError("request: it needs a P-256 key and that key's signature", field="request")
     return key
 
 

@@ -43,8 +43,8 @@ def principal_of(certificate_pem: bytes) -> Principal:
     uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     if len(uris) != 1:
         raise InvalidArgumentError(
-            "the certificate does not say who it is of: its alternative names hold no URI edgeshard://SITE/ROLE/ID, or "
-            "several; make another",
+            "the certificate has no identity: its alternative names hold no URI "
+            "edgeshard://SITE/ROLE/ID, or several; make another",
             field="certificate",
             reason="NO_ROLE",
         )
@@ -100,7 +100,9 @@ def bundle_of(certificates_der: Iterable[bytes]) -> bytes:
         loaded = [x509.load_der_x509_certificate(der) for der in certificates_der]
     except UNREADABLE:
         raise InvalidArgumentError(
-            "token: what it says of the authority is damaged", field="token", reason="TOKEN"
+            "token: its fingerprint of the authority is damaged; copy the whole token again",
+            field="token",
+            reason="TOKEN",
         ) from None
     return b"".join(certificate.public_bytes(serialization.Encoding.PEM) for certificate in loaded)
 
@@ -124,9 +126,9 @@ def check_valid_now(certificate_pem: bytes, whose: str, now: datetime) -> None:
     if begins <= now <= ends:
         return
     raise FailedPreconditionError(
-        f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC, but {whose} is valid from {begins:%Y-%m-%d %H:%M} to "
-        f"{ends:%Y-%m-%d %H:%M} UTC: set the clock, such as with timedatectl set-ntp true, or renew the certificate if "
-        "the clock is right",
+        f"this machine's clock shows {now:%Y-%m-%d %H:%M} UTC, but {whose} is valid from "
+        f"{begins:%Y-%m-%d %H:%M} to {ends:%Y-%m-%d %H:%M} UTC: set the clock, such as with "
+        "timedatectl set-ntp true, or renew the certificate if the clock is right",
         field="clock",
         reason="CLOCK",
     )
@@ -141,7 +143,7 @@ def check_clock(bundle_pem: bytes, now: datetime) -> None:
     earliest = min(certificate.not_valid_before_utc for certificate in authorities)
     if now < earliest:
         raise FailedPreconditionError(
-            f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC, before the site's authority was made "
+            f"this machine's clock shows {now:%Y-%m-%d %H:%M} UTC, before the site's authority was made "
             f"({earliest:%Y-%m-%d %H:%M} UTC): set the clock, such as with timedatectl set-ntp true",
             field="clock",
             reason="CLOCK",
@@ -149,7 +151,7 @@ def check_clock(bundle_pem: bytes, now: datetime) -> None:
     if all(certificate.not_valid_after_utc < now for certificate in authorities):
         latest = max(certificate.not_valid_after_utc for certificate in authorities)
         raise FailedPreconditionError(
-            f"the site's authority expired at {latest:%Y-%m-%d %H:%M} UTC, and this machine's clock says "
+            f"the site's authority expired at {latest:%Y-%m-%d %H:%M} UTC, and this machine's clock shows "
             f"{now:%Y-%m-%d %H:%M} UTC: set the clock, or make another authority",
             field="clock",
             reason="CLOCK",

@@ -61,7 +61,7 @@ def check_model(file: GgufFile) -> None:
             field="general.type",
         )
     if kind != "model":
-        raise UnsupportedModelError(f"{name} is no model, but of type {kind}", field="general.type")
+        raise UnsupportedModelError(f"{name} is not a model, but a file of type {kind}", field="general.type")
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
@@ -325,7 +325,7 @@ def _floats(file: GgufFile, name: str) -> tuple[float, ...]:
     if tensor is None:
         return ()
     if tensor.type != "F32" or tensor.size > 4096:
-        raise InvalidArgumentError(f"{file.path.name}: {name} is no small list of float32", field=name)
+        raise InvalidArgumentError(f"{file.path.name}: {name} must be a small list of float32", field=name)
     with tensor.path.open("rb") as stream:
         stream.seek(tensor.offset)
         return struct.unpack(f"<{tensor.size // 4}f", stream.read(tensor.size))

@@ -125,7 +125,7 @@ def _joined(one: GgufFile) -> GgufFile:
     """The model of which `one` is a part. The others lie in the same folder; their names differ in the number."""
     count, found = one.metadata["split.count"], _PART.fullmatch(one.path.name)
     if not isinstance(count, int) or not 1 < count <= _PARTS_LIMIT:
-        raise _malformed(one.path, f"says that it is one of {str(count)[:20]} parts; 1 to {_PARTS_LIMIT} are read")
+        raise _malformed(one.path, f"declares {str(count)[:20]} parts; EdgeShard reads 1 to {_PARTS_LIMIT}")
     if found is None or int(found[4]) != count:
         what = f"is one of {count} parts; give all of them their names back, NAME-00001-of-{count:05}.gguf and so on"
         raise _malformed(one.path, what, "split.count")
@@ -138,14 +138,14 @@ def _joined(one: GgufFile) -> GgufFile:
     tensors: dict[str, GgufTensor] = {}
     for number, part in enumerate(parts):
         if (part.metadata.get("split.no"), part.metadata.get("split.count")) != (number, count):
-            raise _malformed(part.path, f"is not part {number + 1} of {count}, as its name says", "split.no")
+            raise _malformed(part.path, f"is not part {number + 1} of {count}, although its name says so", "split.no")
         for name, tensor in part.tensors.items():
             if name in tensors:
                 raise _malformed(part.path, f"has the tensor {name[:80]!r} of another part", name)
             tensors[name] = tensor
     expected = parts[0].metadata.get("split.tensors.count", len(tensors))
     if expected != len(tensors):
-        what = f"says that its parts have {str(expected)[:20]} tensors together; they have {len(tensors)}"
+        what = f"declares {str(expected)[:20]} tensors over all parts; they have {len(tensors)}"
         raise _malformed(parts[0].path, what, "split.tensors.count")
     return GgufFile(parts[0].path, parts[0].metadata, tensors)
 
@@ -173,7 +173,7 @@ def parse_gguf(path: Path, data: mmap.mmap | bytes, size: int) -> GgufFile:
         raise _malformed(path, f"has version {version}; EdgeShard reads {' and '.join(map(str, _VERSIONS))}")
     tensor_count, entry_count = reader.scalar("<Q"), reader.scalar("<Q")
     if tensor_count > _TENSORS_LIMIT or entry_count > _ENTRIES_LIMIT:
-        raise _malformed(path, f"says it has {tensor_count} tensors and {entry_count} entries of metadata, too many")
+        raise _malformed(path, f"declares {tensor_count} tensors and {entry_count} entries of metadata, too many")
     metadata: dict[str, Any] = {}
     for _ in range(entry_count):
         key = reader.text(_KEY_LIMIT)

@@ -137,7 +137,7 @@ def _tokenizer(file: GgufFile, notes: list[str]) -> dict[str, Any] | None:
         return _sentencepiece(file, _merges(file))
     if kind == "gpt2" and isinstance(split, str) and split in _SPLITS:
         return _byte_level(file, split)
-    what = "no tokenizer" if kind is None else f"a tokenizer ({str(kind)[:20]}, {str(split)[:20]}) that is not known"
+    what = "no tokenizer" if kind is None else f"an unknown tokenizer ({str(kind)[:20]}, {str(split)[:20]})"
     notes.append(f"{file.path.name} has {what}; the checkpoint as safetensors has its own")
     return None
 

@@ -90,7 +90,7 @@ def fetch(name: str, revision: str, progress: Progress, tag: str = "") -> Path:
     if _is_gguf(found, tag):
         return _fetch_gguf(hub, found, revision, tag)
     if _CONFIG not in found.sizes:
-        raise NotFoundError(f"{name} has no config.json: it is no model in Hugging Face's form", field="model")
+        raise NotFoundError(f"{name} has no config.json: it is not a model in Hugging Face's format", field="model")
     _check_weights(found)
     _check_sizes(found)
     with _translated(name, revision):
@@ -197,8 +197,11 @@ class _Hub:
         directory = Path(config).parent if isinstance(config, str) else None
         if directory is None or (whole and not _is_complete(directory)):
             raise UnavailableError(
-                f"the Hub cannot be reached and {self._name} is not {'wholly ' * whole}in its cache: go online "
-                "(HF_ENDPOINT names another Hub, HF_HUB_OFFLINE=1 forbids asking), or give a directory",
+                (
+                    f"the Hub cannot be reached and {self._name} is not {'wholly ' * whole}in its cache: go "
+                    "online (HF_ENDPOINT names another Hub, HF_HUB_OFFLINE=1 forbids requests), or give a "
+                    "directory"
+                ),
                 field="model",
             )
         return directory
@@ -274,8 +277,10 @@ class _Hub:
             path.resolve().unlink(missing_ok=True)
             path.unlink(missing_ok=True)
             raise DataLossError(
-                f"{file} of {self._name} is not what the Hub says it is (sha256); it was removed: try again, or ask "
-                "whoever runs the Hub that HF_ENDPOINT names",
+                (
+                    f"the sha256 of {file} of {self._name} differs from the Hub's; the file was removed: try "
+                    "again, or contact the operator of the Hub that HF_ENDPOINT names"
+                ),
                 field=file,
                 reason="WRONG_SHA256",
             )
@@ -450,13 +455,16 @@ def _typed(error: Exception, name: str, revision: str) -> EdgeShardError:
             kind = NotFoundError
             what = f"{name} is not at {hub}: check its name; a private one needs a token in HF_TOKEN"
         case errors.LocalEntryNotFoundError():
-            what = f"the Hub at {hub} went away before all of {name} arrived; whole files are kept, try again"
+            what = (
+                f"the connection to the Hub at {hub} ended before all of {name} arrived; complete files are "
+                "kept, try again"
+            )
         case errors.EntryNotFoundError():
             kind, what = NotFoundError, f"{name} lacks a file that it lists: {_short(error)}"
         case errors.HfHubHTTPError():
             what = f"the Hub refused {name}: {_short(error)}; try again later"
         case errors.HFValidationError():
-            kind, what = InvalidArgumentError, f"{name} is no name of a model: {_short(error)}"
+            kind, what = InvalidArgumentError, f"{name} is not a model name: {_short(error)}"
         case OSError(errno=errno.ENOSPC):
             kind, reason = ResourceExhaustedError, "DISK_FULL"
             free = free_bytes(Path(constants.HF_HUB_CACHE))

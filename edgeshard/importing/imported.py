@@ -63,7 +63,7 @@ def notes_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     """
     notes = []
     if config.get("auto_map"):
-        notes.append("its config.json names code of its own (auto_map), which is neither fetched nor run")
+        notes.append("its config.json names its own code (auto_map), which is neither fetched nor run")
     if read_config(config).fields.prefix or isinstance(config.get("vision_config"), Mapping):
         notes.append("only its text is run: weights of its other parts, such as those for pictures, are left out")
     return tuple(notes)
@@ -85,4 +85,4 @@ def named_further_notes(config: Mapping[str, Any]) -> tuple[str, ...]:
     if not count:
         return ()
     what = "a block" if count == 1 else f"{count} blocks"
-    return (f"its config.json names {what} for predicting further tokens; where it has them they are left out",)
+    return (f"its config.json names {what} for predicting further tokens; they are left out",)

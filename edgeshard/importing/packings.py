@@ -56,7 +56,7 @@ def integers(name: str, parts: Parts) -> Matrix:
     """A matrix of compressed-tensors' `int-quantized`: a byte for each value, a scale for each row or for all."""
     values, scales = parts["weight"], _scales(name, parts["weight_scale"])
     if values.ndim != 2:
-        raise malformed(name, "is no matrix")
+        raise malformed(name, "is not a matrix")
     if len(scales) == 1:
         scales = np.repeat(scales, len(values), 0)
     if (zeros := parts.get("weight_zero_point")) is not None and zeros.any():
@@ -72,7 +72,7 @@ def floats(block: tuple[int, int] | None) -> Callable[[str, Parts], Matrix]:
         weights = parts["weight"].astype(np.float32)
         scales = next(parts[key] for key in ("weight_scale_inv", "weight_scale") if key in parts).astype(np.float32)
         if weights.ndim != 2:
-            raise malformed(name, "is no matrix")
+            raise malformed(name, "is not a matrix")
         rows, columns = weights.shape
         high, wide = block if block is not None and scales.size > 1 else (rows if scales.size == 1 else 1, columns)
         high, wide = min(high, rows), min(wide, columns)  # no more is repeated than there is

@@ -301,7 +301,7 @@ class Converter:
         if found is None:
             return None
         if not isinstance(found, list) or len(found) != 2 or not all(type(size) is int and size > 0 for size in found):
-            raise _refused("weight_block_size is no pair of sizes")
+            raise _refused("weight_block_size is not a pair of sizes")
         return found[0], found[1]
 
     def _expert(self, name: str, arrays: dict[str, NDArray[Any]]) -> StoredTensor:
@@ -324,7 +324,7 @@ class Converter:
         loss = self.writer.loss
         if not loss.errors:
             return []
-        return [f"{self.method} became {self.width} where EdgeShard has no exact form: {loss}"]
+        return [f"{self.method} became {self.width}, because EdgeShard has no exact format for it: {loss}"]
 
 
 def _has_zero_points(method: str, settings: Mapping[str, Any]) -> bool:

@@ -129,9 +129,9 @@ def _kind(ranks: str, settings: Mapping[str, Any]) -> _Kind:
         return _KINDS[name]
     at_fault = f"{PATTERN_KEY} {chosen[:40]!r}" if isinstance(chosen, str) else "its tokenizer_class"
     raise UnsupportedModelError(
-        f"{ranks} does not say how text is split before its tokens are looked for, nor does {at_fault}; put the "
-        f"model's tokenizer.json beside it, or the name of its pattern into {TOKENIZER_SETTINGS} as {PATTERN_KEY} "
-        f"({', '.join(_KINDS)})",
+        f"neither {ranks} nor {at_fault} names the pattern that splits text; put the model's "
+        f"tokenizer.json next to it, or the name of its pattern into {TOKENIZER_SETTINGS} as "
+        f"{PATTERN_KEY} ({', '.join(_KINDS)})",
         field=TOKENIZER_SETTINGS,
         reason="UNKNOWN_TOKENIZER",
     )
@@ -148,7 +148,7 @@ def _tokens(name: str, data: bytes) -> list[bytes]:
         try:
             token, rank = base64.b64decode(parts[0], validate=True), int(parts[1][:10])
         except (binascii.Error, IndexError, ValueError):
-            raise malformed(name, f"has a line {line[:40]!r} that is no token in base64 with its rank") from None
+            raise malformed(name, f"has a line {line[:40]!r} that is not a base64 token with its rank") from None
         if not 0 < len(token) <= _TOKEN_LIMIT_BYTES:
             raise malformed(name, f"has a token of {len(token)} bytes; 1 to {_TOKEN_LIMIT_BYTES} are valid")
         found[rank] = token
@@ -179,7 +179,7 @@ def _named(settings: Mapping[str, Any], base: int) -> dict[int, tuple[str, bool]
     for index, token in decoder.items() if isinstance(decoder, Mapping) else ():
         text = token.get("content") if isinstance(token, Mapping) else None
         if not index.isdecimal() or len(index) > 9 or int(index) < base or not isinstance(text, str) or not text:
-            what = f"has added_tokens_decoder[{index[:20]!r}], which is no token behind the {base} of the model"
+            what = f"has added_tokens_decoder[{index[:20]!r}], which is not a token after the {base} of the model"
             raise malformed(TOKENIZER_SETTINGS, what, TOKENIZER_SETTINGS)
         found[int(index)] = text, token.get("special") is not False
     return found

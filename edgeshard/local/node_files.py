@@ -51,7 +51,7 @@ def _user() -> Member:
     found = access()
     if found.tls is None:
         raise FailedPreconditionError(
-            "no node of this machine has joined a site, so there is no site to upgrade from: give --from FILE",
+            "no node on this machine has joined a site to upgrade from: give --from FILE",
             field="from",
             reason="NO_SITE",
         )

@@ -67,7 +67,7 @@ class MetricsListener:
             ) from None
         host, port = self._server.sockets[0].getsockname()[:2]
         found = join_address(host, port)
-        log.info("metrics_open", address=found)
+        log.info("metrics_listener_opened", address=found)
         return found
 
     async def stop(self) -> None:
@@ -96,14 +96,14 @@ class MetricsListener:
         try:
             request = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         except (asyncio.LimitOverrunError, asyncio.IncompleteReadError):
-            return _refusal("400 Bad Request", "this is no HTTP request, or a large one")
+            return _refusal("400 Bad Request", "this is not an HTTP request, or too large")
         line, *headers = request.split("\r\n")
         method, _, rest = line.partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
         if self._tls is not None and (why := self._denied(writer)):
             return _refusal("403 Forbidden", why)
         if path != PATH:
-            return _refusal("404 Not Found", f"there is {PATH} here and nothing else")
+            return _refusal("404 Not Found", f"this address serves only {PATH}")
         if method != "GET":
             return _refusal("405 Method Not Allowed", f"{PATH} takes GET")
         accept = next((value for key, _, value in (h.partition(":") for h in headers) if key.lower() == "accept"), "")
@@ -111,7 +111,7 @@ class MetricsListener:
             text, kind = await self._metrics.exposed(accept)
         except Exception:
             log.exception("metrics_failed")
-            return _refusal("500 Internal Server Error", "the metrics cannot be read now; the daemon's log says why")
+            return _refusal("500 Internal Server Error", "the metrics cannot be read now; see the daemon's log")
         return "200 OK", kind, text
 
     def _denied(self, writer: asyncio.StreamWriter) -> str:

@@ -48,7 +48,7 @@ STREAMING: TierFigures[StageStreaming] = TierFigures(
 EXPERTS: TierFigures[StageExperts] = TierFigures(
     now=(
         ("cached_bytes", "Experts in memory, of a stage with experts on its disk.", lambda part: part.cached_bytes),
-        ("room_bytes", "What those in memory may take.", lambda part: part.room_bytes),
+        ("room_bytes", "Limit of those in memory.", lambda part: part.room_bytes),
         ("size_bytes", "All experts of such a stage.", lambda part: part.total_bytes),
     ),
     since=(
@@ -65,6 +65,6 @@ SWAP: TierFigures[StageSwap] = TierFigures(
     ),
     since=(
         ("swaps_out", "Requests whose KV was put aside.", lambda part: part.swapped_out),
-        ("swaps_in", "Requests whose KV came back.", lambda part: part.swapped_in),
+        ("swaps_in", "Requests whose KV was swapped in again.", lambda part: part.swapped_in),
     ),
 )

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo
+from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.errors import EXIT_CODES, INTERRUPTED, InvalidArgumentError
 from edgeshard.rpc.tls import TlsFiles, chosen_tls, tls_from_options
 from edgeshard.storage.inputs import read_toml
 
@@ -87,21 +88,28 @@ class DaemonSettings(BaseSettings):
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid")
     section: ClassVar[str]
+    summary: ClassVar[str]
+    """What the daemon does, in a sentence of its help."""
+    examples: ClassVar[tuple[str, ...]]
+    """Two or more command lines for its help."""
     reloaded: ClassVar[tuple[str, ...]] = ("log_level",)
     """Settings that a running daemon takes up on SIGHUP; all others wait for a restart."""
 
     listen: str = Field(description="HOST:PORT to listen on; port 0 picks a free one")
-    state_dir: Path = Field(description="directory for what must survive a restart")
+    state_dir: Path = Field(description="directory of the state that survives restarts")
     tls_ca: Path | None = Field(default=None, description="PEM file of the site's authority")
     tls_cert: Path | None = Field(default=None, description="PEM file of this process's certificate")
     tls_key: Path | None = Field(default=None, description="PEM file of this process's key")
-    plaintext: bool = Field(default=False, description="speak without TLS, on loopback alone: anyone there may call")
+    plaintext: bool = Field(default=False, description="run without TLS, on loopback only; any local process may call")
     metrics_listen: str | None = Field(
-        default=None, description="HOST:PORT where Prometheus reads /metrics: over TLS where there is, else on loopback"
+        default=None,
+        description="HOST:PORT of /metrics for Prometheus: over TLS if TLS files are given, else on loopback only",
     )
-    ready_file: Path | None = Field(default=None, description="file to write once the daemon serves")
-    parent: int | None = Field(default=None, description="process that starts this one, and does not leave it behind")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
+    ready_file: Path | None = Field(default=None, description="file to write when the daemon is ready")
+    parent: int | None = Field(
+        default=None, description="process id of the parent; the daemon exits when the parent does"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="lowest level to log")
 
     @classmethod
     def settings_customise_sources(
@@ -151,10 +159,17 @@ def load_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] 
 
     Raises InvalidArgumentError naming the option or key at fault.
     """
-    parser = argparse.ArgumentParser(prog=program, argument_default=argparse.SUPPRESS, allow_abbrev=False)
-    parser.add_argument("--config", metavar="FILE", help=f"TOML file; its [{kind.section}] section is read")
+    parser = argparse.ArgumentParser(
+        prog=program,
+        description=kind.summary,
+        epilog=_usage(kind),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", metavar="FILE", help=f"read the [{kind.section}] section of this TOML file")
     for name, info in kind.model_fields.items():
-        shown = "required" if info.is_required() else f"default: {info.default}"
+        shown = "required" if info.is_required() else f"default: {_shown_default(info.default)}"
         form: dict[str, Any] = {}
         if info.annotation is bool:
             form = {"nargs": "?", "const": True}  # A switch needs no value.
@@ -170,6 +185,22 @@ def load_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] 
     line = vars(known)
     config = line.pop("config", None)
     return build_settings(kind, given(kind, None if config is None else Path(config), line).merged())
+
+
+def _usage(kind: type[DaemonSettings]) -> str:
+    """The end of a daemon's help: its examples, the exit codes and the other places of its settings."""
+    examples = "".join(f"\n  {line}" for line in kind.examples)
+    codes = "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items() if code < INTERRUPTED)
+    return (
+        f"examples:{examples}\n\nexit codes: {codes}\n\n"
+        f"An option overrides its environment variable (such as {variable(kind.section, 'log_level')}),\n"
+        "which overrides the key in the file of --config."
+    )
+
+
+def _shown_default(default: Any) -> str:
+    """A setting's default in the help; one that a function makes is empty."""
+    return "none" if default in (None, "") or default is PydanticUndefined else str(default)
 
 
 def _unknown_option(text: str, kind: type[DaemonSettings]) -> InvalidArgumentError:

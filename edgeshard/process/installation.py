@@ -214,7 +214,7 @@ def install_steps(daemon: Daemon, options: Options, record: Record | None, found
     for path, content in wanted.items():
         seen, new = found.files.get(path), digest(content)
         if seen not in (None, new, before.files.get(path)):
-            steps.append(Leave(path, "it was changed by hand; remove it to have it laid out again"))
+            steps.append(Leave(path, "it was changed by hand; remove it to have it written again"))
             continue
         digests[path] = new
         if seen != new:

@@ -104,7 +104,7 @@ class _FoldingHandler(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         now = self._clock.now()
         for name, count in self._folds.over(now):
-            structlog.get_logger(_OURS[0]).warning("lines_left_out", of=name, lines=count, in_s=self._folds.PERIOD_S)
+            structlog.get_logger(_OURS[0]).warning("lines_suppressed", of=name, lines=count, in_s=self._folds.PERIOD_S)
         if record.levelno <= logging.DEBUG or self._folds.passes(_name_of(record), now):
             super().emit(record)
 

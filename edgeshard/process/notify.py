@@ -43,7 +43,8 @@ class Notifier:
         except OSError as error:
             to.close()
             raise FailedPreconditionError(
-                f"NOTIFY_SOCKET {address}: {error.strerror or error}; unset it where no service manager started this",
+                f"NOTIFY_SOCKET {address}: {error.strerror or error}; unset it if no service manager started "
+                "this process",
                 field="NOTIFY_SOCKET",
                 reason="NOTIFY_SOCKET",
             ) from None

@@ -45,12 +45,12 @@ class Reloading(Generic[SettingsT]):
             settings, taken, waiting = changes(self.settings, self._read())
             take_up = self._prepare(settings)
         except EdgeShardError as error:
-            log.error("settings_kept", error=error.message, field=error.field)
+            log.error("settings_not_reloaded", error=error.message, field=error.field)
             return
         set_level(settings.log_level)
         take_up()
         self.settings = settings
-        log.warning("settings_taken_up", changed=list(taken), need_a_restart=list(waiting))
+        log.warning("settings_reloaded", changed=list(taken), need_a_restart=list(waiting))
 
     def on_hangup(self, stop: Callable[[], object]) -> None:
         """From now on SIGHUP reloads. If SIGHUP means that the process's own terminal is gone, it

@@ -41,5 +41,5 @@ async def feed_watchdog(notifier: Notifier, counts: Callable[[], Mapping[str, in
         if not stuck:
             notifier.beat()
         if stuck != before:
-            log.error("no_progress", parts=stuck) if stuck else log.info("progress_again", parts=before)
+            log.error("progress_stalled", parts=stuck) if stuck else log.info("progress_resumed", parts=before)
             notifier.status(f"no progress: {', '.join(stuck)}" if stuck else "serving")

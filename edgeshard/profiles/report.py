@@ -29,7 +29,7 @@ def profile_lines(profile: ComputeProfile) -> Iterator[str]:
         yield "disk and power: not measured"
         return
     if profile.disk is None and profile.beside_stages:
-        yield "disk: is not measured beside stages"
+        yield "disk: is not measured while stages run"
     elif profile.disk is None:
         yield "disk: could not be read past the page cache"
     else:

@@ -68,7 +68,7 @@ def caller(context: Any) -> Principal | None:
         return principal_from_uri(uris[0].decode("utf-8", "replace"))
     except InvalidArgumentError as error:
         raise DeniedError(
-            f"your certificate does not say who you are: {error.message}", field="certificate", reason="NO_ROLE"
+            f"your certificate has no identity: {error.message}", field="certificate", reason="NO_ROLE"
         ) from None
 
 
@@ -100,7 +100,9 @@ def call_from(context: Any) -> CallFrom:
 def check_enrolment(context: Any, method: str) -> None:
     """Raise DeniedError for a method that is not of enrolment."""
     if method not in WITHOUT_CERTIFICATE:
-        raise DeniedError("nothing but enrolment is served here", field="role", reason="ROLE")
+        raise DeniedError(
+            "this address serves only enrolment; use --coordinator's own port", field="role", reason="ROLE"
+        )
 
 
 def check_access(context: Any, method: str, site: str | None, denials: Denials) -> Principal | None:
@@ -113,7 +115,9 @@ def check_access(context: Any, method: str, site: str | None, denials: Denials) 
     if principal is None and site is None:
         return None
     if principal is None:
-        raise DeniedError("plaintext is not spoken here", field="certificate", reason="NO_ROLE")
+        raise DeniedError(
+            "this address needs TLS: give --tls-ca, --tls-cert and --tls-key", field="certificate", reason="NO_ROLE"
+        )
     if principal.site != site:
         raise DeniedError(
             f"your certificate is of site {principal.site!r}, and this is {site!r}", field="certificate", reason="SITE"

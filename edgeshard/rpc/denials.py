@@ -43,7 +43,7 @@ class Denials:
 
         if serial_of(pem()) not in accepted:
             raise DeniedError(
-                f"the certificate of {principal} was revoked; an operator lets it in again with edgectl token create",
+                f"the certificate of {principal} was revoked; an operator can admit it again with edgectl token create",
                 field="certificate",
                 reason="REVOKED",
             )

@@ -23,8 +23,8 @@ async def first_message(messages: AsyncIterator[MessageT], field: str, stream: s
             return await anext(aiter(messages), None)
     except TimeoutError:
         raise DeadlineError(
-            f"{field}: {stream} begins with it, and it did not come within {HELLO_TIMEOUT_S:g} s; "
-            "send it as soon as the stream is open",
+            f"{field}: {stream} must begin with it, and it did not arrive within {HELLO_TIMEOUT_S:g} s; "
+            "send it when the stream opens",
             field=field,
             reason="NO_HELLO",
         ) from None

@@ -108,5 +108,5 @@ class LinkWatch:
         if now - self._heard_at >= patience:
             return f"{'nothing came back' if self._is_open else 'no stream could be opened'} for {patience:.1f} s"
         if self._is_open and self._owes and now - self._moved_at >= patience:
-            return f"nothing that was sent came in for {patience:.1f} s"
+            return f"nothing that was sent was received for {patience:.1f} s"
         return None

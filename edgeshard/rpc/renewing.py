@@ -49,7 +49,7 @@ class RenewingChannel(grpc.aio.Channel):
                 self._newest = _Generation(self._make(), version)
                 self._retire(newest)
         except EdgeShardError as error:
-            log.error("the certificate is not taken up: %s", error.message)
+            log.error("the renewed certificate could not be loaded: %s", error.message)
         return self._newest
 
     def _retire(self, generation: _Generation) -> None:

@@ -73,8 +73,9 @@ class TlsFiles:
 
         if not is_signed_by(read_pem(self.cert, "tls-cert"), read_pem(self.ca, "tls-ca")):
             raise UnauthenticatedError(
-                f"--tls-cert {self.cert} is not of the authority in --tls-ca {self.ca}, and the site refuses it: give "
-                "files that belong together, or join again with a token of edgectl token create",
+                f"--tls-cert {self.cert} was not issued by the authority in --tls-ca {self.ca}, and the site "
+                "refuses it: give files that belong together, or join again with a token of edgectl token "
+                "create",
                 field="tls-cert",
                 reason="OTHER_AUTHORITY",
             )
@@ -91,9 +92,9 @@ class TlsFiles:
             check_valid_now(certificate, f"--tls-cert {self.cert}", time)
         else:
             raise FailedPreconditionError(
-                f"--tls-cert {self.cert} expired at {ends:%Y-%m-%d %H:%M} UTC, and this machine's clock says "
-                f"{time:%Y-%m-%d %H:%M} UTC: set the clock if it is wrong, else join again, with another token of "
-                "edgectl token create, or make another certificate",
+                f"--tls-cert {self.cert} expired at {ends:%Y-%m-%d %H:%M} UTC, and this machine's clock shows "
+                f"{time:%Y-%m-%d %H:%M} UTC: set the clock if it is wrong; otherwise join again with another "
+                "token of edgectl token create, or make another certificate",
                 field="tls-cert",
                 reason="EXPIRED",
             )
@@ -171,7 +172,7 @@ class _Following:
             self._files.check()
             configuration = self._files._server_configuration()
         except EdgeShardError as error:
-            log.error("certificate_not_taken_up", why=error.message)
+            log.error("certificate_not_reloaded", why=error.message)
             return None
         self._version = version
         return configuration
@@ -214,8 +215,8 @@ def chosen_tls(tls: TlsFiles | None, plaintext: bool) -> TlsFiles | None:
     """
     if tls is None and not plaintext:
         raise DeniedError(
-            "there are no TLS files: give --tls-ca, --tls-cert and --tls-key (see edgectl init and edgectl join), or "
-            "--plaintext for a site on this machine that anyone here may call",
+            "the TLS files are missing: give --tls-ca, --tls-cert and --tls-key (see edgectl init and "
+            "edgectl join), or --plaintext for a site on this machine that all its users may call",
             field="tls-cert",
             reason="TLS_REQUIRED",
         )

@@ -108,7 +108,7 @@ def read_archive(path: Path) -> Archive:
             else:
                 found[member.name] = _hashed(file)
     if document is None:
-        raise DataLossError(f"{path}: its end is missing: take another copy of the backup", field="file")
+        raise DataLossError(f"{path}: its end is missing: use another copy of the backup", field="file")
     try:
         listed = {name: ArchivedFile(int(of["size"]), str(of["sha256"])) for name, of in document["files"].items()}
         about = dict(document["about"])
@@ -117,7 +117,7 @@ def read_archive(path: Path) -> Archive:
     for name in sorted(listed.keys() | found.keys()):
         if listed.get(name) != found.get(name):
             raise DataLossError(
-                f"{path}: {name} is not as it was when the backup was made: take another copy of the backup",
+                f"{path}: {name} has changed since the backup was made: use another copy of the backup",
                 field="file",
                 reason="BACKUP_CHANGED",
             )
@@ -202,7 +202,7 @@ def _members(path: Path) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
         for member in tar:
             # Neither links nor directories, devices, or files with holes.
             if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse() or member.size < 0:
-                raise _no_archive(path, f"{member.name[:100]!r} is no ordinary file")
+                raise _no_archive(path, f"{member.name[:100]!r} is not a regular file")
             if not _is_name(member.name) or member.name in names:
                 raise _no_archive(path, f"it has a file named {member.name[:100]!r}")
             names.add(member.name)
@@ -263,7 +263,7 @@ def _exists(path: Path) -> AlreadyExistsError:
 
 
 def _no_archive(path: Path, why: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"{path} is no backup of edgectl backup: {why}", field="file", reason="NO_BACKUP")
+    return InvalidArgumentError(f"{path} is not a backup of edgectl backup: {why}", field="file", reason="NO_BACKUP")
 
 
 def _private(path: str, flags: int) -> int:

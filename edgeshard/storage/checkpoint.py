@@ -330,7 +330,7 @@ def read_header(path: Path, name: str = "") -> tuple[StoredTensor, ...]:
             raise truncated(name, "the header")
         (header_bytes,) = _LENGTH.unpack(prefix)
         if header_bytes > HEADER_LIMIT_BYTES:
-            what = f"says its header has {header_bytes} bytes; at most {HEADER_LIMIT_BYTES} are accepted"
+            what = f"declares a header of {header_bytes} bytes; at most {HEADER_LIMIT_BYTES} are accepted"
             raise malformed(name, what)
         if header_bytes > file_bytes - _LENGTH.size:
             raise truncated(name, "the header")
@@ -416,7 +416,7 @@ def _read_shards(model: ModelDirectory, notes: list[str], config: Mapping[str, A
             if places.get(tensor.name) == shard:
                 listed[tensor.name] = tensor
             elif tensor.name in others and tensor.name not in places:
-                what = f"does not say which of two tensors {tensor.name} counts; name its file there"
+                what = f"does not name the file of tensor {tensor.name}, which two files contain; name it there"
                 raise malformed(_INDEX, what, "weight_map")
             else:
                 others[tensor.name] = tensor

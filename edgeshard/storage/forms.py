@@ -145,7 +145,7 @@ def _recommended(generation_config: dict[str, Any]) -> tuple[GenerationDefaults,
 
 def _recommendation(name: str, value: object, kind: type[int] | type[float]) -> int | float:
     """The value as a request has it. Raises InvalidArgumentError for one that no request may have."""
-    refused = InvalidArgumentError(f"{name} is {repr(value)[:40]}, which is no {_KIND_NAMES[kind]}", field=name)
+    refused = InvalidArgumentError(f"{name} is {repr(value)[:40]}; it must be a {_KIND_NAMES[kind]}", field=name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise refused
     try:
@@ -267,7 +267,7 @@ def _check_charsmap(value: object) -> None:
         return
     data = growth.charsmap_bytes(value)
     if len(data) < 4 or int.from_bytes(data[:4], "little") > len(data) - 4:
-        raise malformed(TOKENIZER, f"has a {growth.CHARSMAP} that is shorter than it says")
+        raise malformed(TOKENIZER, f"has a {growth.CHARSMAP} that is shorter than it declares")
 
 
 def _found(value: object, key: str) -> Iterator[object]:

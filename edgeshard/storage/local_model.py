@@ -43,7 +43,7 @@ def check_places(model: LocalModel) -> None:
         size = blob_size(item)
         left = model.files[place.file].size - place.offset - size if place.file < len(model.files) else -1
         if left < 0 or (isinstance(item, FileInfo) and (left or place.offset or place.order)):
-            raise _misplaced(f"puts {item.name[:80]} where no file has its bytes")
+            raise _misplaced(f"gives {item.name[:80]} a place at which no file has its bytes")
         if place.order is not None and not place.order.fits(size):
             raise _misplaced(f"gives {item.name[:80]} an order of rows that {size} bytes cannot have")
     tensors = len(model.manifest.tensors)

@@ -78,5 +78,5 @@ def open_regular(path: Path, name: str = "") -> BinaryIO:
         raise malformed(name, f"cannot be read: {error.strerror}", reason="UNREADABLE_FILE") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise malformed(name, "is no regular file", reason="NOT_A_FILE")
+        raise malformed(name, "is not a regular file", reason="NOT_A_FILE")
     return os.fdopen(descriptor, "rb")

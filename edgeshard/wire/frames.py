@@ -225,7 +225,7 @@ class FrameReader:
             return Accepted((step, *(self._take_complete() if self._partial else ())), None, size)
         partial = self._partial.get(header.step) or _Partial(header.parts)
         if partial.parts != header.parts:
-            raise FrameRefusedError(f"step {header.step} came with two different numbers of parts", field="parts")
+            raise FrameRefusedError(f"step {header.step} arrived with two different part counts", field="parts")
         if header.part in partial.payloads:
             return Accepted(payload_bytes=size, parts=header.parts)
         self._check_part(header, size, partial.part_bytes)
@@ -379,7 +379,7 @@ def _check_plan(step: pb.Step, max_tokens: int) -> int:
             position, targets = span.targets.position, len(span.targets.tokens)
             behind = position - span.first_position
             if not (targets > 0 and 0 < behind <= behind + targets - 1 <= count):
-                raise FrameRefusedError("span's targets are not behind its positions", field="targets")
+                raise FrameRefusedError("span's targets do not follow its positions", field="targets")
         tokens += count
     if tokens > max_tokens:
         raise FrameRefusedError(f"step has {tokens} tokens, this stage takes {max_tokens}", field="token_count")
@@ -390,7 +390,7 @@ def _check_guesses(span: pb.Span) -> None:
     guesses, count = span.guesses, span.guesses.assumed_count
     certain = span.first_position + span.token_count - count
     if not (0 < count < span.token_count and span.sample):
-        raise FrameRefusedError("span's guesses are not behind a certain token", field="guesses")
+        raise FrameRefusedError("span's draft tokens do not follow an accepted token", field="guesses")
     if guesses.confirmed != certain:
         raise FrameRefusedError(f"span confirms {guesses.confirmed} positions of {certain}", field="guesses")
 

@@ -80,8 +80,8 @@ def invitation_from_text(text: str) -> Invitation:
         return _Reader(decoded).invitation()
     except (ValueError, IndexError, binascii.Error, InvalidArgumentError):
         raise InvalidArgumentError(
-            f"the token is damaged or no token: take the whole word, {TOKEN_PREFIX}..., that edgectl token create "
-            "printed",
+            f"the token is damaged or incomplete: copy the whole word, {TOKEN_PREFIX}..., that edgectl "
+            "token create printed",
             field="token",
             reason="TOKEN",
         ) from None
@@ -109,7 +109,7 @@ def _host_to_bytes(host: str) -> bytes:
         return bytes([_V4 if address.version == 4 else _V6]) + address.packed
     name = host.encode()
     if not 0 < len(name) <= _LONGEST_HOST:
-        raise InvalidArgumentError(f"host {host[:80]!r} is no host: give a name or an address", field="host")
+        raise InvalidArgumentError(f"host {host[:80]!r} is not a host: give a name or an address", field="host")
     return bytes([_NAME + len(name) - 1]) + name
 
 

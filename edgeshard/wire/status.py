@@ -93,7 +93,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError, target: str = "") -> EdgeShardEr
         )
         return UnavailableError(f"cannot reach{where}: {details}{hint}", retry_after_s=1.0)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return DeadlineError(f"no answer in time from{where}")
+        return DeadlineError(f"no answer from{where} within the timeout")
     number = code.value[0]
     name = code_pb2.Code.Name(number) if number in code_pb2.Code.values() else "UNKNOWN"
     return ERROR_BY_CODE.get(number, InternalError)(details or name, reason=name)

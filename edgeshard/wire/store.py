@@ -77,7 +77,7 @@ def check_form(manifest: ModelManifest) -> None:
     """Check a manifest without its digests. Raises as `validate_manifest` does."""
     shape = parse_config(manifest.config)
     if manifest.architecture != shape.architecture:
-        raise _invalid("architecture", f"is {manifest.architecture[:40]!r}, but config_json says {shape.architecture}")
+        raise _invalid("architecture", f"is {manifest.architecture[:40]!r}, but config_json has {shape.architecture}")
     # Before anything is listed by layer: a config may claim two thousand million of them.
     if shape.layer_count > len(manifest.tensors):
         raise _invalid(

@@ -92,7 +92,7 @@ async def test_a_deployment_is_deleted_once(site: ChaosSite, action: Action) -> 
         await site.client.delete_deployment(name)
     await site.until(lambda: gone(site))
     assert logged(site, "command_sent", kind="ReleaseStage", deployment=name) == 3
-    assert logged(site, "deployment_forgotten", deployment=name) == 1
+    assert logged(site, "deployment_removed", deployment=name) == 1
     with pytest.raises(NotFoundError):
         await site.client.delete_deployment(name)
     again = await site.client.deploy(spec(name=name), wait=False)

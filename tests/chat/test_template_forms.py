@@ -160,7 +160,7 @@ def test_the_first_failure_is_the_one_that_is_raised() -> None:
         rendered(CALLS + "{{ objects.x if call.function.arguments is mapping else texts.x }}" + END, called())
     with pytest.raises(InvalidArgumentError, match="roles alternate"):
         rendered("{{ raise_exception('roles alternate') }}", called())
-    with pytest.raises(UnsupportedModelError, match="is no template"):
+    with pytest.raises(UnsupportedModelError, match="is not a valid template"):
         rendered("{% for %}", called())
 
 

@@ -145,13 +145,13 @@ def test_a_changed_byte_changes_nothing(mill: Path, home: Path) -> None:
     (home / "mill.backup").write_bytes(content[:where] + bytes([content[where] ^ 1]) + content[where + 1 :])
     before = sorted(home.rglob("*"))
     result = edgectl("restore", "mill.backup", "-d", "again", "--state-dir", "other")
-    assert result.exit_code == 1 and "take another copy" in result.output
+    assert result.exit_code == 1 and "use another copy" in result.output
     assert sorted(home.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
     ("statement", "said"),
-    [("PRAGMA user_version=99", "newer edgeshard-coordinator"), ("DROP TABLE term", "no coordinator's state")],
+    [("PRAGMA user_version=99", "newer edgeshard-coordinator"), ("DROP TABLE term", "is not a coordinator's state")],
 )
 def test_a_state_that_no_coordinator_could_open_is_not_put_in_place(
     mill: Path, home: Path, statement: str, said: str
@@ -200,7 +200,7 @@ def test_the_installed_coordinator_is_found(
         record = installation.to_text(Record(options))
         (etc / "coordinator.installed.json").write_text(record)
     printed = done("backup", "mill.backup")
-    assert "site mill" in printed and ("key of an authority" in printed) is not has_record
+    assert "site mill" in printed and ("the authority's key" in printed) is not has_record
     done("restore", "mill.backup", "--state-dir", "other")
     assert (home / "pki/coordinator/key.pem").read_bytes() == (home / "site/coordinator/key.pem").read_bytes()
     assert (home / "pki/ca.key").exists() is has_record

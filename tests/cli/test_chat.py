@@ -150,7 +150,7 @@ def test_a_conversation_remembers_what_was_said(terminal: Terminal, site: Any) -
     terminal.type(
         "/system Be brief.", "One \\", "two", '"""three', "four", '"""', "/clear", "Bye", "/nonsense", "/help"
     )
-    assert "/nonsense is no command" in terminal.until("Ctrl-C stops an answer")
+    assert "/nonsense is not a command" in terminal.until("Ctrl-C stops an answer")
     terminal.type("/quit")
     assert terminal.end() == 0
     talk = [("user", "Hello"), ("assistant", ANSWER)]

@@ -99,5 +99,5 @@ def test_a_dump_of_another_version_differs_with_the_reason(edgectl: Any, tmp_pat
     path = tmp_path / "site.json"
     path.write_text(json.dumps({"dump": 1, "coordinator": {"state": {}, "ring": {}}, "nodes": {"a": {"state": 1}}}))
     result = edgectl("debug", "replay", str(path))
-    assert result.exit_code == 1 and result.stdout.count("this is no dump") == 2
+    assert result.exit_code == 1 and result.stdout.count("the file is not a dump") == 2
     assert "does not lead to the state" in result.stderr

@@ -11,7 +11,7 @@ import pytest
 from edgeshard.cli.main import COMMANDS, Lazy
 
 HEAVY = ("torch", "transformers", "ortools", "fastapi", "grpc", "google.protobuf", "numpy")
-OWN_AT_START = {"edgeshard", "edgeshard.cli", "edgeshard.cli.connect", "edgeshard.cli.main"} | {
+OWN_AT_START = {"edgeshard", "edgeshard.cli", "edgeshard.cli.connect", "edgeshard.cli.main", "edgeshard.cli.usage"} | {
     *("edgeshard.domain", "edgeshard.domain.errors", "edgeshard.rpc", "edgeshard.rpc.environment")
 }
 """What the list of commands needs of EdgeShard."""

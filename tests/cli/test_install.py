@@ -94,7 +94,7 @@ def test_enabling_is_undone(tmp_path: Path) -> None:
         (("install", "agent", "--plaintext"), 2, "--name is required"),
         (("install", "agent", "--plaintext", "--name", "a/b"), 2, "name"),
         (("install", "agent", "--name", "a"), 2, "--credentials DIR is required"),
-        (("install", "coordinator"), 2, "say --plaintext"),
+        (("install", "coordinator"), 2, "give --plaintext"),
         (
             ("install", "agent", "--plaintext", "--name", "a", "--coordinator", "10.0.0.2:7600"),
             4,

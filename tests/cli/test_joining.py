@@ -165,7 +165,7 @@ async def test_credentials_are_not_replaced_by_accident(mill: Mill, admin: Run, 
         (("--node", "b", "--ttl", "soon"), 2, "ttl 'soon' is not a duration"),
         (("--node", "b", "--ttl", "1s"), 2, "from 10 seconds"),
         (("--node", "../b"), 2, "not a valid name"),
-        (("--node", "b", "--host", "a b"), 2, "is no host"),
+        (("--node", "b", "--host", "a b"), 2, "is not a host"),
     ],
 )
 async def test_tokens_that_cannot_be(admin: Run, arguments: tuple[str, ...], code: int, says: str) -> None:
@@ -206,7 +206,7 @@ async def test_a_token_is_listed_and_revoked(mill: Mill, admin: Run, run: Run, t
         assert token.secret.hex() not in shown and text.removeprefix("edgeshard2-")[-20:] not in shown
     assert (await admin("token", "revoke", token.token_id))[0] == 0
     code, _, said = await run("join", text)
-    assert code == 4 and "the token is not known here" in said
+    assert code == 4 and "the token is unknown here" in said
     assert not (tmp_path / "config").exists()
     for unknown in (token.token_id, text):
         code, _, said = await admin("token", "revoke", unknown)

@@ -41,7 +41,7 @@ def test_a_dry_run_needs_the_config_alone(edgectl: Any, config: dict[str, Any], 
         assert "auto_map" not in result.stderr
     path.write_text(json.dumps({**config, "auto_map": {"AutoConfig": "x.Config"}}))
     result = edgectl("model", "add", str(path), "--dry-run", "--cluster", str(CLUSTER))
-    assert "note: its config.json names code of its own (auto_map), which is neither fetched nor run" in result.stderr
+    assert "note: its config.json names its own code (auto_map), which is neither fetched nor run" in result.stderr
     path.write_text(json.dumps({**config, "num_hidden_layers": 400}))
     result = edgectl("model", "add", str(path), "--dry-run", "--cluster", str(CLUSTER))
     assert result.exit_code == 1, "nothing fits"

@@ -180,7 +180,7 @@ def test_energy_is_printed_where_the_power_of_the_nodes_is_known(tmp_path: Path)
     assert values["stages"][0]["power"] == {"idle_w": 15, "busy_w": 40, "measured": False}
     assert values["joules_per_token"] < data("--concurrency", "4")["joules_per_token"]
     table = run("--objective", "energy", "--max-time-per-token", "1").output
-    assert "J per token, that of these nodes alone" in table and "in energy per token" in table
+    assert "J per token, of these nodes only" in table and "in energy per token" in table
     assert {row["joules_per_token"] is None for row in data("--compare")} == {False}
 
     unknown = tmp_path / "site.toml"
@@ -190,10 +190,10 @@ def test_energy_is_printed_where_the_power_of_the_nodes_is_known(tmp_path: Path)
     )
     unknown.write_text(f'source = "pi"\n{nodes}[link]\nbandwidth_bps = 1e9\n[model]\ndtype = "float16"\n')
     shown = run("--compare", cluster=unknown)
-    assert shown.exit_code == 0 and "no J/TOKEN with pi, whose power is not known" in shown.stderr
+    assert shown.exit_code == 0 and "no J/TOKEN with pi, whose power is unknown" in shown.stderr
     assert "J per token" not in run(cluster=unknown).output
     refused = run("--objective", "energy", cluster=unknown)
-    assert refused.exit_code == 2 and "the power of pi is not known" in refused.stderr
+    assert refused.exit_code == 2 and "the power of pi is unknown" in refused.stderr
 
 
 def eval_layers(text: str) -> int:
@@ -425,7 +425,7 @@ def test_streaming_is_offered_with_its_speed_and_never_done_unasked(small_nodes:
     refused = run(cluster=small_nodes, model="llama2-13b")
     assert refused.exit_code == 1
     assert "with --allow-streaming it would run: right holds 7.9 of 17 GB and streams 8.9" in refused.stdout
-    assert "a token alone" in refused.stdout and "a day from its disk" in refused.stdout
+    assert "a token for a single request" in refused.stdout and "a day from its disk" in refused.stdout
     asked = run("-o", "json", cluster=small_nodes, model="llama2-13b")
     assert json.loads(asked.stdout)["offer"]["stages"][1]["streaming"]["streamed_bytes"] > 8e9
 
@@ -433,7 +433,7 @@ def test_streaming_is_offered_with_its_speed_and_never_done_unasked(small_nodes:
 def test_a_plan_that_streams_says_what_it_reads_and_what_would_do_without(small_nodes: Path) -> None:
     result = run("--allow-streaming", cluster=small_nodes, model="llama2-13b")
     assert result.exit_code == 0, result.output
-    assert "streams 8.9 from its disk at 2.1 GB/s: 4.8 s a token alone" in result.stdout
+    assert "streams 8.9 from its disk at 2.1 GB/s: 4.8 s a token for a single request" in result.stdout
     assert "one more node like right would bring" in result.stdout and "GB more memory in right" in result.stdout
     plan = data("--allow-streaming", cluster=small_nodes, model="llama2-13b")
     assert [stage["streaming"] is None for stage in plan["stages"]] == [True, False]
@@ -548,7 +548,7 @@ def test_a_plan_is_verified(halls: Path) -> None:
     ("options", "words"),
     [
         (("--rule", "avoid x"), "rule[0].nodes: there is no node x"),
-        (("--rule", "use a", "--rule", "near b"), "rule[1].rule: 'near b' is no rule"),
+        (("--rule", "use a", "--rule", "near b"), "rule[1].rule: 'near b' is not a rule"),
         (("--rule", "avoid c", "--allow-streaming"), "allow_streaming is not for plans under rules"),
         (("--rule", "avoid c", "--objective", "energy"), "objective energy is not for plans under rules"),
         (("--verify", "--compare"), "--verify checks one plan"),

@@ -87,7 +87,10 @@ def test_a_plan_says_what_guesses_are_worth(measured: Any, plan: Any, data: Any)
         (line,) = [line for line in plan(*arguments).stdout.splitlines() if line.startswith("speculation:")]
         return str(line)
 
-    assert "a node, the model or its dtype promises no equal bits (bits)" in said() and data()["speculation"] == "bits"
+    assert (
+        "a node, the model or its dtype does not guarantee equal bits (bits)" in said()
+        and data()["speculation"] == "bits"
+    )
     measured.nodes = [replace(node, facts=replace(node.facts, takes_guesses=True)) for node in measured.nodes]
     half = data("--kv-dtype", "float16")
     assert half["speculation"] == "bits" and half["guesses"] is None
@@ -96,7 +99,7 @@ def test_a_plan_says_what_guesses_are_worth(measured: Any, plan: Any, data: Any)
     measured.traffic = NO_TRAFFIC.after(100, 200, guesses=counts)
     found = data("--new-tokens", "50", "--prompt-tokens", "9")["guesses"]
     assert found["right"] == pytest.approx(80 / 115) and 1.0 < found["times"] <= 115 / 35
-    assert f"{found['times']:.1f} times the tokens/s where 70 % are right" in said()
+    assert f"{found['times']:.1f} times the tokens/s if 70 % are accepted" in said()
     promised = data("--max-time-per-token", "9")
     assert promised["speculation"] == "promise" and promised["guesses"] is None
     assert "guesses" not in data("--what-if", "+1 h200") and "speculation" not in plan("--what-if", "+1 h200").stdout
@@ -156,7 +159,7 @@ def test_without_a_source_prompts_come_in_at_the_largest_measured_node(site: Any
     assert result.stdout == "a=0:12\n" and "b: left out" in result.stderr
     site.nodes = [replace(node, connected=False) for node in site.nodes]
     away = edgectl(*arguments)
-    assert away.exit_code == 5 and "no node of the site is there" in away.stderr
+    assert away.exit_code == 5 and "no node of the site is connected" in away.stderr
 
 
 def test_what_is_said_of_a_node_that_is_left_out_is_no_mistake(measured: Any, plan: Any, data: Any) -> None:
@@ -173,7 +176,7 @@ def test_a_starting_node_is_left_out_and_a_note_says_so(measured: Any, plan: Any
     alone = data("--exclude", "b")["placement"]
     measured.nodes[1] = replace(measured.nodes[1], starting=True)
     assert data()["placement"] == alone
-    assert "note: b: left out, still starting; ask again in a moment" in plan().stderr
+    assert "note: b: left out, still starting; try again in a moment" in plan().stderr
     assert "still starting" not in plan("--exclude", "b").stderr
 
 

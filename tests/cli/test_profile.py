@@ -100,7 +100,7 @@ def test_a_link_that_was_not_measured_is_named_and_makes_it_exit_1(edgectl: Any,
     measured.progress = [measured.told("a", 40, "", finished=True, missed=("b",))]
     result = edgectl("profile", "a")
     assert result.exit_code == 1
-    assert "not measured: a -> b; the log of a says why" in result.stderr.splitlines()
+    assert "not measured: a -> b; see the log of a" in result.stderr.splitlines()
     assert "0 links, none to b" in result.stdout and "BANDWIDTH" not in result.stdout, "what was known is no result"
     (row,) = json.loads(edgectl("profile", "a", "-o", "json").stdout)
     assert (row["failure"], row["links"], row["missed"]) == (None, [], ["b"])
@@ -142,8 +142,8 @@ def test_ctrl_c_leaves_and_says_that_measuring_goes_on(measured: Any) -> None:
             assert measured.cancelled.wait(60)
             assert process.wait(60) == 130
             said = process.stderr.read()
-            assert b"the nodes go on measuring" in said and b"Traceback" not in said
-            assert b"restarting a node's agent" in said
+            assert b"the nodes continue to measure" in said and b"Traceback" not in said
+            assert b"restart its agent" in said
         finally:
             process.kill()
 
@@ -170,5 +170,5 @@ def test_a_node_that_was_busy_is_marked(edgectl: Any, measured: Any) -> None:
     assert doubts == [[], ["busy while measured (others took 40% of its cores)"]]
     described = edgectl("describe", "node", "b").stdout
     assert "  doubtful: busy while measured (others took 40% of its cores)\n" in described
-    assert "measured again by itself" in described
+    assert "measured again automatically" in described
     assert "doubtful" not in edgectl("describe", "node", "a").stdout

@@ -206,10 +206,10 @@ def test_a_deployment_shows_what_was_predicted_of_it_and_the_note(edgectl: Any, 
 @pytest.mark.parametrize(
     ("guesses", "words"),
     [
-        (None, "tokens are guessed, and no answer changes; none were seen yet for this model"),
-        (ExpectedGuesses(7, 0.625, 1.64), "and no answer changes: up to 7 in a step; a request alone gets 1.6 times "
-         "the tokens/s where 62 % are right, as of those seen"),
-        (ExpectedGuesses(1, 0.5, 1.2), "changes: one in a step; a request alone gets 1.2 times"),
+        (None, "draft tokens are used, and no answer changes; none were seen yet for this model"),
+        (ExpectedGuesses(7, 0.625, 1.64), "and no answer changes: up to 7 in a step; a single request gets 1.6 times "
+         "the tokens/s if 62 % are accepted, the observed share"),
+        (ExpectedGuesses(1, 0.5, 1.2), "changes: one in a step; a single request gets 1.2 times"),
         (ExpectedGuesses(0, 0.5, 1.0), "changes: none pays here; 50 % of those seen were right"),
         (ExpectedGuesses(7, 0.5), "changes: 50 % of those seen were right; what rows cost here is not measured"),
     ],
@@ -226,7 +226,7 @@ def test_a_placement_says_what_guesses_are_worth(
     assert as_json["speculation"] == "apart" and as_json["guesses"] == (None if guesses is None else asdict(guesses))
     off = replace(guessing, speculation=Speculation.STATES)
     site.states = [replace(site.states[0], placement=off)]
-    assert "nothing is guessed: no memory for the states behind guesses" in " ".join(edgectl(*deploy).stdout.split())
+    assert "off: no memory for the states after draft tokens" in " ".join(edgectl(*deploy).stdout.split())
 
 
 def test_a_deployment_without_a_prediction_says_nothing_of_one(edgectl: Any) -> None:

@@ -92,7 +92,7 @@ def test_what_stays_says_why_and_is_no_failure(edgectl: Any, site: Any, found: R
 
 
 def test_a_deployment_that_could_not_move_fails_and_says_where_it_is(edgectl: Any, site: Any, found: Replan) -> None:
-    lost = UnavailableError("node c went away while deployment tales was loading", reason="NODE_LOST")
+    lost = UnavailableError("node c disconnected while deployment tales was loading", reason="NODE_LOST")
     site.states = [
         site.deployment_in(DeploymentPhase.LOADING),
         site.deployment_in(DeploymentPhase.WAITING, lost),
@@ -100,8 +100,8 @@ def test_a_deployment_that_could_not_move_fails_and_says_where_it_is(edgectl: An
     ]
     result = edgectl("replan", "tales")
     assert result.exit_code == 1
-    assert "did not move (node c went away while deployment tales was loading)" in result.stderr
-    assert "goes on with a=0:4,b=4:9" in result.stderr
+    assert "did not move (node c disconnected while deployment tales was loading)" in result.stderr
+    assert "stays on a=0:4,b=4:9" in result.stderr
 
 
 def test_without_waiting_it_is_only_asked(edgectl: Any, site: Any, found: Replan) -> None:

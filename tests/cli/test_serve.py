@@ -142,7 +142,7 @@ async def test_grow_moves_to_the_next_node_where_that_gains(start: Callable[...,
         options = ("--foreground", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "node"))
         start(*line.split(), *options, **emulate)
         said = site.until(r"moving fairy-tales to (\S+): (\d+) % more tokens/s \((\S+) instead of (\S+)\)$")
-        site.until(r"fairy-tales has moved; what ran went on$")
+        site.until(r"fairy-tales has moved; running requests continued$")
         after = (await client.deployment("fairy-tales")).placement
         assert after.predicted is not None
         assert [str(stage.node_name) for stage in after.stages] == [_node_name(), "node-2"]

@@ -118,7 +118,7 @@ async def test_it_serves_and_ends_in_order(start: Any, tmp_path: Path) -> None:
         ((), 2, "error: --listen is required"),
         (("--listen", "127.0.0.1:0", "--tls-ca", "ca.pem"), 2, "error: --tls-cert is missing"),
         (("--listen", "127.0.0.1:0", "--config", "{config}"), 2, "unknown key 'lisen'"),
-        (("--listen", "127.0.0.1:0", "--quotas", "{config}"), 2, "'coordinator' is no identity"),
+        (("--listen", "127.0.0.1:0", "--quotas", "{config}"), 2, "'coordinator' is not an identity"),
         (
             ("--listen", "127.0.0.1:0", "--http-listen", "0.0.0.0:0"),
             4,
@@ -148,7 +148,7 @@ async def test_a_gateway_without_keys_is_for_loopback_alone(start: Any, tmp_path
     state = ("--state-dir", str(tmp_path / "state"))
     process = await start("--listen", "127.0.0.1:0", *state, *http, "--http-no-key")
     _, stderr = await asyncio.wait_for(process.communicate(), DEADLINE_S)
-    assert process.returncode == 4 and "--http-no-key is for loopback alone" in stderr.decode()
+    assert process.returncode == 4 and "--http-no-key works on loopback only" in stderr.decode()
 
 
 async def test_a_gateway_on_loopback_may_do_without_keys(start: Any, tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ async def test_a_coordinator_ends_in_order_when_its_terminal_is_gone(tmp_path: P
         process.send_signal(signal.SIGHUP)  # the terminal is there: settings are read again
         said = b""
         async with asyncio.timeout(DEADLINE_S):
-            while b"settings_taken_up" not in said:
+            while b"settings_reloaded" not in said:
                 said += await asyncio.to_thread(os.read, terminal, 1 << 16)
         assert process.returncode is None
         os.close(terminal)

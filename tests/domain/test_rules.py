@@ -151,7 +151,7 @@ def test_a_cap_on_figures_that_nobody_has_is_refused_and_one_that_some_have_leav
             resolve([parse_rule(text)], bare)
         assert refused.value.field == "rule[0].limit" and "label node" in refused.value.message
     conditions = resolve([parse_rule("max-watts 500")], NODES)
-    assert broken(conditions, {"a", "d"}) == ("max-watts 500: watts is not known: d",)
+    assert broken(conditions, {"a", "d"}) == ("max-watts 500: watts is unknown: d",)
     assert broken(conditions, {"a", "b"}) == () and barred(conditions, "d") and not barred(conditions, "a")
 
 

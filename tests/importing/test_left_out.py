@@ -124,7 +124,7 @@ def test_of_qwens_mixtures_pictures_and_blocks_for_further_tokens_are_left_out(t
     note = "its blocks for predicting further tokens (1.0 MiB) are left out"
     assert further_notes(Source(directory), config) == (note,), "as a plan says it, from the headers"
     (named,) = further_notes(Source(directory / "config.json"), config)
-    assert named == "its config.json names a block for predicting further tokens; where it has them they are left out"
+    assert named == "its config.json names a block for predicting further tokens; they are left out"
     assert imported.notes == (
         "only its text is run: weights of its other parts, such as those for pictures, are left out",
         "its blocks for predicting further tokens (1.0 MiB) are left out",

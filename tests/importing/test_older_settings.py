@@ -71,5 +71,5 @@ def test_recommendations_that_cannot_be_used_are_noted(make_checkpoint: MakeChec
     recommended = {"do_sample": True, "temperature": "0.7", "top_p": 1.5, "top_k": 20}
     imported = added(make_checkpoint(), {"generation_config.json": recommended}, tmp_path / "scratch")
     first, second = imported.notes
-    assert first == "generation_config.json: temperature is '0.7', which is no number; this recommendation is left out"
+    assert first == "generation_config.json: temperature is '0.7'; it must be a number; this recommendation is left out"
     assert second.startswith("generation_config.json: top_p")

@@ -193,7 +193,7 @@ def test_a_model_with_such_a_file_alone_gets_a_tokenizer(tmp_path: Path) -> None
 def test_a_tokenizer_whose_pattern_is_not_known_is_refused_with_what_to_do() -> None:
     for settings in ({}, {"tokenizer_class": "SomeTokenizer"}, {"tiktoken_pattern": "p50k"}):
         with pytest.raises(
-            UnsupportedModelError, match=r"put the model's tokenizer\.json beside it, or the name"
+            UnsupportedModelError, match=r"put the model's tokenizer\.json next to it, or the name"
         ) as caught:
             tokenizer_of("x.tiktoken", file_of(ranks()), settings)
         assert caught.value.field == "tokenizer_config.json" and caught.value.reason == "UNKNOWN_TOKENIZER"
@@ -202,9 +202,9 @@ def test_a_tokenizer_whose_pattern_is_not_known_is_refused_with_what_to_do() -> 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"IQ== 0\nno base64! 1\n", "is no token in base64"),
-        (b"IQ==\n", "is no token in base64"),
-        (b"IQ== x\n", "is no token in base64"),
+        (b"IQ== 0\nno base64! 1\n", "is not a base64 token"),
+        (b"IQ==\n", "is not a base64 token"),
+        (b"IQ== x\n", "is not a base64 token"),
         (b"IQ== 0\n", "no token for some byte"),
         (file_of(ranks()).replace(b" 899\n", b" 900\n"), "ranks other than 0"),
         (file_of(ranks()) + b"IQ== 900\n", "one token twice"),

@@ -89,7 +89,7 @@ async def test_another_site_is_not_shown_the_token(tmp_path: Path) -> None:
             stranger = await admin.create_token(Role.AGENT, "b")
         result = await typed(box, line_without_edgeshard(replace(token, authorities=stranger.authorities)))
         assert result.returncode == 1
-        assert "is not the site that the token is of" in result.stderr
+        assert "is not the site of the token" in result.stderr
         async with mill.client() as admin:
             assert not [entry for entry in await admin.audit() if entry.what == "ListWheels"]
         assert tree(box.home) == []
@@ -100,7 +100,7 @@ async def test_a_box_without_wheels_hears_so_before_any_download(tmp_path: Path)
         box = Box(tmp_path)
         result = await typed(box, line_without_edgeshard(token))
         assert result.returncode == 1
-        assert f"this site has wheels for {OTHER} with Python 3.{PYTHON[1:]}; this machine is" in result.stderr
+        assert f"this site has wheels for {OTHER} with Python 3.{PYTHON[1:]}, but this machine is" in result.stderr
         assert tree(box.home) == []
 
 

@@ -219,7 +219,7 @@ def test_nodes_of_unknown_power_are_named() -> None:
     first, second = problem.cluster.nodes
     without = replace(second, device=replace(second.device, idle_w=None, busy_w=None))
     problem = replace(problem, cluster=replace(problem.cluster, nodes=(first, without)))
-    with pytest.raises(InvalidArgumentError, match="power of gpu is not known; give idle_w and busy_w") as caught:
+    with pytest.raises(InvalidArgumentError, match="power of gpu is unknown; give idle_w and busy_w") as caught:
         plan(problem)
     assert (caught.value.field, caught.value.reason) == ("objective", "UNKNOWN_POWER")
     assert joules(plan(replace(problem, exclude=("gpu",)))) < inf

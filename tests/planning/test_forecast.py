@@ -108,7 +108,7 @@ def test_a_long_prompt_goes_in_slices_while_nobody_decodes() -> None:
     assert found.ttft_s.mean < 0.9 * whole_s
     prefills = [v for v in found.visits if v.kind == "prefill" and v.station == result.stages[0].node]
     assert len(prefills) > 1024 / 512, "more than the budget of a step would make"
-    (line,) = [line for line in explain(result) if line.startswith("A prompt alone goes in slices of ")]
+    (line,) = [line for line in explain(result) if line.startswith("A single prompt is sent in slices of ")]
     whole_ms = 1000 * whole_s
     assert line.endswith(f"not {whole_ms:.1f} ms." if whole_ms < 1000 else f"not {whole_ms / 1000:.2f} s.")
     assert not any("slices" in line for line in explain(planned()))

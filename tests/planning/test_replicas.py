@@ -159,7 +159,7 @@ def test_one_request_goes_to_the_node_that_is_best_for_the_objective(objective: 
     assert fastest.prediction is not None
     assert fastest.prediction.cost(problem.goal) == pytest.approx(seconds[best], rel=1e-12)
     row = rows_of(problem)["whole-fastest"]
-    assert row.reason.startswith(f"requests come in at {best}; ") and row.request_s == fastest.prediction.request_s
+    assert row.reason.startswith(f"requests enter at {best}; ") and row.request_s == fastest.prediction.request_s
 
 
 def test_of_equal_nodes_the_source_is_taken() -> None:

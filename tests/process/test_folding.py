@@ -81,7 +81,7 @@ def test_a_daemon_that_cannot_accept_says_so_in_kilobytes() -> None:
     assert len(done.stderr) < 500_000
     left_out: Counter[str] = Counter()
     for event in events:
-        if event["event"] == "lines_left_out":
+        if event["event"] == "lines_suppressed":
             left_out[event["of"]] += event["lines"]
     for name, made in (("refused", 300), ("socket.accept() out of system resource", 5000)):
         assert names[name] + left_out[name] == made

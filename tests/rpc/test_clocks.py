@@ -68,7 +68,7 @@ def test_a_certificate_is_compared_with_the_clock(authority: Authority) -> None:
         with pytest.raises(FailedPreconditionError) as caught:
             check_valid_now(authority.certificate_pem, "the certificate of x", wrong)
         assert (caught.value.reason, caught.value.field) == ("CLOCK", "clock")
-        assert caught.value.message.startswith(f"this machine's clock says {wrong:%Y-%m-%d %H:%M} UTC, but the ")
+        assert caught.value.message.startswith(f"this machine's clock shows {wrong:%Y-%m-%d %H:%M} UTC, but the ")
         assert "timedatectl" in caught.value.message
 
 
@@ -80,7 +80,7 @@ async def test_joining_with_a_wrong_clock_names_the_clock(
     (der,) = ders_of(authority.certificate_pem)
     principal = Principal(SITE, Role.AGENT, "pi")
     invitation = Invitation(authority_digest(der), principal, address, address, b"s" * 16)
-    with pytest.raises(FailedPreconditionError, match="this machine's clock says") as caught:
+    with pytest.raises(FailedPreconditionError, match="this machine's clock shows") as caught:
         await joining.enrol(invitation, new_key())
     assert caught.value.reason == "CLOCK"
 
@@ -98,5 +98,5 @@ async def test_a_call_with_a_clock_before_the_own_certificate_names_it(
 ) -> None:
     operator = Principal(SITE, Role.OPERATOR, "admin")
     files = issued(authority, operator, tmp_path / "operator", now() + timedelta(days=1))
-    with pytest.raises(FailedPreconditionError, match=r"this machine's clock says .* but --tls-cert "):
+    with pytest.raises(FailedPreconditionError, match=r"this machine's clock shows .* but --tls-cert "):
         files.check()  # type: ignore[attr-defined]

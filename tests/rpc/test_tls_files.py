@@ -116,7 +116,7 @@ def test_a_certificate_of_another_authority_is_named_by_its_own_process(tmp_path
     ours, theirs = (Identities(tmp_path, site).of(Role.AGENT, "a") for site in ("ours", "theirs"))
     mixed = TlsFiles(ours.ca, theirs.cert, theirs.key)
     for credentials in (mixed.channel_credentials, mixed.server_credentials):
-        with pytest.raises(UnauthenticatedError, match="is not of the authority in --tls-ca") as caught:
+        with pytest.raises(UnauthenticatedError, match="was not issued by the authority in --tls-ca") as caught:
             credentials()
         assert caught.value.reason == "OTHER_AUTHORITY"
     both = tmp_path / "both.pem"

@@ -284,7 +284,7 @@ def test_of_two_tensors_with_one_name_the_index_chooses(make_checkpoint: MakeChe
     checkpoint = open_checkpoint(directory)
     assert set(build_manifest("tiny", checkpoint).tensors) == set(plain.tensors) and not checkpoint.notes
     change_index(directory, lambda places: places.pop(name))
-    with pytest.raises(InvalidArgumentError, match="does not say which of two tensors"):
+    with pytest.raises(InvalidArgumentError, match="does not name the file of tensor"):
         open_checkpoint(directory)
 
 

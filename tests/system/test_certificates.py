@@ -120,7 +120,7 @@ async def test_a_node_that_is_revoked_under_a_stream_leaves_and_no_token_is_lost
         assert after.epoch > before.epoch and "b" not in [stage.node_name for stage in after.placement.stages]
         assert "b" not in [node.name for node in await admin.nodes()]
         await mill.agents["b"].ended(60.0)
-        assert "was taken out of the site" in mill.agents["b"].log_tail() or "revoked" in mill.agents["b"].log_tail()
+        assert "was removed from the site" in mill.agents["b"].log_tail() or "revoked" in mill.agents["b"].log_tail()
         await refused_by_its_neighbours(mill, files["b"])
         with pytest.raises(Exception, match="revoked"):
             await mill.start_agent("b", files["b"])

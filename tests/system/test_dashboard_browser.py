@@ -71,7 +71,7 @@ EMPTY = {
     "playground": "No deployment is ready",
     "models": "The store has no model",
     "keys": "Keys",
-    "nodes": "Make the line",
+    "nodes": "Create the command",
     "events": "Nothing has happened yet",
 }
 """What screens of an empty site say."""
@@ -332,7 +332,7 @@ async def test_nothing_is_cut_while_a_page_is_in_use(site: Site, browser: Browse
         await page.get_by_text("No step ran").or_(page.locator(".timeline")).first.wait_for()
         assert await cuts_at_all_sizes(page) == []
         await show(page, "deployments/tales")
-        await page.get_by_role("button", name="Look for a better placement").click()
+        await page.get_by_role("button", name="Find a better placement").click()
         await expect(page.locator("section", has_text="Move").get_by_role("status").first).not_to_have_text("…")
         assert await cuts_at_all_sizes(page) == []
         await show(page, "playground")
@@ -497,7 +497,7 @@ async def test_a_tab_keeps_the_token_and_gives_it_to_others(site: Site, browser:
         for tab in (page, second):
             await tab.close()
         alone = await visitor.another("site")
-        await expect(alone.get_by_role("alert")).to_contain_text("no token of its session")
+        await expect(alone.get_by_role("alert")).to_contain_text("session token is missing")
         # A login in another tab lets it in.
         await visitor.enter(site.client)
 
@@ -514,7 +514,7 @@ async def test_eight_tabs_share_one_stream_and_each_can_act(site: Site, browser:
         await one_answer(site.client)
         for tab in tabs:
             await expect(tab.locator("main")).to_contain_text(f"{before + 1} served")
-            await tab.get_by_role("button", name="Look for a better placement").click()
+            await tab.get_by_role("button", name="Find a better placement").click()
             await expect(tab.locator("section", has_text="Move").get_by_role("alert")).to_contain_text("by hand")
         assert visitor.streams == 1
         # Who has the stream hides, or leaves; another one of them takes it up.

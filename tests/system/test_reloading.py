@@ -49,19 +49,19 @@ async def test_a_site_takes_up_what_needs_no_restart(tmp_path: Path) -> None:
         await client.deploy(parse_spec({"name": "tales", "model": "fairy-tales", "layers": "a=0:12"}), timeout_s=60)
         assert await words(client) == 4
         quotas.write_text('["*"]\ntokens_per_minute = 1\n')
-        await hung_up(cluster.coordinator, "settings_taken_up", 1)
+        await hung_up(cluster.coordinator, "settings_reloaded", 1)
         assert await words(client) == 4, "a request is refused once its identity is in debt"
         with pytest.raises(ResourceExhaustedError):
             await words(client)
         quotas.write_text('["*"]\ntokens_a_minute = 1\n')
-        assert "tokens_a_minute" in await hung_up(cluster.coordinator, "settings_kept", 1)
+        assert "tokens_a_minute" in await hung_up(cluster.coordinator, "settings_not_reloaded", 1)
         with pytest.raises(ResourceExhaustedError):
             await words(client)
         quotas.write_text("")
-        await hung_up(cluster.coordinator, "settings_taken_up", 2)
+        await hung_up(cluster.coordinator, "settings_reloaded", 2)
         assert await words(client) == 4
         agent.write_text('[agent]\nidle_spin_s = 0.5\ncache_limit = "1GiB"\n')
-        said = await hung_up(cluster.agents["a"], "settings_taken_up", 1)
+        said = await hung_up(cluster.agents["a"], "settings_reloaded", 1)
         assert "cache_limit" in said.partition("need_a_restart")[0]
         assert "idle_spin_s" in said.partition("need_a_restart")[2]
         assert await words(client) == 4

@@ -153,7 +153,7 @@ async def test_the_watchdog_is_not_fed_while_a_part_is_stuck(root: Path, make_un
     assert unit.unread() == []
     unit.signal(signal.SIGUSR2)
     await unit.until(WATCHDOG="1")
-    assert "no_progress" in unit.log.read_text()
+    assert "progress_stalled" in unit.log.read_text()
     assert await unit.stop() == 0
 
 

@@ -92,7 +92,7 @@ class Measuring:
         if self.wanted is not None:
             what = "its layers" if isinstance(self.wanted.command, MeasureCompute) else "its links"
             return ResourceExhaustedError(
-                f"the node is measuring {what}; ask again when that is done", reason="NODE_MEASURES", retry_after_s=5.0
+                f"the node is measuring {what}; try again when that is done", reason="NODE_MEASURES", retry_after_s=5.0
             )
         return stage_came() if isinstance(task.command, MeasureCompute) and loads else None
 
@@ -106,5 +106,5 @@ class Measuring:
 def stage_came() -> EdgeShardError:
     """The answer to a measurement that a stage displaced."""
     return AbortedError(
-        "a stage came to the node, and loading it comes first; measure again when it is loaded", reason="STAGE_CAME"
+        "the node received a stage and loads it first; measure again when it is loaded", reason="STAGE_CAME"
     )

@@ -329,7 +329,7 @@ def _superseded() -> EdgeShardError:
 
 
 def _broken() -> EdgeShardError:
-    return UnavailableError("the stage failed at this epoch; the node's log says why", reason="STAGE_FAILED")
+    return UnavailableError("the stage failed at this epoch; see the node's log", reason="STAGE_FAILED")
 
 
 def _with_slot(state: AgentState, deployment: DeploymentName, slot: Slot) -> AgentState:

@@ -320,7 +320,7 @@ class Head:
             if self._journal.record(said, self._now()):
                 self._epoch.emit(said)
             if isinstance(said.event, RequestEnd):
-                log.info("request_end", request=said.request_id, reason=said.event.reason.value)
+                log.info("request_ended", request=said.request_id, reason=said.event.reason.value)
 
     def _read(self, start: StartRequest, emitted: tuple[int, ...], prompt_count: int, text: TextStream) -> list[Token]:
         """Tokens that were said of a request before, with their texts, which `text` gives as it did then."""
@@ -361,8 +361,8 @@ class Head:
         figures = len(prompt) * (1 + generation.sampling.top_logprobs)
         if generation.prompt_logprobs and figures > PROMPT_LOGPROBS_LIMIT:
             raise errors.InvalidArgumentError(
-                f"prompt_logprobs: {len(prompt)} tokens with {generation.sampling.top_logprobs} top_logprobs each are "
-                f"{figures} figures; at most {PROMPT_LOGPROBS_LIMIT} are given: ask for fewer top_logprobs",
+                f"prompt_logprobs: {len(prompt)} tokens with {generation.sampling.top_logprobs} top_logprobs "
+                f"each are {figures} values; the limit is {PROMPT_LOGPROBS_LIMIT}: request fewer top_logprobs",
                 field="prompt_logprobs",
                 reason="TOO_MANY_LOGPROBS",
             )

@@ -31,7 +31,7 @@ class Outbox:
     def put(self, step: int, frames: list[Frame]) -> None:
         """Keep a step's frames for sending; steps come in order, starting at 0."""
         if step != self._end:
-            raise InternalError(f"outbox was given step {step}, expected {self._end}")
+            raise InternalError(f"outbox received step {step}, expected {self._end}")
         self._frames[step] = frames
         self._end += 1
         forgotten = self._end - self._window - 1
@@ -56,7 +56,7 @@ class Outbox:
         """Resend from `next_step`. Raises InternalError when it was forgotten or never existed."""
         first = min(self._frames, default=self._end)
         if not first <= next_step <= self._end:
-            raise InternalError(f"the receiver wants step {next_step}, kept are {first} to {self._end}")
+            raise InternalError(f"the receiver requested step {next_step}; steps {first} to {self._end} are available")
         self._again.clear()
         self._cursor = next_step
 

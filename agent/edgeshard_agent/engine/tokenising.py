@@ -134,8 +134,8 @@ class Tokenising:
         room = self._max_context - new_tokens
         if room <= 0:
             raise InvalidArgumentError(
-                f"max_new_tokens: {new_tokens} new tokens leave no room for a prompt in the deployment's context of "
-                f"{self._max_context}; ask for fewer",
+                f"max_new_tokens: {new_tokens} new tokens leave no room for a prompt in the deployment's "
+                f"context of {self._max_context}; request fewer",
                 field="max_new_tokens",
                 reason="CONTEXT_EXCEEDED",
             )

@@ -48,7 +48,7 @@ class HangCheck:
         self._watched = {one: looked_at(self._watched.get(one), step, now) for one, step in running}
         hanging = [step for one, step in running if hangs(self._watched[one], step)]
         if hanging and not self._worker.hangs:
-            log.error("step_hangs", age_s=round(hanging[0].age_s), cpu_s=round(hanging[0].cpu_s, 3))
+            log.error("step_stalled", age_s=round(hanging[0].age_s), cpu_s=round(hanging[0].cpu_s, 3))
             self._worker.give_up()
             for stage in stages:
                 stage.fail(step_hangs())

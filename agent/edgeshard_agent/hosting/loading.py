@@ -209,7 +209,7 @@ class StageLoader:
                     log.warning("packed_file_damaged", deployment=command.deployment, why=error.message)
                 elif error.reason == CACHE_LIMIT and any(size > blobs[unit] for unit, size in sources.sizes.items()):
                     most = blobs  # files that take more room than the blobs of their units make way, once
-                    log.info("packed_files_make_way", deployment=command.deployment, why=error.message)
+                    log.info("packed_files_dropped", deployment=command.deployment, why=error.message)
                 else:
                     raise
 

@@ -25,7 +25,7 @@ _HOP = ("deployment", "from_stage", "to_stage")
 _HEAD: tuple[tuple[str, str, Callable[[SchedulerStats], float]], ...] = (
     ("prompt_tokens", "Positions of prompts that were run.", lambda stats: stats.prompt_tokens),
     ("prefix_hit_tokens", "Positions that the prefix cache had.", lambda stats: stats.prefix_hit_tokens),
-    ("guesses", "Tokens that were guessed, each a row of a step.", lambda stats: stats.guesses),
+    ("guesses", "Draft tokens, each a row of a step.", lambda stats: stats.guesses),
     ("right_guesses", "Those that were drawn.", lambda stats: stats.right_guesses),
     ("preemptions", "Requests that were set back for memory.", lambda stats: stats.preemptions),
     ("swaps", "Requests set back whose KV was kept aside.", lambda stats: stats.swaps),

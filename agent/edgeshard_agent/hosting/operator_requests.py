@@ -57,7 +57,7 @@ class Dumps(_Requests):
             text = await asyncio.to_thread(lambda: to_text(about | machine().document(state, ring)))
         except Exception:
             log.exception("dump_crashed")
-            self.refuse((CommandResult(operation_id, InternalError("the dump crashed; the node's log says why")),))
+            self.refuse((CommandResult(operation_id, InternalError("the dump crashed; see the node's log")),))
         else:
             self.send(operation_id, text)
 

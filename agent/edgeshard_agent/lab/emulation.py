@@ -113,8 +113,8 @@ class Emulation:
         stand_in = model_from_config("the model", config)
         if stand_in.layer_count != self.model.layer_count:
             raise FailedPreconditionError(
-                f"the node emulates {self.model.name} of {self.model.layer_count} layers, the model has "
-                f"{stand_in.layer_count}: name the lab's own stand-in",
+                f"the node emulates {self.model.name} with {self.model.layer_count} layers, but the model has "
+                f"{stand_in.layer_count}: use the lab's stand-in model",
                 field="model",
                 reason="NOT_THE_STAND_IN",
             )

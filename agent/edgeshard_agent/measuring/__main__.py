@@ -34,7 +34,7 @@ def main() -> None:
         sys.stderr.write(f"error: {error.message}\n")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        sys.stderr.write("error: interrupted; nothing was kept\n")
+        sys.stderr.write("error: interrupted; no result was saved\n")
         sys.exit(130)
 
 
@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="bfloat16", help="bfloat16, float16 or float32")
     parser.add_argument("--quantise", help="int8 or int4: the weights as small integers")
     parser.add_argument("--head-quantisation", help="of the LM head then: int8 (default), int4 or none")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda or cuda:N")
+    parser.add_argument("--device", default="cpu", help="device to compute on: cpu, cuda or cuda:N")
     parser.add_argument("--threads", type=_count, help="cores that computing may use; all of them when absent")
     parser.add_argument("--state-dir", type=Path, help="the agent's, to keep the profile in and to find it again")
     less = parser.add_mutually_exclusive_group()

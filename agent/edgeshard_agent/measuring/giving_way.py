@@ -95,8 +95,9 @@ class GivingWay:
 def requests_ran() -> UnavailableError:
     """The answer to a measurement that gave up."""
     return UnavailableError(
-        f"requests left the node no {QUIET_S:.0f} s to be measured in, {LONGEST_WAIT_S / 60:.0f} minutes long; measure "
-        "it when fewer run, or leave it to the coordinator, which asks again when the site is quiet",
+        f"the node was never idle for {QUIET_S:.0f} s within {LONGEST_WAIT_S / 60:.0f} minutes; "
+        "measure it when fewer requests run, or wait: the coordinator measures again when the site "
+        "is idle",
         reason="REQUESTS_RAN",
     )
 

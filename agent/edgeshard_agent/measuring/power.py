@@ -59,7 +59,7 @@ class Nvml:
         try:
             return float(self._library.nvmlDeviceGetPowerUsage(self._handle)) / 1e3
         except self._library.NVMLError as error:
-            raise OSError(f"NVML does not tell the power: {error}") from None
+            raise OSError(f"NVML does not report the power: {error}") from None
 
 
 class Ina3221:

@@ -81,8 +81,9 @@ async def _outcome(process: asyncio.subprocess.Process, tell: Tell) -> ComputePr
     code = await process.wait()
     if code == -signal.SIGKILL:
         return ResourceExhaustedError(
-            "the measurement was killed, most likely for want of memory; free some, or give the agent less --memory",
+            "the measurement was killed, most likely because memory ran out; free memory, or give the "
+            "agent less --memory",
             field="memory",
             reason="MEASUREMENT_KILLED",
         )
-    return InternalError(f"the measurement ended with exit code {code}; the node's log says why")
+    return InternalError(f"the measurement ended with exit code {code}; see the node's log")

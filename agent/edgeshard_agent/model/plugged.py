@@ -154,7 +154,7 @@ class PluggedModules(DecoderModules):
                 owner, _, leaf = path.rpartition(".")
                 setattr(layer.get_submodule(owner), leaf, self._projection(linear, forms.get(parameter)))
             elif parameter in forms and not isinstance(linear, Projection):
-                raise InternalError(f"architecture {record.name}: {name} is no matrix that can be small integers")
+                raise InternalError(f"architecture {record.name}: {name} is not a matrix that can be quantised")
         rotary = ""
         if record.rope is not None and record.rope.by_layer_type and record.windows is not None:
             rotary = record.windows.layer_types(context.decoder.fields, context.shape.layer_count)[index]

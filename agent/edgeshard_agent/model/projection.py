@@ -200,7 +200,7 @@ class Projection(nn.Module):
         assert weight is not None
         integers = self._integers
         if self.block_format is not None:
-            raise InternalError(f"numbers came for a matrix that is stored as {self.block_format}")
+            raise InternalError(f"received unquantised values for a matrix that is stored as {self.block_format}")
         scheme = _CPU_SCHEMES.get(weight.dtype) if integers is None else integers.format
         if weight.device.type != "cpu" or scheme is None:
             return

@@ -332,7 +332,7 @@ class StageModel:
             if not self.is_last:
                 continue
             if span.guesses and not (span.sample and span.guesses < span.token_count):
-                raise InvalidArgumentError("guesses are not behind a certain token", field="spans.guesses")
+                raise InvalidArgumentError("draft tokens do not follow an accepted token", field="spans.guesses")
             if span.targets is not None:
                 self._check_targets(span, span.targets)
             if span.sampling is not None:
@@ -349,7 +349,7 @@ class StageModel:
     def _check_targets(self, span: Span, targets: Targets) -> None:
         behind = targets.position + len(targets.tokens)
         if not (targets.tokens and span.first_position < targets.position and behind <= span.end_position + 1):
-            raise InvalidArgumentError("targets are not behind the span's positions", field="spans.targets")
+            raise InvalidArgumentError("targets do not follow the span's positions", field="spans.targets")
         if not 0 <= min(targets.tokens) <= max(targets.tokens) < self.shape.vocab_size:
             raise InvalidArgumentError(
                 f"targets holds an id outside the vocabulary of {self.shape.vocab_size}", field="spans.targets"

@@ -142,7 +142,7 @@ class HeadStream:
             if fault is None:
                 continue
             if not fault.is_new:
-                log.info("coordinator_dialled_anew", deployment=self._deployment, why=fault.why)
+                log.info("coordinator_redialled", deployment=self._deployment, why=fault.why)
                 self._channel = self._dial()
                 return
             self.suspicions += 1
@@ -223,7 +223,7 @@ class HeadStream:
         log.error("message_not_sent", request=request_id, kind=type(said.event).__name__, size=size)
         # The coordinator has the head forget it, and ignores what the head says of it until then.
         why = InternalError(
-            f"the head's answer has {size} bytes, more than a message holds; ask for less in one request",
+            f"the head's answer has {size} bytes, more than a message holds; request less at once",
             reason="ANSWER_TOO_LARGE",
         )
         failed = messages.HeadEvent(request_id, why)

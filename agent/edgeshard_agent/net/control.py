@@ -159,9 +159,9 @@ class ControlClient:
         newest = self._terms.get(term.site, 0)
         if term.number < newest:
             raise UnavailableError(
-                f"the coordinator at {self.target} is of term {term.number}, and this node has followed term {newest} "
-                "of the same site: another coordinator took over, or an old copy of its state was put back; stop the "
-                "wrong one, or restart this agent to follow the old state",
+                f"the coordinator at {self.target} has term {term.number}, but this node has followed term "
+                f"{newest} of the same site: another coordinator took over, or an old copy of the state was "
+                "restored; stop the wrong coordinator, or restart this agent to follow the old state",
                 field="coordinator",
                 reason="STALE_COORDINATOR",
             )
@@ -170,7 +170,7 @@ class ControlClient:
     def _check_placeable(self) -> None:
         if self.joined.is_set() and self._told_started and not self.placeable.is_set():
             self.placeable.set()
-            log.info("placeable")
+            log.info("placement_enabled")
 
     async def _serve(self) -> None:
         """One control stream with its heartbeats, to its end."""
@@ -270,5 +270,5 @@ def _sendable(message: commands.AgentMessage) -> pb.ControlRequest | None:
         log.exception("message_not_sent", kind=type(message).__name__, error=type(error).__name__)
     if not isinstance(message, commands.CommandResult):
         return None
-    failure = InternalError("the node's answer could not be sent; its log says why")
+    failure = InternalError("the node's answer could not be sent; see its log")
     return wire.agent_message_to_wire(commands.CommandResult(message.operation_id, failure))

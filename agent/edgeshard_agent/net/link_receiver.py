@@ -179,7 +179,7 @@ class _Stream:
             self._received_bytes += message.size_bytes
             return
         if not isinstance(message, Frame):
-            raise errors.InvalidArgumentError("a link carries frames behind its hello", field="message")
+            raise errors.InvalidArgumentError("a link carries frames after its hello", field="message")
         accepted = self._take(message)
         self._kept = (message, accepted)
         self._received_bytes += accepted.payload_bytes
@@ -235,7 +235,7 @@ class StageServicer(StageServiceServicer):
         # Apart from the first message: were that cancelled, gRPC would send the metadata again with the status, core
         # would refuse it, and the sender would wait for ever.
         await context.send_initial_metadata(())
-        log.info("link_open", deployment=hello.deployment, hop=f"{hello.from_stage}->{hello.to_stage}")
+        log.info("link_opened", deployment=hello.deployment, hop=f"{hello.from_stage}->{hello.to_stage}")
         try:
             await receiver.serve(context)
         except errors.EdgeShardError as error:

@@ -183,7 +183,7 @@ class LinkSender:
             log.warning("link_suspected", deployment=self.hop.deployment, hop=self._hop_name, why=fault.why)
             self._say(recovered=False, why=fault.why)
         else:
-            log.info("link_dialled_anew", deployment=self.hop.deployment, hop=self._hop_name, why=fault.why)
+            log.info("link_redialled", deployment=self.hop.deployment, hop=self._hop_name, why=fault.why)
 
     def _say(self, *, recovered: bool, why: str) -> None:
         hop = self.hop
@@ -213,7 +213,7 @@ class LinkSender:
                 answered = is_answer(error)
                 reconnecting.failed(loop.time())
                 if reconnecting.is_news(typed.reason, "", loop.time()):
-                    log.info("link_retry", hop=self._hop_name, reason=typed.reason, failures=reconnecting.told())
+                    log.info("link_retried", hop=self._hop_name, reason=typed.reason, failures=reconnecting.told())
             finally:
                 self.connected.clear()
                 self._watch.closed(answered, loop.time())

@@ -56,7 +56,7 @@ async def first_request(context: Any, what: str) -> Any:
     await asyncio.wait({reading}, timeout=FIRST_REQUEST_S)
     if reading.done():
         return reading.result()
-    raise DeadlineError(f"no {what} came within {FIRST_REQUEST_S:.0f} s", field=what, reason="NOTHING_SAID")
+    raise DeadlineError(f"no {what} arrived within {FIRST_REQUEST_S:.0f} s", field=what, reason="NOTHING_SAID")
 
 
 async def status_of(call: Any) -> grpc.aio.AioRpcError:

@@ -184,7 +184,7 @@ def check_owed(
     came |= {failed.request: due.get(failed.request, -1) for failed in failures}
     came |= {number: owed.tokens.get(number, -1) for number in result.pending}
     if len(came) < len(tokens) + len(failures) + len(result.pending) or not came.items() <= due.items():
-        raise InternalError(f"result of step {step} has a token that was not asked for", reason="WRONG_RESULT")
+        raise InternalError(f"result of step {step} has a token that was not requested", reason="WRONG_RESULT")
     missing = sum(number in running for number in owed.tokens.keys() - came.keys())
     if missing:
         raise InternalError(f"result of step {step} lacks {missing} of its tokens", reason="WRONG_RESULT")

@@ -76,7 +76,7 @@ class BlockAllocator:
         any. The grant holds the shared blocks, if any.
         """
         if request in self._tables:
-            raise InternalError(f"request {request} already has KV blocks promised")
+            raise InternalError(f"request {request} already has a KV reservation")
         shared = []
         for key in keys:
             if key not in self._by_key:
@@ -145,7 +145,7 @@ class BlockAllocator:
         if missing <= 0:
             return None
         if not self.can_extend(request, tokens):
-            raise InternalError(f"request {request} wants more KV than it was promised")
+            raise InternalError(f"request {request} needs more KV than was reserved for it")
         kept = min(missing, table.promised)
         table.promised -= kept
         self._promised -= kept

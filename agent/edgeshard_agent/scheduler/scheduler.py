@@ -132,7 +132,7 @@ class Counts:
     swaps: int = 0
     """Preemptions after which the stages kept the request's KV."""
     guesses: int = 0
-    """Tokens that were guessed, each a row of a step."""
+    """Draft tokens, each a row of a step."""
     right_guesses: int = 0
     """Those that were what was drawn: each saved a step."""
 
@@ -283,8 +283,9 @@ class Scheduler:
             )
         if longest > self.limits.max_context:
             raise errors.InvalidArgumentError(
-                f"max_new_tokens: the prompt's {sequence.prompt_count} tokens and {new_tokens} new ones exceed "
-                f"the deployment's context of {self.limits.max_context}; shorten the prompt or ask for fewer",
+                f"max_new_tokens: the prompt's {sequence.prompt_count} tokens and {new_tokens} new ones "
+                f"exceed the deployment's context of {self.limits.max_context}; shorten the prompt or request "
+                "fewer",
                 field="max_new_tokens",
                 reason="CONTEXT_EXCEEDED",
             )
@@ -475,7 +476,7 @@ class Scheduler:
         What it says to clients are the `events` of what was taken: they can wait until the next step is on its way.
         """
         if step != self._returned or step >= self._next_step:
-            raise errors.InternalError(f"result of step {step} came, step {self._returned} was due")
+            raise errors.InternalError(f"received the result of step {step}, expected step {self._returned}")
         self._returned += 1
         self._now_s = now_s
         owed = self._flight.end()

@@ -80,7 +80,7 @@ def check_scores(
         is_owed = ends.get(item.request) == scores.position and len(scores.top) == len(scores.logprobs)
         if not is_owed or exceeds_top(running, item.request, top):
             raise InternalError(
-                f"result of step {step} has log-probabilities that were not asked for", reason="WRONG_RESULT"
+                f"result of step {step} has log-probabilities that were not requested", reason="WRONG_RESULT"
             )
         for logprob in scores.logprobs:
             check_logprob(step, logprob)

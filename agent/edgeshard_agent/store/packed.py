@@ -236,7 +236,7 @@ def _read_header(path: Path, key: str) -> tuple[int, PackedHeader]:
         or size != first + header.data_bytes
         or len(chunks) != 1 + -(-header.large_bytes // CHUNK_BYTES)
     ):
-        raise packed_damage(path, f"it has {size} bytes, its header says {first + header.data_bytes}")
+        raise packed_damage(path, f"it has {size} bytes, but its header declares {first + header.data_bytes}")
     return first, header
 
 

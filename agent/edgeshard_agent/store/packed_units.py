@@ -219,5 +219,5 @@ class PackedUnits:
 
     def _path(self, name: str) -> Path:
         if name != Path(name).name or name.startswith("."):
-            raise NotFoundError(f"{name!r} is no name of a packed file", field="packed")
+            raise NotFoundError(f"{name!r} is not the name of a packed file", field="packed")
         return self._directory / (name + SUFFIX)

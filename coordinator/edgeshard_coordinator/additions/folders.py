@@ -66,8 +66,8 @@ class ModelFolders:
             is_inside = exists = False
         if not is_inside or not Path(text).is_absolute():
             raise InvalidArgumentError(
-                f"source: {text[:200]!r} is in none of the folders of --model-folder: move the model into one of them, "
-                "or run `edgectl model add` where it is",
+                f"source: {text[:200]!r} is outside the folders of --model-folder: move the model into one of "
+                "them, or run `edgectl model add` on the machine that has it",
                 field="source",
                 reason="OUTSIDE_FOLDERS",
             )

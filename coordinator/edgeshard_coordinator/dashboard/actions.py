@@ -26,7 +26,7 @@ async def deploy(operator: Operator, asked: Mapping[str, Any]) -> Any:
 async def delete(operator: Operator, asked: Mapping[str, Any]) -> Any:
     name = _text(asked, "name")
     if _text(asked, "typed") != name:
-        raise InvalidArgumentError("typed: it is not the deployment's name", field="typed")
+        raise InvalidArgumentError("typed: the typed name differs from the deployment's name", field="typed")
     await operator.delete_deployment(name, wait=False)
     return {}
 

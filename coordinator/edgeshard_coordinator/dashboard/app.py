@@ -156,8 +156,8 @@ class Dashboard:
         session = self._door.session(cookie, self._now())
         if not shows_token(session, request.headers.get(TOKEN, "")):
             raise DeniedError(
-                "this page has no token of its session: use a page that is open, or open the link that edgectl "
-                "dashboard prints",
+                "the session token is missing: use an open page of the dashboard, or open the link that "
+                "edgectl dashboard prints",
                 field=TOKEN,
                 reason="NO_TOKEN",
             )
@@ -194,7 +194,7 @@ class Dashboard:
     async def _asset(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in self._assets:
-            raise NotFoundError(f"there is no {name[:80]!r} here", reason="UNKNOWN_URL")
+            raise NotFoundError(f"{name[:80]!r} does not exist here", reason="UNKNOWN_URL")
         return FileResponse(ASSETS / name, headers={"cache-control": "no-cache"})
 
     async def _enter(self, request: Request) -> Response:
@@ -260,7 +260,7 @@ class Dashboard:
         session.check_is(Kind.OPERATOR)
         ask = GET.get(request.path_params["what"])
         if ask is None:
-            raise NotFoundError(f"there is no {request.url.path[:80]} here", reason="UNKNOWN_URL")
+            raise NotFoundError(f"{request.url.path[:80]} does not exist here", reason="UNKNOWN_URL")
         operator = self._operator(session.who, _address(request), check)
         return await self._done(check, session.who, ask(operator, dict(request.query_params)))
 
@@ -270,7 +270,7 @@ class Dashboard:
         session.check_is(Kind.OPERATOR)
         act = POST.get(request.path_params["what"])
         if act is None:
-            raise NotFoundError(f"there is no {request.url.path[:80]} here", reason="UNKNOWN_URL")
+            raise NotFoundError(f"{request.url.path[:80]} does not exist here", reason="UNKNOWN_URL")
         _check_type(request)
         request.scope["state"]["caller"] = Caller(session.who, check=check)
         asked = await read_body(request, _Asked)

@@ -26,4 +26,6 @@ class Removal:
 
     def check(self) -> None:
         if self.typed != self.name:
-            raise InvalidArgumentError("typed: it is not the name of what is removed", field="typed")
+            raise InvalidArgumentError(
+                "typed: the typed name differs from the name of the item to remove", field="typed"
+            )

@@ -43,9 +43,10 @@ class Session:
         """Raise DeniedError for a session of another kind."""
         if self.kind is not kind:
             raise DeniedError(
-                "an API key opens its models and its usage alone: operators come by the link of edgectl dashboard"
+                "an API key gives access only to its models and its usage: operators log in with the link of "
+                "edgectl dashboard"
                 if kind is Kind.OPERATOR
-                else "this is for who came in by an API key",
+                else "this page needs a login with an API key",
                 reason="SESSION_KIND",
             )
 

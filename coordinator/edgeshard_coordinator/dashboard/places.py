@@ -62,7 +62,11 @@ class Places:
         if self.front is not None and host in (self.front.host, f"{self.front.host}:{_port(self.front.origin)}"):
             return (self.front,)
         if _port(f"//{host}") is None or not self.hosts(host_of(f"//{host}")):
-            raise DeniedError("Host names another machine than this gateway's", field="host", reason="FOREIGN_HOST")
+            raise DeniedError(
+                "the header Host does not name this gateway: use the gateway's own address",
+                field="host",
+                reason="FOREIGN_HOST",
+            )
         direct = Place(f"{'https' if self.secure else 'http'}://{host}")
         return (direct,) if self.front is None else (direct, self.front)
 
@@ -72,7 +76,11 @@ class Places:
         for place in self.of_host(host):
             if place.origin == origin:
                 return place
-        raise DeniedError("Origin names another page than the dashboard", field="origin", reason="FOREIGN_ORIGIN")
+        raise DeniedError(
+            "the header Origin does not name the dashboard: open the dashboard itself",
+            field="origin",
+            reason="FOREIGN_ORIGIN",
+        )
 
 
 def parse_place(text: str) -> Place:
@@ -90,8 +98,8 @@ def parse_place(text: str) -> Place:
         raise _refused(text)
     if parts.scheme == "http" and not is_loopback_name(host):
         raise DeniedError(
-            f"--dashboard-url {text[:200]!r} is plain HTTP beyond loopback, where others could read the cookie: have "
-            "the proxy speak TLS, and name it as https",
+            f"--dashboard-url {text[:200]!r} is plain HTTP beyond loopback, where others could read the "
+            "cookie: use TLS at the proxy, and an https URL",
             field="dashboard-url",
             reason="TLS_REQUIRED",
         )
@@ -101,8 +109,9 @@ def parse_place(text: str) -> Place:
 
 def _refused(text: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"--dashboard-url {text[:200]!r}: give scheme and host, and port and path where there are any, such as "
-        "https://edge.example or https://example.com:8443/edge; paths are of letters, digits and ._~-",
+        f"--dashboard-url {text[:200]!r}: give scheme and host, and optionally port and path, such as "
+        "https://edge.example or https://example.com:8443/edge; a path contains letters, digits and "
+        "._~-",
         field="dashboard-url",
     )
 

@@ -38,10 +38,10 @@ def cause_without_plan(node: Node, deployment: Deployment, nodes: Sequence[Node]
     describe = describe_line(name)
     if not node.connected:
         silence = f"the coordinator last heard of it {node.heartbeat_age_s:.0f} s ago"
-        why = f"The node is away: {silence}. Look at the machine and at its agent's log."
+        why = f"The node is disconnected: {silence}. Check the machine and its agent's log."
         return Cause(why, "edgectl doctor")
     if node.starting:
-        why = "The node is still starting. It can hold layers once it is connected."
+        why = "The node is still starting. It can hold layers when it is connected."
         return Cause(why, "edgectl get nodes")
     if spec.layers:
         why = f"An operator placed {name} by hand: {_names(deployment.placement)}."
@@ -51,7 +51,7 @@ def cause_without_plan(node: Node, deployment: Deployment, nodes: Sequence[Node]
         return Cause(why, describe)
     if texts := _broken_rules(node, deployment, nodes):
         quoted = ", ".join(repr(text) for text in texts)
-        why = f"Next to the nodes that {name} has, it would break {quoted}."
+        why = f"With the nodes of {name}, it would break {quoted}."
         return Cause(f"{why} Change labels of nodes, or deploy {name} with other rules.", describe)
     return None
 
@@ -64,7 +64,7 @@ def cause_of_plan(node: Node, name: str, plan: Replan) -> Cause:
     is_in_best = any(stage.node_id == node.node_id for stage in best.stages)
     if is_in_best and plan.gain is not None and plan.gain >= WORTH_SAYING:
         gain = f"{100 * plan.gain:.0f} % better"
-        why = f"{name} was placed before. A placement with this node is {gain}: have it move there."
+        why = f"{name} was placed before. A placement with this node is {gain}: move it there."
         return Cause(why, replan)
     if is_in_best and plan.reason is not ReplanReason.NOT_WEIGHED:
         gain = f"less than {100 * WORTH_SAYING:.0f} % better"
@@ -75,7 +75,7 @@ def cause_of_plan(node: Node, name: str, plan: Replan) -> Cause:
         return Cause(f"{why} {plan.note}{note}", replan)
     limit = "" if best.predicted is None else f" Its limit: {best.predicted.bottleneck}."
     unknown = _measurements(node)
-    why = f"Of all nodes, the planner chose {_names(best)} for {name}.{limit}{note}{unknown}"
+    why = f"The planner chose {_names(best)} for {name}.{limit}{note}{unknown}"
     return Cause(why, f"{replan} --dry-run")
 
 

@@ -50,5 +50,5 @@ class Addresses:
         if not chosen:
             chosen = own if own not in WILDCARDS else outgoing_address()
         if any(character in chosen for character in " /[]") or len(chosen) > 253:
-            raise InvalidArgumentError(f"host {chosen[:80]!r} is no host: give a name or an address", field="host")
+            raise InvalidArgumentError(f"host {chosen[:80]!r} is not a host: give a name or an address", field="host")
         return join_address(chosen, port)

@@ -117,8 +117,8 @@ class KeyBook:
 
 def _unknown() -> UnauthenticatedError:
     return UnauthenticatedError(
-        "the API key is not known here: it may have been revoked; an operator makes another with edgectl key create "
-        "NAME",
+        "the API key is unknown here: it may have been revoked; an operator creates another with "
+        "edgectl key create NAME",
         field="api_key",
         reason="INVALID_API_KEY",
     )

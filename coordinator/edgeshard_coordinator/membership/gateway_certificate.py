@@ -33,7 +33,7 @@ class GatewayCertificate:
         for name in self.names:
             if not _HOST.fullmatch(name) and not _is_address(name):
                 raise InvalidArgumentError(
-                    f"--http-name {name[:80]!r} is no host: give a name such as myhost.local, or an address",
+                    f"--http-name {name[:80]!r} is not a host: give a name such as myhost.local, or an address",
                     field="http-name",
                 )
         listener = split_address(self.address, "http-listen")[0]

@@ -110,7 +110,7 @@ class Membership:
             creator=creator,
         )
         await self._store.save(token)
-        log.info("token_made", principal=str(principal), token_id=token.token_id, ttl_s=ttl_s)
+        log.info("token_created", principal=str(principal), token_id=token.token_id, ttl_s=ttl_s)
         return JoinToken(authorities, principal, coordinator, enrolment, secret)
 
     async def open_tokens(self) -> tuple[OpenToken, ...]:
@@ -197,7 +197,7 @@ class Membership:
             await self._store.deny(Denial(principal))
             others = [denial for denial in self.denials.list() if denial.principal != principal]
             self.denials.replace([*others, Denial(principal)])
-        log.warning("revoked", principal=str(principal))
+        log.warning("principal_revoked", principal=str(principal))
         self._on_changed()
         await self._on_denied(principal)
 
@@ -212,8 +212,9 @@ class Membership:
     def _check_issues(self) -> Issuing:
         if self._issuing is None:
             raise FailedPreconditionError(
-                "this coordinator makes no certificates: start it with --ca-key, the authority's key, and "
-                "--enrol-listen, where processes join; or make certificates with edgectl certificate",
+                "this coordinator issues no certificates: start it with --ca-key, the authority's key, and "
+                "--enrol-listen, the address where processes join; or make certificates with edgectl "
+                "certificate",
                 field="ca-key",
                 reason="NO_AUTHORITY",
             )

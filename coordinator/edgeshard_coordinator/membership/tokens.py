@@ -60,7 +60,11 @@ def redeemed(token: Token | None, secret: bytes, key_digest: str, now: float) ->
     Raises DeniedError, with the same words for a wrong secret and for a token that is made up.
     """
     if token is None or not hmac.compare_digest(token.digest, digest_of(secret)):
-        raise DeniedError("the token is not known here; it may have expired", field="token", reason="TOKEN")
+        raise DeniedError(
+            "the token is unknown here; it may have expired: make another with edgectl token create",
+            field="token",
+            reason="TOKEN",
+        )
     if token.expires_at <= now:
         raise DeniedError(
             "the token has expired; make another with edgectl token create", field="token", reason="TOKEN_EXPIRED"

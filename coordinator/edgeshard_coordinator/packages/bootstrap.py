@@ -111,7 +111,7 @@ class Site:
             if hashlib.sha256(certificate).digest()[:DIGEST_BYTES] == self._token.authority:
                 self._context = ssl.create_default_context(cadata=text)
                 return
-        fail(f"{self._address} is not the site that the token is of: take another line from its operator")
+        fail(f"{self._address} is not the site of the token: get another line from its operator")
 
     def asked(self, path: str, offset: int = 0) -> http.client.HTTPResponse:
         """The answer to a GET. Raises OSError if the server does not answer, and ends this program
@@ -124,8 +124,8 @@ class Site:
             connection.sock = context.wrap_socket(plain, server_hostname=f"coordinator.coordinator.{self._token.site}")
         except ssl.SSLCertVerificationError as error:
             fail(
-                f"{self._address} is not the site that the token is of ({error.verify_message}); is this machine's "
-                f"clock right? It says {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC"
+                f"{self._address} is not the site of the token ({error.verify_message}); check this machine's "
+                f"clock: it shows {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC"
             )
         headers = {"Range": f"bytes={offset}-"} if offset else {}
         if known is not None:
@@ -216,7 +216,7 @@ def fetch(site: Site, folder: Path, path: str, file: dict[str, Any]) -> None:
             append(site, part, path, file["size"])
         except (http.client.HTTPException, ssl.SSLError, TimeoutError, ConnectionError) as error:
             if not left:
-                fail(f"{file['name']} cannot be fetched: {error}; the same line goes on where this ended")
+                fail(f"{file['name']} cannot be fetched: {error}; run the same line again to resume")
             time.sleep(1.0)
             continue
         except OSError as error:
@@ -226,7 +226,7 @@ def fetch(site: Site, folder: Path, path: str, file: dict[str, Any]) -> None:
             return
         if part.stat().st_size >= file["size"]:
             part.unlink()
-    fail(f"{file['name']} is not what the site says of it: have its operator look at the folder of --wheels")
+    fail(f"{file['name']} differs from the site's list: have its operator check the folder of --wheels")
 
 
 def append(site: Site, part: Path, path: str, size: int) -> None:
@@ -280,7 +280,7 @@ def main() -> None:
     text = (sys.stdin.readline() if text == "-" else text).strip()
     token = Token(text)
     site = Site(address, token)
-    say(f"asking the site {token.site} at {address}, by the authority that the token names")
+    say(f"requesting wheels from the site {token.site} at {address}, verified by the token")
     site.verify()
     this = machine()
     name, files = listing_of(site.tried("/wheels?" + urllib.parse.urlencode(this)))

@@ -224,7 +224,7 @@ class PackagesListener:
             answer = _refusal(error)
         except Exception:
             log.exception("packages_failed")
-            answer = _refusal(InternalError("it failed unexpectedly; the coordinator's log has the details"))
+            answer = _refusal(InternalError("the request failed unexpectedly; see the coordinator's log"))
         await _send(writer, answer)
 
     async def _answer(self, request: _Request) -> _Answer:
@@ -234,7 +234,7 @@ class PackagesListener:
             return _Answer(bundle_of(self._membership.authorities()), "application/x-pem-file")
         folder, _, name = request.path.removeprefix("/wheels").removeprefix("/").partition("/")
         if not request.path.startswith("/wheels") or bool(folder) != bool(name):
-            raise NotFoundError("there are /join.py, /authorities and /wheels here", field="path")
+            raise NotFoundError("this address serves only /join.py, /authorities and /wheels", field="path")
         what = "FetchWheel" if name else "ListWheels"
         try:
             principal = await self._principal(request)
@@ -267,7 +267,7 @@ class PackagesListener:
             files = await asyncio.to_thread(self._shelf.files, folder)
         found = next((file for file in files if file.name == name), None)
         if found is None:
-            raise NotFoundError("the folder has no such file", field="name")
+            raise NotFoundError("the folder does not contain this file", field="name")
         asked = _RANGE.fullmatch(request.headers.get("range", "bytes=0-"))
         offset = min(int(asked[1]), found.size) if asked is not None else 0
         self._note(principal, "FetchWheel", name, request.address)
@@ -280,7 +280,9 @@ class PackagesListener:
     @asynccontextmanager
     async def _transferring(self, one: str) -> AsyncIterator[None]:
         if self._transfers.total() >= MOST_TRANSFERS or self._transfers[one] >= MOST_TRANSFERS_OF_ONE:
-            raise ResourceExhaustedError("others fetch wheels now; try again", reason="TRANSFERS", retry_after_s=2.0)
+            raise ResourceExhaustedError(
+                "other machines are fetching wheels; try again", reason="TRANSFERS", retry_after_s=2.0
+            )
         self._transfers[one] += 1
         try:
             yield
@@ -305,7 +307,7 @@ def _request(asked: bytes, address: str, certificate: bytes) -> _Request:
     method, _, target = line.partition(" ")
     target, _, version = target.partition(" ")
     if method != "GET" or not version.startswith("HTTP/1."):
-        raise InvalidArgumentError("this is no GET of HTTP/1.1", field="request")
+        raise InvalidArgumentError("this is not a GET request of HTTP/1.1", field="request")
     path, query = _parts_of(target)
     headers = {name.lower(): value.strip() for name, _, value in (field.partition(":") for field in rest)}
     return _Request(path, query, headers, address, certificate)

@@ -71,8 +71,9 @@ class Shelf:
                     if fits and (folder.accelerator != PROCESSOR) == accelerated:
                         return folder
         raise FailedPreconditionError(
-            f"this site has wheels for {_said(self.folders)}; this machine is {machine.platform[:40]} with "
-            f"{_pythons(machine.pythons)}: install such a Python, or ask the site's operator for such a folder",
+            f"this site has wheels for {_said(self.folders)}, but this machine is {machine.platform[:40]} "
+            f"with {_pythons(machine.pythons)}: install a matching Python, or ask the site's operator for "
+            "a matching folder",
             field="platform",
             reason="NO_WHEELS",
         )
@@ -154,8 +155,8 @@ def _folder(path: Path) -> Folder:
     pythons = {f"3.{found[1]}" for name in wheels if (found := _OF_PYTHON.search(name))}
     if len(platforms) != 1 or len(pythons) != 1:
         raise InvalidArgumentError(
-            f"--wheels {path}: its wheels do not say for which platform and which Python it is: name it as "
-            "x86_64-py311-cpu",
+            f"--wheels {path}: the names of its wheels give no platform and Python version: name the "
+            "folder like x86_64-py311-cpu",
             field="wheels",
         )
     torch = [name for name in wheels if name.startswith("torch-")]

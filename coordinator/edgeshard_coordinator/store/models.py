@@ -282,7 +282,7 @@ class ModelStore:
             if present is not None and present != size:
                 if self.blobs.is_intact(digest, present):
                     raise errors.InvalidArgumentError(
-                        f"blob {digest} has {present} bytes, not the {size} the manifest says",
+                        f"blob {digest} has {present} bytes, but the manifest declares {size}",
                         field="manifest",
                         reason="INVALID_MANIFEST",
                     )

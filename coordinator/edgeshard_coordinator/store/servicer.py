@@ -59,7 +59,7 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
         def progress(hashed: int, total: int) -> None:
             nonlocal shown
             if ended.is_set():
-                raise errors.AbortedError(f"adding model {model.manifest.name} was given up")
+                raise errors.AbortedError(f"adding model {model.manifest.name} was cancelled")
             shown = LocalAdding(hashed, total, knows_orders=True)
 
         adding = asyncio.ensure_future(in_thread(self._store.add_local, model, progress))
@@ -123,8 +123,8 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
         received = await asyncio.to_thread(self._store.blobs.received, digest)
         if header.offset > min(received, expected):
             raise errors.AbortedError(
-                f"{received} bytes of blob {digest} are here, so an upload cannot begin at {header.offset}: "
-                "register again to learn the offset",
+                f"the store has {received} bytes of blob {digest}, so an upload cannot begin at "
+                f"{header.offset}: register again to get the offset",
                 field="offset",
                 reason="WRONG_OFFSET",
             )

@@ -103,14 +103,14 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
     if (width := fields.values.get("hidden_size_per_layer_input", fields.defaults["hidden_size_per_layer_input"])) != 0:
         raise fields.refuse(
             "hidden_size_per_layer_input",
-            f"is {shown(width)}: every block reads vectors made from token ids, which only the first stage has; "
-            "use a checkpoint where it is 0",
+            f"is {shown(width)}: every block reads vectors made from token ids, which only the first "
+            "stage has; use a checkpoint in which it is 0",
         )
     if fields.count("num_kv_shared_layers"):
         raise fields.refuse(
             "num_kv_shared_layers",
-            "is not 0: the last blocks attend over keys and values of earlier ones, which another stage may hold; "
-            "use a checkpoint where it is 0",
+            "is not 0: the last blocks attend over keys and values of earlier ones, which another stage "
+            "may hold; use a checkpoint in which it is 0",
         )
     types = _WINDOWS.layer_types(fields, layer_count)
     if types[-1] != FULL:
@@ -151,11 +151,11 @@ def _own_heads(fields: ConfigFields) -> dict[int, dict[str, int]]:
     found: dict[int, dict[str, int]] = {}
     for layer, entry in layers.items():
         if not str(layer).isdecimal():
-            raise fields.refuse("per_layer_config", f"has {shown(layer)}, which is no layer")
+            raise fields.refuse("per_layer_config", f"has {shown(layer)}, which is not a layer")
         inner = ConfigFields(entry, fields.name(f"per_layer_config.{layer}."), family=fields.family)
         for key in entry:
             if key not in ("head_dim", "num_key_value_heads"):
-                raise inner.refuse(str(key), "is not known; a layer may have head_dim and num_key_value_heads")
+                raise inner.refuse(str(key), "is unknown; a layer may have head_dim and num_key_value_heads")
         found[int(layer)] = {key: inner.size(key) for key in entry}
     return found
 

@@ -226,7 +226,7 @@ ARCHITECTURE = Architecture(
     refused={
         "attn_res_block_size": "is given: attention over the outputs of earlier blocks is not run",
         "latent_moe_use_norm": "is set: experts in a narrower width are not run",
-        "mla_use_output_gate": "is set: a gate behind attention is not run",
+        "mla_use_output_gate": "is set, but a gate after attention is not supported",
         "routed_expert_hidden_size": "is given: experts in a narrower width are not run",
     },
     checks=(

@@ -133,7 +133,7 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
     sliding = {str(layer): {"num_attention_heads": heads} for layer, kind in enumerate(types) if kind == SLIDING}
     own = fields.values.get("per_layer_config")
     if own is not None and own != sliding:
-        raise fields.refuse("per_layer_config", "must have num_sliding_attention_heads for sliding layers alone")
+        raise fields.refuse("per_layer_config", "must have num_sliding_attention_heads for sliding layers only")
     kinds = fields.values.get("mlp_layer_types")
     if kinds is not None and not (
         isinstance(kinds, list) and len(kinds) == layer_count and all(kind in ("dense", "sparse") for kind in kinds)

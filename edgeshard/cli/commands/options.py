@@ -52,10 +52,14 @@ def spec_file(help: str) -> Any:
     return option("FILE", help, "--file", "-f", exists=True, dir_okay=False)
 
 
-NodeName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.nodes)]
-ModelName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.models)]
-DeploymentName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.deployments)]
-WaitTimeout = Annotated[float | None, option("SECONDS", "Longest wait.", min=0)]
+NodeName = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name or id of the node.", autocompletion=completion.nodes)
+]
+ModelName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the model.", autocompletion=completion.models)]
+DeploymentName = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the deployment.", autocompletion=completion.deployments)
+]
+WaitTimeout = Annotated[float | None, option("SECONDS", "Wait at most SECONDS.", min=0)]
 
 
 @dataclass(frozen=True, slots=True)

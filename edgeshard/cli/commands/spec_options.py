@@ -27,7 +27,7 @@ def spec_option(key: str, help: str = "", metavar: str = "") -> Any:
     return declared(KEYS[key], help, metavar, min=KEYS[key].option.low)
 
 
-_QUANTISE_HELP = "Weights as small integers: int8, int4 or stored."
+_QUANTISE_HELP = "Quantise the weights to int8 or int4, or load them as stored."
 Quantise = Annotated[str | None, spec_option("quantisation", _QUANTISE_HELP, "FORMAT")]
 """The same for all nodes."""
 

@@ -42,7 +42,7 @@ class Output(StrEnum):
 
 TABLES = (Output.TABLE, Output.WIDE)
 """Forms for people."""
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to print the result.")]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Choose the output format.")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,8 +73,8 @@ def show_comparison(problem: PlanProblem, plot: Path | None, output: Output, pro
     unknown = without_power(Costs(problem))
     if unknown and output in TABLES:
         show_text(
-            f"note: no J/TOKEN with {listed(unknown)}, whose power is not known; a cluster file gives it as idle_w and "
-            "busy_w",
+            f"note: no J/TOKEN with {listed(unknown)}, whose power is unknown; a cluster file gives it as "
+            "idle_w and busy_w",
             err=True,
         )
     words = "" if output is Output.NAME else verdict(problem, rows)
@@ -135,7 +135,7 @@ def parse_sweep(text: str) -> tuple[tuple[str, str] | None, list[float]]:
     nodes = tuple(ends.split(",")) if ends else ()
     if name != "bandwidth" or len(nodes) not in (0, 2) or not (0 < first < last < math.inf):
         raise InvalidArgumentError(
-            f"--sweep {text!r}: say bandwidth=1:100 for all links, or bandwidth:NODE,NODE=1:100 for one, in Mb/s",
+            f"--sweep {text!r}: give bandwidth=1:100 for all links, or bandwidth:NODE,NODE=1:100 for one, in Mb/s",
             field="sweep",
         )
     ratio = (last / first) ** (1 / (SWEEP_POINTS - 1))

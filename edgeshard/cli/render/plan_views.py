@@ -154,7 +154,7 @@ def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
         "gap": f"{gap_text(result.gap or 0.0)}, in {result.gap_objective}",
     }
     if prediction.joules_per_token is not None:
-        fields["energy"] = f"{prediction.joules_per_token:.2f} J per token, that of these nodes alone"
+        fields["energy"] = f"{prediction.joules_per_token:.2f} J per token, of these nodes only"
     if result.streams:
         fields |= {"streaming": "; ".join(describe_speed(result)), "disk": "; ".join(describe_daily(result))}
     if problem.rules:

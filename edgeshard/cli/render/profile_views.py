@@ -163,7 +163,7 @@ def profile_text(stored: StoredProfile) -> Iterator[str]:
     for line in profile_lines(stored.profile):
         yield "  " + line
     if may_improve(stored.profile):
-        yield "  measured again by itself, a few times at most, when others leave the node alone"
+        yield "  measured again automatically when the node is idle, a few times at most"
 
 
 def _short_result(row: NodeRow) -> str:

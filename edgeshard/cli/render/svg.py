@@ -135,7 +135,7 @@ def timeline(
     until = until_s if until_s is not None else max(visit.end_s for visit in visits)
     shown = [visit for visit in visits if visit.start_s < until]
     if not shown:
-        raise invalid("until_s", f"is {until}; nothing begins before it")
+        raise invalid("until_s", f"is {until}; no request begins before it")
     stations = list(dict.fromkeys(visit.station for visit in shown))
     batches = sorted({visit.micro_batch for visit in shown})
     kinds = [kind for kind in _KINDS if any(visit.kind == kind for visit in shown)]

@@ -88,7 +88,7 @@ class TopView(App[None]):
             self._say(summary(self._looks[-1]))
 
     def _say(self, words: str) -> None:
-        paused = " (stands still; p goes on)" if self._stands_still else ""
+        paused = " (paused; p resumes)" if self._stands_still else ""
         self.query_one("#status", Static).update(Text(escaped(f"{self._target}: {words}{paused}")))
 
     def _table(self, shape: TableShape) -> Table:

@@ -207,7 +207,7 @@ def unknown_text(node: Node) -> str:
     counts = ((node.unknown_profiles, "profile"), (node.unknown_links, "link"))
     parts = [_counted(count, what) for count, what in counts if count]
     if node.profiles_beside_stages:
-        parts.append(f"{_counted(node.profiles_beside_stages, 'profile')} beside stages")
+        parts.append(f"{_counted(node.profiles_beside_stages, 'profile')} measured while stages ran")
     return ", ".join(parts) or "-"
 
 
@@ -215,10 +215,10 @@ def _counted(count: int, what: str) -> str:
     return what if count == 1 else f"{count} {what}s"
 
 
-_NOT_YET = "not known yet"
+_NOT_YET = "unknown so far"
 """Text for an accelerator whose node starts for the first time."""
 _NO_BITS = "not promised to be those of other nodes"
-_STARTING = " (it imports what computes; nothing is placed on it yet)"
+_STARTING = " (starting: it imports the compute libraries)"
 
 
 def layers_text(placement: Placement) -> str:
@@ -303,7 +303,7 @@ def deployment_fields(deployment: Deployment) -> dict[str, str]:
     if deployment.failure is not None:
         fields["Reason"] = f"{deployment.failure.reason}: {deployment.failure.message}"
     if spec.replica:
-        fields["Replica"] = f"{spec.replica} of {spec.replicas}; clients ask for {spec.served_name}"
+        fields["Replica"] = f"{spec.replica} of {spec.replicas}; clients use the name {spec.served_name}"
     return fields | {
         "Model": spec.model,
         "Source": spec.source,
@@ -314,7 +314,7 @@ def deployment_fields(deployment: Deployment) -> dict[str, str]:
         "Concurrency": f"{spec.concurrency} requests, {_requests_text(deployment)}",
         "KV pool": f"{placement.kv_blocks} blocks of {placement.kv_block_tokens} tokens"
         + (f", {placement.saved_states} saved states" if placement.saved_states else "")
-        + (f", {placement.used_guess_slots} states behind guesses" if placement.used_guess_slots else ""),
+        + (f", {placement.used_guess_slots} states after draft tokens" if placement.used_guess_slots else ""),
         "Speculation": speculation_text(placement.speculation, placement.guesses),
         **draft_fields(deployment),
         "Epoch": str(deployment.epoch),
@@ -336,17 +336,17 @@ def speculation_text(speculation: Speculation, seen: ExpectedGuesses | None) -> 
     if not seen.most:
         return f"{words}: none pays here; {right} of those seen were right"
     many = f"up to {seen.most} in a step" if seen.most > 1 else "one in a step"
-    faster = f"a request alone gets {seen.times:.1f} times the tokens/s where {right} are right, as of those seen"
+    faster = f"a single request gets {seen.times:.1f} times the tokens/s if {right} are accepted, the observed share"
     return f"{words}: {many}; {faster}"
 
 
 _SPECULATION = {
-    Speculation.GUESSES: "tokens are guessed, and no answer changes",
+    Speculation.GUESSES: "draft tokens are used, and no answer changes",
     Speculation.OFF: "off",
-    Speculation.STATES: "nothing is guessed: no memory for the states behind guesses, or a node is older (states)",
-    Speculation.EXPERTS: "nothing is guessed: what each guess's experts cost is not measured (experts)",
-    Speculation.PROMISE: "nothing is guessed: a time between tokens was promised (promise)",
-    Speculation.BITS: "nothing is guessed: a node, the model or its dtype promises no equal bits (bits)",
+    Speculation.STATES: "off: no memory for the states after draft tokens, or a node runs an older version (states)",
+    Speculation.EXPERTS: "off: the cost of experts per draft token is not measured (experts)",
+    Speculation.PROMISE: "off: max_inter_token_latency is set (promise)",
+    Speculation.BITS: "off: a node, the model or its dtype does not guarantee equal bits (bits)",
 }
 
 

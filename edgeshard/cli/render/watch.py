@@ -16,7 +16,7 @@ from edgeshard.domain.ids import escaped
 
 Item = TypeVar("Item")
 
-WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Stay, and print what changes, until Ctrl-C.")]
+WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Keep printing changes until Ctrl-C.")]
 INTERVAL_S = 1.0
 """Between two snapshots. Nodes' reports change all the time, without an event of the coordinator for each."""
 

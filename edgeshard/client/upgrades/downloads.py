@@ -28,7 +28,7 @@ def check_url(url: str) -> None:
     if split.scheme == "https" or (split.scheme == "http" and is_loopback(split.hostname or "")):
         return
     raise InvalidArgumentError(
-        f"--from {url[:200]} is not https://: anyone on the way could change what it sends", field="from"
+        f"--from {url[:200]} is not https://: others could change the download; use an https:// URL", field="from"
     )
 
 

@@ -75,8 +75,8 @@ async def find_wheels(coordinator: str, files: TlsFiles) -> str:
     server = wheel_server_from_wire(answer)
     if not server.port:
         raise FailedPreconditionError(
-            f"the coordinator at {coordinator} hands out no wheels: its operator starts it with --wheels DIR, or "
-            "edgectl upgrade --from FILE takes a bundle",
+            f"the coordinator at {coordinator} offers no wheels: its operator starts it with --wheels "
+            "DIR, or edgectl upgrade --from FILE takes a bundle",
             field="from",
             reason="NO_WHEELS",
         )
@@ -109,7 +109,7 @@ class SiteWheels:
             return SiteFolder(_checked(listed["folder"], _FILE), files)
         except (ValueError, KeyError, TypeError, RecursionError):
             raise FailedPreconditionError(
-                f"the list of wheels from {self._address} cannot be read: the site's operator looks at its --wheels",
+                f"the list of wheels from {self._address} cannot be read: have the site's operator check --wheels",
                 field="from",
             ) from None
 
@@ -153,8 +153,8 @@ class SiteWheels:
             if part.stat().st_size >= file.size:
                 part.unlink()
         raise DataLossError(
-            f"{file.name} has another SHA-256 than in the site's list; nothing was changed. The site's operator makes "
-            "its folder of wheels again",
+            f"the SHA-256 of {file.name} differs from the site's list; nothing was changed. Have the "
+            "site's operator make its folder of wheels again",
             field="from",
             reason="DAMAGED",
         )
@@ -178,8 +178,8 @@ class SiteWheels:
     def _pause(self, left: int, error: Exception) -> None:
         if not left or isinstance(error, ConnectionRefusedError):
             raise UnavailableError(
-                f"the site's wheels at {self._address} cannot be fetched: {error}. The coordinator hands them out with "
-                "--wheels; edgectl upgrade --from FILE takes a bundle",
+                f"the site's wheels at {self._address} cannot be fetched: {error}. The coordinator offers "
+                "them with --wheels; edgectl upgrade --from FILE takes a bundle",
                 field="from",
                 reason="NO_SITE",
             ) from None

@@ -50,79 +50,94 @@ class DeploymentSpec:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "allow_inf_nan": False}
 
-    name: str = option(MISSING, "Name of the deployment.", flag=None)
+    name: str = option(MISSING, "Name the deployment.", flag=None)
     model: str = option(
         MISSING,
-        "A model of the store; ./DIR, FILE.gguf, OWNER/NAME or ollama:NAME is put there first.",
+        "Deploy this model of the store; ./DIR, FILE.gguf, OWNER/NAME and ollama:NAME are added first.",
         metavar="MODEL",
     )
-    source: str = option("", "Node of the first layer; by default the first of --layers, or the best.", metavar="NODE")
-    privacy: Literal["open", "source-only"] = option("open", "Who may see what; open is the only one yet.", flag=None)
+    source: str = option(
+        "", "Put the first layer on this node; by default the first of --layers, or the best node.", metavar="NODE"
+    )
+    privacy: Literal["open", "source-only"] = option(
+        "open", "Set who may see data; open is the only value so far.", flag=None
+    )
     objective: Literal["request", "ttft", "latency", "throughput", "energy", "auto"] = option(
-        "auto", "Plan for request, ttft, latency, throughput, energy or auto (default).", metavar="WHAT"
+        "auto", "Optimise the plan for request, ttft, latency, throughput, energy or auto (default).", metavar="WHAT"
     )
-    dtype: DType = option(DType.BFLOAT16, "float32, float16 or bfloat16 (default).", metavar="DTYPE")
-    kv_dtype: KvFormat | None = option(None, "Of the KV cache, or int4; else as --dtype.", metavar="DTYPE")
-    max_context: int = option(0, "Tokens of prompt and answer; 0 is the model's.", low=0, high=2**31)
+    dtype: DType = option(DType.BFLOAT16, "Compute in float32, float16 or bfloat16 (default).", metavar="DTYPE")
+    kv_dtype: KvFormat | None = option(
+        None, "Store the KV cache in this dtype or as int4; by default as --dtype.", metavar="DTYPE"
+    )
+    max_context: int = option(0, "Limit prompt plus answer to N tokens; 0: the model's context.", low=0, high=2**31)
     max_new_tokens: int = option(
-        0, "Most new tokens of one request; 0 is the context.", low=0, high=2**31, alias="max_tokens"
+        0, "Limit the new tokens of a request; 0: the context.", low=0, high=2**31, alias="max_tokens"
     )
-    prompt_tokens: int | None = option(None, "Plan for prompts of N tokens, else for those seen.", low=1, high=2**31)
-    new_tokens: int | None = option(None, "Plan for answers of N tokens, else for those seen.", low=1, high=2**31)
-    concurrency: int = option(8, "Requests of the longest context that memory is kept for.", low=1, high=4096)
-    max_time_per_token_s: float | None = option(None, "Slowest a request may get its tokens.", above=0)
+    prompt_tokens: int | None = option(
+        None, "Plan for prompts of N tokens; by default for observed lengths.", low=1, high=2**31
+    )
+    new_tokens: int | None = option(
+        None, "Plan for answers of N tokens; by default for observed lengths.", low=1, high=2**31
+    )
+    concurrency: int = option(8, "Reserve KV memory for N requests of the longest context.", low=1, high=4096)
+    max_time_per_token_s: float | None = option(None, "Plan for at most SECONDS per token of a request.", above=0)
     max_inter_token_latency_s: float | None = option(
-        None, "Longest that prompts may hold up a stream's next token.", above=0
+        None, "Limit how long prompts may delay the next token of a stream.", above=0
     )
-    kv_overcommit: bool = option(False, "Admit twice the requests, and reserve memory for their prompts only.")
-    allow_streaming: bool = option(False, "Nodes may read a part of their weights from disk in every step.")
+    kv_overcommit: bool = option(False, "Admit twice as many requests, and reserve KV memory for their prompts only.")
+    allow_streaming: bool = option(False, "Let nodes read part of their weights from disk in each step.")
     kv_swap_bytes: int = option(
-        0, "KV of requests that gave way that a node may keep, such as 2GiB.", metavar="SIZE", low=0, high=2**50
+        0, "Let each node keep up to SIZE of KV of preempted requests, such as 2GiB.", metavar="SIZE", low=0, high=2**50
     )
-    kv_swap_on_disk: bool = option(False, "Keep it in files instead of in memory.")
-    prefix_cache: bool = option(False, "Keep what requests of one client have in common at the beginning.")
+    kv_swap_on_disk: bool = option(False, "Keep the KV of preempted requests in files instead of memory.")
+    prefix_cache: bool = option(False, "Enable prefix caching, per client.")
     speculation: Literal["auto", "on", "off"] = option(
-        "auto", "Guess tokens: auto (default) or on where no answer changes, or off.", metavar="WHAT"
+        "auto", "Speculate with draft tokens: auto (default), on or off; no setting changes an answer.", metavar="WHAT"
     )
     draft: str = option(
-        NO_DRAFT, "A smaller model of the store that guesses tokens; auto chooses, off is none.", metavar="MODEL"
+        NO_DRAFT,
+        "Draft tokens with this smaller model of the store; auto: EdgeShard chooses; off: none.",
+        metavar="MODEL",
     )
     mode: Literal["sequential", "bubbles", "no-bubbles"] = option(
-        "no-bubbles", "no-bubbles (default), bubbles or sequential.", metavar="MODE"
+        "no-bubbles", "Schedule the pipeline as no-bubbles (default), bubbles or sequential.", metavar="MODE"
     )
     micro_batches: int = option(
-        0, "Steps in flight that generate; 0 is the planner's choice.", metavar="M", low=0, high=4096
+        0, "Keep M decode steps in flight; 0: the planner chooses.", metavar="M", low=0, high=4096
     )
-    exclude: tuple[str, ...] = option((), "Do not use this node; may be repeated.", metavar="NODE")
+    exclude: tuple[str, ...] = option((), "Exclude this node; repeatable.", metavar="NODE")
     standby: tuple[str, ...] = option(
-        (), "Keep others' weights in its memory, to take over; may be repeated; auto chooses.", metavar="NODE"
+        (),
+        "Keep other nodes' weights in this node's memory as a standby; auto: EdgeShard chooses; repeatable.",
+        metavar="NODE",
     )
-    reserve: dict[str, int] = option(dict, "Memory to leave free; may be repeated.", metavar="NODE=SIZE")
+    reserve: dict[str, int] = option(dict, "Leave memory of a node free; repeatable.", metavar="NODE=SIZE")
     quantisation: dict[str, Literal[IntegerFormat.INT8, IntegerFormat.INT4, "stored", "none"]] = option(
         dict,
-        "Weights as small integers: int8, int4, stored or none; by default as stored. May be repeated for nodes.",
+        "Quantise the weights to int8 or int4, or keep them as stored (default) or unquantised "
+        "(none); repeatable per node.",
         metavar="FORMAT|NODE=FORMAT",
         flag="quantise",
         alias="quantize",
     )
     head_quantisation: Literal["int8", "int4", "none"] | None = option(
         None,
-        "Of the LM head with --quantise: int8 (default), int4 or none.",
+        "With --quantise, quantise the LM head to int8 (default), int4 or none.",
         metavar="FORMAT",
         alias="head_quantization",
     )
     rule: tuple[Rule, ...] = option(
-        (), "Which nodes may, must or must not hold layers together; may be repeated.", metavar="RULE"
+        (), "Add a placement rule, such as 'apart a,b' or 'at-most 2 of zone=hall1'; repeatable.", metavar="RULE"
     )
-    layers: tuple[ExplicitStage, ...] = option((), "Place it by hand.", metavar="a=0:4,b=4:9")
+    layers: tuple[ExplicitStage, ...] = option((), "Place the layers by hand.", metavar="a=0:4,b=4:9")
     replicas: int = option(
         1,
-        "Pipelines that serve its name together, each on nodes of its own; auto chooses.",
+        "Serve the name with N pipelines, each on its own nodes; auto: EdgeShard chooses.",
         metavar="N|auto",
         low=0,
         high=4096,
     )
-    replica: int = option(0, "Which of the replicas it is; the coordinator numbers them.", flag=None, low=0, high=4096)
+    replica: int = option(0, "Number of this replica, set by the coordinator.", flag=None, low=0, high=4096)
 
     def check(self) -> None:
         """Raise InvalidArgumentError naming the first field out of its bounds. `parse_spec` checks more."""
@@ -284,10 +299,10 @@ def _check_together(spec: DeploymentSpec) -> None:
         why = "with quantisation stored the head keeps the format that it is stored in; leave it out"
         raise about("head_quantisation", why, "INVALID_SPEC")
     if spec.allow_streaming and spec.objective == "energy":
-        why = "it is not for the objective energy; what a disk takes is not known"
+        why = "it does not work with the objective energy; the power of disks is unknown"
         raise about("allow_streaming", why, "INVALID_SPEC")
     if spec.draft not in (NO_DRAFT, AUTO_DRAFT) and spec.speculation == "off":
-        raise about("draft", "nothing is guessed with speculation off; leave one of them out", "INVALID_SPEC")
+        raise about("draft", "a draft model has no use with speculation off; leave out one of the two", "INVALID_SPEC")
     _check_rules(spec)
     _check_replicas(spec)
     # A typical request must be one that the deployment takes.
@@ -301,7 +316,7 @@ def _check_together(spec: DeploymentSpec) -> None:
         why = f"{spec.micro_batches} cannot be in flight in mode {spec.mode} with concurrency {spec.concurrency}"
         raise about("micro_batches", f"{why}; at most {most} can", "TOO_MANY_MICRO_BATCHES")
     if AUTO_STANDBY in spec.standby and len(spec.standby) > 1:
-        why = '"auto" has the coordinator choose; name nodes, or give it alone'
+        why = '"auto" lets the coordinator choose; give either node names or "auto"'
         raise about("standby", why, "INVALID_SPEC")
 
 
@@ -320,12 +335,10 @@ def _check_replicas(spec: DeploymentSpec) -> None:
     if spec.replicas == 1 or spec.replica:
         return
     if spec.layers:
-        why = (
-            "layers given by hand are those of one pipeline; leave replicas out, or deploy each under a name of its own"
-        )
+        why = "layers place one pipeline; leave replicas out, or deploy each under its own name"
         raise about("layers", why, "INVALID_SPEC")
     if spec.source:
-        raise about("source", "each replica has a source of its own; leave it out", "INVALID_SPEC")
+        raise about("source", "each replica has its own source; leave it out", "INVALID_SPEC")
     check_name(f"{spec.name}.{spec.replicas}", "name")
     if spec.replicas == AUTO_REPLICAS and spec.objective not in ("throughput", "auto"):
         why = f"auto is chosen for a rate, not for the objective {spec.objective}; give a number"

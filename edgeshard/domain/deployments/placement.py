@@ -244,7 +244,7 @@ def check_cover(stages: Sequence[ExplicitStage], layer_count: int, source: str) 
         if layers.end <= layers.first:
             raise PlacementError.about("layers", f"{name}={layers} holds no layer", "EMPTY_STAGE")
         if layers.end > layer_count:
-            beyond = f"{name}={layers} goes beyond the model, which has layers 0:{layer_count}"
+            beyond = f"{name}={layers} exceeds the model, which has layers 0:{layer_count}"
             raise PlacementError.about("layers", beyond, "LAYER_OUT_OF_RANGE")
         if layers.first > expected:
             raise PlacementError.about("layers", f"no node holds layers {expected}:{layers.first}", "LAYER_GAP")

@@ -98,7 +98,7 @@ class Rule:
         elif self.limit is None or not math.isfinite(self.limit) or self.limit <= 0:
             raise _wrong("limit", f"{self.kind} needs a number above 0")
         elif self.kind is RuleKind.AT_MOST and not self.limit.is_integer():
-            raise _wrong("limit", f"at-most counts nodes: {self.limit:g} is no whole number")
+            raise _wrong("limit", f"at-most counts nodes: {self.limit:g} is not a whole number")
 
     def _check_label(self) -> None:
         key, equals, value = self.label.partition("=")
@@ -122,7 +122,7 @@ def parse_rule(text: str) -> Rule:
     words = [word for word in re.split(r"[,\s]+", text) if word]
     if not words or words[0] not in list(RuleKind):
         kinds = ", ".join(RuleKind)
-        why = f"{text[:80]!r} is no rule; rules begin with {kinds}, such as 'apart a,b' or 'at-most 2 of zone=hall1'"
+        why = f"{text[:80]!r} is not a rule; rules begin with {kinds}, such as 'apart a,b' or 'at-most 2 of zone=hall1'"
         raise InvalidArgumentError.about("rule", why, "INVALID_RULE")
     kind = RuleKind(words.pop(0))
     limit = _number_of(words, kind) if kind is RuleKind.AT_MOST or kind in _CAPS else None
@@ -316,7 +316,7 @@ def _cap(rule: Rule, nodes: Collection[RuledNode]) -> Iterator[Condition]:
         raise InvalidArgumentError.about("limit", why, "UNKNOWN_FIGURE")
     weights = {name: figure for name, figure in sorted(known.items()) if figure > 0}
     yield Condition(text, ConditionKind.AT_MOST, weights, rule.limit or 0.0)
-    yield from _unusable(text, f"{label} is not known", [name for name in figures if name not in known])
+    yield from _unusable(text, f"{label} is unknown", [name for name in figures if name not in known])
 
 
 def _number(text: str | None) -> float | None:

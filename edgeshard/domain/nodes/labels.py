@@ -17,9 +17,7 @@ _WORD_RULE = "1-63 letters, digits, '.', '_' or '-', beginning and ending with a
 def check_key(text: str, field: str) -> str:
     """Return a valid key of a label; raises InvalidArgumentError naming `field`."""
     if not _WORD.fullmatch(text):
-        raise InvalidArgumentError.about(
-            field, f"{text[:80]!r} is no key of a label: use {_WORD_RULE}", "INVALID_LABEL"
-        )
+        raise InvalidArgumentError.about(field, f"{text[:80]!r} is not a label key: use {_WORD_RULE}", "INVALID_LABEL")
     return text
 
 
@@ -31,7 +29,7 @@ def check_labels(labels: Mapping[str, str], field: str) -> Mapping[str, str]:
     for key, value in labels.items():
         check_key(key, field)
         if not _WORD.fullmatch(value):
-            raise _wrong(field, f"{value[:80]!r} is no value of the label {key}: use {_WORD_RULE}")
+            raise _wrong(field, f"{value[:80]!r} is not a value of the label {key}: use {_WORD_RULE}")
     return labels
 
 

@@ -54,27 +54,35 @@ class Sampling:
     the same. Penalties are a function of the tokens before p.
     """
 
-    temperature: float = option(0.0, "0 always takes the likeliest token.", metavar="T", low=0, high=100)
-    top_k: int = option(0, "Draw from the k likeliest tokens; 0 is off.", metavar="K", low=0, high=2**32 - 1)
+    temperature: float = option(
+        0.0, "Set the randomness of sampling; 0 always takes the likeliest token.", metavar="T", low=0, high=100
+    )
+    top_k: int = option(0, "Draw from the K likeliest tokens; 0: off.", metavar="K", low=0, high=2**32 - 1)
     top_p: float = option(
-        1.0, "Draw from the likeliest tokens that reach p; 0 takes the likeliest, 1 is off.", metavar="P", low=0, high=1
+        1.0,
+        "Draw from the likeliest tokens whose probabilities sum to P; 0 takes the likeliest, 1 is off.",
+        metavar="P",
+        low=0,
+        high=1,
     )
     min_p: float = option(
-        0.0, "Drop tokens less likely than P times the likeliest; 0 is off.", metavar="P", low=0, high=1
+        0.0, "Drop tokens less likely than P times the likeliest; 0: off.", metavar="P", low=0, high=1
     )
-    repetition_penalty: float = option(1.0, "Above 1 avoids tokens seen before.", metavar="X", above=0, high=1_000_000)
+    repetition_penalty: float = option(
+        1.0, "Avoid tokens of prompt and answer if above 1.", metavar="X", above=0, high=1_000_000
+    )
     presence_penalty: float = option(
-        0.0, "Above 0 avoids tokens that the answer has already.", metavar="X", low=-2, high=2
+        0.0, "Avoid tokens that the answer already contains if above 0.", metavar="X", low=-2, high=2
     )
     frequency_penalty: float = option(
-        0.0, "Above 0 avoids tokens the more, the more often the answer has them.", metavar="X", low=-2, high=2
+        0.0, "Avoid tokens in proportion to their count in the answer if above 0.", metavar="X", low=-2, high=2
     )
     logit_bias: Biases = option(
-        (), "Make the token ID likelier, up to 100, or less likely, down to -100; may be repeated.", metavar="ID=BIAS"
+        (), "Make the token ID likelier (up to 100) or less likely (down to -100); repeatable.", metavar="ID=BIAS"
     )
-    seed: int = option(0, "The same seed draws the same text.", low=0, high=2**64 - 1)
+    seed: int = option(0, "Seed the sampling; the same seed draws the same text.", low=0, high=2**64 - 1)
     logprobs: bool = option(False, "Report each token's log-probability.")
-    top_logprobs: int = option(0, "And those of this many best tokens.", low=0, high=20)
+    top_logprobs: int = option(0, "Report the log-probabilities of the N likeliest tokens, too.", low=0, high=20)
 
     @property
     def counts_answer(self) -> bool:
@@ -128,7 +136,7 @@ class Generation:
     prompt: Prompt
     max_new_tokens: int = option(
         128,
-        "Most tokens to generate; 0 only with the prompt's log-probabilities.",
+        "Generate at most N tokens; 0 needs the prompt's log-probabilities.",
         low=0,
         high=2**31,
         alias="max_tokens",
@@ -136,10 +144,10 @@ class Generation:
     sampling: Sampling = field(default_factory=Sampling)
     stop_tokens: tuple[int, ...] = option((), "Tokens that end the answer.", flag=None)
     stop_strings: tuple[str, ...] = option(
-        (), "Text that ends the answer; may be repeated.", metavar="TEXT", keyword="stop", alias="stop_strings"
+        (), "End the answer at this text; repeatable.", metavar="TEXT", keyword="stop", alias="stop_strings"
     )
-    ignore_eos: bool = option(False, "Go on past the end of the text.")
-    priority: int = option(0, "From -10 to 10; a higher one goes first.", low=-10, high=10)
+    ignore_eos: bool = option(False, "Continue after an end-of-text token.")
+    priority: int = option(0, "Set the priority, -10 to 10; higher runs first.", low=-10, high=10)
     prompt_logprobs: bool = option(False, "Report the log-probabilities of the prompt's own tokens.")
     guide: Guide | None = option(None, "What the answer must be.", flag=None)
     clip_new_tokens: bool = option(
@@ -164,7 +172,7 @@ class Generation:
         _require(some, "max_new_tokens", "must be 1 or more without prompt_logprobs")
         if self.guide is not None:
             self.guide.validate()
-            _require(not self.ignore_eos, "ignore_eos", "contradicts a guide, which says where the answer ends")
+            _require(not self.ignore_eos, "ignore_eos", "contradicts a guide, which determines the end of the answer")
         self.sampling.validate()
 
 

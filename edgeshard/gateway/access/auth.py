@@ -48,8 +48,8 @@ class Caller:
             if self.models is None or model in self.models:
                 raise
             raise DeniedError(
-                f"this API key is not for model {model[:80]!r}: it is for {', '.join(sorted(self.models))}; ask the "
-                "operator for another",
+                f"this API key does not allow model {model[:80]!r}, only {', '.join(sorted(self.models))}; "
+                "request another key from the operator",
                 field="model",
                 reason="KEY_SCOPE",
             ) from None

@@ -82,14 +82,14 @@ class BodyBudget:
         if held > most:
             raise ResourceExhaustedError(
                 f"body: requests of {shown_identity(identity) or 'everyone together'} that are being read have {most} "
-                "bytes, the most that they may: send it again once one has been read",
+                "bytes, the limit: send it again when one has been read",
                 field="body",
                 reason="TOO_MANY_BODIES",
                 retry_after_s=1.0,
             )
         if self.total + size > self.most and held > ALWAYS_BYTES:
             raise UnavailableError(
-                f"body: all requests that are being read have {self.most} bytes, the most that they may: send it again",
+                f"body: all requests that are being read have {self.most} bytes, the limit: send it again",
                 field="body",
                 reason="TOO_MANY_BODIES",
                 retry_after_s=1.0,
@@ -389,13 +389,13 @@ async def _body_of(
                 limit.reschedule(began + limits.patience_s(received))
     except TimeoutError:
         raise DeadlineError(
-            f"the body came too slowly: at {LEAST_BPS} bytes a second it is waited for, and no longer than "
+            f"the body arrived too slowly: send at least {LEAST_BPS} bytes a second, and all of it within "
             f"{limits.max_s:g} s",
             field="body",
             reason="BODY_TOO_SLOW",
         ) from None
     except ClientDisconnect:
-        raise CancelledRequestError("the client has left", reason="CLIENT_LEFT") from None
+        raise CancelledRequestError("the client disconnected", reason="CLIENT_LEFT") from None
     if decoder is not None:
         decoder.finish()
     counter.check()

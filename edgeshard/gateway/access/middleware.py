@@ -128,7 +128,7 @@ class GatewayMiddleware:
             if host is not None and not is_loopback_name(host):
                 named_host = "another machine" if host else "no machine"
                 raise DeniedError(
-                    f"{name} names {named_host}, and this address is for programs of this one: call it by 127.0.0.1",
+                    f"{name} names {named_host}, but this address serves only programs on this machine: use 127.0.0.1",
                     field=name.lower(),
                     reason="FOREIGN_HOST",
                 )

@@ -68,7 +68,7 @@ async def unless_left(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> R
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise CancelledRequestError("the client has left", reason="CLIENT_LEFT")
+            raise CancelledRequestError("the client disconnected", reason="CLIENT_LEFT")
         return working.result()
     finally:
         leaving.cancel()

@@ -103,7 +103,7 @@ def sse(record: dict[str, Any]) -> str:
 def finish_reason(reason: FinishReason) -> str:
     """The reason in OpenAI's words. Raises CancelledRequestError for a request that an operator ended."""
     if reason is FinishReason.CANCELLED:
-        raise CancelledRequestError("the request was cancelled by somebody else", reason="CANCELLED")
+        raise CancelledRequestError("another caller cancelled the request", reason="CANCELLED")
     return reason.value
 
 

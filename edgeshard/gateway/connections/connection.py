@@ -66,7 +66,7 @@ class _Strict(h11.Connection):
         if isinstance(event, h11.Request):
             names = {name for name, _ in event.headers}
             if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
-                raise h11.RemoteProtocolError("Transfer-Encoding stands beside another length")
+                raise h11.RemoteProtocolError("Transfer-Encoding is combined with another length")
             self._chunks = self._body_bytes = 0
         elif isinstance(event, h11.Data):
             self._chunks += event.chunk_start
@@ -92,7 +92,8 @@ class Connection(H11Protocol):
         """Raises ResourceExhaustedError if the identity has too many connections."""
         if self._guest is not None and not self._door.showed_key(self._guest, identity):
             raise ResourceExhaustedError(
-                "connections: this API key has as many open as it may, all with a request: wait until one ends",
+                "connections: this API key has its maximum of connections open, all with a request: wait "
+                "until one ends",
                 field="connections",
                 reason="TOO_MANY_CONNECTIONS",
                 retry_after_s=1.0,

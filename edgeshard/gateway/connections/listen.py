@@ -142,5 +142,5 @@ class Following:
             try:
                 self._newest = self._made()
             except EdgeShardError as error:  # maybe it is being written: the next change is checked again
-                log.error("http_certificate_not_taken_up", why=error.message)
+                log.error("http_certificate_not_reloaded", why=error.message)
         stream.context = self._newest

@@ -274,7 +274,7 @@ class ResponseFormat(RequestModel):
         """The guide that the format requests. Raises InvalidArgumentError for contradicting fields."""
         if (self.json_schema is not None) != (self.type == "json_schema"):
             raise InvalidArgumentError(
-                "response_format: json_schema goes with its type, and with no other", field="response_format"
+                "response_format: json_schema needs the type json_schema", field="response_format"
             )
         if self.json_schema is not None:
             return schema_guide(self.json_schema.schema_, open_objects, "response_format")
@@ -302,7 +302,10 @@ class GuidedFields(SamplingFields):
         """The guide of the answer. Raises InvalidArgumentError if several are given."""
         given = self._guides()
         if len(given) > 1:
-            raise InvalidArgumentError(f"{given[1][0]}: the answer has a form already", field=given[1][0])
+            raise InvalidArgumentError(
+                f"{given[1][0]}: another field already sets the answer's format; leave one of them out",
+                field=given[1][0],
+            )
         return given[0][1] if given else None
 
     def guide_field(self) -> str:

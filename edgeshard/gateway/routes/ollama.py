@@ -200,7 +200,7 @@ def _message(message: dict[str, Any], place: int) -> dict[str, Any]:
     changed = dict(message)
     if changed.pop("images", None):
         field = f"messages[{place}].images"
-        raise InvalidArgumentError(f"{field}: models here read text alone", field=field)
+        raise InvalidArgumentError(f"{field}: models here read only text", field=field)
     if (name := changed.pop("tool_name", None)) is not None:
         changed["name"] = name
     calls = changed.get("tool_calls")

@@ -109,7 +109,10 @@ class AnswerRoutes:
         name_ignored(request, offer)
         forced = forced_call(offer, asked.open_objects)
         if forced is not None and guide is not None:
-            raise InvalidArgumentError("tool_choice: the answer has a form already", field="tool_choice")
+            raise InvalidArgumentError(
+                "tool_choice: another field already sets the answer's format; leave one of them out",
+                field="tool_choice",
+            )
         making = self._backend.prompt(served.deployment, conversation(offer.tools), caller_of(request).identity)
         prompt = await unless_left(request.receive, making)
         new_tokens = asked.within_context(len(prompt.tokens), asked.new_tokens() or max(1, prompt.room))

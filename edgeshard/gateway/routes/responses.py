@@ -270,7 +270,7 @@ def _text(content: Any, field: str) -> str:
         text = _part_text(part)
         if text is None:
             raise InvalidArgumentError(
-                f"{field}[{place}] is no part of text, and no other is supported here",
+                f"{field}[{place}] is not a text part, and no other is supported",
                 field=f"{field}[{place}]",
                 reason="UNSUPPORTED_VALUE",
             )

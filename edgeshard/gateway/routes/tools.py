@@ -62,7 +62,7 @@ def offer_of(tools: Sequence[Any] | None, choice: ToolChoice | None) -> Offer:
     elif isinstance(choice, dict):
         names = _names([choice])
     if is_forced and not functions:
-        raise InvalidArgumentError("tool_choice: there are no tools to choose from", field="tool_choice")
+        raise InvalidArgumentError("tool_choice: give tools to choose from, or leave it out", field="tool_choice")
     return Offer(functions, is_forced, names, ignored)
 
 

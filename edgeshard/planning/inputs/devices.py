@@ -166,7 +166,7 @@ def _nodes(tables: Sequence[Fields]) -> tuple[ClusterNode, ...]:
     seen: set[str] = set()
     for node in nodes:
         if node.name in seen:
-            raise invalid("device", f"{node.name!r} is there twice; give each [[device]] its own name")
+            raise invalid("device", f"{node.name!r} appears twice; give each [[device]] its own name")
         seen.add(node.name)
     return tuple(nodes)
 
@@ -181,7 +181,7 @@ def _device(table: Fields) -> DeviceSpec:
     memory = table.positive("memory_bytes", base.memory_bytes if base else ...)
     system = table.not_negative("system_bytes", base.system_bytes if base else 0.0)
     if system >= memory:
-        raise invalid(table.name("system_bytes"), f"is {system:g}, which leaves nothing of memory_bytes {memory:g}")
+        raise invalid(table.name("system_bytes"), f"is {system:g}, which leaves none of memory_bytes {memory:g}")
     flops = dict(base.flops) if base else {}
     if base is None or table.given("flops"):
         flops = dict.fromkeys(DType, table.positive("flops", ...))
@@ -259,7 +259,7 @@ def _ends(table: Fields, nodes: Sequence[ClusterNode]) -> list[tuple[list[str], 
     all its nodes."""
     if table.given("between"):
         if table.given("from") or table.given("to"):
-            raise invalid(table.name("between"), "stands beside from or to; give one or the other")
+            raise invalid(table.name("between"), "cannot be combined with from or to; give one or the other")
         pair = table.values["between"]
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(name, str) for name in pair):
             raise invalid(table.name("between"), f"is {pair!r}; it must be two names of nodes")
@@ -292,7 +292,7 @@ def with_nodes(cluster: Cluster, kind: str, count: int, field_name: str) -> Clus
         why = f"{kind!r} is neither in the cluster nor in the catalogue ({', '.join(CATALOGUE)})"
         raise InvalidArgumentError.about(field_name, why, "UNKNOWN_DEVICE")
     if len(cluster.nodes) + count > MAX_NODES:
-        raise invalid(field_name, f"asks for {count} more nodes; a cluster has at most {MAX_NODES}")
+        raise invalid(field_name, f"requests {count} more nodes; a cluster has at most {MAX_NODES}")
     device = like.device if like is not None else CATALOGUE[kind]
     base = ClusterNode("", device, f"{kind}-new") if like is None else replace(like, group=f"{kind}-new")
     names, taken = (f"{kind}-new-{number}" for number in numbers(1)), set(cluster.names)

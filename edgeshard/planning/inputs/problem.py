@@ -208,7 +208,7 @@ class PlanProblem:
         limit = self.model.shape.max_context
         if self.prompt_tokens + self.new_tokens > limit:
             both = f"{self.prompt_tokens} and new_tokens {self.new_tokens}"
-            why = f"{both} exceed the {limit} tokens of {self.model.name}; ask for fewer"
+            why = f"{both} exceed the {limit} tokens of {self.model.name}; request fewer"
             raise invalid("prompt_tokens", why, "CONTEXT_TOO_LONG")
         if self.held_tokens < self.prompt_tokens + self.new_tokens:
             why = f"is {self.context_tokens}, less than prompt_tokens and new_tokens together"
@@ -216,7 +216,7 @@ class PlanProblem:
         if self.max_time_per_token_s is not None:
             check_number(self.max_time_per_token_s, "max_time_per_token_s", 0.0, above=True)
         if self.allow_streaming and self.objective is Objective.ENERGY:
-            raise invalid("allow_streaming", "is not for the objective energy: what a disk takes is not known")
+            raise invalid("allow_streaming", "does not work with the objective energy: the power of disks is unknown")
         self._check_rules()
         if self.max_nodes is not None and self.max_nodes < self.min_nodes:
             raise invalid("max_nodes", f"is {self.max_nodes}, below min_nodes {self.min_nodes}")

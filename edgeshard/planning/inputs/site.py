@@ -185,7 +185,7 @@ def listed(names: Sequence[str], most: int = 5) -> str:
 def node_starting(field: str, name: str) -> UnavailableError:
     """The error for a node that `field` names and that has joined, but still imports what computes."""
     return UnavailableError(
-        f"{field}: node {name} is still starting; ask again in a moment, or leave it out",
+        f"{field}: node {name} is still starting; try again in a moment, or leave it out",
         field=field,
         reason="NODE_STARTING",
         retry_after_s=1.0,

@@ -52,8 +52,8 @@ def changed(problem: PlanProblem, changes: Sequence[str]) -> PlanProblem:
             number, kind = "1", number
         if not (text.startswith("+") and re.fullmatch("[0-9]+", number) and 0 < int(number) <= MOST_ADDED):
             raise InvalidArgumentError(
-                f'--what-if {change!r} is not a change: say "+2 orin-nx", "-NODE" to take one away, "disk=2.1GB/s" or '
-                '"NODE memory=+8GB"',
+                f'--what-if {change!r} is not a change: give "+2 orin-nx", "-NODE" to remove one, '
+                '"disk=2.1GB/s" or "NODE memory=+8GB"',
                 field="what_if",
             )
         problem = _with_nodes(problem, kind.strip(), int(number))

@@ -263,7 +263,7 @@ def _why_not(costs: Costs, cut: Cut | None) -> Shortage:
 def _row(name: str, result: PlanResult, best: PlanResult) -> StrategyRow:
     found, reason, source = result.prediction, bottleneck(result), result.problem.cluster.source
     if found is not None and source != best.problem.cluster.source:
-        reason = f"requests come in at {source}; {reason}"
+        reason = f"requests enter at {source}; {reason}"
     return _row_of(name, found, best, len(result.stages), result.placement, reason)
 
 

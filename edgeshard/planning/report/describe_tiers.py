@@ -41,7 +41,7 @@ def describe_speed(result: PlanResult) -> tuple[str, ...]:
         return ()
     lines = [_holds(stage) for stage in result.streaming]
     alone, many = speeds(result)
-    lines[-1] += f": {_seconds(alone.time_per_token_s)} a token alone"
+    lines[-1] += f": {_seconds(alone.time_per_token_s)} a token for a single request"
     if many is not None:
         lines[-1] += f", {_rate(many.throughput_tps)} at {_requests(many.load.requests)}"
     return tuple(lines)

@@ -99,7 +99,7 @@ def explain(result: PlanResult) -> tuple[str, ...]:
     prediction = result.prediction
     lines = [asked, _choice(result), f"What binds it: {bottleneck(result)}.", _where_time_goes(prediction)]
     if prediction.joules_per_token is not None:
-        lines.append(f"Energy: {prediction.joules_per_token:.2f} J per token, that of its nodes alone.")
+        lines.append(f"Energy: {prediction.joules_per_token:.2f} J per token, of its nodes only.")
     if not result.streams and (sliced := _sliced(result)):
         lines.append(sliced)
     tightest = max(result.stages, key=lambda stage: stage.memory.needed / max(1, stage.memory.usable))
@@ -163,7 +163,7 @@ def _sliced(result: PlanResult) -> str:
     if len(first.slices) < 2 or first.seconds >= whole_s * (1 - _SMALL_SHARE):
         return ""
     lengths, after = ", ".join(map(str, first.slices)), _ms(first.seconds)
-    return f"A prompt alone goes in slices of {lengths} tokens: first token after {after}, not {_ms(whole_s)}."
+    return f"A single prompt is sent in slices of {lengths} tokens: first token after {after}, not {_ms(whole_s)}."
 
 
 def _detour(result: PlanResult) -> str:

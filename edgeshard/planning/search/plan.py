@@ -224,7 +224,7 @@ def plan(problem: PlanProblem, alternatives: int = ALTERNATIVES, prover: Prover 
     if problem.goal is Objective.ENERGY and (unknown := without_power(costs)):
         remedy = "give idle_w and busy_w in a cluster file, or exclude these nodes"
         raise InvalidArgumentError.about(
-            "objective", f"the power of {listed(unknown)} is not known; {remedy}", UNKNOWN_POWER
+            "objective", f"the power of {listed(unknown)} is unknown; {remedy}", UNKNOWN_POWER
         )
     match problem.goal:
         case Objective.LATENCY:

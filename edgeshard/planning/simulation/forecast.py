@@ -24,7 +24,7 @@ from edgeshard.planning.simulation.simulator import simulate
 from edgeshard.planning.simulation.timing import Visit
 
 ASSUMPTIONS = (
-    "nodes and links take the times the plan is made of: no jitter, no lost frames, nobody else on them",
+    "nodes and links take the measured times: no jitter, no lost frames, no other load",
     "all requests are of one client and priority, stop at their length, share no prefix, and no latency is promised",
     "the client's own link, the coordinator and the tokeniser take no time",
 )

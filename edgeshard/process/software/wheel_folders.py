@@ -62,7 +62,7 @@ def unpack(archive: Path, into: Path) -> Path:
             for member in members:
                 _write(bundle, member, folder / PurePosixPath(member.name).name)
     except tarfile.TarError as error:
-        raise _no_folder(archive, f"it is no tar archive ({error})") from None
+        raise _no_folder(archive, f"it is not a tar archive ({error})") from None
     except OSError as error:
         raise InvalidArgumentError(f"--from {archive}: {error.strerror}", field="from") from None
     check_folder(folder)
@@ -121,7 +121,7 @@ def _check_zeros(file: IO[bytes], members: list[tarfile.TarInfo]) -> None:
         end = member.offset_data + member.size
         file.seek(end)
         if any(file.read(-member.size % _BLOCK_BYTES)):
-            raise _damage(PurePosixPath(member.name).name, "has other bytes behind it than a tar archive has")
+            raise _damage(PurePosixPath(member.name).name, "has unexpected bytes after the tar archive")
     file.seek(end + -end % _BLOCK_BYTES)
     while chunk := file.read(_CHUNK_BYTES):
         if any(chunk):
@@ -137,7 +137,7 @@ def _write(bundle: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None
 
 def _no_folder(path: Path, why: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"--from {path} is no bundle or folder of wheels: {why}; make one with make bundle or make folders",
+        f"--from {path} is not a bundle or folder of wheels: {why}; make one with make bundle or make folders",
         field="from",
         reason="NO_BUNDLE",
     )

@@ -302,6 +302,6 @@ async def test_in_the_lab_a_node_tells_what_the_emulator_charges(
 async def test_in_the_lab_another_model_is_refused_by_name(
     emulation: Emulation, tmp_path: Path, tiny_config: dict[str, Any]
 ) -> None:
-    with pytest.raises(FailedPreconditionError, match=r"llama2-7b of 32 layers, the model has 6") as refusal:
+    with pytest.raises(FailedPreconditionError, match=r"llama2-7b with 32 layers, but the model has 6") as refusal:
         await Node(tmp_path, emulation=emulation).do(measure(tiny_config))
     assert refusal.value.reason == "NOT_THE_STAND_IN"

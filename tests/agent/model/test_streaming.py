@@ -287,7 +287,7 @@ def test_without_room_a_stage_loads_and_packs_nothing(checkpoint: Any, tmp_path:
     units = PackedUnits(tmp_path / "packed", lambda: 0)
     load(checkpoint, units)
     assert units.files() == []
-    with pytest.raises(ResourceExhaustedError, match="no room on the disk to pack layer-0"):
+    with pytest.raises(ResourceExhaustedError, match="the disk has no room to pack layer-0"):
         load(checkpoint, units, budget=_least_budget(checkpoint, units, 0), prefetched=0)
 
 

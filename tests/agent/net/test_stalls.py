@@ -139,7 +139,7 @@ async def test_a_receiver_that_answers_but_gets_nothing_is_noticed_while_the_sen
         for _ in range(16):
             link.send(4 << 20)
         suspected = await link.told()
-        assert "nothing that was sent came in" in suspected.why and not suspected.recovered
+        assert "nothing that was sent was received" in suspected.why and not suspected.recovered
         link.proxy.resume()
         assert (await link.told()).recovered
         assert await link.received(16) == list(range(1, 17))

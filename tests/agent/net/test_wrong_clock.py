@@ -73,7 +73,7 @@ def tls(authority: Authority, tmp_path: Path) -> TlsFiles:
 
 def check_names_the_clock(error: EdgeShardError, address: str) -> None:
     assert isinstance(error, FailedPreconditionError) and (error.reason, error.field) == ("CLOCK", "clock")
-    assert error.message.startswith("this machine's clock says ")
+    assert error.message.startswith("this machine's clock shows ")
     assert f"but the certificate of {address} is valid from " in error.message
     assert "timedatectl" in error.message and "renew the certificate" in error.message
 

@@ -89,7 +89,7 @@ def test_what_is_pending_must_be_due(what: str) -> None:
         "beside its token": StepResult(result.tokens, pending=(one,)),
         "twice": StepResult(result.tokens[1:], pending=(one, one)),
     }
-    with pytest.raises(InternalError, match="was not asked for"):
+    with pytest.raises(InternalError, match="was not requested"):
         rig.scheduler.on_result(step.number, wrong[what], 0.0)
 
 
@@ -105,7 +105,7 @@ def test_a_pending_token_comes_with_a_later_step_at_its_own_position_once(ends: 
     came = rig.stages[0].run(following).tokens
     if ends:
         rig.cancel("one")
-    with pytest.raises(InternalError, match="was not asked for"):
+    with pytest.raises(InternalError, match="was not requested"):
         rig.scheduler.on_result(following.number, StepResult((*came, replace(late, position=9))), 0.0)
 
 

@@ -76,7 +76,7 @@ def test_a_file_that_is_cut_short_is_noticed_when_opened_and_when_read(tmp_path:
     file, first, second = written(path, 100, CHUNK_BYTES + 5000)
     with path.open("rb+") as cut:
         cut.truncate(path.stat().st_size - ALIGNMENT)
-    with pytest.raises(DataLossError, match="its header says"):
+    with pytest.raises(DataLossError, match="its header declares"):
         PackedFile(path, KEY)
     with pytest.raises(DataLossError) as caught:
         file.read_whole(reader, room(len(first) + len(second)))

@@ -143,7 +143,7 @@ def test_a_key_of_some_models_hears_of_no_others(asked: str) -> None:
         caller.find(backend, asked)
     assert (refused.value.field, refused.value.reason) == ("model", "KEY_SCOPE")
     said = refused.value.message.replace(repr(asked), "")
-    assert said == "this API key is not for model : it is for gone, tiny; ask the operator for another"
+    assert said == "this API key does not allow model , only gone, tiny; request another key from the operator"
     assert caller.find(backend, "tale").model == caller.find(backend, "tiny").model == "tiny"
     with pytest.raises(NotFoundError, match=r"served: tale$"):
         caller.find(backend, "gone")

@@ -69,7 +69,7 @@ async def test_what_a_node_refuses_and_nodes_that_are_not_there(site: Any) -> No
     assert type(unknown) is NotFoundError and unknown.field == "node"
     asked, _ = await begun(agents[1], site.coordinator.questions.packed.list("b"))
     await agents[1].vanish()
-    with pytest.raises(UnavailableError, match="node b: the node went away"):
+    with pytest.raises(UnavailableError, match="node b: the node disconnected"):
         await asked
     await site.until(lambda state: not state.is_connected(agents[1].node_id))
     away = await failure_of(site.admin.ListPacked(admin_pb2.ListPackedRequest(node="b"), timeout=DEADLINE_S))

@@ -141,7 +141,7 @@ def test_energy_is_planned_where_the_power_of_every_node_is_known(place: Any, me
     assert cuts(placement) == "a=0:12" and placement.predicted.joules_per_token > 0
     alone = place(ABC, known, exclude=["c"], objective="energy", mode="sequential")
     assert alone.micro_batches == 1 and alone.predicted.requests == 1
-    with pytest.raises(InvalidArgumentError, match="power of c is not known") as caught:
+    with pytest.raises(InvalidArgumentError, match="power of c is unknown") as caught:
         place(ABC, known, objective="energy")
     assert caught.value.reason == "UNKNOWN_POWER"
 
@@ -243,7 +243,7 @@ def test_a_limit_that_cannot_be_kept(place: Any, measured: Any) -> None:
     with pytest.raises(FailedPreconditionError) as info:
         place(ABC, known, max_time_per_token_s=1e-3)
     assert info.value.field == "max_time_per_token_s" and "above max_time_per_token" in info.value.message
-    assert "does not keep" in place(ABC, known, max_time_per_token_s=1e-3, layers="a=0:4,b=4:12").note
+    assert "does not meet" in place(ABC, known, max_time_per_token_s=1e-3, layers="a=0:4,b=4:12").note
     kept = place(ABC, known, max_time_per_token_s=0.15)
     assert kept.predicted.time_per_token_s <= 0.15
 
@@ -285,7 +285,7 @@ def test_less_memory_is_fewer_requests_at_once(place: Any, measured: Any) -> Non
     placement = place(nodes, known, concurrency=300)
     requests = placement.micro_batch * placement.micro_batches
     assert placement.kv_blocks == requests * 128 // KV_BLOCK_TOKENS and 0 < requests < 300
-    assert f"Memory holds {requests} of the 300 requests at their longest" in placement.note
+    assert f"Memory holds {requests} of the 300 requests at full length" in placement.note
 
 
 def test_where_links_are_missing_and_nothing_can_be_planned_memory_decides(place: Any, measured: Any) -> None:

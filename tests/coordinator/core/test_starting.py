@@ -96,7 +96,7 @@ def record_of(desk: Desk, manifest: ModelManifest, **changes: Any) -> Deployment
 def test_a_node_joins_then_starts_and_says_so_in_plain_words(desk: Desk) -> None:
     desk.join("a")
     assert node_status(desk.node("a")) == "starting" and not desk.node("a").placeable
-    assert "nothing is placed on it yet" in node_fields(desk.node("a"))["Status"]
+    assert "it imports the compute libraries" in node_fields(desk.node("a"))["Status"]
     desk.register("a", starting=False)
     assert node_status(desk.node("a")) == "connected" and desk.node("a").placeable
     assert "nothing" not in node_fields(desk.node("a"))["Status"]

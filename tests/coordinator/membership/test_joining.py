@@ -241,7 +241,7 @@ async def test_expired_certificates_are_refused(mill: Mill) -> None:
         async with mill.client_with(files):
             pass
     assert refusal.value.reason == "EXPIRED" and "edgectl token create" in refusal.value.message
-    assert "this machine's clock says" in refusal.value.message
+    assert "this machine's clock shows" in refusal.value.message
     credentials = grpc.ssl_channel_credentials(pem, private_pem(key), certificate)
     options = [("grpc.ssl_target_name_override", "coordinator.coordinator.mill")]
     async with grpc.aio.secure_channel(mill.coordinator.address, credentials, options) as channel:

@@ -227,7 +227,7 @@ async def test_a_machine_without_wheels_hears_what_there_is(site: Site) -> None:
     token = await site.token()
     refused = await site.ask("/wheels?platform=aarch64&pythons=3.13&accelerator=cpu", token.secret)
     assert refused.status == 409
-    assert "wheels for x86_64 with Python 3.11; this machine is aarch64 with Python 3.13" in refused.said["message"]
+    assert "wheels for x86_64 with Python 3.11, but this machine is aarch64 with Python 3.13" in refused.said["message"]
     assert (await site.ask("/wheels?platform=x86_64", token.secret)).said["field"] == "accelerator"
 
 

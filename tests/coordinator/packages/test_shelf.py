@@ -40,7 +40,8 @@ def test_the_accelerator_then_the_newest_python_chooses(tmp_path: Path) -> None:
         shelf.folder_for(Machine("aarch64", ["3.13"]))
     said = refusal.value.message
     assert (
-        "aarch64 with Python 3.12, x86_64 with Python 3.11 and 3.12 and 3.13; this machine is aarch64 with Python 3.13"
+        "aarch64 with Python 3.12, x86_64 with Python 3.11 and 3.12 and 3.13, "
+        "but this machine is aarch64 with Python 3.13"
         in said
     )
 

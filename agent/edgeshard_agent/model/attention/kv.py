@@ -475,7 +475,7 @@ class KvPool:
         if grant.first_index:
             if grant.slot is not None:
                 raise InvalidArgumentError(
-                    f"a grant to request {grant.request} gives a slot where none is due",
+                    f"a grant to request {grant.request} gives a slot that the request does not need",
                     field="grants.slot",
                     reason="STATE_SLOT_NOT_DUE",
                 )
@@ -587,8 +587,8 @@ class KvPool:
         slots = (*table.guess_slots, *free)[: span.guesses]
         if len(slots) < span.guesses:
             raise FailedPreconditionError(
-                f"a span of request {span.request} has {span.guesses} guesses, but for the states behind these "
-                f"{len(slots)} of {len(self.states.guess_slots)} slots are free",
+                f"a span of request {span.request} has {span.guesses} draft tokens, but only {len(slots)} of "
+                f"{len(self.states.guess_slots)} state slots are free",
                 field="spans.guesses",
                 reason="STATE_GUESS_SLOTS_IN_USE",
             )

@@ -31,7 +31,7 @@ def check_filled(modules: StageModules) -> None:
     """Raise InternalError for a parameter that no tensor came for."""
     left = modules.missing()
     if left is not None:
-        raise InternalError(f"nothing was loaded into {left}")
+        raise InternalError(f"no tensor was loaded into {left}")
 
 
 class ParameterLoader:

@@ -286,8 +286,8 @@ class _WeightLoading:
             file = self._write(unit)
             if file is None:
                 raise ResourceExhaustedError(
-                    f"cache-limit: there is no room on the disk to pack {unit.name}, which this node is to stream; "
-                    "give more with --cache-limit, or free space",
+                    f"cache-limit: the disk has no room to pack {unit.name}, which this node must stream; raise "
+                    "--cache-limit, or free disk space",
                     field="cache-limit",
                     reason=CACHE_LIMIT,
                 )

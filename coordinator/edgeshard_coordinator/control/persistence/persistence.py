@@ -291,7 +291,7 @@ def prepare_restored(path: Path, least_term: int) -> None:
         if version > _MIGRATIONS.index(_TERM):
             database.execute("UPDATE term SET number = MAX(number + 1, ?)", (least_term,))
     except sqlite3.Error as error:
-        raise DataLossError(f"{path.name} of the backup is no coordinator's state: {error}", field="file") from None
+        raise DataLossError(f"{path.name} of the backup is not a coordinator's state: {error}", field="file") from None
     finally:
         database.close()
 
@@ -354,5 +354,5 @@ def _readable(kind: type[ProfileT], body: str, node_id: str) -> ProfileT | None:
     try:
         return parse_profile(kind, body)
     except EdgeShardError as error:
-        log.warning("measurement_forgotten", node_id=node_id, error=error.message)
+        log.warning("measurement_dropped", node_id=node_id, error=error.message)
         return None

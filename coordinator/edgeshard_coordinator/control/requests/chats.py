@@ -73,7 +73,7 @@ def check_counted(text: str, field: str) -> None:
     """Raise InvalidArgumentError naming `field` for a text that is too long to have its tokens counted."""
     if text_bytes(text) > COUNTED_LIMIT_BYTES:
         raise InvalidArgumentError(
-            f"{field}: at most {COUNTED_LIMIT_BYTES} bytes are made tokens of at once; send it in pieces",
+            f"{field}: at most {COUNTED_LIMIT_BYTES} bytes are tokenised at once; send it in pieces",
             field=field,
             reason="PROMPT_TOO_LONG",
         )

@@ -147,7 +147,7 @@ class HeadReports:
             or not all(map(isfinite, prompt_logprobs.logprobs))
             or not all(map(_are_finite, prompt_logprobs.top))
         ):
-            self._refuse(attachment, request, "log-probabilities beyond what the request asks for")
+            self._refuse(attachment, request, "log-probabilities that were not requested")
             return False
         request.scored = prompt_logprobs.end
         if not request.unread_by_choice:
@@ -169,7 +169,7 @@ class HeadReports:
             or (token.top and len(token.top) > generation.sampling.top_logprobs)
             or (token.top and not _are_finite(token.top))
         ):
-            self._refuse(attachment, request, "a token beyond what the request asks for")
+            self._refuse(attachment, request, "more tokens than were requested")
             return False
         if len(token.timings) > attachment.stages:
             token = replace(token, timings=())  # They are figures only, of another placement or false.
@@ -184,7 +184,7 @@ class HeadReports:
         """The end of a request, with the rest of its text; whether it is within the bounds of its request."""
         request.characters += len(end.text)
         if request.characters > FIRST_CHARACTERS + TOKEN_CHARACTERS * len(request.emitted):
-            self._refuse(attachment, request, "a text beyond what the request asks for")
+            self._refuse(attachment, request, "text after the requested end")
             return False
         at_once = len(attachment.requests)
         self._requests.remove(request)
@@ -202,7 +202,7 @@ class HeadReports:
             request.deliver(token)
             return
         slow = ResourceExhaustedError(
-            f"the client is {request.backlog} tokens behind; read the stream faster or ask for fewer tokens",
+            f"the client has not read {request.backlog} tokens; read the stream faster or request fewer tokens",
             reason="SLOW_READER",
         )
         request.fail(slow, drop_unread=True)

@@ -53,7 +53,7 @@ class QuotaBook:
         highest = self._quotas.max_priority_of(identity)
         if priority > highest:
             raise DeniedError(
-                f"priority {priority} is above {highest}, the highest that {who} may ask for: ask for less, or have "
+                f"priority {priority} is above {highest}, the limit of {who}: use a lower priority, or have "
                 "the operator raise max_priority in the coordinator's quotas",
                 field="priority",
                 reason="PRIORITY",

@@ -209,7 +209,7 @@ class RequestFront:
             request = RunningRequest(request_id, record.name, generation, client, emitted, deadline, scored)
             former = self._admission.let_in(request, replicas)
         if former is not None:
-            elsewhere = UnavailableError("the request goes on in another call", reason="RESUMED_ELSEWHERE")
+            elsewhere = UnavailableError("the request continues in another call", reason="RESUMED_ELSEWHERE")
             self._requests.end(former, elsewhere)
         if request.standing is not Standing.AWAITING:
             self._resumptions.take(request_id)
@@ -315,7 +315,7 @@ class RequestFront:
         record = self._state().deployments.get(request.deployment)
         why = record.failure.message if record is not None and record.failure is not None else "its head was lost"
         return UnavailableError(
-            f"deployment {request.deployment} could not go on with the request behind its {len(request.emitted)} "
+            f"deployment {request.deployment} could not continue the request after {len(request.emitted)} "
             f"tokens: {why}; send it again later",
             field="model",
             reason="NOT_RECOVERED",

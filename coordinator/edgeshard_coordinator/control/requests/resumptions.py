@@ -295,7 +295,7 @@ def _can_return(claim: Claim) -> bool:
 
 def _refused(request_id: RequestId) -> FailedPreconditionError:
     return FailedPreconditionError(
-        f"resume: nothing is known of a request {request_id} of yours that could go on like this; send it as a new one",
+        f"resume: there is no request {request_id} of yours that can resume with these tokens; send it as a new one",
         field="resume",
         reason="NOT_RESUMABLE",
     )

@@ -57,7 +57,7 @@ class ActionExecutor:
             case actions.TellUnknownStages():
                 named = ", ".join(sorted({deployment for deployment, _ in action.stages})[:UNKNOWN_STAGES_NAMED])
                 log.warning(
-                    "unknown_stages_left_alone", node=action.node_name, stages=len(action.stages), deployments=named
+                    "unknown_stages_ignored", node=action.node_name, stages=len(action.stages), deployments=named
                 )
             case actions.SaveDeployment():
                 self._spawn(self._save(action.records))
@@ -115,7 +115,7 @@ class ActionExecutor:
         try:
             found = await self._planner.repair(state, record)
         except EdgeShardError as error:
-            log.warning("not_replanned", deployment=record.name, reason=error.reason, why=error.message)
+            log.warning("replan_failed", deployment=record.name, reason=error.reason, why=error.message)
             found = error
         except Exception as error:
             log.exception("replan_crashed", deployment=record.name)
@@ -134,7 +134,7 @@ class ActionExecutor:
         try:
             chosen = await self._planner.standbys(state, record)
         except EdgeShardError as error:
-            log.warning("no_standby", deployment=record.name, reason=error.reason, why=error.message)
+            log.warning("standby_not_planned", deployment=record.name, reason=error.reason, why=error.message)
         except Exception:
             log.exception("standby_plan_crashed", deployment=record.name)
         else:
@@ -148,7 +148,7 @@ class ActionExecutor:
         if failure is not None:
             self._save_failed(record, failure)
         else:
-            log.info("deployment_forgotten", deployment=record.name)
+            log.info("deployment_removed", deployment=record.name)
             self._loop.post(events.DeploymentForgotten(record.name, record.uid, self._loop.now()))
 
     async def _save_of_node(self, node_id: NodeId, write: Awaitable[None], refused: str) -> None:

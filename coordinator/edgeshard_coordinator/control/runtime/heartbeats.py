@@ -85,8 +85,8 @@ def whole(stream: ControlStream, message: pb.ControlRequest) -> Heartbeat:
     said = agent_message_from_wire(message)
     if isinstance(said, Heartbeat):
         if (said.node_id, said.incarnation) != (stream.node_id, stream.incarnation):
-            raise InvalidArgumentError("node_id: a heartbeat is of the node whose stream it comes on", field="node_id")
+            raise InvalidArgumentError("node_id: the heartbeat names another node than its stream", field="node_id")
         return said
     if stream.heartbeat is None or not isinstance(said, HeartbeatChange):
-        raise InvalidArgumentError("heartbeat: the first heartbeat of a stream is whole", field="heartbeat")
+        raise InvalidArgumentError("heartbeat: the first heartbeat of a stream must be complete", field="heartbeat")
     return with_change(stream.heartbeat, said)

@@ -164,7 +164,7 @@ class StateLoop:
             for action in actions:
                 self._apply(ActionIssued(action, self.now()))
                 executor.perform(action)
-        raise InternalError("reconcile does not come to rest", reason="INVARIANT")
+        raise InternalError("reconcile does not converge", reason="INVARIANT")
 
 
 def _say(event: Event) -> None:

@@ -54,4 +54,4 @@ async def measure_first(
                     return
     except TimeoutError:
         late = sorted(loop.state.nodes[node_id].name for node_id in still_measuring(loop.state, chosen))
-        log.info("placed_before_all_is_measured", deployment=spec.name, nodes=late)
+        log.info("placed_without_measurements", deployment=spec.name, nodes=late)

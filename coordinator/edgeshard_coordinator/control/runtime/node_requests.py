@@ -45,8 +45,8 @@ class NodeRequests:
             if answer.done():
                 return answer.result()
             if gone.done():
-                raise UnavailableError("the node went away before it answered", reason="NODE_LOST")
-            raise DeadlineError(f"no {self._what} came within {self._limit_s:g} s", reason="NO_ANSWER")
+                raise UnavailableError("the node disconnected before it answered", reason="NODE_LOST")
+            raise DeadlineError(f"no {self._what} arrived within {self._limit_s:g} s", reason="NO_ANSWER")
         finally:
             answer.cancel()
             gone.cancel()

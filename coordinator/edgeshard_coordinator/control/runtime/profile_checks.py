@@ -24,7 +24,7 @@ class ProfileChecks:
         earlier report of the node is checked."""
         if report.node_id in self._nodes:
             raise UnavailableError(
-                "node_id: an earlier profile of this node is still checked; report again",
+                "node_id: an earlier profile of this node is still being checked; report again",
                 field="node_id",
                 reason="PROFILE_UNDER_CHECK",
                 retry_after_s=1.0,

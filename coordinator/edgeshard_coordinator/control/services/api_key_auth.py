@@ -35,8 +35,8 @@ class ApiKeyAuthenticator:
             return Caller(ANYONE, metrics=True, check=unending)
         if key is None:
             raise UnauthenticatedError(
-                "there is no API key in Authorization or x-api-key: send `Authorization: Bearer KEY`; an operator "
-                "makes a key with edgectl key create NAME",
+                "the API key is missing in Authorization or x-api-key: send `Authorization: Bearer KEY`; an "
+                "operator creates a key with edgectl key create NAME",
                 field="api_key",
                 reason="NO_API_KEY",
             )

@@ -71,7 +71,7 @@ class Dumps:
             own = ProcessDump(NodeName(""), await self._own())
         except Exception:
             log.exception("dump_crashed")
-            failure = InternalError("the coordinator's own dump crashed; its log says why")
+            failure = InternalError("the coordinator's own dump crashed; see its log")
             own = ProcessDump(NodeName(""), failure=failure)
         yield own
         for start in range(0, len(nodes), AT_ONCE):

@@ -86,14 +86,14 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
         except (TypeError, ValueError) as error:  # a value that no message holds
             log.error("request_not_sent", request=command.request_id, error=type(error).__name__)
             failure: errors.EdgeShardError = errors.InternalError(
-                "the request could not be sent to its head; the log says why"
+                "the request could not be sent to its head; see the coordinator's log"
             )
         else:
             if not too_large:
                 return message
             failure = errors.InvalidArgumentError(
-                f"prompt: the request has {message.ByteSize()} bytes on its way to the head, more than a message "
-                "holds: shorten it",
+                f"prompt: the request has {message.ByteSize()} bytes, more than a message to the head holds: "
+                "shorten it",
                 field="prompt",
                 reason="REQUEST_TOO_LARGE",
             )
@@ -106,7 +106,7 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
         record = self._loop.state.deployments.get(deployment)
         if record is not None and (record.epoch, record.head.node_id) == (epoch, node_id) and record.adoptable:
             raise errors.UnavailableError(
-                f"the other nodes of deployment {deployment} have not said yet that they hold epoch {epoch}; try again",
+                f"the other nodes of deployment {deployment} have not confirmed epoch {epoch} yet; try again",
                 reason="NOT_YET",
                 retry_after_s=0.2,
             )

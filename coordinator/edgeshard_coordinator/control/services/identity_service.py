@@ -63,7 +63,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
         membership = self._checked()
         if self.addresses is None:
             raise FailedPreconditionError(
-                "nobody can join: start the coordinator with --enrol-listen HOST:PORT and --ca-key FILE",
+                "this coordinator does not enrol processes: start it with --enrol-listen HOST:PORT and --ca-key FILE",
                 field="enrol-listen",
                 reason="NO_ENROLMENT",
             )
@@ -149,7 +149,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
     async def expel(self, node: KnownNode) -> None:
         """Forget a node, and have its agent stop. Deployments continue without it, in another epoch."""
         gone = DeniedError(
-            f"node {node.name} was taken out of the site; an operator lets it in again with edgectl token create",
+            f"node {node.name} was removed from the site; an operator can admit it again with edgectl token create",
             field="node",
             reason="REMOVED",
         )
@@ -161,6 +161,6 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
     def _checked(self) -> Membership:
         if self._membership is None:
             raise FailedPreconditionError(
-                "this site is in plaintext: nobody has a certificate; see edgectl init", reason="NO_TLS"
+                "this site runs in plaintext, without certificates; see edgectl init", reason="NO_TLS"
             )
         return self._membership

@@ -45,11 +45,11 @@ _OF_CONDITION: tuple[tuple[str, str, Callable[[Condition], float]], ...] = (
     ("clock_ahead_seconds", "By how much its clock is ahead of the coordinator's.", lambda known: known.clock_ahead_s),
 )
 _OF_DEPLOYMENT: tuple[tuple[str, str, Callable[[DeploymentRecord], float]], ...] = (
-    ("edgeshard_deployment_ready", "1 where it answers requests.", lambda of: of.phase is DeploymentPhase.READY),
+    ("edgeshard_deployment_ready", "1 if it answers requests.", lambda of: of.phase is DeploymentPhase.READY),
     ("edgeshard_deployment_epoch", "How often it was opened; it grows with each recovery.", lambda of: of.epoch),
     ("edgeshard_requests_limit", "Most requests that may run or wait.", lambda of: most_requests(of.running_requests)),
 )
-_TAKEN_UP = "How often a service was taken up again: by another epoch, or by the same head over another stream."
+_TAKEN_UP = "Service resumptions, by another epoch or by the same head over another stream."
 
 
 class _ByWord(NamedTuple):
@@ -62,7 +62,7 @@ class _ByWord(NamedTuple):
 
 
 _BY_WORD = (
-    _ByWord("edgeshard_requests", "Requests that began, by the role of who asked.", "role", "begun"),
+    _ByWord("edgeshard_requests", "Requests that began, by the caller's role.", "role", "begun"),
     _ByWord("edgeshard_requests_finished", "Requests that ended with an answer, by the reason.", "reason", "finished"),
     _ByWord("edgeshard_requests_failed", "Requests that began and ended with an error, by its code.", "code", "failed"),
     _ByWord("edgeshard_recoveries", _TAKEN_UP, "kind", "recovered"),
@@ -126,7 +126,7 @@ class CoordinatorMetrics:
         budgets = [((node.name,), float(node.facts.memory_budget_bytes)) for node in nodes]
         free = [((node.name,), float(state.free_bytes(node))) for node in nodes]
         yield gauge("edgeshard_node_memory_budget_bytes", "What stages may use of a node's memory.", ("node",), budgets)
-        yield gauge("edgeshard_node_memory_free_bytes", "What of that is not taken.", ("node",), free)
+        yield gauge("edgeshard_node_memory_free_bytes", "Free part of that.", ("node",), free)
         said = [
             (node.name, known)
             for node in nodes
@@ -212,7 +212,7 @@ class CoordinatorMetrics:
         suspect = Counter(known.deployment for known in state.suspects)
         yield gauge(
             "edgeshard_links_suspect",
-            "Links that carry nothing although their connection stands.",
+            "Stalled links: connected, but without traffic.",
             _OF,
             [(_of(record), suspect[name]) for name, record in state.deployments.items()],
         )
@@ -236,7 +236,7 @@ class CoordinatorMetrics:
     def _store(self) -> Iterator[Metric]:
         stored = {digest: manifest.stored_bytes for manifest, digest in self._models.list()}
         yield gauge("edgeshard_store_models", "Models in the store.", (), [((), len(stored))])
-        yield gauge("edgeshard_store_bytes", "What the store's models take.", (), [((), sum(stored.values()))])
+        yield gauge("edgeshard_store_bytes", "Bytes of the store's models.", (), [((), sum(stored.values()))])
 
 
 def _of(record: DeploymentRecord) -> tuple[str, str]:
@@ -274,7 +274,7 @@ def _stages(state: State) -> Iterator[Metric]:
     yield from EXPERTS.metrics("edgeshard_stage_experts", _STAGE, experts)
     heads = [(labels, stage.guesses) for labels, stage in held if stage.guesses is not None]
     guessed = [(labels, found.guessed) for labels, found in heads]
-    yield counter("edgeshard_stage_guesses", "Tokens that the head here guessed, in this epoch.", _STAGE, guessed)
+    yield counter("edgeshard_stage_guesses", "Draft tokens of this head, in this epoch.", _STAGE, guessed)
     right = [(labels, found.right) for labels, found in heads]
     yield counter("edgeshard_stage_right_guesses", "Those that were drawn; others were in vain.", _STAGE, right)
 
@@ -296,7 +296,12 @@ _PARTS = (
     ("first_token", _TO_FIRST, _TO_FIRST, "From a request's call to its first token."),
     ("between_tokens", _BETWEEN, _BETWEEN, "Between a request's tokens, pauses of recoveries among them."),
     ("whole", "request_seconds", "e2e_request_latency_seconds", "From a request's call to its end."),
-    ("queue", "request_queue_seconds", "request_queue_time_seconds", "From a request's call until its head let it in."),
+    (
+        "queue",
+        "request_queue_seconds",
+        "request_queue_time_seconds",
+        "Time from a request's call until its head admitted it.",
+    ),
     ("prefill", "request_prefill_seconds", "request_prefill_time_seconds", "From there to its first token."),
     ("decode", "request_decode_seconds", "request_decode_time_seconds", "From its first token to its last."),
 )

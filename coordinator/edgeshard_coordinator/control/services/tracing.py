@@ -71,7 +71,7 @@ class Traces:
                 ended.result()
                 raise _stopped(self._loop.state, record)
             silent = ", ".join(item.stage.node_name for item in asked.values() if not item.answer.done())
-            raise DeadlineError(f"no trace came from {silent} within {limit_s:g} s", reason="NO_ANSWER")
+            raise DeadlineError(f"no trace arrived from {silent} within {limit_s:g} s", reason="NO_ANSWER")
         finally:
             for operation_id in asked:
                 del self._asked[operation_id]
@@ -115,7 +115,7 @@ def _ready(state: State, name: DeploymentName) -> DeploymentRecord:
     record = state.one_deployment(name, field="deployment")
     if record.phase is not DeploymentPhase.READY:
         raise FailedPreconditionError(
-            f"deployment: {name} is {record.phase}, not ready; `edgectl describe deployment {name}` says why",
+            f"deployment: {name} is {record.phase}, not ready; see `edgectl describe deployment {name}`",
             field="deployment",
             reason="DEPLOYMENT_NOT_READY",
         )
@@ -134,7 +134,7 @@ def _stopped(state: State, record: DeploymentRecord) -> EdgeShardError:
     now = state.deployments.get(record.name)
     why = f": {now.failure.message}" if now is not None and now.failure is not None else ""
     return AbortedError(
-        f"deployment: {record.name} stopped running while it was traced{why}",
+        f"deployment: {record.name} stopped while it was traced{why}",
         field="deployment",
         reason="DEPLOYMENT_STOPPED",
     )

@@ -189,9 +189,9 @@ def replanned(state: State, record: DeploymentRecord, event: Replanned) -> Deplo
     failure = record.failure
     if not missing_nodes(state, record):
         return replace(record, avoided=frozenset(), planned_for=IN_VAIN)
-    lost = failure.message.split("; it cannot go on", 1)[0] if failure is not None else "a node went away"
+    lost = failure.message.split("; it cannot continue", 1)[0] if failure is not None else "a node disconnected"
     why = errors.UnavailableError(
-        f"{lost}; it cannot go on without: {event.found.message}",
+        f"{lost}; it cannot continue without: {event.found.message}",
         field="node",
         reason="NO_PLACEMENT",
         retry_after_s=5.0,
@@ -319,7 +319,7 @@ def check_movable(record: DeploymentRecord) -> None:
     if record.phase is not Phase.READY or record.move is not None:
         doing = record.phase if record.move is None else "about to move"
         raise errors.UnavailableError(
-            f"name: deployment {name} is {doing}; ask again when it is ready",
+            f"name: deployment {name} is {doing}; try again when it is ready",
             field="name",
             reason="DEPLOYMENT_NOT_READY",
             retry_after_s=1.0,
@@ -388,7 +388,7 @@ def _ended(record: DeploymentRecord, failure: errors.EdgeShardError) -> Deployme
 def _node_lost(record: DeploymentRecord, name: str) -> errors.UnavailableError:
     doing = {Phase.LOADING: "was loading", Phase.ACTIVATING: "was activating"}.get(record.phase, "was running")
     return errors.UnavailableError(
-        f"node {name} went away while deployment {record.name} {doing}",
+        f"node {name} disconnected while deployment {record.name} {doing}",
         field="node",
         reason=NODE_LOST,
         retry_after_s=1.0,

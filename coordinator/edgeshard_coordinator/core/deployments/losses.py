@@ -41,7 +41,7 @@ def loss_of(
     """The cost of a repair. `candidates` are the record's, with the layers that they keep warm for it."""
     found = repaired.found
     if isinstance(found, EdgeShardError):
-        return Loss(repaired.node, note=f"It could not go on: {found.message}.")
+        return Loss(repaired.node, note=f"It could not continue: {found.message}.")
     changed = cold_layers(found, record.placement, candidates)
     taken_by = tuple(ExplicitStage(stage.node_name, stage.layers) for stage, _ in changed)
     warm = not any(layers for _, layers in changed)
@@ -52,7 +52,7 @@ def loss_of(
             continue
         rate = rates.get(stage.node_id) or min(rates.values(), default=0.0)
         if not rate:
-            return Loss(repaired.node, None, taken_by, warm, "How long nodes take to load is not known yet.")
+            return Loss(repaired.node, None, taken_by, warm, "Loading times of the nodes are not measured yet.")
         load_s = max(load_s, stage.parameter_bytes * len(layers) / len(stage.layers) / rate)
     pause = Pause(DEATH_NOTICED_S, repaired.plan_s, load_s, OPEN_S + rebuild_s(record.placement, typical))
     return Loss(repaired.node, pause, taken_by, warm)

@@ -115,7 +115,7 @@ def _deploy(state: State, event: events.DeployRequested) -> State:
     records = (*event.others, replace(event.record, operations=(event.operation,)))
     joins = len(records) < event.record.spec.replicas
     if joins and not any(other.phase is not DeploymentPhase.DELETING for other in state.siblings_of(event.record.spec)):
-        raise NotFoundError(f"name: there is no deployment {event.record.served_name} any more", field="name")
+        raise NotFoundError(f"name: deployment {event.record.served_name} no longer exists", field="name")
     for record in records:
         if taken := state.replicas_of(record.name) or (() if joins else state.replicas_of(record.served_name)):
             raise AlreadyExistsError(
@@ -135,13 +135,13 @@ def _deploy(state: State, event: events.DeployRequested) -> State:
 def _check_fresh(state: State, spec: DeploymentSpec, placement: Placement, version: int) -> None:
     """Raise AbortedError for a placement found in the state of `version` that is not right any more."""
     if not state.holds_still(spec, placement, version):
-        raise AbortedError("a node of the placement changed while it was computed; ask again", reason="STALE_PLACEMENT")
+        raise AbortedError("a node of the placement changed while it was computed; try again", reason="STALE_PLACEMENT")
 
 
 def _replan(state: State, event: events.ReplanRequested) -> State:
     record = state.deployments.get(event.deployment)
     if record is None or record.uid != event.uid:
-        raise NotFoundError(f"name: there is no deployment {event.deployment} any more", field="name")
+        raise NotFoundError(f"name: deployment {event.deployment} no longer exists", field="name")
     deployments.check_movable(record)
     _check_fresh(state, record.spec, event.placement, event.snapshot_version)
     state = replace(state, refused=_without(state.refused, event.operation))

@@ -69,9 +69,7 @@ def _of_measurements(before: State, after: State) -> Iterator[SiteNews]:
         for node in nodes:
             was = before.measured.get(node.node_id)
             if was is None or was.profiles != after.measured[node.node_id].profiles or not is_whole(before, [node]):
-                yield SiteNews(
-                    Subject.NODE, node.name, "measured", "of no node that is here is anything left to measure"
-                )
+                yield SiteNews(Subject.NODE, node.name, "measured", "all connected nodes are measured")
 
 
 def _of_links(before: State, after: State) -> Iterator[SiteNews]:

@@ -155,7 +155,9 @@ def on_removed(state: State, event: events.NodeRemoved) -> State:
 def on_labelled(state: State, event: events.NodeLabelled) -> State:
     node = state.nodes.get(event.node_id)
     if node is None:
-        raise NotFoundError("node: this node was taken out of the site", field="node")
+        raise NotFoundError(
+            "node: this node was removed from the site; join again with a token of edgectl token create", field="node"
+        )
     return state.with_node(node.relabelled(event.labels, event.removed))
 
 
@@ -200,7 +202,7 @@ def _stage_failed(state: State, node: KnownNode, stage: StageStatus, now: float)
     if record is None or not record.is_live or not authority.speaks_for_stage(record, node.node_id, stage):
         return state
     failure = UnavailableError(
-        f"stage {stage.stage} of {stage.deployment} failed on node {node.name}; the node's log says why",
+        f"stage {stage.stage} of {stage.deployment} failed on node {node.name}; see the node's log",
         reason=stage.failure_reason or "STAGE_FAILED",
         retry_after_s=1.0,
     )
@@ -214,7 +216,7 @@ def on_measured(state: State, event: events.ProfileReported) -> State:
         raise NotFoundError("node_id: this node is not registered; register first", field="node_id")
     stranger = next((link.receiver for link in report.links if link.receiver not in state.nodes), None)
     if stranger is not None:
-        raise NotFoundError(f"links: there is no node {stranger}; ask for the nodes again", field="links")
+        raise NotFoundError(f"links: there is no node {stranger}; request the nodes again", field="links")
     if report.facts is not None:
         state = _checked_device(state, node, report.facts)
         state = state.with_node(replace(node, facts=report.facts, saved=False))

@@ -32,8 +32,8 @@ def with_room(state: State, node_id: NodeId) -> State:
     unconnected = sorted((node.heard_at, node.node_id) for node in state.nodes.values() if not node.joined)
     if len(state.nodes) - len(unconnected) >= MAX_NODES:
         raise ResourceExhaustedError(
-            f"node_id: {MAX_NODES} nodes are registered, the most of a site; start a coordinator with another "
-            "--state-dir if most of them are gone for good",
+            f"node_id: {MAX_NODES} nodes are registered, the limit of a site; if most of them are gone "
+            "for good, start a coordinator with another --state-dir",
             field="node_id",
             reason="TOO_MANY_NODES",
         )

@@ -40,10 +40,10 @@ def placed_note(spec: DeploymentSpec, site: SiteCluster, result: PlanResult, req
     assert figures is not None
     parts = ["Placed by hand."] if spec.layers else []
     if requests < spec.concurrency:
-        parts.append(f"Memory holds {requests} of the {spec.concurrency} requests at their longest; others may wait.")
+        parts.append(f"Memory holds {requests} of the {spec.concurrency} requests at full length; others may wait.")
     limit = spec.max_time_per_token_s
     if limit is not None and figures.time_per_token_s > limit:
-        parts.append(f"It does not keep max_time_per_token_s {limit:g}.")
+        parts.append(f"It does not meet max_time_per_token_s {limit:g}.")
     if site.estimated:
         parts.append(
             f"Not measured but estimated from data sheets: {listed(site.estimated)}; run "
@@ -56,7 +56,7 @@ def placed_note(spec: DeploymentSpec, site: SiteCluster, result: PlanResult, req
     if words := explain.describe_locality(result):
         parts.append(f"{words[0].upper()}{words[1:]}.")
     if spec.mode == "bubbles" and figures.load.micro_batches > 1:
-        parts.append("The figures are those of the mode no-bubbles.")
+        parts.append("The figures are for the mode no-bubbles.")
     return " ".join(part for part in parts if part)
 
 
@@ -68,8 +68,8 @@ def mixed_bits(placement: Placement, candidates: Sequence[Candidate]) -> str:
         return ""
     told = ", ".join(f"{name} {bits or 'none'}" for name, bits in sorted(prints.items()))
     note = (
-        f"Bits fingerprints differ ({told}): when layers move to another node, an answer may go on with another token "
-        "where two are nearly equally likely."
+        f"Bits fingerprints differ ({told}): if layers move to another node, an answer may continue "
+        "with another token when two tokens are nearly equally likely."
     )
     own = sorted({stage.node_name for stage in placement.stages if facts[stage.node_id].has_bf16_products})
     return f"{note} {_own_bits(own)}" if own else note
@@ -92,7 +92,7 @@ def unused_links(site: SiteCluster) -> str:
 def not_planned(spec: DeploymentSpec, why: str) -> str:
     text = f"{'Not predicted' if spec.layers else 'Placed by memory, on as few nodes as hold it'}: {why}."
     if spec.max_time_per_token_s is not None:
-        text += " Whether max_time_per_token_s is kept is not known."
+        text += " It is unknown whether max_time_per_token_s is met."
     return text
 
 

@@ -27,7 +27,8 @@ def check_draft(model: ModelManifest, draft: ModelManifest) -> None:
     does not compare their tokens."""
     if parse_config(model.config).states:
         raise _unfit(
-            f"a draft cannot guess for {model.name}, which keeps states of a request; leave it out", "DRAFT_UNUSED"
+            f"a draft model cannot serve {model.name}, which keeps recurrent states per request; leave the draft out",
+            "DRAFT_UNUSED",
         )
     if draft.parameter_count >= model.parameter_count:
         raise _unfit(
@@ -37,7 +38,11 @@ def check_draft(model: ModelManifest, draft: ModelManifest) -> None:
         )
     shape = parse_config(draft.config)
     if shape.states:
-        raise _unfit(f"{draft.name} keeps states of a request, which cannot be cut behind a wrong guess", "DRAFT_KIND")
+        raise _unfit(
+            f"{draft.name} keeps recurrent states per request, which cannot be rolled back after a "
+            "rejected draft token",
+            "DRAFT_KIND",
+        )
     if not isinstance(architecture_named(shape.architecture).runs, Fused):
         raise _unfit(f"{draft.name} is a {shape.architecture}, which does not run in our own blocks", "DRAFT_KIND")
 

@@ -150,7 +150,7 @@ class PlanningPlacer:
                 continue
             if not lost.crosses(placement):
                 return placement
-            error = UnavailableError("every placement needs a link that stands still", field="link", reason="NO_LINK")
+            error = UnavailableError("every placement needs a stalled link", field="link", reason="NO_LINK")
         raise error
 
     def _anew(self, site: _Site) -> Placement:
@@ -160,7 +160,7 @@ class PlanningPlacer:
         except FailedPreconditionError as error:
             if error.reason != RULES_NEED_CPSAT:
                 raise
-            return replace(site.by_memory(), note=f"Placed by memory, since nothing can be planned: {error.message}.")
+            return replace(site.by_memory(), note=f"Placed by memory, because no plan is possible: {error.message}.")
 
     def _with_starting(self, site: _Site) -> Placement:
         starting = () if site.spec.layers else _starting(site.spec, site.candidates)
@@ -424,7 +424,7 @@ class _Site:
         except ResourceExhaustedError as error:
             text = f"no placement fits: {shortage.text}" + (f"; {offer}" if offer else "")
             raise ResourceExhaustedError(text, field=error.field, reason=error.reason) from None
-        note = f"Placed by memory, since nothing can be planned: {shortage.text}."
+        note = f"Placed by memory, because no plan is possible: {shortage.text}."
         return replace(placement, note=f"{note} {describe_planned.unused_links(site)}".rstrip())
 
 

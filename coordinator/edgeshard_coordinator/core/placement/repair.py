@@ -109,8 +109,11 @@ def moved_bits(former: Placement, found: Placement, candidates: Sequence[Candida
     before, after = ({stage.node_id for stage in placement.stages} for placement in (former, found))
     told = {prints.get(node_id, "") for node_id in before | after}
     if len(told) == 1 and "" not in told:
-        return "Answers go on with the same bits."
-    return "Other nodes compute other bits: an answer may go on with another token where two are nearly equally likely."
+        return "Answers continue with the same bits."
+    return (
+        "Other nodes compute other bits: an answer may continue with another token when two tokens "
+        "are nearly equally likely."
+    )
 
 
 def _indices(layers: LayerRange | None) -> frozenset[int]:

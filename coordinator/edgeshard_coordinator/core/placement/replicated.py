@@ -84,8 +84,8 @@ def check_joins(spec: DeploymentSpec, digest: Digest, others: Sequence[Deploymen
     if differs or digest != there.manifest_digest:
         raise FailedPreconditionError.about(
             differs[0] if differs else "model",
-            f"it is not what it is for {there.name}, whose name {spec.name} would share; delete {spec.served_name} and "
-            "deploy it again",
+            f"it differs from that of {there.name}, whose name {spec.name} would share; delete "
+            f"{spec.served_name} and deploy it again",
             "SPEC_DIFFERS",
         )
 
@@ -111,14 +111,14 @@ def _why_not(spec: DeploymentSpec, usable: int, errors: Sequence[EdgeShardError]
         return errors[0]  # not even one pipeline
     if not usable:
         return UnavailableError(
-            "source: no node is connected that could be it; `edgectl get nodes` shows them",
+            "source: no connected node can be the source; `edgectl get nodes` lists the nodes",
             field="source",
             reason="NO_NODE",
             retry_after_s=1.0,
         )
     return ResourceExhaustedError(
-        f"replicas: the {usable} nodes that may be used do not hold {spec.replicas} pipelines of {spec.model}, each on "
-        "nodes of its own; ask for fewer, free memory, or connect more nodes",
+        f"replicas: the {usable} usable nodes do not hold {spec.replicas} pipelines of {spec.model} "
+        "on separate nodes; request fewer, free memory, or connect more nodes",
         field="replicas",
         reason="TOO_MANY_REPLICAS",
     )

@@ -37,7 +37,7 @@ def place_from_any(spec: DeploymentSpec, candidates: Sequence[Candidate], place:
     sources = [*allowed_sources(spec, candidates, sources)]
     found: list[Placement] = []
     error: EdgeShardError = UnavailableError(
-        "source: no node is connected that could be it; `edgectl get nodes` shows them",
+        "source: no connected node can be the source; `edgectl get nodes` lists the nodes",
         field="source",
         reason="NO_NODE",
         retry_after_s=1.0,

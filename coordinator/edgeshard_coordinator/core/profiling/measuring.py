@@ -151,7 +151,7 @@ def settle(state: State, now: float) -> State:
         if node is None or node.connection != job.connection:
             name = node.name if node is not None else job.node_id
             gone = UnavailableError(
-                f"node {name} went away while it was measured; measure it again once it is back",
+                f"node {name} disconnected while it was measured; measure it again when it is back",
                 field="nodes",
                 reason="NODE_LOST",
                 retry_after_s=1.0,
@@ -159,7 +159,7 @@ def settle(state: State, now: float) -> State:
             state = _end(state, job, gone)
         elif job.sent is not None and now >= job.sent.deadline:
             late = DeadlineError(
-                f"node {node.name} did not answer in time; its log says what it is at",
+                f"node {node.name} did not answer in time; see its log",
                 field="nodes",
                 reason="NO_ANSWER",
             )

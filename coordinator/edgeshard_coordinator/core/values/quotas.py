@@ -106,7 +106,7 @@ def _check_identity(what: str, name: str) -> None:
     except InvalidArgumentError:
         pass  # The next check reports it for the whole.
     raise InvalidArgumentError(
-        f"{what}: {name[:80]!r} is no identity: write client/NAME, operator/NAME, key/NAME, or * for everyone else",
+        f"{what}: {name[:80]!r} is not an identity: write client/NAME, operator/NAME, key/NAME, or * for all others",
         field=name,
         reason="UNKNOWN_KEY",
     )

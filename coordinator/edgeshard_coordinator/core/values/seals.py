@@ -111,7 +111,7 @@ def check_files(
     if checks and head is not None and (reader.head or "") != head and not checks[-1].why:
         newest = checks[-1]
         checks[-1] = AuditCheck(
-            newest.file, newest.lines, newest.sealed, newest.lines + 1, "lines or seals are missing behind its end"
+            newest.file, newest.lines, newest.sealed, newest.lines + 1, "lines or seals are missing after its end"
         )
     return tuple(checks)
 
@@ -139,7 +139,7 @@ class _Reader:
         # A file from before there were seals has none, and the first seal of all records that there
         # was none before.
         if not is_newest and sealed < len(lines) and (sealed or self.head):
-            return AuditCheck(name, len(lines), sealed, sealed + 1, "what is behind its last seal is not sealed")
+            return AuditCheck(name, len(lines), sealed, sealed + 1, "lines after its last seal are not sealed")
         if sealed == 0 and not is_newest:
             self.head = ""
         return AuditCheck(name, len(lines), sealed)

@@ -663,7 +663,7 @@ def _validate_jobs(state: State) -> None:
         node = state.nodes.get(job.node_id)
         _hold(node is not None and node.connection == job.connection != 0, f"node {job.node_id} is away and measures")
     for sender, known in state.measured.items():
-        _hold(sender in state.nodes, f"there are measurements of {sender}, which is no node")
+        _hold(sender in state.nodes, f"there are measurements of {sender}, which is not a node")
         _hold(sender not in known.links, f"node {sender} measured a link to itself")
 
 

@@ -70,7 +70,7 @@ async function reach(path, options) {
   try {
     return await fetch(at(path), options);
   } catch {
-    throw new Error("The coordinator does not answer. See that it runs and that this browser can reach it, or run edgectl doctor.");
+    throw new Error("The coordinator does not answer. Check that it runs and that this browser can reach it, or run edgectl doctor.");
   }
 }
 

@@ -11,7 +11,7 @@ const STAGES = [
   { title: "Weights", right: true, cell: ({ stage }) => bytes(stage.weights) },
   { title: "KV", right: true, cell: ({ stage }) => bytes(stage.kv) },
 ];
-const OBJECTIVES = { "": "automatic", request: "one request", ttft: "time to the first token", latency: "time between tokens", throughput: "tokens/s over all", energy: "energy" };
+const OBJECTIVES = { "": "automatic", request: "one request", ttft: "time to the first token", latency: "time between tokens", throughput: "tokens/s in total", energy: "energy" };
 const MOST_COPIES = 98;
 
 // The options that a form has beyond the model: each as a key of the spec, and as words of the command line.
@@ -52,13 +52,13 @@ export function Deploy({ picture, model }) {
       <${Field} label="Name"><input value=${typed} placeholder=${freeName(chosen, deployments)} autocomplete="off" onInput=${({ target }) => change(setTyped)(target.value.trim())} /><//>
       <${Field} label="Weights"><select ...${option("quantise")}><option value="">as stored</option><option>int8</option><option>int4</option><option value="none">whole</option></select><//>
       <${Field} label="Context (tokens)"><input type="number" min="1" placeholder=${models[chosen]?.context} ...${option("context")} /><//>
-      <${Field} label="Requests at once"><input type="number" min="1" placeholder="8" ...${option("concurrency")} /><//>
+      <${Field} label="Concurrent requests"><input type="number" min="1" placeholder="8" ...${option("concurrency")} /><//>
       <${Field} label="KV cache"><select ...${option("kv")}><option value="">as the weights</option><option>int4</option><option>float16</option><option>float32</option></select><//>
-      <${Field} label="Planned for"><select ...${option("objective")}>${Object.entries(OBJECTIVES).map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select><//>
-      <label><input type="checkbox" checked=${Boolean(options.prefixes)} onChange=${({ target }) => change(setOptions)({ ...options, prefixes: target.checked })} /> Keep common beginnings of prompts</label>
+      <${Field} label="Optimise for"><select ...${option("objective")}>${Object.entries(OBJECTIVES).map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select><//>
+      <label><input type="checkbox" checked=${Boolean(options.prefixes)} onChange=${({ target }) => change(setOptions)({ ...options, prefixes: target.checked })} /> Enable prefix caching</label>
     </div>
     <p><${Doing} key=${`plan ${key}`} text="Show the plan" does=${async () => setPlan(await act("plan", { spec }))} />
-      <${Doing} key=${`deploy ${key}`} text=${`Deploy ${name}`} why=${!plan && "Look at its plan first."} does=${() => act("deploy", { spec })} done=${() => "It is loading."} /></p>
+      <${Doing} key=${`deploy ${key}`} text=${`Deploy ${name}`} why=${!plan && "Show its plan first."} does=${() => act("deploy", { spec })} done=${() => "It is loading."} /></p>
     ${plan && html`<${Plan} plan=${plan} />`}
     <${Line} of=${["edgectl deploy", name, "--model", chosen, ...flags].join(" ")} /></section>`;
 }
@@ -68,6 +68,6 @@ export function Plan({ plan }) {
   const rows = plan.stages.map((stage) => ({ key: stage.node, stage }));
   const predicted = plan.predicted;
   return html`<${Table} label="The plan" columns=${STAGES} rows=${rows} />
-    ${predicted && html`<p>Predicted: first token in ${seconds(predicted.first_token_s)}, one every ${seconds(predicted.between_tokens_s)}, ${count(predicted.tokens_per_s, 1)} tokens/s over all. ${predicted.bottleneck}</p>`}
+    ${predicted && html`<p>Predicted: first token in ${seconds(predicted.first_token_s)}, one every ${seconds(predicted.between_tokens_s)}, ${count(predicted.tokens_per_s, 1)} tokens/s in total. ${predicted.bottleneck}</p>`}
     ${plan.note && html`<p class="quiet">${plan.note}</p>`}`;
 }

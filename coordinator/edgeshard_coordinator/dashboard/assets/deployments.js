@@ -17,14 +17,14 @@ const STAGES = [
   { title: "Busy", right: true, cell: ({ stage }) => percent(stage.busy) },
 ];
 const FIGURES = [
-  { title: "Figure", cell: ({ key }) => key },
+  { title: "Metric", cell: ({ key }) => key },
   { title: "Predicted", right: true, cell: ({ predicted }) => predicted },
   { title: "Measured", right: true, cell: ({ measured }) => measured },
 ];
 const LOSSES = [
   { title: "Lost node", cell: ({ loss }) => loss.node },
   { title: "Pause", right: true, cell: ({ loss }) => seconds(loss.pause_s) },
-  { title: "Its layers go to", cell: ({ loss }) => loss.taken_by || loss.note || "–" },
+  { title: "Its layers move to", cell: ({ loss }) => loss.taken_by || loss.note || "–" },
 ];
 
 export function Deployments({ picture, rest }) {
@@ -52,7 +52,7 @@ function Deployment({ name, deployment, picture }) {
   const figures = [
     { key: "First token", predicted: seconds(predicted.first_token_s), measured: seconds(measured.first_token_s) },
     { key: "Between tokens", predicted: seconds(predicted.between_tokens_s), measured: seconds(measured.between_tokens_s) },
-    { key: "Tokens/s over all", predicted: count(predicted.tokens_per_s, 1), measured: count(deployment.tokens_per_s, 1) },
+    { key: "Tokens/s in total", predicted: count(predicted.tokens_per_s, 1), measured: count(deployment.tokens_per_s, 1) },
     { key: "Pause when a node is lost", predicted: worst(outlook), measured: seconds(measured.last_pause_s ?? measured.pause_s) },
   ];
   const stages = Object.entries(deployment.stages).map(([key, stage]) => ({ key, stage }));
@@ -64,7 +64,7 @@ function Deployment({ name, deployment, picture }) {
     <${Recoveries} picture=${picture} of=${name} />
     <section><h2>Predicted and measured</h2><${Table} label="Predicted and measured" columns=${FIGURES} rows=${figures} />
       ${predicted.bottleneck && html`<p class="quiet">${predicted.bottleneck}</p>`}</section>
-    <section><h2>If a node is lost</h2><${Table} label="If a node is lost" columns=${LOSSES} rows=${losses} empty="Known when the deployment is ready." /></section>
+    <section><h2>If a node is lost</h2><${Table} label="If a node is lost" columns=${LOSSES} rows=${losses} empty="Available when the deployment is ready." /></section>
     <${Move} name=${name} />
     <section><h2>Delete</h2><p class="fields"><${Field} label="Type its name"><input value=${typed} onInput=${(event) => setTyped(event.target.value)} autocomplete="off" /><//>
       <${Doing} text="Delete" danger=${true} why=${typed !== name && "Type the name of the deployment first."} does=${() => act("delete", { name, typed })} done=${() => "It is being deleted."} /></p>
@@ -79,8 +79,8 @@ function Move({ name }) {
     setFound(answer);
     return answer;
   };
-  const why = !found ? "Look for a better placement first." : found.reason !== "WOULD_MOVE" && "No better placement was found.";
-  return html`<section><h2>Move</h2><p class="fields"><${Doing} text="Look for a better placement" does=${look} done=${advice} />
+  const why = !found ? "Find a better placement first." : found.reason !== "WOULD_MOVE" && "No better placement was found.";
+  return html`<section><h2>Move</h2><p class="fields"><${Doing} text="Find a better placement" does=${look} done=${advice} />
       <${Doing} text="Move it there" why=${why} does=${() => act("replan", { name })} done=${advice} /></p><${Line} of=${`edgectl replan ${name}`} /></section>`;
 }
 
@@ -92,6 +92,6 @@ function worst(outlook) {
 function advice(found) {
   const where = found.found.stages.map((stage) => `${stage.node}=${stage.first}:${stage.end}`).join(", ");
   const gain = found.gain === undefined ? "" : `, ${percent(found.gain)} better`;
-  const words = { MOVED: `It moves to ${where}${gain}.`, WOULD_MOVE: `It would move to ${where}${gain}.`, SAME_LAYERS: "Each node has the layers that it would get.", SMALL_GAIN: "Another placement would gain less than 5 %.", NOTHING_NEW: "Nothing is new since the last look." };
+  const words = { MOVED: `It moves to ${where}${gain}.`, WOULD_MOVE: `It would move to ${where}${gain}.`, SAME_LAYERS: "Each node already has its best layers.", SMALL_GAIN: "Another placement would gain less than 5 %.", NOTHING_NEW: "The result has not changed since the last search." };
   return words[found.reason] ?? found.note ?? found.reason;
 }

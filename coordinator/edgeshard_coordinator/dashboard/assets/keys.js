@@ -11,7 +11,7 @@ import { Copied, Snippets } from "./snippets.js";
 const EMPTY = { name: "", models: [], requests: "", tokens_per_minute: "", metrics: false };
 
 function limits({ requests_at_once: requests, tokens_per_minute: tokens }) {
-  const texts = [requests && `${requests} requests at once`, tokens && `${tokens} tokens a minute`].filter(Boolean);
+  const texts = [requests && `${requests} concurrent requests`, tokens && `${tokens} tokens a minute`].filter(Boolean);
   return texts.join(", ") || "none";
 }
 
@@ -72,13 +72,13 @@ function Create({ create, picture: { deployments, models } }) {
   const options = [...form.models.map((name) => `--model ${name}`), body.requests && `--requests ${body.requests}`, body.tokens_per_minute && `--tokens-per-minute ${body.tokens_per_minute}`, form.metrics && "--metrics"];
   const line = ["edgectl key create", form.name || "NAME", ...options.filter(Boolean)].join(" ");
   return html`<section><h2>Create a key</h2>
-    <div class="fields"><${Field} label="Name" hint="of the program or person that gets it"><input value=${form.name} onInput=${change("name")} autocomplete="off" /><//>
-      <${Field} label="Requests at once" hint="empty: the coordinator's quotas"><input type="number" min="1" value=${form.requests} onInput=${change("requests")} /><//>
-      <${Field} label="Tokens a minute" hint="of prompts and answers together"><input type="number" min="1" value=${form.tokens_per_minute} onInput=${change("tokens_per_minute")} /><//></div>
-    <fieldset><legend>Deployments and models it may use; none chosen: all</legend>
+    <div class="fields"><${Field} label="Name" hint="the program or person that uses it"><input value=${form.name} onInput=${change("name")} autocomplete="off" /><//>
+      <${Field} label="Concurrent requests" hint="empty: the coordinator's quotas"><input type="number" min="1" value=${form.requests} onInput=${change("requests")} /><//>
+      <${Field} label="Tokens a minute" hint="prompts plus answers"><input type="number" min="1" value=${form.tokens_per_minute} onInput=${change("tokens_per_minute")} /><//></div>
+    <fieldset><legend>Deployments and models that the key may use (none selected: all)</legend>
       ${names.map((name) => html`<label><input type="checkbox" checked=${form.models.includes(name)} onChange=${toggle(name)} /> ${name}</label>`)}
-      ${!names.length && html`<p class="quiet">The site has none yet: the key may use all that come.</p>`}</fieldset>
-    <p><label><input type="checkbox" checked=${form.metrics} onChange=${() => setForm({ ...form, metrics: !form.metrics })} /> It may read the metrics of the whole site</label></p>
+      ${!names.length && html`<p class="quiet">The site has none yet: the key may use all future ones.</p>`}</fieldset>
+    <p><label><input type="checkbox" checked=${form.metrics} onChange=${() => setForm({ ...form, metrics: !form.metrics })} /> Let the key read all metrics of the site</label></p>
     <p><${Doing} text="Create the key" why=${form.name ? "" : "give it a name first"} does=${async () => (await create(body), setForm(EMPTY))} /></p>
     <${Line} of=${line} /></section>`;
 }

@@ -22,7 +22,7 @@ const SCREENS = {
 };
 const TITLES = { site: "Site", now: "Now", models: "Models", deployments: "Deployments", playground: "Playground", keys: "Keys", nodes: "Nodes", events: "Events", about: "About", usage: "Usage" };
 const MOVED = { join: "nodes" }; // old addresses of screens
-const SAYINGS = { connecting: "connecting", live: "live", lost: "the coordinator is away: the last picture is shown" };
+const SAYINGS = { connecting: "connecting", live: "live", lost: "the coordinator does not answer: this is the last state it sent" };
 
 function screenOf(hash, screens) {
   const [first, ...rest] = hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
@@ -49,14 +49,14 @@ function Frame({ session }) {
   useEffect(() => {
     document.title = `${TITLES[name]} · EdgeShard`;
   }, [name]);
-  if (seen.state === "ended") return html`<${Outside} why="This browser is logged out: somebody logged out here, or the coordinator was started again." />`;
+  if (seen.state === "ended") return html`<${Outside} why="This browser is logged out: someone logged out here, or the coordinator restarted." />`;
   const Screen = screens[name];
   return html`<header><h1>EdgeShard</h1>
       <nav aria-label="Screens">${Object.keys(screens).map((other) => html`<a href=${`#/${other}`} aria-current=${other === name ? "page" : null}>${TITLES[other]}</a>`)}</nav>
       <span class=${`state ${seen.state}`} role="status">${SAYINGS[seen.state]}</span>
       <span class="who">${session.who} <button type="button" onClick=${() => logOut().finally(() => location.reload())}>Log out</button></span>
     </header>
-    <main class=${seen.state === "lost" ? "stale" : ""}>${seen.picture.site ? html`<${Screen} picture=${seen.picture} rest=${rest} />` : html`<p class="quiet">Waiting for the first picture.</p>`}</main>`;
+    <main class=${seen.state === "lost" ? "stale" : ""}>${seen.picture.site ? html`<${Screen} picture=${seen.picture} rest=${rest} />` : html`<p class="quiet">Waiting for the coordinator.</p>`}</main>`;
 }
 
 function Outside({ why }) {
@@ -67,9 +67,9 @@ function Outside({ why }) {
     enterByKey(key).then(() => location.reload(), (error) => setProblem(error.message));
   };
   return html`<main class="outside"><h1>EdgeShard</h1><p role="alert">${why}</p>
-    <p>To look at the site, run this where edgectl is set up, and open the link that it prints:</p>
+    <p>To see the site, run this on a machine with edgectl, and open the link that it prints:</p>
     <pre>edgectl dashboard</pre>
-    <form onSubmit=${show}><label>Or see what an API key may use, and has used: <input type="password" autocomplete="off" value=${key} onInput=${(event) => setKey(event.target.value)} /></label>
+    <form onSubmit=${show}><label>Or enter an API key to see its models and its usage: <input type="password" autocomplete="off" value=${key} onInput=${(event) => setKey(event.target.value)} /></label>
       <button disabled=${!key}>Show</button></form>
     ${problem && html`<p role="alert">${problem}</p>`}
     <p class="quiet">Programs find the API at <code>/v1</code>.</p></main>`;

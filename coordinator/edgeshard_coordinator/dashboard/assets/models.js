@@ -62,22 +62,22 @@ function Add({ adding }) {
     if (folders.length) look().catch(setProblem);
   }, []);
   if (!folders.length && !hub)
-    return html`<section><h2>Add a model</h2><p>This coordinator adds no models itself. Start it with <code>--model-folder DIR</code> for models of its machine, or with <code>--allow-hub</code> for those of the Hugging Face Hub. Or run this where the model is:</p>
+    return html`<section><h2>Add a model</h2><p>This coordinator cannot add models itself. Start it with <code>--model-folder DIR</code> for models on its machine, or with <code>--allow-hub</code> for models of the Hugging Face Hub. Or run this on the machine that has the model:</p>
       <${Line} of="edgectl model add DIR" /></section>`;
   const offered = (listings ?? []).flatMap((listing) => listing.models);
   const source = typed || (offered.some(({ path }) => path === picked) ? picked : (offered[0]?.path ?? ""));
   const usual = offered.find(({ path }) => path === source)?.name ?? "";
   const words = ["edgectl model add", source || "DIR", ...(name ? ["--name", name] : []), ...(width === "int8" ? [] : ["--width", width])];
   return html`<section><h2>Add a model</h2>
-    <p class="quiet">The coordinator reads it, converts what it cannot keep as it is, and stores it. ${folders.length > 0 && `It reads ${folders.join(", ")} on its own machine.`}</p>
+    <p class="quiet">The coordinator reads it, converts what it cannot keep as it is, and stores it. ${folders.length > 0 && `The coordinator reads ${folders.join(", ")} on its machine.`}</p>
     <${Problem} error=${problem} />
     ${(listings ?? []).map((listing) => listing.problem && html`<${Problem} error=${`${listing.folder}: ${listing.problem}`} />`)}
     ${(listings ?? []).some(({ cut }) => cut) && html`<p class="quiet">There are more models than can be shown: name a smaller folder.</p>`}
     <div class="fields">
       ${folders.length > 0 && html`<${Field} label="Found in the folders"><select value=${source} disabled=${Boolean(typed)} onChange=${({ target }) => setPicked(target.value)}>${offered.map(({ path, size }) => html`<option value=${path}>${shortened(path, folders)}, ${bytes(size)}</option>`)}</select><//>`}
-      ${hub && html`<${Field} label="Or of the Hub"><input value=${typed} placeholder="OWNER/NAME" autocomplete="off" onInput=${({ target }) => setTyped(target.value.trim())} /><//>`}
+      ${hub && html`<${Field} label="Or from the Hub"><input value=${typed} placeholder="OWNER/NAME" autocomplete="off" onInput=${({ target }) => setTyped(target.value.trim())} /><//>`}
       <${Field} label="Name in the store"><input value=${name} placeholder=${usual} autocomplete="off" onInput=${({ target }) => setName(target.value.trim())} /><//>
-      <${Field} label="Weights that must be rounded become"><select value=${width} onChange=${({ target }) => setWidth(target.value)}>${Object.keys(WIDTHS).map((one) => html`<option>${one}</option>`)}</select><//>
+      <${Field} label="Format for weights that must be rounded"><select value=${width} onChange=${({ target }) => setWidth(target.value)}>${Object.keys(WIDTHS).map((one) => html`<option>${one}</option>`)}</select><//>
     </div>
     <p><${Doing} key=${`${source} ${name} ${width}`} text="Add" why=${!source && (listings || !folders.length ? "Choose a model first." : "The folders are being read.")} does=${() => act("add-model", { source, name, width })} done=${(added) => `${added.name} is being added.`} />
       ${folders.length > 0 && html`<${Doing} text="Read the folders again" does=${look} />`}</p>
@@ -112,7 +112,7 @@ function Fits({ name, model }) {
   const [found, setFound] = useState(null);
   const whole = found && found.context === model.context && found.concurrency > 1;
   return html`<section><h2>Does it fit?</h2>
-    <p><${Doing} text="Look for the largest that fits" does=${async () => (setFound(null), setFound(await act("fits", { name })))} /></p>
+    <p><${Doing} text="Find the largest context that fits" does=${async () => (setFound(null), setFound(await act("fits", { name })))} /></p>
     ${found && html`<p>It fits with ${found.context.toLocaleString("en")} tokens of context and ${found.concurrency} ${found.concurrency > 1 ? "requests" : "request"} at once. ${!whole && "More does not fit: add a node, free memory, or choose smaller weights below."}</p><${Plan} plan=${found} />`}
     <${Line} of=${`edgectl plan --model ${name}`} /></section>`;
 }

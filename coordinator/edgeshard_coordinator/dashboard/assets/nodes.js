@@ -18,7 +18,7 @@ const NODES = [
   { title: "Labels", cell: ({ node }) => labelsText(node) || "–" },
 ];
 const FACTS = [
-  { title: "Fact", cell: ({ key }) => key },
+  { title: "Property", cell: ({ key }) => key },
   { title: "Value", cell: ({ value }) => value },
 ];
 const CAUSES = [
@@ -30,7 +30,7 @@ const COSTS = [
   { title: "Deployment", cell: ({ key }) => key },
   { title: "Layers here", cell: ({ layers }) => layers },
   { title: "Predicted pause", right: true, cell: ({ loss }) => seconds(loss?.pause_s) },
-  { title: "Taken by", cell: ({ loss }) => loss?.taken_by || loss?.note || "not known yet" },
+  { title: "Taken over by", cell: ({ loss }) => loss?.taken_by || loss?.note || "unknown so far" },
 ];
 
 function stateOf(node) {
@@ -78,11 +78,11 @@ function factsOf(node) {
     "Budget for layers": `${bytes(node.budget)}, of which ${bytes(node.free)} are free`,
     Weights: bytes(node.weights),
     "KV cache": `${bytes(node.kv_used)} in use of ${bytes(node.kv)}`,
-    "Left in the system": bytes(node.available),
+    "Free in the system": bytes(node.available),
     Busy: node.load === undefined ? "no layers" : percent(node.load),
   };
   if (node.standby) facts["Standby weights"] = node.standby.join(", ");
-  if (node.unknown) facts["Missing measurements"] = `${node.unknown}; edgectl profile takes them`;
+  if (node.unknown) facts["Missing measurements"] = `${node.unknown}; run edgectl profile`;
   return Object.entries(facts).map(([key, value]) => ({ key, value }));
 }
 
@@ -115,7 +115,7 @@ function Labels({ name, labels }) {
     setKey("");
     setValue("");
   };
-  return html`<section><h2>Labels</h2><p class="quiet">Rules of deployments choose nodes by labels, such as zone=hall1. What is deployed stays where it is until it is placed again.</p>
+  return html`<section><h2>Labels</h2><p class="quiet">Rules of deployments select nodes by labels, such as zone=hall1. A running deployment stays where it is until it is placed again.</p>
     <${Table} label="Labels" columns=${columns} rows=${Object.keys(labels).map((one) => ({ key: one }))} empty="It has no labels." />
     <div class="fields"><${Field} label="Label"><input value=${key} onInput=${(event) => setKey(event.target.value)} autocomplete="off" /><//>
       <${Field} label="Value"><input value=${value} onInput=${(event) => setValue(event.target.value)} autocomplete="off" /><//></div>
@@ -125,8 +125,8 @@ function Labels({ name, labels }) {
 
 function Removal({ name, picture: { deployments, site } }) {
   const rows = Object.entries(layersOn(name, deployments)).map(([key, layers]) => ({ key, layers, loss: outlookOf(key)?.losses?.find((loss) => loss.node === name) }));
-  return html`<section><h2>Remove</h2><p>The agent stops${site.name ? ", and its certificate is refused: it can join again by a new join token" : ""}. Its layers move to other nodes, if they fit there.</p>
-    <${Table} label="What the removal costs" columns=${COSTS} rows=${rows} empty="No deployment has layers on it: the removal costs nothing." />
+  return html`<section><h2>Remove</h2><p>The agent stops${site.name ? ", and its certificate is refused: it can join again with a new join token" : ""}. Its layers move to other nodes, if they fit there.</p>
+    <${Table} label="Cost of the removal" columns=${COSTS} rows=${rows} empty="No deployment has layers on it: the removal costs nothing." />
     <${Typed} name=${name} text=${`Remove ${name}`} does=${(typed) => act("remove-node", { name, typed })} />
     <${Line} of=${`edgectl delete node ${name}`} /></section>`;
 }
@@ -145,7 +145,7 @@ function Tokens() {
     { title: "Revoke", cell: ({ key }) => html`<${Confirmed} text="Revoke" question="No process can join with it then." does=${() => revoke(key)} />` },
   ];
   const rows = (answer?.tokens ?? []).map((token) => ({ key: token.id, token }));
-  return html`<section><h2>Open join tokens</h2><${Problem} error=${error} />
-    ${answer && html`<${Table} label="Open join tokens" columns=${columns} rows=${rows} empty="No token is open: each was used, revoked or has expired." />`}
+  return html`<section><h2>Valid join tokens</h2><${Problem} error=${error} />
+    ${answer && html`<${Table} label="Valid join tokens" columns=${columns} rows=${rows} empty="No token is valid: each was used, was revoked or has expired." />`}
     <${Line} of="edgectl token list" /></section>`;
 }

@@ -35,7 +35,7 @@ export function Now({ picture }) {
   const names = Object.keys(picture.deployments);
   const name = picture.deployments[chosen] ? chosen : names[0];
   return html`<${Requests} picture=${picture} />
-    ${names.length > 1 && html`<p><label>Figures of <select value=${name} onChange=${(event) => choose(event.target.value)}>${names.map((one) => html`<option>${one}</option>`)}</select></label></p>`}
+    ${names.length > 1 && html`<p><label>Deployment <select value=${name} onChange=${(event) => choose(event.target.value)}>${names.map((one) => html`<option>${one}</option>`)}</select></label></p>`}
     ${name && html`<${Figures} key=${name} name=${name} names=${names} deployment=${picture.deployments[name]} /><${Timeline} key=${`steps ${name}`} name=${name} />`}`;
 }
 
@@ -44,7 +44,7 @@ function Requests({ picture }) {
   const sum = (figure) => Object.values(picture.deployments).reduce((all, one) => all + one[figure], 0);
   const more = sum("running") + sum("waiting") - rows.length;
   return html`<section><h2>${sum("running")} running, ${sum("waiting")} waiting</h2>
-    <${Table} label="Requests that run and wait" columns=${REQUESTS} rows=${rows} empty="No request runs." />
+    <${Table} label="Running and waiting requests" columns=${REQUESTS} rows=${rows} empty="No request runs." />
     ${more > 0 && html`<p class="quiet">And ${more} newer ones.</p>`}<${Line} of="edgectl top" /></section>`;
 }
 
@@ -64,8 +64,8 @@ function Figures({ name, names, deployment }) {
       <${Chart} title="Number of requests" times=${at} lines=${[of("running", (sample) => sample.running), of("waiting", (sample) => sample.waiting)]} show=${(value) => (value % 1 ? "" : count(value))} />
       <${Chart} title="Time to the first token" times=${at} lines=${shares("first")} show=${(value) => (value ? seconds(value) : "0")} />
       <${Chart} title="Time between tokens" times=${at} lines=${shares("between")} show=${(value) => (value ? seconds(value) : "0")} />
-      <${Chart} title="Busy: share of the time in which each node computes" times=${at} lines=${busy} show=${percent} most=${1} /></div></section>
-    <section><h2>How long tokens take</h2><${Table} label="How long tokens take" columns=${PERCENTILES} rows=${rows} />
+      <${Chart} title="Busy: share of time in which each node computes" times=${at} lines=${busy} show=${percent} most=${1} /></div></section>
+    <section><h2>Token latency</h2><${Table} label="Token latency" columns=${PERCENTILES} rows=${rows} />
       <p class="quiet">p95 is the time that 95 of 100 measured times do not exceed; p50 and p99 are the same for 50 and 99 of 100. They are estimates: the true time differs by a factor of 2.5 at most.</p>
       <${Line} of=${`edgectl describe deployment ${name}`} /></section>`;
 }

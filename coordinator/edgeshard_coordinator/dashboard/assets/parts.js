@@ -57,7 +57,7 @@ export function Bar({ label, parts, total }) {
 }
 
 // The states of a request, by their names in the picture.
-export const STATES = { parked: "waits for a node to lead", queued: "waits", reading: "reads its prompt", writing: "writes" };
+export const STATES = { parked: "waits for a head", queued: "waits", reading: "reads its prompt", writing: "writes" };
 
 // How far a stage is with its weights: what is done, of how much, and what it does.
 export function progress(stage) {

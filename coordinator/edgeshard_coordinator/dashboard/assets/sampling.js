@@ -3,7 +3,7 @@ import { html } from "./html.js";
 import { Field } from "./parts.js";
 
 export const DEFAULTS = { max_tokens: "128", temperature: "0", top_p: "", seed: "", stop: "", schema: "" };
-const NUMBERS = [["max_tokens", "New tokens, at most", 1], ["temperature", "Temperature", 0.1], ["top_p", "Top p", 0.05], ["seed", "Seed", 1]];
+const NUMBERS = [["max_tokens", "Maximum of new tokens", 1], ["temperature", "Temperature", 0.1], ["top_p", "Top p", 0.05], ["seed", "Seed", 1]];
 
 // The options in a request's body; an empty field is left out. Throws an Error if the schema is not JSON.
 export function requested({ stop, schema, ...numbers }) {

@@ -17,7 +17,7 @@ export function Copied({ text, label = "Copy" }) {
       setResult("copied");
     } catch {
       getSelection().selectAllChildren(shown.current);
-      setResult("selected: copy it by Ctrl+C");
+      setResult("selected: copy it with Ctrl+C");
     }
   };
   return html`<div class="copied"><pre class="secret" ref=${shown}>${text}</pre>

@@ -59,5 +59,5 @@ function Rows({ slice: { span_us, stages } }) {
         ${bars.map(([step, begins, lasts, tokens, prompt]) => html`<rect key=${step} class=${`turn-${step % COLOURS}`} x=${begins} y=${prompt ? 0 : 2} width=${lasts} height=${prompt ? 10 : 6}>
           <title>step ${step}: ${tokens} tokens${prompt ? `, ${prompt} of prompts` : ""}, ${seconds(lasts / 1e6)}</title></rect>`)}</svg>`)}
     <span></span><span class="span"><span>0</span><span>${seconds(span_us / 1e6)}</span></span></div>
-    <p class="quiet">Each bar is a step, of one colour on all nodes; a taller one reads prompts, and a gap in a row is a wait.</p>`;
+    <p class="quiet">Each bar is a step, in the same colour on all nodes. Taller bars process prompts. Gaps are waits.</p>`;
 }

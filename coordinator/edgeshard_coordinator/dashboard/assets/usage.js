@@ -9,9 +9,9 @@ const MODELS = [
   { title: "State", cell: ({ deployment }) => html`<span class=${`phase ${deployment.phase}`}>${deployment.phase}</span>` },
 ];
 const USED = [
-  { title: "Figure", cell: ({ key }) => key },
+  { title: "Metric", cell: ({ key }) => key },
   { title: "Used", right: true, cell: ({ used }) => count(used) },
-  { title: "At most", right: true, cell: ({ most }) => most ?? "" },
+  { title: "Limit", right: true, cell: ({ most }) => most ?? "" },
 ];
 
 export function Usage({ picture: { deployments, usage } }) {
@@ -19,10 +19,10 @@ export function Usage({ picture: { deployments, usage } }) {
   const tokens = usage.tokens_per_minute === undefined ? undefined : `${count(usage.tokens_per_minute)} a minute`;
   const used = [
     { key: "Requests", used: usage.requests },
-    { key: "Requests that run or wait", used: usage.running, most: count(usage.requests_at_once) },
-    { key: "Tokens of prompts", used: usage.prompt_tokens, most: tokens },
-    { key: "Tokens of answers", used: usage.new_tokens, most: tokens && "together with those of prompts" },
+    { key: "Running and waiting requests", used: usage.running, most: count(usage.requests_at_once) },
+    { key: "Prompt tokens", used: usage.prompt_tokens, most: tokens },
+    { key: "Answer tokens", used: usage.new_tokens, most: tokens && "together with prompt tokens" },
   ];
-  return html`<section><h2>Models of this key</h2><${Table} label="Models of this key" columns=${MODELS} rows=${models} empty="Nothing that this key may use is deployed." /></section>
-    <section><h2>Usage</h2><${Table} label="Usage" columns=${USED} rows=${used} /><p class="quiet">Since the coordinator began.</p></section>`;
+  return html`<section><h2>Models of this key</h2><${Table} label="Models of this key" columns=${MODELS} rows=${models} empty="No deployment is available to this key." /></section>
+    <section><h2>Usage</h2><${Table} label="Usage" columns=${USED} rows=${used} /><p class="quiet">Since the coordinator started.</p></section>`;
 }

@@ -55,20 +55,20 @@ class Change:
 
 def apply(
     context: typer.Context,
-    files: Annotated[list[Path], spec_file("A spec as TOML or JSON, or several as [[deployment]]; may be repeated.")],
+    files: Annotated[
+        list[Path], spec_file("Read a spec, or several as [[deployment]], from a TOML or JSON file; repeatable.")
+    ],
     replace: Annotated[
-        bool, switch("--replace", "Delete a deployment that differs and deploy it again; its requests end.")
+        bool, switch("--replace", "Delete a deployment that differs and deploy it again; its running requests end.")
     ] = False,
-    wait: Annotated[bool, switch("--wait/--no-wait", "Wait until all answer requests.")] = True,
-    timeout: Annotated[float | None, option("SECONDS", "Longest wait for each.", min=0)] = None,
-    dry_run: Annotated[bool, switch("--dry-run", "Only say what would be done, and where.")] = False,
+    wait: Annotated[bool, switch("--wait/--no-wait", "Wait until all deployments are ready.")] = True,
+    timeout: Annotated[float | None, option("SECONDS", "Wait at most SECONDS for each deployment.", min=0)] = None,
+    dry_run: Annotated[bool, switch("--dry-run", "Print the changes and placements, and change nothing.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Make the site's deployments as the files say: what is missing is deployed, what is there and the same stays, and
-    replicas that are gone come back.
-
-    A file says all of a deployment: what it leaves out takes its default, and a source left out stays as it is. A
-    running deployment cannot be changed, so one that differs is refused by the fields that do, unless --replace.
+    """Make the site's deployments match the files. Missing deployments and replicas are deployed; equal ones stay. A
+    key that a file leaves out takes its default, except source, which stays as it is. A running deployment cannot
+    be changed: if one differs, the command fails and names the fields, unless --replace is given.
     """
     specs = specs_of(files)
 
@@ -107,7 +107,9 @@ def specs_of(files: list[Path]) -> list[DeploymentSpec]:
             tables = [values]
         elif values or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             raise InvalidArgumentError(
-                f"{file}: beside [[deployment]] tables there may be nothing else", field="file", reason="INVALID_SPEC"
+                f"{file}: a file with [[deployment]] tables may contain nothing else",
+                field="file",
+                reason="INVALID_SPEC",
             )
         for table in tables:
             try:
@@ -161,7 +163,7 @@ def _check(spec: DeploymentSpec, current: Sequence[Deployment]) -> None:
     if found:
         texts = "; ".join(map(_difference_text, found))
         raise FailedPreconditionError(
-            f"deployment {spec.name} is there and cannot be changed: {texts}. {again}",
+            f"deployment {spec.name} exists and cannot be changed: {texts}. {again}",
             field=found[0].field,
             reason="SPEC_DIFFERS",
         )

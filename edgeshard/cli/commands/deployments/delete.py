@@ -19,49 +19,52 @@ app = typer.Typer(cls=NounGroup, help="Remove a deployment, model, node or packe
 def deployment(
     context: typer.Context,
     name: DeploymentName,
-    wait: Annotated[bool, switch("--wait/--no-wait", "Wait until every node let go of it.")] = True,
+    wait: Annotated[bool, switch("--wait/--no-wait", "Wait until every node has released it.")] = True,
     timeout: WaitTimeout = None,
-    force: Annotated[bool, switch("--force", "Remove it even if a node does not release it.")] = False,
+    force: Annotated[bool, switch("--force", "Delete it even if a node does not release it.")] = False,
 ) -> None:
-    """Stop a deployment and free its memory on every node; requests that are running end."""
+    """Stop a deployment and free its memory on every node. Running requests end."""
     try:
         ask(context, lambda client: client.delete_deployment(name, wait, timeout, force=force))
     except typer.Exit:
-        show_text(f"deployment {name} goes on being deleted: `edgectl get deployments` shows when it is gone", err=True)
+        show_text(
+            f"deployment {name} is still being deleted: `edgectl get deployments` shows when it is gone", err=True
+        )
         raise
     show_text(f"deployment {name} {'deleted' if wait else 'is being deleted'}")
 
 
 @app.command(short_help="Remove a model that no deployment uses.")
 def model(context: typer.Context, name: ModelName) -> None:
-    """Remove a model from the coordinator's store; refused while a deployment uses it."""
+    """Remove a model from the coordinator's store. The command fails while a deployment uses the model."""
     ask(context, lambda client: client.delete_model(name))
     show_text(f"model {name} deleted")
 
 
-@app.command(short_help="Take a node out of the site.")
+@app.command(short_help="Remove a node from the site.")
 def node(context: typer.Context, name: NodeName) -> None:
-    """Take a node out of the site: its agent stops, its certificate is refused, deployments go on without it.
-
-    edgectl token create lets it in again.
+    """Remove a node from the site. Its agent stops, its certificate is refused, and deployments continue without it.
+    `edgectl token create` lets the node join again.
     """
     ask(context, lambda client: client.remove_node(name))
     show_text(f"node {name} deleted")
 
 
-@app.command(short_help="Free the disk of a node of packed units.")
+@app.command(short_help="Remove packed units from a node's disk.")
 def packed(
     context: typer.Context,
-    node: Annotated[str, typer.Argument(metavar="NODE", autocompletion=completion.nodes)],
+    node: Annotated[
+        str, typer.Argument(metavar="NODE", help="Name or id of the node.", autocompletion=completion.nodes)
+    ],
     units: Annotated[
-        list[str] | None, argument("[UNIT]...", "By id, as describe node lists them.", show_default=False)
+        list[str] | None,
+        argument("[UNIT]...", "Remove these units, by the ids that `edgectl describe node` lists.", show_default=False),
     ] = None,
-    unused: Annotated[bool, switch("--unused", "All that are not in use.")] = False,
+    unused: Annotated[bool, switch("--unused", "Remove all units that are not in use.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Remove packed units of a node: files from which it loads weights. What is needed again is made again.
-
-    One that a stage or a standby uses stays. edgectl describe node lists them.
+    """Remove packed units of a node: files from which it loads weights. The node makes a unit again when it needs it.
+    A unit that a stage or a standby uses stays. `edgectl describe node` lists the units.
     """
     from edgeshard.cli.render.output import human_bytes
     from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError

@@ -34,21 +34,20 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     context: typer.Context,
     *,
     name: Annotated[str | None, argument("NAME", KEYS["name"].option.help)] = None,
-    file: Annotated[Path | None, spec_file("The spec as TOML or JSON, instead of options.")] = None,
+    file: Annotated[Path | None, spec_file("Read the spec from a TOML or JSON file instead of options.")] = None,
     options: Annotated[dict[str, Any], spec_options()],
-    wait: Annotated[bool, switch("--wait/--no-wait", "Wait until it answers requests.")] = True,
+    wait: Annotated[bool, switch("--wait/--no-wait", "Wait until the deployment is ready.")] = True,
     timeout: WaitTimeout = None,
     measure: Annotated[
         float,
-        option("SECONDS", "Measure idle nodes first that nobody has measured; at most so long, 0: not at all.", min=0),
+        option("SECONDS", "Profile unmeasured idle nodes first, for up to SECONDS (0: skip).", min=0),
     ] = MEASURE_S,
-    dry_run: Annotated[bool, switch("--dry-run", "Only print the placement.")] = False,
+    dry_run: Annotated[bool, switch("--dry-run", "Print the placement, and deploy nothing.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Deploy a model: from --file, or NAME with --model.
-
-    Without --layers the nodes and their layers are planned from what was measured (here or by `edgectl profile`); where
-    that is missing, from data sheets or free memory, and a note says so.
+    """Deploy a model, from --file or as NAME with --model. Without --layers, EdgeShard chooses nodes and layers from
+    measurements, which it takes first (--measure) or has from `edgectl profile`. If measurements are missing, it
+    uses data sheets or free memory, and prints a note.
     """
     from edgeshard.cli.render.views import DEPLOYMENT_COLUMNS, PLACED_COLUMNS
 
@@ -192,7 +191,7 @@ def _show_prediction(placement: Placement, output: Output) -> None:
 
 def interrupted(name: str, begun: bool) -> str:
     """The words for a user who ended the waiting."""
-    goes_on = "goes on loading" if begun else "may go on loading"
+    goes_on = "continues to load" if begun else "may continue to load"
     return (
         f"deployment {name} {goes_on}: `edgectl describe deployment {name}` shows how far it is, "
         f"`edgectl delete deployment {name}` ends it"

@@ -25,13 +25,13 @@ from edgeshard.cli.render.output import (
 if TYPE_CHECKING:
     from edgeshard.client import Client
 
-app = typer.Typer(cls=NounGroup, help="Show everything about one node, model or deployment.", no_args_is_help=True)
+app = typer.Typer(cls=NounGroup, help="Show the details of a node, model or deployment.", no_args_is_help=True)
 
 
 @app.command()
 def node(context: typer.Context, name: NodeName, output: OutputOption = Output.TABLE) -> None:
-    """Show a node, by name or id: its device, memory and stages, the packed units on its disk, and what was measured
-    of it and of its links.
+    """Show a node, by name or id: its device, memory and stages, the packed units on its disk, and the measurements of
+    it and of its links.
     """
     from edgeshard.cli.render.profile_views import LINK_COLUMNS, link_rows, node_data, profile_text, unknown_fields
     from edgeshard.cli.render.views import PACKED_COLUMNS, STAGE_COLUMNS, node_fields, packed_text
@@ -74,13 +74,11 @@ def model(context: typer.Context, name: ModelName, output: OutputOption = Output
 
 @app.command(short_help="Show a deployment: phase, settings, placement, counters.")
 def deployment(context: typer.Context, name: DeploymentName, output: OutputOption = Output.TABLE) -> None:
-    """Show a deployment: its settings, its phase and why, which node holds what, the prediction, the lengths of its
-    requests and whether another placement would serve them better, and each node's counters: steps, tokens, the part of
-    the last seconds it was idle, steps waiting, KV cache in use; and of nodes that stream weights from their disks what
-    they keep, what each sweep reads, and how long steps waited for it, or of experts how many were in memory when steps
-    needed them; of nodes that may keep KV aside what they do, and how many requests' went there and came back. While it
-    is ready: how long requests would stand still if a node died, and what would take its place. Of a name that has
-    replicas, each of them.
+    """Show a deployment: its settings, its phase and the cause, the layers of each node, the prediction, the lengths
+    of its requests, and whether another placement would serve these better. Each node has counters: steps, tokens,
+    idle share, waiting steps and KV cache in use. Nodes that stream weights or swap KV have counters for that, too.
+    If the deployment is ready, the output also predicts how long requests pause if a node dies, and which node
+    replaces it. If a name has replicas, the output shows each of them.
     """
     from edgeshard.cli.render.tier_views import tier_tables
     from edgeshard.cli.render.views import (

@@ -16,12 +16,12 @@ from edgeshard.domain.errors import DataLossError
 if TYPE_CHECKING:
     from edgeshard.client import Client
 
-app = typer.Typer(cls=NounGroup, help="List nodes, models, deployments, events, audit.", no_args_is_help=True)
+app = typer.Typer(cls=NounGroup, help="List nodes, models, deployments, events or audit entries.", no_args_is_help=True)
 
 
 @app.command()
 def nodes(context: typer.Context, watch: WatchOption = False, output: OutputOption = Output.TABLE) -> None:
-    """List the nodes of the site and what they hold."""
+    """List the nodes of the site and the layers they hold."""
     from edgeshard.cli.render.views import NODE_COLUMNS
 
     ask(context, lambda client: show(client.nodes, output, NODE_COLUMNS, lambda node: node.name, watch), endless=watch)
@@ -41,7 +41,7 @@ def models(context: typer.Context, watch: WatchOption = False, output: OutputOpt
 
 @app.command(short_help="List the deployments, their phase and placement.")
 def deployments(context: typer.Context, watch: WatchOption = False, output: OutputOption = Output.TABLE) -> None:
-    """List the deployments, their phase and which node holds which layers."""
+    """List the deployments: their phase and which node holds which layers."""
     from edgeshard.cli.render.views import DEPLOYMENT_COLUMNS
 
     ask(
@@ -51,15 +51,15 @@ def deployments(context: typer.Context, watch: WatchOption = False, output: Outp
     )
 
 
-@app.command(short_help="List what happened: nodes came and went, deployments changed.")
+@app.command(short_help="List events of nodes, deployments and links.")
 def events(
     context: typer.Context,
-    limit: Annotated[int, option("N", "The newest so many.", "--limit", min=0, max=1000)] = 50,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay, and print what happens, until Ctrl-C.")] = False,
+    limit: Annotated[int, option("N", "Show the N newest.", "--limit", min=0, max=1000)] = 50,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep printing events until Ctrl-C.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List what happened on the site since its coordinator started, the newest last: nodes that came and went, phases
-    of deployments and why they changed, links that carry nothing. It remembers the newest 1,000.
+    """List the site's events since the coordinator started, newest last: nodes that joined or left, phase changes of
+    deployments and their causes, stalled links. The coordinator keeps the newest 1,000 events.
     """
     from edgeshard.cli.render.views import EVENT_COLUMNS
 
@@ -73,17 +73,17 @@ def events(
     ask(context, work, endless=watch)
 
 
-@app.command(short_help="List who changed the site, or was refused.")
+@app.command(short_help="List who changed the site or was refused.")
 def audit(
     context: typer.Context,
-    limit: Annotated[int, option("N", "The newest so many.", "--limit", min=1, max=1000)] = 50,
+    limit: Annotated[int, option("N", "Show the N newest.", "--limit", min=1, max=1000)] = 50,
     verify: Annotated[
-        bool, switch("--verify", "Hold the files against their seals instead; exit code 1 where one is broken.")
+        bool, switch("--verify", "Check the files against their seals instead; exit with 1 if a seal is broken.")
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List who changed the site, or was refused, the newest last. Refusals are half of them at most, where there is
-    enough else.
+    """List who changed the site and whose call was refused, newest last. If there are enough other entries, at most
+    half of the list are refusals.
     """
     from edgeshard.cli.render.views import AUDIT_CHECK_COLUMNS, AUDIT_COLUMNS
 

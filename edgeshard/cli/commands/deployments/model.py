@@ -23,42 +23,44 @@ if TYPE_CHECKING:
     from edgeshard.domain.ids import Digest
     from edgeshard.importing.blocks import Width
 
-app = typer.Typer(help="Put models into the coordinator's store.", no_args_is_help=True)
+app = typer.Typer(help="Add models to the coordinator's store.", no_args_is_help=True)
 
 
 @app.callback()
 def group() -> None:
-    """Put models into the coordinator's store."""
+    """Add models to the coordinator's store."""
 
 
-@app.command(short_help="Put a model into the store: of this disk, of the Hub, of Ollama or of LM Studio.")
+@app.command(short_help="Add a model to the store: of this disk, of the Hub, of Ollama or of LM Studio.")
 def add(
     context: typer.Context,
     model: Annotated[
-        str, argument("MODEL", "DIR, FILE.gguf, OWNER/NAME[:TAG][@REVISION], ollama:NAME or lmstudio:NAME.")
+        str,
+        argument(
+            "MODEL", "Add this model: DIR, FILE.gguf, OWNER/NAME[:TAG][@REVISION], ollama:NAME or lmstudio:NAME."
+        ),
     ],
-    name: Annotated[str | None, option("NAME", "Its name in the store; by default what MODEL is called.")] = None,
+    name: Annotated[str | None, option("NAME", "Name the model in the store; by default as MODEL.")] = None,
     width: Annotated[
         str,
         option(
             "WIDTH",
-            "What weights become that cannot be kept exactly: int8 (default), int4, bfloat16, float16, float32.",
+            "Convert weights that cannot be stored exactly to int8 (default), int4, bfloat16, float16 or float32.",
         ),
     ] = "int8",
     dry_run: Annotated[
-        bool, switch("--dry-run", "Only say whether it fits, where and how fast, from its config alone.")
+        bool, switch("--dry-run", "Print whether, where and how fast it fits, from its config only.")
     ] = False,
     cluster: Annotated[
-        Path | None, option("FILE", "With --dry-run: nodes and links as TOML, not the site's own.")
+        Path | None, option("FILE", "With --dry-run, read nodes and links from this TOML file instead of the site.")
     ] = None,
     source: Annotated[
-        str | None, option("NODE", "With --dry-run: node of the first layer; by default the largest.")
+        str | None, option("NODE", "With --dry-run, put the first layer on this node; by default the largest.")
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Register a model: read it, hash every tensor and send what the store lacks.
-
-    An interrupted download or upload goes on where it stopped. What is lost where weights are rounded is said.
+    """Add a model to the store: read it, hash every tensor and send those that the store lacks. An interrupted
+    download or upload resumes. If weights are rounded, the output reports the loss.
     """
     chosen = chosen_width(width)
     if dry_run:

@@ -25,16 +25,18 @@ if TYPE_CHECKING:
 class ProblemOptions:
     """The options that limit what may be planned, in addition to the keys of a spec."""
 
-    batch: Annotated[int | None, option("N", "Most requests in one micro-batch.")] = None
+    batch: Annotated[int | None, option("N", "Put at most N requests into a micro-batch.")] = None
     max_share: Annotated[
-        list[str] | None, option("NODE=PART", "Largest part of the layers, as 0.5; may be repeated.")
+        list[str] | None, option("NODE=PART", "Limit a node's share of the layers, such as a=0.5; repeatable.")
     ] = None
-    min_nodes: Annotated[int, option("N", "Use at least so many nodes.")] = 1
-    max_nodes: Annotated[int | None, option("N", "Use at most so many nodes.")] = None
-    head_on_source: Annotated[bool, switch("--head-on-source", "No other node sees a token.")] = False
-    rate: Annotated[str, option("RATE", "steady: a request begins whenever one ends; together: all start at once.")] = (
-        "steady"
-    )
+    min_nodes: Annotated[int, option("N", "Use at least N nodes.")] = 1
+    max_nodes: Annotated[int | None, option("N", "Use at most N nodes.")] = None
+    head_on_source: Annotated[
+        bool, switch("--head-on-source", "Keep the LM head on the source, so that no other node sees a token.")
+    ] = False
+    rate: Annotated[
+        str, option("RATE", "Assume steady load (a request begins when another ends) or together (all begin at once).")
+    ] = "steady"
 
     def given(self) -> dict[str, Any]:
         """Fields of `PlanProblem`. Raises InvalidArgumentError for a share or a rate that is none."""
@@ -61,25 +63,27 @@ def _shares(items: Sequence[str]) -> dict[str, float]:
 class QuestionOptions:
     """The options that select a question about the plan, or about plans of other nodes, links or loads."""
 
-    compare: Annotated[bool, switch("--compare", "Show all strategies, and whether to split at all.")] = False
-    explain: Annotated[bool, switch("--explain", "Say in words why it is so.")] = False
-    what_if: Annotated[
-        list[str] | None, option('"+2 orin-nx"', "Add nodes, or remove one with -NODE; may be repeated.")
-    ] = None
+    compare: Annotated[bool, switch("--compare", "Compare all strategies, including one node only.")] = False
+    explain: Annotated[bool, switch("--explain", "Explain the plan in words.")] = False
+    what_if: Annotated[list[str] | None, option('"+2 orin-nx"', "Add nodes, or remove one with -NODE; repeatable.")] = (
+        None
+    )
     sweep: Annotated[str | None, option("bandwidth=1:100", "Plan at many link rates, in Mb/s.")] = None
     simulate: Annotated[
         str | None,
         option(
             "LOAD",
-            "Latencies under a load: rate=2,requests=100,prompt=64:512,new=128,seed=1 draws requests, "
-            "file=arrivals.csv reads them (arrival_s,prompt_tokens,new_tokens), together runs the planned batch, "
-            "saturated as many as run at once, another whenever one ends.",
+            "Predict latency under a load. Give rate=2,requests=100,prompt=64:512,new=128,seed=1 to draw "
+            "requests, or file=arrivals.csv to read them (arrival_s,prompt_tokens,new_tokens). Give "
+            "together to run the planned batch, or saturated to keep as many requests running as fit.",
         ),
     ] = None
     verify: Annotated[
-        bool, switch("--verify", "Check the plan with CP-SAT, for up to 60 s; exits 1 if one is better.")
+        bool, switch("--verify", "Search for a better plan with CP-SAT, for up to 60 s; exit with 1 if there is one.")
     ] = False
-    plot: Annotated[Path | None, option("FILE.svg", "Draw the sweep, the comparison or the simulation.")] = None
+    plot: Annotated[
+        Path | None, option("FILE.svg", "Draw the sweep, the comparison or the simulation into this file.")
+    ] = None
 
     def check(self, allow_streaming: bool) -> None:
         """Raise InvalidArgumentError for options that do not go together."""
@@ -143,10 +147,10 @@ class QuestionOptions:
 _SPEC = spec_options(
     *("objective", "concurrency", "head_quantisation", "kv_dtype", "max_time_per_token_s"),
     *("exclude", "reserve", "allow_streaming", "rule"),
-    source="Node of the first layer; by default the file's, or the largest measured node of the site.",
-    dtype="float32, float16 or bfloat16.",
-    prompt_tokens="Tokens of a prompt.",
-    new_tokens="Tokens of an answer.",
+    source="Put the first layer on this node; by default the file's source, or the site's largest measured node.",
+    dtype="Compute in float32, float16 or bfloat16.",
+    prompt_tokens="Plan for prompts of N tokens.",
+    new_tokens="Plan for answers of N tokens.",
 )
 """The keys of a spec that can be planned for; a cluster file has defaults of its own."""
 
@@ -155,11 +159,15 @@ _SPEC = spec_options(
 def plan(
     context: typer.Context,
     *,
-    cluster: Annotated[Path | None, option("FILE", "Nodes and links as TOML, instead of the site's own.")] = None,
+    cluster: Annotated[
+        Path | None, option("FILE", "Read nodes and links from this TOML file instead of the site.")
+    ] = None,
     model: Annotated[
         str,
         spec_option(
-            "model", "Of the store, or ./config.json, ./DIR, OWNER/NAME of the Hub; with --cluster llama2-7b, too."
+            "model",
+            "Plan this model: of the store, ./config.json, ./DIR or OWNER/NAME of the Hub; with "
+            "--cluster also llama2-7b.",
         ),
     ] = "",
     options: Annotated[dict[str, Any], _SPEC],
@@ -168,16 +176,15 @@ def plan(
     question: QuestionOptions,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Plan a model on nodes you have, or might buy: which nodes, which layers, how fast, and what limits it.
-
-    Plans for the running site, from what `edgectl profile` measured of its nodes and links. With --cluster it plans
-    for the nodes of a file instead, and needs no daemon, no weights and no PyTorch. Exits 1 when nothing fits.
+    """Plan a model on the nodes of the running site: which nodes, which layers, how fast, and what limits the speed.
+    The plan uses what `edgectl profile` measured. With --cluster, plan for the nodes of a file, such as nodes you
+    might buy; that needs no daemon, no weights and no PyTorch.
     """
     from edgeshard.cli.commands.deployments.plan_inputs import Asked, offline_problem, online_problem
 
     question.check(options.get("allow_streaming", False))
     if not model:
-        raise InvalidArgumentError("--model is missing: name what is to be planned", field="model")
+        raise InvalidArgumentError("--model is missing: name the model to plan", field="model")
     spec, mistakes = read_texts(options)
     if mistakes:
         raise mistakes[0]

@@ -298,7 +298,9 @@ def _with_source(
         return asked
     there = [node for node in site.nodes if node.placeable and node.name not in asked.exclude]
     if not there:
-        raise UnavailableError("no node of the site is there: start one, or plan a file of nodes with --cluster FILE")
+        raise UnavailableError(
+            "no node of the site is connected: start one, or plan for a file of nodes with --cluster FILE"
+        )
     candidates = [node for node in there if has_times(node, profiles, others)] or there
     largest = max(candidates, key=lambda node: node.free_bytes)
     return replace(asked, given={**asked.given, "source": str(largest.name)})
@@ -345,9 +347,9 @@ def _link_notes(found: SiteCluster, asked: Asked) -> list[str]:
     if any(change.lstrip().startswith("+") for change in asked.what_if):
         link = typical_link(found.cluster)
         rate = human_rate(link.bandwidth_bps)
-        notes.append(f"nodes to come have the median of the site's links: {rate}, {human_seconds(link.latency_s)}")
+        notes.append(f"added nodes get the median of the site's links: {rate}, {human_seconds(link.latency_s)}")
     if found.starting:
-        notes.append(f"{', '.join(found.starting)}: left out, still starting; ask again in a moment")
+        notes.append(f"{', '.join(found.starting)}: left out, still starting; try again in a moment")
     if found.unmeasured:
         shown = ", ".join(f"{sender} -> {receiver}" for sender, receiver in found.unmeasured[:4])
         more = f" and {len(found.unmeasured) - 4} more" if len(found.unmeasured) > 4 else ""

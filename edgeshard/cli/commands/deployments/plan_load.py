@@ -90,7 +90,9 @@ def parse_load(text: str, problem: PlanProblem) -> AskedLoad:
         return AskedLoad(f"the requests of {values['file']}", _read_requests(Path(values["file"]), problem))
     _only(values, _DRAWN, "rate")
     if "rate" not in values:
-        raise _wrong(repr(text), f"say {TOGETHER}, {SATURATED}, rate=2 for two requests a second, or file=arrivals.csv")
+        raise _wrong(
+            repr(text), f"give {TOGETHER}, {SATURATED}, rate=2 for two requests a second, or file=arrivals.csv"
+        )
     return _drawn(values, problem)
 
 
@@ -101,7 +103,7 @@ def show_simulation(
     plan."""
     load = parse_load(text, problem)
     if (tokens := sum(request.new_tokens for request in load.requests)) > MOST_NEW_TOKENS:
-        raise _wrong("new", f"comes to {tokens} tokens over all requests; at most {MOST_NEW_TOKENS} are simulated")
+        raise _wrong("new", f"amounts to {tokens} tokens over all requests; at most {MOST_NEW_TOKENS} are simulated")
     if not load.requests and not load.saturated:
         problem = replace(problem, rate=Rate.TOGETHER)
     result = plan(problem, alternatives=0, prover=prover)
@@ -126,7 +128,9 @@ def _pairs(items: list[str], text: str) -> dict[str, str]:
     for item in items:
         name, equals, value = (part.strip() for part in item.partition("="))
         if not equals or not value:
-            raise _wrong(repr(text), f"say {TOGETHER}, file=arrivals.csv, or rate=2,requests=100,prompt=64:512,new=128")
+            raise _wrong(
+                repr(text), f"give {TOGETHER}, file=arrivals.csv, or rate=2,requests=100,prompt=64:512,new=128"
+            )
         if name in pairs:
             raise _wrong(name, "is given twice")
         pairs[name] = value
@@ -136,7 +140,7 @@ def _pairs(items: list[str], text: str) -> dict[str, str]:
 def _only(values: Mapping[str, str], known: tuple[str, ...], what: str) -> None:
     for name in values:
         if name not in known:
-            raise _wrong(name, f"is not known with {what}; known are {', '.join(known)}")
+            raise _wrong(name, f"is unknown with {what}; use one of {', '.join(known)}")
 
 
 def _drawn(values: Mapping[str, str], problem: PlanProblem) -> AskedLoad:
@@ -155,7 +159,7 @@ def _drawn(values: Mapping[str, str], problem: PlanProblem) -> AskedLoad:
     new = _range(values, "new", problem.new_tokens)
     if prompt[1] + new[1] > problem.held_tokens:
         what = f"prompt={_describe_range(prompt)} and new={_describe_range(new)}"
-        raise _wrong(what, f"come to {prompt[1] + new[1]} tokens; {most_held(problem)}")
+        raise _wrong(what, f"amount to {prompt[1] + new[1]} tokens; {most_held(problem)}")
     chance = random.Random(seed)
     arrival_s, requests = 0.0, []
     for _ in range(count):

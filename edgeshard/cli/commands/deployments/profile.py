@@ -31,22 +31,21 @@ def profile(  # noqa: PLR0913 - one parameter for each option
     context: typer.Context,
     nodes: Annotated[
         list[str] | None,
-        argument("[NODE]...", "Nodes to measure; all that are connected if none.", autocompletion=completion.nodes),
+        argument("[NODE]...", "Measure these nodes; by default all connected nodes.", autocompletion=completion.nodes),
     ] = None,
     model: Annotated[
-        str | None, spec_option("model", "A model of the store; without it, only links are measured.")
+        str | None, spec_option("model", "Measure for this model of the store; without it, measure links only.")
     ] = None,
     dtype: Annotated[str | None, spec_option("dtype")] = None,
     quantise: Quantise = None,
     head_quantisation: Annotated[str | None, spec_option("head_quantisation")] = None,
-    quick: Annotated[bool, switch("--quick", "Fewer points: seconds, and less exact.")] = False,
-    again: Annotated[bool, switch("--again", "Measure although a profile is remembered.")] = False,
+    quick: Annotated[bool, switch("--quick", "Measure fewer points: takes seconds, and is less exact.")] = False,
+    again: Annotated[bool, switch("--again", "Measure again, even if a stored profile exists.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Measure nodes for a model, and the links between them: what `edgectl plan` and `edgectl deploy` plan with.
-
-    A node measures one layer of each sort on random weights, so it need not have the model, nor room for it. Exits 1
-    when a node or a link could not be measured; the others are, all the same.
+    """Measure how fast nodes run a model, and the links between them, for `edgectl plan` and `edgectl deploy`. A node
+    measures one layer of each kind with random weights, so it needs neither the model nor memory for all of it. If
+    one node or link fails, the others are still measured.
     """
     from edgeshard.cli.render.profile_views import node_rows
     from edgeshard.domain.models.dtypes import DType, parse_quantisation
@@ -102,8 +101,8 @@ async def _outcomes(told: AsyncGenerator[NodeProgress, None]) -> dict[str, NodeP
                     reporter.show(event)
         except asyncio.CancelledError:
             reporter.console.print(
-                "the nodes go on measuring and end by themselves: `edgectl describe node NODE` shows what they "
-                "found; restarting a node's agent ends its part at once",
+                "the nodes continue to measure and end by themselves: `edgectl describe node NODE` shows the "
+                "results; to stop a node, restart its agent",
                 markup=False,
             )
             raise
@@ -134,7 +133,7 @@ class ProfileReporter:
             self._print(f"{event.node}: {done}{event.what}")
         if event.missed:
             links = ", ".join(f"{event.node} -> {name}" for name in event.missed)
-            self._print(f"not measured: {links}; the log of {event.node} says why")
+            self._print(f"not measured: {links}; see the log of {event.node}")
 
     def _is_news(self, event: NodeProgress) -> bool:
         """Whether another tenth is done: a log wants no line for every figure."""

@@ -47,17 +47,16 @@ _COLUMNS: list[Column[Share]] = [
 
 def replan(
     context: typer.Context,
-    name: Annotated[str, argument("NAME", "Name of the deployment.")],
-    dry_run: Annotated[bool, switch("--dry-run", "Only say what would change.")] = False,
-    force: Annotated[bool, switch("--force", "Move it for a small gain, too, or one that is not known.")] = False,
-    wait: Annotated[bool, switch("--wait/--no-wait", "Wait until it answers requests again.")] = True,
+    name: Annotated[str, argument("NAME", "Move the deployment of this name.")],
+    dry_run: Annotated[bool, switch("--dry-run", "Print what would change, and change nothing.")] = False,
+    force: Annotated[bool, switch("--force", "Move it even if the gain is small or unknown.")] = False,
+    wait: Annotated[bool, switch("--wait/--no-wait", "Wait until the deployment is ready again.")] = True,
     timeout: WaitTimeout = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Plan a running deployment for the nodes that the site has now, and move it there if that gains 5 % or more.
-
-    Requests that are running pause and go on with their next token. Only a deployment that was planned can move, none
-    that was placed by hand with --layers. Of a name that has replicas, one after the other is planned and moved.
+    """Plan a running deployment for the site's current nodes, and move it if it gains 5 % or more. Running requests
+    pause and continue with their next token. A deployment that was placed by hand with --layers cannot move. The
+    replicas of a name are planned and moved one after the other.
     """
     plans = ask(context, lambda client: _replanned(client, name, dry_run, force, wait, timeout))
     if output not in TABLES:
@@ -125,7 +124,7 @@ def sentence_of_gain(found: Replan) -> str:
     """Such as `41 % more tokens/s (62.1 instead of 44.0)`."""
     now, then = found.expected, found.found.predicted
     if now is None or then is None or found.gain is None:
-        return "a gain that is not known"
+        return "an unknown gain"
     if now.objective == "throughput":
         return f"{100 * found.gain:.0f} % more tokens/s ({then.throughput_tps:.1f} instead of {now.throughput_tps:.1f})"
     times = f"{human_seconds(then.time_per_token_s)} per token instead of {human_seconds(now.time_per_token_s)}"
@@ -142,12 +141,12 @@ def sentence(name: str, found: Replan, *, wait: bool) -> str:
         case ReplanReason.MOVED:
             return f"{name} {'moved' if wait else 'moves'} to {then}."
         case ReplanReason.WOULD_MOVE:
-            return f"{name} would move to {then}; nothing has changed."
+            return f"{name} would move to {then}; nothing was changed."
         case ReplanReason.SAME_LAYERS:
-            return f"{name} stays: its placement is the best one for the nodes that are there."
+            return f"{name} stays: its placement is the best one for the current nodes."
         case ReplanReason.SMALL_GAIN:
             return f"{name} stays: a move would gain less than 5 %. --force moves it all the same."
         case ReplanReason.NOT_WEIGHED:
-            return f"{name} stays: what a move would gain is not known. --force moves it all the same."
+            return f"{name} stays: the gain of a move is unknown. --force moves it anyway."
         case ReplanReason.NOTHING_NEW:
             return f"{name} stays: nodes, links and profiles are those that it was planned for."

@@ -20,24 +20,24 @@ from edgeshard.cli.render.output import human_bytes, show_text, writing
 from edgeshard.debugging.dump import ProcessDump, site_document, site_parts
 from edgeshard.domain.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError
 
-app = typer.Typer(help="Dump what a site's processes know, and replay it.", no_args_is_help=True)
+app = typer.Typer(help="Dump the state of a site's processes and replay it.", no_args_is_help=True)
 
 STDOUT = Path("-")
 
 
-@app.command(short_help="Write what coordinator and nodes know and did lately to one file.")
+@app.command(short_help="Write the state and newest events of all processes to a file.")
 def dump(
     context: typer.Context,
     output: Annotated[
-        Path | None, option("FILE", "Where to; - is stdout. By default a name with date and time.", "--output", "-o")
+        Path | None,
+        option("FILE", "Write to this file (default: a name with date and time); - is stdout.", "--output", "-o"),
     ] = None,
-    force: Annotated[bool, switch("--force", "Replace the file if there is one.")] = False,
-    timeout: Annotated[float, option("SECONDS", "Longest wait for the coordinator.", min=0)] = 60.0,
+    force: Annotated[bool, switch("--force", "Replace the file if it exists.")] = False,
+    timeout: Annotated[float, option("SECONDS", "Wait at most SECONDS for the coordinator.", min=0)] = 60.0,
 ) -> None:
-    """Write the state, the newest events, the versions and the settings of the coordinator and of every node as JSON.
-
-    The file has no prompts, tokens, generated text or keys. It has names and addresses of nodes, names and configs of
-    models, and paths of files. A node that does not answer is named in it.
+    """Write the state, newest events, versions and settings of the coordinator and of every node to a JSON file. The
+    file contains no prompts, tokens, generated text or keys. It contains names and addresses of nodes, names and
+    configs of models, and file paths. It also names each node that did not answer.
     """
     now = datetime.now(UTC)
     path = output or Path(f"edgeshard-{now:%Y%m%d-%H%M%S}.json")
@@ -54,11 +54,10 @@ def dump(
         show_text(f"node {failed.node} is missing: {failed.failure.message}", err=True)
 
 
-@app.command(short_help="Apply a dump's events again and compare what comes of them.")
-def replay(file: Annotated[Path, argument("FILE", "Of `edgectl debug dump`; - is stdin.")]) -> None:
-    """Apply the events of a dump to the state before them, for each process, and compare with the state that it had.
-
-    Exit code 1 when one differs: the process ran another version than this one, or its state changed past its events.
+@app.command(short_help="Replay the events of a dump and compare the resulting state.")
+def replay(file: Annotated[Path, argument("FILE", "Read this file of `edgectl debug dump`; - is stdin.")]) -> None:
+    """Replay the events of a dump on each process's earlier state, and compare the result with the state in the dump.
+    If they differ, the process ran another version, or its state changed without an event.
     """
     coordinator, nodes = site_parts(_read(file))
     results = _replayed("edgeshard_coordinator.replay", {"coordinator": coordinator})

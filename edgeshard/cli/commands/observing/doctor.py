@@ -47,13 +47,12 @@ FINDING_COLUMNS: list[Column[Finding]] = [
 
 def doctor(
     context: typer.Context,
-    ignore: Annotated[list[Fault] | None, option("FAULT", "Leave a fault out; may be repeated.", "--ignore")] = None,
+    ignore: Annotated[list[Fault] | None, option("FAULT", "Ignore this fault; repeatable.", "--ignore")] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Look for what is wrong with the site and with this machine. Exit code 1 where something is.
-
-    It looks at clocks, ports, disks, memory, swap, CUDA, kernels, versions, huge pages, CPU quotas, links, certificates
-    and keys: of the coordinator and the nodes as they say themselves, of this machine directly. It changes nothing.
+    """Find faults of the site and of this machine, and print a remedy for each. Checks clocks, ports, disks, memory,
+    swap, CUDA, kernels, versions, huge pages, CPU quotas, links, certificates and keys. The coordinator and the
+    nodes report their own values; this machine is checked directly. Changes nothing.
     """
     facts = run(_gathered(connect_of(context)))
     left_out = set(ignore or ())
@@ -65,7 +64,7 @@ def doctor(
     if findings:
         raise typer.Exit(1)
     nodes = f"{len(facts.site.nodes)} nodes, " if facts.site is not None else ""
-    show_text(f"nothing is wrong that can be seen from here: {nodes}the coordinator and this machine", err=True)
+    show_text(f"no fault found: {nodes}the coordinator and this machine", err=True)
 
 
 def show_findings(findings: list[Finding], output: Output) -> None:

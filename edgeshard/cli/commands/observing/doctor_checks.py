@@ -62,19 +62,19 @@ class Advice:
 
 ADVICE: Mapping[Fault, Advice] = {
     Fault.COORDINATOR_UNREACHABLE: Advice(
-        "Nobody answers as the coordinator, or not to you: nothing of the site can be looked at.",
-        "Start it, or name another with --coordinator; its log says why it ended.",
+        "The coordinator does not answer, or refuses you: the site cannot be checked.",
+        "Start it, or name another with --coordinator; its log shows why it ended.",
     ),
     Fault.NODE_AWAY: Advice(
-        "The node does not answer. Deployments that need it go on without it, or wait.",
+        "The node does not answer. Deployments that need it continue without it, or wait.",
         "Look at the node and its agent's log; edgectl delete node takes one that will not be back out of the site.",
     ),
     Fault.DEPLOYMENT_NOT_READY: Advice(
-        "The deployment answers no requests.", "edgectl describe deployment NAME says why, and what it waits for."
+        "The deployment answers no requests.", "See edgectl describe deployment NAME for the cause."
     ),
     Fault.PORT_CLOSED: Advice(
-        "Nobody takes connections there: nodes cannot pass activations on, or cannot join.",
-        "See that the daemon runs, that a firewall lets the port through, and what --listen and --advertise say.",
+        "The port accepts no connections: nodes cannot send activations, or cannot join.",
+        "Check that the daemon runs, that the firewall admits the port, and the values of --listen and --advertise.",
     ),
     Fault.CLOCK_SKEW: Advice(
         "Certificates are refused by clocks that are far off, and logs of nodes cannot be compared.",
@@ -109,7 +109,7 @@ ADVICE: Mapping[Fault, Advice] = {
         "End what else runs there, or give the agent less with --memory.",
     ),
     Fault.SWAP_IN_USE: Advice(
-        "What is in swap comes back a thousand times slower than from memory; a step may wait for it.",
+        "Swap is a thousand times slower than memory; a step may wait for it.",
         "Give the agent less with --memory, end what else runs there, or turn swap off: swapoff -a.",
     ),
     Fault.CUDA_UNUSED: Advice(
@@ -139,7 +139,7 @@ ADVICE: Mapping[Fault, Advice] = {
     ),
     Fault.LINK_SLOW: Advice(
         "Activations take longer over this link than layers take to compute.",
-        "Use a cable, or leave a node out (exclude); edgectl plan --explain says what the link costs.",
+        "Use a cable, or leave a node out (exclude); edgectl plan --explain shows the cost of the link.",
     ),
 }
 
@@ -273,7 +273,7 @@ def _machine(where: str, known: Condition, utc_s: float) -> Iterator[Finding]:
     if known.cuda is Support.MISSING:
         yield Finding(Fault.CUDA_UNUSED, where, "a driver, and PyTorch without CUDA")
     if known.kernels is Support.MISSING:
-        yield Finding(Fault.KERNELS_MISSING, where, "no library of kernels beside the agent")
+        yield Finding(Fault.KERNELS_MISSING, where, "the agent has no kernel library")
     if known.huge_pages == "never":
         yield Finding(Fault.HUGE_PAGES_OFF, where, "the system's mode is never")
     if 0 < known.cpu_quota < known.cores:

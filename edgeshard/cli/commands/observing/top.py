@@ -24,13 +24,12 @@ BETWEEN_S = 2.0
 
 def top(
     context: typer.Context,
-    interval: Annotated[float, option("SECONDS", "How often to look.", min=0.2, max=60)] = 1.0,
-    once: Annotated[bool, switch("--once", "Print it once, as tables.")] = False,
+    interval: Annotated[float, option("SECONDS", "Refresh every SECONDS.", min=0.2, max=60)] = 1.0,
+    once: Annotated[bool, switch("--once", "Print the tables once and exit.")] = False,
 ) -> None:
-    """Watch the site: nodes and their memory, deployments, stages (rates, waiting, KV), links, requests.
-
-    WAITS is the share of the last seconds in which a stage had no step: its bubbles. Arrow keys move, Tab goes to the
-    next table, p stands still, q quits. Where stdout is no terminal it prints the tables once.
+    """Watch the site live: nodes and their memory, deployments, stages (rates, waits, KV), links and requests. WAITS
+    is the share of the last seconds in which a stage had no step (bubbles). Arrow keys scroll, Tab selects the next
+    table, p pauses, q quits. If stdout is not a terminal, print the tables once.
     """
     shown_once = once or not sys.stdout.isatty()
     if not shown_once:

@@ -22,24 +22,25 @@ STDOUT = Path("-")
 
 def trace(
     context: typer.Context,
-    deployment: Annotated[str, argument("DEPLOYMENT", "What to record.", autocompletion=completion.deployments)],
-    seconds: Annotated[float, option("SECONDS", "For how long, from 0.1 to 60.")] = 5.0,
+    deployment: Annotated[
+        str, argument("DEPLOYMENT", "Record this deployment.", autocompletion=completion.deployments)
+    ],
+    seconds: Annotated[float, option("SECONDS", "Record for SECONDS, 0.1 to 60.")] = 5.0,
     output: Annotated[
         Path | None,
         option(
             "FILE",
-            "Write FILE.json (for ui.perfetto.dev) or FILE.svg (a picture of some steps); - is JSON on stdout.",
+            "Write FILE.json (for ui.perfetto.dev) or FILE.svg (a picture of some steps); - writes JSON to stdout.",
             "--output",
             "-o",
         ),
     ] = None,
 ) -> None:
-    """Record a deployment's steps, on all its nodes at once, and print where their time goes.
-
-    Only steps that run meanwhile are seen, so send requests. Of the recorded time a node was computing, sending while
-    it had nothing to compute, or idle (the bubbles). Nodes with weights on their disks have a row of their own for what
-    they read, and a head that guesses tokens has one for how many were right. The clocks of the nodes need not agree.
-    Of a name that has replicas, all that are ready are recorded at the same time; a file is of one.
+    """Record a deployment's steps on all its nodes and print where the time goes. Send requests meanwhile: only
+    steps that run during the recording are seen. The table shows the time that each node computed, only sent, and
+    was idle (bubbles). Nodes that read weights from disk have a row for that; a head with speculation has a row for
+    accepted draft tokens. The nodes' clocks need not agree. If a name has replicas, all ready ones are recorded
+    together; a file holds one of them.
     """
     from edgeshard.domain.requests.trace import check_seconds
 

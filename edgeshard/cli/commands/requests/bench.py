@@ -43,17 +43,18 @@ class LoadOptions:
     """The options that define the load."""
 
     rate: Annotated[
-        float | None, option("N", "Requests a second, whether others are answered or not.", min=0.001, max=10_000)
+        float | None,
+        option("N", "Start N requests a second, even if earlier ones are still running.", min=0.001, max=10_000),
     ] = None
-    concurrency: Annotated[int | None, option("N", "Requests at a time; 1 by default.", min=1, max=4096)] = None
-    requests: Annotated[int, option("N", "Most requests.", min=1, max=100_000)] = 32
-    duration: Annotated[float, option("SECONDS", "None begins later.", min=0.1, max=86_400)] = 60.0
-    prompt_tokens: Annotated[str | None, option("N|LOW:HIGH", "Tokens of a drawn prompt.")] = None
-    new_tokens: Annotated[str | None, option("N|LOW:HIGH", "Tokens of an answer.")] = None
+    concurrency: Annotated[int | None, option("N", "Keep N requests running; by default 1.", min=1, max=4096)] = None
+    requests: Annotated[int, option("N", "Send at most N requests.", min=1, max=100_000)] = 32
+    duration: Annotated[float, option("SECONDS", "Start no request after SECONDS.", min=0.1, max=86_400)] = 60.0
+    prompt_tokens: Annotated[str | None, option("N|LOW:HIGH", "Draw prompts of N tokens, or of LOW to HIGH.")] = None
+    new_tokens: Annotated[str | None, option("N|LOW:HIGH", "Generate N tokens per answer, or LOW to HIGH.")] = None
     prompts: Annotated[
-        Path | None, option("FILE", 'Prompts in place of drawn ones: a line each, or JSON lines with "prompt".')
+        Path | None, option("FILE", 'Read prompts from this file instead: one per line, or JSON lines with "prompt".')
     ] = None
-    seed: Annotated[int, option("N", "The same seed draws the same load.")] = 0
+    seed: Annotated[int, option("N", "Seed the load; the same seed draws the same load.")] = 0
 
     def load(self) -> Load:
         """Raises InvalidArgumentError for options that do not go together."""
@@ -74,20 +75,24 @@ class LoadOptions:
 def bench(
     context: typer.Context,
     *,
-    deployment: Annotated[
-        str, argument("[DEPLOYMENT]", "What to put a load on; by default the only one there is.")
-    ] = "",
+    deployment: Annotated[str, argument("[DEPLOYMENT]", "Load this deployment; optional if the site has one.")] = "",
     options: LoadOptions,
-    slo_ttft: Annotated[float | None, option("SECONDS", "Good answers have their first token by then.", min=0)] = None,
-    slo_itl: Annotated[float | None, option("SECONDS", "And at most so much between tokens on average.", min=0)] = None,
-    timeout: Annotated[float, option("SECONDS", "Longest time of one request.", min=0.1)] = 120.0,
-    picture: Annotated[Path | None, option("FILE.svg", "Draw how many tokens came within which time.")] = None,
+    slo_ttft: Annotated[
+        float | None, option("SECONDS", "Count answers as good if their first token arrives within SECONDS.", min=0)
+    ] = None,
+    slo_itl: Annotated[
+        float | None, option("SECONDS", "Count answers as good if tokens are at most SECONDS apart on average.", min=0)
+    ] = None,
+    timeout: Annotated[float, option("SECONDS", "Cancel a request after SECONDS.", min=0.1)] = 120.0,
+    picture: Annotated[
+        Path | None, option("FILE.svg", "Draw the distribution of token latencies into this file.")
+    ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Put a load on a deployment: a rate of requests (--rate) or so many at a time (--concurrency).
-
-    Prompts are of drawn tokens, so that their lengths are exact and nothing is cached; answers go on past the end of
-    the text. A first request only warms up. It ends by itself; Ctrl-C ends it earlier, with what was measured by then.
+    """Send a load to a deployment and measure its latency: N requests a second (--rate) or N at a time
+    (--concurrency). Prompts are random tokens, so their lengths are exact and no cache helps; answers continue
+    after end-of-text tokens. The first request is a warm-up. Ctrl-C ends the run early and prints the results so
+    far.
     """
     from edgeshard.cli.render import bench_report
     from edgeshard.cli.render.svg import check_matplotlib
@@ -136,8 +141,8 @@ async def _measured(
     first = await served(client, chosen.deployment, next(requests), 0.0, timeout_s, clock)
     if first.error:
         raise FailedPreconditionError(
-            f"deployment {chosen.deployment} did not answer a first request ({first.error}): "
-            f"edgectl generate {chosen.deployment} says why",
+            f"deployment {chosen.deployment} did not answer the warm-up request ({first.error}): run "
+            f"edgectl generate {chosen.deployment} to see why",
             reason=first.error,
         )
     with stderr_console().status("") as line:
@@ -212,7 +217,7 @@ def _show(found: Any, output: Output) -> None:
 
 def _write(path: Path, text: str) -> None:
     if not text:
-        show_text(f"--picture {path}: no token came, so nothing is drawn", err=True)
+        show_text(f"--picture {path}: no token arrived, so nothing is drawn", err=True)
         return
     with writing("--picture", path):
         path.write_text(text, encoding="utf-8")

@@ -89,7 +89,7 @@ class Load:
     concurrency: int
 
     def __str__(self) -> str:
-        return f"{self.concurrency} at a time" if self.rate is None else f"{self.rate:g} requests/s as they come"
+        return f"{self.concurrency} at a time" if self.rate is None else f"{self.rate:g} requests/s, open loop"
 
 
 @dataclass(slots=True)

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 _PROMPT, _MORE = ">>> ", "... "
 _BLOCK = '"""'
 _HELP = """\
-/clear         forget what was said, but for the system message
-/system TEXT   say how the model is to behave; without TEXT, not at all
-/quit          leave; so do Ctrl-D, and Ctrl-C twice
-A line that ends with \\ goes on; so does what stands between two lines of \"\"\". Ctrl-C stops an answer."""
+/clear         start a new conversation; the system message stays
+/system TEXT   set the system message; without TEXT, remove it
+/quit          leave (as Ctrl-D, or Ctrl-C twice)
+To write several lines, end a line with \\ or write them between two lines of \"\"\". Ctrl-C stops an answer."""
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
@@ -34,16 +34,15 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 def chat(
     context: typer.Context,
     model: Annotated[
-        str | None, argument("[MODEL]", "A deployment, or its model; may be left out where it is one.")
+        str | None, argument("[MODEL]", "Chat with this deployment or model; optional if the site has one deployment.")
     ] = None,
     *,
     options: Annotated[dict[str, Any], GENERATION],
-    system: Annotated[str, option("TEXT", "How the model is to behave.")] = "",
-    timeout: Annotated[float | None, option("SECONDS", "Longest answer.", min=0)] = None,
+    system: Annotated[str, option("TEXT", "Set the system message.")] = "",
+    timeout: Annotated[float | None, option("SECONDS", "Wait at most SECONDS for an answer.", min=0)] = None,
 ) -> None:
-    """Talk with a model. What is piped in is one message.
-
-    An option that is not given is what the model recommends. The conversation is kept nowhere.
+    """Chat with a model. Piped input is one message. An option that you leave out takes the value that the model
+    recommends. The conversation is not stored.
     """
     wanted = cast("GenerateOptions", {**_given(context, options), "timeout_s": timeout})
     try:
@@ -70,7 +69,7 @@ def _only_model(client: SyncClient) -> str:
         return served[0]
     if not served:
         raise FailedPreconditionError(
-            "model: nothing is served; deploy a model first, as with `edgectl deploy`", field="model"
+            "model: the site serves no model; deploy one first, as with `edgectl deploy`", field="model"
         )
     raise InvalidArgumentError(f"model: name one of {', '.join(sorted(served))}", field="model")
 
@@ -140,7 +139,7 @@ def converse(talk: Talk) -> None:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives `input` its editing and the lines said before
 
-    show_text(f"{talk.model}: /help says what there is besides talking", err=True)
+    show_text(f"{talk.model}: /help lists the commands", err=True)
     interrupted = False
     while True:
         try:
@@ -172,7 +171,7 @@ def _answer(talk: Talk, text: str) -> bool:
     except EdgeShardError as error:
         show_text(f"error: {error.message}", err=True)
         if talk.said:
-            show_text("       (/clear forgets what was said before)", err=True)
+            show_text("       (/clear starts a new conversation)", err=True)
     return False
 
 
@@ -205,5 +204,5 @@ def _command(talk: Talk, text: str) -> bool:
         case "/help":
             show_text(_HELP, err=True)
         case _:
-            show_text(f"{word} is no command; /help says which there are", err=True)
+            show_text(f"{word} is not a command; /help lists them", err=True)
     return False

@@ -43,16 +43,21 @@ class TextOutput(StrEnum):
 def generate(  # noqa: PLR0913 - one parameter for each option
     context: typer.Context,
     model: Annotated[
-        str, argument("MODEL", "A deployment, or the model of exactly one.", autocompletion=completion.served)
+        str,
+        argument(
+            "MODEL", "Use this deployment, or the model of exactly one deployment.", autocompletion=completion.served
+        ),
     ],
-    prompt: Annotated[str | None, argument("[PROMPT]", "The prompt; - reads stdin.")] = None,
+    prompt: Annotated[str | None, argument("[PROMPT]", "Continue this prompt; - reads stdin.")] = None,
     *,
     options: Annotated[dict[str, Any], GENERATION],
-    prompt_option: Annotated[str | None, option("TEXT", "The same as an option.", "--prompt", "-p")] = None,
-    request_id: Annotated[str, option("ID", "Name the request, to cancel it from elsewhere.")] = "",
-    timeout: Annotated[float | None, option("SECONDS", "Longest duration.", min=0)] = None,
-    stats: Annotated[bool, switch("--stats", "Print times to stderr at the end.")] = False,
-    output: Annotated[TextOutput, typer.Option("--output", "-o", help="How to print the result.")] = TextOutput.TEXT,
+    prompt_option: Annotated[
+        str | None, option("TEXT", "Give the prompt as an option instead.", "--prompt", "-p")
+    ] = None,
+    request_id: Annotated[str, option("ID", "Name the request so that other processes can cancel it.")] = "",
+    timeout: Annotated[float | None, option("SECONDS", "Cancel the request after SECONDS.", min=0)] = None,
+    stats: Annotated[bool, switch("--stats", "Print timings to stderr at the end.")] = False,
+    output: Annotated[TextOutput, typer.Option("--output", "-o", help="Choose the output format.")] = TextOutput.TEXT,
     guide: GuideOptions,
 ) -> None:
     """Generate text and print it token by token. Ctrl-C cancels the request on every node."""
@@ -76,11 +81,11 @@ def generate(  # noqa: PLR0913 - one parameter for each option
 def prompt_of(argument: str | None, option: str | None) -> str:
     """The prompt, however it was given. Raises InvalidArgumentError if there is none, or more than one."""
     if argument is not None and option is not None:
-        raise InvalidArgumentError("prompt: give it behind the model or with --prompt, not both", field="prompt")
+        raise InvalidArgumentError("prompt: give it after the model or with --prompt, not both", field="prompt")
     text = argument if option is None else option
     if text is None:
         raise InvalidArgumentError(
-            "prompt is missing: give it behind the model or with --prompt; - reads it from stdin", field="prompt"
+            "prompt is missing: give it after the model or with --prompt; - reads it from stdin", field="prompt"
         )
     return read_stdin() if text == "-" else text
 

@@ -15,10 +15,10 @@ from edgeshard.domain.requests.generation import GUIDE_LIMIT_BYTES, Guide, Guide
 class GuideOptions:
     """The options of which one may be given."""
 
-    json: Annotated[bool, switch("--json", "The answer is a JSON object.")] = False
-    json_schema: Annotated[Path | None, option("FILE", "The answer is JSON of this schema.")] = None
-    regex: Annotated[str | None, option("REGEX", "The answer matches this expression.")] = None
-    grammar: Annotated[Path | None, option("FILE", "The answer is of this grammar, in Lark's syntax.")] = None
+    json: Annotated[bool, switch("--json", "Make the answer a JSON object.")] = False
+    json_schema: Annotated[Path | None, option("FILE", "Make the answer JSON that matches this JSON schema.")] = None
+    regex: Annotated[str | None, option("REGEX", "Make the answer match this regular expression.")] = None
+    grammar: Annotated[Path | None, option("FILE", "Make the answer follow this grammar, in Lark's syntax.")] = None
 
     def guide(self) -> Guide | None:
         """Raises InvalidArgumentError naming the option for a second guide, or a file that cannot be read."""

@@ -28,21 +28,22 @@ def run(
         str,
         argument(
             "MODEL",
-            "A deployment, or a model of the store; ./DIR, FILE.gguf, OWNER/NAME or ollama:NAME is put there first.",
+            "Use this deployment or model of the store; ./DIR, FILE.gguf, OWNER/NAME and ollama:NAME are added first.",
             autocompletion=completion.models,
         ),
     ],
     prompt: Annotated[
-        str | None, argument("[PROMPT]", "Answer this and end; - reads stdin. Without it, a chat.")
+        str | None, argument("[PROMPT]", "Answer this prompt and exit; - reads stdin. Without it, start a chat.")
     ] = None,
     max_new_tokens: Annotated[
-        int | None, option("N", "Most tokens of the answer.", "--max-new-tokens", "--max-tokens", min=1)
+        int | None, option("N", "Limit the answer to N tokens.", "--max-new-tokens", "--max-tokens", min=1)
     ] = None,
-    timeout: Annotated[float | None, option("SECONDS", "Longest wait until it answers.", min=0)] = None,
+    timeout: Annotated[
+        float | None, option("SECONDS", "Wait at most SECONDS until the deployment is ready.", min=0)
+    ] = None,
 ) -> None:
-    """Deploy a model unless it is deployed, and answer a prompt, or chat.
-
-    The deployment has the model's name and stays; `edgectl delete deployment NAME` frees its memory.
+    """Deploy a model if it is not deployed, then answer a prompt or start a chat. The deployment keeps running under
+    the model's name; `edgectl delete deployment NAME` frees its memory.
     """
     source = model_source(model)
     if prompt is None and not sys.stdin.isatty():
@@ -88,6 +89,6 @@ def _chat(context: typer.Context, name: str) -> None:
     root = context.find_root()
     command = getattr(root.command, "get_command", lambda *_: None)(root, "chat")
     if command is None:
-        raise InvalidArgumentError("prompt is missing: give it behind the model; - reads it from stdin", field="prompt")
+        raise InvalidArgumentError("prompt is missing: give it after the model; - reads it from stdin", field="prompt")
     with command.make_context("chat", [name], parent=root) as chat:
         command.invoke(chat)

@@ -27,15 +27,17 @@ _FULL = (28, 122)
 
 
 def backup(
-    file: Annotated[Path, argument("FILE", "The backup to write, for its owner alone (mode 0600).")],
-    config: Annotated[Path | None, option("FILE", "The --config of the coordinator.")] = None,
-    state_dir: Annotated[Path | None, option("DIR", "The --state-dir of edgectl serve.")] = None,
+    file: Annotated[Path, argument("FILE", "Write the backup to this file, readable only by its owner (mode 0600).")],
+    config: Annotated[Path | None, option("FILE", "Back up the coordinator with this --config file.")] = None,
+    state_dir: Annotated[
+        Path | None, option("DIR", "Back up the site of `edgectl serve` with this --state-dir.")
+    ] = None,
     force: Annotated[bool, switch("--force", "Replace FILE if it exists.")] = False,
 ) -> None:
-    """Copy a site's authority, certificates, state, keys, quotas and audit log into FILE, on the coordinator's machine.
-
-    The coordinator may run meanwhile. The site is that of pki/coordinator.toml, else of the installed coordinator, else
-    of edgectl serve. Models' weights are not copied: keep their sources. Whoever has FILE can be anybody at the site.
+    """Back up a site to FILE, on the coordinator's machine: authority, certificates, state, keys, quotas and audit
+    log. The coordinator may keep running. The site is that of pki/coordinator.toml, else of the installed
+    coordinator, else of `edgectl serve`. Model weights are not copied: keep their sources. Keep FILE secret: it
+    holds the authority's key.
     """
     from edgeshard.local import site_backup
 
@@ -55,24 +57,26 @@ def backup(
     name = site_backup.site_name(site) or "(plaintext)"
     show_text(f"{file}: site {name} of {site.where}, {len(files)} files, {human_bytes(total_bytes)}")
     if "site/ca.key" not in files:
-        show_text(f"not in it: the key of an authority; {site.where} names none (ca_key)")
+        show_text(f"not in the backup: the authority's key; {site.where} names none (ca_key)")
     if site.models:
         names = ", ".join(sorted(site.models))
-        show_text(f"not in it: the weights of {names}; keep the files that they were added from")
+        show_text(f"not in the backup: the weights of {names}; keep the files that they were added from")
 
 
 def restore(
-    file: Annotated[Path, argument("FILE", "What edgectl backup wrote.")],
+    file: Annotated[Path, argument("FILE", "Read this file of `edgectl backup`.")],
     directory: Annotated[
-        Path, option("DIR", "For the authority, the certificates and coordinator.toml.", "--directory", "-d")
+        Path,
+        option(
+            "DIR", "Write the authority, the certificates and coordinator.toml to this directory.", "--directory", "-d"
+        ),
     ] = _PKI,
     state_dir: Annotated[
-        Path | None, option("DIR", "For the coordinator's state; for all files of a site of edgectl serve.")
+        Path | None, option("DIR", "Write the coordinator's state here; for a site of `edgectl serve`, all files.")
     ] = None,
 ) -> None:
-    """Restore a site from a backup into new directories, and print what is left to do.
-
-    Every hash is checked before anything is written. The coordinator that was backed up must not run any more.
+    """Restore a site from a backup into new directories, and print the remaining steps. Every hash is checked before
+    anything is written. Stop the original coordinator first, and do not start it again.
     """
     check_extras("edgectl restore", "coordinator")
     from edgeshard.local.site_backup import read_backup, restore_site
@@ -94,13 +98,16 @@ def _show_restored(backup: Backup, file: Path) -> None:
     show_text(f"site {backup.site or '(plaintext)'} is restored from {file}, as of {made}")
     if (backup.version, backup.wire_version) != (__version__, WIRE_VERSION):
         show_text(
-            f"the backup is of EdgeShard {backup.version} (wire version {backup.wire_version}), this is {__version__} "
-            f"({WIRE_VERSION}): nodes of another wire version are refused until they are upgraded"
+            f"the backup was made by EdgeShard {backup.version} (wire version {backup.wire_version}), "
+            f"this is {__version__} ({WIRE_VERSION}): nodes of another wire version are refused until "
+            "they are upgraded"
         )
-    show_text("To do by hand:")
-    show_text(f"- Valid again are nodes, clients, operators and API keys that were revoked after {made}:")
-    show_text("  revoke them again by edgectl node revoke NAME and edgectl key revoke NAME.")
-    show_text(f"- Keys and deployments that were made after {made} are unknown, and deleted ones are there again.")
+    show_text("Remaining steps:")
+    show_text(f"- Nodes, clients, operators and API keys that were revoked after {made} are valid again:")
+    show_text("  revoke them again with edgectl node revoke NAME and edgectl key revoke NAME.")
+    show_text(
+        f"- Keys and deployments that were created after {made} are unknown, and those deleted since exist again."
+    )
     for name, digest in sorted(backup.models.items()):
         show_text(f"- Add model {name} again: edgectl model add SOURCE --name {name} (manifest sha256 {digest})")
     show_text("- If the coordinator's address changes, on each node: edgectl set-coordinator HOST:PORT")
@@ -127,5 +134,5 @@ def _translated(error: OSError, path: Path, field: str) -> EdgeShardError:
     """The typed error of a file that cannot be written."""
     where = f"{error.filename or path}: {error.strerror or error}"
     if error.errno in _FULL:
-        return ResourceExhaustedError(f"{where}; free space, or give another place", field=field, reason="DISK_FULL")
-    return DeniedError(f"{where}; give another place, or run the command as a user who may write there", field=field)
+        return ResourceExhaustedError(f"{where}; free space, or choose another path", field=field, reason="DISK_FULL")
+    return DeniedError(f"{where}; choose another path, or run the command as a user who may write there", field=field)

@@ -16,26 +16,25 @@ from edgeshard.local.user_files import path_from, state_home, tls_values, to_tom
 if TYPE_CHECKING:
     from edgeshard.identity.authority import Authority
 
-Directory = Annotated[Path, option("DIR", "Where the authority is.", "--directory", "-d")]
+Directory = Annotated[Path, option("DIR", "Keep the authority in this directory.", "--directory", "-d")]
 _PKI = Path("pki")
 
 
 def init(
-    site: Annotated[str, argument("SITE", "The site's name, such as mill.")],
+    site: Annotated[str, argument("SITE", "Name the site, such as mill.")],
     directory: Directory = _PKI,
     listen: Annotated[
-        str, option("HOST:PORT", "Where the coordinator will listen; processes join at the next port.")
+        str, option("HOST:PORT", "Let the coordinator listen here; processes join at the next port.")
     ] = "0.0.0.0:7600",
     http_listen: Annotated[
         str | None,
-        option("HOST:PORT", "Where its HTTP gateway will listen: 127.0.0.1:8000, or over TLS such as 0.0.0.0:8443."),
+        option("HOST:PORT", "Let the HTTP gateway listen here: 127.0.0.1:8000, or over TLS such as 0.0.0.0:8443."),
     ] = None,
 ) -> None:
-    """Make a site's authority, and the files of its coordinator and of its first operator, called admin.
-
-    DIR/ca.key stays on this machine: whoever has it can be anybody at the site. DIR/coordinator and DIR/admin hold
-    three files each: ca.pem, cert.pem and key.pem. DIR/coordinator.toml starts the coordinator; edgectl of this user
-    is the admin from then on, unless it belongs to a site already.
+    """Create a site: its authority, and the certificates of its coordinator and of its first operator, admin. Keep
+    DIR/ca.key on this machine and secret: it can sign any certificate of the site. DIR/coordinator and DIR/admin
+    hold ca.pem, cert.pem and key.pem each. DIR/coordinator.toml holds the coordinator's settings. This user's
+    edgectl becomes the admin, unless it already belongs to a site.
     """
     from edgeshard.identity.authority import Authority, now
     from edgeshard.rpc.tls import split_address
@@ -66,18 +65,20 @@ def init(
 
 
 def certificate(
-    role: Annotated[Role, argument("ROLE", "agent, client or operator.")],
-    name: Annotated[str, argument("NAME", "Of an agent the name of its node.")],
+    role: Annotated[Role, argument("ROLE", "Choose the role: agent, client or operator.")],
+    name: Annotated[str, argument("NAME", "Name the process; for an agent, the name of its node.")],
     directory: Directory = _PKI,
 ) -> None:
-    """Make the files of a process of the site, DIR/NAME: ca.pem, cert.pem and key.pem. Take them to its machine."""
+    """Make the certificate of a process of the site: ca.pem, cert.pem and key.pem in DIR/NAME. Copy them to its
+    machine.
+    """
     from edgeshard.identity.authority import Authority
 
     if role is Role.COORDINATOR:
         raise InvalidArgumentError("ROLE: edgectl init made the coordinator's files", field="role")
     check_name(name, "name")
     if (directory / name).exists():
-        raise AlreadyExistsError(f"{directory / name} is there already; remove it first", field="name")
+        raise AlreadyExistsError(f"{directory / name} exists already; remove it first", field="name")
     try:
         pem = (directory / "ca.pem").read_bytes(), (directory / "ca.key").read_bytes()
         site = (directory / "site").read_text().strip()

@@ -19,14 +19,18 @@ if TYPE_CHECKING:
     from edgeshard.process.config import DaemonSettings
     from edgeshard.process.config_files import Setting
 
-app = typer.Typer(help="Check and show settings of daemons, and list what there are.", no_args_is_help=True)
+app = typer.Typer(help="Check, show and list the daemons' settings.", no_args_is_help=True)
 
-DaemonName = Annotated[Daemon, argument("DAEMON", "agent or coordinator.")]
+DaemonName = Annotated[Daemon, argument("DAEMON", "Choose the daemon: agent or coordinator.")]
 
 
 @app.command("check")
-def check(files: Annotated[list[Path] | None, argument("FILE", "By default those of edgectl install.")] = None) -> None:
-    """Say all that is wrong with files of settings, before a daemon is started or reloaded with them."""
+def check(
+    files: Annotated[
+        list[Path] | None, argument("FILE", "Check these files (default: the files of `edgectl install`).")
+    ] = None,
+) -> None:
+    """Check settings files for errors before you start or reload a daemon with them."""
     from edgeshard.process.config_files import problems
 
     found = []
@@ -41,11 +45,11 @@ def check(files: Annotated[list[Path] | None, argument("FILE", "By default those
 @app.command("show")
 def show(
     daemon: DaemonName,
-    config: Annotated[Path | None, option("FILE", "The daemon's --config.", "--config")] = None,
-    resolved: Annotated[bool, switch("--resolved", "Defaults, too.")] = False,
+    config: Annotated[Path | None, option("FILE", "Read this file as the daemon's --config.", "--config")] = None,
+    resolved: Annotated[bool, switch("--resolved", "Show defaults, too.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show the settings that a daemon would have, and where each comes from: a file, the environment or a default."""
+    """Show the settings that a daemon would use, and the source of each: a file, the environment or a default."""
     from edgeshard.process.config import given
     from edgeshard.process.config_files import settings_of
 
@@ -63,8 +67,9 @@ def show(
 
 @app.command("docs")
 def docs(daemon: DaemonName, output: OutputOption = Output.TABLE) -> None:
-    """List what can be set: the key in a file, its default, and whether a running daemon takes it up (edgectl config
-    check, then systemctl reload)."""
+    """List all settings: the key in a file, its default, and whether a reload applies it to a running daemon (edgectl
+    config check, then systemctl reload).
+    """
     from edgeshard.process.config import Given
     from edgeshard.process.config_files import settings_of
 
@@ -108,5 +113,5 @@ def _installed() -> list[Path]:
     """The files that edgectl install lays out."""
     found = [path for daemon in Daemon if (path := Path(config_path(daemon))).is_file()]
     if not found:
-        raise NotFoundError(f"there is no file of settings in {CONFIGURATION}: name one", field="file")
+        raise NotFoundError(f"there is no settings file in {CONFIGURATION}: name one", field="file")
     return found

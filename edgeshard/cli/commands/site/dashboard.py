@@ -9,8 +9,9 @@ from edgeshard.cli.render.output import show_text
 
 
 def dashboard(context: typer.Context) -> None:
-    """Print a link that opens the dashboard in a browser: once, and within a minute. Whoever has it may do there all
-    that this operator may."""
+    """Print a link that opens the dashboard in a browser. It works once, within a minute. Keep it secret: its user has
+    all rights of this operator.
+    """
     link = ask(context, lambda client: client.dashboard_link())
     show_text(link.url)
-    show_text(f"good once, within {link.ttl_s:.0f} s", err=True)
+    show_text(f"valid once, within {link.ttl_s:.0f} s", err=True)

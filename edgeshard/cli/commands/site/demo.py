@@ -76,21 +76,22 @@ class DemoResult:
 
 
 def demo(  # noqa: PLR0913 - one parameter for each option
-    prompt: Annotated[str, option("TEXT", "How the story begins.", "--prompt", "-p")] = "Once upon a time",
-    max_tokens: Annotated[int, option("N", "Most tokens to generate.", min=1)] = 160,
+    prompt: Annotated[str, option("TEXT", "Begin the story with this text.", "--prompt", "-p")] = "Once upon a time",
+    max_tokens: Annotated[int, option("N", "Generate at most N tokens.", min=1)] = 160,
     seed: Annotated[int, generation_option("seed")] = 0,
     temperature: Annotated[float, generation_option("temperature")] = 0.8,
-    layers: Annotated[str | None, option("a=0:4,b=4:8,c=8:12", "Which node holds which layers.")] = None,
+    layers: Annotated[str | None, option("a=0:4,b=4:8,c=8:12", "Place the layers by hand.")] = None,
     model_dir: Annotated[
-        Path | None, option("DIR", "Run the demo with another local model directory.", exists=True, file_okay=False)
+        Path | None, option("DIR", "Use this local model directory instead.", exists=True, file_okay=False)
     ] = None,
-    serve: Annotated[bool, switch("--serve", "Answer over HTTP until Ctrl-C instead.")] = False,
-    port: Annotated[int | None, option("N", "Of --serve; by default 8000, or the next.", min=0, max=65535)] = None,
-    output: Annotated[DemoOutput, typer.Option("--output", "-o", help="How to print the result.")] = DemoOutput.TABLE,
+    serve: Annotated[bool, switch("--serve", "Serve HTTP until Ctrl-C instead of telling a story.")] = False,
+    port: Annotated[
+        int | None, option("N", "With --serve, use this port; by default 8000 or the next free port.", min=0, max=65535)
+    ] = None,
+    output: Annotated[DemoOutput, typer.Option("--output", "-o", help="Choose the output format.")] = DemoOutput.TABLE,
 ) -> None:
-    """Start a coordinator and three nodes on this machine, split a model over them and stream a story.
-
-    Everything runs in a temporary directory and is gone afterwards.
+    """Start a coordinator and three nodes on this machine, split a model over them and stream a story. Everything runs
+    in a temporary directory, which is removed at the end.
     """
     if serve:
         from edgeshard.cli.commands.site.serve import serve_demo

@@ -30,19 +30,26 @@ from edgeshard.process import installation
 from edgeshard.process.installation import Found, Options, Record, Step
 from edgeshard.process.systemd_units import CREDENTIALS, Daemon
 
-app = typer.Typer(help="Lay out a daemon as a service of systemd.", no_args_is_help=True)
+app = typer.Typer(help="Install a daemon as a systemd service.", no_args_is_help=True)
 uninstall_app = typer.Typer(invoke_without_command=True)
 
 _LOOPBACK = {"agent": "127.0.0.1:0", "coordinator": "127.0.0.1:7600"}
 
-Listen = Annotated[str | None, option("HOST:PORT", "Where others reach it.", "--listen")]
+Listen = Annotated[str | None, option("HOST:PORT", "Listen on this address.", "--listen")]
 Credentials = Annotated[
-    Path | None, option("DIR", "Has ca.pem, cert.pem, key.pem for TLS; only root reads them.", "--credentials")
+    Path | None,
+    option(
+        "DIR",
+        "Copy ca.pem, cert.pem and key.pem for TLS from this directory; only root can read the copies.",
+        "--credentials",
+    ),
 ]
-Programs = Annotated[Path | None, option("DIR", "Where the daemon's program is; beside this one otherwise.", "--bin")]
-Root = Annotated[Path, option("DIR", "Lay out files below DIR, such as a mounted image; run nothing.", "--root")]
-DryRun = Annotated[bool, switch("--dry-run", "Say each step, and take none.")]
-Purge = Annotated[bool, switch("--purge", "Its state as well, and files that were changed by hand.")]
+Programs = Annotated[
+    Path | None, option("DIR", "Find the daemon's program in this directory; by default next to edgectl.", "--bin")
+]
+Root = Annotated[Path, option("DIR", "Work on files below DIR, such as a mounted image, and run nothing.", "--root")]
+DryRun = Annotated[bool, switch("--dry-run", "Print each step, and change nothing.")]
+Purge = Annotated[bool, switch("--purge", "Remove its state and files that were changed by hand, too.")]
 MACHINE = Path("/")
 _RUNS_SYSTEMD = Path("/run/systemd/system")
 """Exists if systemd runs the machine, see sd_booted(3)."""
@@ -51,14 +58,16 @@ _RUNS_SYSTEMD = Path("/run/systemd/system")
 @app.command("agent")
 def install_agent(
     context: typer.Context,
-    name: Annotated[str | None, option("NAME", "The node's name in the site.", "--name")] = None,
+    name: Annotated[str | None, option("NAME", "Name the node.", "--name")] = None,
     listen: Listen = None,
     credentials: Credentials = None,
     programs: Programs = None,
     root: Root = MACHINE,
     dry_run: DryRun = False,
 ) -> None:
-    """Lay out the agent of this node; --coordinator says whose. What is not given stays as at the last time."""
+    """Install this node's agent for the site of --coordinator as a systemd service. Options that you leave out keep
+    their earlier values.
+    """
     given = {"name": name, "coordinator": _said_here(context, "coordinator"), "listen": listen}
     given |= _directories(credentials, programs)
     install_daemon(Daemon.AGENT, root, dry_run, given, plaintext=bool(_said_here(context, "plaintext")))
@@ -73,19 +82,19 @@ def install_coordinator(
         Path | None,
         option(
             "DIR",
-            "What edgectl init made: it serves other machines, on port 7600, and lets them join, on port 7601.",
+            "Use this directory of `edgectl init`: serve other machines on port 7600, and let them join on port 7601.",
             "--site",
         ),
     ] = None,
     wheels: Annotated[
         Path | None,
-        option("DIR", "Folder of wheels for machines without EdgeShard, on port 7602.", "--wheels"),
+        option("DIR", "Offer this folder of wheels on port 7602 to machines without EdgeShard.", "--wheels"),
     ] = None,
     programs: Programs = None,
     root: Root = MACHINE,
     dry_run: DryRun = False,
 ) -> None:
-    """Lay out the site's coordinator. What is not given stays as at the last time."""
+    """Install the site's coordinator as a systemd service. Options that you leave out keep their earlier values."""
     given: dict[str, str | None] = {"listen": listen} | _directories(credentials, programs)
     given["wheels"] = None if wheels is None else str(wheels.absolute())
     if site is not None:
@@ -101,13 +110,14 @@ def install_coordinator(
 @uninstall_app.callback()
 def uninstall(
     context: typer.Context,
-    purge: Annotated[bool, switch("--purge", "Identities, models and settings as well, after a question.")] = False,
-    yes: Annotated[bool, switch("--yes", "Do not ask.")] = False,
+    purge: Annotated[
+        bool, switch("--purge", "Remove identities, models and settings, too, after a confirmation.")
+    ] = False,
+    yes: Annotated[bool, switch("--yes", "Skip the confirmation.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Remove EdgeShard from this machine, or one service.
-
-    Without a role: stop and remove services, then the programs. Identities, models and settings stay without --purge.
+    """Remove EdgeShard from this machine, or one service. Without a role, stop and remove the services, then the
+    programs. Identities, models and settings stay unless --purge is given.
     """
     if context.invoked_subcommand is None:
         from edgeshard.cli.commands.site.programs import uninstall_programs
@@ -120,13 +130,13 @@ def uninstall(
 
 @uninstall_app.command("agent")
 def uninstall_agent(root: Root = MACHINE, purge: Purge = False, dry_run: DryRun = False) -> None:
-    """Stop the agent and remove its service; its identity and its cache of weights stay without --purge."""
+    """Stop the agent and remove its service. Its identity and its cache of weights stay unless --purge is given."""
     _uninstall(Daemon.AGENT, root, purge, dry_run)
 
 
 @uninstall_app.command("coordinator")
 def uninstall_coordinator(root: Root = MACHINE, purge: Purge = False, dry_run: DryRun = False) -> None:
-    """Stop the coordinator and remove its service; nodes, deployments and models stay without --purge."""
+    """Stop the coordinator and remove its service. Nodes, deployments and models stay unless --purge is given."""
     _uninstall(Daemon.COORDINATOR, root, purge, dry_run)
 
 
@@ -165,9 +175,9 @@ def install_daemon(
     options = _options(daemon, record, given)
     if record is None and not options.credentials and not plaintext:
         raise InvalidArgumentError(
-            "--credentials DIR is required, with ca.pem, cert.pem and key.pem as edgectl certificate makes them "
-            "(as root, edgectl join TOKEN installs an agent by itself); for a site of this machine alone, without TLS, "
-            "say --plaintext",
+            "--credentials DIR is required, with ca.pem, cert.pem and key.pem of edgectl certificate (as "
+            "root, edgectl join TOKEN installs an agent by itself); for a site on this machine only, "
+            "without TLS, give --plaintext",
             field="credentials",
             reason="NO_CREDENTIALS",
         )
@@ -175,12 +185,12 @@ def install_daemon(
     steps = installation.install_steps(daemon, options, record, _found(daemon, options, record, root))
     _take(steps, root, dry_run)
     if not steps:
-        show_text("nothing to do: all of it is laid out", err=True)
+        show_text("nothing to do: all files are installed", err=True)
     elif not dry_run:
         where = "" if root == MACHINE else "On the machine that boots from it: "
         show_text(
-            f"{where}systemctl enable --now {daemon.unit} starts it; systemctl restart {daemon.unit} lets a running "
-            "one take changes up",
+            f"{where}systemctl enable --now {daemon.unit} starts it; systemctl restart {daemon.unit} "
+            "applies changes to a running one",
             err=True,
         )
 
@@ -189,7 +199,7 @@ def _uninstall(daemon: Daemon, root: Path, purge: bool, dry_run: bool) -> None:
     _check_may(root, dry_run)
     record = _record(daemon, root)
     if record is None:
-        show_text(f"nothing to do: no {daemon} of edgectl install is there", err=True)
+        show_text(f"nothing to do: edgectl install has installed no {daemon} here", err=True)
         return
     _take(
         installation.uninstall_steps(daemon, record, _found(daemon, record.options, record, root), purge=purge),
@@ -249,14 +259,14 @@ def _check(daemon: Daemon, options: Options, root: Path) -> None:
 def _check_may(root: Path, dry_run: bool) -> None:
     if root != MACHINE:
         if not root.is_dir():
-            raise InvalidArgumentError(f"--root {root} is no directory", field="root")
+            raise InvalidArgumentError(f"--root {root} is not a directory", field="root")
         return
     if shutil.which("systemctl") is None or not _RUNS_SYSTEMD.is_dir():
         raise FailedPreconditionError(
-            "this machine is not run by systemd; --root DIR lays out the files for one that is", reason="NO_SYSTEMD"
+            "this machine does not run systemd; --root DIR writes the files for one that does", reason="NO_SYSTEMD"
         )
     if os.geteuid() != 0 and not dry_run:
-        raise DeniedError("only root may do this: use sudo, or --dry-run to see what it would do", reason="NOT_ROOT")
+        raise DeniedError("only root may do this: use sudo, or --dry-run to see the steps", reason="NOT_ROOT")
 
 
 def _record(daemon: Daemon, root: Path) -> Record | None:

@@ -46,10 +46,14 @@ _STOP_GRACE_S = 60.0
 class AgentOptions:
     """More settings of an agent."""
 
-    advertise: Annotated[str | None, option("HOST:PORT", "What others dial, where that is another address.")] = None
-    memory: Annotated[str | None, option("SIZE", "Memory that stages may use, as 2GiB.")] = None
-    device: Annotated[str | None, option("DEVICE", "cpu (default) or cuda.")] = None
-    labels: Annotated[str | None, option("KEY=VALUE,...", "For rules of deployments, as zone=hall1.")] = None
+    advertise: Annotated[
+        str | None, option("HOST:PORT", "Tell other nodes to dial this address, if it differs from --listen.")
+    ] = None
+    memory: Annotated[str | None, option("SIZE", "Limit the memory of stages, such as 2GiB.")] = None
+    device: Annotated[str | None, option("DEVICE", "Compute on cpu (default) or cuda.")] = None
+    labels: Annotated[
+        str | None, option("KEY=VALUE,...", "Set labels for the rules of deployments, such as zone=hall1.")
+    ] = None
 
     def given(self) -> dict[str, str]:
         """Settings by their names. Errors are raised before the token is used up."""
@@ -67,21 +71,20 @@ class AgentOptions:
 
 @with_option_groups
 def join(
-    token: Annotated[str, argument("TOKEN", "Of edgectl token create; - reads it from stdin.")],
+    token: Annotated[str, argument("TOKEN", "Use this token of `edgectl token create`; - reads it from stdin.")],
     listen: Annotated[
         str | None,
-        option("HOST:PORT", f"Where other nodes reach this one; by default port {AGENT_PORT}, or the next free one."),
+        option("HOST:PORT", f"Listen here for other nodes; by default on port {AGENT_PORT} or the next free port."),
     ] = None,
-    state_dir: Annotated[Path | None, option("DIR", "Where the node keeps its identity and its weights.")] = None,
+    state_dir: Annotated[Path | None, option("DIR", "Keep the node's identity and weights in this directory.")] = None,
     *,
     agent: AgentOptions,
-    foreground: Annotated[bool, switch("--foreground", "Run the agent here, also where systemd could.")] = False,
-    force: Annotated[bool, switch("--force", "In place of this user's credentials for another site.")] = False,
+    foreground: Annotated[bool, switch("--foreground", "Run the agent here, even if systemd could run it.")] = False,
+    force: Annotated[bool, switch("--force", "Replace this user's credentials for another site.")] = False,
 ) -> None:
-    """Become what the token says: a node, an application or an operator of its site.
-
-    A node: as root on a machine with systemd its agent is installed as a service and started; else it runs until
-    Ctrl-C. An application or an operator: this user's credentials are kept, and edgectl and the SDK find them.
+    """Join a site with a token, as a node, an application or an operator. For a node, root on a machine with
+    systemd installs the agent as a service and starts it; otherwise the agent runs until Ctrl-C. The credentials of
+    an application or an operator are stored for this user; edgectl and the SDK use them.
     """
     from edgeshard.client.joining import invitation_from_text, located
 

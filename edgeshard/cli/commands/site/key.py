@@ -21,22 +21,22 @@ _HINT = """
 URL is what edgectl serve prints, or where the coordinator's --http-listen is, such as http://127.0.0.1:8000."""
 """For people. Only the line with the key itself contains the key."""
 
-app = typer.Typer(help="Make, list and revoke API keys for the HTTP gateway.", no_args_is_help=True)
+app = typer.Typer(help="Manage API keys of the HTTP gateway.", no_args_is_help=True)
 
 
-@app.command(short_help="Make a key and print it, once.")
+@app.command(short_help="Create an API key and print it once.")
 def create(
     context: typer.Context,
-    name: Annotated[str, argument("NAME", "Whom it is for; quotas know it as key/NAME.")],
+    name: Annotated[str, argument("NAME", "Name the key; quotas refer to it as key/NAME.")],
     models: Annotated[
         list[str] | None,
-        option("NAME", "A deployment or model it may use; may be repeated. By default all.", "--model"),
+        option("NAME", "Limit the key to this deployment or model (default: all); repeatable.", "--model"),
     ] = None,
-    tokens_per_minute: Annotated[int | None, option("N", "Of prompts and answers together.", min=1)] = None,
-    requests: Annotated[int | None, option("N", "At once.", min=1)] = None,
-    metrics: Annotated[bool, typer.Option("--metrics", help="Let it read all metrics, for Prometheus.")] = False,
+    tokens_per_minute: Annotated[int | None, option("N", "Limit prompt plus answer tokens per minute.", min=1)] = None,
+    requests: Annotated[int | None, option("N", "Limit concurrent requests.", min=1)] = None,
+    metrics: Annotated[bool, typer.Option("--metrics", help="Let the key read all metrics, for Prometheus.")] = False,
 ) -> None:
-    """Make a key and print it on stdout. The site keeps its hash alone, so nobody can be shown it again."""
+    """Create an API key and print it to stdout. The site stores only its hash, so the key cannot be shown again."""
     _, key = ask(
         context,
         lambda client: client.create_key(
@@ -56,8 +56,8 @@ def list_keys(context: typer.Context, output: OutputOption = Output.TABLE) -> No
 
 
 @app.command()
-def revoke(context: typer.Context, name: Annotated[str, argument("NAME", "As it was made.")]) -> None:
-    """Refuse a key from now on, and end what it has running."""
+def revoke(context: typer.Context, name: Annotated[str, argument("NAME", "Revoke the key of this name.")]) -> None:
+    """Revoke an API key and end its running requests."""
     ask(context, lambda client: client.revoke_key(name))
     show_text(f"key {name} is revoked", err=True)
 

@@ -25,17 +25,16 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Emulate nodes and links on this machine.", no_args_is_help=True)
 
-LabFile = Annotated[Path, argument("LAB.toml", "A cluster file with a [lab] table.")]
-Directory = Annotated[Path, option("DIR", "Where a running lab keeps its state and logs.", "--directory")]
+LabFile = Annotated[Path, argument("LAB.toml", "Read this cluster file with a [lab] table.")]
+Directory = Annotated[Path, option("DIR", "Keep the state and logs of a running lab in this directory.", "--directory")]
 DEFAULT_DIRECTORY = Path(".edgeshard-lab")
 
 
 @app.command("run")
 def run_lab(lab_file: LabFile, directory: Directory = DEFAULT_DIRECTORY, output: OutputOption = Output.TABLE) -> None:
-    """Deploy, generate, and show what was measured beside what was predicted.
-
-    Uses the lab that `edgectl lab up` started in DIR when there is one, otherwise starts one for this run. The file's
-    [[lab.run]] tables say what to measure; without any, it is the planner's placement, with one and several streams.
+    """Deploy, generate, and compare measured with predicted speed. Uses the lab that `edgectl lab up` started in DIR;
+    if there is none, starts one for this run. The file's [[lab.run]] tables define the runs; without any, the
+    planner's placement runs with one and with several streams.
     """
     lab = read_lab(lab_file)
     rows = run_async(_compare_all(lab, lab_file, _running_at(directory)))
@@ -98,7 +97,7 @@ def runs_of(lab: Lab) -> tuple[LabRun, ...]:
         return lab.runs
     planned = plan(lab.problem(), alternatives=0)
     if not planned.stages:
-        raise InvalidArgumentError("no placement fits the lab's nodes; edgectl plan says what is short", field="lab")
+        raise InvalidArgumentError("no placement fits the lab's nodes; edgectl plan shows what is short", field="lab")
     stages = [(stage.node, stage.layers) for stage in planned.stages]
     return planned_runs(stages, lab.cluster.workload.concurrency or len(stages))
 

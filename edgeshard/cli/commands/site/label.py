@@ -12,24 +12,23 @@ from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import show_text
 from edgeshard.domain.nodes.labels import labels_text, parse_changes
 
-app = typer.Typer(help="Set and remove labels of a node.", no_args_is_help=True)
+app = typer.Typer(help="Set or remove labels of a node.", no_args_is_help=True)
 
 
 @app.callback()
 def label() -> None:
-    """Set and remove labels of a node."""
+    """Set or remove labels of a node."""
 
 
-@app.command(short_help="Set and remove labels of a node.", no_args_is_help=True)
+@app.command(short_help="Set or remove labels of a node.", no_args_is_help=True)
 def node(
     context: typer.Context,
-    name: Annotated[str, argument("NAME", "Name or id of the node.", autocompletion=completion.nodes)],
-    labels: Annotated[list[str], argument("KEY=VALUE|KEY-", "A label to set, or the key of one to remove.")],
+    name: Annotated[str, argument("NAME", "Label the node of this name or id.", autocompletion=completion.nodes)],
+    labels: Annotated[list[str], argument("KEY=VALUE|KEY-", "Set this label, or remove the label with this key.")],
 ) -> None:
-    """Set labels of a node with KEY=VALUE, and remove them with KEY-; they outlive restarts.
-
-    Rules of deployments choose nodes by them (`edgectl deploy --rule`). They come before those of the agent's own
-    settings. What is deployed already stays where it is until it is placed again.
+    """Set labels of a node with KEY=VALUE, and remove them with KEY-. They survive restarts. Rules of deployments
+    select nodes by labels (`edgectl deploy --rule`). These labels override those in the agent's settings. A running
+    deployment stays until it is placed again.
     """
     given, removed = parse_changes(labels)
     found = ask(context, lambda client: client.label_node(name, given, removed))

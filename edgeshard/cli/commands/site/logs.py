@@ -28,15 +28,21 @@ _PIECE_BYTES = 1 << 16
 
 
 def logs(
-    name: Annotated[str, argument("NODE|coordinator", "Whose.", autocompletion=completion.nodes)],
-    lines: Annotated[int, option("N", "The newest so many.", "--lines", "-n", min=0)] = 100,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay, and print what comes, until Ctrl-C.")] = False,
-    directory: Annotated[Path, option("DIR", "Of a lab, or where NAME.log is.", "--directory")] = DEFAULT_DIRECTORY,
+    name: Annotated[
+        str,
+        argument(
+            "NODE|coordinator", "Print the log of this node or of the coordinator.", autocompletion=completion.nodes
+        ),
+    ],
+    lines: Annotated[int, option("N", "Show the N newest.", "--lines", "-n", min=0)] = 100,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines until Ctrl-C.")] = False,
+    directory: Annotated[
+        Path, option("DIR", "Read NAME.log in this directory, such as a lab's.", "--directory")
+    ] = DEFAULT_DIRECTORY,
 ) -> None:
-    """Print the newest lines of the log of a daemon of this machine: of a lab in DIR, or a service of systemd.
-
-    Logs stay on their machines. Of all nodes together, `edgectl get events` says what happened, and `edgectl debug
-    dump` what each did lately.
+    """Print the newest lines of the log of a daemon on this machine: a systemd service, or a daemon of a lab in DIR.
+    Logs stay on their machines. For all nodes, use `edgectl get events`, and `edgectl debug dump` for the newest
+    events inside each process.
     """
     check_name(name, "name")
     raise typer.Exit(run(_passed_on(command_of(name, lines, follow, directory)), endless=follow))
@@ -51,14 +57,17 @@ def command_of(name: str, lines: int, follow: bool, directory: Path, etc: Path =
     if unit is None:
         daemon = COORDINATOR if name == COORDINATOR else "agent"
         raise NotFoundError(
-            f"no log of {name} is on this machine: on its own, `journalctl -u edgeshard-{daemon}` shows that of a "
-            "service, and a daemon started by hand writes to its standard error; --directory DIR names a folder with "
-            f"{name}.log",
+            f"there is no log of {name} on this machine: run `journalctl -u edgeshard-{daemon}` on its "
+            "own machine if it is a service; a daemon started by hand logs to its standard error; "
+            f"--directory DIR names a folder with {name}.log",
             field="name",
             reason="NO_LOG",
         )
     if shutil.which("journalctl") is None:
-        raise FailedPreconditionError("there is no journalctl on this machine", reason="NO_JOURNAL")
+        raise FailedPreconditionError(
+            "this machine has no journalctl: read the log of the service manager, or give --directory DIR",
+            reason="NO_JOURNAL",
+        )
     return ["journalctl", "-u", unit, "-n", str(lines), "--no-pager", *(["-f"] if follow else [])]
 
 

@@ -12,19 +12,17 @@ from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import show_text
 from edgeshard.domain.identity import Role
 
-app = typer.Typer(help="Take a node's certificate away.", no_args_is_help=True)
+app = typer.Typer(help="Revoke certificates.", no_args_is_help=True)
 
 
-@app.command(short_help="Refuse a certificate from now on.")
+@app.command(short_help="Revoke the certificates of a node, client or operator.")
 def revoke(
     context: typer.Context,
-    name: Annotated[str, argument("NAME", "Of the node, or of whoever has the role.", autocompletion=completion.nodes)],
-    role: Annotated[Role, option("ROLE", "agent, client or operator.")] = Role.AGENT,
+    name: Annotated[str, argument("NAME", "Name of the node, client or operator.", autocompletion=completion.nodes)],
+    role: Annotated[Role, option("ROLE", "Choose the role: agent, client or operator.")] = Role.AGENT,
 ) -> None:
-    """Refuse every certificate that was made so far for NAME, also one that nobody has seen in use.
-
-    A node leaves its deployments within a heartbeat; they go on without it. Requests of a client end. edgectl token
-    create lets NAME in again.
+    """Revoke every certificate made so far for NAME, used or not. A node leaves its deployments within a heartbeat;
+    they continue without it. Requests of a client end. `edgectl token create` lets NAME join again.
     """
     ask(context, lambda client: client.revoke(role, name))
     show_text(f"{role} {name} revoked")

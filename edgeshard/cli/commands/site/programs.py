@@ -48,15 +48,14 @@ def upgrade(
     context: typer.Context,
     source: Annotated[
         str | None,
-        option("URL|FILE", "A bundle, a folder of wheels or another port of the site.", "--from"),
+        option("URL|FILE", "Take a bundle, a folder of wheels or another port of the site.", "--from"),
     ] = None,
-    back: Annotated[bool, switch("--back", "Return to the version before.")] = False,
+    back: Annotated[bool, switch("--back", "Return to the previous version.")] = False,
 ) -> None:
-    """Replace EdgeShard on this machine by another version, and restart its services.
-
-    Without --from it fetches the wheels of the node's own site, by its certificate. https://HOST:PORT names another
-    address of them, and https://HOST/PATH a bundle. Every file is compared with its SHA-256 before anything changes.
-    The version before is kept for --back.
+    """Replace EdgeShard on this machine with another version, and restart its services. Without --from, fetch the
+    wheels of the node's own site with its certificate. --from takes another address of wheels (https://HOST:PORT)
+    or a bundle (https://HOST/PATH). Every file is compared with its SHA-256 before anything changes. The previous
+    version is kept for --back.
     """
     if back and source is not None:
         raise InvalidArgumentError("--back takes the version that is kept here: leave out --from", field="from")
@@ -87,7 +86,7 @@ def _upgrade_from_site(found: Scripted, connect: Connect, address: str) -> None:
     site = SiteWheels(address, member.files)
     folder = site.folder()
     if any(file.name == REQUIREMENTS and found.is_of(file.sha256) for file in folder.files):
-        show_text(f"nothing to do: this node has the version that {address} hands out", err=True)
+        show_text(f"nothing to do: this node already has the version of {address}", err=True)
         return
     size = sum(file.size for file in folder.files)
     show_text(f"fetching {folder.name} from {address}: {len(folder.files)} files, {size / 1e6:.0f} MB", err=True)

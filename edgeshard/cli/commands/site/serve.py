@@ -28,9 +28,15 @@ from edgeshard.cli.commands.site.demo import NAME as DEMO_MODEL
 from edgeshard.cli.commands.site.demo import Narrator, model_directory
 from edgeshard.cli.commands.site.site_watch import SiteWatch, measure
 from edgeshard.cli.commands.spec_options import flag_of, spec_option, spec_options
-from edgeshard.cli.connect import INTERRUPTED, run
+from edgeshard.cli.connect import run
 from edgeshard.cli.render.output import human_bytes, show_text, stderr_console
-from edgeshard.domain.errors import InvalidArgumentError, PlacementError, ResourceExhaustedError, UnavailableError
+from edgeshard.domain.errors import (
+    INTERRUPTED,
+    InvalidArgumentError,
+    PlacementError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from edgeshard.domain.ids import check_name
 from edgeshard.local.own_site import OwnSite
 from edgeshard.process.extras import check_extras
@@ -96,25 +102,31 @@ class HttpOptions:
 
     http_listen: Annotated[
         str | None,
-        option("HOST:PORT", "Of the URL, instead of --port: beyond this machine over TLS, such as 0.0.0.0:8443."),
+        option(
+            "HOST:PORT",
+            "Serve the URL at this address instead of --port; with TLS beyond this machine, such as 0.0.0.0:8443.",
+        ),
     ] = None
     http_names: Annotated[
-        list[str] | None, option("NAME", "By which others call it, such as myhost.local; repeatable.", "--http-name")
+        list[str] | None,
+        option("NAME", "Add this host name to the URL's certificate, such as myhost.local; repeatable.", "--http-name"),
     ] = None
     http_origins: Annotated[
         list[str] | None,
         option(
-            "ORIGIN", "Web pages that may use it, such as http://localhost:3000; repeatable.", "--http-allow-origin"
+            "ORIGIN",
+            "Let web pages of this origin use the URL, such as http://localhost:3000; repeatable.",
+            "--http-allow-origin",
         ),
     ] = None
     dashboard_url: Annotated[
-        str | None, option("URL", "Where browsers find the dashboard behind a proxy, such as https://edge.example.")
+        str | None, option("URL", "Set the dashboard's public URL behind a proxy, such as https://edge.example.")
     ] = None
     model_folders: Annotated[
         list[str] | None,
-        option("DIR", "Let the dashboard add models of this directory; repeatable.", "--model-folder"),
+        option("DIR", "Let the dashboard add models from this directory; repeatable.", "--model-folder"),
     ] = None
-    allow_hub: Annotated[bool, switch("--allow-hub", "Let the dashboard add models of the Hugging Face Hub.")] = False
+    allow_hub: Annotated[bool, switch("--allow-hub", "Let the dashboard add models from the Hugging Face Hub.")] = False
 
     def of_coordinator(self) -> list[str]:
         """The same options of the coordinator."""
@@ -130,37 +142,49 @@ class HttpOptions:
 @with_option_groups
 def serve(  # noqa: PLR0913 - one parameter for each option
     *,
-    model: Annotated[str, argument("MODEL", "DIR, FILE.gguf, OWNER/NAME, ollama:NAME, a model of the site, or demo.")],
-    name: Annotated[str | None, option("NAME", "What programs call it; by default the model's.")] = None,
+    model: Annotated[
+        str,
+        argument(
+            "MODEL", "Serve this model: DIR, FILE.gguf, OWNER/NAME of the Hub, ollama:NAME, a model of the site, or demo."
+        ),
+    ],
+    name: Annotated[
+        str | None, option("NAME", "Set the name that API clients use; by default the model's name.")
+    ] = None,
     port: Annotated[
-        int | None, option("N", "Of the URL, on this machine; by default 8000, or the next.", min=0, max=65535)
+        int | None,
+        option(
+            "N", "Serve the URL on this port of this machine; by default 8000 or the next free port.", min=0, max=65535
+        ),
     ] = None,
     http: HttpOptions,
     quantise: Annotated[
-        str, spec_option("quantisation", "Weights as none, int8 or int4; auto takes the widest that fit.", "FORMAT")
+        str,
+        spec_option(
+            "quantisation",
+            "Load weights unquantised (none), as int8 or as int4; auto takes the widest format that fits.",
+            "FORMAT",
+        ),
     ] = "auto",
-    nodes: Annotated[int, option("N", "Split this machine into so many.", "--nodes", min=1, max=16)] = 1,
+    nodes: Annotated[int, option("N", "Start N nodes on this machine.", "--nodes", min=1, max=16)] = 1,
     limits: Annotated[dict[str, int], spec_options(*LIMITS)],
-    state_dir: Annotated[Path | None, option("DIR", "Where the site is kept, and found again after a restart.")] = None,
+    state_dir: Annotated[Path | None, option("DIR", "Keep the site in this directory, also across restarts.")] = None,
     listen: Annotated[
         str,
         option(
             "HOST:PORT",
-            "Where other nodes reach the site, over mutual TLS; they join at the next port.",
+            "Listen here for other nodes, over mutual TLS; they join at the next port.",
             envvar="EDGESHARD__SERVE__LISTEN",
         ),
     ] = _LISTEN,
     wheels: Annotated[
-        Path | None, option("DIR", "Folder of wheels for machines without EdgeShard, at the next port.")
+        Path | None, option("DIR", "Offer this folder of wheels, one port further, to machines without EdgeShard.")
     ] = None,
-    grow: Annotated[
-        bool, switch("--grow", "Move the model to more nodes by itself when they join and it gains by it.")
-    ] = False,
+    grow: Annotated[bool, switch("--grow", "Move the model to more nodes when they join and make it faster.")] = False,
 ) -> None:
-    """Serve a model from this machine: an OpenAI-compatible URL, an API key, and the line that joins another node.
-
-    Everything is kept in --state-dir: the same command finds it again. A process of the site that ends is started
-    again. Ctrl-C ends it.
+    """Serve a model from this machine. Print an OpenAI-compatible URL, an API key and the command that joins another
+    node. The same command starts the site again from --state-dir. If a process of the site exits, it is restarted.
+    Stop with Ctrl-C.
     """
     if quantise not in _FORMATS:
         raise InvalidArgumentError(f"--quantise {quantise!r}: use one of {', '.join(_FORMATS)}", field="quantise")
@@ -210,7 +234,9 @@ async def _serve(options: ServeOptions, site: OwnSite, narrator: Narrator) -> No
     async with site:
         narrator.say(f"the coordinator listens on {site.address}, its HTTP endpoint at {site.url}")
         if site.is_elsewhere:
-            narrator.say(f"{site.wanted} is taken: nodes that joined before find the site when it is there again")
+            narrator.say(
+                f"{site.wanted} is in use: nodes that joined earlier find the site when that address is free again"
+            )
         await _supervised(site, narrator, _answer(options, site, narrator))
 
 

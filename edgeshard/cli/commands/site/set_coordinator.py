@@ -23,13 +23,12 @@ _LINE = re.compile(r"^coordinator[ \t]*=.*$", re.MULTILINE)
 
 
 def set_coordinator(
-    address: Annotated[str, argument("HOST:PORT", "Where the coordinator listens now.")],
-    config: Annotated[Path | None, option("FILE", "Only this file of settings, such as agent.toml.")] = None,
+    address: Annotated[str, argument("HOST:PORT", "Use this address of the coordinator.")],
+    config: Annotated[Path | None, option("FILE", "Change only this settings file, such as agent.toml.")] = None,
 ) -> None:
-    """Change the coordinator's address on this machine. Certificates stay: they do not depend on it.
-
-    As root the agent's service is changed and restarted. Otherwise the nodes that edgectl join runs for this user are
-    changed, and so is this user's edgectl.
+    """Change the coordinator's address on this machine. Certificates stay valid. As root, this changes the agent's
+    service and restarts it. As another user, it changes the nodes that `edgectl join` runs for this user, and this
+    user's edgectl.
     """
     from edgeshard.client.settings import configuration
     from edgeshard.rpc.tls import split_address
@@ -45,7 +44,7 @@ def set_coordinator(
     service = [installed] if os.geteuid() == 0 and installed.is_file() else []
     if not nodes + client + service:
         raise NotFoundError(
-            f"neither {installed} nor {state_home()}/*/agent.toml nor {configuration()} is there to be changed: give "
+            f"none of {installed}, {state_home()}/*/agent.toml and {configuration()} exists: give "
             "--config FILE, or run the command as root for an installed agent",
             field="config",
         )

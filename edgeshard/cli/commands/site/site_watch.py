@@ -149,8 +149,8 @@ class _Growth:
             found = await self._client.replan(name, dry_run=True)
             if found.reason is ReplanReason.NOT_WEIGHED:
                 self._say_once(
-                    f"what {name} would gain is not known yet, since a node that serves is not measured; "
-                    f"`edgectl replan {name} --force` moves it to {layers_text(found.found)}"
+                    f"the gain of moving {name} is unknown, because a serving node is not measured; `edgectl "
+                    f"replan {name} --force` moves it to {layers_text(found.found)}"
                 )
             if found.reason is not ReplanReason.WOULD_MOVE:
                 return
@@ -158,7 +158,7 @@ class _Growth:
             if self._grow:
                 self._say(f"moving {name} to {gain}")
                 await self._client.replan(name)
-                self._say(f"{name} has moved; what ran went on")
+                self._say(f"{name} has moved; running requests continued")
             else:
                 self._say_once(f"{name} would gain by {gain}; `edgectl replan {name}` moves it, --grow does so itself")
         except UnavailableError:

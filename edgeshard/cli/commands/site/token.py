@@ -14,23 +14,25 @@ from edgeshard.domain.identity import Role
 if TYPE_CHECKING:
     from edgeshard.domain.identity import OpenToken
 
-app = typer.Typer(help="Make, list and revoke join tokens.", no_args_is_help=True)
+app = typer.Typer(help="Manage join tokens.", no_args_is_help=True)
 
 
-@app.command(short_help="Print the line that joins a node, an application or an operator.")
+@app.command(short_help="Print a command that joins a node, an application or an operator.")
 def create(
     context: typer.Context,
-    name: Annotated[str, option("NAME", "Of the node, of the application or of the operator.", "--node", "--name")],
-    role: Annotated[Role, option("ROLE", "agent, client or operator.")] = Role.AGENT,
-    ttl: Annotated[str, option("TIME", "How long it is good, such as 15m.")] = "15m",
-    host: Annotated[str, option("HOST", "What it dials; by default what the coordinator says of itself.")] = "",
+    name: Annotated[str, option("NAME", "Name the node, the application or the operator.", "--node", "--name")],
+    role: Annotated[Role, option("ROLE", "Choose the role: agent, client or operator.")] = Role.AGENT,
+    ttl: Annotated[str, option("TIME", "Let the token expire after TIME, such as 15m.")] = "15m",
+    host: Annotated[
+        str, option("HOST", "Let the process dial this host; by default the coordinator's own address.")
+    ] = "",
     discover: Annotated[
         bool,
-        typer.Option("--discover", help="Without an address: who joins looks for the site on its network."),
+        typer.Option("--discover", help="Leave out the address: the process finds the site on its network."),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the token.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the token.")] = False,
 ) -> None:
-    """Print the whole command that lets one process in, once. Whoever has the token can take its place until then."""
+    """Create a join token and print the command that uses it. A token admits one process. Keep it secret until then."""
     from edgeshard.client.joining import invitation_to_text, line_without_edgeshard
     from edgeshard.process.config import parse_duration
     from edgeshard.rpc.tls import is_loopback, split_address
@@ -45,12 +47,12 @@ def create(
     where, _ = split_address(token.coordinator)
     warning = "; only from this machine: --host HOST names another address" if is_loopback(where) else ""
     dials = "looks for the site on its network" if discover else f"dials {token.enrolment}{warning}"
-    show_text(f"lets {token.principal} in once, within {ttl}; it {dials}", err=True)
+    show_text(f"admits {token.principal} once, within {ttl}; it {dials}", err=True)
 
 
 @app.command("list")
 def list_tokens(context: typer.Context, output: OutputOption = Output.TABLE) -> None:
-    """List the tokens that still let a process in, without their secrets."""
+    """List the valid tokens, without their secrets."""
     tokens = ask(context, lambda client: client.open_tokens())
     show_list(tokens, output, COLUMNS, lambda token: token.token_id)
 
@@ -58,11 +60,13 @@ def list_tokens(context: typer.Context, output: OutputOption = Output.TABLE) -> 
 @app.command()
 def revoke(
     context: typer.Context,
-    token_id: Annotated[str, argument("ID", "Of the token, as edgectl token list prints it.")],
+    token_id: Annotated[str, argument("ID", "Revoke the token of this id, as `edgectl token list` prints it.")],
 ) -> None:
-    """Refuse every join with a token from now on. A process that has joined stays: edgectl node revoke."""
+    """Revoke a token, so that no process can join with it. A process that joined already stays; `edgectl node revoke`
+    removes it.
+    """
     ask(context, lambda client: client.revoke_token(token_id))
-    show_text(f"token {token_id} is revoked", err=True)
+    show_text(f"token {token_id} was revoked", err=True)
 
 
 COLUMNS: list[Column[OpenToken]] = [

@@ -1,0 +1,135 @@
+"""Examples and exit codes of each command of edgectl, which end its help.
+
+A command without an entry in `USAGES` cannot be loaded.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from edgeshard.domain.errors import EXIT_CODES, INTERRUPTED
+
+
+class Usage(NamedTuple):
+    """Two or more command lines without `edgectl`, and the exit codes that differ from `EXIT_CODES`."""
+
+    examples: tuple[str, ...]
+    failed: str = EXIT_CODES[1]
+    """The meaning of exit code 1."""
+    endless: str = ""
+    """When the command runs until Ctrl-C and then exits with 0: a phrase for the help, or `ALWAYS`."""
+
+
+ALWAYS = "always"
+
+USAGES = {
+    "serve": Usage(("serve demo", "serve ./my-model --port 8080 --quantise int8"), endless=ALWAYS),
+    "run": Usage(("run fairy-tales", 'run fairy-tales "Once upon a time"')),
+    "chat": Usage(("chat", "chat tales --system 'Answer in one sentence.'")),
+    "generate": Usage(
+        ('generate tales "Once upon a time"', "generate tales --prompt Once --max-tokens 64 --seed 7 --stats")
+    ),
+    "ps": Usage(("ps", "ps --watch"), endless="with --watch"),
+    "get nodes": Usage(("get nodes", "get nodes -o json"), endless="with --watch"),
+    "get models": Usage(("get models", "get models --watch"), endless="with --watch"),
+    "get deployments": Usage(("get deployments", "get deployments --watch"), endless="with --watch"),
+    "get events": Usage(("get events --limit 20", "get events --watch"), endless="with --watch"),
+    "get audit": Usage(("get audit --limit 20", "get audit --verify"), "failed or a seal is broken"),
+    "describe node": Usage(("describe node attic", "describe node attic -o json")),
+    "describe model": Usage(("describe model fairy-tales", "describe model fairy-tales -o json")),
+    "describe deployment": Usage(("describe deployment tales", "describe deployment tales -o json")),
+    "deploy": Usage(("deploy tales --model fairy-tales", "deploy tales --model ./my-model --layers a=0:6,b=6:12")),
+    "apply": Usage(
+        ("apply -f tales.toml --dry-run", "apply -f tales.toml --replace"), "failed or a deployment was refused"
+    ),
+    "replan": Usage(("replan tales --dry-run", "replan tales")),
+    "delete deployment": Usage(("delete deployment tales", "delete deployment tales --force --timeout 30")),
+    "delete model": Usage(("delete model fairy-tales", "delete model fairy-tales --coordinator mill:7600")),
+    "delete node": Usage(("delete node attic", "delete node attic --coordinator mill:7600")),
+    "delete packed": Usage(
+        ("delete packed attic --unused", "delete packed attic 0123456789abcdef"), "failed or a unit is in use"
+    ),
+    "plan": Usage(
+        ("plan --model fairy-tales", "plan --cluster nodes.toml --model llama2-7b --compare"),
+        "failed, no plan fits or --verify found a better plan",
+    ),
+    "profile": Usage(
+        ("profile", "profile attic garage --model fairy-tales --quick"), "failed or a node or link was not measured"
+    ),
+    "model add": Usage(
+        ("model add ./my-model --name mine", "model add OWNER/NAME --dry-run"), "failed or it does not fit"
+    ),
+    "dashboard": Usage(("dashboard", "dashboard --coordinator mill:7600")),
+    "key create": Usage(("key create website --model tales", "key create prometheus --metrics")),
+    "key list": Usage(("key list", "key list -o json")),
+    "key revoke": Usage(("key revoke website", "key revoke website --coordinator mill:7600")),
+    "top": Usage(("top", "top --once"), endless="in the live view"),
+    "trace": Usage(
+        ("trace tales --seconds 10", "trace tales -o trace.json"), "failed or no step ran during the recording"
+    ),
+    "bench": Usage(("bench tales --concurrency 4", "bench tales --rate 2 --requests 100 --slo-ttft 1"), "failed"),
+    "doctor": Usage(("doctor", "doctor -o json"), "failed or a fault was found"),
+    "logs": Usage(("logs coordinator", "logs attic -n 20 --follow"), endless="with --follow"),
+    "debug dump": Usage(("debug dump", "debug dump -o site.json --force")),
+    "debug replay": Usage(("debug replay site.json", "debug replay - < site.json"), "failed or a state differs"),
+    "init": Usage(("init mill", "init mill --http-listen 0.0.0.0:8443")),
+    "backup": Usage(("backup site.backup", "backup site.backup --state-dir ~/site")),
+    "restore": Usage(("restore site.backup", "restore site.backup -d pki --state-dir state")),
+    "set-coordinator": Usage(("set-coordinator mill:7600", "set-coordinator mill:7600 --config agent.toml")),
+    "certificate": Usage(("certificate agent attic", "certificate client website -d pki")),
+    "token create": Usage(("token create --node attic", "token create --name website --role client --ttl 1h")),
+    "token list": Usage(("token list", "token list -o json")),
+    "token revoke": Usage(("token revoke 0123456789abcdef", "token revoke 0123456789abcdef --coordinator mill:7600")),
+    "join": Usage(("join edgeshard2-...", "join - --memory 8GiB < token.txt"), endless="if it runs the agent itself"),
+    "node revoke": Usage(("node revoke attic", "node revoke website --role client")),
+    "label node": Usage(("label node attic zone=hall1", "label node attic zone-")),
+    "config check": Usage(("config check", "config check agent.toml"), "failed"),
+    "config show": Usage(("config show agent", "config show coordinator --config site.toml --resolved")),
+    "config docs": Usage(("config docs agent", "config docs coordinator -o json")),
+    "install agent": Usage(
+        ("install agent --coordinator mill:7600 --name attic", "install agent --credentials attic --dry-run")
+    ),
+    "install coordinator": Usage(("install coordinator --site pki", "install coordinator --site pki --dry-run")),
+    "uninstall": Usage(("uninstall --dry-run", "uninstall --purge --yes")),
+    "uninstall agent": Usage(("uninstall agent --dry-run", "uninstall agent --purge")),
+    "uninstall coordinator": Usage(("uninstall coordinator --dry-run", "uninstall coordinator --purge")),
+    "upgrade": Usage(("upgrade", "upgrade --back")),
+    "lab run": Usage(("lab run lab.toml", "lab run lab.toml -o json")),
+    "lab up": Usage(("lab up lab.toml", "lab up lab.toml --directory lab")),
+    "lab down": Usage(("lab down lab.toml", "lab down lab.toml --directory lab")),
+    "demo": Usage(('demo --prompt "Once upon a time"', "demo --serve --port 8080"), endless="with --serve"),
+    "version": Usage(("version", "--version")),
+}
+"""By the command's words."""
+FIRST = Usage(("serve demo", "run ./my-model", "deploy --help"))
+"""The examples of edgectl itself: from nothing to an answer, and where more is."""
+
+
+def complete(command: Any, path: tuple[str, ...]) -> Any:
+    """The command, with the examples and exit codes of it and of the commands in it at the end of their help.
+
+    Raises KeyError if one has no entry.
+    """
+    inner = getattr(command, "commands", {})
+    for name, part in inner.items():
+        complete(part, (*path, name))
+    key = " ".join(path)
+    if not inner or key in USAGES:
+        command.epilog = epilog(USAGES[key])
+    return command
+
+
+def epilog(usage: Usage) -> str:
+    """The end of a help: examples and exit codes."""
+    lines = "\n".join(f"  edgectl {line}" for line in usage.examples)
+    return f"\b\nExamples:\n{lines}\n\n{_exit_codes(usage.failed, usage.endless)}"
+
+
+def _exit_codes(failed: str = EXIT_CODES[1], endless: str = "") -> str:
+    """The exit codes in a sentence."""
+    codes = EXIT_CODES | {1: failed}
+    if endless == ALWAYS:
+        codes[0] = f"{codes.pop(INTERRUPTED)} or SIGTERM"
+    elif endless:
+        codes[INTERRUPTED] += f" (0 {endless})"
+    return "Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in sorted(codes.items())) + "."
