@@ -41,8 +41,7 @@ def test_the_accelerator_then_the_newest_python_chooses(tmp_path: Path) -> None:
     said = refusal.value.message
     assert (
         "aarch64 with Python 3.12, x86_64 with Python 3.11 and 3.12 and 3.13, "
-        "but this machine is aarch64 with Python 3.13"
-        in said
+        "but this machine is aarch64 with Python 3.13" in said
     )
 
 

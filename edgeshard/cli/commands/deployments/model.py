@@ -36,9 +36,7 @@ def add(
     context: typer.Context,
     model: Annotated[
         str,
-        argument(
-            "MODEL", "Add this model: DIR, FILE.gguf, OWNER/NAME[:TAG][@REVISION], ollama:NAME or lmstudio:NAME."
-        ),
+        argument("MODEL", "Add this model: DIR, FILE.gguf, OWNER/NAME[:TAG][@REVISION], ollama:NAME or lmstudio:NAME."),
     ],
     name: Annotated[str | None, option("NAME", "Name the model in the store; by default as MODEL.")] = None,
     width: Annotated[

@@ -145,7 +145,8 @@ def serve(  # noqa: PLR0913 - one parameter for each option
     model: Annotated[
         str,
         argument(
-            "MODEL", "Serve this model: DIR, FILE.gguf, OWNER/NAME of the Hub, ollama:NAME, a model of the site, or demo."
+            "MODEL",
+            "Serve this model: DIR, FILE.gguf, OWNER/NAME of the Hub, ollama:NAME, a model of the site, or demo.",
         ),
     ],
     name: Annotated[
