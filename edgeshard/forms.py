@@ -268,7 +268,7 @@ class _Walk:
             is_told = kind is NoneType or (has_tag and kind in classes)
             name = (get_origin(kind) or kind).__name__ if is_told else ""
             if name in forms:
-                raise TypeError(f"{where}: {kind} and another type of the union cannot be told apart in JSON")
+                raise TypeError(f"{where}: {kind} and another type of the union have the same form in JSON")
             forms[name] = self._object(kind, where, has_tag) if kind in classes else self.of(kind, where)
 
         def read(plain: Any, path: str) -> Any:

@@ -46,6 +46,7 @@ PARTS = {
         "sdk",
         "guides",
         "models",
+        "gguf",
         "replicas",
         "speculation",
     ],

@@ -156,11 +156,15 @@ def _literal(node: ast.expr) -> str:
 
 
 def sentences(text: Text) -> Iterator[tuple[int, str]]:
-    """Line and words of each sentence of at least MIN_WORDS words; code is X."""
+    """Line and words of each sentence of at least MIN_WORDS words; code is X.
+
+    Clauses of what users see are sentences: a message is "fault: remedy; another remedy".
+    """
+    end = r"(?<=[.;:!?])\s+" if text.seen else r"(?<=[.;:!?])\s+(?=[A-Z\"\[*])"
     plain = re.sub(r"`[^`]*`", "X", text.text)
     plain = re.sub(r"\]\([^)]*\)", "]", plain)
     position = 0
-    for piece in re.split(r"(?<=[.;:!?])\s+(?=[A-Z\"\[*])", plain):
+    for piece in re.split(end, plain):
         begin = plain.find(piece, position)
         position = begin + len(piece)
         words = " ".join(piece.split()).strip("*-> ")

@@ -72,6 +72,12 @@ def test_plain_sentences_pass(tree: Path) -> None:
     assert not findings(tree, {})
 
 
+def test_clauses_of_a_message_are_sentences() -> None:
+    fault = "the file " + "that has a long name and " * 3 + "ends here"
+    assert list(broken_rules(f"{fault}: {fault}; {fault}")) == [TOO_LONG]
+    assert not list(hits_in("edgeshard/error.py", f'raise NotFoundError("{fault}: {fault}; {fault}")'))
+
+
 def test_no_baseline_covers_what_users_see(tree: Path) -> None:
     plant(tree, "edgeshard/help.py", SEEN["edgeshard/help.py"].format("The node says that it is ready."))
     assert findings(tree, {"edgeshard/help.py": 5})

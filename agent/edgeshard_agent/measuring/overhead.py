@@ -142,7 +142,7 @@ class _Bench:
         for raw in frames:
             for step in reader.accept(Frame.FromString(raw)).steps:
                 if not isinstance(step, ForwardStep):
-                    raise InternalError("a forward step changed on its way through the codec")
+                    raise InternalError("the codec changed a forward step")
                 self.runner.offer(step)
         await self.around.result
         seconds = time.perf_counter() - began - self.timed.seconds

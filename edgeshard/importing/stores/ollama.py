@@ -1,6 +1,6 @@
 """Models of Ollama's store: a manifest names blobs by their sha256, for weights, template, parameters and system text.
 
-The store is that of Ollama 0.33, docs/models.md#models-of-other-programs. Nothing is written into it.
+The store is that of Ollama 0.33, docs/gguf.md#models-of-other-programs. Nothing is written into it.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ function Labels({ name, labels }) {
     setKey("");
     setValue("");
   };
-  return html`<section><h2>Labels</h2><p class="quiet">Rules of deployments select nodes by labels, such as zone=hall1. A running deployment stays where it is until it is placed again.</p>
+  return html`<section><h2>Labels</h2><p class="quiet">Rules of deployments select nodes by labels, such as zone=hall1. A label does not move a running deployment until it is placed again.</p>
     <${Table} label="Labels" columns=${columns} rows=${Object.keys(labels).map((one) => ({ key: one }))} empty="It has no labels." />
     <div class="fields"><${Field} label="Label"><input value=${key} onInput=${(event) => setKey(event.target.value)} autocomplete="off" /><//>
       <${Field} label="Value"><input value=${value} onInput=${(event) => setValue(event.target.value)} autocomplete="off" /><//></div>
