@@ -59,6 +59,7 @@ USAGES = {
     "model add": Usage(
         ("model add ./my-model --name mine", "model add OWNER/NAME --dry-run"), "failed or it does not fit"
     ),
+    "model list": Usage(("model list", "model list --found")),
     "dashboard": Usage(("dashboard", "dashboard --coordinator mill:7600")),
     "key create": Usage(("key create website --model tales", "key create prometheus --metrics")),
     "key list": Usage(("key list", "key list -o json")),

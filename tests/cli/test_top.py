@@ -154,11 +154,11 @@ async def test_it_stands_still_and_goes_on(site: Any) -> None:
     async with app.run_test(size=(100, 40)) as pilot:
         await looks.shown()
         await pilot.press("p")
-        assert "stands still" in status(app)
+        assert "paused; p resumes" in status(app)
         await pilot.press("p")
         looks.add(look(site, 12.0, 30, 400))
         await looks.shown()
-        assert cells(app, "stages")[0][5] == "150.0" and "stands still" not in status(app)
+        assert cells(app, "stages")[0][5] == "150.0" and "paused" not in status(app)
 
 
 def test_without_a_terminal_it_prints_once(edgectl: Any, site: Any, monkeypatch: pytest.MonkeyPatch) -> None:

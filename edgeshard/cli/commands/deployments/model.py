@@ -83,7 +83,6 @@ def list_models(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """List the models of the coordinator's store, or with --found those that other programs have on this machine.
-
     The context is the longest for which a model fits the site's nodes with one request at a time.
     """
     if on_disk:
