@@ -1,4 +1,4 @@
-"""Names for the shell to complete, asked of the coordinator: quickly, and without a word where it is not there."""
+"""Names for shell completion, fetched from the coordinator: quickly, and silently if it is unreachable."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def deployments(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def served(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Deployments and models that answer. A client may see nothing else, and is told these."""
+    """Deployments and models that answer. A client may see nothing else, and gets these."""
     return _asked(ctx, incomplete, lambda client: client.served_models(), lambda model: [model.deployment, model.model])
 
 
@@ -50,7 +50,7 @@ def _asked(
     try:
         found = asyncio.run(work())
     except Exception:
-        # Anything that is said here would land in the middle of the line that is being typed.
+        # Any output here would land in the middle of the line that is being typed.
         return []
     return sorted({name for item in found for name in names(item) if name.startswith(incomplete)})
 

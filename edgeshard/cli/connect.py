@@ -22,7 +22,7 @@ INTERRUPTED = 128 + signal.SIGINT
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """The global options: where the coordinator is, and the PEM files for mutual TLS. None where it is not given."""
+    """The global options: where the coordinator is, and the PEM files for mutual TLS. None if not given."""
 
     coordinator: str | None = None
     tls_ca: Path | None = None
@@ -86,7 +86,7 @@ def run(work: Coroutine[Any, Any, Result], *, endless: bool = False) -> Result:
 
         # SIGINT is asyncio's own: it cancels this task and ends in KeyboardInterrupt.
         for number in (signal.SIGTERM, signal.SIGHUP):
-            # One that is ignored stays so: `nohup` is for a command that goes on without its terminal.
+            # One that is ignored stays so: `nohup` is for a command that continues without its terminal.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, stop, number)
         return await work

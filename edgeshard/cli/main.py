@@ -20,8 +20,8 @@ _STYLE: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": F
 class Lazy(TyperCommand):
     """A command as the help lists it. `load` imports the real one.
 
-    `place` is a module relative to this package and, behind a colon, its function or its `typer.Typer` of several
-    commands. A `bare` command runs without arguments; the others print their help then.
+    `place` is a module relative to this package, a colon, and its function or its `typer.Typer` of
+    several commands. A `bare` command runs without arguments; the others print their help then.
     """
 
     def __init__(self, name: str, place: str, short_help: str, bare: bool = False) -> None:

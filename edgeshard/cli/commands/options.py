@@ -19,8 +19,8 @@ _COMPLETED = {"NODE": completion.nodes, "MODEL": completion.models}
 
 
 def option(metavar: str, help: str, *flags: str, **more: Any) -> Any:
-    """An option with a value, for `Annotated`: `metavar` stands for the value in the help; `flags` where they are not
-    the parameter's name. `more` is what `typer.Option` takes besides."""
+    """An option with a value, for `Annotated`: `metavar` stands for the value in the help; `flags`
+    if they differ from the parameter's name. `more` is what `typer.Option` takes besides."""
     return typer.Option(*flags, metavar=metavar, help=help, **more)
 
 
@@ -35,7 +35,7 @@ def argument(metavar: str, help: str, **more: Any) -> Any:
 
 
 def declared(item: OptionField, help: str = "", metavar: str = "", **more: Any) -> Any:
-    """The option that stands in a field, for `Annotated`; `help` and `metavar` where a command needs others."""
+    """The option that stands in a field, for `Annotated`; `help` and `metavar` if a command needs others."""
     shown = metavar or item.metavar
     return typer.Option(
         *item.flags,
@@ -101,7 +101,7 @@ def _group_of(annotation: Any) -> OptionGroup | None:
 
 
 def named_only(name: str, kind: Any, default: Any = MISSING) -> Parameter:
-    """An option as a parameter; it has to be given where it has no default."""
+    """An option as a parameter; it is required if it has no default."""
     return Parameter(
         name, Parameter.KEYWORD_ONLY, default=Parameter.empty if default is MISSING else default, annotation=kind
     )

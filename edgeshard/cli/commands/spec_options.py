@@ -45,7 +45,7 @@ def spec_options(*keys: str, **helps: str) -> OptionGroup:
 
 
 def _parameter(item: OptionField, help: str) -> Parameter:
-    """Its value is None or False where it is not given: the spec has the default, and holds the bounds."""
+    """Its value is None or False if it is not given: the spec has the default and the bounds."""
     if item.kind is bool:
         return named_only(item.name, Annotated[bool, declared(item, help)], False)
     kind: Any = str

@@ -17,7 +17,8 @@ _CURVE = tuple(range(0, 101, 5))
 class Served:
     """One request of the load: when it began, in seconds since the load did, and what became of it.
 
-    `error` is the reason of its failure, '' where it was answered. `gaps_s` lie between its tokens as they came here.
+    `error` is the reason of its failure, '' if it was answered. `gaps_s` lie between its tokens as
+    they came here.
     """
 
     began_s: float
@@ -36,7 +37,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Limits of a good answer, in seconds; None where there is none."""
+    """Limits of a good answer, in seconds; None if there is no limit."""
 
     ttft_s: float | None = None
     inter_token_s: float | None = None
@@ -98,7 +99,7 @@ class Report:
 
 
 def report(deployment: str, load: str, seed: int, served: Sequence[Served], unfinished: int, goal: Goal) -> Report:
-    """The figures of a load; `load` says in words what it was."""
+    """The figures of a load; `load` describes it in words."""
     good = [one for one in served if not one.error]
     seconds = max((one.began_s + one.total_s for one in served), default=0.0)
     met = sum(1 for one in good if goal.met_by(one))
@@ -162,7 +163,7 @@ def fields(found: Report) -> dict[str, str]:
 
 
 def picture(found: Report, served: Sequence[Served]) -> str:
-    """An SVG: which share of first tokens and of tokens came within which time. '' where no token came."""
+    """An SVG: the fraction of first tokens and of tokens that arrived within each time. '' if no token arrived."""
     good = [one for one in served if not one.error]
     times = {
         "first token": [one.ttft_s for one in good if one.new_tokens],

@@ -96,7 +96,7 @@ def visible(columns: Sequence[Column[Item]], output: Output) -> list[Column[Item
 
 
 def show_data(value: Any, output: Output) -> None:
-    """Print a value to stdout as JSON, or as YAML when `output` says so."""
+    """Print a value to stdout as JSON, or as YAML if `output` is YAML."""
     value = plain(value)
     if output is Output.YAML:
         import yaml
@@ -110,14 +110,17 @@ def show_data(value: Any, output: Output) -> None:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """JSON for people and programs: with escapes for all that is not ASCII where something in it steers a terminal."""
+    """JSON for people and programs: with escapes for everything that is not ASCII if something in
+    it steers a terminal.
+    """
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     return text if escaped(text, OWN_LINES) == text else json.dumps(value, indent=indent)
 
 
 def print_table(rows: Table, wide: bool = False) -> None:
-    """Print to stdout. On a terminal cells get several lines where the table has no room in one, unless it is `wide` by
-    wish; a pipe, and a terminal in which nothing would be left of cells, get one line for each row."""
+    """Print to stdout. On a terminal, cells take several lines if the table is too wide for one,
+    unless `wide` is set. In a pipe, or in a terminal so narrow that no cell text would be left,
+    each row takes one line."""
     console = stdout_console()
     if console.is_terminal and console.width >= _FOLDS_FROM and not wide:
         console.print(rows)

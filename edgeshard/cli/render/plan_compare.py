@@ -39,7 +39,7 @@ ROW_COLUMNS: list[Column[StrategyRow]] = [
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """One strategy at one link rate; None where it cannot run."""
+    """One strategy at one link rate; None if it cannot run."""
 
     bandwidth_bps: float
     strategy: str
@@ -102,7 +102,7 @@ def _bars(rows: Sequence[StrategyRow], problem: PlanProblem) -> str:
 
 
 def _drawn(figures: StrategyRow | SweepPoint, goal: Objective) -> float | None:
-    """In the unit of `_LABELS`; None where the strategy cannot run."""
+    """In the unit of `_LABELS`; None if the strategy cannot run."""
     value = figure_of(figures, goal)
     in_seconds = goal not in (Objective.THROUGHPUT, Objective.ENERGY)
     return 1000 * value if in_seconds and value is not None else value

@@ -128,7 +128,7 @@ def _advice(result: PlanResult) -> str:
 
 
 def _warn_of_streaming(result: PlanResult) -> None:
-    """On stderr, where only the placement is printed."""
+    """Written to stderr, because only the placement is printed."""
     for line in describe_streaming(result):
         show_text(f"streaming: {line}", err=True)
 
@@ -176,7 +176,7 @@ def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
 
 
 def _rates(prediction: CutPrediction) -> str:
-    """Which rate it is, where there are two."""
+    """The name of the rate, if there are two."""
     if prediction.together_tps is None:
         return ""
     return f" all the time; {prediction.together_tps:.2f} where all start together"

@@ -40,7 +40,8 @@ class LinkRow:
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """The outcome of measuring one node: its profile, None where it failed or none was asked for, and the ways from it.
+    """The outcome of measuring one node: its profile (None if it failed or none was requested), and
+    its links to others.
 
     `missed` are the nodes to which the way could not be measured; earlier measurements of it are no result.
     """

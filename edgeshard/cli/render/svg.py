@@ -2,7 +2,7 @@
 
 Light background, 720 pixels wide. Colours are Okabe and Ito's, which people with any colour vision tell apart; lines
 also differ in their markers, and bars and steps are named in a legend. The same values give the same text: ids have a
-fixed salt, and no date is written. Whoever has a picture drawn needs the extra `drawings`.
+fixed salt, and no date is written. Drawing needs the extra `drawings`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def check_matplotlib() -> None:
-    """Raise FailedPreconditionError where it is not installed."""
+    """Raise FailedPreconditionError if it is not installed."""
     if find_spec("matplotlib") is None:
         raise FailedPreconditionError(
             f"a picture needs the drawings extra: {extra_line('drawings')}", reason="MISSING_EXTRA"
@@ -70,7 +70,7 @@ def check_matplotlib() -> None:
 def line_chart(
     series: Mapping[str, Points], title: str, x_label: str, y_label: str, log_x: bool = False, log_y: bool = False
 ) -> str:
-    """Lines through points (x, y) by name. Raises InvalidArgumentError where there is nothing that can be shown."""
+    """Lines through points (x, y) by name. Raises InvalidArgumentError if there is nothing to show."""
     points = [point for line in series.values() for point in line]
     if not points or not all(math.isfinite(value) for point in points for value in point):
         raise invalid("series", "must hold points, all of them finite")
@@ -196,7 +196,7 @@ def _drawn(
     titles: Mapping[str, str] | None = None,
     height: int = 400,
 ) -> str:
-    """What `draw` puts on the axes, below the title and a legend of so many names."""
+    """Draw with `draw` on the axes, below the title and a legend of this many names."""
     check_matplotlib()
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -258,7 +258,7 @@ def _scale(axes: Axes, name: str, values: Sequence[float], log: bool, from_zero:
 
 
 def _number(value: float) -> str:
-    """At most three digits that matter, without an exponent where it stays short."""
+    """At most three significant digits, without an exponent if it stays short."""
     if value == 0:
         return "0"
     if 1e-4 <= abs(value) < 1e6:

@@ -30,7 +30,7 @@ EXPERT_COLUMNS: list[Column[StagePart[StageExperts]]] = [
     Column("READ", lambda stage: human_bytes(stage.part.read_bytes), right=True),
     Column("WAITED", lambda stage: human_seconds(stage.part.waited_s), right=True),
 ]
-"""Of experts on the disk: all of them, those in memory and their room, what steps found there, and what they read."""
+"""Experts on the disk: all of them, the ones in memory and their room, what steps found there, and what they read."""
 
 SWAP_COLUMNS: list[Column[StagePart[StageSwap]]] = [
     Column("NODE", lambda stage: stage.node),
@@ -51,7 +51,7 @@ GUESS_COLUMNS: list[Column[StagePart[StageGuesses]]] = [
 
 
 def tier_tables(deployment: Deployment) -> list[tuple[Sequence[Any], Sequence[Column[Any]]]]:
-    """Rows and columns of each table; without rows where no stage has that part."""
+    """Rows and columns of each table; without rows if no stage has that part."""
     return [
         (_parts(deployment, lambda status: status.streaming), STREAMING_COLUMNS),
         (_parts(deployment, lambda status: status.experts), EXPERT_COLUMNS),

@@ -21,13 +21,13 @@ from edgeshard.views.rates import Look
 
 Table = DataTable[Text]
 LOOKS = 4
-"""Rates are since the oldest of so many: nodes say what they did about once a second."""
+"""Rates are over the last LOOKS readings: nodes report about once a second."""
 
 
 class TopView(App[None]):
     """`look` reads the site, every `interval_s` seconds; `target` is shown as whose it is.
 
-    Where it cannot be read, the view says why, keeps what it showed, and goes on.
+    If it cannot be read, the view shows the reason, keeps its content, and continues.
     """
 
     CSS = """

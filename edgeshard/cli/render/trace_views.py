@@ -11,7 +11,7 @@ from edgeshard.domain.requests.trace import GuessSummary, ReadSummary, StageSumm
 from edgeshard.planning.simulation.timing import Visit
 
 PICTURED_STEPS = 24
-"""As many as can be told apart."""
+"""As many as a reader can distinguish."""
 
 SUMMARY_COLUMNS: list[Column[StageSummary]] = [
     Column("NODE", lambda stage: stage.node),

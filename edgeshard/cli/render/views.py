@@ -173,7 +173,7 @@ def _loss_text(loss: Loss) -> str:
 
 
 def stage_text(stage: StageStatus) -> str:
-    """Its phase; of one that loads how far it is: `packing 1.2 GiB of 3.4 GiB, about 12 s left`."""
+    """Its phase; for a stage that loads, its progress: `packing 1.2 GiB of 3.4 GiB, about 12 s left`."""
     filling = stage.filling
     if stage.phase is not StagePhase.LOADING or (filling is None and not stage.total_bytes):
         return stage.phase.value
@@ -200,8 +200,8 @@ def percent(share: float) -> str:
 
 
 def unknown_text(node: Node) -> str:
-    """Missing measurements that a plan would need, and those taken beside stages. While a node starts, earlier ones may
-    be outdated."""
+    """Missing measurements that a plan would need, and measurements taken while stages ran. While a
+    node starts, earlier ones may be outdated."""
     if node.starting:
         return "all"
     counts = ((node.unknown_profiles, "profile"), (node.unknown_links, "link"))
@@ -324,7 +324,7 @@ def deployment_fields(deployment: Deployment) -> dict[str, str]:
 
 
 def speculation_text(speculation: Speculation, seen: ExpectedGuesses | None) -> str:
-    """Whether tokens are guessed, or why not; and what that is worth to a request alone, where guesses were seen."""
+    """Whether tokens are guessed, or why not; and the gain for a single request, if guesses were seen."""
     words = _SPECULATION[speculation]
     if speculation is not Speculation.GUESSES:
         return words
@@ -351,7 +351,7 @@ _SPECULATION = {
 
 
 def draft_fields(deployment: Deployment) -> dict[str, str]:
-    """The smaller model that guesses; nothing where none was asked for."""
+    """The smaller model that guesses; empty if none was requested."""
     spec, placement = deployment.spec, deployment.placement
     if spec.draft == NO_DRAFT:
         return {}
@@ -449,7 +449,7 @@ def prediction_fields(placement: Placement) -> dict[str, str]:
 
 
 def placement_fields(placement: Placement) -> dict[str, str]:
-    """What `deploy` says of a placement below its stages."""
+    """What `deploy` prints about a placement below its stages."""
     return prediction_fields(placement) | {"Speculation": speculation_text(placement.speculation, placement.guesses)}
 
 

@@ -45,7 +45,7 @@ class Difference:
 @dataclass(frozen=True, slots=True)
 class Change:
     """The action on a deployment, taken or planned: `created`, `unchanged`, `restored` where replicas of it were gone,
-    `replaced`; `refused` in a dry run. The placement is that of the first pipeline."""
+    `replaced`; `refused` in a dry run. The placement is the first pipeline's."""
 
     name: str
     action: str
@@ -183,7 +183,7 @@ async def _would_apply(client: Client, spec: DeploymentSpec, current: Sequence[D
     if found or any(map(_is_dead, current)):
         return Change(spec.name, "replaced" if replace else REFUSED, found)
     gone = missing(current)
-    for one in gone[:1]:  # raises where there is no room for it
+    for one in gone[:1]:  # raises if there is no room for it
         await client.plan(one)
     return Change(spec.name, "restored" if gone else "unchanged", placement=current[0].placement)
 

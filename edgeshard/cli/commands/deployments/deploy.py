@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgeshard.importing.sources import Source
 
 MEASURE_S = 10.0
-"""The longest that a deployment waits for measurements, unless --measure says so."""
+"""The longest time that a deployment waits for measurements, unless --measure sets it."""
 _LOOK_EVERY_S = 1.0
 
 
@@ -73,7 +73,7 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
 
 
 def model_source(model: str | None) -> Source | None:
-    """The source that `--model` names outside the store, None for a name. Raises NotFoundError where there is none."""
+    """The source that `--model` names outside the store, None for a name. Raises NotFoundError if there is none."""
     if model is None:
         return None
     from edgeshard.importing.sources import is_source, parse_source
@@ -137,7 +137,7 @@ async def _deployed(
                 console.print(warning, markup=False)
             return deployments
         except asyncio.CancelledError:
-            # The answer may have been under way: whether it goes on, only the coordinator knows.
+            # The answer may have been sent: only the coordinator knows whether the deployment continues.
             console.print(interrupted(spec.name, reporter.begun), markup=False)
             raise
 
@@ -177,7 +177,7 @@ async def _watch_measuring(client: Client, reporter: DeployReporter) -> None:
 
     while not reporter.begun:
         await asyncio.sleep(_LOOK_EVERY_S)
-        with suppress(EdgeShardError):  # what is wrong, the deployment itself says
+        with suppress(EdgeShardError):  # the deployment itself reports the error
             reporter.measuring([str(node.name) for node in await client.nodes() if node.measuring])
 
 

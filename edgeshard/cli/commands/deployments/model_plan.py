@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def dry_run(
     context: typer.Context, model: str, width: Width, cluster: Path | None, source: str | None, output: Output
 ) -> None:
-    """Plan a model by its config.json alone, on the site or on the nodes of a file; exits 1 where it does not fit."""
+    """Plan a model from its config.json only, on the site or on the nodes of a file; exits 1 if it does not fit."""
     from edgeshard.cli.commands.deployments.plan_inputs import Asked, planned_offline, unstored_problem
     from edgeshard.cli.render.plan_views import show_plan
     from edgeshard.importing.imported import notes_of

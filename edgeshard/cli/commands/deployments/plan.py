@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ProblemOptions:
-    """The options that say what may be planned, beside the keys of a spec."""
+    """The options that limit what may be planned, in addition to the keys of a spec."""
 
     batch: Annotated[int | None, option("N", "Most requests in one micro-batch.")] = None
     max_share: Annotated[
@@ -106,14 +106,16 @@ class QuestionOptions:
 
     @property
     def is_of_other_nodes(self) -> bool:
-        """Whether it is about other nodes, links, loads or strategies than the site's: what nodes hold says nothing."""
+        """Whether it uses other nodes, links, loads or strategies than the site's: then the weights
+        that nodes hold do not matter.
+        """
         return bool(self.sweep or self.compare or self.simulate or self.what_if)
 
     def show(
         self, problem: PlanProblem, rules: Sequence[Rule], output: Output, guesses: SiteGuesses | None = None
     ) -> bool:
-        """Print the answer, of a site's plan with its `guesses`. False where no plan was found that was asked for, or
-        one that is not the best."""
+        """Print the answer, of a site's plan with its `guesses`. Return False if a requested plan
+        was not found, or if a plan is not the best."""
         from edgeshard.cli.render.plan_compare import show_comparison, show_sweep
         from edgeshard.cli.render.plan_views import show_plan
         from edgeshard.cpsat.process import VERIFY_S, CpSat, check_installed

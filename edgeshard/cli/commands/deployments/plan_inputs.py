@@ -138,8 +138,8 @@ def online_problem(context: typer.Context, asked: Asked) -> tuple[PlanProblem, t
 
 
 def unstored_problem(context: typer.Context, model: ModelSpec, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
-    """A model that has been read, of which no node was measured, on the site's connected nodes: they count as what they
-    took for other models, or by their data sheets.
+    """A problem for a model that has been read but measured on no node, on the site's connected
+    nodes. They are rated by their times for other models, or by their data sheets.
 
     Raises as `online_problem` does.
     """
@@ -178,7 +178,7 @@ async def _fetch_details(client: Client) -> tuple[Site, list[NodeDetails]]:
 def _on_site(
     site: Site, model: ModelSpec, asked: Asked, others: Mapping[NodeId, ComputeProfile] = MappingProxyType({})
 ) -> tuple[PlanProblem, SiteCluster, Asked]:
-    """The problem, its nodes, and what is asked with the weights as they would be deployed."""
+    """The problem, its nodes, and the request with the weights as they would be deployed."""
     if asked.given.get("head_on_source"):
         raise InvalidArgumentError(
             "--head-on-source: a site runs the head on the last node only; leave it out, or plan a --cluster FILE",
@@ -203,19 +203,19 @@ def _on_site(
 
 
 def _as_stored(asked: Asked, model: ModelSpec) -> Quantisation | None:
-    """The form that is asked for, or else that of the store, in which it would be deployed."""
+    """The requested form, or else the form in the store, in which it would be deployed."""
     return model.shape.stored_as if asked.quantisation is None else asked.quantisation
 
 
 def _format_notes(problem: PlanProblem, asked: Asked) -> tuple[str, ...]:
-    """That weights are planned in the form of the store, where nobody asked for it."""
+    """A note that weights are planned in the form of the store, if no form was requested."""
     if problem.quantisation is None or asked.quantisation is not None:
         return ()
     return (f"its weights would be stored as {problem.quantisation}, and are planned so",)
 
 
 def _held(site: Site, asked: Asked, dtype: DType) -> dict[str, Held]:
-    """The packed parts of the model on each node, in the form that is asked for."""
+    """The packed parts of the model on each node, in the requested form."""
     if not (site.packed and site.manifest_digest):
         return {}
     names = {node.node_id: str(node.name) for node in site.nodes}
@@ -227,14 +227,14 @@ def _held(site: Site, asked: Asked, dtype: DType) -> dict[str, Held]:
 
 
 def _seen_workload(traffic: Traffic) -> Workload:
-    """The mean lengths of what the model's deployments served; the defaults where they served nothing."""
+    """The mean lengths of the requests that the model's deployments served; the defaults if they served nothing."""
     if not traffic.requests:
         return Workload()
     return Workload(math.floor(traffic.prompts.mean), math.floor(traffic.answers.mean))
 
 
 def _lengths_notes(problem: PlanProblem, asked: Asked, traffic: Traffic) -> tuple[str, ...]:
-    """Which lengths were not given, and what is planned for instead."""
+    """Notes on lengths that were not given, and the values planned for instead."""
     if not asked.lengths_missing:
         return ()
     options = " and ".join("--" + key.replace("_", "-") for key in asked.lengths_missing)
@@ -272,14 +272,14 @@ _BY_NODE = ("exclude", "reserve", "max_share")
 
 
 def _of_nodes(cluster: Cluster, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields without what is said of nodes that are away or left out: of these only the source can be in the
-    cluster, and is refused by name."""
+    """The fields without entries for nodes that are away or left out. Of these only the source can
+    be in the cluster, and it is refused by name."""
     kept = {option: _among(fields[option], cluster.names) for option in _BY_NODE if option in fields}
     return {**fields, **kept}
 
 
 def _among(named: Any, names: Sequence[str]) -> Any:
-    """What is said of these nodes, by name or as a list of names."""
+    """The entries for these nodes, by name or as a list of names."""
     if isinstance(named, Mapping):
         return {name: value for name, value in named.items() if name in names}
     return tuple(name for name in named if name in names)
@@ -291,8 +291,8 @@ def _with_source(
     profiles: Mapping[NodeId, ComputeProfile],
     others: Mapping[NodeId, ComputeProfile],
 ) -> Asked:
-    """What is asked, with the node of the most free memory as the source unless one is named: one that has figures, if
-    any has. Raises UnavailableError if no node is there."""
+    """The request, with the node of the most free memory as the source unless one is named: a node
+    that has figures, if any has. Raises UnavailableError if no node is there."""
     if asked.source is not None:
         return asked
     there = [node for node in site.nodes if node.placeable and node.name not in asked.exclude]

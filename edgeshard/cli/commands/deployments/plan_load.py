@@ -1,4 +1,4 @@
-"""The load of `edgectl plan --simulate`: what is asked, the arrivals drawn or read, and the figures as text."""
+"""The load of `edgectl plan --simulate`: the requested load, the arrivals drawn or read, and the figures as text."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ LEAST_RATE = 1e-6
 MOST_NEW_TOKENS = 2_000_000
 """Over all requests: a time is kept for each of them."""
 PICTURED_STEPS = 24
-"""As many as can be told apart."""
+"""As many as a reader can distinguish."""
 TOGETHER, SATURATED = "together", "saturated"
 _DRAWN = ("rate", "requests", "prompt", "new", "seed")
 _COLUMNS = ("arrival_s", "prompt_tokens", "new_tokens")

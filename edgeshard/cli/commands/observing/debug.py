@@ -88,7 +88,7 @@ def _check_output(path: Path, force: bool) -> None:
 
 
 def _write(path: Path, text: str, force: bool) -> None:
-    """Whole or not at all, and for nobody else to read."""
+    """Write all of it or nothing, readable only by this user."""
     with writing("--output", path):
         # Made with mode 0600.
         descriptor, scratch = tempfile.mkstemp(dir=path.parent, prefix=path.name)

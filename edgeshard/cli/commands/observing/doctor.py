@@ -109,7 +109,7 @@ async def _gathered(connect: Connect) -> Facts:
         await machine.measure()
         here = machine.condition()
     else:
-        here = None  # the coordinator is on this machine, and has said all
+        here = None  # the coordinator is on this machine, and has reported everything
     return Facts(
         version=__version__,
         utc_s=utc_s(),
@@ -124,12 +124,12 @@ async def _gathered(connect: Connect) -> Facts:
 
 
 def beyond(theirs_s: float, asked_s: float, answered_s: float) -> float:
-    """By how much a clock that was read between two moments of this one is ahead for certain; behind is negative."""
+    """How far a clock, read between two moments of this one, is certainly ahead; negative if it is late."""
     return max(0.0, theirs_s - answered_s) + min(0.0, theirs_s - asked_s)
 
 
 def _addresses(target: str, site: Site | None, near: bool) -> list[TriedPort]:
-    """The coordinator's port, and those of nodes that can be dialled from here."""
+    """The coordinator's port, and the ports of nodes that can be dialled from here."""
     from edgeshard.rpc.tls import is_loopback, split_address
 
     wanted = [TriedPort(COORDINATOR, target)] if target else []
@@ -161,7 +161,8 @@ async def _why_closed(address: str) -> str:
     except TimeoutError:
         return f"no answer within {PORT_S:g} s from {HERE}"
     except (OSError, UnicodeError) as error:
-        # A name that nobody knows has a number of the resolver's, below 0, and a name of letters that none may have.
+        # An unknown name has a number of the resolver's, below 0; a name with letters that are not
+        # allowed has none.
         number = getattr(error, "errno", None) or 0
         why = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
         return f"{why.lower()}, tried from {HERE}"

@@ -17,16 +17,16 @@ HERE = "this machine"
 COORDINATOR = "coordinator"
 
 CLOCK_S = 2.0
-"""Two clocks of a site may differ by so much."""
+"""Allowed difference between two clocks of a site."""
 DISK_SHARE, DISK_BYTES = 0.05, 1 << 30
 DISK_WRITE_BPS = 20e6
 """Bytes a second: below, a model of a few gigabytes takes minutes to store or to fetch."""
 MEMORY_SHARE, MEMORY_BYTES = 0.05, 256 << 20
 SWAP_SHARE, SWAP_BYTES = 0.02, 64 << 20
-"""Of memory, and in bytes: both must be in swap. Systems put a little there that nobody uses."""
+"""Of memory, and in bytes: both must be in swap. Systems swap out a little that is not in use."""
 HUGE_PAGE_BYTES, HUGE_PAGE_SHARE = 256 << 20, 0.5
 LINK_BPS, LINK_S = 100e6, 0.02
-"""Bits a second, and seconds: slower links cost more than most nodes behind them bring."""
+"""Bits a second, and seconds: slower links cost more than most nodes reached by them contribute."""
 
 
 class Fault(StrEnum):
@@ -170,11 +170,11 @@ class KeyFile:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts of this machine, and of the site where it answers. Times are seconds since 1970.
+    """Facts of this machine, and of the site if it answers. Times are seconds since 1970.
 
-    `version` is of this edgectl. `here` is None where the coordinator's machine is this one, and says it all.
-    `coordinator_ahead_s` is by how much the coordinator's clock is ahead of this machine's. `refused` is why the site
-    cannot be looked at, '' where it can.
+    `version` is of this edgectl. `here` is None if the coordinator runs on this machine and reports
+    it all. `coordinator_ahead_s` is by how much the coordinator's clock is ahead of this machine's.
+    `refused` is the reason why the site cannot be inspected, '' if it can.
     """
 
     version: str

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edgeshard.views.rates import Look
 
 BETWEEN_S = 2.0
-"""The two looks of one that is printed: rates are of the time between."""
+"""Time between the two readings of a printed view: rates are over this time."""
 
 
 def top(

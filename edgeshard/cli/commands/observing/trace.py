@@ -60,8 +60,8 @@ def trace(
 async def _recorded(
     client: Client, deployment: str, seconds: float, output: Path | None
 ) -> dict[str, tuple[StageTrace, ...]]:
-    """The aligned traces of a deployment, or of each replica of a name that is ready. Raises as `Client.trace` where
-    none is."""
+    """The aligned traces of a deployment, or of each replica of a name that is ready. Raises as
+    `Client.trace` if none is ready."""
     import asyncio
 
     from edgeshard.domain.deployments.deployment import DeploymentPhase

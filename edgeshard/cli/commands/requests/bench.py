@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from edgeshard.domain.control.site import ServedModel
 
     _Wanted = tuple[Lengths | Sequence[str] | None, Lengths | None]
-    """Prompts and answers of a load; None where nothing was asked for."""
+    """Prompts and answers of a load; None if not requested."""
 
 PROMPT_TOKENS, NEW_TOKENS = 128, 64
-"""Where nothing is asked for, or less where the context has not so much room."""
+"""The default if nothing is requested, or less if the context is too short."""
 INTERRUPTED = 130
 
 
@@ -113,7 +113,7 @@ def bench(
 async def _measured(
     client: Client, load: Load, seed: int, wanted: _Wanted, deployment: str, timeout_s: float
 ) -> tuple[str, Loading]:
-    """The deployment's name, and what came of the load."""
+    """The deployment's name, and the outcome of the load."""
     from edgeshard.cli.commands.requests.bench_load import Lengths, drawn, put_on, served
     from edgeshard.process.clock import SystemClock
 

@@ -1,4 +1,6 @@
-"""Requests for a load: drawn by a seed, begun at a rate or so many at once, and timed as their tokens come."""
+"""Requests for a load: drawn by a seed, started at a rate or at a fixed concurrency, and timed as
+their tokens arrive.
+"""
 
 from __future__ import annotations
 
@@ -79,8 +81,8 @@ def arrivals(seed: int, rate: float) -> Iterator[float]:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`requests` at most, none begun after `duration_s`: at `rate` a second whatever is answered, or, where that is
-    None, `concurrency` at a time."""
+    """At most `requests`, none started after `duration_s`: at `rate` a second independent of
+    answers or, if that is None, `concurrency` at a time."""
 
     requests: int
     duration_s: float
@@ -93,7 +95,7 @@ class Load:
 
 @dataclass(slots=True)
 class Loading:
-    """The outcome of a load so far. `interrupted` says that somebody ended it early."""
+    """The outcome of a load so far. `interrupted`: a person ended it early."""
 
     served: list[Served]
     unfinished: int = 0
@@ -101,7 +103,7 @@ class Loading:
 
 
 Serve = Callable[[Wanted, float], Awaitable[Served]]
-"""Runs a request that began so many seconds after the load."""
+"""Runs a request that began this many seconds after the load."""
 
 
 async def put_on(

@@ -77,7 +77,7 @@ def _only_model(client: SyncClient) -> str:
 
 @dataclass
 class Talk:
-    """A conversation, and how to go on with it."""
+    """A conversation, and the settings to continue it."""
 
     client: SyncClient
     model: str
@@ -88,8 +88,8 @@ class Talk:
     def answer(self, text: str) -> None:
         """Say something, and write the answer as it comes.
 
-        An answer that Ctrl-C stops is kept as far as it came. Where there is none for another reason, neither is what
-        was said. Raises EdgeShardError and KeyboardInterrupt.
+        An answer that Ctrl-C stops is kept as far as it came. If there is no answer for another
+        reason, the text is not kept either. Raises EdgeShardError and KeyboardInterrupt.
         """
         message = {"role": "user", "content": text}
         asked = [*([{"role": "system", "content": self.system}] if self.system else []), *self.said, message]
@@ -107,7 +107,7 @@ class Talk:
         self.said += [message, {"role": "assistant", "content": "".join(pieces)}]
 
     def _write(self, messages: list[dict[str, str]], pieces: list[str]) -> None:
-        """Reasoning is for people alone: what a program reads is the answer."""
+        """Reasoning is only for people: a program reads the answer."""
         shows_reasoning, thinks = sys.stdout.isatty(), False
         try:
             with contextlib.closing(self.client.chat(self.model, messages, **self.options)) as events:
@@ -164,7 +164,7 @@ def converse(talk: Talk) -> None:
 
 
 def _answer(talk: Talk, text: str) -> bool:
-    """Whether the person stopped the answer. An error is said, and the conversation goes on."""
+    """Whether the person stopped the answer. An error is printed, and the conversation continues."""
     try:
         talk.answer(text)
     except KeyboardInterrupt:

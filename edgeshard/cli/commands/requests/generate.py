@@ -74,7 +74,7 @@ def generate(  # noqa: PLR0913 - one parameter for each option
 
 
 def prompt_of(argument: str | None, option: str | None) -> str:
-    """The prompt, however it was given. Raises InvalidArgumentError where it was not, or twice."""
+    """The prompt, however it was given. Raises InvalidArgumentError if it was given not at all or twice."""
     if argument is not None and option is not None:
         raise InvalidArgumentError("prompt: give it behind the model or with --prompt, not both", field="prompt")
     text = argument if option is None else option

@@ -12,11 +12,11 @@ from edgeshard.domain.options import OptionField, option_fields
 from edgeshard.domain.requests.generation import Biases, Generation, Sampling
 
 UNSET = {"max_new_tokens": " By default 128, or for a chat all that the context has left."}
-"""Options of which it matters whether they were given at all, and what their help says of that."""
+"""Options for which it matters whether they were given at all, and the text that their help adds."""
 
 
 def _options() -> dict[str, OptionField]:
-    """Those that have a flag, by their names as parameters: sampling behind the first of `Generation`."""
+    """The fields that have a flag, by their names as parameters: the first ones of `Generation`, then sampling."""
     first, *others = (item for item in option_fields(Generation) if item.flags)
     return {item.option.flag or item.keyword: item for item in (first, *option_fields(Sampling), *others)}
 

@@ -77,7 +77,7 @@ async def _deployed(client: Client, name: str, timeout_s: float | None, reporter
     try:
         await client.deployment(name)
     except NotFoundError:
-        await client.stored_model(name)  # says how to add it where it is not there
+        await client.stored_model(name)  # if it is missing, the error explains how to add it
         await client.deploy(spec_of(None, {"name": name, "model": name}), timeout_s=timeout_s, on_change=reporter.show)
     else:
         await client.wait_ready(name, timeout_s, reporter.show)

@@ -1,4 +1,6 @@
-"""edgectl config: what a file of settings says, what a daemon would make of it, and what there is to set."""
+"""edgectl config: what a settings file contains, the settings a daemon would derive from it, and
+the available settings.
+"""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 NAME = "fairy-tales"
 NODES = ("a", "b", "c")
-# Room for the KV cache: the demo runs one request, and one more that a curious user starts beside it.
+# Room for the KV cache: the demo runs one request, and a curious user may start one more.
 _CONCURRENCY = 2
 
 

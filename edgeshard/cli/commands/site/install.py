@@ -158,8 +158,8 @@ def systemctl(*arguments: str) -> None:
 def install_daemon(
     daemon: Daemon, root: Path, dry_run: bool, given: Mapping[str, str | None], *, plaintext: bool = False
 ) -> None:
-    """Lay a daemon out. What is not `given` stays as at the last time. One without credentials speaks plaintext, which
-    has to be asked for the first time."""
+    """Lay a daemon out. What is not `given` stays as at the last time. A daemon without credentials
+    uses plaintext, which must be requested the first time."""
     _check_may(root, dry_run)
     record = _record(daemon, root)
     options = _options(daemon, record, given)
@@ -199,7 +199,7 @@ def _uninstall(daemon: Daemon, root: Path, purge: bool, dry_run: bool) -> None:
 
 
 def _options(daemon: Daemon, record: Record | None, given: Mapping[str, str | None]) -> Options:
-    """The given options, else those of the last time, else those for a site on one machine."""
+    """The given options, else the previous ones, else the options for a site on one machine."""
     # Without following links: the interpreter of a virtual environment is one.
     beside = _lasting(Path(sys.executable).absolute().parent)
     coordinator = "" if daemon == "coordinator" else _LOOPBACK["coordinator"]
@@ -288,7 +288,7 @@ def _found(daemon: Daemon, options: Options, record: Record | None, root: Path) 
 
 def _user_exists(name: str, root: Path) -> bool:
     if root == MACHINE:
-        import pwd  # where there is no such module there is no systemd
+        import pwd  # without this module there is no systemd
 
         with contextlib.suppress(KeyError):
             return bool(pwd.getpwnam(name))
@@ -368,5 +368,5 @@ def _translated(error: OSError, path: str) -> EdgeShardError:
 
 
 def below(root: Path, path: str) -> Path:
-    """Where an absolute path of the machine is under `root`."""
+    """The path under `root` of an absolute path of the machine."""
     return root / path.lstrip("/")

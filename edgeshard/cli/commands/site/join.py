@@ -52,7 +52,7 @@ class AgentOptions:
     labels: Annotated[str | None, option("KEY=VALUE,...", "For rules of deployments, as zone=hall1.")] = None
 
     def given(self) -> dict[str, str]:
-        """By their names. What is wrong is said before the token is used up."""
+        """By their names. Errors are reported before the token is used up."""
         from edgeshard.domain.nodes.labels import parse_labels
         from edgeshard.process.config import parse_bytes
         from edgeshard.rpc.tls import split_address
@@ -175,7 +175,7 @@ async def _serve(name: str, site: str, config: Path) -> int:
 
 
 def _enrol_once(token: Invitation, directory: Path) -> TlsFiles:
-    """The files of the token's principal. What is there of an earlier time is good as long as it has not expired."""
+    """The files of the token's principal. Existing files stay valid until they expire."""
     from edgeshard.rpc.tls_files import tls_files
 
     files = tls_files(directory)
@@ -216,8 +216,9 @@ def _enrol(token: Invitation, directory: Path) -> TlsFiles:
 
 
 def _own_address(token: Invitation, ports: int = AGENT_PORTS) -> str:
-    """Where this machine is reached from the site: the address by which it reaches the coordinator, and the first free
-    one of `ports`. Another node of this machine may have the first; a service is the machine's only one."""
+    """The address at which the site reaches this machine: the one by which it reaches the
+    coordinator, and the first free port of `ports`. Another node of this machine may have the
+    first; a service is the machine's only one."""
     from edgeshard.rpc.addresses import free_port, outgoing_address
     from edgeshard.rpc.tls import join_address, split_address
 

@@ -87,7 +87,7 @@ def read_lab(path: Path) -> Lab:
 
 
 def runs_of(lab: Lab) -> tuple[LabRun, ...]:
-    """The file's runs, or the planner's placement alone and with several streams.
+    """The file's runs, or the planner's placement, once with one stream and once with several.
 
     Several are `workload.concurrency`, or one for every stage. Raises InvalidArgumentError when nothing fits.
     """

@@ -43,7 +43,7 @@ def logs(
 
 
 def command_of(name: str, lines: int, follow: bool, directory: Path, etc: Path = Path(CONFIGURATION)) -> list[str]:
-    """The command that prints the log. Raises NotFoundError where this machine has none of that name."""
+    """The command that prints the log. Raises NotFoundError if this machine has no log of that name."""
     file = directory / f"{name}.log"
     if file.exists():
         return ["tail", "-n", str(lines), *(["-F"] if follow else []), str(file)]

@@ -92,7 +92,7 @@ class ServeOptions:
 
 @dataclass(frozen=True, slots=True)
 class HttpOptions:
-    """The options of the HTTP endpoint, beside its port."""
+    """The options of the HTTP endpoint, besides its port."""
 
     http_listen: Annotated[
         str | None,
@@ -174,7 +174,7 @@ def serve(  # noqa: PLR0913 - one parameter for each option
 
 
 def serve_demo(port: int | None, nodes: int) -> None:
-    """`edgectl demo --serve`: its nodes answer over HTTP until Ctrl-C, on this machine alone; nothing is kept."""
+    """`edgectl demo --serve`: its nodes answer over HTTP until Ctrl-C, only on this machine; nothing is kept."""
     check_extras("edgectl demo --serve", "agent", "coordinator", "gateway")
     with _found(DEMO) as (source, stored), tempfile.TemporaryDirectory(prefix="edgeshard-demo-") as state:
         site = OwnSite(Path(state), nodes, "127.0.0.1:0", port, lasts=False)
@@ -193,7 +193,7 @@ def _run(options: ServeOptions, site: OwnSite, narrator: Narrator) -> None:
 
 @contextmanager
 def _found(model: str) -> Iterator[tuple[Source | None, str]]:
-    """Where a model is, None for one that the site has, if it has it; and its name in the store."""
+    """The source of a model (None if the site has it), if it is found; and its name in the store."""
     if model != DEMO:
         source = model_source(model)
         yield source, model if source is None else source.name
@@ -215,8 +215,8 @@ async def _serve(options: ServeOptions, site: OwnSite, narrator: Narrator) -> No
 
 
 async def _supervised(site: OwnSite, narrator: Narrator, work: Coroutine[Any, Any, None]) -> None:
-    """The work, while the site's processes are started again. Raises the error of one that cannot start: what waits for
-    it would not end."""
+    """The work, while the site's processes are started again. Raises the error of a process that
+    cannot start: work that waits for it would not end."""
     failed, working = asyncio.ensure_future(site.supervise(narrator.say)), asyncio.ensure_future(work)
     try:
         await asyncio.wait({failed, working}, return_when=asyncio.FIRST_COMPLETED)
@@ -262,7 +262,7 @@ async def _add(client: Client, options: ServeOptions, narrator: Narrator) -> Non
     """Have the model in the store."""
     name = options.stored
     if options.source is None:
-        await client.stored_model(name)  # says how to add it where it is not there
+        await client.stored_model(name)  # if it is missing, the error explains how to add it
         return
     shown_s = time.monotonic()
 

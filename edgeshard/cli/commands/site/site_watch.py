@@ -1,4 +1,6 @@
-"""The reaction of `edgectl serve` to nodes that come and go: it says so, offers the next line, and plans again."""
+"""The reaction of `edgectl serve` to nodes that join and leave: it prints a line, offers the next
+join line, and plans again.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ _TOKEN_TTL_S = 24 * 3600.0
 
 
 async def measure(client: Client, spec: DeploymentSpec, say: Say) -> None:
-    """Have the nodes measure the deployment's layers and their links, where that is not known.
+    """Have the nodes measure the deployment's layers and their links, if these are unknown.
 
     Raises the error of the first node that could not.
     """
@@ -43,10 +45,10 @@ async def measure(client: Client, spec: DeploymentSpec, say: Say) -> None:
 
 
 class SiteWatch:
-    """Looks at the site whenever its coordinator tells of something, and acts on what is there then.
+    """Reads the site whenever its coordinator sends an event, and acts on the state at that time.
 
     The events say when to look, not what there is: whatever is missed while the connection is away is seen by the look
-    at its return. `next_name` is a name for one more node that is none of those that are taken.
+    at its return. `next_name` is a free name for one more node.
     """
 
     def __init__(
@@ -83,9 +85,9 @@ class SiteWatch:
         pause_s = _FIRST_BACKOFF_S
         while True:
             began_s = time.monotonic()
-            # Its end needs no word: the coordinator starts again, or its parent tells of its end.
+            # Its end needs no report: the coordinator starts again, or its parent reports the end.
             with suppress(EdgeShardError):
-                # The newest event comes at once: a look behind it misses nothing.
+                # The newest event arrives at once: a read after it misses nothing.
                 async with aclosing(self._client.events(limit=1, follow=True)) as events:
                     async for _ in events:
                         self._news.set()
@@ -134,7 +136,7 @@ class _Growth:
         self._rests_until_s = 0.0
 
     def rest_s(self) -> float | None:
-        """How long it asks for nothing; None where it waits for no time."""
+        """How long it makes no requests; None if it waits for no time."""
         left_s = self._rests_until_s - time.monotonic()
         return left_s if left_s > 0 else None
 
@@ -163,7 +165,8 @@ class _Growth:
         except UnavailableError:
             pass  # it is loading, or the coordinator is away: it is news when that is over
         except EdgeShardError as error:
-            # It went back, or could not be asked: not again and again, since a move pauses running requests.
+            # It was moved back, or could not be queried: do not repeat at once, since a move pauses
+            # running requests.
             self._rests_until_s = time.monotonic() + _REST_S
             self._say_once(f"{name} stays where it is: {error.message}")
 
