@@ -87,7 +87,7 @@ SITES = (
     Site("office", "Four desktop computers", ON_CPUS),
 )
 TYPED = "two-jetsons"
-"""The site whose commands the documents' test types in a shell; this program runs those of all."""
+"""The site whose commands the documents' test types in a shell; this program runs the commands of all sites."""
 NOT_TYPED = "<!-- not run: by a shell; `python -m bench.real_models --check` runs them -->"
 
 
@@ -98,7 +98,7 @@ def command(site: Site, model: str, quantised: str | None) -> list[str]:
 
 
 def plan(words: list[str]) -> dict[str, Any]:
-    """What the command says, as JSON. Raises RuntimeError where it says no plan."""
+    """The output of the command, as JSON. Raises RuntimeError if it contains no plan."""
     absolute = [str(EXAMPLES / word) if (EXAMPLES / word).is_file() else word for word in words]
     result = CliRunner().invoke(app, [*absolute, "-o", "json"])
     try:

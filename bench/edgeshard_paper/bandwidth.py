@@ -15,7 +15,7 @@ from edgeshard.planning.inputs.devices import Cluster
 
 SWEEP_MBPS = sized((1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50), (1, 10, 50))
 PAIRS = ("cloud-edge-even", "cloud-edge-opt")
-"""The strategies of source and cloud alone."""
+"""The strategies that use only the source and the cloud."""
 FREE = {name: f"{name}, unlimited" for name in PAIRS}
 """What they are called without a limit of memory."""
 FREED = ("llama2-13b",)
