@@ -1,6 +1,8 @@
-"""Which figures of the documents were measured on code that has changed since: `make figures`.
+"""List the figures of the documents that were measured on code that has changed since: `make
+figures`.
 
-A comment beside figures says what measured them, and which trees of git the rooms had that they are about:
+A comment next to figures names the command that measured them, and git's trees of the folders that
+they depend on:
 
     <!-- figures: python -m bench.hop @ agent:0123456789 edgeshard/rpc:89abcdef01 -->
 
@@ -34,7 +36,7 @@ _MARKER = re.compile(r"^ *<!-- figures: (?P<command>.+?) @ (?P<rooms>\S+:\S+(?: 
 
 @dataclass(frozen=True)
 class Figures:
-    """A comment beside figures: the line that it is on, what measured them, and the tree of each room by its path."""
+    """A comment next to figures: its line, the command that measured them, and the tree of each folder by its path."""
 
     line: int
     command: str
@@ -42,7 +44,7 @@ class Figures:
 
     @property
     def commit(self) -> str | None:
-        """The last one that has the program, where it is no longer kept."""
+        """The last commit that has the program, if it is no longer kept."""
         found = COMMIT.search(self.command)
         return found[1] if found else None
 
@@ -69,7 +71,7 @@ def trees_now(rooms: Iterable[str], root: Path = ROOT) -> dict[str, str]:
     git."""
     wanted = list(dict.fromkeys(rooms))
     with tempfile.TemporaryDirectory(prefix="edgeshard-figures-") as scratch:
-        index = Path(scratch) / "index"  # a copy, so that nobody's own index changes
+        index = Path(scratch) / "index"  # a copy, so that the checkout's own index does not change
         environment = {**os.environ, "GIT_INDEX_FILE": str(index)}
 
         def git(*words: str, env: Mapping[str, str] = environment) -> str:
@@ -95,7 +97,7 @@ def _tree(git: object, whole: str, room: str) -> str:
 
 
 def stamped(text: str, now: Mapping[str, str], line: int | None) -> str:
-    """The page with today's trees in its comments, or in that of one line. Raises ValueError where there is none."""
+    """The page with today's trees in its comments, or in that of one line. Raises ValueError if there is none."""
     chosen = {found.line: found for found in figures_of(text) if line in (None, found.line)}
     if not chosen:
         raise ValueError(f"there are no figures on line {line}" if line else "there are no figures")
