@@ -83,7 +83,7 @@ def test_the_wheel_holds_what_it_must_and_no_more(wheel: Path) -> None:
 
 
 def test_the_wheel_installs_held_to_the_lock(wheel: Path, tmp_path: Path) -> None:
-    """As docs/deploy.md says it: every file is a locked one, and the wheel's own hash stands in the command."""
+    """As docs/deploy.md describes: every file is a locked one, and the wheel's own hash stands in the command."""
     own = f"edgeshard @ {wheel.as_uri()}#sha256={hashlib.sha256(wheel.read_bytes()).hexdigest()}"
     look = ("--dry-run", "--quiet", "--ignore-installed", "--report", "report.json")
     pip = (sys.executable, "-m", "pip", "install", *look, "--only-binary", ":all:")
