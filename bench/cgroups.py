@@ -27,8 +27,8 @@ def capped(name: str, limit: int) -> Iterator[Path]:
 
 @contextmanager
 def part_of_a_core(name: str, share: float) -> Iterator[Path | None]:
-    """A group whose processes have so much of a core together, gone afterwards, when they are; None where this user can
-    make none."""
+    """A group whose processes together get this fraction of a core; it is removed when they have
+    ended; None if this user cannot make groups."""
     group = (CORES if CORES.is_dir() else CORES.parent) / f"edgeshard-{os.getpid()}-{name}"
     try:
         group.mkdir()
@@ -42,7 +42,7 @@ def part_of_a_core(name: str, share: float) -> Iterator[Path | None]:
 
 
 def _limited(group: Path, quota_us: int) -> bool:
-    """Whether the group has the controller of cores, by which it has so much of each period now."""
+    """Whether the group has the controller of cores, and now gets `quota_us` of each period."""
     try:
         if (group / "cpu.cfs_quota_us").exists():
             (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))

@@ -1,9 +1,12 @@
-"""What the dashboard costs: its coordinator's processor time, the size of its files, and the time until it is seen.
+"""What the dashboard costs: its coordinator's processor time, the size of its files, and the time
+until it is visible.
 
-Processor time is the coordinator's with five viewers less that without, in turns, as a share of one core: on a real
-site of three nodes that begins a short request twice a second, and with a hundred nodes that have heartbeats and stages
-at work but no engine (`bench/many_boxes.py`). Viewers read the stream as pages do; of the three nodes they also look
-at the step timeline, in turns of its own. What is seen is measured in Chromium, where playwright can be imported.
+Processor time is the coordinator's with five viewers minus the time without viewers, in turns, as a
+fraction of one core. It is measured on a real site of three nodes that begins a short request twice
+a second. It is also measured with a hundred nodes that have heartbeats and working stages but no
+engine (`bench/many_boxes.py`). Viewers read the stream as pages do; of the three nodes they also
+look at the step timeline, in turns of its own. The time until it is visible is measured in
+Chromium, if playwright can be imported.
 
     python -m bench.dashboard [--rounds 5] [--seconds 10] [-o FILE]
 """
@@ -104,7 +107,7 @@ async def shares(pid: int, turns: dict[str, Turn], rounds: int, seconds: float) 
 
 
 def row(nodes: int, found: dict[str, list[float]], seconds: float, viewers: Sequence[Viewer]) -> dict[str, Any]:
-    """The cost of each turn beside the first, round by round."""
+    """The cost of each turn compared with the first, round by round."""
     plain, *others = found
     cost = {
         name: [round(with_them - without, 5) for with_them, without in zip(found[name], found[plain], strict=True)]

@@ -1,11 +1,13 @@
-"""The engine under load, on two real agents of one thread and one core each, beside what people use today.
+"""The engine under load, on two real agents of one thread and one core each, compared with engines
+in use today.
 
-The random Llama of `bench/random_llama.py` is deployed whole on one node and in halves on both, in every mode, with
-bf16, int8 and int4 weights, and client streams run through each deployment in turns: round by round, so that whatever
-else the machine does weighs on all alike. `transformers.generate` (one thread, one core) and, where a build is given,
-llama.cpp's RPC backend (two servers of one thread and one core) take their turns in the same rounds. A row has the
-medians over the rounds; see `bench/engine_streams.py` for how a rate is taken. Client and coordinator have no core of
-their own: they share the two with the agents.
+The random Llama of `bench/random_llama.py` is deployed whole on one node and in halves on both, in
+every mode, with bf16, int8 and int4 weights. Client streams run through each deployment in turns,
+round by round, so that other load of the machine affects all alike. `transformers.generate` (one
+thread, one core) takes its turns in the same rounds. So does llama.cpp's RPC backend (two servers
+of one thread and one core) if a build is given. A row has the medians over the rounds; see
+`bench/engine_streams.py` for how a rate is taken. Client and coordinator have no core of their own:
+they share the two with the agents.
 
     python -m bench.engine [--quick] [--llama-cpp DIR] -o FILE      JSON: a list of rows
     python -m bench.engine --limit -o FILE                          only what a long prompt does to streams that decode:
@@ -46,7 +48,7 @@ async def run(plan: Plan, scratch: Path, llama_cpp: Path | None) -> list[dict[st
     began = time.monotonic()
     async with site_with(scratch) as site:
         if plan.limit:
-            await site.profile()  # while they are empty: beside stages figures are doubtful
+            await site.profile()  # while they are empty: figures measured while stages run are doubtful
         await hold(site, setups(plan.cases), ())
         with (
             others(scratch, llama_cpp) as beside,

@@ -14,14 +14,14 @@ QUICK_LONG_PROMPT = LONG_PROMPTS[1]
 LONG_CONTEXT = max(LONG_PROMPTS) + 256
 LIMIT_S = 0.25
 DECODING, PROMPTS = "decoding", "prompts"
-"""What a case is about: tokens per second, or the time to the first one."""
+"""The quantity that a case measures: tokens per second, or the time to the first one."""
 
 WHOLE = Setup(1)
 AUTO = Setup(2, micro_batches=0)
 """As users run it: the head chooses the number of micro-batches."""
 SPLIT = Setup(2, micro_batches=2)
 RING = Setup(2, micro_batches=1)
-"""One micro-batch alone goes round: what a hop of so many streams takes when nothing else is under way."""
+"""Only one micro-batch circulates: the time of a hop with this number of streams if nothing else runs."""
 BUBBLES = Setup(2, "bubbles", micro_batches=2)
 SPLIT_4 = Setup(2, micro_batches=4)
 BUBBLES_4 = Setup(2, "bubbles", micro_batches=4)

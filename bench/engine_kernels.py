@@ -1,4 +1,4 @@
-"""What a step of half of the layers takes on a core, alone and while the other core does the same."""
+"""The time of a step of half of the layers on a core, while the other core is idle and while it does the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = (1, 2, 4, 8, 16)
 
 
 class Kernels:
-    """Two processes with half of the layers each, to see what a step takes alone and while the other core computes."""
+    """Two processes with half of the layers each, to measure a step with the other core idle and busy."""
 
     def __init__(self, workers: list[Worker], rows: tuple[int, ...]) -> None:
         self._workers, self._rows = workers, rows

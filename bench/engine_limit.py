@@ -1,4 +1,4 @@
-"""A long prompt that arrives among streams, where a time between tokens was promised to those."""
+"""A long prompt that arrives among streams with a promised time between tokens."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _SHORT = sized(128, 16)
 async def measure_limit(site: Site, limit_s: float, max_context: int) -> dict[str, Any]:
     """A row: the time between tokens of 8 streams while the prompt is run, and its time to first token.
 
-    `ttft_alone_s` is that beside a single stream: so its chunks are sized by the same promise, and next to nothing
-    else is in its way.
+    `ttft_alone_s` is the time to first token with only a single stream running: its chunks are
+    sized by the same promise, and next to nothing else delays it.
     """
     setup = Setup(
         2,
@@ -58,7 +58,7 @@ async def measure_limit(site: Site, limit_s: float, max_context: int) -> dict[st
 
 
 class _Listener:
-    """One stream that goes on until it is cancelled."""
+    """One stream that runs until it is cancelled."""
 
     def __init__(self) -> None:
         self.arrivals: list[Arrival] = []

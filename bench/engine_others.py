@@ -1,4 +1,4 @@
-"""What the engine is compared with: `transformers.generate` and, where there is a build, llama.cpp's RPC backend."""
+"""The engines for comparison: `transformers.generate` and, if there is a build, llama.cpp's RPC backend."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def transformers_sample(worker: Worker, streams: int, prompt_tokens: int, new_to
 
 
 class Others:
-    """What the engine is compared with, each for as long as the `with` lasts."""
+    """The engines for comparison, each running while the `with` lasts."""
 
     def __init__(self, transformers: Worker, llama_cpp: LlamaCppRpc | None) -> None:
         self._transformers, self._llama_cpp = transformers, llama_cpp
@@ -41,7 +41,7 @@ class Others:
         await self._measure_llama_cpp(*tokens, plan.streams, rows, DECODING)
 
     async def measure_long(self, prompt_tokens: int, new_tokens: int, rows: Rows) -> None:
-        """One stream behind a long prompt."""
+        """One stream after a long prompt."""
         if self._llama_cpp is not None:
             await self._measure_llama_cpp(prompt_tokens, new_tokens, (1,), rows, PROMPTS)
 

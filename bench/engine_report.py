@@ -119,7 +119,7 @@ def _by_hand(rows: Sequence[Row]) -> set[str]:
 
 
 def _slower(rows: Sequence[Row]) -> str:
-    """What the default of two nodes has of the rate of one."""
+    """The rate of the default of two nodes, relative to one node's."""
     rates = {(_label(row), row["streams"]): row["tokens_per_s"] for row in rows if _is_short(row)}
     shares = [
         f"{rates[DEFAULT, count] / whole:.2f} at {count}"

@@ -72,8 +72,9 @@ class Rows:
         return figures
 
     def _theory(self, case: Case, rows: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Stage times of the run apart, with the other core at work where the pipeline is; hops of one micro-batch
-        of as many streams (or the next fewer that were measured) that goes round alone."""
+        """Stage times of the separate run, with the other core at work if it is in the pipeline.
+        Hops of a single circulating micro-batch of as many streams (or the next smaller number
+        measured)."""
         if case.setup.stages == 1:
             return (sum(self._kernels.alone_s(rows)),), ()
         alone = {other.streams: own for other, own in self._samples.items() if _is_alone(other)}

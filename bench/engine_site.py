@@ -23,8 +23,9 @@ NODES = ("a", "b")
 MODEL = "llama-316m"
 LAYERS = int(CONFIG["num_hidden_layers"])
 CUT = sized(13, 4)
-"""Layers of the first of two stages. The LM head, on the second, weighs as much as 1.4 layers while every row is
-sampled from; of a prompt's rows only the last is, so prompts are cut in the middle."""
+"""Layers of the first of two stages. The LM head, on the second, weighs as much as 1.4 layers while
+every row is sampled from. Only the last row of a prompt is sampled from, so prompts are cut in the
+middle."""
 PROMPT_CUT = LAYERS // 2
 _DEPLOY_S = 180.0
 
@@ -52,7 +53,7 @@ class Setup:
         return f"{self.mode}-{self.dtype}-s{self.stages}-{parts}-c{self.max_context}{limit}"
 
     def in_flight(self, streams: int) -> int:
-        """Micro-batches of so many streams."""
+        """Micro-batches of `streams` streams."""
         return min(self.micro_batches, streams)
 
     def spec(self) -> dict[str, object]:
@@ -91,7 +92,7 @@ class Site:
         self.cluster, self.client = cluster, client
 
     def pin(self) -> None:
-        """Each agent to a core of its own. What it starts from now on is pinned with it."""
+        """Each agent to a core of its own. Processes that it starts later are pinned with it."""
         for core, name in enumerate(NODES):
             pid = self.cluster.agents[name].pid
             assert pid is not None
@@ -126,7 +127,7 @@ class Site:
                     heard(Arrival(time.perf_counter(), event.timings))
 
     async def warm_up(self, setup: Setup) -> None:
-        """A short request: weights that nobody has read for a while are slow at first."""
+        """A short request: weights that were not read for a while are slow at first."""
         await self.stream(setup, prompt_of(0, 16), 4)
 
     async def streams(self, setup: Setup, count: int, prompt_tokens: int, new_tokens: int) -> list[Stream]:

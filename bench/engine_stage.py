@@ -59,7 +59,7 @@ class DecodingStage:
             self._timed(StepPlan(grants=(grant,), spans=(span,)), context)
 
     def decode(self, rows: int, seconds: float) -> list[float]:
-        """Decode the first `rows` requests for so long, all steps at least once; seconds of each step."""
+        """Decode the first `rows` requests for `seconds`, all steps at least once; return the seconds of each step."""
         taken: list[float] = []
         give_up = time.perf_counter() + seconds
         while not taken or time.perf_counter() < give_up:

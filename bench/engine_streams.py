@@ -1,4 +1,5 @@
-"""What client streams say of the engine behind them: rates, latencies, how busy the stages were. Pure.
+"""The engine's figures as client streams see them: rates, latencies, how busy the stages were.
+Pure.
 
 Rates are taken from the time at which all streams generate: after the last one's first token, before the first one's
 last. Prompts and those who have finished weigh on nothing then.
@@ -43,7 +44,8 @@ class Sample:
     """One run of some streams at once. Seconds are medians over tokens; lists are by stage.
 
     hop_s          of each hop: what a token's round takes beyond waiting and computing, in equal parts
-    bubble_share   part of the stages' time in which they do not compute; None for a single stage's pipeline is not made
+    bubble_share   part of the stages' time in which they do not compute; None if the pipeline has a
+    single stage
     """
 
     tokens_per_s: float
@@ -55,7 +57,7 @@ class Sample:
 
 
 def sample_of(streams: Sequence[Stream]) -> Sample:
-    """Raises ValueError where there is no time at which all streams generate."""
+    """Raises ValueError if there is no time at which all streams generate."""
     begin = max(stream.arrivals[0].at_s for stream in streams)
     end = min(stream.arrivals[-1].at_s for stream in streams)
     within = [[a for a in stream.arrivals if begin <= a.at_s <= end] for stream in streams]
@@ -89,7 +91,7 @@ def _hops(within: Sequence[Sequence[Arrival]], stages: int) -> tuple[float, ...]
 
 
 def median_sample(samples: Sequence[Sample]) -> Sample:
-    """Of several runs of the same, each figure's median."""
+    """The median of each figure over several runs of the same case."""
 
     def middle(lists: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
         return tuple(statistics.median(values) for values in zip(*lists, strict=True))

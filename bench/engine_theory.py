@@ -24,7 +24,7 @@ def ideal_tokens_per_s(streams: int, micro_batches: int, stage_s: Sequence[float
 def simulated_tokens_per_s(
     mode: Mode, streams: int, micro_batches: int, stage_s: Sequence[float], hop_s: Sequence[float]
 ) -> float:
-    """The same by the simulator, whose modes differ in when a micro-batch goes on."""
+    """The same by the simulator, whose modes differ in when a micro-batch continues."""
     stages = tuple(steady_stage(0.0, seconds) for seconds in stage_s)
     hops = tuple(linear_hop(0.0, seconds) for seconds in hop_s)
     traffic = Traffic(1, micro_batches, prompt_tokens=1, new_tokens=_TOKENS, decode_only=True)

@@ -1,13 +1,14 @@
 """Two checkouts side by side: is this tree's engine slower than another's?
 
-Each tree serves the quick cases of its own `bench.engine` with its own daemons, in its own virtual environment; further
-one stream behind a prompt of 4,096 tokens, and new prompts of 1,024 tokens, in prompt tokens per second. Both sites are
-up all the while, each with one deployment: all of them take 20 GB of memory, and a machine that runs short of it says
-nothing about either tree. Nodes measure themselves before the first, while the other site rests: what they find decides
-slices and micro-batches, and a node that is free would do so beside a case. Case by case the two take turns, and who
-begins changes with every round, so that drift of the machine weighs on both alike. A ratio is of one round; the median
-over the rounds is what counts. Beside it stands the ratio of the best rounds, since what disturbs a machine only ever
-slows a tree down.
+Each tree serves the quick cases of its own `bench.engine` with its own daemons, in its own virtual
+environment. Two more cases are one stream after a prompt of 4,096 tokens, and new prompts of 1,024
+tokens, in prompt tokens per second. Both sites run all the time, each with one deployment. Together
+they take 20 GB of memory; on a machine that runs short of it, the results are meaningless. Nodes
+measure themselves before the first case, while the other site rests: the results decide slices and
+micro-batches, and an idle node would otherwise measure during a case. Case by case the two take
+turns, and who begins changes with every round, so that drift of the machine weighs on both alike. A
+ratio is of one round; the median over the rounds is what counts. Beside it stands the ratio of the
+best rounds, since what disturbs a machine only ever slows a tree down.
 
     git worktree add ../before REVISION && make -C ../before setup
     python -m bench.engine_trees ../before --rounds 10 -o FILE          JSON: a row a case
@@ -41,8 +42,8 @@ DEEP_PROMPT, NEW_PROMPT = 4096, 1024
 
 @dataclass(slots=True)
 class CaseRow:
-    """Tokens per second of a case, of a prompt where it is named so, round by round: of the other tree (`before`) and
-    of this one (`after`)."""
+    """Tokens per second of a case (prompt tokens if its name starts so), round by round: of the
+    other tree (`before`) and of this one (`after`)."""
 
     case: str
     streams: int
@@ -108,7 +109,7 @@ async def work() -> None:
                     sample, _ = await measure(site, case, sized(max(16, 64 // case.streams), QUICK.new_tokens))
                     rate = sample.tokens_per_s
                 else:
-                    asked += 1  # another prompt each time: the blocks of one that was seen are kept
+                    asked += 1  # another prompt each time: the blocks of a repeated prompt are cached
                     prompt = prompt_of(100 + asked, NEW_PROMPT)
                     await site.warm_up(setup)
                     stream = await site.stream(setup, prompt, 1)

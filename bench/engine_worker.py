@@ -61,7 +61,7 @@ def transformers_answers(directory: str) -> Answer:
 
 
 def stage_answers(layers: str, rows: int, context: int, steps: int) -> Answer:
-    """{rows, seconds}: decode that many requests for so long -> {step_s}."""
+    """{rows, seconds}: decode `rows` requests for `seconds` -> {step_s}."""
     from bench.engine_stage import DecodingStage
 
     first, end = (int(part) for part in layers.split(":"))

@@ -34,7 +34,7 @@ class Sample:
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Of the line through (time, value) by least squares; 0 where there is no time between them."""
+    """The slope of the line through (time, value) by least squares; 0 if all times are equal."""
     if not points:
         return 0.0
     mean_x = sum(x for x, _ in points) / len(points)
@@ -44,7 +44,7 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 
 
 def after_warm_up(samples: Sequence[Sample]) -> Sequence[Sample]:
-    """What is judged: nothing where the samples are too few seconds apart for it."""
+    """The samples to judge: none if they span too few seconds."""
     if not samples:
         return ()
     first, last = samples[0].at_s, samples[-1].at_s
@@ -53,12 +53,12 @@ def after_warm_up(samples: Sequence[Sample]) -> Sequence[Sample]:
 
 
 def growth(samples: Sequence[Sample]) -> dict[str, float]:
-    """Bytes a second by which each process grew after warm-up; empty where that cannot be judged."""
+    """Bytes a second by which each process grew after warm-up; empty if that cannot be judged."""
     return _slopes(after_warm_up(samples), lambda process: process.rss_bytes)
 
 
 def problems(samples: Sequence[Sample]) -> list[str]:
-    """What grew although it should not have, in words; empty for a site that stayed as it was."""
+    """Descriptions of everything that grew although it should not have; empty for a site that stayed the same."""
     judged = after_warm_up(samples)
     found = [
         f"{name} grew by {rate * 600 / MIB:.2f} MiB in ten minutes, more than {GROWTH_LIMIT * 600 / MIB:g}"

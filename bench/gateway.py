@@ -1,7 +1,8 @@
-"""What the HTTP gateway costs: processor time a token at 16 streams, and slow readers beside a fast one.
+"""What the HTTP gateway costs: processor time a token at 16 streams, and slow readers next to a
+fast one.
 
-The gateway is the product's, on a real socket. Behind it is no site but tokens by the clock, and its clients are
-another process, so that the time of this one is the gateway's alone.
+The gateway is the product's, on a real socket. Instead of a site it gets tokens by the clock, and
+its clients are another process. So the time of this process is only the gateway's.
 
     python -m bench.gateway [--streams 16] [--tokens 500] [--slow 200]      prints JSON
 """
@@ -61,7 +62,7 @@ async def read(port: int, path: str, tokens: int, pause_s: float = 0.0) -> float
 
 
 async def clients(port: int, path: str, streams: int, tokens: int, slow: int) -> None:
-    """Fast streams, beside slow ones that are left when the fast ones are done."""
+    """Fast streams and slow ones; the slow ones are dropped when the fast ones are done."""
     idle = [asyncio.create_task(read(port, path, 100_000, 5.0)) for _ in range(slow)]
     if slow:
         await asyncio.sleep(sized(20, 0.1))

@@ -1,9 +1,9 @@
 """GGUF files in the mixtures of llama-quantize: their quality, their memory and their speed, next to llama.cpp's.
 
-Quality is of the demo model on text it was not trained on: perplexity, and the rms of the log-probabilities of the ten
-likeliest tokens, against the file's own numbers in float32. Speed is of a random Llama on one core. llama.cpp reads
-the same file, as `llama-batched-bench`; the two take turns, and a row has the medians. `memory` is the stage's weights
-over the file's tensors.
+Quality is measured with the demo model on text it was not trained on, against the file's own
+numbers in float32: perplexity, and the rms of the log-probabilities of the ten likeliest tokens.
+Speed is of a random Llama on one core. llama.cpp reads the same file, as `llama-batched-bench`; the
+two take turns, and a row has the medians. `memory` is the stage's weights over the file's tensors.
 
     python -m bench.gguf_mixtures [--llama-cpp DIR] [--logits-by PYTHON] [--mixtures Q4_K_M,...] [--shapes 316m,1b]
                                   [--turns N] [-o FILE]

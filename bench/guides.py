@@ -1,8 +1,9 @@
 """Guided answers, proved and timed: `python -m bench.guides`.
 
-The demo model runs over three nodes of this machine. 200 random schemas, each with two seeds: every answer that ends
-must parse, and be what its schema says by a check that is written by hand. Then the time per token with and without a
-guide, in turns, for one stream and for four. Then each node is killed in the middle of an answer: the same text.
+The demo model runs over three nodes of this machine. 200 random schemas run with two seeds each:
+every complete answer must parse, and satisfy its schema by a check that is written by hand. Then
+the time per token with and without a guide, in turns, for one stream and for four. Then each node
+is killed in the middle of an answer: the same text.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def guide_of(schema: dict[str, Any]) -> Guide:
 
 
 async def prove(client: Client, count: int) -> dict[str, Any]:
-    """Every answer that ends is what its schema says."""
+    """Check that every complete answer satisfies its schema."""
     places, wrong, ended, cut = asyncio.Semaphore(STREAMS), list[str](), 0, 0
 
     async def ask(number: int, seed: int) -> None:
@@ -153,7 +154,7 @@ async def prove(client: Client, count: int) -> dict[str, Any]:
 
 
 LONG = guide_of({"type": "array", "items": {"type": "string", "maxLength": 30}, "minItems": 100})
-"""An answer in this does not end before the most tokens that are asked for."""
+"""An answer to this does not end before the requested maximum of tokens."""
 
 
 async def cost(client: Client, rounds: int, streams: int) -> dict[str, Any]:
@@ -184,7 +185,7 @@ async def cost(client: Client, rounds: int, streams: int) -> dict[str, Any]:
 
 
 async def kill(client: Client, cluster: LocalCluster) -> dict[str, Any]:
-    """The answers of a run in which a node was killed beside those of one in which none was."""
+    """The answers of a run in which a node was killed, and of a run without a kill."""
     asked: Any = {"guide": LONG, "max_new_tokens": 120, "temperature": 0.8, "seed": 3, "timeout_s": 60}
     undisturbed = await client.complete(NAME, PROMPT, **asked)
     same = {}

@@ -1,9 +1,10 @@
-"""What a hop costs: two stages in two processes on loopback against the same layers in one process.
+"""What a hop costs: two stages in two processes on loopback, compared with the same layers in one
+process.
 
 One site of real processes: a coordinator and the nodes a and b, one compute thread each. The demo model is deployed
 twice, whole on a, and in halves on a and b. Both answer the same greedy request in turns, which of them goes first
-alternating, so that whatever else the machine does weighs on both alike. What is compared is the median time between
-two tokens, as the client sees it.
+alternating, so that whatever else the machine does weighs on both alike. The compared figure is the
+median time between two tokens, as the client sees it.
 
 A token makes two hops in the split pipeline: its activations from a to b, and the sampled token back from b to a. So
 the cost of one is half of what the split adds to a token.

@@ -1,4 +1,5 @@
-"""How fast one core decodes a hybrid of Qwen3.5's shape, beside transformers, and a Llama of its size.
+"""How fast one core decodes a hybrid of Qwen3.5's shape, compared with transformers and a Llama of
+its size.
 
 The model is that of Qwen3.5-0.8B (752 M parameters, random): three layers in four have a gated delta rule. Everything
 runs in one process with one thread on one core, and takes turns within every round; what is compared are the fastest
@@ -53,7 +54,7 @@ HYBRID: dict[str, Any] = CONFIG | {
     "linear_conv_kernel_dim": 4,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
 }
-# Its layers differ from the hybrid's in the mixer alone, so that the size is nearly the same.
+# Its layers differ from the hybrid's only in the mixer, so that the size is nearly the same.
 LLAMA = CONFIG | {key: HYBRID[key] for key in ("hidden_size", "num_hidden_layers", "vocab_size", "tie_word_embeddings")}
 LLAMA |= {
     "intermediate_size": sized(4352, 320),
@@ -68,7 +69,7 @@ _BLOCK = 16
 
 
 class Engine:
-    """A model of ours whose requests all decode together behind `CONTEXT` tokens."""
+    """A model of ours whose requests all decode together, each after `CONTEXT` tokens."""
 
     def __init__(self, config: dict[str, Any], quantisation: str | None = None) -> None:
         self._vocab = config["vocab_size"]
@@ -106,7 +107,7 @@ class Engine:
         return min(taken)
 
     def guessed_s(self, guesses: int) -> float:
-        """Seconds of the fastest step of one request with so many guesses, of which the first half was right."""
+        """Seconds of the fastest step of one request with `guesses` guesses, the first half of them right."""
         self.prompt_s(CONTEXT)
         taken, first = [], CONTEXT
         while first + 1 + guesses <= CONTEXT + STEPS:
@@ -147,7 +148,7 @@ class Theirs:
 
 
 def memory_s(size: int) -> Callable[[], float]:
-    """Seconds of reading so many bytes."""
+    """Seconds of reading `size` bytes."""
     memory = torch.ones(size // 4)
 
     def read() -> float:

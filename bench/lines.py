@@ -12,7 +12,7 @@ from typing import Any, Self
 
 
 class LineProcess:
-    """The process, for as long as the `with` lasts. `send` and `receive` apart let two of them work at once."""
+    """The process, which runs while the `with` lasts. `send` and `receive` apart let two of them work at once."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], directory: Path | None = None) -> None:
         self._command, self._environment, self._directory = list(command), dict(environment), directory
@@ -42,7 +42,7 @@ class LineProcess:
         self._process.stdin.flush()
 
     def receive(self) -> Any:
-        """Its next line. Raises RuntimeError where it has ended."""
+        """Its next line. Raises RuntimeError if it has ended."""
         assert self._process is not None and self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:

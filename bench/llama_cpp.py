@@ -144,7 +144,7 @@ class Weights(Protocol):
 
 
 class LlamaCppRpc:
-    """Two servers of one thread and one core each, for as long as the `with` lasts."""
+    """Two servers of one thread and one core each, which run while the `with` lasts."""
 
     def __init__(self, folder: Path, model: Path, cores: Sequence[int]) -> None:
         self._folder, self._model, self._cores = folder, model, tuple(cores)

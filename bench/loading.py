@@ -1,10 +1,11 @@
-"""How fast a stage loads from packed files, beside reading the same files past the page cache and doing nothing else.
+"""How fast a stage loads from packed files, compared with only reading the same files past the page
+cache.
 
     python -m bench.loading DIR [--rounds 5] [--layers 14] [--fresh-memory]
 
-DIR takes a checkpoint of 2.3 GB and its packed files. In each round the same files are read by both, in turns, each
-time with none of them in the page cache (as `mincore` says); then they are loaded from the page cache, beside loading
-the checkpoint from there.
+DIR takes a checkpoint of 2.3 GB and its packed files. In each round both read the same files in
+turns, each time with none of them in the page cache (checked by `mincore`). Then the files are
+loaded from the page cache, compared with loading the checkpoint from there.
 
 A virtual machine whose host takes unused memory away has it back page by page when it is used, here at 0.4 GB/s. So as
 much as a stage needs is taken and given back right before each load; `--fresh-memory` leaves that out.
@@ -97,7 +98,7 @@ def read_direct(files: list[Path]) -> float:
 
 
 def warm(size: int) -> None:
-    """Have the system own so much unused memory."""
+    """Make the system own this much unused memory."""
     mapped((size * 5 // 4,), torch.uint8).fill_(0)
 
 

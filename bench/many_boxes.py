@@ -1,14 +1,18 @@
-"""What many nodes cost their coordinator: its processor time, how long a heartbeat takes, how soon a death is noticed.
+"""The cost of many nodes for their coordinator: its processor time, the time of a heartbeat, and
+the time until a death is noticed.
 
-The coordinator is a real process on loopback. The nodes are the agents' own control clients, without an engine, all in
-one other process: each has its connection, its control stream and its heartbeats, and answers commands at once. A few
-deployments of three nodes each are ready, so that their nodes say twice a second what their stages do.
+The coordinator is a real process on loopback. The nodes are the agents' own control clients,
+without an engine, all in one other process. Each has its connection, its control stream and its
+heartbeats, and answers commands at once. A few deployments of three nodes each are ready, so that
+their nodes say twice a second what their stages do.
 
-A heartbeat is timed from its making to the moment when it is part of the coordinator's state: it carries the time of
-the machine's clock in `others_share`, and the coordinator's process notes the clock whenever it has applied some
-(`Watch`, all that is not the product's). A death is noticed when the node counts as away in the state. Deaths are of
-two sorts: the node's connection closes, and the node says nothing more while its connection stays open; the latter
-takes `Timings.heartbeat_timeout_s` and up to a tick by design. At last the coordinator is stopped and started again.
+A heartbeat is timed from its making until it is part of the coordinator's state. It carries the
+time of the machine's clock in `others_share`, and the coordinator's process notes the clock
+whenever it has applied some (`Watch`, the only part that is not the product's). A death is noticed
+when the node counts as away in the state. There are two sorts of deaths: the node's connection
+closes, or the node is silent while its connection stays open. The latter takes
+`Timings.heartbeat_timeout_s` and up to a tick by design. At last the coordinator is stopped and
+started again.
 
     python -m bench.many_boxes [--nodes 3 100 1000] [--seconds 20] [-o FILE]    JSON to FILE or stdout
 """
@@ -72,7 +76,7 @@ DEATHS = 5
 NOTICED_S = sized(15.0, 11.0)
 """In which a silent node is lost, and all are back after a restart."""
 PROBING_S = sized(10.0, 0.1)
-"""What a node takes for the links that its coordinator has it measure, one node after the other."""
+"""Time of a node for the links that its coordinator has it measure, one node after the other."""
 
 
 class Watch:
@@ -113,7 +117,7 @@ def serve(path: Path, arguments: Sequence[str]) -> None:
 
 
 class Node:
-    """A control client that holds what it is told to, and heartbeats that carry the time."""
+    """A control client that holds what its commands require, and sends heartbeats that carry the time."""
 
     def __init__(self, number: int, address: str) -> None:
         self.name = NodeName(f"n{number}")
@@ -309,7 +313,7 @@ async def die(nodes: Sequence[Node]) -> tuple[dict[str, float], dict[str, float]
 
 
 async def come_back(served: Served, nodes: Sequence[Node], count: int) -> float | None:
-    """Seconds from the new coordinator's listening until so many nodes are connected to it."""
+    """Seconds from the start of the new coordinator's listening until `count` nodes are connected to it."""
     await served.start(served.address)
     began = time.monotonic()
     await asyncio.sleep(NOTICED_S)

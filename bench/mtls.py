@@ -2,8 +2,9 @@
 
 Two sites of three nodes run on this machine, one over mutual TLS and one in plaintext, with the demo model split over
 the nodes. They generate in turns, `--rounds` times each, first in one order and then in the other: one stream, then
-`--streams` at a time. Prints the tokens a second and the processor time a token of each, client and daemons together,
-and the median ratios of the pairs, with the range that holds the true median in 19 of 20 cases.
+`--streams` at a time. Prints the tokens a second and the processor time a token of each, client and
+daemons together. Also prints the median ratios of the pairs, with the range that holds the true
+median in 19 of 20 cases.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def with_trees(rows: Iterable[Mapping[str, Any]], rooms: Sequence[str] = SITE) -
 
 
 def figures_comment(command: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """What stands in front of a table (`tools/figures.py`): the command, and the trees its rows were measured on."""
+    """The comment before a table (`tools/figures.py`): the command, and the trees its rows were measured on."""
     return marker(command, rows[0].get("trees") or dict.fromkeys(SITE, UNKNOWN))
 
 

@@ -1,10 +1,11 @@
 """Plans against reality: two real agents of one pinned core each, measured and planned by the product itself.
 
-A random Llama of 316 M parameters in bfloat16 is profiled by both nodes (`edgectl profile`), then deployed for one
-request at a time: in halves by hand, and planned with the objectives `request` and `ttft` for prompts of 64, 1,024 and
-3,000 tokens. What a client sees is compared with what the deployment promises. Then the requests of one deployment
-change from short prompts to long ones: what its outlook promises of another placement is compared with what the
-same requests gain once it was deployed again.
+A random Llama of 316 M parameters in bfloat16 is profiled by both nodes (`edgectl profile`), then
+deployed for one request at a time. It is deployed in halves by hand, and planned with the
+objectives `request` and `ttft` for prompts of 64, 1,024 and 3,000 tokens. The client's times are
+compared with the deployment's promise. Then the requests of one deployment change from short
+prompts to long ones. The gain that its outlook promises for another placement is compared with the
+gain of the same requests after it was deployed again.
 
     python -m bench.promises [-o FILE] [--rounds 5] [--quick] [--changing]    JSON; tables of it on stderr
 """
@@ -58,7 +59,7 @@ dtype = "float16"
 [lab]
 model = "llama2-7b"
 """
-"""Two nodes slow enough that the lab's own work with a frame is little beside a step."""
+"""Two nodes so slow that the lab's own work with a frame is little compared with a step."""
 MAX_CONTEXT = 4096
 LIMIT = 0.15
 _DEPLOY_S = 180.0
@@ -115,7 +116,7 @@ class Promises:
         values = {"name": self._name, "model": MODEL, "source": NODES[0], "dtype": self._dtype, "concurrency": 1}
         values |= {"max_context": MAX_CONTEXT, "objective": "request", "speculation": "off", **spec}
         deployment = await self._client.deploy(parse_spec(values), timeout_s=_DEPLOY_S)
-        await self.request(16, 4)  # Weights that nobody has read for a while are slow at first.
+        await self.request(16, 4)  # Weights that were not read for a while are slow at first.
         return deployment
 
     async def delete(self) -> None:
@@ -125,7 +126,7 @@ class Promises:
         return await self._client.deployment(self._name, outlook=True)
 
     async def requests(self, prompt_tokens: int, new_tokens: int, count: int) -> Served:
-        """The medians of so many, one after the other."""
+        """The medians of `count` requests, one after the other."""
         served = [await self.request(prompt_tokens, new_tokens) for _ in range(count)]
         columns = zip(*(asdict(item).values() for item in served), strict=True)
         return Served(*(statistics.median(column) for column in columns))
@@ -158,8 +159,9 @@ def tell(row: Row) -> Row:
 async def changing(site: Promises, short: tuple[int, int], long: tuple[int, int], rounds: int) -> dict[str, Any]:
     """Short prompts, then long ones, on one deployment that was given no lengths; then it is deployed again.
 
-    The deployment is planned for what the one before it served, as one is that has run for a while. What the outlook
-    promises is of the mean lengths it saw, so these are what is measured, on both placements in turns.
+    The deployment is planned for what the one before it served, as one is that has run for a while.
+    The outlook's promise is for the mean lengths it saw, so requests of these lengths are measured,
+    on both placements in turns.
     """
     await site.deploy()
     await site.requests(*short, rounds)

@@ -1,10 +1,10 @@
-"""What small integers for weights cost in quality: the demo model's bits per byte of text it has not seen.
+"""What small integers for weights cost in quality: the demo model's bits per byte of unseen text.
 
-The demo model's validation text is scored by one stage that holds all layers, with float32, bf16, int8 and int4
-weights, the last two with the LM head whole, as int8 and as int4; every scored token sees at least half a context.
-Fewer bits are better. `perplexity` is of a token, `perplexity_per_byte` 2 to the bits of a byte.
-`perplexity_over_whole_head` compares with the same blocks under a head in bf16, `perplexity_of_kv_int4_over_whole` the
-same weights with keys and values of 4 bits and in bf16.
+One stage that holds all layers scores the demo model's validation text with float32, bf16, int8 and
+int4 weights. With int8 and int4 the LM head is whole, int8 and int4. Every scored token sees at
+least half a context. Fewer bits are better. `perplexity` is of a token, `perplexity_per_byte` 2 to
+the bits of a byte. `perplexity_over_whole_head` compares with the same blocks under a head in bf16,
+`perplexity_of_kv_int4_over_whole` the same weights with keys and values of 4 bits and in bf16.
 
     python -m bench.quantisation [--bytes 60000]    JSON on stdout
 """

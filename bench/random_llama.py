@@ -43,7 +43,7 @@ _SPREAD = 0.02
 
 class RandomWeights:
     """A model's tensors in bfloat16 by their names in a checkpoint, each drawn from its own name when it is read: a
-    source for `StageWeights.load`. With `layers` they are those of one stage."""
+    source for `StageWeights.load`. With `layers` they are the tensors of one stage."""
 
     def __init__(self, config: dict[str, Any] = CONFIG, layers: LayerRange | None = None) -> None:
         self._expected = {
@@ -62,7 +62,7 @@ class RandomWeights:
 
 
 def write_checkpoint(directory: Path, config: dict[str, Any] = CONFIG) -> None:
-    """The model as a Hugging Face directory with a file for each layer; nothing where it is there already."""
+    """The model as a Hugging Face directory with a file for each layer; does nothing if it exists already."""
     index = directory / "model.safetensors.index.json"
     if index.exists():
         return

@@ -92,7 +92,7 @@ def command(site: Site, model: str, quantised: str | None) -> list[str]:
 
 
 def plan(words: list[str]) -> dict[str, Any]:
-    """What the command says, as JSON. Raises RuntimeError where it says no plan."""
+    """The output of the command, as JSON. Raises RuntimeError if it contains no plan."""
     absolute = [str(EXAMPLES / word) if (EXAMPLES / word).is_file() else word for word in words]
     result = CliRunner().invoke(app, [*absolute, "-o", "json"])
     try:

@@ -2,9 +2,10 @@
 
 One site has two replicas of the demo model, on two nodes pinned to a core each. Two further sites have one such node
 each, with the model on it, as if somebody had shared out the clients by hand. Both generate in turns, `--rounds` times
-each, first in one order and then in the other: `--streams` answers at once, by halves where there are two sites. The
-client's process is not pinned, and is the same for both. Prints tokens a second, processor time a token (client and
-daemons together), the median ratios of the pairs, and the load of the machine before it began.
+each, first in one order and then in the other: `--streams` answers at once, by halves if there are
+two sites. The client's process is not pinned, and is the same for both. Prints tokens a second,
+processor time a token (client and daemons together), the median ratios of the pairs, and the load
+of the machine before it began.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ async def _site(
 
 
 async def _sample(side: Side, streams: int) -> tuple[float, float]:
-    """Tokens a second of so many answers at once, and seconds of processor time for each token."""
+    """Tokens a second of `streams` answers at once, and seconds of processor time for each token."""
     daemons = [daemon for cluster, _ in side for daemon in (cluster.coordinator, *cluster.agents.values())]
     processes = [psutil.Process(pid) for pid in (os.getpid(), *(daemon.pid for daemon in daemons if daemon.pid))]
     spent, began = _processor_s(processes), time.monotonic()

@@ -17,8 +17,8 @@ from edgeshard.domain.errors import DataLossError, InvalidArgumentError, NotFoun
 class SafetensorsDirectory:
     """A checkpoint folder: `model.safetensors`, or shards named by `model.safetensors.index.json`.
 
-    Nothing but safetensors is read; other formats can hold code. A tensor of all experts of a layer is read as those of
-    the single ones, where there is a config.json.
+    Nothing but safetensors is read; other formats can hold code. A tensor of all experts of a layer
+    is read as tensors of the single experts, if there is a config.json.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,9 +1,10 @@
-"""The steady rate of a site at saturation: simulated beside measured, in the lab and between two real nodes.
+"""The steady rate of a site at saturation: simulated compared with measured, in the lab and between
+two real nodes.
 
-As many requests run as the placement holds, and another begins whenever one ends. The lab's nodes are real processes
-that take as long as emulated devices would; what is compared is the simulator's rate, with the head's own steps, and
-the rate that clients see. Between two agents of one pinned core each, which the product measures and plans, it is the
-deployment's promise.
+As many requests run as the placement holds, and another begins whenever one ends. The lab's nodes
+are real processes that take as long as emulated devices would. Compared are the simulator's rate,
+with the head's own steps, and the rate that clients see. Between two agents of one pinned core
+each, which the product measures and plans, it is the deployment's promise.
 
     python -m bench.saturation [-o FILE] [--rounds 1]
 """

@@ -1,4 +1,4 @@
-"""Text through a whole model in one stage: what quality costs are told by."""
+"""Text through a whole model in one stage, to measure quality."""
 
 from __future__ import annotations
 

@@ -48,8 +48,9 @@ async def lab_site(text: str, model: str = "stand-in") -> AsyncIterator[tuple[La
 
 @asynccontextmanager
 async def pinned(cluster: LocalCluster, first_core: int = 0) -> AsyncIterator[LocalCluster]:
-    """The cluster, its agents each on a core of its own from its start, as an operator pins them: an agent looks at
-    where it may run when it starts. The first one is on `first_core`, the others on those behind it."""
+    """The cluster, with each agent on a core of its own from its start, as an operator pins them:
+    an agent reads its allowed cores when it starts. The first one is on `first_core`, the others on
+    the following cores."""
     everywhere = os.sched_getaffinity(0)
     try:
         await cluster.start_coordinator()
@@ -67,7 +68,7 @@ async def pinned(cluster: LocalCluster, first_core: int = 0) -> AsyncIterator[Lo
 async def arrivals(
     client: Client, deployment: str, prompt: str | Sequence[int], new_tokens: int
 ) -> list[tuple[float, Token]]:
-    """Each token of a request that goes on to its last, and when it came by `time.perf_counter`."""
+    """Each token of a request that runs to its last token, and its arrival by `time.perf_counter`."""
     events = client.generate(deployment, prompt, max_new_tokens=new_tokens, ignore_eos=True)
     async with aclosing(events) as stream:
         return [(time.perf_counter(), event) async for event in stream if isinstance(event, Token)]
@@ -79,7 +80,7 @@ def gaps_s(came: Sequence[tuple[float, Token]]) -> list[float]:
 
 
 async def profiled(client: Client, model: str, **options: Any) -> None:
-    """Have all nodes measure themselves with the model. Raises the error of one that could not."""
+    """Have all nodes measure themselves with the model. Raises the error of a node that could not."""
     async with aclosing(client.profile(model, (), **options)) as telling:
         async for progress in telling:
             if progress.failure is not None:
@@ -87,6 +88,6 @@ async def profiled(client: Client, model: str, **options: Any) -> None:
 
 
 def write_rows(path: Path | None, rows: object) -> None:
-    """As JSON to a file where one is named."""
+    """As JSON to a file, if one is named."""
     if path is not None:
         path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

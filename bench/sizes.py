@@ -13,5 +13,5 @@ _Size = TypeVar("_Size")
 
 
 def sized(full: _Size, tiny: _Size) -> _Size:
-    """A size as it is measured, or that of the tiny form."""
+    """The size to measure with, or the size of the tiny form."""
     return tiny if TINY else full

@@ -1,9 +1,10 @@
 """A soak: a real site under modest, random load for long, and whether it holds at the end what it held at the start.
 
-A coordinator and three nodes run the demo model with a small KV pool, overcommitted, with a prefix cache. Requests come
-in groups at random times: greedy and sampled, short and long prompts, some that begin alike; some clients cancel, leave
-in the middle, read slowly or have too little time. After a few groups everything may end, and the KV in use must be
-zero on every node. Each request was answered alone at the start, and its tokens must be those each time.
+A coordinator and three nodes run the demo model with a small KV pool, overcommitted, with a prefix
+cache. Requests arrive in groups at random times: greedy and sampled, short and long prompts, some
+that begin alike. Some clients cancel, leave in the middle, read slowly or have too little time.
+After a few groups everything may end, and the KV in use must be zero on every node. The start
+records the answer of each request when it runs by itself, and its tokens must be equal each time.
 
 Resident memory, threads and open files of every process are sampled. After warm-up, memory must be flat: it grows by
 less than 1 MiB in ten minutes by least squares (`bench/flatness.py`). Runs too short to say are not judged by that.
@@ -81,7 +82,7 @@ def questions(chance: random.Random, count: int = sized(32, 4)) -> list[Question
 
 
 class Load:
-    """Random clients: `outcomes` counts what became of them, `wrong` says what should not have."""
+    """Random clients: `outcomes` counts their outcomes, `wrong` describes each failure."""
 
     def __init__(self, client: Client, chance: random.Random, asked: Sequence[Question]) -> None:
         self._client = client
@@ -93,7 +94,7 @@ class Load:
         self.active = 0
 
     async def learn(self) -> None:
-        """Ask each question alone, for the right answers."""
+        """Send each question by itself, for the right answers."""
         self._questions = [
             Question(q.prompt, q.options, (await self._client.complete(DEPLOYMENT, q.prompt, **q.options)).token_ids)
             for q in self._questions
@@ -126,7 +127,7 @@ class Load:
             outcome = "out of time"
         except ResourceExhaustedError:
             outcome = "refused"
-        except EdgeShardError as error:  # the rest goes on, and the report says it
+        except EdgeShardError as error:  # the others continue, and the report lists it
             outcome = "failed"
             self.wrong.append(f"a request failed: {error.message}")
         finally:
@@ -134,7 +135,7 @@ class Load:
         self.outcomes[outcome] += 1
 
     async def _read(self, question: Question, count: int, pause_s: float = 0.0, timeout_s: float | None = None) -> str:
-        """Read so many tokens and leave."""
+        """Read `count` tokens and leave."""
         tokens: list[int] = []
         options = question.options | GenerateOptions(timeout_s=timeout_s)
         events = self._client.generate(DEPLOYMENT, question.prompt, **options)
@@ -197,7 +198,7 @@ class Gauges:
         return {name: path.stat().st_size for name, path in self._logs.items()}
 
     async def kv_gone(self) -> bool:
-        """Whether every node says, after now and within KV_GONE_S, that it holds no KV."""
+        """Whether every node reports, from now on and within KV_GONE_S, that it holds no KV."""
         began_s = time.monotonic()
         while (waited_s := time.monotonic() - began_s) < KV_GONE_S:
             nodes = await self._client.nodes()

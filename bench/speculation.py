@@ -1,15 +1,17 @@
 """How much faster one stream is with guessed tokens: texts that repeat, one that does not, and JSON by three schemas.
 
-Two real agents, a thread each, hold the demo model, the small mixture and a hybrid, each whole on one of them and in
-halves on both, each time with guesses and without. The mixture was measured before. The hybrid is random, of Qwen3.5's
-shape: an answer of one word, by a bias, is the best text that there is, and a sampled one the worst. So it is for the
-random Llama of 316 M parameters, which `--models large` names; `streamed` is the demo model on a node that reads a part
-of it from its disk in each step. One client asks for one answer at a time; with guesses and without take turns, and a
-row has the medians. Times go from an answer's first token to its last. Processor time is that of the agents, of user
-code. Answers must be equal, token for token.
+Two real agents, with a thread each, hold the demo model, the small mixture and a hybrid. Each model
+is whole on one of them and in halves on both, with guesses and without. The mixture was measured
+before. The hybrid is random, of Qwen3.5's shape: an answer of one word, by a bias, is the best text
+that there is, and a sampled one the worst. So it is for the random Llama of 316 M parameters, which
+`--models large` names; `streamed` is the demo model on a node that reads a part of it from its disk
+in each step. One client sends one request at a time. Runs with guesses and without take turns, and
+a row has the medians. Times go from an answer's first token to its last. Processor time is the
+agents' time in user code. Answers must be equal, token for token.
 
-With `--draft` the demo model alone, once without guesses and once with those of a draft too, and what a step of each
-takes. With `--together` 8 and 16 new tales at once, prompts included.
+With `--draft` only the demo model runs, once without guesses and once with a draft's guesses too;
+the times of both models' steps are added. With `--together` 8 and 16 new tales at once, prompts
+included.
 
     python -m bench.speculation [--rounds 5] [--models hybrid,large,streamed] [--quick] [--draft|--together] [-o FILE]
 
@@ -104,7 +106,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         first_sentence={"type": "string", "maxLength": 60},
     ),
 }
-"""Answers that are guided, greedy, behind the prompt of a new fairy tale."""
+"""Answers that are guided and greedy, after the prompt of a new fairy tale."""
 TASKS |= dict.fromkeys(SCHEMAS, (TASKS["a new fairy tale"][0], 0.0))
 DRAFTED = {
     "a new fairy tale": (TASKS["a new fairy tale"][0], 0.8),
@@ -186,7 +188,7 @@ async def answer(client: Client, cluster: LocalCluster, deployment: str, task: s
 
 
 async def guesses(client: Client, deployment: str) -> StageGuesses:
-    """The head's count, as its node has told since now."""
+    """The head's count, as its node reports it from now on."""
     began = time.monotonic()
     while any(node.heartbeat_age_s >= time.monotonic() - began for node in await client.nodes()):  # noqa: ASYNC110
         await asyncio.sleep(0.05)
@@ -233,7 +235,9 @@ async def add_random(client: Client, name: str, config: dict[str, Any]) -> None:
 
 @asynccontextmanager
 async def site_of(models: Sequence[str]) -> AsyncIterator[tuple[LocalCluster, Client]]:
-    """Nodes a and b, and those of what streams, with these models in the store and measured where guesses want it."""
+    """Nodes a and b, and the nodes of streamed models, with these models in the store and measured
+    if guesses need it.
+    """
     small = list(SMALL.values()) if "streamed" in models else []
     memory = dict.fromkeys(small, ("--memory", "96MiB"))
     async with demo_site(("a", "b", *small), "tales", threads=1, arguments_by_agent=memory) as (cluster, client):
@@ -303,7 +307,7 @@ async def run_together(rounds: int, models: Sequence[str]) -> list[dict[str, Any
 
 
 async def together(client: Client, deployment: str, streams: int) -> float:
-    """Tokens a second of so many requests, of which each goes on to its limit."""
+    """Tokens a second of `streams` requests, each of which runs to its limit."""
     prompt, temperature = TASKS["a new fairy tale"]
     options: dict[str, Any] = {"temperature": temperature, "ignore_eos": True, "max_new_tokens": NEW_TOKENS}
     began = time.perf_counter()

@@ -1,15 +1,18 @@
-"""A stage that streams a part of its weights from the disk: its steps beside reading alone and computing alone.
+"""A stage that streams a part of its weights from the disk: its steps compared with only reading
+and only computing.
 
     python -m bench.streaming DIR [--budgets 25 50 75] [--sweeps 1 4] [--requests 4] [--steps 8] [--capped]
 
-DIR takes the checkpoint of 2.3 GB that `bench.loading` writes, and its packed files. Each case is a process of its own:
-one with all weights in memory says what a sweep computes, and one for each budget (percent of the weights) says how
-long a sweep takes, how long its reads take alone, what `/proc/self/io` says was read, and what memory the process has
-above what it had before it loaded. The tokens must be those of the stage in memory. With `--capped` each budget's
-process is in a memory cgroup (v1) that allows what an idle one had, the budget, the KV and 64 MB.
+DIR takes the checkpoint of 2.3 GB that `bench.loading` writes, and its packed files. Each case is a
+process of its own. One with all weights in memory measures the computing of a sweep. One for each
+budget (percent of the weights) measures a sweep and its reads without computing. It also reports
+the bytes read by `/proc/self/io`, and the memory of the process above its memory before it loaded.
+The tokens must equal the tokens of the stage in memory. With `--capped` each budget's process is in
+a memory cgroup (v1) that allows what an idle one had, the budget, the KV and 64 MB.
 
-Reading takes processor time, too, which computing then lacks. So each sweep stands beside what computing alone would
-take with the cores that reading leaves it, which is the processor time of both divided by the cores (`shared`), too.
+Reading takes processor time, too, which computing then lacks. So each sweep is also compared with
+the time of computing with the cores that reading leaves: the processor time of both divided by the
+cores (`shared`).
 """
 
 from __future__ import annotations
@@ -74,7 +77,7 @@ def load(directory: Path, budget: int | None, quantisation: Quantisation | None,
 
 
 class Requests:
-    """Some requests in some micro-batches, which go on with the tokens that come back."""
+    """Some requests in some micro-batches, which continue with the returned tokens."""
 
     def __init__(self, requests: int, sweep: int, steps: int) -> None:
         self._groups = [range(first * requests, (first + 1) * requests) for first in range(sweep)]

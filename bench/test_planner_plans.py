@@ -1,8 +1,9 @@
 """Plans of random sites and workloads for every objective, against every placement at every load counted out.
 
-`make test` compares some of them. Where the cuts are few a plan must be the best there is; on large sites no cut that
-a long random search finds may beat the certified bound; and with more nodes, memory, bandwidth, batch or concurrency
-no plan may be worse by more than its gap. How near plans and bounds come is printed. For energy the sites have watts.
+`make test` compares some of them. If the cuts are few, a plan must be the best one. On large sites
+no cut that a long random search finds may beat the certified bound. With more nodes, memory,
+bandwidth, batch or concurrency, no plan may be worse by more than its gap. How near plans and
+bounds come is printed. For energy the sites have watts.
 
     pytest bench/test_planner_plans.py -s
 """

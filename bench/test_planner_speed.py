@@ -1,9 +1,10 @@
 """How long the planner takes with many nodes, and how much better than its answers an optimum could be.
 
-pytest-benchmark measures; a limit that is broken fails. Families of 80 layers: a thousand nodes in four classes, where
-the class DP is exact; the same with Llama2-70B, cuts and load chosen together, by rate and by energy, and for one
-request alone; and a hundred nodes with any link matrix and memory for 1.5x the layers, where the label DP certifies a
-gap (`bench.instances`). Limits are for a machine that does nothing else.
+pytest-benchmark measures; a limit that is broken fails. Families of 80 layers. A thousand nodes in
+four classes, for which the class DP is exact; the same with Llama2-70B, cuts and load chosen
+together, by rate and by energy, and for a single request. A hundred nodes with any link matrix and
+memory for 1.5x the layers, for which the label DP certifies a gap (`bench.instances`). Limits are
+for a machine that does nothing else.
 
     pytest bench/test_planner_speed.py --benchmark-json FILE
 """

@@ -1,16 +1,18 @@
 """The time of one token, part by part, at one stream over two nodes: `python -m bench.token_budget`.
 
 Two real agents of one core each serve the random Llama of `bench/random_llama.py` in halves, at sites that speak over
-TLS and in plaintext, in turns. Of each token the nodes' trace and the token itself give the moments at which it goes
-from one hand to the next (`edgeshard.domain.requests.trace.StepRecord`); all processes read one clock, that of this
-machine. The parts of a token follow each other without a gap, so they must add up to the time between two tokens, which
-is measured apart from them, by the client. What is printed are means over the middle half of the tokens by their whole
-time, whose parts add up as medians would not, and how far their sum is from the mean of the middle half of the times
-between tokens.
+TLS and in plaintext, in turns. The nodes' trace and each token itself give the moments at which the
+token passes from one part to the next (`edgeshard.domain.requests.trace.StepRecord`); all processes
+read this machine's one clock. The parts of a token follow each other without a gap. So they must
+add up to the time between two tokens, which the client measures independently. The printed figures
+are means over the middle half of the tokens by their whole time, whose parts add up as medians
+would not. The difference between their sum and the mean of the middle half of the times between
+tokens is printed, too.
 
-The way from the head to the client is no part of that time: the next step is under way meanwhile. It is printed beside,
-as `delivery_ms`. `tls_ms` is what the transfers over TLS take longer than those in plaintext. `whole` is the model on
-one of the nodes, in turns with the others: what its layers take there, and the time between its tokens.
+The way from the head to the client is no part of that time: the next step is under way meanwhile.
+It is printed separately, as `delivery_ms`. `tls_ms` is the additional time of the transfers over
+TLS. `whole` is the model on one of the nodes, in turns with the others: what its layers take there,
+and the time between its tokens.
 
     python -m bench.token_budget [--rounds 2] [--check] [-o FILE]       JSON: a row a tree; --check: exit 1 beyond 10 %
     git worktree add ../before REVISION && make -C ../before setup
@@ -103,8 +105,8 @@ def _spent(record: StepRecord) -> float:
 
 
 async def measure(site: Site, setup: Setup) -> dict[str, float]:
-    """Milliseconds of the tokens in the middle: each part, their `sum`, and the time `between` tokens. Of a whole model
-    the computing alone is told from the rest."""
+    """Milliseconds of the tokens in the middle: each part, their `sum`, and the time `between`
+    tokens. For a whole model only the computing is separated from the rest."""
     traces, came = await traced(site, setup)
     gaps = [later - earlier for (earlier, _), (later, _) in pairwise(came[WARM_TOKENS:])]
     if setup is WHOLE:
@@ -160,7 +162,7 @@ async def traced(site: Site, setup: Setup) -> tuple[Sequence[StageTrace], list[C
 
 
 async def work() -> None:
-    """A worker: a site of this process's tree for each line of standard input, which says of which kind."""
+    """A worker: a site of this process's tree for each line of standard input, which names its kind."""
     while line := await asyncio.to_thread(sys.stdin.readline):
         print(json.dumps(await measure_site(json.loads(line))), flush=True)
 
@@ -195,8 +197,8 @@ def compare(trees: Mapping[str, Tree], rounds: int) -> list[dict[str, object]]:
 
 
 def row_of(tree: str, samples: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, object]:
-    """The figures of one tree, from those of its rounds by kind of site. A hop is all between two computings, halved
-    since a token makes two."""
+    """The figures of one tree, from its rounds' figures by kind of site. A hop is all between two
+    computings, halved since a token makes two."""
     medians = {
         kind: {key: statistics.median(figures[key] for figures in found) for key in found[0]}
         for kind, found in samples.items()

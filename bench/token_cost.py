@@ -1,12 +1,14 @@
-"""What a token costs beside its computing: processor time of the client, the coordinator and the nodes.
+"""What a token costs besides its computing: processor time of the client, the coordinator and the
+nodes.
 
 Two real agents serve the random Llama of `bench/random_llama.py`, whole on one node or in halves on both, to 1, 8 and
 16 streams of one client. Processor time is the kernel's count, to the nanosecond, of each process. An agent's compute
 thread is counted apart: it is the one that used most. Prompts and first tokens are left out, because counting begins
 when all streams generate. With another checkout the two trees take turns, in their own virtual environments.
 
-`step_gap_ms` is from the end of computing on a stage to the next computing anywhere, by the nodes' own clocks (a
-trace): for one stage from a step's end to the next step's start, for two stages of each hop.
+`step_gap_ms` is from the end of computing on a stage to the next computing anywhere, by the nodes'
+own clocks (a trace). For one stage it is from a step's end to the next step's start, for two stages
+it is each hop.
 
     python -m bench.token_cost [--rounds 5] [--streams N ...] [-o FILE]          JSON: a row a case
     git worktree add ../before REVISION && make -C ../before setup

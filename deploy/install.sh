@@ -9,7 +9,8 @@
 #   .edgeshard-prefix          says that the directory is this script's, where `edgectl` is linked; locked while it runs
 # and the link `edgectl` in /usr/local/bin or ~/.local/bin (with --prefix, in PREFIX/bin).
 #
-# It may be killed at any step: what was there goes on as it was, and the next run removes what was left behind.
+# It may be killed at any step: the old installation keeps working, and the next run removes the
+# remains.
 set -eu
 umask 022
 
@@ -82,7 +83,8 @@ choose_places() {
     [ ! -s "$marker" ] || bin=$(cat "$marker")
 }
 
-# Nobody else's directory is written to, and two runs do not meet: the lock is held until this process ends.
+# No directory of another owner is written to, and two runs exclude each other: the lock is held
+# until this process ends.
 take_prefix() {
     if [ ! -e "$marker" ] && [ -n "$(ls -A "$prefix" 2>/dev/null)" ]; then
         fail "$prefix has files that are not of this script: move them away, or give --prefix DIR"
@@ -92,7 +94,7 @@ take_prefix() {
     ! command -v flock >/dev/null || flock -n 9 || fail "another install.sh is at work in $prefix: wait for its end"
 }
 
-# ---- What this machine is
+# ---- This machine
 
 check_machine() {
     machine=$(uname -m)
@@ -106,7 +108,7 @@ check_machine() {
     [ "${glibc%%.*}" -gt 2 ] || [ "${glibc#*.}" -ge 28 ] || fail "this is glibc $glibc; EdgeShard needs 2.28 or newer"
 }
 
-# The requirements are those of the folder, or lie beside this script.
+# The requirements are in the folder, or next to this script.
 find_requirements() {
     if [ -n "$wheels" ]; then
         wheels=$(cd "$wheels" 2>/dev/null && pwd) || fail "--wheels: there is no such folder"
@@ -121,7 +123,7 @@ find_requirements() {
     [ -n "$version" ] || fail "$requirements does not name edgeshard==VERSION"
 }
 
-# A folder with wheels such as numpy-2.4.0-cp311-cp311-... is for Python 3.11 alone.
+# A folder with wheels such as numpy-2.4.0-cp311-cp311-... is only for Python 3.11.
 find_python() {
     wanted=$([ -z "$wheels" ] || ls "$wheels" | sed -n 's/.*-cp3\([0-9]*\)-cp3\1-.*/3.\1/p' | sort -u | head -n 1)
     for name in python3.13 python3.12 python3.11 python3; do
@@ -146,7 +148,7 @@ say_torch() {
     fi
 }
 
-# Wheels say what they unpack to; bytecode and blocks take half of that again. Nobody knows it for an index.
+# Wheels say what they unpack to; bytecode and blocks take half of that again. For an index the size is unknown.
 check_disk() {
     [ -n "$wheels" ] || return 0
     needed=$("$python" -c 'import sys, zipfile

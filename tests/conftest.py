@@ -30,10 +30,10 @@ from edgeshard.planning.inputs.shapes import model_from_config
 from tests.support import forms
 from tests.support.nursery import forking_daemons
 
-# Sites of tests speak in plaintext unless a test says otherwise, and nothing of this user's own site is looked at.
+# Sites of tests use plaintext unless a test sets otherwise, and this user's own site is not read.
 for section in ("CLIENT", "AGENT", "COORDINATOR"):
     os.environ[f"EDGESHARD__{section}__PLAINTEXT"] = "true"
-os.environ["XDG_CONFIG_HOME"] = os.environ["XDG_STATE_HOME"] = os.devnull  # where no directory can be
+os.environ["XDG_CONFIG_HOME"] = os.environ["XDG_STATE_HOME"] = os.devnull  # no directory can be there
 # The processes of tests outnumber the cores: threads that wait for the other part of an operator take them from all.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What was collected stays until the end: the garbage collector need not look at a million objects again."""
+    """Collected tests stay until the end: the garbage collector need not look at a million objects again."""
     gc.freeze()
 
 
@@ -94,9 +94,9 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 
 def _others_of_families(items: list[pytest.Item]) -> Iterator[pytest.Item]:
-    """What is left out of the cases of tests with `one_in(n)`: in the quick form all but one in n, and in the long
-    form of the others all but those of the day (`forms.DAYS`). Which ones differs from test to test, so that
-    together they see every case of a fixture that they share."""
+    """The cases that tests with `one_in(n)` leave out: in the quick form all but one in n, and in
+    the long form of the others all but the day's (`forms.DAYS`). Which ones differs from test to
+    test, so that together they see every case of a fixture that they share."""
     seen: Counter[str] = Counter()
     for item in items:
         if (marker := item.get_closest_marker("one_in")) is not None:

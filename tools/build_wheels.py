@@ -3,8 +3,9 @@
     python -m tools.build_wheels      `make wheels`
 
 A compiler that makes both from one machine (clang, as ziglang packs it) stands in .venv-wheels, by the lock
-tools/wheels.txt. All released wheels are of it, and a checkout goes on with its own. What is compiled is kept in
-.venv-wheels/kernels until sources, flags or compiler change. Two builds of one commit are the same bytes.
+tools/wheels.txt. All released wheels are built with it; a checkout uses its own compiler. Compiled
+files are kept in .venv-wheels/kernels until sources, flags or compiler change. Two builds of one
+commit are the same bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _SYMBOL = re.compile(rb"\b(GLIBCXX|CXXABI|GLIBC)_(\d+)\.(\d+)")
 
 
 class WheelError(Exception):
-    """A wheel cannot be built, or must not be released; the text says why."""
+    """A wheel cannot be built, or must not be released; the text gives the reason."""
 
 
 def main() -> int:
@@ -68,7 +69,7 @@ def install_tools() -> None:
 
 
 def compiler_for(machine: str) -> tuple[str, ...]:
-    """The command that compiles for a family of machines, but for the kernels' own flags."""
+    """The command that compiles for a family of machines, without the kernels' own flags."""
     target = f"{machine}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}"
     # No path of this machine, no time and no name of a build comes into the file.
     alike = (f"-ffile-prefix-map={ROOT}=.", "-g0", "-Wl,-s", "-Wl,--build-id=none", "-Wno-unused-command-line-argument")
@@ -128,7 +129,7 @@ def platform_of(machine: str) -> str:
 
 
 def check_wheel(wheel: Path, machine: str) -> None:
-    """Raise WheelError, naming what is in the way, where the wheel would not run wherever its name says."""
+    """Raise WheelError with the reason if the wheel would not run on every machine that its name promises."""
     with zipfile.ZipFile(wheel) as archive:
         found = problems(archive.read(hatch_build.IN_THE_WHEEL))
     if found:
@@ -153,7 +154,7 @@ def _is_consistent(said: str, machine: str) -> bool:
 
 
 def _last_commit() -> str:
-    """The time of the last commit, in seconds since 1970; where there is no repository, a fixed one."""
+    """The time of the last commit, in seconds since 1970; a fixed time if there is no repository."""
     told = subprocess.run(("git", "log", "-1", "--format=%ct"), cwd=ROOT, capture_output=True, text=True)
     return told.stdout.strip() or "1577836800"
 

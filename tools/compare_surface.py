@@ -1,4 +1,5 @@
-"""What users and other programs see of two trees: what the newer one has lost, and what it has gained.
+"""Compare the surface of two trees, as users and other programs see it: what the newer tree lost
+and gained.
 
     python tools/compare_surface.py OLD_TREE NEW_TREE
 
@@ -9,8 +10,8 @@ A developer runs it after a change that is to keep behaviour. It compares, line 
     metrics   the names of metrics, of the code and of docs/metrics.md, which a test holds to what daemons expose
     proto     messages, fields, enums and methods, with their numbers
 
-Each tree is looked at by its own `.venv/bin/python`, by this one where it has none. Exits with 1 where something was
-lost; a text that changed is lost and gained.
+Each tree is read by its own `.venv/bin/python`, or by this one if it has none. Exits with 1 if
+something was lost; a changed text counts as lost and gained.
 """
 
 from __future__ import annotations

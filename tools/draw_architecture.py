@@ -1,10 +1,11 @@
 """Draw what documents take from code: the phases of a deployment, who may import whom, keys, options and models.
 
-`make drawings` writes all; `--check`, which `make check` runs, writes nothing and fails when one is not as the code
-says. Phases are the coordinator's transitions table, import rules the layers in `.importlinter`, keys the fields of
-`DeploymentSpec`, settings those of the daemons, options those of `edgectl plan`, models the cards of
-`tests/architectures/cards.toml` with what the registry says of each. Fields of HTTP bodies are those of the gateway's
-classes.
+`make drawings` writes all; `--check`, which `make check` runs, writes nothing and fails if a
+drawing differs from the code. Phases come from the coordinator's transitions table, import rules
+from the layers in `.importlinter`, and keys from the fields of `DeploymentSpec`. Settings come from
+the daemons, options from `edgectl plan`, and models from the cards of
+`tests/architectures/cards.toml` and the registry's records of them. Fields of HTTP bodies come from
+the gateway's classes.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def read_cards() -> list[dict[str, Any]]:
 def refusal(card: Mapping[str, Any]) -> str:
     """Why a model does not run, in the words of `edgectl model add`; empty for one that does.
 
-    Raises ValueError where its model_type runs, but no config.json is there to tell.
+    Raises ValueError if its model_type runs, but no config.json is there to decide.
     """
     path = MODELS / "published" / f"{card.get('config')}.json"
     try:

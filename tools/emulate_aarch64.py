@@ -2,9 +2,10 @@
 
     python -m tools.emulate_aarch64 tests/agent/ops/test_linear.py -k int4     pytest's arguments; `make aarch64`
 
-qemu emulates one process, pytest, and .venv-aarch64 holds what that sees: in `root` the Python of this machine's Debian
-or Ubuntu for arm64 (apt fetches and dpkg unpacks it, nothing is installed), in `site` packages by constraints.lock, in
-`agent` a copy with kernels. The CPU that is emulated has neither SVE nor bfloat16, and times say nothing.
+qemu emulates one process, pytest, and .venv-aarch64 holds the files it sees. `root` has the Python
+of this machine's Debian or Ubuntu for arm64 (apt fetches and dpkg unpacks it, nothing is
+installed). `site` has packages by constraints.lock, and `agent` a copy with kernels. The CPU that
+is emulated has neither SVE nor bfloat16, and times say nothing.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ APT = HOME / "apt"
 QEMU, CPU = "qemu-aarch64-static", "cortex-a76"
 PACKAGES = ("python3", "libgomp1", "libstdc++6")
 TESTERS = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
-# torch reads this file and crashes where it is that of another family, which is what older qemu shows it.
+# torch reads this file and crashes if it describes another family, which is what older qemu shows it.
 _FEATURES = "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp"
 _CORE = f"processor: {{}}\nFeatures: {_FEATURES}\nCPU implementer: 0x41\nCPU architecture: 8\nCPU part: 0xd0b\n\n"
 
 
 class EmulationError(Exception):
-    """Something that emulation needs is not there; the text says what."""
+    """A requirement of the emulation is missing; the text names it."""
 
 
 def main(arguments: list[str]) -> int:
@@ -97,7 +98,7 @@ def make_site(site: Path, python: str) -> None:
 
 
 def make_agent(agent: Path) -> None:
-    """A copy of the agent whose kernels are those of wheels for aarch64. Raises WheelError or CompileError."""
+    """Make a copy of the agent with the kernels of wheels for aarch64. Raises WheelError or CompileError."""
     build_wheels.install_tools()
     shutil.rmtree(agent, ignore_errors=True)
     shutil.copytree(ROOT / "agent", agent, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
@@ -105,7 +106,7 @@ def make_agent(agent: Path) -> None:
 
 
 def _apt(*arguments: str) -> str:
-    """What apt says of arm64, with lists of its own. Raises EmulationError."""
+    """The output of apt about arm64, with lists of its own. Raises EmulationError."""
     own = {"": "", "::Lists": "lists", "::status": "status"}
     settings = [f"-oDir::State{name}={APT / path}" for name, path in own.items()] + [f"-oDir::Cache={APT / 'cache'}"]
     settings += ["-oAPT::Architecture=arm64", "-oAPT::Architectures=arm64", "-oAPT::Sandbox::User=root"]

@@ -1,7 +1,7 @@
 """Baselines that may only fall: findings by file that a lint accepts until somebody mends them.
 
-A file may have as many findings as its number says, never more. The numbers of files that are gone are free for new
-files, so a file that moves takes its number along. The total never rises.
+The number of a file limits its findings. The numbers of files that are gone are free for new files,
+so a file that moves takes its number along. The total never rises.
 """
 
 from __future__ import annotations

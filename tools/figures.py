@@ -1,4 +1,5 @@
-"""Which figures of the documents were measured on code that has changed since: `make figures`.
+"""List the figures of the documents that were measured on code that has changed since: `make
+figures`.
 
 A comment next to figures names the program that measured them. It also has a hash of each folder they depend on:
 

@@ -1,8 +1,9 @@
 """Library code without a product path: public functions and classes that nothing reaches which a user runs or imports.
 
 Product paths begin at the console scripts of pyproject.toml, at `__main__` modules, at what the SDK exports and at what
-registries discover. They follow names through the syntax trees of the product's modules. What only tests, benches and
-tools call is not on one. A class is reached as a whole: methods are not looked at. `make check` runs it.
+registries discover. They follow names through the syntax trees of the product's modules. Code that
+only tests, benches and tools call is not on one. A class is reached as a whole: methods are not
+looked at. `make check` runs it.
 """
 
 from __future__ import annotations
@@ -197,7 +198,7 @@ def read_modules(root: Path) -> dict[str, Module]:
 
 
 def entries(root: Path, modules: Mapping[str, Module]) -> Iterator[Place]:
-    """Where a user comes in."""
+    """The entry points of users."""
     scripts = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
     for script in scripts.values():
         name, _, what = script.partition(":")

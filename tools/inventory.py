@@ -6,9 +6,10 @@
 
 `make check` runs the last.
 
-A licence is what a package's own metadata declares: its expression, else its text, else its classifiers. Metadata
-comes from what is installed; for a package that is not (CUDA beside torch's CPU build) the old row is kept while the
-version is the same, and pip asks the index otherwise.
+A licence is what a package's own metadata declares: its expression, else its text, else its
+classifiers. Metadata comes from installed packages. If a package is not installed (CUDA with
+torch's CPU build), the old row is kept while the version is the same; otherwise pip queries the
+index.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ RUN_TIME, AGENT, DISCOVERY, DEVELOPMENT = "run time", "agent", "discovery", "dev
 NVIDIA = "LicenseRef-NVIDIA-Proprietary"
 UNKNOWN = "unknown"
 
-# What may be delivered with EdgeShard, which is under Apache-2.0. None of these reaches beyond a package's own files.
+# Licences that may be delivered with EdgeShard, which is under Apache-2.0. None of these reaches
+# beyond a package's own files.
 ALLOWED = {
     *("0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0"),
     *("CC0-1.0", "CNRI-Python", "ISC", "MIT", "MIT-0", "MIT-CMU", "MPL-2.0", "PSF-2.0", "Zlib"),
@@ -98,7 +100,7 @@ class Installed:
 
 
 class InventoryError(Exception):
-    """An inventory cannot be made; the text says what to do."""
+    """An inventory cannot be made; the text gives the remedy."""
 
 
 def licence_of(name: str, metadata: Mapping[str, Any]) -> str:
@@ -135,7 +137,7 @@ def allowed(licence: str, name: str) -> bool:
 
 
 def uses(project: dict[str, Any], entries: Mapping[str, Locked]) -> dict[str, str]:
-    """What each package of the lock is for: what leads to it from pyproject.toml says so."""
+    """The use of each package of the lock, derived from the requirement in pyproject.toml that leads to it."""
     required: dict[str, set[str]] = {}
     for entry in entries.values():
         for parent in entry.via:
@@ -222,7 +224,7 @@ def read_table(text: str) -> list[Row]:
 def problems(
     project: dict[str, Any], entries: Mapping[str, Locked], text: str, packages: Mapping[str, Installed]
 ) -> list[str]:
-    """What is wrong with docs/licences.md, by the lock and by what is installed at the lock's versions."""
+    """The faults of docs/licences.md, by the lock and by the packages installed at the lock's versions."""
     use = uses(project, entries)
     rows = read_table(text)
     found = []
@@ -247,7 +249,7 @@ def problems(
 def make_sbom(
     project: dict[str, Any], entries: Mapping[str, Locked], packages: Mapping[str, Installed], now: datetime.datetime
 ) -> dict[str, Any]:
-    """A CycloneDX 1.6 document. Raises InventoryError for packages that are not what the lock says."""
+    """A CycloneDX 1.6 document. Raises InventoryError if packages differ from the lock."""
     strangers = [
         f"{package.name} {package.version}" for package in packages.values() if not is_locked(package, entries)
     ]
@@ -305,7 +307,7 @@ def _component(package: Installed, reference: str, entry: Locked, use: str) -> d
         "version": package.version,
         "scope": {RUN_TIME: "required", AGENT: "optional", DISCOVERY: "excluded", DEVELOPMENT: "excluded"}[use],
         "purl": reference,
-        # Of the files that the lock allows; which of them was installed, nothing in an environment says.
+        # The files that the lock allows; an environment does not record which of them was installed.
         "externalReferences": [
             {"type": "distribution", "url": reference, "comment": "one of the files of this version", "hashes": hashes}
         ],

@@ -90,7 +90,7 @@ def findings(root: Path, first: str = FIRST) -> Iterator[str]:
 
 
 def message_faults(root: Path, message: str) -> Iterator[str]:
-    """What is wrong with a message that is being written, for what is staged."""
+    """The faults of a message that is being written, for the staged changes."""
     written = "\n".join(line for line in message.split("\n") if not line.startswith("#"))
     subject, _, body = written.strip().partition("\n")
     if subject.startswith(("Merge ", "fixup! ", "squash! ")):

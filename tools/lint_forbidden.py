@@ -69,7 +69,7 @@ class Finding:
 
 
 def check_python(path: str, source: str) -> list[Finding]:
-    """What a Python file has that it must not; a file that does not parse is a finding too."""
+    """The forbidden parts of a Python file; a file that does not parse is a finding too."""
     try:
         tree = ast.parse(source)
     except SyntaxError as error:
@@ -80,7 +80,7 @@ def check_python(path: str, source: str) -> list[Finding]:
 
 
 def check_text(path: str, text: str) -> list[Finding]:
-    """What a text file of any kind has that it must not."""
+    """The forbidden parts of a text file of any kind."""
     in_tests = path.startswith("tests/")
     findings = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -97,7 +97,7 @@ class _Visitor(ast.NodeVisitor):
     def __init__(self, path: str) -> None:
         self.path = path
         self.findings: list[Finding] = []
-        # What a name stands for, from the file's imports wherever they are: {"t": "torch", "rd": "torch.load"}.
+        # The meaning of a name, from the file's imports wherever they are: {"t": "torch", "rd": "torch.load"}.
         self._names: dict[str, str] = {name: f"builtins.{name}" for name in BUILTINS}
 
     def visit_Module(self, node: ast.Module) -> None:
@@ -139,7 +139,9 @@ class _Visitor(ast.NodeVisitor):
         self.findings.append(Finding(self.path, getattr(node, "lineno", 1), message))
 
     def _dotted(self, node: ast.AST) -> str | None:
-        """`t.load` as "torch.load" when `t` is torch; None for what comes neither from an import nor from builtins."""
+        """`t.load` as "torch.load" when `t` is torch; None for a name that comes neither from an
+        import nor from builtins.
+        """
         if isinstance(node, ast.Name):
             return self._names.get(node.id)
         if isinstance(node, ast.Attribute):

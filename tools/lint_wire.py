@@ -6,8 +6,8 @@ Elsewhere a message is only wrapped and unwrapped, which the syntax tree shows:
 * an envelope is built by keywords, of at most two fields (one that has more is a value, with a pair of functions);
 * a field that was read from an envelope is passed on as it is: nothing of it is read, whatever name it goes by.
 
-An envelope is what is annotated as one, built, told apart by isinstance, taken from an iterator annotated so, or the
-result of a call that awaits an answer to one.
+An envelope is a name that is annotated as one, built, tested by isinstance, or taken from an
+iterator annotated so. The result of a call that awaits an answer to an envelope is one, too.
 
     python tools/lint_wire.py [FILE...]     the library's and the daemons' files by default; exits 1 on a finding
 """
@@ -72,7 +72,7 @@ def _only_wraps(call: ast.Call) -> bool:
 
 
 class _Reads:
-    """What one function reads of messages: its names that are envelopes, iterators of them, or fields of them."""
+    """The names of one function that hold messages: envelopes, iterators of them, or fields of them."""
 
     def __init__(self, function: Function, modules: set[str]) -> None:
         self._modules = modules

@@ -1,8 +1,8 @@
 """Refuse sentences that readers have to decode; `make check` runs it.
 
 It reads Markdown, docstrings, comments (Python, C++, JavaScript, shell, protocol files) and what users see: help texts
-of options and commands, error messages, log events and the dashboard's labels. What users see has no hit. The rest has
-a baseline by file (tools/lint_words.json), which may only fall.
+of options and commands, error messages, log events and the dashboard's labels. Texts that users see
+have no hit. The rest has a baseline by file (tools/lint_words.json), which may only fall.
 
     python tools/lint_words.py             exits 1 on a new hit
     python tools/lint_words.py FILE...     print each hit of these files

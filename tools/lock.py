@@ -40,7 +40,8 @@ CLIENTS = ROOT / "tests" / "clients" / "requirements.in"
 WHEELS = ROOT / "tools" / "wheels.in"
 DOCS = ROOT / "tools" / "docs.in"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-# The wheels of llguidance ask for this C library, that of Ubuntu 20.04 and JetPack 5; those of torch for 2.28.
+# The wheels of llguidance need this C library, the version of Ubuntu 20.04 and JetPack 5; the
+# wheels of torch need 2.28.
 TARGETS = tuple((python, f"{machine}-manylinux_2_31") for python in PYTHONS for machine in ("x86_64", "aarch64"))
 # An entry stays when it may be installed on one of these.
 MACHINES = (("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"))
@@ -61,20 +62,20 @@ class Locked:
 
     name: str
     version: str
-    marker: str  # where it may be installed; "" is everywhere
+    marker: str  # The condition of its installation; "" is everywhere
     hashes: tuple[str, ...]  # of every file of this version, "sha256:..."
     via: tuple[str, ...]  # the packages that require it; "pyproject.toml" is the project itself
 
 
 class LockError(Exception):
-    """A lock cannot be made or read; the text says what to do."""
+    """A lock cannot be made or read; the text gives the remedy."""
 
 
 def read_lock(text: str) -> dict[str, Locked]:
     """The lock's packages by name. Raises LockError for a line that no lock has."""
     entries: dict[str, Locked] = {}
     current: Locked | None = None
-    open_entry = False  # a line that goes on in the next one
+    open_entry = False  # a line that continues in the next one
     for number, line in enumerate(text.splitlines(), 1):
         if open_entry and current and (match := _HASH.fullmatch(line)):
             current = replace(current, hashes=(*current.hashes, match[1]))
@@ -105,7 +106,9 @@ def write_lock(entries: Iterable[Locked], newest: str) -> str:
 
 
 def requirements(project: dict[str, Any], *sections: str) -> list[Requirement]:
-    """What pyproject.toml asks for in these sections ("build", "dependencies", an extra, a group), itself left out."""
+    """The requirements of pyproject.toml in these sections ("build", "dependencies", an extra, a
+    group), without itself.
+    """
     found: list[str] = []
     for section in sections:
         if section == "build":
@@ -184,7 +187,7 @@ def torch_builds(version: str, index: str) -> set[str]:
 
 
 def check_wheels(path: Path) -> None:
-    """Raises LockError where a target has no wheel of a locked version."""
+    """Raises LockError if a target has no wheel of a locked version."""
     for python, platform in TARGETS:
         _compile(str(path), "--no-deps", "--python-version", python, "--python-platform", platform)
 
@@ -200,7 +203,7 @@ def _compile(*arguments: str, wheels: Sequence[str] = ("--only-binary", ":all:")
 
 
 def find_uv() -> tuple[Path, dict[str, str]]:
-    """uv, and the environment in which it uses pip's index. Raises LockError where it is not installed."""
+    """uv, and the environment in which it uses pip's index. Raises LockError if it is not installed."""
     uv = Path(sys.executable).with_name("uv")
     if not uv.exists():
         raise LockError("uv is not installed: run `make setup`; EDGESHARD_UNLOCKED=1 if the lock does not let it")
@@ -213,7 +216,9 @@ def find_uv() -> tuple[Path, dict[str, str]]:
 
 
 def lock_others(wanted: Path) -> str:
-    """What an environment beside .venv holds; some comes as source alone. As new as the lock of EdgeShard itself."""
+    """The packages of another environment than .venv; some are only available as source. As new as
+    the lock of EdgeShard itself.
+    """
     newest = _NEWEST.search(LOCK.read_text())
     limits = ("--exclude-newer", newest[1]) if newest else ()
     path = str(wanted.relative_to(ROOT))

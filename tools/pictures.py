@@ -2,9 +2,9 @@
 
     python -m tools.pictures      `make pictures`
 
-docs/pictures/site.png is the dashboard while three answers stream. screen-NAME.webp are its screens, and phone.webp has
-four of them at a phone's width. kill.webp records a browser while a node is killed in the middle of an answer: the
-playground next to the map, at the speed of the run.
+docs/pictures/site.png shows the dashboard while three answers stream. screen-NAME.webp are its
+screens, and phone.webp has four of them at a phone's width. kill.webp records a browser while a
+node is killed in the middle of an answer: the playground next to the map, at the speed of the run.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ DRAWN_S = 4.0
 """For charts to have some figures."""
 FRAME_S = 0.1
 ENDING_S = 2.5
-"""How long the recording goes on once the answer is there."""
+"""How long the recording continues after the answer is complete."""
 
 
 async def main(pictures: Path = PICTURES) -> int:
@@ -75,7 +75,7 @@ async def main(pictures: Path = PICTURES) -> int:
 
 
 def checked(pictures: Path) -> int:
-    """Print the sizes of all pictures; 1 where one is too large."""
+    """Print the sizes of all pictures; return 1 if one is too large."""
     sizes = {path.name: path.stat().st_size for path in sorted(pictures.iterdir())}
     for name, size in sizes.items():
         print(f"{name}: {size / 1000:.0f} kB" + (f", over {MOST_BYTES / 1000:.0f}" if size > MOST_BYTES else ""))
@@ -223,7 +223,7 @@ def side_by_side(left: list[Frame], right: list[Frame]) -> list[tuple[float, Ima
 
 
 def write(frames: list[tuple[float, Image.Image]], path: Path) -> None:
-    """Each frame for as long as it took until the next."""
+    """Write the frames, each shown until the next one begins."""
     times = [began for began, _ in frames]
     spans = [round(1000 * (after - before)) for before, after in pairwise(times)]
     first, *rest = [image for _, image in frames]

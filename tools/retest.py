@@ -1,9 +1,11 @@
-"""Run what failed in the last test run once more, and nothing beside it: for `.ci/run`, after `make test-all` failed.
+"""Run the failed tests of the last run once more, and no others: for `.ci/run`, after `make
+test-all` failed.
 
 Only a test marked `timing`, which uses processes or clocks, can fail because the machine stood still at the wrong
-moment. It runs once more, with its whole file where that is marked `in_order`. One that passes then is named as flaky
-and mended later; it does not throw away the work of everybody else. A failure of any other test is a finding: nothing
-is run again, nor after more than a few failures, or a run that broke before it could say which tests failed.
+moment. It runs once more, with its whole file if that is marked `in_order`. One that passes then is
+named as flaky and mended later; it does not throw away the work of everybody else. A failure of any
+other test is a finding, and nothing is run again. The same holds for more than a few failures, and
+for a run that broke before it could report which tests failed.
 """
 
 from __future__ import annotations

@@ -3,12 +3,13 @@
     python3 tools/setup_environment.py runtime    what runs EdgeShard: the package with its extras but those `APART`
     python3 tools/setup_environment.py            and what a developer needs besides: linters, tests, benchmarks
 
-Needs no network, and at most compiles the kernels, when `.venv` already holds what pyproject.toml and constraints.lock
-ask for: for each of the two levels a stamp file in it keeps the hash of what they say of it. pip installs wheels
-alone, of the lock's versions, and refuses a file whose hash is not in the lock. `TORCH_INDEX_URL` may name a package
-index to take torch (and only torch) from; without it pip takes what its own configuration resolves. If that is a CUDA
-build and the machine has no NVIDIA driver, uv installs PyTorch's CPU build from the index that uv knows.
-`EDGESHARD_UNLOCKED=1` leaves the lock aside: for a Python or a platform that it does not cover, and for trying other
+If `.venv` already holds what pyproject.toml and constraints.lock require, it needs no network and
+at most compiles the kernels. For each of the two levels, a stamp file in it keeps the hash of their
+requirements. pip installs only wheels of the lock's versions, and refuses a file whose hash is not
+in the lock. `TORCH_INDEX_URL` may name a package index to take torch (and only torch) from; without
+it pip takes what its own configuration resolves. If that is a CUDA build and the machine has no
+NVIDIA driver, uv installs PyTorch's CPU build from the index that uv knows. `EDGESHARD_UNLOCKED=1`
+leaves the lock aside: for a Python or a platform that it does not cover, and for trying other
 versions.
 
 Prints one line for each step. The output of pip, uv and the compiler goes to `.venv/setup.log`; after a failure the end
@@ -45,7 +46,8 @@ UV = VENV / "bin" / "uv"
 LOG = VENV / "setup.log"
 SHOWN_LOG_LINES = 15
 """Lines of the log that are printed after a failure."""
-# Python compiles a module when it is first imported. To compile all that nobody imports takes a minute and 0.2 GB.
+# Python compiles a module when it is first imported. Compiling modules that are never imported
+# takes a minute and 0.2 GB.
 PIP_INSTALL = (str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--no-compile")
 # What the daemons import, once here and not at the first start of three of them at once.
 FIRST_IMPORT = "import edgeshard.client, edgeshard_coordinator.daemon, edgeshard_agent.hosting.tools"
@@ -125,7 +127,7 @@ def install_locked(project: dict[str, Any], level: str) -> None:
         with compiling():
             take_torch(project, *locked)
             take_packages(project, level, *locked)
-        # What builds it is installed by now. Fetched for the occasion, it would be held to no lock.
+        # Its build requirements are installed by now. Fetched for the occasion, it would be held to no lock.
         run(*PIP_INSTALL, "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
     else:
         take_packages(project, level, *locked)
@@ -146,7 +148,7 @@ def install(project: dict[str, Any], level: str) -> None:
 
 def take_packages(project: dict[str, Any], level: str, *pip: str) -> None:
     say(f"installing {_PACKAGES[level]} of constraints.lock")
-    # As constraints, so that of torch's dependencies those come that its build asks for: CUDA, or none.
+    # As constraints, so that torch gets only the dependencies of its build: CUDA, or none.
     run(*pip, *requirements(project, level))
 
 
@@ -166,7 +168,9 @@ def compiling() -> Iterator[None]:
 
 
 def take_torch(project: dict[str, Any], *pip: str) -> None:
-    """First and alone: the project's requirement then finds torch in place, and nothing else comes from its index."""
+    """First and by itself: the project's requirement then finds torch in place, and nothing else
+    comes from its index.
+    """
     index = os.environ.get("TORCH_INDEX_URL", "")
     if index:
         say(f"installing torch from {index}")
@@ -209,8 +213,9 @@ def torch_build(project: dict[str, Any]) -> tuple[str, bool]:
     """torch at the version that pip's configuration leads to, with its build's label if it has one ("2.13.0+cpu"), and
     whether that build brings CUDA with it.
 
-    Held to the lock, pip prefers a file whose hash an index tells to one in a directory of wheels (`find-links`),
-    however the versions compare, and a site with CPU builds in such a directory would get CUDA.
+    If held to the lock, pip prefers a file whose hash an index declares to one in a directory of
+    wheels (`find-links`), whatever their versions. A site with CPU builds in such a directory would
+    get CUDA.
     """
     look = (*PIP_INSTALL, "--quiet", "--dry-run", "--ignore-installed", "--no-deps", "--report", "-")
     command = (*look, torch_requirement(project))
@@ -234,7 +239,7 @@ def locked_requirement(package: str) -> Path:
 
 
 def requirements(project: dict[str, Any], *levels: str) -> list[str]:
-    """What pyproject.toml asks for in these levels, the project itself left out."""
+    """The requirements of pyproject.toml in these levels, without the project itself."""
     named, groups = project["project"], project["dependency-groups"]
     sections: list[list[str]] = []
     if RUNTIME in levels:

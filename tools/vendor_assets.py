@@ -1,4 +1,5 @@
-"""Fetch the dashboard's libraries by npm, at the versions named here, and lay them beside its own files.
+"""Fetch the dashboard's libraries by npm, at the versions named here, and put them next to its own
+files.
 
 Browsers know no names of packages: the imports among the libraries become paths. Run it after a change of a version;
 the files are part of the tree, so that neither a build nor a browser needs a network.

@@ -198,7 +198,7 @@ class _Node:
             own.emulation,
             self._links,
             self.client.send,
-            # What is known of an accelerator's memory comes later, and texts are in the system's.
+            # The accelerator's memory is measured later, and texts use the system's memory.
             text_memory_bytes(own.facts.memory_budget_bytes or available_bytes()),
         )
         self._hosting = Hosting(around, self.client.send_results, self.client.started)
@@ -209,7 +209,7 @@ class _Node:
         self.metrics = MetricsListener(settings.metrics_listen, own.tls, told, ends.server.denials)
 
     def prepared(self, settings: AgentSettings) -> Callable[[], None]:
-        """What takes up settings that were read again."""
+        """A function that applies the settings when they are read again."""
 
         def take_up() -> None:
             self._cache.limit_bytes = settings.cache_limit  # what is too much goes when room is needed next
@@ -281,8 +281,8 @@ def _emulation(settings: AgentSettings) -> Emulation | None:
 
 
 async def _import_tools(client: ControlClient) -> tuple[MakeTools, ReadFacts]:
-    """The functions that make the node's tools, imported once the node has joined. Raises FailedPreconditionError where
-    that fails."""
+    """The functions that make the node's tools, imported once the node has joined. Raises
+    FailedPreconditionError if the import fails."""
 
     def imported() -> tuple[MakeTools, ReadFacts]:
         # The one place where the daemon imports torch, and all that needs it.
@@ -358,7 +358,7 @@ def persistent_node_id(state_dir: Path) -> NodeId:
 
 
 def lock_state_dir(state_dir: Path) -> TextIO:
-    """Hold the state directory for as long as the file returned stays open.
+    """Lock the state directory until the returned file is closed.
 
     Two agents on one directory would be one node to the coordinator, and push each other out for ever. Raises
     FailedPreconditionError when another process holds it.

@@ -1,4 +1,5 @@
-"""Write docs/paper: the paper's tables and figures, computed from data sheets, beside the paper's own numbers.
+"""Write docs/paper: the paper's tables and figures, computed from data sheets, next to the paper's
+own numbers.
 
     python -m bench.edgeshard_paper [--output docs/paper] [--pictures DIR] [--check | --lab]
 

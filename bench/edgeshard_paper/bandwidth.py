@@ -17,7 +17,7 @@ SWEEP_MBPS = sized((1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50), (1, 10, 50))
 SHOWN_MBPS = (1, 5, 10, 20, 50)
 """On the page; the file of tables has all."""
 PAIRS = ("cloud-edge-even", "cloud-edge-opt")
-"""The strategies of source and cloud alone."""
+"""The strategies that use only the source and the cloud."""
 FREE = {name: f"{name}, unlimited" for name in PAIRS}
 """What they are called without a limit of memory."""
 FREED = ("llama2-13b",)

@@ -1,6 +1,7 @@
 """The paper's 7B row by the lab: the same placements in real processes that emulate the test bed's nodes and links.
 
-What was measured is kept in a file beside the page (`read`, `write`), so that the page is the same every time.
+The measurements are kept in a file next to the page (`read`, `write`), so that the page is always
+the same.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ Measurements = dict[LabRun, LabFigures]
 
 @dataclass(frozen=True, slots=True)
 class LabRow:
-    """One strategy's plan: one request alone under the latency plan, or several under the throughput plan.
+    """One strategy's plan: a single request under the latency plan, or several under the throughput
+    plan.
 
     `measured` is None until the lab has run this placement; `paper` is the paper's time per token or rate.
     """

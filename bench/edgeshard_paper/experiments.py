@@ -1,4 +1,4 @@
-"""The paper's experiments by the planner and the simulator, from the catalogue's figures alone."""
+"""The paper's experiments by the planner and the simulator, using only the catalogue's figures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SOURCES = {"AGX Orin": "agx-1", "Orin NX": "nx-1"}
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One strategy under one objective; `reason` says why there is no plan."""
+    """One strategy under one objective; `reason` is set if there is no plan."""
 
     placement: str
     nodes: int

@@ -1,6 +1,8 @@
-"""What Zhang et al. report ("EdgeShard", IEEE IoT-J 12(10), 2025), to stand beside what is computed here.
+"""The results of Zhang et al. ("EdgeShard", IEEE IoT-J 12(10), 2025), for comparison with the
+computed ones.
 
-Nothing is fitted to these numbers. `Tag` says how sure a number is: from notes taken from the paper, or recalled.
+Nothing is fitted to these numbers. `Tag` tells how sure a number is: from notes taken from the
+paper, or recalled.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ class Quoted:
 
 @dataclass(frozen=True, slots=True)
 class PaperRow:
-    """Milliseconds per token and tokens a second; None where the paper reports "out of memory" (`tag` is of that)."""
+    """Milliseconds per token and tokens a second; None if the paper reports "out of memory" (`tag`
+    then refers to this report).
+    """
 
     ms_per_token: Quoted | None
     tokens_per_s: Quoted | None
@@ -59,7 +63,7 @@ PERFORMANCE: dict[tuple[str, str], PaperRow] = {
     ("llama2-70b", "cloud-edge-opt"): _out_of_memory("S"),
     ("llama2-70b", "edgeshard"): _row(3086.43, "S", 1.25, "S"),
 }
-"""The performance table: source-cloud 1 Mb/s, every other link 50 Mb/s; 32 tokens in, 96 out; batch of at most 8."""
+"""The performance table: source-cloud 1 Mb/s, every other link 50 Mb/s. 32 tokens in, 96 out. Batch of at most 8."""
 
 NO_BUBBLES_GAIN_TPS = {"llama2-7b": Quoted(6.96, Tag.SOURCE), "llama2-13b": Quoted(5.21, Tag.SOURCE)}
 """Tokens a second that no-bubbles has more than bubbles."""

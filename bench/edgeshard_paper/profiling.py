@@ -33,7 +33,7 @@ _KINDS = {"AGX Orin": "agx-1", "Orin NX": "nx-1", "RTX 3090": "cloud"}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Requests that are planned for and run: prompts of so many tokens, in micro-batches of so many."""
+    """Requests to plan and run: their prompt tokens and their number in a micro-batch."""
 
     prompt_tokens: int
     load: Load

@@ -1,4 +1,4 @@
-"""The results as a page of tables beside the paper's numbers, and as pictures."""
+"""The results as a page of tables with the paper's numbers, and as pictures."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def lab_section(lab: Sequence[LabRow]) -> list[str]:
 
 
 def _added_for_each_stage(row: LabRow) -> float | None:
-    """Seconds that a token of one request alone took longer than predicted, for each stage of several."""
+    """Seconds that a token of a single request took longer than predicted, for each stage of several."""
     stages = len(row.run.stages)
     if row.measured is None or stages == 1 or not _alone(row):
         return None

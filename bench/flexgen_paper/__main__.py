@@ -108,7 +108,7 @@ def _searched(machine: TierMachine, model: TierModel, runtime: Runtime) -> list[
 
 
 def main_table() -> str:
-    """The published table beside the model's, for two rates of the disk (docs/papers.md#tensors-over-three-tiers)."""
+    """The published table next to the model's, for two rates of the disk (docs/papers.md#tensors-over-three-tiers)."""
     rows = []
     for row in PUBLISHED:
         for index, model in enumerate(MODELS):

@@ -1,7 +1,8 @@
-"""A linear program of a few variables, solved exactly but for rounding: the simplex method on a dense table. Pure.
+"""A linear program of a few variables, solved exactly except for rounding: the simplex method on a
+dense table. Pure.
 
-Nine fractions and two times need no solver of their own package. Bland's rule keeps it from going in circles, rows are
-scaled to a largest entry of 1, because bytes and seconds stand beside each other.
+Nine fractions and two times need no solver of their own package. Bland's rule prevents cycles. Rows
+are scaled to a largest entry of 1, because bytes and seconds are in one table.
 (docs/papers.md#tensors-over-three-tiers)
 """
 
@@ -14,11 +15,12 @@ from edgeshard.planning.solvers.instance import Floats
 _NOTHING = 1e-10
 """Of a scaled table: what counts as zero."""
 _INFEASIBLE = 1e-8
-"""What may be left of the scaled rows' misses for a program to count as one that has a solution."""
+"""The largest remaining infeasibility, over the scaled rows, of a program that counts as solvable."""
 
 
 def minimise(cost: Floats, upper: Floats, limits: Floats, equal: Floats, values: Floats) -> Floats | None:
-    """The x >= 0 of least cost x with  upper x <= limits  and  equal x = values; None where there is none.
+    """The x >= 0 of least cost x with  upper x <= limits  and  equal x = values; None if there is
+    none.
 
     cost [n], upper [u, n], limits [u], equal [e, n], values [e]. The cost must not be able to fall without end; one
     that is nowhere negative cannot.
@@ -76,7 +78,7 @@ def _solve(table: Floats, basis: list[int], aim: Floats, allowed: int) -> None:
 
 
 def _drive_out(table: Floats, basis: list[int], total: int) -> None:
-    """Artificial variables that stayed at zero leave the basis; a row without any other entry says nothing."""
+    """Artificial variables that stayed at zero leave the basis; a row without any other entry is redundant."""
     for row, column in enumerate(basis):
         if column < total:
             continue

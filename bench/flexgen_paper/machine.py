@@ -14,9 +14,10 @@ class TierMachine:
     """A node with an accelerator, host memory and a disk. Bytes, bytes a second, operations a second.
 
     Names say from where to where: `host_to_gpu`, `gpu_to_host`, `disk_to_host`, `host_to_disk`. Rates differ by what
-    moves, because the KV cache is gathered from pieces. `dense` and `attention` rates are those of matrices and of
-    attention on the accelerator, for prompts and for tokens; `host_attention` is attention where the cache lies in host
-    memory. `usable` is the part of each tier that may be planned with.
+    moves, because the KV cache is gathered from pieces. `dense` rates are for matrices, `attention`
+    rates for attention on the accelerator; each for prompts and for tokens; `host_attention` is
+    attention where the cache lies in host memory. `usable` is the part of each tier that may be
+    planned with.
     """
 
     gpu_bytes: float

@@ -175,7 +175,7 @@ def tier_costs(
 
 
 def best_fractions(costs: TierCosts, layers: int, new: int, fixed: Mapping[str, float]) -> Floats | None:
-    """The nine fractions of least seconds by the linear program; None where memory holds none."""
+    """The nine fractions of least seconds by the linear program; None if no tier's memory can hold them."""
     rows, limits = [], []
     units = [float(terms.max()) for terms in (costs.prompt, costs.token)]  # so that both times are of the size of 1
     for index, terms in enumerate((costs.prompt, costs.token)):
@@ -200,7 +200,7 @@ def best_fractions(costs: TierCosts, layers: int, new: int, fixed: Mapping[str, 
 def best_at(
     machine: TierMachine, model: TierModel, work: TierWorkload, runtime: Runtime, batch: int, batches: int
 ) -> TierPolicy | None:
-    """The best policy with this batch and this many batches; None where memory holds none."""
+    """The best policy with this batch and this many batches; None if memory can hold none."""
     costs = tier_costs(machine, model, work, runtime, batch, batches)
     found = best_fractions(costs, model.layers, work.new, runtime.fixed)
     if found is None:

@@ -24,17 +24,18 @@ from edgeshard.planning.solvers.scoring import stages
 BETWEEN_MBPS = (100, 200, 500, 1000, 2000, 5000, 10000)
 DRAWN_PROMPTS = 3
 LENGTHS = tuple(2**power for power in range(12))
-"""Of the slices whose utilisation is asked for, in tokens."""
+"""Lengths of the slices whose utilisation is computed, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A schedule's figures; `reason` says why it cannot run.
+    """A schedule's figures; `reason` is set if it cannot run.
 
-    `ttft_s` is of one prompt alone; `tokens_per_s` are prompt tokens with all prompts there at once, `joules` what one
-    of these prompts then takes on the nodes in use. `in_flight` prompts at once are enough for that rate, and have keys
-    and values in memory; `memory_bytes` is what the stages need then on all nodes together, `fullest` the largest part
-    that is needed of what a node may give. `gap` is what a plan certifies.
+    `ttft_s` is for a single prompt; `tokens_per_s` are prompt tokens with all prompts there at
+    once, `joules` what one of these prompts then takes on the nodes in use. `in_flight` prompts at
+    once are enough for that rate, and have keys and values in memory; `memory_bytes` is what the
+    stages need then on all nodes together, `fullest` the largest part that is needed of what a node
+    may give. `gap` is what a plan certifies.
     """
 
     name: str
@@ -110,7 +111,7 @@ def joules(costs: Costs, schedule: Schedule, run: Simulation) -> float:
 
 
 def memory(costs: Costs, schedule: Schedule, in_flight: int) -> tuple[MemoryUse, ...]:
-    """What each node needs with so many prompts' keys and values and steps of the longest slice."""
+    """The memory of each node with the keys and values of `in_flight` prompts and with steps of the longest slice."""
     sized = Costs(replace(costs.problem, step_tokens=max(schedule.slices)))
     found = []
     uses = sized.memory(Load(1, in_flight), schedule.cut)
@@ -140,8 +141,8 @@ def costs_of(name: str, nodes: Cluster | None = None) -> Costs:
 
 @dataclass(frozen=True, slots=True)
 class Halved:
-    """What a schedule reaches with cuts between whole blocks, and with cuts inside them, too; None for what its plan is
-    not about. `gap` is what a plan by halves certifies."""
+    """What a schedule reaches with cuts between whole blocks, and with cuts inside them, too; None
+    for figures that its plan does not optimise. `gap` is what a plan by halves certifies."""
 
     name: str
     ttft_s: tuple[float, float] | None
@@ -150,7 +151,9 @@ class Halved:
 
     @property
     def gains(self) -> tuple[float | None, float | None]:
-        """How many more first tokens, and prompt tokens, a second, as parts of those without; 0 but for rounding."""
+        """The gain in first tokens, and in prompt tokens, a second, as fractions of the values
+        without halves; at least 0 except for rounding.
+        """
         sooner = None if self.ttft_s is None else self.ttft_s[0] / self.ttft_s[1] - 1
         more = None if self.tokens_per_s is None else self.tokens_per_s[1] / self.tokens_per_s[0] - 1
         return _no_rounding(sooner), _no_rounding(more)
@@ -170,7 +173,7 @@ _HALVED: tuple[tuple[Callable[[Costs], Schedule], bool, bool], ...] = (
 
 
 def halved(whole: Sequence[Outcome], name: str, nodes: Cluster | None = None) -> list[Halved]:
-    """By halves, beside a table of the same model and nodes."""
+    """The table by halves, next to a table of the same model and nodes."""
     costs, found = HalfCosts(costs_of(name, nodes).problem), []
     for way, first, rate in _HALVED:
         schedule = way(costs)

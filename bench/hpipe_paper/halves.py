@@ -1,8 +1,10 @@
-"""Cuts between a block's attention and its MLP, priced beside cuts between whole blocks: no agent holds such cuts.
+"""Cuts between a block's attention and its MLP, priced against cuts between whole blocks: no agent
+holds such cuts.
 
 A block is two units here, so that the planner's own searches run on 2 N of them. The attention half has the norm before
-it, its matrices, the KV cache and its residual; the MLP half has the rest. What two nodes exchange is the same at
-either cut: of each position one row of hidden states, to which the residual is added already.
+it, its matrices, the KV cache and its residual; the MLP half has the rest. Two nodes exchange the
+same data at either cut: for each position one row of hidden states, to which the residual is added
+already.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from edgeshard.planning.solvers.all_cuts import every_cut, kinds_of_all
 from edgeshard.planning.solvers.instance import Cut
 
 _MLP = ("mlp.", "post_attention_layernorm.", "ln_2.")
-"""How a block's tensors begin that are behind its attention, in both models."""
+"""Prefixes of a block's tensors that follow its attention, in both models."""
 
 
 class MlpSpec(BlockSpec):

@@ -38,7 +38,8 @@ ROUNDS = sized(5, 1)
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Utilisations between 0 and 1, by a slice's tokens behind no others, and by the tokens before `long_slice` others.
+    """Utilisations between 0 and 1: by a slice's tokens if no tokens precede it, and by the number
+    of preceding tokens for a slice of `long_slice`.
 
     `read` is the part of the FMA rate that reading the weights once a slice allows, by a slice's tokens.
     """
@@ -84,7 +85,9 @@ def measure() -> Measured:
 
 
 def operations(before: int, tokens: int) -> float:
-    """Of a slice behind `before` others, in all of LAYERS: two for each weight, four for each channel of a pair."""
+    """Operations of a slice after `before` other tokens, in all of LAYERS: two for each weight,
+    four for each channel of a pair.
+    """
     hidden, inner, heads = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["num_attention_heads"]
     width = heads * CONFIG["head_dim"]
     kv_width = CONFIG["num_key_value_heads"] * CONFIG["head_dim"]
@@ -108,7 +111,7 @@ class _Blocks:
         self._held = 0
 
     def slice_s(self, before: int, tokens: int) -> float:
-        """Seconds of this thread's processor time for a slice behind the first `before` positions of the request."""
+        """Seconds of this thread's processor time for a slice after the first `before` positions of the request."""
         if before > self._held:
             self._run(self._held, before - self._held)
         return self._run(before, tokens)

@@ -24,7 +24,7 @@ DRAWN = (
     "TP-T",
     HPIPE,
 )
-"""In the pictures, and one of EdgeShard's plans beside them."""
+"""Shown in the pictures, with one of EdgeShard's plans."""
 FIRST, RATE = "EdgeShard, ttft", "EdgeShard, throughput"
 _WHOLE = "whole prompts follow each other"
 _DIVIDED = "half for each computer, each block divided among its nodes"
@@ -164,7 +164,9 @@ def _host_w(base: Outcome, ours: Outcome) -> float:
 
 
 def _halves(results: Results) -> list[str]:
-    """Cuts inside blocks beside cuts between them, over the test bed's own link; and the best gain over any link."""
+    """Cuts inside blocks compared with cuts between them, over the test bed's own link; and the
+    best gain over any link.
+    """
     found = [(name, row) for name, sweep in results.halves.items() for row in sweep[BED_MBPS]]
     rows = []
     for name, row in found:

@@ -1,4 +1,5 @@
-"""HPipe, its six baselines, one node alone, and EdgeShard's own plans: which layers where, and what follows what.
+"""HPipe, its six baselines, a single node, and EdgeShard's own plans: the layers of each stage, and
+the order of work.
 
 Each is a `Schedule`: a ring of stages for the simulator, the slices of a prompt, and the mode. Times of blocks, links
 and slices are the planner's. The only time made here is that of tensor parallelism, which the planner does not have.
@@ -84,7 +85,7 @@ def hpipe(costs: Costs) -> Schedule:
 
 
 def planned_first_token(costs: Costs) -> Schedule:
-    """EdgeShard's plan for the first token of a prompt alone, with its slices."""
+    """EdgeShard's plan for the first token of a single prompt, with its slices."""
     found = search_request(costs, Objective.TTFT)
     if found is None:
         raise EdgeShardError("the model has no plan on HPipe's test bed")
@@ -105,8 +106,9 @@ def megatron(costs: Costs) -> Schedule:
     """Each block divided among the nodes of one computer; the two computers have half the layers each, in a pipeline.
 
     A node computes its part of each block, by its speed: a roofline's time of that part of the bytes and operations.
-    Then D nodes add up what each has of the hidden states, once behind attention and once behind the MLP: a ring
-    all-reduce, 2 (D - 1) hops of 1/D of the bytes, each as long as on the slowest link between two of them.
+    Then D nodes sum their partial hidden states, once after attention and once after the MLP. This
+    is a ring all-reduce: 2 (D - 1) hops of 1/D of the bytes, each as slow as the slowest link
+    between two of them.
     """
     groups = tuple(
         tuple(index for index, node in enumerate(costs.nodes) if node.group == machine) for machine in MACHINES
@@ -141,7 +143,7 @@ def _divided(name: str, costs: Costs, groups: tuple[tuple[int, ...], ...], names
 
 
 def _sums_s(costs: Costs, group: Sequence[int], count: int) -> Callable[[int], float]:
-    """(tokens) -> seconds of so many all-reduces of their hidden states among the nodes of a group."""
+    """(tokens) -> seconds of `count` all-reduces of their hidden states among the nodes of a group."""
     width, size = costs.hidden_bytes, len(group)
 
     def seconds(tokens: int) -> float:

@@ -1,6 +1,6 @@
 """HPipe's test bed and its two models, as far as notes of the paper say and public sources fill in.
 
-Nothing is fitted to the paper. What it reports is in `ANCHORS`.
+Nothing is fitted to the paper. Its reported results are in `ANCHORS`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TESTBED = Path(__file__).parents[2] / "deploy" / "examples" / "hpipe-testbed.tom
 MACHINES = ("rtx", "p100")
 """The two computers of the test bed: the GPUs of one kind are in one of them."""
 PROMPTS = 16
-"""How many prompts are there at once where the rate is asked for."""
+"""Number of prompts that are present at once when the rate is computed."""
 
 _LLAMA_7B = {
     "model_type": "llama",
@@ -46,7 +46,7 @@ MODELS = tuple(CONFIGS)
 
 @dataclass(frozen=True, slots=True)
 class Anchors:
-    """What the notes give of the paper's results: up to so many times the throughput, up to so much less energy."""
+    """The paper's results as the notes give them: up to this many times the throughput, up to this much less energy."""
 
     speed_up: float = 2.28
     energy_saved: float = 0.682
@@ -60,7 +60,7 @@ def model(name: str) -> ModelSpec:
 
 
 def cluster(between_bps: float | None = None) -> Cluster:
-    """The test bed, with another rate between its two computers where one is given."""
+    """The test bed, with another rate between its two computers if one is given."""
     found = parse_cluster(tomllib.loads(TESTBED.read_text(encoding="utf-8")))
     return found if between_bps is None else with_bandwidth(found, between_bps, MACHINES)
 

@@ -1,4 +1,5 @@
-"""What the tools about a mixture's experts have in common: the model in one stage, text through it, and its routers.
+"""Shared parts of the tools about a mixture's experts: the model in one stage, text through it, and
+its routers.
 
 The model is a Hugging Face directory such as `bench/training/train_mixture_model.py` writes.
 """
@@ -62,6 +63,6 @@ class Mixture:
 
 
 def token_ids(directory: Path, text: Path, first_bytes: int | None = None) -> list[int]:
-    """A text's tokens; of its first bytes where a number is given."""
+    """A text's tokens; only of its first bytes if a number is given."""
     data = text.read_bytes()[:first_bytes].decode("utf-8", errors="ignore")
     return Tokenizer.load(directory / "tokenizer.json").encode(data)

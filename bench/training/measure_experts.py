@@ -4,15 +4,16 @@
                                                                                          writes config.json
     python -m bench.training.measure_experts table MODEL --text TEXT            writes edgeshard_experts.json
 
-`widths` follows EdgeMoE. With all matrices int4 it sets the experts of each layer to int2, and measures the loss on the
-text; an expert's part in that is as large as its share of the layer's tokens. Then the experts that cost least are int2
-together, as many as the tolerance allows; the number is found by bisection. What int2 costs is paid for by int8 in the
-experts that gain most by it: several numbers of those are tried, and the fewest bits win. The loss that must not be
-passed is that of all int4, plus the tolerance.
+`widths` follows EdgeMoE. With all matrices int4 it sets the experts of each layer to int2, and
+measures the loss on the text. An expert's part in that loss is proportional to its share of the
+layer's tokens. Then the experts that cost least are int2 together, as many as the tolerance allows;
+the number is found by bisection. What int2 costs is paid for by int8 in the experts that gain most
+by it: several numbers of those are tried, and the fewest bits win. The loss that must not be passed
+is that of all int4, plus the tolerance.
 
-With `--single` the experts of the layers that cost least are measured one by one, as EdgeMoE does. What one alone costs
-is less than 76,000 tokens of a small model can tell from chance: the loss of other texts grows by such a choice. Judge
-the result by another text (`--judge`).
+With `--single` the experts of the layers that cost least are measured one by one, as EdgeMoE does.
+The loss of a single one is smaller than 76,000 tokens of a small model can separate from chance:
+such a choice increases the loss of other texts. Judge the result by another text (`--judge`).
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Widths:
         return cls(mixture, ids, kinds)  # type: ignore[arg-type]
 
     def shares(self) -> list[list[float]]:
-        """Of each layer, the share of the text's choices that each expert has."""
+        """For each layer, each expert's share of the text's choices."""
         choices = self.mixture.routing(self.ids)
         return [
             (np.bincount(choices[:, layer].ravel(), minlength=len(experts)) / choices[:, layer].size).tolist()
@@ -89,8 +90,8 @@ def most_within(
 ) -> int | None:
     """How many of the experts, taken in order, keep the loss within the limit: found by bisection from `fewest` on.
 
-    None where `fewest` do not. The loss grows with their number but for noise, so what is found holds though a larger
-    number might, too.
+    None if `fewest` do not. The loss grows with their number except for noise, so the result holds
+    although a larger number might, too.
     """
     low, high, middle = fewest - 1, len(order), fewest
     while low < high:
@@ -109,7 +110,7 @@ def most_within(
 def choose_widths(widths: Widths, tolerance: float, single: int) -> dict[Expert, IntegerFormat]:
     """As many experts at int2 as the tolerance allows, once the experts that int8 helps most have it.
 
-    Of the `single` layers that cost least each expert is measured alone.
+    Each expert of the `single` layers that cost least is measured by itself.
     """
     plain = widths.loss({})
     limit = plain + tolerance

@@ -2,12 +2,14 @@
 
     python bench/training/train_demo_model.py --corpus DIR --out edgeshard/demo_model
 
-DIR holds `*.train.txt` and `*.valid.txt`. The result is a Hugging Face directory (config.json, tokenizer.json,
-tokenizer_config.json, chat_template.jinja, generation_config.json, model.safetensors in bfloat16) plus `training.json`,
-which records every setting, the bits per byte reached and the hash of the corpus.
+DIR holds `*.train.txt` and `*.valid.txt`. The result is a Hugging Face directory: config.json,
+tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json, and
+model.safetensors in bfloat16. It also has `training.json`, which records every setting, the bits
+per byte reached and the hash of the corpus.
 
-Reproducible: batches come from a seeded generator, the schedule counts steps and not seconds, and `--threads` is fixed,
-so two runs on the same kind of machine give the same weights. It runs on a GPU when torch sees one.
+Reproducible: batches come from a seeded generator, the schedule counts steps and not seconds, and
+`--threads` is fixed. So two runs on the same kind of machine give the same weights. It runs on a
+GPU when torch sees one.
 
 Hidden matrices are trained with Muon (momentum, orthogonalised by a Newton-Schulz iteration), embeddings and norms with
 AdamW.
@@ -50,8 +52,9 @@ def read_corpus(directory: Path) -> dict[str, str]:
 def train_tokenizer(text: str) -> Tokenizer:
     """A BPE tokenizer with byte fallback whose decode(encode(text)) is text, for any text.
 
-    A space becomes the visible mark U+2581 and sticks to the front of the word behind it; words, punctuation and runs
-    of newlines are merged separately, which spends the small vocabulary on words rather than on word-and-comma pairs.
+    A space becomes the visible mark U+2581 and sticks to the front of the next word. Words,
+    punctuation and runs of newlines are merged separately, which spends the small vocabulary on
+    words rather than on word-and-comma pairs.
     """
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=False))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
@@ -316,7 +319,7 @@ def training_record(
 
 
 def options_of(description: str) -> argparse.ArgumentParser:
-    """What both models' training may be told, with the demo model's defaults."""
+    """The options of both models' training, with the demo model's defaults."""
     parser = argparse.ArgumentParser(description=description.split("\n")[0])
     parser.add_argument("--corpus", type=Path, required=True, help="directory with *.train.txt and *.valid.txt")
     parser.add_argument("--out", type=Path, default=Path("edgeshard/demo_model"))

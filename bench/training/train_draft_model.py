@@ -2,11 +2,12 @@
 
     python -m bench.training.train_draft_model --corpus DIR --out bench/draft_model
 
-It learns what the demo model says of each token of the text, not which token stands there: a guess is right where both
-models draw the same. The record has, beside what the demo model's has, how often the two agree on the likeliest token.
+It learns the demo model's distribution for each token of the text, not the token itself: a guess is
+right if both models draw the same. In addition to the demo model's record, its record has how often
+the two agree on the likeliest token.
 
-Reproducible as the demo model's training is. What the demo model says of a window is computed once and kept, a gigabyte
-of memory for the whole text.
+Reproducible as the demo model's training is. The demo model's output for a window is computed once
+and kept, a gigabyte of memory for the whole text.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ JUDGED_TOKENS = 1 << 14
 
 
 class Teacher:
-    """What the demo model says of the windows of a text, [window + 1] tokens each."""
+    """The demo model's output for the windows of a text, [window + 1] tokens each."""
 
     def __init__(self, model: LlamaForCausalLM, windows: torch.Tensor) -> None:
         self._model = model.train(False)
@@ -52,7 +53,7 @@ class Teacher:
 
     @torch.no_grad()
     def logprobs(self, rows: torch.Tensor) -> torch.Tensor:
-        """[rows x window, vocabulary], behind each token of these windows but the last."""
+        """[rows x window, vocabulary], after each token of these windows except the last."""
         missing = rows[~self._known[rows]]
         if len(missing):
             self._hidden[missing] = self._model.model(self._windows[missing, :-1], use_cache=False).last_hidden_state
@@ -101,7 +102,7 @@ def train(model: LlamaForCausalLM, teacher: Teacher, windows: torch.Tensor, argu
 
 @torch.no_grad()
 def agreement(model: LlamaForCausalLM, teacher: LlamaForCausalLM, ids: list[int], window: int) -> float:
-    """The share of the first validation tokens behind which both find the same token likeliest."""
+    """The fraction of the first validation tokens after which both find the same token likeliest."""
     windows = torch.tensor(ids[: JUDGED_TOKENS // window * window]).view(-1, window)
     same = [
         (model(part).logits.argmax(-1) == teacher(part).logits.argmax(-1)).float().mean() for part in windows.split(8)
@@ -134,7 +135,7 @@ def main() -> None:
     }
     tensors = {n: p.detach().to(torch.bfloat16).contiguous() for n, p in model.named_parameters()}
     save(model, tensors, tokenizer, arguments.out, record)
-    # The same bytes as the demo model's: then nobody has to compare the two.
+    # The same bytes as the demo model's, so that the two need no comparison.
     (arguments.out / "tokenizer.json").write_bytes((DEMO_MODEL / "tokenizer.json").read_bytes())
     print(sample(model, tokenizer, "Once upon a time", "cpu"))
 

@@ -6,11 +6,12 @@ DIR holds `*.train.txt` and `*.valid.txt`. The result is a Hugging Face director
 per expert and projection as qwen3_moe is published. `training.json` records every setting, the bits per byte reached
 and how unevenly each layer uses its experts.
 
-The balance loss is weak on purpose: what is built on this model (a cache of experts, widths by expert) is about
+The balance loss is weak on purpose. Users of this model (a cache of experts, widths by expert) need
 routing that is skewed and follows from the layers before, as in mixtures of useful size.
 
-Reproducible as the demo model's training is. `--checkpoint` names a file that is written every `--checkpoint-steps`
-and continued from where it exists; the batches are those of a run that was never stopped.
+Reproducible as the demo model's training is. `--checkpoint` names a file that is written every
+`--checkpoint-steps`. If it exists, training continues from it, with the batches of a run that was
+never stopped.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class ExpertMuon:
         self.muon = Muon(self._views, momentum, weight_decay)
 
     def _matrices(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        halves = 2 if tensor.shape[1] < tensor.shape[2] else 1  # gate and up lie in one tensor, down is alone
+        halves = 2 if tensor.shape[1] < tensor.shape[2] else 1  # gate and up are in one tensor, down has its own
         return [half for expert in tensor for half in expert.chunk(halves)]
 
     def _bind(self) -> None:
@@ -106,7 +107,8 @@ class ExpertMuon:
 
 
 def balance_loss(router_logits: tuple[torch.Tensor, ...], active: int) -> torch.Tensor:
-    """1 where layers spread tokens evenly over experts, more where not: the mean of layers [tokens, experts]
+    """1 if layers spread tokens evenly over experts, more if not: the mean of layers [tokens,
+    experts]
 
     experts * sum over experts of (share of the choices x mean probability), as in the Switch Transformer.
     """
@@ -198,7 +200,8 @@ def train(model: Qwen3MoeForCausalLM, ids: list[int], arguments: argparse.Namesp
     for step, block in zip(range(arguments.steps), batches(ids, arguments, "cpu"), strict=False):
         if step < first:
             continue
-        torch.manual_seed(arguments.seed * 1_000_003 + step)  # dropout's, so that a run that was stopped goes on alike
+        # for dropout, so that a stopped run continues in the same way
+        torch.manual_seed(arguments.seed * 1_000_003 + step)
         loss, balance = training.step(step, block)
         average = loss if step == 0 else 0.98 * average + 0.02 * loss
         show_progress(
@@ -212,7 +215,7 @@ def train(model: Qwen3MoeForCausalLM, ids: list[int], arguments: argparse.Namesp
 
 @torch.no_grad()
 def expert_shares(model: Qwen3MoeForCausalLM, ids: list[int], arguments: argparse.Namespace) -> list[list[float]]:
-    """For each layer, the share of its choices that each expert gets on a text, largest first."""
+    """For each layer, each expert's share of its choices on a text, largest first."""
     counts: list[torch.Tensor] = [torch.zeros(arguments.experts) for _ in range(arguments.layers)]
     for start in range(0, len(ids) - arguments.window, arguments.window):
         block = torch.tensor([ids[start : start + arguments.window]])

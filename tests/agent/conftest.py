@@ -19,5 +19,5 @@ def make_ring() -> type[Ring]:
 
 @pytest.fixture(scope="session")
 def alone() -> Alone:
-    """(prompt, new tokens) -> what a request gets that runs alone."""
+    """(prompt, new tokens) -> the tokens of a request that runs by itself."""
     return expected

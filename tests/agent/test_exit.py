@@ -1,4 +1,4 @@
-"""The agent's process: how it ends, and what it says on stderr."""
+"""The agent's process: how it ends, and its output on stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent has imported, and when: it joins without torch, and serves our own blocks without transformers."""
+"""The imports of an agent, and their time: it joins without torch, and serves our own blocks without transformers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 LATER = {"torch", "transformers", "safetensors", "tokenizers"}
-"""What only computing needs."""
+"""Modules that only computing needs."""
 COMPILER = {"torch._dynamo", "torch._inductor", "torch.distributed.tensor"}
 """Half a second and tens of megabytes each, for nothing that an agent does."""
 MODULES = "; import json, sys; print(json.dumps(sorted(sys.modules)))"

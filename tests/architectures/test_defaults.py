@@ -39,7 +39,7 @@ def class_of(decoder: Decoder) -> Any:
 
 
 def reading(config: dict[str, Any]) -> Any:
-    """All that EdgeShard makes of a config.json; None for one that it refuses."""
+    """All that EdgeShard makes of a config.json; None if it is refused."""
     try:
         decoder = read_config(config)
     except UnsupportedModelError:

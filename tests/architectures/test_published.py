@@ -1,9 +1,10 @@
-"""The config.json of published models, as they are: each is accepted, and its tensors are those of the checkpoint.
+"""The config.json of published models, unchanged: each is accepted, and its tensors equal the
+checkpoint's.
 
-`published/` has them as public code quotes them, but for those that are `PUT_TOGETHER`: from the sizes of the models
-and the keys of transformers' class, so keys may be missing that the published file has. Counts of parameters that a
-comment names are published, too; the others are what transformers' layers add up to. `cards.toml` says which of them
-people run on clusters.
+`published/` has them as public code quotes them, except the `PUT_TOGETHER` ones. These were made
+from the models' sizes and the keys of transformers' class, so keys of the published file may be
+missing. Counts of parameters that a comment names are published, too; the others are what
+transformers' layers add up to. `cards.toml` lists the models that people run on clusters.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ MODELS: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
     "qwen3-30b-a3b": (30_532_122_624, {"layers.47.mlp.experts.127.up_proj.weight": (768, 2048)}),
     "qwen3-235b-a22b-2507": (235_093_634_560, {"layers.93.self_attn.k_proj.weight": (512, 4096)}),
     "qwen3-coder-480b-a35b": (480_154_875_392, {"layers.61.mlp.experts.159.down_proj.weight": (6144, 2560)}),
-    # Its sizes are those of the next one.
+    # Its sizes equal the next one's.
     "minimax-m2.1": (228_689_764_864, {}),
     # The Hub counts 228,703,644,928: with a scale for each of the 128 x 128 blocks of FP8.
     "minimax-m2.5": (
@@ -204,7 +205,7 @@ MODELS: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
     ),
     "command-r7b": (8_028_033_024, {"layers.31.mlp.up_proj.weight": (14_336, 4096)}),
     "olmoe-1b-7b": (6_919_161_856, {"layers.15.self_attn.k_norm.weight": (2048,)}),
-    # 4.6 billion by its page. Not found in full: its keys are those of transformers' class.
+    # 4.6 billion by its page. The full file was not found: its keys come from transformers' class.
     "afm-4.5b": (4_619_184_640, {"layers.35.mlp.up_proj.weight": (18_432, 2560)}),
     # 8,053,338,176 parameters, and two constants of the activation in each of 32 blocks.
     "apertus-8b": (8_053_338_176 + 64, {"layers.31.mlp.act_fn.alpha_p": (1,), "layers.31.mlp.act_fn.beta": ()}),
@@ -301,7 +302,8 @@ MODELS: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
             "layers.61.mlp.shared_experts.up_proj.weight": (2816, 4096),
         },
     ),
-    # Text only. That of qwen2-vl-2b is Qwen2-1.5B, that of qwen2.5-vl-7b Qwen2.5-7B, that of glm-4.5v GLM-4.5-Air.
+    # Text only. The text model of qwen2-vl-2b is Qwen2-1.5B, of qwen2.5-vl-7b Qwen2.5-7B, of
+    # glm-4.5v GLM-4.5-Air.
     "qwen2-vl-2b": (1_543_714_304, {"layers.27.self_attn.q_proj.bias": (1536,)}),
     "qwen2.5-vl-7b": (7_615_616_512, {}),
     "glm-4.5v": (106_852_251_264, {"layers.45.mlp.gate.e_score_correction_bias": (128,)}),

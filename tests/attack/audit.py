@@ -15,7 +15,9 @@ _AT_ONCE = 64
 
 
 async def drown(address: str, files: TlsFiles, *, count: int = 6000, seconds: float = 30.0) -> int:
-    """Call what an operator's certificate is for with a client's, `count` times or for so long; the refusals."""
+    """Call methods that need an operator's certificate with a client's, `count` times or for
+    `seconds`; return the refusals.
+    """
     until, refused = time.monotonic() + seconds, 0
     async with open_channel(address, files) as channel:
         admin = admin_pb2_grpc.AdminServiceStub(channel)

@@ -19,8 +19,9 @@ async def unfinished(
     chunked: bool = False,
     seconds: float = 30.0,
 ) -> Counter[int]:
-    """`count` chats at the same time whose bodies say to have `declared` bytes and stop behind `sent` of them; how
-    often each status came within `seconds` (-1: none, 0: the connection ended)."""
+    """Send `count` chats at the same time whose bodies declare `declared` bytes and stop after
+    `sent` of them. Return how often each status arrived within `seconds` (-1: none, 0: the
+    connection ended)."""
 
     async def one() -> int:
         reader, writer = await dial(url)

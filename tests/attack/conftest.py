@@ -21,7 +21,7 @@ from tests.support.http import Http
 
 
 class TwoKeys:
-    """Who shows another key is refused."""
+    """Refuses every other key."""
 
     def enter(self, key: str | None, what: str, address: str) -> Caller:
         if key not in ("honest", "mallory"):

@@ -18,7 +18,9 @@ Kind = Literal["silent", "half"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Connections that were made, that the other side still had at the end, and how many it had most of the time."""
+    """Connections that were made, connections that the other side still had at the end, and how
+    many it had most of the time.
+    """
 
     made: int
     still_open: int
@@ -26,8 +28,9 @@ class Outcome:
 
 
 async def hold(address: str, *, count: int = 3000, seconds: float = 30.0, kind: Kind = "silent") -> Outcome:
-    """Open `count` connections at once and keep them for `seconds`, or until the other side has closed all. A `silent`
-    one says nothing at all; a `half` one begins a handshake of TLS and does not go on."""
+    """Open `count` connections at once and keep them for `seconds`, or until the other side has
+    closed all. A `silent` connection sends nothing at all; a `half` one begins a handshake of TLS
+    and does not continue."""
     held: list[socket.socket] = []
     until, most = time.monotonic() + seconds, 0
     try:
@@ -75,7 +78,7 @@ async def _opened(address: str, kind: Kind) -> socket.socket:
 
 @cache
 def _hello() -> bytes:
-    """What a client says first. It may be the same each time."""
+    """A client's first message. It may be the same each time."""
     outgoing = ssl.MemoryBIO()
     with suppress(ssl.SSLWantReadError):
         ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost").do_handshake()

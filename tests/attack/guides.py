@@ -12,7 +12,7 @@ from edgeshard.domain.requests.generation import Guide, GuideKind
 from edgeshard.rpc.tls import TlsFiles
 
 GRAMMAR = "start: a\na: a a a | a a | /[a-zA-Z ,.]/"
-"""What it parses has ever more parses, and each token is tried against all of them."""
+"""A text of it has ever more parses, and each token is tried against all of them."""
 FINISHED = "FINISHED"
 
 

@@ -25,7 +25,7 @@ def entrance(address: str, authority: bytes, site: str) -> grpc.aio.Channel:
 async def guess(
     address: str, authority: bytes, site: str, token_id: str, *, count: int = 100_000, seconds: float = 30.0
 ) -> Counter[str]:
-    """Try `count` wrong secrets, or for so long; how often each status came."""
+    """Try `count` wrong secrets, or for `seconds`; return how often each status arrived."""
     until, met = time.monotonic() + seconds, Counter[str]()
     request = request_for(new_key())
     async with entrance(address, authority, site) as channel:
@@ -54,7 +54,7 @@ async def hold_turns(address: str, authority: bytes, site: str, *, count: int = 
 
 @contextlib.asynccontextmanager
 async def dialled_from(source: str, target: str) -> AsyncIterator[str]:
-    """An address of loopback behind which `target` is, which sees connections come from the host `source`."""
+    """An address of loopback that leads to `target`, which sees connections from the host `source`."""
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host, port = split_address(target)

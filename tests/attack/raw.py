@@ -17,7 +17,7 @@ Opened = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def dial(url: str) -> Opened:
-    """A connection to the gateway at `url`, of whose certificate nobody asks. Raises OSError."""
+    """A connection to the gateway at `url`, without a check of its certificate. Raises OSError."""
     where = urlsplit(url)
     assert where.hostname in ("127.0.0.1", "::1", "localhost"), "attacks are for sites of one's own"
     context: ssl.SSLContext | None = None

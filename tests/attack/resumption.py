@@ -66,7 +66,7 @@ def _request(model: str, id: str, generation: Generation, *, resume: bool) -> in
 
 
 async def _together(calls: list[Any]) -> Counter[str]:
-    """None leaves before all have their first answer: so many were there at the same time."""
+    """No call leaves before all have their first answer: all of them were there at the same time."""
     try:
         return Counter(await asyncio.gather(*map(_first, calls)))
     finally:

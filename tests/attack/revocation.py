@@ -1,4 +1,6 @@
-"""What somebody has open when its certificate is revoked, and goes on with. For sites of one's own on loopback."""
+"""The open calls of a principal when its certificate is revoked, and its later calls. For sites of
+one's own on loopback.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ OPEN = "OPEN"
 async def linger(
     address: str, files: TlsFiles, revoke: Callable[[], Awaitable[None]], *, node: str = "", seconds: float = 20.0
 ) -> dict[str, str]:
-    """Open what stays open, at a node with `node` and else at the coordinator, have the certificate revoked, and go on.
+    """Open long-lived calls, at a node with `node` and else at the coordinator, have the
+    certificate revoked, and continue.
 
     How each ended within `seconds`: the name of its status, or OPEN.
     """

@@ -39,16 +39,18 @@ from tests.attack.raw import ask
 ROOT = Path(__file__).resolve().parents[2]
 STARTS_S = 150.0
 ENDS_S = 90.0
-"""Behind its time, for an attacker to say what it was told."""
+"""Time after its end for an attacker to report its outcome."""
 RECOVERS_S = 60.0
 QUICK_S = 0.5
 TELLING_S = 0.2
-"""A pause of the measuring process that the row tells of."""
+"""A pause of the measuring process that the row reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One attack: what others met under it and beside the loop, what the attacker was `told`, and what it misses."""
+    """One attack: the figures of others under it and during the loop, the attacker's report `told`,
+    and the missed limits.
+    """
 
     attack: str
     seconds: float
@@ -95,8 +97,8 @@ def chosen(names: Sequence[str]) -> list[str]:
 
 @asynccontextmanager
 async def attacker(name: str, seconds: float, target: Target, group: Path | None) -> AsyncIterator[list[str]]:
-    """A process at it, in the group if there is one; behind it the list has its outcome in JSON. Raises RuntimeError
-    where it does not begin, or not end in time."""
+    """A process that attacks, in the group if there is one; after the `with`, the list has its
+    outcome in JSON. Raises RuntimeError if it does not begin, or does not end in time."""
     command = [sys.executable, "-m", "tests.attack.live.attacks", name, str(seconds)]
     with (target.scratch / f"{name}.err").open("w+b") as errors:
         process = await asyncio.create_subprocess_exec(

@@ -7,7 +7,7 @@ import asyncio
 from tests.attack.raw import dial
 
 INNER = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
-"""What is smuggled: whoever takes it for a request answers twice."""
+"""The smuggled text: a server that takes it for a request answers twice."""
 
 
 def _post(lines: bytes, body: bytes) -> bytes:

@@ -49,7 +49,7 @@ async def _listen(channel: grpc.aio.Channel, number: int) -> Any:
 
 
 async def _answer(call: Any, seconds: float) -> str:
-    """A stream that stays sends its headers; one that is refused ends with them or soon behind them."""
+    """A stream that stays sends its headers; a refused one ends with them or soon after them."""
     try:
         async with asyncio.timeout(seconds):
             if isinstance(call, grpc.aio.UnaryStreamCall):

@@ -1,4 +1,4 @@
-"""Whoever is refused as often as he likes hides nothing, and whoever changes a file is found out."""
+"""A client cannot hide an entry by causing many refusals, and a change of a file is detected."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def coordinator(tmp_path: Path) -> Iterator[str]:
 async def test_a_coordinator_outlives_more_connections_than_it_has_descriptors(
     coordinator: str, tmp_path: Path
 ) -> None:
-    """Strangers hold all that they get. Who was connected is answered, who comes later too, and the log stays small."""
+    """Strangers hold all that they get. Connected clients are answered, later ones too, and the log stays small."""
     async with Client(coordinator) as early:
         await early.nodes()
         attacking = asyncio.create_task(connections.hold(coordinator, count=400, seconds=40.0))

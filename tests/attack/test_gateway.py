@@ -1,4 +1,4 @@
-"""Attacks on a gateway alone, in this process: bodies, connections, and requests that are two."""
+"""Attacks on a gateway only, in this process: bodies, connections, and requests that are two."""
 
 from __future__ import annotations
 

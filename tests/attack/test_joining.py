@@ -1,4 +1,4 @@
-"""Whoever guesses secrets keeps nobody out but himself, and uses up no token."""
+"""A caller that guesses secrets locks out only itself, and uses up no token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was added stays what it was, or is refused, whoever writes into the files that it came from."""
+"""An added model stays unchanged or is refused, whatever is written into its original files."""
 
 from __future__ import annotations
 

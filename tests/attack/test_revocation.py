@@ -48,7 +48,7 @@ async def test_an_operator_that_revokes_itself_is_told_that_it_is_done(tmp_path:
 
 
 async def test_a_node_that_is_revoked_probes_no_other(tmp_path: Path) -> None:
-    """An idle probe and one that goes on. A node that did nothing keeps its own."""
+    """An idle probe and a running one. A node that did nothing keeps its own."""
     identities = Identities(tmp_path)
     server = Server("127.0.0.1:0", identities.of(Role.AGENT, "a"))
     add_StageServiceServicer_to_server(StageServicer(), server.grpc)

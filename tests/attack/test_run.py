@@ -1,4 +1,4 @@
-"""The runner of attacks says what is missed, and has figures of a live site to say it by."""
+"""The runner of attacks reports missed limits, and computes them from figures of a live site."""
 
 from __future__ import annotations
 

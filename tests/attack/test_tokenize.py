@@ -1,4 +1,4 @@
-"""One key's long texts beside another key's chat. What is compared is the order of answers, not seconds."""
+"""One key's long texts compete with another key's chat. The order of answers is compared, not seconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_long_texts_of_one_key_do_not_delay_anothers_chat(http: Http) -> N
 
 
 async def test_texts_of_one_key_take_turns_with_anothers_chat(http: Http) -> None:
-    """A chat that comes behind 24 texts as short as itself is answered before most of them."""
+    """A chat that arrives after 24 texts as short as itself is answered before most of them."""
     order: list[str] = []
     first = asyncio.Event()
     body = {"model": "m", "prompt": "once upon a time " * 3500}

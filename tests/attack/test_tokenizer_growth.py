@@ -1,4 +1,6 @@
-"""A model whose tokenizer makes gigabytes of a short prompt is not added, and not loaded where it was added before."""
+"""A model whose tokenizer makes gigabytes of a short prompt cannot be added, and cannot be loaded
+if it was added before.
+"""
 
 from __future__ import annotations
 
@@ -86,8 +88,8 @@ print(json.dumps([reasons, megabytes(resource.RUSAGE_SELF) - before, megabytes(r
 )
 @pytest.mark.one_in(3)
 def test_a_text_that_grows_ends_a_process_that_is_not_the_agents(tmp_path: Path, doublings: int, prompt: str) -> None:
-    """By what the file says, also six doublings are taken where a model is added. Their texts become 64 MiB and 8, each
-    byte of which the library takes 130 for."""
+    """The file's bound allows adding models with up to six doublings. Their texts become 64 MiB and
+    8, each byte of which the library takes 130 for."""
     path = write_tokenizer(tmp_path / TOKENIZER, **tokenizer_growth.chains(doublings)["replaced"])
     script = [sys.executable, "-c", PROMPTS, str(path), prompt, "1*4"]
     done = subprocess.run(script, capture_output=True, timeout=300, check=True, text=True)

@@ -1,6 +1,7 @@
 """An agent with failpoints: `python -m tests.chaos.agent --failpoints DIR [--step-tokens N] OPTIONS...`
 
-OPTIONS are those of edgeshard-agent, whose own entry runs with them. Its failpoints go by its `--name`.
+OPTIONS are the options of edgeshard-agent, whose own entry runs with them. Its failpoints go by its
+`--name`.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def _faulty(behaviour: Callable[..., Awaitable[Any]], actions: Sequence[Action])
 def _faulty_stream(
     behaviour: Callable[..., AsyncIterator[Any]], actions: Sequence[Action]
 ) -> Callable[..., AsyncIterator[Any]]:
-    """Of a stream the reply is lost behind its first message."""
+    """The reply of a stream is lost after its first message."""
 
     async def call(request: Any, context: Any) -> AsyncIterator[Any]:
         if Action.LOSE_REQUEST in actions:

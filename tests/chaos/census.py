@@ -1,4 +1,4 @@
-"""What a process holds in memory, told when it is asked: how many tasks, streams, requests.
+"""The numbers of objects in a process's memory, reported on request: tasks, streams, requests.
 
 SIGUSR1 makes a process of a chaos site write its counts to `NAME.census`, as JSON. Counting is put there from outside,
 like the failpoints (tests/chaos/hooks.py).

@@ -1,4 +1,4 @@
-"""What a client was streamed, against what it is streamed when nothing goes wrong. Pure."""
+"""Compares a client's stream with the stream of an undisturbed run. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from edgeshard.domain.requests.generation import Finished, FinishReason, Generat
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The undisturbed answer to a request: `text` is all of it, also what was held back until the end. `logprobs` are 0
-    where nobody asked for them."""
+    """The undisturbed answer to a request: `text` is all of it, also what was held back until the
+    end. `logprobs` are 0 if they were not requested."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]

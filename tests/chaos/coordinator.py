@@ -1,6 +1,7 @@
 """A coordinator with failpoints: `python -m tests.chaos.coordinator --failpoints DIR OPTIONS...`
 
-OPTIONS are those of edgeshard-coordinator, whose own entry runs with them. Its failpoints go by `coordinator`.
+OPTIONS are the options of edgeshard-coordinator, whose own entry runs with them. Its failpoints go
+by `coordinator`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from edgeshard.domain.requests.step import Span
 
 
 class Place(StrEnum):
-    """Of an agent, but for the last three."""
+    """All in an agent, except the last three."""
 
     BEFORE_COMPUTE = "before_compute"
     AFTER_COMPUTE = "after_compute"
@@ -62,7 +62,7 @@ class Action(StrEnum):
     SLEEP = "sleep"
     """The thread that came by waits for `seconds`."""
     COMPUTE = "compute"
-    """It computes for so many seconds of its processor time."""
+    """It computes for a fixed time of its processor."""
     LOSE_REQUEST = "lose_request"
     """Of a call: the caller hears that the coordinator is away, and nothing was done."""
     LOSE_REPLY = "lose_reply"
@@ -76,8 +76,9 @@ OF_CALLS = frozenset({Action.LOSE_REQUEST, Action.LOSE_REPLY, Action.TWICE})
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A process comes by a place: with a step of these spans, a change of a deployment such as ready->waiting, another
-    write of the coordinator by its name (`hooks.WRITES`), or a call of this method."""
+    """A process passes a place: with a step of these spans, a change of a deployment such as
+    ready->waiting, another write of the coordinator by its name (`hooks.WRITES`), or a call of this
+    method."""
 
     place: Place
     step: int = -1
@@ -87,12 +88,13 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Failpoint:
-    """Acts when its process comes by `place` for the `time`th time with what it asks for.
+    """Acts when its process passes `place` for the `time`th time with matching values.
 
-    `step` is a step's number in its epoch. `position` asks for a step that runs this position of a request: of the step
-    that makes token n, the prompt's length + n - 1; of a chunk of the prompt, a position in it. Steps without spans
-    do not count; with `guesses` only those do that have guessed tokens. `what` is a change of a deployment, another
-    write, or a call's method. `id` is its name in the marks.
+    `step` is a step's number in its epoch. `position` matches a step that runs this position of a
+    request: in the step that makes token n it is the prompt's length + n - 1, in a chunk of the
+    prompt a position in it. Steps without spans do not count; with `guesses` only those do that
+    have guessed tokens. `what` is a change of a deployment, another write, or a call's method. `id`
+    is its name in the marks.
     """
 
     id: str

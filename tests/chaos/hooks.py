@@ -22,7 +22,7 @@ WRITES = {
     "save_traffic": "traffic",
     "save_operation": "operation",
 }
-"""What the coordinator's database takes beside deployments, by the method of StateStore that writes it."""
+"""Other writes of the coordinator's database than deployments, by the StateStore method that writes them."""
 FILES = ("blob", "manifest", "names")
 """What its model store writes: the end of a blob, a manifest, and the names of all."""
 KEPT_STEPS = 256
@@ -72,7 +72,7 @@ def hook_agent(trap: Trap) -> None:  # noqa: C901 - a function for each place
 
     def computing(compute: Callable[..., Any]) -> Callable[..., Any]:
         def hooked(runner: StageRunner, offered: Any) -> Any:
-            step, _ = offered[0]  # where nothing streams, a sweep is one step
+            step, _ = offered[0]  # if nothing streams, a sweep is one step
             steps.began(step.number, step.plan.spans)
             steps.hit(Place.BEFORE_COMPUTE, step.number)
             ran = compute(runner, offered)
@@ -137,7 +137,7 @@ def hook_agent(trap: Trap) -> None:  # noqa: C901 - a function for each place
 
 
 def cut_prompts(step_tokens: int) -> None:
-    """Let a head put at most so many tokens into a step, so that short prompts go in several chunks too."""
+    """Limit a head to `step_tokens` tokens in a step, so that short prompts need several chunks, too."""
     from edgeshard_agent.scheduler import setup
 
     name = "step_tokens"

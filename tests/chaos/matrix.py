@@ -1,4 +1,4 @@
-"""The cases, as values: who is asked for what, and which node is lost where in which step. Pure."""
+"""The cases, as values: the request, the node, and the node's loss by place and step. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.chaos.failpoints import OF_LOADS, OF_SAVES, Action, Place
 
 STAGES = 3
 SPARE = STAGES
-"""Where a fault hits the node that holds no stage when the case begins."""
+"""Used if a fault hits the node that holds no stage when the case begins."""
 COORDINATOR = -1
 PROMPT = 96
 NEW_TOKENS = 32
 CHUNK = 32
-"""Tokens of a chunk of a prompt that is alone; see STEP_TOKENS of the site."""
+"""Tokens of a chunk of a single prompt; see STEP_TOKENS of the site."""
 BLOCK_TOKENS = 16
 VOCABULARY = (3, 4096)
 SEEDS = 50
@@ -32,7 +32,7 @@ class Dtype(StrEnum):
 
     @property
     def fields(self) -> dict[str, object]:
-        """What of a deployment's spec says so."""
+        """The fields of a deployment's spec that select it."""
         if self is Dtype.INT4:
             return {"dtype": "bfloat16", "quantisation": {"*": "int4"}}
         return {"dtype": "float32" if self is Dtype.FP32 else "bfloat16"}
@@ -44,14 +44,14 @@ class Shape(StrEnum):
     HYBRID = "hybrid"
     """Of Qwen3.5: linear attention with states of each request, and full attention."""
     NEMOTRON = "nemotron"
-    """Layers of Mamba2, of attention, of an MLP alone and of experts alone: the last two keep nothing."""
+    """Layers of Mamba2, of attention, of only an MLP and of only experts: the last two keep nothing."""
     GEMMA4 = "gemma4"
     """Windowed and full attention, with other heads in each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request. `seed` draws the prompt, and the tokens where it is `sampled`."""
+    """A request. `seed` draws the prompt, and the tokens if it is `sampled`."""
 
     seed: int
     prompt_tokens: int = PROMPT
@@ -68,7 +68,8 @@ class Ask:
     def options(self) -> GenerateOptions:
         options = GenerateOptions(max_new_tokens=self.new_tokens, ignore_eos=True, logprobs=self.logprobs)
         if self.sampled:
-            # A node that is new to a request has to be told what penalties count. Below 0 they matter most often.
+            # A node that is new to a request must receive the tokens that penalties count. Below 0
+            # they matter most often.
             options |= GenerateOptions(temperature=0.9, top_p=0.95, min_p=0.01, seed=self.seed)
             options |= GenerateOptions(presence_penalty=-1.5, frequency_penalty=0.4, logit_bias={300: 2.0, 301: -100.0})
         return options
@@ -96,7 +97,7 @@ class Fault:
 
 class LinkKind(StrEnum):
     DEAF = "deaf"
-    """Nobody reaches the node of this stage any more, though it reaches everybody."""
+    """The node of this stage cannot be reached any more, though it reaches all others."""
     STALL = "stall"
     STALL_UP = "stall_up"
     """What the sender writes no longer arrives; the other direction passes."""
@@ -154,7 +155,9 @@ class Case:
 
 
 def step_name(position: int) -> str:
-    """Of the step of a request alone that runs this position: a chunk of its prompt, or the token that it makes."""
+    """The name of the step of a single request that runs this position: a chunk of its prompt, or
+    the token that it makes.
+    """
     if position >= PROMPT:
         return f"token{position - PROMPT + 2}"
     return f"position{position}" if position % CHUNK else f"chunk{position // CHUNK}"
@@ -170,8 +173,8 @@ def asks(case: Case) -> tuple[tuple[Ask, ...], tuple[Ask, ...]]:
 
 
 def steps() -> tuple[int, ...]:
-    """A position in every step of a request alone: the chunks of its prompt, of which the last makes the first token,
-    and each further token."""
+    """A position in every step of a single request: the chunks of its prompt, the last of which
+    makes the first token, and each further token."""
     return (*range(0, PROMPT, CHUNK), *range(PROMPT, PROMPT + NEW_TOKENS - 1))
 
 
@@ -181,8 +184,8 @@ def full(seed: int) -> list[Case]:
 
 
 def quick(seed: int, share: int = 1) -> list[Case]:
-    """Some of each group, chosen by `seed`; one `share`-th of them, and then of one shape alone, for each is a model of
-    its own.
+    """Some of each group, chosen by `seed`. Only one `share`-th of them, and then only of one
+    shape, since each shape is a model of its own.
 
     No node that is halted and no link that stalls, which take their seconds. No loss of a shape's node within a prompt:
     the case before it may have had the same prompt, which is then taken from its states and not read again.
@@ -284,7 +287,7 @@ def halted() -> Iterator[Case]:
 
 
 RECOVERY = ("ready->waiting", "waiting->loading", "loading->activating", "activating->ready")
-"""The changes of a deployment that loses a node and goes on."""
+"""The changes of a deployment that loses a node and continues."""
 
 
 def saves() -> Iterator[Case]:

@@ -1,7 +1,8 @@
 """How long a request stands still when it loses a node, and what it waits for meanwhile.
 
-Each try is one request alone on a whole site, and one fault in its middle. A pause is the longest wait for a token. Its
-parts come from the coordinator's log, whose clock is the one that the marks of failpoints are in:
+Each try is a single request on a whole site, and one fault in its middle. A pause is the longest
+wait for a token. Its parts come from the coordinator's log, whose clock is the one that the marks
+of failpoints are in:
 
     detect   until the coordinator knows
     plan     until it has decided where the lost layers go
@@ -63,12 +64,12 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Seconds in all, and of each part that the log tells."""
+    """Seconds in total, and of each part that the log shows."""
 
     whole_s: float
     parts: Mapping[str, float]
     predicted_s: float | None = None
-    """What the plan said before, of a node that dies."""
+    """The plan's prediction before, for a node that dies."""
 
 
 def log_events(lines: Sequence[str]) -> Iterator[tuple[float, Mapping[str, object]]]:
@@ -140,7 +141,7 @@ async def run(tries: int, keep: Path | None, kinds: Sequence[Kind] = KINDS) -> i
 
 
 async def _predicted(site: ChaosSite, case: Case) -> float | None:
-    """What losing the node of the case would cost, as the coordinator says."""
+    """The coordinator's predicted cost of losing the case's node."""
     outlook = (await site.client.deployment(DEPLOYMENT, outlook=True)).outlook
     assert outlook is not None
     pause = outlook.losses[case.faults[0].at].pause

@@ -46,7 +46,7 @@ class Direction:
         self._flow.set()
 
     def flip(self, after_bytes: int, bit: int = 0) -> None:
-        """Change one bit of the byte that comes behind the next `after_bytes` ones."""
+        """Change one bit of the byte that follows the next `after_bytes` ones."""
         self._flips.append((self.bytes_passed + after_bytes, bit))
 
     async def passable(self) -> None:
@@ -96,7 +96,7 @@ class Link:
             connection.abort()
 
     def half_close(self) -> None:
-        """Tell the target, on every connection, that nothing more comes. The other direction goes on."""
+        """Tell the target, on every connection, that nothing more comes. The other direction continues."""
         for connection in list(self.connections):
             if connection.far.can_write_eof() and not connection.far.is_closing():
                 with contextlib.suppress(OSError, RuntimeError):
@@ -121,8 +121,8 @@ class _Connection:
 class Proxy:
     """Listens on a free loopback port and forwards to `target`, a host:port that may come and go.
 
-    `dialler` names the process behind a port of this machine; connections of one name are one `Link`. Without it there
-    is one link, ''.
+    `dialler` names the process that uses a port of this machine; connections of one name are one
+    `Link`. Without it there is one link, ''.
     """
 
     def __init__(self, target: str, dialler: Callable[[int], Awaitable[str]] | None = None) -> None:
@@ -255,4 +255,4 @@ class _Way:
                 return  # half-closed meanwhile: what still comes this way is lost
             await self._writer.drain()
             if size < len(data):
-                await asyncio.sleep(0)  # a turn for the socket, so that this piece leaves alone
+                await asyncio.sleep(0)  # a turn for the socket, so that this piece leaves by itself

@@ -1,4 +1,5 @@
-"""Replicas that are lost: the node of one of two is killed amid answers of both, and its requests go on at the other.
+"""Lost replicas: the node of one of two is killed amid answers of both, and its requests continue
+at the other.
 
     python -m tests.chaos.replica_kills [--kills 50] [--seed 1] [--keep DIR]
 
@@ -36,7 +37,7 @@ ASKS = tuple(
 )
 PLACES = (Place.BEFORE_COMPUTE, Place.AFTER_COMPUTE, Place.BEFORE_RETURN, Place.AFTER_RETURN, Place.BEFORE_SAY)
 LATEST = 40
-"""The kill comes in one of so many steps or messages: there are more."""
+"""The kill happens in one of this many steps or messages: there are more."""
 LIMIT_S = 90.0
 
 
@@ -97,7 +98,7 @@ async def _kill(site: ChaosSite, victim: str, point: Failpoint, right: Sequence[
 
 
 async def _after(site: ChaosSite, before: dict[str, Deployment], lost: str) -> list[str]:
-    """What is wrong with the replicas while one is gone: the other goes on at its epoch."""
+    """The faults of the replicas while one is gone: the other must continue at its epoch."""
     problems = []
     for one in await site.client.replicas(DEPLOYMENT):
         name = one.spec.name

@@ -3,10 +3,11 @@ undisturbed run.
 
     python -m tests.chaos.run --cases quick|full [--seed N] [--only TEXT] [--table FILE] [--keep DIR]
 
-A line for each case, and a last one with the sums. Exits with 1 when a token was changed, lost or repeated, a request
-failed, or a failpoint did not act. --only takes cases whose name has the text. --table writes the results into the
-marked part of a document. --keep leaves the logs of the processes in a directory. `--pauses N` measures how long
-requests stand still instead, N times each way (tests/chaos/pauses.py).
+A line for each case, and a last one with the sums. Exits with 1 if a token was changed, lost or
+repeated, a request failed, or a failpoint did not act. --only takes cases whose name has the text.
+--table writes the results into the marked part of a document. --keep leaves the logs of the
+processes in a directory. `--pauses N` measures how long requests stand still instead, N times each
+way (tests/chaos/pauses.py).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Options:
 
 
 def chosen(options: Options) -> list[Case]:
-    """The cases to run, those of one site, shape and dtype one after the other."""
+    """The cases to run, grouped by site, shape and dtype."""
     cases = matrix.full(options.seed) if options.cases == "full" else matrix.quick(options.seed, options.share)
     wanted = [case for case in cases if options.only in case.name]
     return sorted(wanted, key=lambda case: (bool(case.links), case.shape or "", list(matrix.Dtype).index(case.dtype)))

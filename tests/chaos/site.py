@@ -58,8 +58,8 @@ def spec(**changes: object) -> DeploymentSpec:
 class ChaosSite:
     """As an async context manager it starts everything, and ends everything.
 
-    With `proxied` a proxy stands before every agent, where its neighbours dial it: `proxies` by the agent's name.
-    Agents get further `options`.
+    With `proxied`, a proxy stands before every agent, at the address that its neighbours dial:
+    `proxies` by the agent's name. Agents get further `options`.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class ChaosSite:
         await self.until(self._whole, BACK_S)
 
     async def start_dead(self, names: Sequence[str]) -> None:
-        """Start those of these processes that have ended; they are ready later."""
+        """Start the dead ones of these processes; they are ready later."""
         for name in self.dead():
             if name in names:
                 await self.daemons[name].start()
@@ -200,7 +200,7 @@ class ChaosSite:
         return [str(stage.node_name) for stage in deployment.placement.stages]
 
     async def placed(self) -> list[str]:
-        """The nodes of the stages, in order, and behind them the spares."""
+        """The nodes of the stages, in order, followed by the spares."""
         stages = await self.stages()
         return [*stages, *(name for name in self.nodes if name not in stages)]
 
@@ -255,7 +255,7 @@ class ChaosSite:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that stay free while a process is away: of those that the system gives to nobody who asks for any port."""
+    """Ports that stay free while a process is away: the system gives them to no process that requests any port."""
     first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     ports = max(range(10_000, first), range(last + 1, 65_536), key=len)
     found: list[int] = []

@@ -1,10 +1,12 @@
-"""Nodes that stand still for a moment, and steps that take long: nobody is taken for dead, and no token is lost.
+"""Nodes that stall for a moment, and steps that take long: no node counts as dead, and no token is
+lost.
 
     python -m tests.chaos.standstill [--tries 20] [--step 30] [--keep DIR]
 
-A node is stopped (SIGSTOP) in the middle of an answer and goes on 1.5 s later: the epoch must stay. After 2 s the
-answer may have moved to other nodes, but its tokens are the same. A coordinator that is stopped gives up nobody,
-however long. A step of so many seconds, of an emulated device and of processor time, is no reason to give up its node.
+A node is stopped (SIGSTOP) in the middle of an answer and continues 1.5 s later: the epoch must
+stay. After 2 s the answer may have moved to other nodes, but its tokens are the same. A stopped
+coordinator gives up no node, however long. A long step, of an emulated device or of processor time,
+is no reason to give up its node.
 """
 
 from __future__ import annotations
@@ -108,15 +110,15 @@ async def _pause(site: ChaosSite, right: Reference, node: str, pause_s: float) -
 
 
 async def emulated_step(directory: Path, step_s: float) -> Try:
-    """Each step takes so long on the emulated device of the second stage; the right answer is the first node's
-    alone."""
+    """Each step takes `step_s` on the emulated device of the second stage; the right answer is the
+    one of only the first node."""
     directory.mkdir(parents=True, exist_ok=True)
     async with ChaosSite(directory, ("a", "b"), options=("--emulate", str(_lab_file(directory, step_s)))) as site:
         return say(await _slow_answer(site, f"an emulated step of {step_s:g} s", step_s))
 
 
 async def computed_step(directory: Path, step_s: float) -> Try:
-    """One step takes so much processor time on the second stage."""
+    """One step takes `step_s` of processor time on the second stage."""
     async with ChaosSite(directory, ("a", "b")) as site:
         point = Failpoint("slow", Place.BEFORE_COMPUTE, action=Action.COMPUTE, seconds=step_s)
         return say(await _slow_answer(site, f"{step_s:g} s of processor time", step_s, point))

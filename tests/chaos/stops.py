@@ -1,4 +1,5 @@
-"""Nodes that stand still for good: any node of a deployment is stopped (SIGSTOP) amid answers, which go on elsewhere.
+"""Nodes that stall for good: any node of a deployment is stopped (SIGSTOP) amid answers, which
+continue elsewhere.
 
     python -m tests.chaos.stops [--stops 200] [--seed 1] [--keep DIR]
 
@@ -40,7 +41,7 @@ ASKS = (
     Ask(7, prompt_tokens=16, new_tokens=280, sampled=True),
 )
 LATEST = 200
-"""At most so many tokens have come before the stop."""
+"""At most this many tokens have arrived before the stop."""
 LIMIT_S = 60.0
 
 

@@ -33,7 +33,7 @@ LAYERS = {STEADY: "a=0:6,b=6:12", TRIED: "c=0:6,d=6:12"}
 ASK = Ask(11, prompt_tokens=48, new_tokens=300)
 MAX_CONTEXT = 512
 ANSWER_S = 3.0
-"""From its start, a coordinator answers within so many seconds."""
+"""From its start, a coordinator answers within this time."""
 LIMIT_S = 30.0
 """For anything of a case to happen. A quiet machine needs a second."""
 LATE_S = 1.5
@@ -124,8 +124,8 @@ class Operator:
 
 
 class Story:
-    """`prepare` before the failpoint is armed, `act` while it is, `heal` once the coordinator is back; `finish` says
-    how it must have ended, and tidies up."""
+    """`prepare` before the failpoint is armed, `act` while it is, `heal` once the coordinator is
+    back; `finish` checks how it ended, and tidies up."""
 
     def __init__(self, operator: Operator, name: str, number: int) -> None:
         self._operator = operator
@@ -230,7 +230,7 @@ class Story:
                 await site.daemons["d"].kill()
 
     def lost(self, before: Known, after: Known, answered: frozenset[str]) -> list[str]:
-        """What of that which was acknowledged the restarted coordinator does not know."""
+        """The acknowledged changes that the restarted coordinator does not know."""
         nodes = {name: of for name, of in before.nodes.items() if (self._name, name) != ("a node is deleted", "e")}
         problems = [f"node {name} is not known" for name, of in nodes.items() if after.nodes.get(name) != of]
         kept = before.models - ({OTHER_MODEL} if self._name == "a model is deleted" else set())

@@ -1,4 +1,6 @@
-"""A call that is lost on its way, answered in vain or sent twice takes effect once, on a real coordinator and nodes."""
+"""A call that is lost, whose answer is lost, or that is sent twice takes effect once, on a real
+coordinator and nodes.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ class Faulty:
 
 
 def logged(site: ChaosSite, event: str, **fields: object) -> int:
-    """How often the coordinator has said so."""
+    """How often the coordinator has logged this."""
     lines = [json.loads(line) for line in site.daemons[COORDINATOR].log.read_text().splitlines()]
     return sum(line.get("event") == event and fields.items() <= line.items() for line in lines)
 
@@ -102,7 +104,7 @@ async def test_a_deployment_is_deleted_once(site: ChaosSite, action: Action) -> 
 
 
 async def test_a_deployment_whose_coordinator_is_killed_before_it_answers_is_not_made_twice(site: ChaosSite) -> None:
-    """Killed behind the write: the same call, sent to the coordinator that took its place, gets the first answer."""
+    """Killed after the write: the same call, sent to the next coordinator, gets the first answer."""
     request = admin_pb2.DeployRequest(operation_id=uuid.uuid4().hex, spec=spec_to_wire(spec(name="killed")))
     site.arm(COORDINATOR, [Failpoint("killed-after-save", Place.AFTER_SAVE, what="new->loading")])
 
@@ -175,7 +177,7 @@ async def test_a_measurement_is_reported_once(site: ChaosSite, action: Action) -
 async def test_a_request_whose_call_is_lost_ends_right_or_never_began(
     site: ChaosSite, tales: None, action: Action
 ) -> None:
-    """A client that has a beginning comes back for the rest by itself. The same id is free for another afterwards."""
+    """A client that has a beginning reconnects for the rest by itself. The same id is free for another afterwards."""
     asked = {**ASKED, "max_new_tokens": 96}
     right = reference_of([event async for event in site.client.generate(DEPLOYMENT, PROMPT, **asked)])
     got: list[Any] = []

@@ -28,7 +28,7 @@ COUNT = "EDGESHARD_CHAOS_DISCONNECTS"
 GROUP = 8
 """Clients at once: four run, the others wait."""
 KILLS_EVERY = 6
-"""Groups: a node is lost under one of so many."""
+"""One of this many groups loses a node."""
 NEW_TOKENS = 64
 TEXT = "Once upon a time there was a king who had three sons. " * 3
 GONE_S = 20.0
@@ -60,7 +60,7 @@ class Leaver:
         self.events = 0
 
     async def visit(self, fault: asyncio.Event | None, after_fault_s: float) -> None:
-        """Where a node is to be lost, that happens first: it leaves so long after it."""
+        """If a node is to be lost, that happens first: the client leaves `after_fault_s` after it."""
         async with Client(self._address, plaintext=True) as client:
             reading = asyncio.create_task(self._read(client, None if fault is not None else self._after_tokens))
             if fault is not None:
@@ -92,7 +92,7 @@ class Leaver:
 
 
 async def leave(site: ChaosSite, chance: random.Random, count: int, lost_stage: int | None) -> None:
-    """A group of clients comes and leaves; a node is lost meanwhile, once the first has a token, and comes back."""
+    """A group of clients joins and leaves; meanwhile a node is lost, once the first has a token, and recovers."""
     leavers = [Leaver(site.address, chance) for _ in range(count)]
     fault = asyncio.Event() if lost_stage is not None else None
     visits = [asyncio.create_task(leaver.visit(fault, chance.uniform(0.0, 0.6))) for leaver in leavers]
@@ -110,7 +110,7 @@ async def leave(site: ChaosSite, chance: random.Random, count: int, lost_stage: 
 
 
 async def nothing_left(site: ChaosSite) -> float:
-    """Seconds until no node holds KV and nobody knows of a request. Raises AssertionError for what stays."""
+    """Seconds until no node holds KV and no process knows of a request. Raises AssertionError for what stays."""
     began, found = time.monotonic(), ["nobody answered"]
 
     async def gone() -> bool:

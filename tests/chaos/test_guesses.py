@@ -58,7 +58,7 @@ async def answer(site: ChaosSite, ask: Ask) -> Stream:
 
 
 async def guesses(site: ChaosSite) -> StageGuesses:
-    """As the head has told since now."""
+    """As the head reports it from now on."""
     loop = asyncio.get_running_loop()
     began = loop.time()
 

@@ -1,4 +1,4 @@
-"""The cases are what the page says, the same for the same seed, and a run says what went wrong."""
+"""The cases are the ones on the page, the same for the same seed, and a run reports its faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CASE = Case("every step", Dtype.FP32, (Fault(1, Place.BEFORE_COMPUTE, PROMPT + 9
 
 
 def spans_of_a_request() -> list[Span]:
-    """The steps of a request that is alone: chunks of its prompt, then a step for each token but the first."""
+    """The steps of a single request: chunks of its prompt, then a step for each token but the first."""
     chunks = [Span(1, begin, CHUNK, begin + CHUNK == PROMPT) for begin in range(0, PROMPT, CHUNK)]
     return [*chunks, *(Span(1, PROMPT + n, 1, True) for n in range(NEW_TOKENS - 1))]
 
@@ -67,7 +67,7 @@ def test_a_seed_chooses_the_same_cases_and_another_seed_others() -> None:
 
 
 def test_a_crowd_fills_the_pool_but_for_less_than_one_request() -> None:
-    """What the cases say of it: five decode, two more fit, and one has to wait."""
+    """The cases assume this: five decode, two more fit, and one has to wait."""
     first, late = matrix.asks(Case("crowd", Dtype.FP32, crowd=True))
     blocks = [-(-(ask.prompt_tokens + ask.new_tokens) // 16) for ask in (*first, *late)]
     assert (len(first), len(late)) == (5, 3)

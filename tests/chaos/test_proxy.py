@@ -16,7 +16,7 @@ QUIET_S = 0.1
 
 
 class Echo:
-    """Sends back what it gets, and says how its connections ended."""
+    """Sends back its input, and records how its connections ended."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []

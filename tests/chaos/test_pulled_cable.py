@@ -1,4 +1,6 @@
-"""A node whose cable is pulled in the middle of an answer: no packet says so, and the answer goes on without it."""
+"""A node whose cable is pulled in the middle of an answer: no packet reports it, and the answer
+continues without it.
+"""
 
 from __future__ import annotations
 

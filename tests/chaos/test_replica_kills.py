@@ -1,4 +1,5 @@
-"""One of two replicas is killed amid answers: no token is lost or changed, and the other goes on at its epoch.
+"""One of two replicas is killed amid answers: no token is lost or changed, and the other continues
+at its epoch.
 
 More: `python -m tests.chaos.replica_kills`.
 """

@@ -21,7 +21,7 @@ WARM_UP_SHARE = 0.4
 """Of the restarts; meanwhile allocators, threads and the ring of events fill."""
 MIB = 1 << 20
 GROWTH_LIMIT_BYTES = 12 * MIB
-"""Over the restarts behind that."""
+"""Over the later restarts."""
 SETTLED_S = 20.0
 
 

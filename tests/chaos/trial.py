@@ -1,4 +1,4 @@
-"""One case on a running site: requests, faults, what came of them, and the site whole again."""
+"""One case on a running site: requests, faults, their outcome, and the site whole again."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Stream:
         return self.error is not None or (bool(self.events) and isinstance(self.events[-1], Finished))
 
     async def has(self, tokens: int) -> None:
-        """Wait for so many tokens, or the end."""
+        """Wait for `tokens` tokens, or the end."""
         while self.tokens < tokens and not self.over:
             self.news.clear()
             await self.news.wait()
@@ -101,7 +101,7 @@ class Outcome:
 
 
 class Trials:
-    """Runs cases one after the other; those of one shape and dtype share a deployment, whose spec has `fields`."""
+    """Runs cases one after the other; cases of one shape and dtype share a deployment, whose spec has `fields`."""
 
     def __init__(self, site: ChaosSite, **fields: object) -> None:
         self.site = site
@@ -115,8 +115,8 @@ class Trials:
         """Links that are to flip a bit, and how many they had flipped before."""
 
     async def prepare(self, case: Case) -> None:
-        """Have everything as the case wants it: it is deployed, the spare node is warm where there is a standby, and a
-        shape's prompt is kept, of which an epoch's end leaves nothing."""
+        """Prepare everything for the case. It is deployed, and the spare node is warm if there is a
+        standby. A shape's prompt is cached, since the end of an epoch clears it."""
         await self._deploy(case)
         if case.shape is not None:
             (ask,), _ = matrix.asks(case)
@@ -129,7 +129,7 @@ class Trials:
         return any(stage.phase is StagePhase.STANDBY and stage.parameter_bytes for stage in stages)
 
     async def run(self, case: Case) -> Outcome:
-        """What came of a case. The site is whole afterwards.
+        """The outcome of a case. The site is whole afterwards.
 
         Raises TimeoutError when that takes too long, and as the undisturbed requests do.
         """
@@ -196,7 +196,7 @@ class Trials:
             self._deployed = wanted
 
     async def _add(self, shape: Shape) -> dict[str, object]:
-        """Have the site know the model of a shape; what of a deployment's spec says that it runs, and how."""
+        """Add the model of a shape to the site; return the fields of a deployment's spec that run it."""
         if ModelName(shape) not in {model.name for model in await self.site.client.stored_models()}:
             directory = self.site.directory / f"model of {shape}"
             save(shape, directory)
@@ -263,7 +263,9 @@ class Trials:
         return [f"the harness itself failed: {error!r}" for error in broken]
 
     async def _bring_back(self, points: set[str] | None, names: Sequence[str], ended: asyncio.Event) -> None:
-        """A coordinator comes back at once; nodes do when all that were to be lost are, where one spare is too few."""
+        """A coordinator returns at once. If one spare is too few, nodes return when all that were
+        to be lost are lost.
+        """
         while not ended.is_set():
             if points is None or (len(points) > 1 and points <= self.site.marks().keys()):
                 await self.site.start_dead(names)

@@ -2,10 +2,11 @@
 
     python -m tests.chaos.writes [--only TEXT] [--keep DIR]
 
-Two nodes serve one deployment all the time, two more have another one, which goes through a life: it is deployed, loses
-nodes, goes on, is deleted. In each case the coordinator is killed right before or right behind one write, and started
-again. Then it must answer soon and know what it had acknowledged; the deployment that has nothing to do with it must
-keep its epoch, and its request the tokens of an undisturbed run; and so must the requests of the one that goes on.
+Two nodes serve one deployment all the time. Two more have another one, which is deployed, loses
+nodes, continues, and is deleted. In each case the coordinator is killed directly before or after
+one write, and started again. Then it must answer soon and know what it had acknowledged. The other
+deployment must keep its epoch, and its request the tokens of an undisturbed run. The requests of a
+deployment that continues must keep their tokens, too.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ WRITES = (
 
 
 def cases(only: str = "") -> Iterator[tuple[Write, Place]]:
-    """Before and behind each write."""
+    """Before and after each write."""
     for write in WRITES:
         for place in sorted(OF_SAVES):
             if only in write.name(place):
@@ -143,7 +144,7 @@ class Writes:
         self._reference = reference_of(stream.events)
 
     async def run(self, write: Write, place: Place) -> Outcome:
-        """What came of a case. The site is whole afterwards. Raises TimeoutError when that takes too long."""
+        """The outcome of a case. The site is whole afterwards. Raises TimeoutError when that takes too long."""
         self._count += 1
         outcome, began = Outcome(write.name(place)), time.monotonic()
         point = f"{self._count} {outcome.name}"
@@ -201,7 +202,7 @@ class Writes:
         except TimeoutError:
             return ["a request had not ended"]
         if stream.error is not None:
-            # What is deleted under a request ends it, and says so.
+            # A request on a deleted deployment ends with an error that reports it.
             allowed = story.deletes and stream.deployment == TRIED
             return [] if allowed else [f"a request of {stream.deployment} failed: {stream.error.message}"]
         return [f"{stream.deployment}: {problem}" for problem in check(stream.events, self._reference).problems]

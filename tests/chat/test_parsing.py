@@ -234,7 +234,7 @@ def test_no_piece_of_an_answer_holds_the_beginning_of_a_marker(
 @example("tagged", ["Yes", "\n", "<tool_call>", FIND, "</tool_call>"], [3])
 @example("bare", [" ", "<", "find"], [2])
 def test_any_text_ends_and_comes_out_alike_in_any_pieces(form: str, parts: list[str], cuts: list[int]) -> None:
-    """`cuts` are places in the text; those behind its end are at its end."""
+    """`cuts` are places in the text; a place after its end counts as the end."""
     text = "".join(parts)
     places = sorted(min(cut, len(text)) for cut in cuts)
     pieces = [text[begin:end] for begin, end in zip([0, *places], [*places, len(text)], strict=True)]

@@ -1,4 +1,4 @@
-"""With published chat templates, prompts equal those of transformers.
+"""With published chat templates, prompts equal transformers' prompts.
 
 The templates are those that the package trl ships, as their models' repositories have them; `make clients` installs it.
 docs/http.md lists the differences from transformers. `Reads` and `expected` repeat them as code.

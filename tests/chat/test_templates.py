@@ -1,4 +1,4 @@
-"""Templates give what transformers gives, and what they refuse or break is said by name."""
+"""Templates give the same result as transformers, and errors and refusals are named."""
 
 from __future__ import annotations
 

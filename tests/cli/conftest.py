@@ -38,7 +38,7 @@ def edgectl(site: Any) -> Edgectl:
 
 @pytest.fixture
 def free_port() -> Iterator[int]:
-    """A port of loopback on which nobody listens, and nobody else can meanwhile."""
+    """A port of loopback without a listener, which no other process can take meanwhile."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]

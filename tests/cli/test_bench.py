@@ -50,7 +50,7 @@ def test_lengths_that_cannot_be_are_named(text: str) -> None:
 
 
 class Service:
-    """Answers when it is told to; `full` is set once it holds so many."""
+    """Answers when the test allows it; `full` is set once it holds the expected number."""
 
     def __init__(self, full_at: int = 0) -> None:
         self._full_at = full_at

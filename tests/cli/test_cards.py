@@ -1,4 +1,4 @@
-"""Models that people run on clusters are planned from their config.json alone, wherever that lies."""
+"""Models that people run on clusters are planned from only their config.json, wherever it is."""
 
 from __future__ import annotations
 

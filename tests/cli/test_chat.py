@@ -108,7 +108,7 @@ class Terminal:
         self.process.send_signal(signal.SIGINT)
 
     def interrupt_until(self, done: Callable[[float], bool]) -> None:
-        """As often as it takes: of a Ctrl-C between prompt and waiting, Python hears with the next key alone."""
+        """Repeated as often as needed: Python notices a Ctrl-C between prompt and waiting only with the next key."""
         for _ in range(6):
             self.interrupt()
             if done(time.monotonic() + 10):

@@ -1,4 +1,4 @@
-"""edgectl debug: the file, who may read it, and what is said where there is none."""
+"""edgectl debug: the file, its readers, and the message if there is none."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ async def test_a_name_that_nobody_knows_is_said_in_words(host: str) -> None:
 
 
 def facts(site: Any, condition: Condition = SOUND, link: LinkProfile = QUICK, **changes: Any) -> Facts:
-    """A site of the scripted nodes, all as `condition` says."""
+    """A site of the scripted nodes, all in `condition`."""
     nodes = tuple(replace(node, connected=True, condition=condition) for node in site.nodes)
     links = (StoredLink(MeasuredLink(nodes[0].node_id, nodes[1].node_id, link), 10.0),)
     known = Site(nodes, links, (), {}, coordinator=SOUND)

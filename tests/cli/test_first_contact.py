@@ -1,4 +1,4 @@
-"""The first hour: mistakes are named with what to do, and what goes on behind one's back is said."""
+"""The first hour: mistakes are named with a remedy, and hidden actions are reported."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def test_a_reader_that_goes_away_cancels(site: Any) -> None:
         try:
             assert process.stdout.read(4) == b"Once"
             process.stdout.close()
-            # The second token is the first that nobody reads.
+            # The second token is the first without a reader.
             site.released.set()
             assert site.cancelled.wait(60)
             assert process.wait(60) == 1

@@ -1,7 +1,7 @@
 """What every command of edgectl prints on a live site, as a table and as JSON, kept in `golden`.
 
-`EDGESHARD_GOLDEN=write` writes the files anew. A command of edgectl is a line of `CASES`, or of `ELSEWHERE` with where
-its output is looked at instead.
+`EDGESHARD_GOLDEN=write` writes the files anew. A command of edgectl is a line of `CASES`, or of
+`ELSEWHERE` with the test that checks its output.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Site:
         await self.cluster.start()
         async with self.cluster.client() as client:
             await client.add_model(self.model, "fairy-tales")
-            async for _ in client.profile():  # links: what nobody measured is measured at some time by itself
+            async for _ in client.profile():  # links: a site measures unmeasured links at some time by itself
                 pass
             await client.deploy(parse_spec(SPEC), timeout_s=120)
             await client.complete("tales", "Once upon a time", max_new_tokens=4)
@@ -215,7 +215,7 @@ def test_what_a_command_prints(live: Site, case: Case) -> None:
 
 
 def file_name(case: Case) -> str:
-    """The command's, with a number where a command has several cases."""
+    """The command's name, with a number if a command has several cases."""
     same = [other for other in CASES if other.command == case.command]
     number = f"-{same.index(case) + 1}" if len(same) > 1 else ""
     return case.command.replace(" ", "-") + number

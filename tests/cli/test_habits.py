@@ -233,7 +233,7 @@ def test_a_log_that_is_followed_ends_with_the_command_and_outlives_its_terminal(
 
 
 def completed(site: Any, line: str) -> list[str]:
-    """What bash is told of a line whose last word is being typed."""
+    """The completions that bash gets for a line whose last word is being typed."""
     words = line.split(" ")
     asked = {"_EDGECTL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     asked["EDGESHARD__CLIENT__COORDINATOR"] = site if isinstance(site, str) else site.address
@@ -322,7 +322,7 @@ def test_a_dry_run_of_apply_shows_the_plan(edgectl: Any, site: Any, tmp_path: Pa
 def test_apply_brings_back_a_replica_that_is_gone_and_leaves_the_others(
     edgectl: Any, site: Any, tmp_path: Path
 ) -> None:
-    """Of a spec with a number and of one that left it to the site, which had settled it."""
+    """For a spec with a number and for one that left it to the site, which had settled it."""
     for number in ("3", '"auto"'):
         site.replicate(3, 2)
         site.requests.clear()

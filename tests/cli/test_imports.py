@@ -1,4 +1,4 @@
-"""What the bare library loads: nothing heavy, so that help and version are quick on any machine."""
+"""The imports of the bare library: nothing heavy, so that help and version are quick on any machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEAVY = ("torch", "transformers", "ortools", "fastapi", "grpc", "google.protobuf
 OWN_AT_START = {"edgeshard", "edgeshard.cli", "edgeshard.cli.connect", "edgeshard.cli.main", "edgeshard.cli.usage"} | {
     *("edgeshard.domain", "edgeshard.domain.errors", "edgeshard.rpc", "edgeshard.rpc.environment")
 }
-"""What the list of commands needs of EdgeShard."""
+"""Modules of EdgeShard that the list of commands needs."""
 
 PROGRAM = """
 import json, sys

@@ -114,7 +114,7 @@ def test_what_no_daemon_could_start_with_is_refused_and_nothing_laid_out(
 
 
 def test_plaintext_is_said_on_the_command_line_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is set for the user's own calls lays out no service; what was laid out is kept up without it."""
+    """The setting for the user's own calls installs no service; an installed one is kept up without it."""
     where = ("--root", str(tmp_path))
     monkeypatch.setenv("EDGESHARD__CLIENT__PLAINTEXT", "1")
     assert edgectl("install", "agent", "--name", "a", *BIN, *where).exit_code == 2

@@ -63,7 +63,7 @@ def admin(mill: Mill, run: Run) -> Run:
 
 
 async def serving(home: dict[str, str], line: str, *options: str) -> tuple[Any, str]:
-    """The line of `token create` as a process, once its node serves, and what it has said until then."""
+    """The line of `token create` as a process, once its node serves, and its output until then."""
     words = line.split()
     assert words[:2] == ["edgectl", "join"]
     process = await asyncio.create_subprocess_exec(
@@ -234,7 +234,7 @@ main()
 async def test_as_root_under_systemd_the_same_line_installs_a_service(
     mill: Mill, admin: Run, home: dict[str, str], tmp_path: Path
 ) -> None:
-    """systemd is two scripts that write down what they are asked."""
+    """systemd is replaced by two scripts that record their arguments."""
     root, programs = tmp_path / "machine", tmp_path / "bin"
     for directory in (root, programs):
         directory.mkdir()

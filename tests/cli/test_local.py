@@ -134,7 +134,7 @@ if number >= lives:
 
 
 async def supervised(directory: Path, lives: int, proven: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, ...]:
-    """One that is ready and ends by itself at once, so many times; then it ends before it is ready."""
+    """A process that is ready and ends by itself at once, `lives` times; then it ends before it is ready."""
     monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(restarts, "WINDOW_S", 0.1)
     (directory / "node.log").write_text("of an earlier time\n")

@@ -1,4 +1,4 @@
-"""edgectl model add: what may be named, and what is said before anything is added."""
+"""edgectl model add: which names are accepted, and the errors before anything is added."""
 
 from __future__ import annotations
 

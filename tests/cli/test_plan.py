@@ -1,4 +1,4 @@
-"""edgectl plan, offline: no site is asked, nothing heavy is loaded, wrong input has a name and exit code 2."""
+"""edgectl plan, offline: it queries no site, loads nothing heavy, and names wrong input with exit code 2."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROW_FIELDS = (
 
 
 def run(*arguments: str, cluster: Path | str = TESTBED, model: str = "llama2-7b") -> Any:
-    """For one request's tokens, unless another objective is asked for: the test bed's file has several requests."""
+    """For one request's tokens, unless another objective is given: the test bed's file has several requests."""
     objective = () if "--objective" in arguments else ("--objective", "latency")
     return CliRunner().invoke(app, ["plan", "--cluster", str(cluster), "--model", model, *objective, *arguments])
 

@@ -67,7 +67,7 @@ def test_the_views_of_a_cluster_file_are_there(measured: Any, plan: Any, data: A
     assert [row["strategy"] for row in rows if row["feasible"]][-1] == "edgeshard" and len(rows) == 9
     from_source = [row for row in rows if row["placement"].startswith("a=")]
     assert min(row["time_per_token_s"] for row in from_source) == rows[-1]["time_per_token_s"]
-    # Node b alone is faster than any pipeline that begins on a.
+    # Only node b is faster than any pipeline that begins on a.
     assert {row["strategy"]: row["placement"] for row in rows}["replicas"] == "b=0:12 x1"
     assert "advice:              the model whole on b, where requests then come in, would give " in plan().stdout
     explained = plan("--explain").stdout
@@ -81,7 +81,9 @@ def test_the_views_of_a_cluster_file_are_there(measured: Any, plan: Any, data: A
 
 
 def test_a_plan_says_what_guesses_are_worth(measured: Any, plan: Any, data: Any) -> None:
-    """By the model's requests of any deployment; what would not guess says why, and other nodes are not the site's."""
+    """By the model's requests of any deployment. If it would not guess, it reports why; other nodes
+    are not the site's.
+    """
 
     def said(*arguments: str) -> str:
         (line,) = [line for line in plan(*arguments).stdout.splitlines() if line.startswith("speculation:")]

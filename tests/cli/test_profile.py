@@ -1,4 +1,4 @@
-"""edgectl profile: how far each node is, what came of it, and what the exit code says."""
+"""edgectl profile: the progress of each node, its outcome, and the exit code."""
 
 from __future__ import annotations
 

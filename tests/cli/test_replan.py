@@ -23,7 +23,7 @@ def figures(time_per_token_s: float) -> Prediction:
 
 
 def wider(placement: Placement) -> Placement:
-    """With a third node behind the two."""
+    """With a third node after the two."""
     last = PlacedStage(2, NodeId("id-c"), NodeName("c"), "127.0.0.1:7003", LayerRange(9, 12), 1 << 20, 1 << 18)
     return replace(placement, stages=(*placement.stages, last), predicted=figures(0.03))
 

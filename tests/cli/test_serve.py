@@ -56,7 +56,7 @@ def asked(url: str, key: str, path: str, body: dict[str, Any]) -> Any:
 
 
 def disk_bytes(*directories: Path) -> int:
-    """Of all files, those that have two names once."""
+    """The bytes of all files; a file with two names counts once."""
     found = {}
     for directory in directories:
         for path in directory.rglob("*"):

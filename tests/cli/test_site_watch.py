@@ -1,4 +1,4 @@
-"""What `edgectl serve` says and does when nodes come and go, by a site that is scripted."""
+"""The output and actions of `edgectl serve` when nodes join and leave, on a scripted site."""
 
 from __future__ import annotations
 

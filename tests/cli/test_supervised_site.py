@@ -52,7 +52,7 @@ class Served:
         return found
 
     def stream(self) -> Iterator[str]:
-        """The answer to STORY, piece by piece. Raises OSError or HTTPException where it breaks off."""
+        """The answer to STORY, piece by piece. Raises OSError or HTTPException if it breaks off."""
         request = urllib.request.Request(
             f"{self.url}/completions",
             json.dumps(STORY | {"stream": True}).encode(),
@@ -71,7 +71,7 @@ class Served:
         raise http.client.IncompleteRead(b"")
 
     def answer(self) -> str:
-        """As a client does that asks again while nobody answers."""
+        """Repeat the request until it is answered, as a client does."""
         deadline_s = time.monotonic() + READY_S
         while True:
             try:
@@ -81,7 +81,7 @@ class Served:
                 time.sleep(POLL_S)
 
     def kill(self, name: str) -> None:
-        """SIGKILL, and wait until it is back where it was."""
+        """SIGKILL, and wait until it has recovered."""
         before = self.ready(name)
         os.kill(before["pid"], signal.SIGKILL)
         deadline_s = time.monotonic() + READY_S

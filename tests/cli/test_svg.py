@@ -1,4 +1,4 @@
-"""Charts are well-formed, stay inside their picture, and put points where their values say."""
+"""Charts are well-formed, stay inside their frame, and put points at their values."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_a_suspect_link_says_why(site: Any) -> None:
 
 
 class Looks:
-    """What the view gets to see, one after the other. An error is raised."""
+    """The readings that the view gets, one after the other. An error is raised."""
 
     def __init__(self, *looks: Look | UnavailableError) -> None:
         self._queue: asyncio.Queue[Look | UnavailableError] = asyncio.Queue()
@@ -100,7 +100,7 @@ class Looks:
         return found
 
     async def shown(self) -> None:
-        """Until the view asks for the next after the last one."""
+        """Until the view requests the reading after the last one."""
         await asyncio.wait_for(self._queue.join(), 60)
 
 

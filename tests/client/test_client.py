@@ -161,7 +161,7 @@ async def test_a_wrong_option_is_named_and_nothing_is_sent(
 
 @pytest.mark.parametrize("kind", sorted(errors.ERROR_BY_CODE.values(), key=str))
 async def test_every_error_class_keeps_its_parts(site: Any, kind: type[EdgeShardError]) -> None:
-    # UNAVAILABLE is repeated by the channel when it comes from the admin service, so the stream is asked.
+    # UNAVAILABLE from the admin service is repeated by the channel, so the test uses the stream.
     site.failures["Generate"] = kind("what went wrong", field="some-field", reason="SOME_REASON", retry_after_s=1.5)
     async with Client(site.address) as client:
         with pytest.raises(kind) as caught:

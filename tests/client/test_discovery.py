@@ -1,4 +1,4 @@
-"""A site found on the network: by its real coordinator's announcement, on loopback, beside those of liars."""
+"""A site found on the network: by its real coordinator's announcement, on loopback, among false ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def invited(mill: Mill, role: Role = Role.OPERATOR, name: str = "eva") -> 
 
 @contextlib.asynccontextmanager
 async def announcing(site: str, authority: bytes, enrolment: str) -> AsyncIterator[None]:
-    """Whatever is said, by somebody on the same network."""
+    """An announcement with any content, by another host on the same network."""
     task = asyncio.ensure_future(keep_announced(Announced(site, authority, "127.0.0.1:7600", enrolment)))
     try:
         yield
@@ -80,7 +80,7 @@ async def test_who_claims_to_be_the_site_is_passed_over_and_learns_nothing(mill:
         ):
             there = await located(invitation, FIND_S)
             assert there.coordinator == mill.coordinator.address
-            # Only they, for a site that nobody has.
+            # Only false ones, for a site that does not exist.
             nobody = replace(invitation, authority=bytes(len(invitation.authority)))
             with pytest.raises(UnavailableError, match="1 that claim to be it are not") as raised:
                 await located(nobody, 5.0)

@@ -1,4 +1,4 @@
-"""A client comes back for the rest of its request for as long as that may help, and no longer."""
+"""A client reconnects for the rest of its request while that may help, and no longer."""
 
 from __future__ import annotations
 

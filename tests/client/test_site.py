@@ -1,4 +1,4 @@
-"""What the client says of a site's nodes: profiles, links, and a measurement as it goes."""
+"""The client's view of a site's nodes: profiles, links, and the progress of a measurement."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_leaving_the_loop_cancels_at_the_server(site: Any) -> None:
 
 
 class _InterruptedQueue:
-    """What a call waits at, and a Ctrl-C that hits the waiting once `held` is set."""
+    """The queue that a call waits on, and a Ctrl-C that hits the wait once `held` is set."""
 
     def __init__(self, held: threading.Event) -> None:
         self._held = held
@@ -64,7 +64,7 @@ class _InterruptedQueue:
         raise KeyboardInterrupt
 
     def put(self, item: Any) -> None:
-        """Nobody waits for it any more."""
+        """No reader waits for it any more."""
 
 
 def test_an_interrupt_while_waiting_cancels_at_the_server(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_an_interrupt_while_waiting_cancels_at_the_server(site: Any, monkeypatch
 
 
 def test_an_interrupt_before_anybody_waits_cancels_at_the_server(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The step is on its way already, and nothing would come of it."""
+    """The step has been sent already, and its result would be lost."""
     site.hold_after(0)
     with SyncClient(site.address) as client:
         events = client.generate("tales", "Once")

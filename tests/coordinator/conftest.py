@@ -43,8 +43,9 @@ from tests.support.scripted_agent import DEADLINE_S, FakeAgent, FakeHead
 
 GIB = 1 << 30
 UNDISTURBED = Timings(heartbeat_timeout_s=1e9, lease_s=0.0, reattach_timeout_s=60.0, probe_quiet_s=1e9)
-"""The coordinator measures no links by itself, and however slow the machine is, nobody counts as gone who is not: the
-agents here send heartbeats only where a test wants them. Nor is anybody waited for who is gone."""
+"""The coordinator measures no links by itself. However slow the machine is, no present node counts
+as gone: the agents here send heartbeats only if a test orders them. Nor is anybody waited for who
+is gone."""
 
 
 def build_manifest(
@@ -232,7 +233,7 @@ class Site:
         return agents
 
     async def heard(self, agent: FakeAgent, *stages: StageStatus) -> None:
-        """The agent says what it holds, and it is in the state."""
+        """The agent reports the stages it holds, and the report is in the state."""
         await agent.heartbeat(*stages)
         await self.until(lambda state: state.nodes[agent.node_id].huge_pages == agent.pages)
 
@@ -241,7 +242,7 @@ class Site:
         return inference_pb2_grpc.InferenceServiceStub(channel), channel
 
     def generate(self, request_id: str = "", model: str = "tale", max_new_tokens: int = 8, **kwargs: Any) -> Any:
-        """`resume` are the tokens that a client has that comes back."""
+        """`resume` are the tokens of a client that reconnects."""
         resume = kwargs.pop("resume", None)
         request = inference_pb2.GenerateRequest(
             model=model,

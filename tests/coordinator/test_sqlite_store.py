@@ -1,4 +1,4 @@
-"""Every store says what its disk refuses, by one helper, and works when there is room."""
+"""Every store reports its disk's refusal, by one helper, and works when there is space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a line of the log says of an event."""
+"""The text of a log line about an event."""
 
 from __future__ import annotations
 

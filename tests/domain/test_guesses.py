@@ -1,4 +1,6 @@
-"""Histograms of guesses: by how many were made and right, the latest weigh most, and nobody's figures burst them."""
+"""Histograms of guesses, by numbers of made and right ones: the latest weigh most, and no node's
+figures overflow them.
+"""
 
 from __future__ import annotations
 

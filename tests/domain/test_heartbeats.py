@@ -1,4 +1,4 @@
-"""A heartbeat said as a change, and made whole again."""
+"""A heartbeat sent as a change, and made whole again."""
 
 from __future__ import annotations
 

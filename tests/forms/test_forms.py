@@ -1,4 +1,4 @@
-"""Values to JSON types and back under each policy: all that a site keeps, tells and dumps."""
+"""Values to JSON types and back under each policy: for everything that a site stores, sends and dumps."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def spec(examples: Examples) -> DeploymentSpec:
 
 MADE: dict[Any, Callable[[Examples], Any]] = {
     DeploymentSpec: spec,
-    # What is kept of an error is what its class's status says of it.
+    # The stored form of an error is its class's status.
     EdgeShardError: lambda examples: DataLossError(f"what {examples.number()}", field="f", reason="R"),
     Digest: lambda examples: Digest(f"{examples.number():064x}"),
-    # A node tells of its own links.
+    # A node reports its own links.
     MeasuredLink: lambda examples: MeasuredLink(NodeId("a"), NodeId("b"), examples.of(LinkProfile)[0]),
 }
 FIELDS: dict[tuple[type, str], Any] = {

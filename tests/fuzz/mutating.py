@@ -60,7 +60,7 @@ def _change(random_: random.Random, content: bytearray, corpus: Sequence[bytes],
 def _changed_json(  # noqa: C901 - a case for each change
     random_: random.Random, data: bytes, corpus: Sequence[bytes]
 ) -> bytes | None:
-    """A JSON document with some values replaced, removed, repeated or taken from another; None for what is none."""
+    """A JSON document with some values replaced, removed, repeated or taken from another; None if it is no JSON."""
     try:
         value = json.loads(data)
         other = json.loads(random_.choice(corpus))

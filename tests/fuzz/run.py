@@ -1,10 +1,11 @@
 """Feed readers of strangers' bytes with mutated inputs: `make fuzz`, or `python -m tests.fuzz.run --target config`.
 
-Each target has a process of its own, with a limit of memory, that begins from the seeds and the kept corpus. An input
-whose outcome is a new one joins the corpus of the run, with `--keep` that of the project too. A finding is an exception
-that is not typed, an input that takes longer than `SLOW_S`, memory that grows by more than `GROWTH_BYTES` for one input
-or by more than `DRIFT_BYTES` over the run, and the end of the process. It is written to `findings/`; the exit code is
-then 1. Where atheris is installed, `--atheris` drives one target with it instead, guided by what is executed.
+Each target has a process of its own, with a limit of memory, that begins from the seeds and the
+kept corpus. An input with a new outcome joins the corpus of the run and, with `--keep`, the
+project's too. Four things are findings: an untyped exception; an input that takes longer than
+`SLOW_S`. Memory that grows by more than `GROWTH_BYTES` for one input or by more than `DRIFT_BYTES`
+over the run. The end of the process. It is written to `findings/`; the exit code is then 1. Where
+atheris is installed, `--atheris` drives one target with it instead, guided by what is executed.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ SLOW_S = 2.0
 GROWTH_BYTES = 128 << 20
 DRIFT_BYTES = 256 << 20
 MEMORY_BYTES = 4 << 30
-"""Of address space for the process: what asks for more ends with MemoryError, which is a finding."""
+"""Limit of the process's address space: beyond it an allocation ends with MemoryError, which is a finding."""
 _KEPT_BYTES = 4096
 """An input that is kept in the project is no longer than that."""
 
 
 @dataclass
 class Report:
-    """What came of one target. `slowest_s` is processor time; `peak_mib` and `began_mib` are of resident memory."""
+    """The outcome of one target. `slowest_s` is processor time; `peak_mib` and `began_mib` are of resident memory."""
 
     target: str
     inputs: int = 0

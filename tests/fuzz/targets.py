@@ -114,7 +114,7 @@ class Target:
     is_json: bool = False
 
     def fuzz_one(self, data: bytes) -> str:
-        """What came of an input, in a few words that are the same for inputs of one kind."""
+        """The outcome of an input, in a few words that are the same for inputs of one kind."""
         try:
             return self.read(data) or "taken"
         except EdgeShardError as error:
@@ -124,7 +124,7 @@ class Target:
 
 
 def _place(error: BaseException) -> str:
-    """Where an error arose, and who called: what tells kinds of inputs apart."""
+    """The place of an error and its caller, which distinguish kinds of inputs."""
     frames = traceback.extract_tb(error.__traceback__)
     return " ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames[-4:])
 
@@ -141,7 +141,7 @@ def _scratch(name: str) -> Path:
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
-    """A sequence of byte strings, each behind its length."""
+    """A sequence of byte strings, each after its length."""
     at = 0
     while at + _SPLIT.size <= len(data):
         (size,) = _SPLIT.unpack_from(data, at)
@@ -509,14 +509,14 @@ def _tokenizer(data: bytes) -> str | None:
 
 
 def _check_growth(tokenizer: Tokenizer, text: str) -> None:
-    """Its normaliser makes no more of a text than the bound of its file says."""
+    """Check that its normaliser makes no more of a text than the bound of its file allows."""
     library: Any = tokenizer._tokenizer
     if library.normalizer is None:
         return
     try:
         grown = len(library.normalizer.normalize_str(text).encode())
     except BaseException as error:
-        # It panics at some steps. A panic's class is no Exception, and nobody can import it.
+        # It panics at some steps. A panic's class is no Exception, and cannot be imported.
         if type(error).__name__ != "PanicException" and not isinstance(error, Exception):
             raise
         return
@@ -566,7 +566,7 @@ def _chat(data: bytes) -> None:
 
 
 def _answer(data: bytes) -> str:
-    """A model's words, which come as they come: nothing of them is lost, but for what was marked."""
+    """A model's output, in pieces of any size: nothing is lost, except marked parts."""
     text = data.decode("utf-8", "replace")
     met = set()
     for form in ToolFormat:

@@ -1,4 +1,4 @@
-"""What bodies may hold while they are read, and how large ones are parsed."""
+"""The memory of bodies while they are read, and how large ones are parsed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_one_identity_has_a_part_of_it_and_all_have_no_more_than_there_is() -> N
     with pytest.raises(UnavailableError) as all_together:
         budget.take("key/c", 2 * MIB)
     assert all_together.value.retry_after_s
-    budget.take("key/c", MIB)  # so that nobody is kept from asking
+    budget.take("key/c", MIB)  # so that no caller is blocked
     budget.give_back("key/a", 32 * MIB)
     budget.take("key/c", 2 * MIB)
 

@@ -57,7 +57,7 @@ async def test_a_link_becomes_a_cookie_once(site: Site, http: Http) -> None:
 
 
 async def pictures(browser: Browser) -> AsyncGenerator[dict[str, Any]]:
-    """The site as a page has it, after each thing that the stream says."""
+    """The site as a page has it, after each message of the stream."""
     picture: dict[str, Any] = {}
     async with aclosing(browser.events()) as events:
         async for kind, value in events:

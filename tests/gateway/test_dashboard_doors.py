@@ -1,4 +1,4 @@
-"""The dashboard's door over TLS, beside a second site, and behind a reverse proxy."""
+"""The dashboard's login over TLS, next to a second site, and through a reverse proxy."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ async def test_a_page_of_one_site_cannot_act_on_another(sites: list[Plain]) -> N
         assert (foreign.status, foreign.error["code"]) == (403, "no_token")
     left = await one.send("DELETE", "/dashboard/session", {}, origin=other.origin)
     assert left.status == 403 and (await one.get("/dashboard/session")).status == 200
-    # Its answers say to nobody that a page of another port may read them.
+    # Its answers permit no page of another port to read them.
     assert "access-control-allow-origin" not in (await one.get("/dashboard/session", origin=other.origin)).headers
     secret = await secret_of(sites[0])
     assert (await Browser(sites[1].http).enter({"secret": secret})).status == 401, "its links are its own"
@@ -230,7 +230,7 @@ async def test_behind_a_proxy_a_link_leads_there_and_opens_all_of_the_page(front
 
 @pytest.mark.parametrize(("keeps", "at"), [(True, "/edge/"), (True, "/edge"), (False, "/edge/")])
 async def test_the_page_finds_its_files_under_the_path(fronted: Fronted, keeps: bool, at: str) -> None:
-    """Without the slash at its end, too, where the proxy says by which name the browser came."""
+    """Also without the slash at its end, if the proxy passes the browser's host name on."""
     http = fronted.proxies[keeps]
     page = await http.get(at, {**HTML, "host": HOST})
     assert page.status == 200

@@ -32,7 +32,7 @@ ASKED: dict[str, Any] = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def crowd(site: Site) -> Http:
-    """A deployment that lets so many in, a quarter of them at once, and a key that may have them all."""
+    """A deployment that admits this many requests, a quarter of them at once, and a key that may have them all."""
     spec = {"name": "crowd", "model": "fairy-tales", "source": "a", "dtype": "float32", "concurrency": CLIENTS // 4}
     await site.client.deploy(parse_spec({**spec, "layers": "a=0:4,b=4:9,c=9:12"}))
     _, key = await site.client.create_key("crowd", requests=2 * CLIENTS, metrics=True)
@@ -79,7 +79,7 @@ async def test_slow_readers_get_all_and_hold_up_nobody(site: Site, crowd: Http) 
     before = resident(site)
     async with asyncio.timeout(PATIENCE_S), AsyncExitStack() as stack:
         streams = await all_opened(crowd, stack, ASKED)
-        # Nobody reads, and all are computed: slots and KV wait for no reader.
+        # No client reads, and all are computed: slots and KV wait for no reader.
         await site.until(lambda: _nothing_runs(site), PATIENCE_S)
         await site.kv_gone()
         assert resident(site) - before < MOST_GROWTH

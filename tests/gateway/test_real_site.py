@@ -459,7 +459,7 @@ async def test_a_client_that_leaves_cancels_its_request(site: Site, http: Http, 
         return not await runs()
 
     await site.until(is_over)
-    # To its end it would take 3 s on a quiet machine: it ended because nobody waits for it.
+    # A full answer would take 3 s on a quiet machine: it ended because its client had left.
     assert asyncio.get_running_loop().time() - began < 30
     await site.kv_gone()
     metrics = (await http.get("/metrics")).body.decode()
@@ -563,7 +563,7 @@ async def test_nothing_of_a_request_is_in_the_logs(site: Site, http: Http) -> No
     await http.post("/v1/completions", {**COMPLETION, "prompt": secret, secret: 1})
     await http.post("/v1/chat/completions", {**TALK, "messages": [{"role": "user", "content": secret}]})
     assert http.key is not None
-    key = http.key.split("-", 2)[2].encode()  # behind its id, which is no secret
+    key = http.key.split("-", 2)[2].encode()  # after its id, which is no secret
     for path in site.cluster.directory.rglob("*"):
         if path.is_file():
             data = path.read_bytes()
@@ -649,7 +649,7 @@ async def test_lm_eval_finds_the_scores_of_the_unsplit_model(http: Http) -> None
 
 
 def _unsplit_score(text: str) -> float:
-    """What the model says of a text behind its first token, whole and in one process."""
+    """The model's score of a text after its first token, whole and in one process."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

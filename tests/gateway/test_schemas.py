@@ -1,4 +1,4 @@
-"""Objects are closed where a schema leaves it open, and nowhere else."""
+"""Objects are closed if a schema leaves it open, and nowhere else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The gateway in this process, before a backend that says what a test wants: what no small model says by itself."""
+"""The gateway in this process, with a backend whose output the test sets: output that no small
+model gives by itself.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _REASON = re.compile(r"^ *<!-- not run: (?P<reason>.+) -->$")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: where it starts, its language, its text, and why it is not run, if a comment above it says so."""
+    """A fenced block: its line, its language, its text, and the reason of a comment above it for not running it."""
 
     path: Path
     line: int
@@ -67,6 +67,6 @@ def long_lines(text: str, most: int = LONGEST_LINE) -> list[int]:
 
 
 def anchors(path: Path) -> set[str]:
-    """What a link may name behind a #: the document's headings, as GitHub spells them."""
+    """The allowed fragments of a link after #: the document's headings, as GitHub spells them."""
     headings = re.findall(r"^#+ (.+)$", _FENCED.sub("", path.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

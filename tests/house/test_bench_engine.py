@@ -1,4 +1,4 @@
-"""What the engine's benchmark makes of samples, on such whose answer is known."""
+"""The engine benchmark's evaluation of samples with a known answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the soak calls flat, on samples whose answer is known; `test_benches.py` has a short one on a real site."""
+"""The soak's verdict on flat memory, on samples with a known answer; `test_benches.py` has a short
+one on a real site.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The budget of a token: its parts are those of the trace, and add up to the time between two tokens."""
+"""The budget of a token: its parts equal the trace's, and add up to the time between two tokens."""
 
 from __future__ import annotations
 

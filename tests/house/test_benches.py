@@ -78,7 +78,7 @@ def _is_program(path: Path) -> bool:
 
 
 def why_not(name: str) -> str:
-    """What this machine lacks for it; '' where it can run."""
+    """The requirement that this machine lacks for it; '' if it can run."""
     needs_two = name in (
         "engine",
         "engine_trees",

@@ -54,7 +54,7 @@ def test_every_process_that_runs_a_module_leaves_the_users_directory_out() -> No
 
 
 def test_the_install_does_not_lose_to_a_folder_of_its_name(tmp_path: Path) -> None:
-    """In the folder that holds the clone, where a program of the user's lies beside it."""
+    """In the folder that holds the clone, with a program of the user's next to it."""
     (tmp_path / "edgeshard").symlink_to(ROOT)
     program = tmp_path / "program.py"
     program.write_text(

@@ -1,4 +1,4 @@
-"""What users see of a tree is found, and what differs between two of them is said."""
+"""The surface of a tree is found, and the differences between two trees are reported."""
 
 from __future__ import annotations
 

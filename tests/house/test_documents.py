@@ -44,7 +44,7 @@ def script(name: str) -> str:
 
 
 def on_free_ports(text: str) -> str:
-    """Each loopback port that the text names, replaced by one that nobody uses now."""
+    """Each loopback port that the text names, replaced by a port that is free now."""
     free: dict[str, int] = {}
     for port in set(re.findall(r"127\.0\.0\.1:(\d{4,5})", text)):
         free[port] = free_port(taken=free.values())
@@ -52,7 +52,7 @@ def on_free_ports(text: str) -> str:
 
 
 def free_port(taken: Collection[int]) -> int:
-    """A port that stays free until it is used: of those that the system gives to nobody who asks for any port."""
+    """A port that stays free until it is used: the system gives it to no process that requests any port."""
     first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     ports = max(range(10_000, first), range(last + 1, 65_536), key=len)
     for port in random.sample(ports, len(ports)):
@@ -89,7 +89,7 @@ def test_the_commands_of_a_document_run(name: str, tmp_path: Path) -> None:
 
 
 def logs(directory: Path) -> str:
-    """The ends of the logs that a document's daemons left behind."""
+    """The ends of the logs that a document's daemons left."""
     tails = [f"--- {path.name}\n" + "\n".join(path.read_text().splitlines()[-15:]) for path in directory.rglob("*.log")]
     return "\n".join(tails)
 

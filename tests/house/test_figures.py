@@ -40,7 +40,7 @@ def has_table_of_figures(section: str) -> bool:
 
 
 def missing(section: str) -> list[str]:
-    """What the section should have a comment for and has not: programs, and its tables."""
+    """The parts of a section without the comment they need: programs, and its tables."""
     commands = [found.command for found in figures_of(section)]
     prose = COMMENT.sub("", FENCED.sub("", section))
     named = {match[1] or f"make {match[2]}" for match in PROGRAM.finditer(prose)}

@@ -1,4 +1,6 @@
-"""The search finds what no product path reaches, however it is called otherwise, and leaves alone what one does."""
+"""The search finds code that no product path reaches, however it is called otherwise, and skips
+code that one reaches.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ PROJECT = '[project.scripts]\nedgectl = "edgeshard.cli:main"\n'
 
 
 def found(root: Path, cli: str, allowed: dict[str, str] | None = None, **files: str) -> list[str]:
-    """What is unused in a project of `edgeshard/cli.py`, whose `main` is run, and `edgeshard/NAME.py` each."""
+    """The unused parts of a project of `edgeshard/cli.py`, whose `main` is run, and a file `edgeshard/NAME.py` each."""
     (root / "pyproject.toml").write_text(PROJECT)
     package = root / "edgeshard"
     package.mkdir()

@@ -1,7 +1,8 @@
 """The import rules of `.importlinter` hold on a skeleton of the tree, and each of them fails when it is broken.
 
-The skeleton has every module of the project, empty. Into it go the imports that the rules name: for two neighbours of
-a layers contract one from the lower to the upper, for a forbidden contract one of each module from each source.
+The skeleton has every module of the project, empty. The imports that the rules name are added to
+it. For two neighbours of a layers contract that is one from the lower to the upper, for a forbidden
+contract one of each module from each source.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def plant(skeleton: Path, imports: list[tuple[str, str]]) -> None:
 
 
 def linted(skeleton: Path) -> str:
-    """What lint-imports says of the skeleton, on lines without breaks."""
+    """The output of lint-imports for the skeleton, on lines without breaks."""
     result = subprocess.run(
         [Path(sys.executable).parent / "lint-imports", "--no-cache"],
         cwd=skeleton,

@@ -50,7 +50,7 @@ def entries() -> dict[str, Locked]:
 
 @pytest.fixture
 def here(entries: dict[str, Locked]) -> dict[str, Installed]:
-    """What this environment has as the lock says; it need not come from `make setup`."""
+    """The packages of this environment at the lock's versions; it need not be made by `make setup`."""
     return {name: package for name, package in inventory.installed().items() if is_locked(package, entries)}
 
 
@@ -97,7 +97,7 @@ def test_what_only_develops_may_have_any_licence(project: dict[str, Any], entrie
         ("Apache-2.0 AND Apache-2.0 WITH LLVM-exception", "a", True),
         ("GPL-2.0-only OR MIT", "a", True),
         ("GPL-2.0-only OR MIT AND LGPL-2.1-only", "a", False),
-        ("(MIT OR GPL-2.0-only) AND BSD-3-Clause", "a", False),  # nobody reads brackets: too strict, never too lax
+        ("(MIT OR GPL-2.0-only) AND BSD-3-Clause", "a", False),  # brackets are not read: too strict, never too lax
         ("(MIT OR BSD-3-Clause) AND ISC", "a", True),
         ("", "a", False),
         (NVIDIA, "nvidia-cublas", True),

@@ -1,4 +1,4 @@
-"""No code outside a family's own files names it; the lint that says so finds each way of doing it."""
+"""No code outside a family's own files names it; its lint finds each way of doing it."""
 
 from __future__ import annotations
 

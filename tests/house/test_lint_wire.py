@@ -1,4 +1,4 @@
-"""The lint finds a conversion outside edgeshard/wire in each of its forms, and leaves wrapping and unwrapping alone."""
+"""The lint finds a conversion outside edgeshard/wire in each of its forms, and accepts wrapping and unwrapping."""
 
 from __future__ import annotations
 

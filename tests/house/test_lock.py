@@ -110,7 +110,7 @@ def test_only_what_some_machine_may_install_is_locked() -> None:
 def test_hashes_of_other_builds_of_torch_stay_while_its_version_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With an index that lists CUDA builds alone, as the default one does."""
+    """With an index that lists only CUDA builds, as the default one does."""
 
     def entry(version: str, *digits: str) -> Locked:
         return Locked("torch", version, "", tuple(f"sha256:{digit * 64}" for digit in digits), ("pyproject.toml",))

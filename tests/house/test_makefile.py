@@ -182,7 +182,7 @@ class Checkout:
         return done.returncode, calls.read_text().splitlines(), done.stderr
 
     def run(self, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
-        """Set-up, with nobody at a terminal."""
+        """Set-up, without a terminal."""
         command = [sys.executable, str(self.root / "tools" / "setup_environment.py"), *arguments]
         left_out = ("TORCH_INDEX_URL", "EDGESHARD_UNLOCKED")
         environment = {key: value for key, value in os.environ.items() if key not in left_out} | extra
@@ -308,7 +308,7 @@ def test_continuous_integration_runs_set_up_check_and_test_in_order() -> None:
 
 
 def test_every_hook_before_a_commit_is_a_part_of_make_check() -> None:
-    """So that no hook asks for more than `make check`, and none goes to the network for a tool."""
+    """So that no hook needs more than `make check`, and none fetches a tool from the network."""
     check = subprocess.run(["make", "--dry-run", "check"], cwd=ROOT, capture_output=True, text=True, timeout=60).stdout
     hooks = [
         hook
@@ -340,7 +340,7 @@ CUDA_BUILD = '{"install": [{"metadata": {"version": "2.13.0", "requires_dist": [
 
 
 def test_setup_says_what_it_does_before_it_does_it(checkout: Checkout) -> None:
-    """Also where its output is a pipe, which Python would fill first."""
+    """Also if its output is a pipe, which Python would fill first."""
     process = checkout.run()
     said = [line for line in process.stdout.splitlines() if line.startswith("setup: ")]
     assert said[0] == "setup: installing torch==2.13.0+cpu"

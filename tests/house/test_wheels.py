@@ -1,4 +1,4 @@
-"""The wheels that operators install: of a ready library, the same each time, refused by name where not portable."""
+"""The wheels that operators install: made of a ready library, the same each time, refused by name if not portable."""
 
 from __future__ import annotations
 

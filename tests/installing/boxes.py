@@ -31,7 +31,7 @@ def main():
 
 
 def make_wheel(folder: Path, version: str, *, padding: int = 0) -> Path:
-    """A wheel named edgeshard whose edgectl says its version, and has `padding` bytes of data that do not shrink."""
+    """A wheel named edgeshard whose edgectl prints its version, and has `padding` bytes of data that do not shrink."""
     path = folder / f"edgeshard-{version}-py3-none-any.whl"
     about = f"edgeshard-{version}.dist-info"
     with zipfile.ZipFile(path, "w") as wheel:
@@ -67,7 +67,7 @@ def make_folder(folder: Path, version: str, *, padding: int = 0) -> Path:
 
 @dataclass
 class Box:
-    """`home` is the user's; programs of `path` come before those of the system."""
+    """`home` is the user's; programs of `path` precede the system's."""
 
     directory: Path
     path: Path = field(init=False)
@@ -89,7 +89,7 @@ class Box:
         return self.home / ".local" / "bin" / "edgectl"
 
     def command(self, folder: Path, *arguments: str | Path) -> list[str]:
-        # In a namespace where it is uid 1000, root is an ordinary user who owns the same files.
+        # In a namespace that maps it to uid 1000, root is an ordinary user who owns the same files.
         user = ["unshare", "--user", "--map-user=1000"] if os.geteuid() == 0 else []
         return [*user, "sh", str(folder / INSTALLER.name), *map(str, arguments)]
 
@@ -118,7 +118,7 @@ class Box:
         return result.stdout
 
     def version(self) -> str:
-        """What the installed edgectl says; raises where it does not run."""
+        """The output of the installed edgectl; raises if it does not run."""
         return subprocess.check_output([self.edgectl, "--version"], text=True, timeout=60).split()[-1]
 
     def versions(self) -> list[str]:

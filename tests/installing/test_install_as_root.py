@@ -1,4 +1,4 @@
-"""install.sh as root, in a mount namespace where what it writes to the system is a layer that goes away."""
+"""install.sh as root, in a mount namespace whose system files are on a temporary layer."""
 
 from __future__ import annotations
 

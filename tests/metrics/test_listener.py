@@ -1,4 +1,6 @@
-"""What serves the metrics: one path, small requests, plaintext on loopback alone, and over TLS only the site's own."""
+"""The metrics listener: one path, small requests, plaintext only on loopback, and over TLS only for
+the site's own certificates.
+"""
 
 from __future__ import annotations
 

@@ -108,7 +108,9 @@ SAME = 1e-6
 
 
 def small(seed: int) -> PlanProblem:
-    """2 to 4 nodes and 2 to 7 layers, with watts; one request, or 2 to 6 at most; some within a time per token."""
+    """2 to 4 nodes and 2 to 7 layers, with watts. One request, or 2 to 6 at most; some with a limit
+    on the time per token.
+    """
     return energies.random_problem(seed)
 
 

@@ -1,4 +1,4 @@
-"""FlexGen's fractions: never worse than a grid, what a tier less costs, and what its own table says."""
+"""FlexGen's fractions: never worse than a grid, the cost of one tier less, and its own table's results."""
 
 from __future__ import annotations
 

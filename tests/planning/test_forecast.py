@@ -1,4 +1,4 @@
-"""A plan under load: the plan's own figures where a formula holds, and what load must do where none does."""
+"""A plan under load: the plan's own figures if a formula holds, otherwise the expected effects of load."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAR_APART_S = 1000.0
 
 
 def planned(**changes: object) -> PlanResult:
-    """On three nodes of which none holds the model alone."""
+    """On three nodes; no single one can hold the model."""
     cluster = parse_cluster(
         {
             "source": "a",
@@ -74,7 +74,7 @@ def test_a_batch_that_starts_together_gets_what_the_plan_predicts(head_on_source
 
 
 def test_a_node_is_busy_for_what_its_steps_take(alone: PlanResult) -> None:
-    """One request alone: at any time one node computes or one link sends, or the frame is on its way."""
+    """A single request: at any time one node computes or one link sends, or the frame is in flight."""
     found = forecast(alone, [ServedRequest(0.0, 100, 40)])
     assert [node.node for node in found.nodes] == [stage.node for stage in alone.stages]
     assert [node.receiver for node in found.nodes] == [stage.node for stage in (*alone.stages[1:], alone.stages[0])]
@@ -100,7 +100,7 @@ def test_more_load_is_slower_for_each_and_faster_in_all(shared: PlanResult) -> N
 
 
 def test_a_long_prompt_goes_in_slices_while_nobody_decodes() -> None:
-    """As the head does it and the plan says: nodes compute side by side, so that the first token comes sooner."""
+    """As the head does and the plan predicts: nodes compute in parallel, so that the first token arrives sooner."""
     result = planned(prompt_tokens=1024, new_tokens=2)
     assert result.prediction is not None
     found, whole_s = forecast(result, [ServedRequest(0.0, 1024, 2)]), result.prediction.prefill.round_s

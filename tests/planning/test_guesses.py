@@ -16,13 +16,13 @@ from edgeshard.planning.costs.guesses import expected_guesses, expected_times, t
 
 
 def stage(row_s: float, base_s: float = 1.0, pair_s: float = 0.0) -> StageCost:
-    """A step takes `base_s`, and `row_s` more for each row behind the first."""
+    """A step takes `base_s`, and `row_s` more for each row after the first."""
     decode_s = tuple(base_s + row_s * (rows - 1) for rows in (1, 8))
     return StageCost((1, 8), decode_s, decode_s, pair_s, 0.0, 0.01, 0.0, 0.001)
 
 
 def text(seed: int, repeats: float) -> list[int]:
-    """Tokens, some of which are those that stood behind an earlier one, for a while."""
+    """Tokens; for some stretches they repeat the tokens after an earlier occurrence."""
     dice, tokens = random.Random(seed), [0, 1, 2]
     while len(tokens) < 3000:
         if dice.random() < repeats:
@@ -51,8 +51,8 @@ def guessed_through(tokens: Sequence[int], cost: InterTokenSeconds, position: in
 @pytest.mark.parametrize("repeats", [0.0, 0.05, 0.3])
 @pytest.mark.parametrize("row_s", [0.0, 0.05, 0.2, 0.45])
 def test_the_times_are_those_of_a_head_that_guesses_its_way_through_a_text(repeats: float, row_s: float) -> None:
-    """On the nodes where it was seen exactly. Seen where all guesses paid, and planned where fewer do, nearly: there
-    the pace of the head is another, too."""
+    """On the nodes on which it was seen, exactly. Seen where all guesses paid, and planned where
+    fewer do, nearly: there the pace of the head is another, too."""
     tokens, position = text(1, repeats), 500
     costs = [stage(row_s), stage(row_s, 0.5, pair_s=1e-4)]
     cost = partial(inter_token_s, costs)
@@ -65,7 +65,7 @@ def test_the_times_are_those_of_a_head_that_guesses_its_way_through_a_text(repea
 
 @pytest.mark.parametrize("row_s", [0.0, 0.1, 0.3, 0.45, 0.6])
 def test_a_guessed_text_is_taken_in_parts_where_fewer_guesses_pay(row_s: float) -> None:
-    """The same guesses of a step, made anew from where they were right so far, as many as pay each time."""
+    """The same guesses of a step, drawn again from the last right one, as many as pay each time."""
     dice, cost = random.Random(4), partial(inter_token_s, [stage(row_s)])
     counted, seconds, tokens = Counter[tuple[int, int]](), 0.0, 0
     for _ in range(500):

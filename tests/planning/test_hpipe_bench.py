@@ -1,5 +1,5 @@
-"""What must hold of HPipe's test bed, computed as `python -m bench.hpipe_paper` does; its `--check`, of whole
-pages, is run by tests/house/test_benches.py."""
+"""Invariants of HPipe's test bed, computed as `python -m bench.hpipe_paper` does.
+tests/house/test_benches.py runs its `--check` of whole pages."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_hpipe_is_ahead_of_every_other_use_of_all_nodes(found: dict[str, Outcome
 
 
 def test_energy_is_the_planners_where_the_planner_has_the_schedule(costs: Costs) -> None:
-    """Whole prompts, one behind the other, are what its own formula is of."""
+    """Its own formula is for whole prompts, one after the other."""
     for schedule in (schedules.gpipe(costs), schedules.balanced_gpipe(costs), schedules.one_node(costs)):
         expected = energy_j(costs, schedule.cut, Load(1, PROMPTS))
         assert expected is not None

@@ -1,4 +1,4 @@
-"""Attention and MLP halves sum to their block, and the best cuts by halves are no worse than those by blocks."""
+"""Attention and MLP halves sum to their block, and the best cuts by halves are no worse than the best by blocks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_weights_and_cache_of_halves_sum_to_the_blocks(name: str) -> None:
     for load in (Load(), Load(1, 6)):
         sizes = HALVES[name].prefill(load).layer_bytes.reshape(-1, 2)
         assert sizes.sum(axis=1) == pytest.approx(WHOLE[name].prefill(load).layer_bytes)
-        # An MLP has weights alone: the matrices of LLaMA are three of 4096 x 11008, with a norm.
+        # An MLP has only weights: the matrices of LLaMA are three of 4096 x 11008, with a norm.
         assert sizes[0, 1] == halves.blocks[1].parameters * 2
     assert HALVES[MODELS[0]].problem.model.blocks[1].parameters == 3 * 4096 * 11008 + 4096
 

@@ -1,4 +1,4 @@
-"""What nodes hold decides among plans that are nearly as good, and only among these."""
+"""The weights that nodes hold decide among plans that are nearly as good, and only among these."""
 
 from __future__ import annotations
 

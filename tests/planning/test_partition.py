@@ -70,7 +70,7 @@ def kind_of(groups: list[str]) -> str:
 
 
 def test_small_sites_get_the_best_of_all_choices() -> None:
-    """As many sites as seeds; among them those where a pipeline beside single boxes beats both pure choices."""
+    """One site for each seed; on some of them a pipeline next to single nodes beats both pure choices."""
     kinds: dict[str, int] = {}
     for seed in range(in_form(40, SEEDS)):
         names, worth = planned_on(random.Random(seed))

@@ -1,4 +1,4 @@
-"""Plans: the costs behind them, what must hold of every plan, and the words when there is none."""
+"""Plans: their costs, the invariants of every plan, and the message if there is none."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def llama(name: str = "llama2-7b") -> ModelSpec:
 
 
 def device(name: str, layers: float, speed: float = 100e9, **more: Any) -> dict[str, Any]:
-    """A node with room for so many fp32 layers of the small model beside everything else a stage needs."""
+    """A node with room for `layers` fp32 layers of the small model besides everything else a stage needs."""
     room = layers * LAYER + 0.6e9
     return {"name": name, "memory_bytes": room, "bandwidth_bytes_per_s": speed, "flops": 10e12, **more}
 
@@ -301,7 +301,7 @@ def test_memory_short_says_how_much_and_what_would_do() -> None:
     text = result.shortage.text
     assert bottleneck(result) == text and "GiB short" in text and "find no room" in text
     words = text.partition("one more ")[2].split()
-    # What it says would do, does; half of that does not.
+    # The remedy it names works; half of it does not.
     size = float(words[0]) * 1e9
     for factor, fits in ((1.0, True), (0.25, False)):
         more = {"name": "new", "memory_bytes": size * factor, "bandwidth_bytes_per_s": 1e11, "flops": 1e12}
@@ -404,7 +404,7 @@ def test_baselines_cut_as_they_say() -> None:
         if row.feasible:
             assert row.time_per_token_s is not None and best.time_per_token_s is not None and row.gap is not None
             assert row.time_per_token_s >= best.time_per_token_s * (1 - 1e-9)
-            # With a gap of 0 for the plan, a strategy's gap is exactly what it loses.
+            # With a gap of 0 for the plan, a strategy's gap is exactly its loss.
             assert row.gap == pytest.approx(1 - best.time_per_token_s / row.time_per_token_s, abs=1e-9)
         else:
             assert row.reason and row.placement == "" and row.time_per_token_s is None

@@ -69,7 +69,8 @@ def time_per_token_s(config: dict[str, Any], quantisation: Quantisation | None) 
 @pytest.mark.parametrize("config", [LLAMA, TIED], ids=["untied", "tied"])
 def test_fewer_bytes_are_read_sooner(config: dict[str, Any]) -> None:
     whole = time_per_token_s(config, None)
-    # 8 bits and 16 for 64 of them beside 16; 4 and 16 for 32; some of the time goes to KV.
+    # 8 bits, plus 16 for each 64 numbers, compared with 16; for 4 bits, 16 for each 32. Some of the
+    # time is for KV.
     assert whole / time_per_token_s(config, Quantisation.INT8) == pytest.approx(16 / 8.25, rel=0.02)
     assert whole / time_per_token_s(config, Quantisation.INT4_HEAD_INT4) == pytest.approx(16 / 4.5, rel=0.04)
 

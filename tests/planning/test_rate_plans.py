@@ -87,7 +87,7 @@ def test_no_placement_beats_the_certified_bound(seed: int) -> None:
 
 @pytest.mark.usefixtures("searched")
 def test_the_search_finds_nearly_always_the_best() -> None:
-    """Without memory of what was counted out: on most sites the optimum, and a gap that says so."""
+    """Without the memory of exhaustive counts: on most sites the optimum, and a gap that shows it."""
     shares, gaps = [], []
     for seed in SEEDS:
         result = found(seed)

@@ -55,7 +55,7 @@ def test_a_cut_is_rated_at_its_best_load(seed: int) -> None:
 
 
 def test_micro_batches_that_only_wait_are_left_out() -> None:
-    """One node alone takes as long for each micro-batch more."""
+    """A single node takes proportionally longer for each additional micro-batch."""
     free: dict[str, Any] = {"max_time_per_token_s": None, "min_nodes": 1, "max_share": {}, "reserve": {}}
     problem = replace(random_problem(1), max_nodes=1, **free)
     roomy = tuple(replace(n, device=replace(n.device, memory_bytes=1e12)) for n in problem.cluster.nodes)

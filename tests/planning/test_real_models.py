@@ -1,4 +1,4 @@
-"""docs/real-models.md is what `edgectl plan` says now, and its shapes are of the models that they are named for."""
+"""docs/real-models.md equals the present output of `edgectl plan`, and its shapes belong to the named models."""
 
 from __future__ import annotations
 

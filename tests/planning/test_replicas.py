@@ -31,7 +31,7 @@ SEQUENCE_KV = 8 * 64 * 2 * 4096 * 4
 
 
 def device(name: str, layers: float, speed: float = 100e9, **more: Any) -> dict[str, Any]:
-    """A node with room for so many fp32 layers beside everything else a stage needs."""
+    """A node with room for `layers` fp32 layers besides everything else a stage needs."""
     values = {"memory_bytes": layers * LAYER + 0.6e9, "bandwidth_bytes_per_s": speed, "flops": 10e12}
     return {"name": name, **values, **more}
 
@@ -47,7 +47,7 @@ def problem_of(cluster: Cluster, **more: Any) -> PlanProblem:
 
 
 def rate_alone(problem: PlanProblem, spec: dict[str, Any], requests: int | None) -> float:
-    """What a plan for this node alone reaches; 0 where there is none."""
+    """The rate of a plan for only this node; 0 if there is none."""
     found = plan(replace(problem, cluster=cluster_of(spec), concurrency=requests), alternatives=0)
     return 0.0 if found.prediction is None else found.prediction.throughput_tps
 

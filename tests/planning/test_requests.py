@@ -124,7 +124,7 @@ def orin_and_3090(**changes: object) -> PlanProblem:
 
 
 def test_a_slow_link_does_not_carry_a_long_prompt() -> None:
-    """Least time per token alone splits the model and takes 23 s a request, of which 19 s on the link."""
+    """The least time per token as the only goal splits the model and takes 23 s a request, 19 s of it on the link."""
     whole = plan(orin_and_3090(objective=Objective.REQUEST))
     assert whole.placement == "orin=0:32" and whole.gap == 0.0
     assert whole.prediction is not None and whole.prediction.request_s <= 8.7

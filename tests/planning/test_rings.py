@@ -1,4 +1,6 @@
-"""A plan's cut in the simulator gives the plan's own figures, and what no formula says: slices, modes, growth."""
+"""A plan's cut in the simulator gives the plan's own figures, and effects that no formula has:
+slices, modes, growth.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def problem(**changes: object) -> PlanProblem:
 
 @pytest.mark.parametrize("cut", CUTS)
 def test_of_slices_only_the_last_is_sampled_from(cut: Cut) -> None:
-    """So that slices take the time that the planner says, as long as none waits for another to come back."""
+    """So slices take the planner's time if none waits for another to return."""
     costs = Costs(problem(prompt_tokens=256))
     slices = (128, 128)
     found = simulate(ring(costs, cut, 1), traffic(costs.problem, 1, 1, slices))
@@ -121,7 +123,7 @@ def test_slices_bring_the_first_token_sooner_where_computing_is_what_takes_time(
 
 
 def test_a_served_batch_takes_what_the_plan_says() -> None:
-    """Prompts in steps of their own, then decodes alone: the mixed ring's steps are those of the two phases."""
+    """Prompts in steps of their own, then only decodes: the mixed ring's steps equal the steps of the two phases."""
     costs = Costs(problem(prompt_tokens=64, new_tokens=40))
     cut = CUTS[2]
     expected = simulate(ring(costs, cut, 1), traffic(costs.problem, 1, 2))

@@ -150,7 +150,7 @@ class Slow:
 
 
 class Hasty:
-    """A prover that has time for so many questions."""
+    """A prover that has time for a fixed number of questions."""
 
     def __init__(self, prover: CpSat, questions: int) -> None:
         self._prover, self._left = prover, questions

@@ -56,7 +56,7 @@ def test_a_prompt_longer_than_the_budget_takes_several_steps() -> None:
 def test_a_prompt_goes_in_slices_beyond_the_budget_while_nobody_decodes() -> None:
     schedule = Schedule(batch=2, token_budget=4, slices=lambda tokens: (tokens - 3, 3), slice_budget=6)
     result = serve(ALONE, [ServedRequest(0.0, 8, 4), ServedRequest(9.5, 8, 1)], schedule)
-    # Both slices of A and two decodes; what the budget leaves to B beside the third; the rest of B in slices again.
+    # Both slices of A and two decodes; the budget's rest for B with the third; the rest of B in slices again.
     assert [[span.tokens for span in step.spans] for step in result.steps] == [[5], [3], [1], [1], [1, 3], [2], [3]]
 
 
@@ -81,7 +81,7 @@ def test_a_larger_budget_gives_the_first_token_sooner_and_holds_the_others_up_lo
 
 
 def test_two_micro_batches_keep_two_equal_stages_at_work() -> None:
-    """A token of either takes two stages' seconds; the second is one behind the first."""
+    """A token of either takes two stages' seconds; the second is one after the first."""
     ring = ServingRing((a_second_a_step, a_second_a_step), (linear_hop(0.0),) * 2)
     requests = [ServedRequest(0.0, 1, 3)] * 2
     result = serve(ring, requests, Schedule(micro_batches=2, token_budget=1))
@@ -108,7 +108,8 @@ def test_a_hop_carries_the_steps_tokens_and_the_return_those_sampled() -> None:
 
     ring = ServingRing((a_second_a_step,) * 2, (hop("forward"), hop("return")))
     serve(ring, [ServedRequest(0.0, 3, 2), ServedRequest(0.0, 5, 1)], Schedule(batch=2, token_budget=6))
-    # Six tokens: all of the first prompt and three of the second; then a decode and the other two; nothing is left.
+    # Six tokens: all of the first prompt and three of the second; then a decode and the other two;
+    # nothing is left.
     assert carried == {"forward": [6, 3], "return": [1, 2]}
 
 

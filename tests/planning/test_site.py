@@ -1,4 +1,4 @@
-"""A site as its coordinator knows it becomes a problem for the planner, with nothing in it that nobody measured."""
+"""A site as its coordinator knows it becomes a problem for the planner, which contains no unmeasured figures."""
 
 from __future__ import annotations
 
@@ -164,14 +164,14 @@ def test_devices_are_recognised_by_what_they_say(name: str, memory: int, kind: s
 
 
 def test_where_no_link_was_measured_there_is_none(cluster: Any) -> None:
-    """The source holds too little alone, so that the plan has to leave it."""
+    """The source can hold too little by itself, so the plan has to leave it."""
     nodes = (node("b", free=6 * GB), node("a"), node("c"))
     measured = [item for item in LINKS if (item.sender, item.receiver) != ("id-b", "id-a")]
     site = cluster(nodes=nodes, links=measured)
     assert site.unmeasured == (("b", "a"),)
     result = plan(problem(site))
     assert result.feasible and [stage.node for stage in result.stages][:2] == ["b", "c"]
-    # Nobody can return to the source but c.
+    # Only c can return to the source.
     only = [link("b", "a"), link("a", "c"), link("c", "b")]
     assert [stage.node for stage in plan(problem(cluster(nodes=nodes, links=only))).stages] == ["b", "a", "c"]
     assert not plan(problem(cluster(nodes=nodes, links=[link("b", "a")]))).feasible

@@ -28,7 +28,7 @@ def reference(seed: int) -> tuple[Solution | None, Solution | None]:
 
 
 def check_plan(instance: Instance, found: Solution, m: int | None) -> None:
-    """The answer is allowed, and costs what it says."""
+    """The answer is allowed, and has the cost it states."""
     assert violations(instance, found.cut) == ()
     result = score(instance, found.cut)
     assert found.score == result
@@ -176,7 +176,7 @@ def test_the_least_bottleneck_is_not_the_best_rate() -> None:
 
 
 def grouped(seed: int) -> Instance:
-    """A random instance whose nodes come in threes that nothing tells apart; node 0 is alone."""
+    """A random instance whose nodes form threes of equal ones; node 0 is single."""
     rng = np.random.default_rng(seed)
     base = random_instance(seed, nodes=4, layers=int(rng.integers(5, 14)))
     kind = np.array([0, 1, 1, 2, 2, 2, 3, 3])[rng.permutation(8)]

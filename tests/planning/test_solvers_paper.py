@@ -1,4 +1,4 @@
-"""The paper's own algorithms, run as written, beside the optimum."""
+"""The paper's own algorithms, run as written, compared with the optimum."""
 
 from __future__ import annotations
 

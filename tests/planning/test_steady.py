@@ -30,7 +30,7 @@ from tests.planning.oracles.instances import random_problem, served_site
 from tests.support.forms import of_the_day
 
 COSTLY = {10, 13, 28, 55}
-"""Sites with so many plans that counting them out takes up to a minute each."""
+"""Sites with a number of plans that takes up to a minute each to count."""
 SEEDS = [seed for seed in of_the_day(4, range(64)) if seed not in COSTLY]
 BOUNDED = of_the_day(40, range(400))
 SERVED, LARGER = of_the_day(6, range(50)), of_the_day(2, range(12))
@@ -39,10 +39,10 @@ PLAYED = 0.10
 BETTER = 0.035
 """More than 3 % in one of the 50 sites: 3.2 %."""
 BETTER_IN_SLICES = 0.08
-"""Of the 12 larger sites, one has 7.8 %: prompts of 170 positions go over three stages in two slices, whose overlap the
-formula does not have. The others are within BETTER."""
+"""Of the 12 larger sites, one has 7.8 %. Its prompts of 170 positions pass three stages in two
+slices, whose overlap the formula does not have. The others are within BETTER."""
 NEAR, MOST_PLAYED = 0.8, 40
-"""Plans with less than this part of the best rate are not played: they are behind by more than the formula is off."""
+"""Plans with less than this fraction of the best rate are not played: their distance exceeds the formula's error."""
 seconds = st.floats(1e-4, 1.0)
 
 
@@ -140,7 +140,7 @@ def test_no_time_makes_it_quicker_and_no_request_slower(
 
 @pytest.mark.parametrize("seed", SERVED)
 def test_a_plan_plays_as_planned_and_no_cut_of_a_small_site_plays_much_better(seed: int) -> None:
-    """Each cut with the load that is best for it, and with the plan's; the others are behind by the formula."""
+    """Each cut with the load that is best for it, and with the plan's; the formula rates the others lower."""
     problem = served_site(seed)
     result = plan(problem, alternatives=0)
     assert result.prediction is not None

@@ -1,4 +1,4 @@
-"""What a stage takes beside weights and KV follows the model and the largest step."""
+"""The memory of a stage besides weights and KV follows the model and the largest step."""
 
 from __future__ import annotations
 

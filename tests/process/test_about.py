@@ -1,4 +1,4 @@
-"""What a dump says of a process itself."""
+"""The part of a dump that describes the process itself."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def lay(root: Path, files: dict[str, str]) -> None:
 
 
 def v1(limit: int, used: int = 0, files: int = 0, above: int = V1_NONE) -> dict[str, str]:
-    """A group of memory of version 1. Its own pages are in other counts than those of the groups inside it."""
+    """A group of memory of version 1. Its own pages are in other counts than the pages of the groups inside it."""
     return {
         "memory.limit_in_bytes": f"{limit}\n",
         "memory.usage_in_bytes": f"{used}\n",

@@ -1,4 +1,4 @@
-"""Which steps an installation takes, by what it finds; tests/cli/test_install.py has what `edgectl` does with them."""
+"""The steps of an installation, by the state it finds; tests/cli/test_install.py tests how `edgectl` uses them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BARE = Found({}, THERE, user=False, live=True)
 
 
 def after(steps: list[Step], before: Found) -> tuple[Found, Record]:
-    """What is found once the steps were taken, and the record that they wrote."""
+    """The state found after the steps, and the record that they wrote."""
     written = {step.path: step.content for step in steps if isinstance(step, Write)}
     made = {step.path for step in steps if isinstance(step, MakeDirectory)}
     user = before.user or any(isinstance(step, Run) and step.command[0] == "systemd-sysusers" for step in steps)

@@ -1,4 +1,4 @@
-"""What a daemon writes is its owner's alone, whatever the umask and whatever was there."""
+"""Only its owner can read a daemon's files, whatever the umask and whatever was there."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def test_an_open_directory_of_another_user_is_refused_with_what_to_run(tmp_path:
         "import os, pathlib, sys; os.setgroups([]); os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))\n"
         "private_directory(pathlib.Path(sys.argv[1]), 'state-dir')"
     )
-    path = Path("/tmp") / f"edgeshard-of-root-{os.getpid()}"  # tmp_path is below one of root's alone
+    path = Path("/tmp") / f"edgeshard-of-root-{os.getpid()}"  # tmp_path is below a directory that only root may enter
     path.mkdir()
     try:
         path.chmod(0o755)
-        # Imported before: the modules may be where only root looks.
+        # Imported before: only root may be able to read the modules.
         done = subprocess.run(
             [sys.executable, "-c", f"from edgeshard.process.private import private_directory\n{program}", path,
              str(NOBODY)],

@@ -1,4 +1,4 @@
-"""What a running daemon takes up of settings that it reads again."""
+"""The settings that a running daemon applies when it reads them again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a process is started again: pauses that grow, never too many starts, and what cannot start is left alone."""
+"""The times of a process's restarts: growing pauses, a limited number of starts, and no restart if it cannot start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KILLED = -signal.SIGKILL
 
 
 def starts_of(lives_s: list[float], *, in_vain: bool = False) -> list[float]:
-    """When it is started, living so long each time; the last entry is infinite once it is given up."""
+    """The times of its starts, if it lives this long each time; the last entry is infinite once it is given up."""
     restarts, now_s, starts = Restarts(), 0.0, [0.0]
     restarts.started(now_s)
     for life_s in lives_s:

@@ -1,4 +1,4 @@
-"""The units: what systemd says of them, where it is installed, and the copies for reading in deploy/systemd."""
+"""The units: systemd's verdict on them, if it is installed, and the copies for reading in deploy/systemd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Costs that cannot fall, and profiles that say themselves when they are not to be believed."""
+"""Costs that cannot fall, and profiles that report themselves as unreliable."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def profile_of(prefill: tuple[Sample, ...], decode: tuple[Sample, ...]) -> Compu
 
 @pytest.fixture
 def disturbed() -> ComputeProfile:
-    """Somebody took half of the core whenever prompts with positions behind them were measured."""
+    """Another process took half of the core whenever prompts with positions before them were measured."""
 
     def seconds(tokens: int, context: int) -> float:
         return 2e-5 + ROW_S * tokens + (BEHIND_S * tokens if context else 0.0)
@@ -142,7 +142,7 @@ def test_least_squares_without_negatives_are_the_best_there_are(seed: int) -> No
     assert (found >= 0).all()
 
     def missed(kept: tuple[int, ...]) -> float:
-        """Of the unbounded solution on some columns, where it is allowed."""
+        """The error of the unbounded solution on some columns, if it is allowed."""
         if not kept:
             return float(np.linalg.norm(wanted))
         tried = np.linalg.lstsq(design[:, kept], wanted, rcond=None)[0]

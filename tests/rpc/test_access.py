@@ -58,7 +58,7 @@ class Anything(grpc.GenericRpcHandler):
 
 
 async def called(channel: grpc.aio.Channel, path: str) -> grpc.StatusCode:
-    """What a call comes to that says nothing; of one that would stay open, once it has answered."""
+    """The status of a call without content; for a call that would stay open, once it has answered."""
     method = METHODS[path]
     call: Any = getattr(channel, form_of(method))(path)
     call = call(timeout=20) if method.client_streaming else call(b"", timeout=20)
@@ -79,7 +79,7 @@ async def called(channel: grpc.aio.Channel, path: str) -> grpc.StatusCode:
 
 
 def form_of(method: Any) -> str:
-    """`unary_stream` and the like: how the client sends, and what comes back."""
+    """`unary_stream` and the like: the forms of the client's messages and of the server's."""
     return "_".join("stream" if streams else "unary" for streams in (method.client_streaming, method.server_streaming))
 
 

@@ -1,4 +1,4 @@
-"""What entry points tell gRPC through the environment, and that the gRPC that is installed does it."""
+"""The settings that entry points pass to gRPC through the environment, and their effect on the installed gRPC."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Waiting(grpc.GenericRpcHandler):
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[tuple[Waiting, StallingProxy]]:
-    """A server of the project behind a cable, which is cut by a stall."""
+    """A server of the project on a proxied connection, which a stall cuts."""
     handler, server = Waiting(), Server("127.0.0.1:0", None)
     server.grpc.add_generic_rpc_handlers((handler,))
     try:
@@ -69,7 +69,7 @@ async def begun(channel: grpc.aio.Channel) -> grpc.aio.UnaryStreamCall[bytes, by
 
 
 def careless_channel(address: str) -> grpc.aio.Channel:
-    """As gRPC makes one that is told nothing."""
+    """A channel with gRPC's defaults."""
     return grpc.aio.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)])
 
 
@@ -99,7 +99,7 @@ async def test_an_idle_channel_notices_a_dead_link() -> None:
 
 
 async def test_a_server_notices_that_a_caller_is_gone() -> None:
-    """The caller pings nobody itself: that its call ends is the server's doing."""
+    """The caller itself sends no pings: the server ends its call."""
     async with serving() as (handler, cable), careless_channel(cable.address) as careless:
         call = await begun(careless)
         assert not handler.left.is_set()

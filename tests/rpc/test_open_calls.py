@@ -1,4 +1,4 @@
-"""Whatever a principal has open ends when it is revoked: every method that there is, in every form of a servicer."""
+"""The open calls of a principal end when it is revoked: every method, in every form of a servicer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SENDS = ("generator", "writes", "sends on and on")
 
 
 class Held(grpc.GenericRpcHandler):
-    """Every method but health's says one thing, where it may, and stays."""
+    """Every method except health's sends one message, if it may, and stays."""
 
     def __init__(self, way: str) -> None:
         self._way = way
@@ -68,7 +68,7 @@ class Held(grpc.GenericRpcHandler):
 
 
 async def begun(channel: grpc.aio.Channel, path: str) -> Any:
-    """A call of that method; where it says something, once it has."""
+    """A call of that method; if it sends a message, after the message."""
     method = METHODS[path]
     call: Any = getattr(channel, form_of(method))(path)
     call = call() if method.client_streaming else call(b"")
@@ -241,7 +241,7 @@ async def test_no_message_of_a_revoked_caller_is_read(tmp_path: Path) -> None:
 
 
 async def test_calls_of_a_certificate_that_was_made_since_go_on(tmp_path: Path) -> None:
-    """Of a process that came back, while its old one is still there; and a call that ended leaves nothing behind."""
+    """Calls of a restarted process while its old one is still there. A call that ended leaves nothing over."""
     identities = Identities(tmp_path)
     server = Server("127.0.0.1:0", identities.coordinator())
     address, watch = await server.start(), "/grpc.health.v1.Health/Watch"

@@ -1,4 +1,4 @@
-"""The beat of a process's watches, over a clock that moves by what is slept alone."""
+"""The beat of a process's watches, over a clock that moves only by sleeps."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ WEAK = ("AES128-SHA", "AES256-GCM-SHA384", "ECDHE-ECDSA-AES128-SHA", "ECDHE-RSA-
 
 
 def handshake(address: str, files: TlsFiles, version: ssl.TLSVersion, ciphers: str) -> str:
-    """The cipher that was agreed on; raises OSError where there was none."""
+    """The agreed cipher; raises OSError if there was none."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_ciphers(f"{ciphers}:@SECLEVEL=0")

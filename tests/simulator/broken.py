@@ -44,7 +44,7 @@ LIMIT = 200
 
 
 def second_start_refused() -> Any:
-    """A coordinator that comes back for a request which the head has is told that there is one."""
+    """A coordinator that reconnects for a request of the head gets an error that it exists."""
     start = Head.start
 
     def refusing(self: Head, request: StartRequest) -> None:
@@ -58,7 +58,7 @@ def second_start_refused() -> Any:
 
 
 def last_token_torn_from_its_end() -> Any:
-    """The last token goes alone, and the end behind it."""
+    """The last token is sent by itself, and the end after it."""
 
     def one_by_one(self: HeadStream) -> HeadEvents:
         return HeadEvents(self._epoch, (self._unsent.popleft(),))
@@ -67,7 +67,7 @@ def last_token_torn_from_its_end() -> Any:
 
 
 def empty_store_releases_live_stages() -> Any:
-    """What the disk knows nothing of is taken for deleted."""
+    """Stages that the disk does not know are taken for deleted."""
     module = edgeshard_coordinator.core.machine.reconcile
     unclaimed = module._unclaimed
 
@@ -79,7 +79,7 @@ def empty_store_releases_live_stages() -> Any:
 
 
 def head_sends_before_it_has() -> Any:
-    """What it says goes to the coordinator first, and into the journal a moment later."""
+    """Its outputs are sent to the coordinator first, and enter the journal a moment later."""
 
     def say(self: Head, *events: HeadEvent) -> None:
         for said in events:
@@ -90,7 +90,7 @@ def head_sends_before_it_has() -> Any:
 
 
 def token_taken_at_any_position() -> Any:
-    """Whatever a head says comes next."""
+    """The next message of a head may be anything."""
     on_token = HeadReports._on_token
 
     def taking(self: HeadReports, attachment: Attachment, request: RunningRequest, token: Token) -> bool:
@@ -102,7 +102,7 @@ def token_taken_at_any_position() -> Any:
 
 
 def restart_gives_an_epoch_again() -> Any:
-    """The disk is an epoch behind what nodes were told."""
+    """The disk is an epoch older than the nodes' commands."""
     restored = edgeshard_coordinator.core.deployments.deployments.restored_record
 
     def behind(record: Any) -> Any:
@@ -114,7 +114,7 @@ def restart_gives_an_epoch_again() -> Any:
 
 
 def replay_counts_anew() -> Any:
-    """What was said of a request before counts as its prompt."""
+    """The earlier outputs of a request count as its prompt."""
     submit = Scheduler.submit
 
     def counting(
@@ -142,7 +142,7 @@ def acknowledged_before_it_is_on_disk() -> Any:
 
 
 def head_goes_on_a_token_too_far() -> Any:
-    """A coordinator that comes back misses the first token behind those that it has."""
+    """A coordinator that reconnects misses the first token after the ones that it has."""
 
     def follow(self: Head, entry: Entry, start: StartRequest) -> None:
         for said in entry.events_behind(len(start.emitted_tokens) + 1, start.scored):
@@ -170,12 +170,12 @@ def saved_states_are_empty() -> Any:
 
 
 def slots_are_not_zeroed() -> Any:
-    """A request goes on from the states of the one that had its slot."""
+    """A request starts from the states of the request that had its slot before."""
     return mock.patch.object(States, "clear", lambda self, slot: None)
 
 
 def states_go_on_behind_wrong_guesses() -> Any:
-    """A request goes on from the states behind its last guess, whether it was right or not."""
+    """A request starts from the states after its last guess, whether it was right or not."""
     slot_behind = KvTable.slot_behind
     return mock.patch.object(KvTable, "slot_behind", lambda self, position: slot_behind(self, self.length))
 
@@ -239,7 +239,7 @@ def breaking(name: str) -> Iterator[None]:
 
 
 def first_caught(name: str, seeds: Sequence[int]) -> tuple[int, str] | None:
-    """The first seed that notices, and what it says."""
+    """The first seed that notices, and its message."""
     with breaking(name):
         for outcome in collected(seeds):
             if outcome.violations:

@@ -279,7 +279,7 @@ class ServerContext:
         self._wake()
 
     def gone(self) -> None:
-        """Nobody waits for it any more."""
+        """Its caller has left."""
         if self._gone or self._over:
             return
         self._gone = True
@@ -359,7 +359,7 @@ class ServerContext:
             await self._more()
         data = self._queue[0]
         if data is None:
-            return grpc.aio.EOF  # stays: there is nothing behind it
+            return grpc.aio.EOF  # stays: nothing follows it
         self._queue.popleft()
         return self._request(data)
 

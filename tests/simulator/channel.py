@@ -66,7 +66,7 @@ class SimChannel:
         return call
 
     async def _unary(self, method: Method, request: Any, limit_s: float | None) -> Any:
-        """With the retries that the channel's service configuration asks for."""
+        """With the retries of the channel's service configuration."""
         attempts = 4 if any(name in method.path for name in _IDEMPOTENT) else 1
         pause_s, until = 0.1, None if limit_s is None else self.network.loop.now + limit_s
         while True:
@@ -90,7 +90,7 @@ class SimChannel:
             pause_s *= 2
 
     def _send_twice(self, call: Call, request: Any) -> None:
-        """As after a retry whose first attempt was taken for lost: it comes again, and nobody hears the answer."""
+        """As after a retry whose first attempt was taken for lost: it arrives again, and its answer is dropped."""
         data = request.SerializeToString()
 
         def again() -> None:

@@ -83,7 +83,7 @@ MESSAGES: dict[str, dict[str, str]] = {
     "InferenceServiceListModelsRequest": _CALL,
     "InferenceServiceListModelsResponse": _ANSWER,
 }
-"""Kinds of messages with the ways in which they cannot end, and why. `call` says how a request comes twice."""
+"""Kinds of messages with the ways in which they cannot end, and why. `call` is how a request arrives twice."""
 _MEASURED = "nothing is measured here: measurements are of machines"
 _STORED = "no model is uploaded or fetched here: blobs are files, with tests of their own"
 _PACKED = "nothing is packed here: packed units are files, with tests of their own"
@@ -170,7 +170,7 @@ EVENTS = (
     "DeleteRequested", "CommandAnswered", "HeadAttached", "HeadDetached", "DeploymentSaved", "SaveFailed",
     "DeploymentForgotten", "Replanned", "ReplanRequested", "Ticked",
 )  # fmt: skip
-"""What the coordinator's state is told of a deployment or of its nodes. There are no measurements here."""
+"""The events of the coordinator's state about a deployment or its nodes. There are no measurements here."""
 _FORGOTTEN = "only what is being deleted is forgotten"
 NEVER: dict[tuple[str, str], str] = {
     (str(phase), "DeploymentForgotten"): _FORGOTTEN for phase in Phase if phase is not Phase.DELETING
@@ -212,9 +212,11 @@ SAVED = ("states", "saved", "taken up")
 BEHIND_GUESS = ("states", "behind a guess", "gone on from")
 """A request whose guesses were right, and that had states."""
 GUESSES = (("drawn", "right"), ("drawn", "wrong"), ("drawn", "not told"))
-"""What became of tokens that the head guessed; those that came too late are not told."""
+"""The outcomes of tokens that the head guessed; late ones are not sent."""
 SEEDS, TIMES = 10_000, 100
-"""In so many seeds everything is to be met so often; in fewer seeds half as often, for luck has a share in it."""
+"""Over SEEDS seeds, every outcome must happen at least TIMES times; over fewer seeds half as often,
+because of chance.
+"""
 
 
 def wanted() -> list[tuple[str, str, str]]:
@@ -237,7 +239,7 @@ def missed(met: Counter[tuple[str, str, str]], seeds: int) -> list[str]:
 
 
 def strange(met: Counter[tuple[str, str, str]]) -> list[str]:
-    """What was met and is in no table, in words: however few seeds, the tables are old."""
+    """Descriptions of everything that happened and is in no table: even with few seeds, the tables are old."""
     known = set(wanted()) | {("event", *pair) for pair in RARE}
     odd = [key for key in met if (key[1] not in MESSAGES if key[2] == "sent" else key not in known)]
     return [f"{' / '.join(key)} was met, which is not in the tables of coverage.py" for key in odd]

@@ -19,7 +19,7 @@ from tests.simulator.loop import Process
 
 @dataclass
 class Disk:
-    """The files. `fails` says whether the write at hand is refused."""
+    """The files. `fails` decides whether the present write is refused."""
 
     deployments: dict[DeploymentName, DeploymentRecord] = field(default_factory=dict)
     retired: dict[DeploymentName, Epoch] = field(default_factory=dict)

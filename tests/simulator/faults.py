@@ -1,4 +1,4 @@
-"""What goes wrong in a run, as its seed says."""
+"""The faults of a run, decided by its seed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SELDOM = (
 
 
 class Fates:
-    """What becomes of messages: each seed has three kinds that meet a given end, and some have others beside them."""
+    """The fates of messages: each seed has three kinds that meet a given end, and some have others in addition."""
 
     def __init__(self, seed: int, watch: Watch, quiet: bool, lies: bool = False) -> None:
         self.off = quiet
@@ -139,7 +139,7 @@ class Plan:
         self.aim()
 
     def aim(self) -> None:
-        """Amid answers: when so many tokens have come, something happens within moments."""
+        """Amid answers: after a number of tokens, something happens within moments."""
         names = (
             *("head crashes", "head crashes", "another stage crashes", "another stage crashes", "coordinator crashes"),
             *("head and coordinator crash", "step fails", "reset", "head streams end", "coordinator stops"),
@@ -150,7 +150,7 @@ class Plan:
             for _ in range(self.dice.choice((0, 1, 2, 2)))
         }
         if self.world.fates.wants("AttachRequest beacon"):
-            # A head sends one where no token came for a while.
+            # A head sends one if no token arrived for a while.
             aims |= dict.fromkeys((1, 4), "a link is cut")
 
         def came(count: int) -> None:
@@ -201,7 +201,7 @@ class Plan:
                 connection.break_off("Connection reset by peer", 0.0, 0.0)
 
     def cut_link(self) -> None:
-        """Between two nodes of a placement, which go on talking to the coordinator."""
+        """Between two nodes of a placement, which can still reach the coordinator."""
         boss, network = self.world.boss, self.world.network
         records = () if boss is None else tuple(boss.coordinator.loop.state.deployments.values())
         for record in records:
@@ -282,7 +282,7 @@ class Plan:
         self.at(self.dice.uniform(2.1, 3.0), "the coordinator is back", self._boss_back)
 
     def another_disk(self) -> None:
-        """Once: of two at a time, the first one's end would let the operator go on at the second."""
+        """Once: with two at a time, the first one's end would let the operator continue at the second."""
         world = self.world
         if world.strange:
             return
@@ -305,7 +305,7 @@ class Plan:
         self._stall(self._process())
 
     def head_stalls(self) -> None:
-        """Its neighbours notice it, and the coordinator where it has none."""
+        """Its neighbours notice it or, if it has none, the coordinator."""
         boss = self.world.boss
         records = () if boss is None else tuple(boss.coordinator.loop.state.deployments.values())
         heads = [node for record in records if (node := self.world.nodes.get(str(record.head.node_name))) is not None]

@@ -128,7 +128,7 @@ class Liar:
             await call.write(agent_message_to_wire(dice.choice(self._kinds)()))
 
     async def _say_any(self, call: Any, chance: float) -> None:
-        """A message with any value in any field, but its own name and id where a certificate is compared with them."""
+        """A message with any value in any field, except its own name and id if a certificate is compared with them."""
         if chance < 0.08:
             report = self._builder.build(coordinator_pb2.ReportProfileRequest)
             report.node_id = LIAR

@@ -1,7 +1,8 @@
 """An event loop of virtual time: it never sleeps, one callback runs at a time, and equal seeds give equal runs.
 
-Every callback belongs to the simulated process whose context it was made in. One that has crashed runs nothing more,
-not even a `finally`; one that stands still runs everything later; each has a clock of its own.
+Every callback belongs to the simulated process whose context it was made in. A crashed process runs
+nothing more, not even a `finally`. A stalled process runs everything later. Each process has a
+clock of its own.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Process:
         self.context: Context = copy_context()
         self.context.run(CURRENT.set, self)
         self._kept: list[object] = []
-        """What a crash cut off. Nothing of it may be finalised while the run goes on."""
+        """What a crash cut off. It must not be finalised while the run continues."""
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self.loop.create_task(work, context=self.context.copy())
@@ -58,7 +59,7 @@ class Process:
         self.loop.go_on(backlog)
 
     def jump(self, seconds: float) -> None:
-        """Its clock shows so much more at once, as after a machine was suspended: what it waited for is due."""
+        """Its clock jumps by `seconds`, as after a machine was suspended: its waits are due."""
         self.ahead_s += seconds
         self.loop.bring_forward(self, seconds)
 

@@ -1,8 +1,9 @@
 """Models without weights: a token is a function of everything before it, of the seed and of the position.
 
-The tables of KV memory are the product's own. In place of keys and values a position keeps the hash of all tokens up to
-it, and nothing is ever cleared: whoever reads one that is not its own computes with another's. The second model's
-requests have states, the product's own, too: the newest hash, from which they go on.
+The tables of KV memory are the product's own. Instead of keys and values, a position keeps the hash
+of all tokens up to it, and nothing is ever cleared. A request that reads another's position
+computes with the other's hash. The second model's requests also have states, the product's own: the
+newest hash, from which they continue.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ _BYTES = [
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a request gets that nothing disturbs. `texts` is what has been said behind so many tokens."""
+    """The result of a request without disturbances. `texts` is the text after each number of tokens."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -278,8 +279,8 @@ class SimModel:
     def _drawn(
         self, span: Span, slots: Sequence[int], guesses: Sequence[int], pending: list[int]
     ) -> Iterator[SampledToken]:
-        """The tokens behind a span up to the first whose guess is wrong or did not come, or that is late: behind
-        guesses that is left for the next step."""
+        """The tokens after a span up to the first that is late, or whose guess is wrong or missing.
+        After guesses, a late token is left for the next step."""
         if not span.sample:
             return
         for position, guess in zip_longest(range(span.certain_position, span.end_position + 1), guesses):
@@ -307,7 +308,7 @@ class SimModel:
         return self._slots[slots[span.first_position - 1]] if span.first_position else _FIRST_HASH
 
     def _states_behind(self, span: Span) -> list[int | None]:
-        """The slot for the states behind each position of a span, where requests have states."""
+        """The slot for the states after each position of a span, if requests have states."""
         if not self.pool.states.slots:
             return [None] * span.token_count
         return slots_behind(self.pool.table(span.request), span)

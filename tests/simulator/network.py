@@ -1,9 +1,9 @@
 """The network between simulated processes: connections, and messages that are bytes and take their time.
 
-What can happen is what happens to real connections. A stream is ordered and loses nothing while it lasts; it ends at
-any message, and what was under way is lost then. Between streams there is no order. A host that is cut off gets late
-what was sent to it, or its connections end after the keepalive. A call of one request may be lost, answered late, or
-come twice.
+Its events are the ones of real connections. A stream is ordered and loses nothing while it lasts;
+it ends at any message, and what was under way is lost then. Between streams there is no order. A
+host that is cut off gets late what was sent to it, or its connections end after the keepalive. A
+call of one request may be lost, answered late, or come twice.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Fate = str
 
 @dataclass(eq=False)
 class Network:
-    """Who listens where, who is cut off from whom, and what becomes of each message (`fate` of its kind)."""
+    """The listeners, the cut connections between hosts, and the fate of each message (`fate` of its kind)."""
 
     loop: VirtualLoop
     dice: random.Random
@@ -67,7 +67,7 @@ class Network:
         return (a, b) in self.parted or (b, a) in self.parted
 
     def crashed(self, process: Process, silently: bool) -> None:
-        """Its host says so at once, or nothing is heard of it any more."""
+        """Its host reports it at once, or it is never heard of again."""
         for address in [a for a, server in self.listeners.items() if server.process is process]:
             del self.listeners[address]
         for connection in list(self.connections):
@@ -77,7 +77,7 @@ class Network:
 
 
 class Connection:
-    """What a channel has open to a server: calls of two processes, which end when it breaks."""
+    """A channel's connection to a server: calls of two processes, which end when it breaks."""
 
     def __init__(self, network: Network, client: Process, server: SimServer) -> None:
         network.opened += 1
@@ -169,7 +169,7 @@ class Pipe:
             room.set_result(None)
 
     def flush(self) -> None:
-        """What is held comes at once, before what is still under way."""
+        """Held messages arrive at once, before messages that are still in flight."""
         loop = self.connection.network.loop
         loop.call_global(loop.now, self._release, context=self.receiver.context)
 
@@ -184,7 +184,7 @@ class Pipe:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A message on its way."""
+    """A message in flight."""
 
     data: bytes
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.simulator.world import World
 
 OWN_FAULT = ("TOKEN_OUT_OF_RANGE",)
-"""What a request is refused for that asks for what cannot be."""
+"""The reasons for refusing an impossible request."""
 
 
 class Application:
@@ -188,7 +188,7 @@ class Operator:
         self._spawn(self._deploy(spec))
 
     def look_after(self, specs: list[dict[str, Any]]) -> None:
-        """What failed for good is deployed again."""
+        """Deploy again what failed for good."""
         for spec in specs:
             if DeploymentName(spec["name"]) in self.wanted:
                 self.process.call_later(0.0, self.deploy, spec)

@@ -1,4 +1,4 @@
-"""What a process needs that runs seeds: the same order of things in each run, and no logs."""
+"""The needs of a process that runs seeds: the same order in each run, and no logs."""
 
 from __future__ import annotations
 

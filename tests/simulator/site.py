@@ -48,7 +48,7 @@ from tests.simulator.watch import Watch
 COORDINATOR = "coordinator:7600"
 MEMORY_BYTES = 1 << 30
 TIMINGS = Timings(probe_quiet_s=1e9, activate_timeout_s=12.0, load_timeout_s=15.0)
-"""Those of the product, but that links are not measured and that nobody waits for minutes."""
+"""The product's timings, except that links are not measured and no wait lasts minutes."""
 
 
 class Troubles:

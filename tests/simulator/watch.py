@@ -1,4 +1,4 @@
-"""What must hold at every event, and what was met of phases, triggers and messages."""
+"""The invariants of every event, and the counts of phases, triggers and messages that happened."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ class Watch:
             self.hold(len(entry.tokens) >= len(emitted), f"the coordinator has more of {request_id} than its head")
 
     def _ends_with_its_token(self, request: RunningRequest) -> None:
-        """Who has the last token of a request has its end."""
+        """A client with the last token of a request has its end."""
         wanted = self.answers.get(request.request_id)
         is_last = wanted is not None and len(request.emitted) == len(wanted.tokens)
         runs = self.coordinator is not None and self.coordinator.front._requests.get(request.request_id) is request
@@ -271,7 +271,7 @@ class Watch:
         self.hostings.pop(node_id, None)
 
     def _releases(self, node_id: NodeId, name: DeploymentName, epoch: Epoch) -> None:
-        """A node lets go of a stage: nobody may count on it."""
+        """A node releases a stage: no coordinator or head may depend on it."""
         saved = self.disk.deployments.get(name)
         if saved is None or saved.phase not in STANDING or saved.epoch > epoch:
             return

@@ -135,7 +135,7 @@ class World:
         self.watch.hold(gone, f"{name} was said to be deleted and stands on the disk")
 
     def judge(self, request_id: RequestId, error: EdgeShardError, limit: float | None) -> None:
-        """An error that a client got behind its start: its cause must be a real one."""
+        """An error of a client after its start: its cause must be a real one."""
         name = DeploymentName(self.model_of(request_id))
         assert self.operator is not None
         deleted = name in self.operator.deleted
@@ -157,7 +157,7 @@ class World:
     """Whether the coordinator ever ran on another disk."""
 
     def _was_away(self, name: DeploymentName, limit: float | None) -> bool:
-        """Whether it had no head for as long as a request is parked."""
+        """Whether it had no head for the time that a request is parked."""
         least = 29.0 if limit is None else 0.0
         away, since = 0.0, 0.0
         for at, phase in [*self.watch.ready.get(name, []), (self.loop.now, Phase.READY)]:
@@ -167,7 +167,7 @@ class World:
         return away >= least
 
     def ended(self, task: asyncio.Task[Any]) -> None:
-        """What an application or the operator did is over, in a way that they know."""
+        """An action of an application or the operator ended in a way that they know."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.watch.violate(f"an application met {error!r}")
 
@@ -245,7 +245,7 @@ class World:
             self.specs[0]["kv_swap_bytes"] *= dice.randrange(2)
 
     def _move_later(self, dice: random.Random) -> None:
-        """The last node comes, and the first deployment is to move there; later it is asked to once more."""
+        """The last node joins, and the first deployment is to move there; later the move is requested once more."""
         late, at = self.names[-1], dice.uniform(1.2, 3.0)
 
         def come() -> None:
@@ -341,7 +341,7 @@ class World:
         return any(not entry.followed for entry in entries)
 
     def _check_empty(self) -> None:
-        """Nobody asks for anything: no stage holds KV, no head and no coordinator a request."""
+        """No client has a request: no stage holds KV, no head and no coordinator a request."""
         hold = self.watch.hold
         assert self.boss is not None
         hold(not self.boss.coordinator.front._requests, "the coordinator keeps a request that has ended")

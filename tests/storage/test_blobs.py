@@ -1,4 +1,4 @@
-"""What a power cut leaves of stored blobs: a disk that holds only what was synced, whenever the power goes."""
+"""The stored blobs after a power cut: a disk that holds only synced data, whenever the power fails."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ DIGEST = Digest(hashlib.sha256(CONTENT).hexdigest())
 class Disk:
     """Follows `fsync` and `rename`: of a file the disk has what was synced last, of a directory the names it had then.
 
-    A new name may reach the disk at any time, so that a file must be synced before it gets its name, and the directory
-    behind that, or the name may never get there.
+    A new name may reach the disk at any time. So a file must be synced before it gets its name, and
+    the directory after that, or the name may never get there.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def write_all(blobs: BlobDirectory, begin: int = 0) -> None:
 
 
 def test_a_blob_has_its_name_only_when_its_bytes_are_on_the_disk(blobs: BlobDirectory, disk: Disk) -> None:
-    """Nobody checks the bytes of a blob that has its name when a model is added: its size is all that is looked at."""
+    """The bytes of a named blob are not checked when a model is added: only its size is compared."""
     blobs.truncate(DIGEST, 0)
     write_all(blobs)
     blobs.commit(DIGEST, len(CONTENT))
@@ -99,7 +99,7 @@ def test_what_was_written_behind_an_earlier_sync_is_synced_too(blobs: BlobDirect
 def test_a_partial_blob_whose_end_never_reached_the_disk_is_not_taken_for_whole(
     blobs: BlobDirectory, disk: Disk, lost: int
 ) -> None:
-    """The file system kept the length and lost the bytes: there are zeros where they were."""
+    """The file system kept the length and lost the bytes: zeros replaced them."""
     blobs.truncate(DIGEST, 0)
     blobs.write(DIGEST, 0, CONTENT[: len(CONTENT) - lost] + bytes(lost - 1) + b"\1")
     with pytest.raises(DataLossError):

@@ -78,7 +78,7 @@ def test_no_text_grows_by_more(normaliser: list[Any], pretokenizer: list[Any], t
         normalised = tokenizer.normalizer.normalize_str(text)
         pieces = tokenizer.pre_tokenizer.pre_tokenize_str(normalised) if normalised else []
     except BaseException as error:
-        # The library panics at some of them. A panic's class is no Exception, and nobody can import it.
+        # The library panics at some of them. A panic's class is no Exception, and cannot be imported.
         assume(type(error).__name__ != "PanicException")
         raise
     assert len(normalised.encode()) <= bound

@@ -1,4 +1,4 @@
-"""Files of models that a store uses where they lie."""
+"""Files of models that a store uses in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files of a directory are a model's own: links, pipes, caches."""
+"""The files of a directory that belong to a model: links, pipes, caches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def refused(directory: Path, name: str, reason: str) -> EdgeShardError:
 def test_a_link_out_of_the_model_is_refused_whatever_it_leads_to(
     make_checkpoint: MakeCheckpoint, tmp_path: Path, name: str, way: str
 ) -> None:
-    """The file has the right form: only where it lies is wrong."""
+    """The file has the right form: only its place is wrong."""
     directory = make_checkpoint()
     outside = tmp_path / "outside"
     outside.mkdir()

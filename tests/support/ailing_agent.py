@@ -1,7 +1,8 @@
 """An agent on a machine with all that `edgectl doctor` looks for: `python -m tests.support.ailing_agent OPTIONS...`
 
-What the machine says of itself is replaced where the process reads it. `EDGESHARD_TEST_CGROUP` names a control group,
-with a quota, that the process goes into; without it the quota is replaced, too.
+The machine's own reports are replaced at the point where the process reads them.
+`EDGESHARD_TEST_CGROUP` names a control group, with a quota, that the process goes into; without it
+the quota is replaced, too.
 """
 
 from __future__ import annotations

@@ -58,8 +58,9 @@ _READERS: tuple[tuple[Callable[[Any], Any], type[Message]], ...] = (
 class MessageBuilder:
     """Builds messages by the rolls of `dice`.
 
-    No list has more than `most_items`, and no message much more than `most_bytes`. A part `many` of the lists and texts
-    has about as many items as a bound permits, and a part `likely` of the fields has a value that the receiver knows.
+    No list has more than `most_items`, and no message much more than `most_bytes`. A fraction
+    `many` of the lists and texts has about as many items as a bound permits. A fraction `likely` of
+    the fields has a value that the receiver knows.
     """
 
     def __init__(
@@ -197,7 +198,7 @@ def bounds() -> Mapping[tuple[str, str], int]:
 
 
 def _each_kind(kind: type[Message]) -> Iterator[Any]:
-    """An empty message, or of one that is one of several each."""
+    """An empty message; for a choice of several kinds, one of each."""
     descriptor = kind.DESCRIPTOR
     fields = [field for oneof in descriptor.oneofs if not oneof.name.startswith("_") for field in oneof.fields]
     for field in fields:

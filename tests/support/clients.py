@@ -20,7 +20,7 @@ needs_node_clients = pytest.mark.skipif(
 
 
 async def run(*command: str | Path, timeout_s: float = 240.0, directory: Path | None = None) -> str:
-    """What the command says; the test fails with it where it fails."""
+    """The output of the command; if it fails, the test fails with it."""
     process = await asyncio.create_subprocess_exec(
         *map(str, command), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd=directory
     )

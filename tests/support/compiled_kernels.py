@@ -17,7 +17,7 @@ from tools.lock import LockError
 
 REFERENCE = Path(__file__).resolve().parents[1] / "agent" / "ops" / "linear_reference.cpp"
 NAME = "portable"
-"""The name of the kernels in a library of one instruction set: they take the place of those that run anywhere."""
+"""The name of the kernels in a library of one instruction set: they replace the kernels that run anywhere."""
 
 
 def gcc() -> tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""The coordinator's core with nobody around it, for tests of what it has nodes measure."""
+"""The coordinator's core without a site, for tests of the measurements that it orders."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ COMPUTE = MeasureCompute({"model_type": "llama"}, DType.FLOAT32, effort=Effort.Q
 
 
 class Desk:
-    """The core with nobody around it: events go in, and the commands that came out wait to be answered."""
+    """The core without a site: events go in, and the commands it sent wait for answers."""
 
     def __init__(self, make_registration: Any, names: str) -> None:
         self.make_registration = make_registration
         self.now = 100.0
-        # No heartbeats here: nobody counts as silent.
+        # No heartbeats here: no node counts as silent.
         self.state = State(instance="run", timings=Timings(heartbeat_timeout_s=1e9, lease_s=0.0))
         self.sent: list[SendCommand] = []
         self.told: list[Measured] = []
@@ -80,7 +80,7 @@ class Desk:
         self.feed(MeasureRequested(uid, tuple(node(name) for name in names), compute, every, self.now))
 
     def answer(self, reached: bool = True, failure: Any = None) -> SendCommand:
-        """The oldest command under way is done; a probe that `reached` nobody brings no links."""
+        """The oldest running command is done; a probe without `reached` brings no links."""
         action = self.sent.pop(0)
         if isinstance(action.command, ProbeLinks) and reached and failure is None:
             links = tuple(MeasuredLink(action.node_id, peer.node_id, LINK) for peer in action.command.peers)

@@ -55,7 +55,7 @@ class Examples:
         if origin is tuple and arguments[-1] is not Ellipsis:
             return list(product(*(self.of(item) for item in arguments)))
         if origin in (tuple, list) or origin is Iterable:
-            # Two of the first kind, and each other kind alone.
+            # Two of the first kind, and one of each other kind.
             pair = tuple(self.of(arguments[0])[0] for _ in range(2))
             return [pair, *((item,) for item in self.of(arguments[0])[1:])]
         if origin is frozenset:

@@ -15,7 +15,7 @@ DAY = "EDGESHARD_TEST_DAY"
 """Names the environment variable that chooses among cases that are too many for a run. tests/conftest.py sets it, so
 that all processes of a run have the same."""
 DAYS = 3
-"""Over so many days the long form of tests with many cases is spread."""
+"""The long form of tests with many cases is spread over this number of days."""
 LONG = False
 """Set by tests/conftest.py before a test module is imported, from pytest's option --long."""
 
@@ -36,8 +36,8 @@ def is_turn(count: int, number: int) -> bool:
 
 
 def in_turn(count: int, cases: Sequence[object]) -> list[ParameterSet]:
-    """Parameters of the long form alone: one in `count` of the cases, others each day, and all of them where
-    EDGESHARD_TEST_DAY is "every". Set to a day's number, it runs that day's."""
+    """Parameters of only the long form: one in `count` of the cases, others each day, and all of
+    them if EDGESHARD_TEST_DAY is "every". Set to a day's number, it runs that day's."""
     chosen = [case for n, case in enumerate(cases) if is_turn(count, n)]
     return [pytest.param(case, marks=pytest.mark.long) for case in chosen]
 

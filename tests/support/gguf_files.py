@@ -115,7 +115,7 @@ def write_demo_gguf(path: Path, choose: Choose, template: str | None = TEMPLATE,
 
 
 def add_sentencepiece(writer: gguf.GGUFWriter, template: str | None = TEMPLATE) -> None:
-    """The demo's vocabulary as pieces with scores: those of its merges, in their order."""
+    """The demo's vocabulary as pieces with scores, from its merges in their order."""
     model = json.loads((DEMO / "tokenizer.json").read_text())["model"]
     tokens = sorted(model["vocab"], key=lambda token: model["vocab"][token])
     rank: dict[str, int] = {}

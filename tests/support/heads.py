@@ -1,4 +1,4 @@
-"""A head's words, told to a coordinator's front without a socket."""
+"""A head's messages, passed to a coordinator's front without a socket."""
 
 from __future__ import annotations
 

@@ -29,13 +29,13 @@ class Answer:
 
     @property
     def error(self) -> dict[str, Any]:
-        """What an error of OpenAI's form says."""
+        """The content of an error of OpenAI's form."""
         error: dict[str, Any] = self.json["error"]
         return error
 
 
 class Http:
-    """Sends requests to the gateway at `url`, with `key` if there is one; over TLS those who trust as `tls` says."""
+    """Sends requests to the gateway at `url`, with `key` if there is one; over TLS with the trust of `tls`."""
 
     def __init__(self, url: str, key: str | None = None, tls: ssl.SSLContext | None = None) -> None:
         self.url = url
@@ -95,7 +95,7 @@ class Stream:
 
     @property
     def is_reset(self) -> bool:
-        """Whether the other side has broken the connection, also where nothing of its answer was read."""
+        """Whether the other side has broken the connection, also if nothing of its answer was read."""
         sock: socket.socket = self._writer.get_extra_info("socket")
         return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)) or self._reader.exception() is not None
 

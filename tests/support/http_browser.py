@@ -14,7 +14,7 @@ HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
 
 class Entered(Protocol):
-    """A site at which an operator asks for links."""
+    """A site at which an operator requests links."""
 
     client: Client
 
@@ -90,7 +90,7 @@ class Browser:
         return await self.send("POST", path, body, **changes)
 
     async def get(self, path: str, **changes: str | None) -> Answer:
-        """Of one's own page browsers say no origin where they only read."""
+        """Browsers send no origin if they only read from their own page."""
         return await self.send("GET", path, **{"origin": None, **changes})
 
     async def events(self, path: str = "/dashboard/stream") -> AsyncGenerator[tuple[str, Any]]:

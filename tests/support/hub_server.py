@@ -153,7 +153,7 @@ def serving() -> Iterator[HubServer]:
 
 
 def point_at(address: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As HF_ENDPOINT and HF_HUB_CACHE do, which the library reads when it is imported; nobody has a token."""
+    """As HF_ENDPOINT and HF_HUB_CACHE do, which the library reads when it is imported; without a token."""
     monkeypatch.setattr(constants, "ENDPOINT", address)
     template = address + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

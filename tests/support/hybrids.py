@@ -30,8 +30,8 @@ def save_hybrid(path: Path, **options: Any) -> Any:
 
 
 def likeliest(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
-    """The likeliest tokens behind the prompt and behind each of the answer's tokens but the last, by one pass over all:
-    they are the answer where each of its tokens is the likeliest."""
+    """The likeliest tokens after the prompt and after each of the answer's tokens except the last,
+    by one pass over all. They equal the answer if each of its tokens is the likeliest."""
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt, *answer[:-1]]]), use_cache=False).logits[0]
     return [int(token) for token in logits[len(prompt) - 1 :].argmax(-1)]

@@ -36,7 +36,7 @@ class Identities:
         return self.of(principal.role, principal.id)
 
     def host(self, name: str) -> TlsFiles:
-        """Of the process that runs on a host of a test's network, which its name tells."""
+        """The files of the process on a host of a test's network, which its name identifies."""
         if name == "coordinator":
             return self.coordinator()
         return self.of(Role.OPERATOR if name in ("operator", "stranger") else Role.AGENT, name)

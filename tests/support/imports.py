@@ -23,7 +23,7 @@ CONTEXT, BLOCK = 512, 16
 
 
 def nothing(what: str, done: int, total: int) -> None:
-    """Nobody looks at the progress."""
+    """The progress is ignored."""
 
 
 def tensors_of(imported: Imported) -> tuple[ModelManifest, CachedTensorSource]:

@@ -92,7 +92,7 @@ def forking_daemons() -> Iterator[None]:
 
 
 class Nursery:
-    """The test's side: asks for children, and hears of their ends on a thread of its own."""
+    """The test's side: it requests children, and receives their ends on a thread of its own."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -148,7 +148,7 @@ class Nursery:
                 self._ended[message["ended"]].set_result(message["status"])
 
     async def ended(self, pid: int) -> int:
-        """The exit code of a child, also of one that ended before; its newest where the system gave a pid twice."""
+        """The exit code of a child, also of one that ended before; the newest if the system used a pid twice."""
         return await asyncio.shield(asyncio.wrap_future(self._ended[pid]))
 
 

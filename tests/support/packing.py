@@ -23,7 +23,7 @@ def chosen_sources(
     dtype: DType,
     quantisation: Quantisation | None = None,
 ) -> UnitSources:
-    """Packed files where there are any."""
+    """Packed files if there are any."""
     form = UnitForm(model, dtype, quantisation, parse_config(config))
     sources = UnitSources(units, form, tensors_of_units(config, layers, quantisation))
     sources.choose()

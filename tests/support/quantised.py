@@ -159,8 +159,8 @@ def mxfp4(weight: torch.Tensor) -> Quantised:
 
 
 def nvfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes of four bits, two a byte; float8 scales for each 16 of a row; the scale of all, which multiplies; and the
-    numbers that they mean."""
+    """Codes of four bits, two a byte; float8 scales for each 16 numbers of a row; the common scale,
+    which multiplies; and the numbers that they encode."""
     grouped = weight.view(len(weight), -1, 16)
     together = weight.abs().max() / (6 * 448)
     scales = (grouped.abs().amax(-1) / 6 / together).to(torch.float8_e4m3fn)
@@ -209,4 +209,4 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantise, bool]] = {
     "gptq int8": (settings_of("gptq", bits=8), gptq(8, symmetric=True), True),
     "fp8 in blocks": (settings_of("fp8", weight_block_size=[128, 128]), fp8(128, "weight_scale_inv"), False),
 }
-"""By name: what config.json says, how a matrix is made, and whether EdgeShard keeps its numbers exactly."""
+"""By name: the config.json values, how a matrix is made, and whether EdgeShard keeps its numbers exactly."""

@@ -16,7 +16,7 @@ LIMIT = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A request as it went on; header names in lower case."""
+    """A request as it was passed on; header names in lower case."""
 
     method: str
     path: str
@@ -26,8 +26,9 @@ class Passed:
 
 @dataclass(eq=False)
 class ReverseProxy:
-    """Passes requests under `prefix` on to `target`, a URL, one for each connection. With `keeps_host` they have the
-    Host that the browser said, else the target's, as proxies do by themselves. `origin` is where to dial it."""
+    """Passes requests under `prefix` on to `target`, a URL, one for each connection. With
+    `keeps_host` they have the browser's Host, else the target's, as proxies send by default.
+    `origin` is where to dial it."""
 
     target: str
     prefix: str = ""

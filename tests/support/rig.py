@@ -44,7 +44,7 @@ def next_token(history: Iterable[int]) -> int:
 
 
 def expected(prompt: list[int], new: int) -> list[int]:
-    """What a request gets that runs alone."""
+    """The tokens of a request that runs by itself."""
     history = list(prompt)
     for _ in range(new):
         history.append(next_token(history))
@@ -52,7 +52,7 @@ def expected(prompt: list[int], new: int) -> list[int]:
 
 
 Alone = Callable[[list[int], int], list[int]]
-"""(prompt, new tokens) -> what a request gets that runs alone."""
+"""(prompt, new tokens) -> the tokens of a request that runs by itself."""
 
 
 class Stage:
@@ -135,7 +135,7 @@ class Stage:
 
     @staticmethod
     def _scores(span: Span) -> Iterator[SpanLogprobs]:
-        """What a target's log-probability is pretended to be: minus itself. In slices of three."""
+        """The pretended log-probability of a target: minus itself. In slices of three."""
         targets = span.targets or Targets(0, ())
         for begin in range(0, len(targets.tokens), 3):
             logprobs = tuple(-float(token) for token in targets.tokens[begin : begin + 3])
@@ -172,7 +172,7 @@ class Rig:
             self.allocator, limits or Limits(48, 100), self.batching, self.chunking, eos, swapping, guessing
         )  # fmt: skip
         self.draft = draft
-        """What is guessed where the draft is asked."""
+        """The guesses that a query of the draft returns."""
         self.now_s = 0.0
         swap_blocks = swapping.blocks if swapping is not None else 0
         guess_slots = (guessing.slots if guessing is not None else None) or 0
@@ -208,7 +208,7 @@ class Rig:
         return step
 
     def take(self, step: HeadStep | None, timings: tuple[StageTiming, ...] = ()) -> None:
-        """Run a step on every stage and give the result to the head, with what the stages are said to have taken."""
+        """Run a step on every stage and give the result to the head, with the given timings of the stages."""
         assert step is not None, "there was nothing to run"
         step = self.drafted(step)
         results = [stage.run(step) for stage in self.stages]
@@ -258,8 +258,9 @@ class Rig:
 class Ring:
     """The stages of a rig as machines of their own: inboxes that hold a window, and a step computing at each.
 
-    One thing happens at a time, chosen by dice: a stage takes a step from its inbox, or passes on the one it finished
-    if the next inbox has room, or the head takes what came back. `stalled` stages do nothing.
+    One thing happens at a time, chosen by dice: a stage takes a step from its inbox, or passes on
+    the one it finished if the next inbox has room, or the head takes a result. `stalled` stages do
+    nothing.
     """
 
     def __init__(self, rig: Rig, dice: random.Random) -> None:

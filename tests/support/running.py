@@ -49,7 +49,7 @@ class Running:
             )
 
     def until(self, pattern: str, times: int = 1) -> re.Match[str]:
-        """The last match of the pattern, once there are so many."""
+        """The last match of the pattern, once there are `times` matches."""
         deadline_s = time.monotonic() + READY_S
         while time.monotonic() < deadline_s:
             found = list(re.finditer(pattern, self.log.read_text(), re.M))

@@ -1,4 +1,4 @@
-"""An agent and a head without an engine: they speak the wire protocol to a real coordinator, as the test tells them."""
+"""An agent and a head without an engine: they use the wire protocol with a real coordinator, controlled by the test."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ Answer = Callable[[ControlMessage], EdgeShardError | None]
 class FakeAgent:
     """An agent that speaks Register, Control and Attach.
 
-    It answers every command with success unless `answer` gives a failure for it, after it has reported what `measured`
-    gives; commands of a kind in `held` wait in `pending` until the test answers them.
+    It answers every command with success unless `answer` returns a failure for it, after it has
+    reported the result of `measured`. Commands of a kind in `held` wait in `pending` until the test
+    answers them.
     """
 
     def __init__(self, channel: grpc.aio.Channel, registration: Registration) -> None:
@@ -63,7 +64,7 @@ class FakeAgent:
         self.changed = asyncio.Condition()
         self.heads: list[FakeHead] = []
         self.held_requests: list[head_pb2.HeldRequest] = []
-        """What the next head of it has of earlier runs of the coordinator."""
+        """The requests that its next head has from earlier runs of the coordinator."""
         self.pages = HugePages(0, 0)
         self._channel = channel
         self._call: Any = None
@@ -88,7 +89,7 @@ class FakeAgent:
         self._task = asyncio.create_task(self._serve(self._call))
 
     async def heartbeat(self, *stages: StageStatus) -> None:
-        """A whole one. None is answered; each is told from the others by its `pages`, which are in the state then."""
+        """A whole one. It has no answer; each is identified by its `pages`, which are in the state then."""
         self.pages = HugePages(self.pages.wanted_bytes + 1, 0)
         await self.say(Heartbeat(self.node_id, self.registration.incarnation, stages, FREE_BYTES, self.pages))
 
@@ -183,7 +184,7 @@ class FakeAgent:
 
 
 def held_of(start: head_pb2.StartRequest, tokens: int = 0) -> head_pb2.HeldRequest:
-    """What a head says that still has it, with so many new tokens."""
+    """The report of a head that still has it, with `tokens` new tokens."""
     return head_pb2.HeldRequest(
         request_id=start.request_id,
         instance=start.instance,
@@ -195,7 +196,7 @@ def held_of(start: head_pb2.StartRequest, tokens: int = 0) -> head_pb2.HeldReque
 
 
 class FakeHead:
-    """A head's Attach stream: records what comes down, sends what the test says."""
+    """A head's Attach stream: records received messages, sends the test's."""
 
     def __init__(self, channel: grpc.aio.Channel, node_id: str, deployment: str, epoch: int) -> None:
         self.epoch = epoch
@@ -208,7 +209,7 @@ class FakeHead:
         self.forgotten: list[str] = []
 
     async def attach(self, held: Iterable[head_pb2.HeldRequest] = (), *, beacons: bool = False) -> None:
-        """`held` are the requests it has; `beacons` says that it answers them, which is the test's to do."""
+        """`held` are the requests it has; `beacons`: it answers them, which is the test's duty."""
         self._call = self._stub.Attach()
         hello = head_pb2.HeadHello(
             node_id=self._hello.node_id,
@@ -224,7 +225,7 @@ class FakeHead:
         self._call.cancel()
 
     async def ended(self) -> EdgeShardError | None:
-        """Wait for the coordinator to end the stream; its error, None for an orderly end."""
+        """Wait for the coordinator to end the stream; return its error, None for an orderly end."""
         assert self._task is not None
         await asyncio.wait_for(self._task, DEADLINE_S)
         return self.error
@@ -260,7 +261,7 @@ class FakeHead:
         stages: int = 0,
         logprob: float = 0.0,
     ) -> None:
-        """A token, with `top` likeliest tokens and the timings of so many stages."""
+        """Send a token, with `top` likeliest tokens and the timings of this number of stages."""
         message = self._token(request_id, position, token, epoch, text)
         message.logprob = logprob
         message.timings.extend([common_pb2.StageTiming(compute_s=0.5)] * stages)

@@ -71,7 +71,7 @@ class Said(Clockwork):
 
 @asynccontextmanager
 async def serving(said: Said, **options: Any) -> AsyncIterator[Http]:
-    """Requests with the key, to a gateway before `said`; `options` are those of `make_app`."""
+    """Requests with the key, to a gateway before `said`; `options` are the options of `make_app`."""
     server = GatewayServer(make_app(said, Keyed(), **options), HttpListen("127.0.0.1:0"))
     await server.start()
     try:

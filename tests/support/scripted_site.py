@@ -130,7 +130,7 @@ def told(
     failure: EdgeShardError | None = None,
     missed: tuple[str, ...] = (),
 ) -> Any:
-    """What the coordinator says of a node being measured: `done` of 40."""
+    """The coordinator's report of a node being measured: `done` of 40."""
     return admin_pb2.ProfileResponse(
         node=node, done=done, total=40, what=what, finished=finished,
         failure=to_failure(failure) if failure is not None else None, missed_nodes=missed,
@@ -155,8 +155,8 @@ class ScriptedSite:
     """What the server answers, and what it saw.
 
     `failures` maps a method's name to the error it ends with. `states` are the deployment's states, one for each
-    question about it, the last one for ever; empty means that there is none. `compute_profile` makes the profile of a
-    node that takes so many seconds for a block of CONFIG.
+    question about it, the last one for ever; empty means that there is none. `compute_profile`
+    makes the profile of a node that takes the given seconds for a block of CONFIG.
     """
 
     compute_profile: Callable[..., ComputeProfile]
@@ -166,10 +166,10 @@ class ScriptedSite:
     failures: dict[str, EdgeShardError] = field(default_factory=dict)
     states: list[Deployment] = field(default_factory=list)
     on_deploy: list[Deployment] = field(default_factory=list)
-    """The states from the next call of Deploy on, where there are any."""
+    """The states from the next call of Deploy on, if there are any."""
     gone_after_delete: bool = True
     replicas: list[Deployment] = field(default_factory=list)
-    """Replicas of a name, in place of `states`; one that is deployed comes behind them."""
+    """Replicas of a name, instead of `states`; a deployed one is appended."""
     script: list[GenerationEvent | Hold] = field(default_factory=story)
     profiles: list[admin_pb2.StoredProfile] = field(default_factory=list)
     links: list[profile_pb2.MeasuredLink] = field(default_factory=list)
@@ -182,7 +182,7 @@ class ScriptedSite:
     dumps: list[ProcessDump] = field(default_factory=list)
     audit: list[AuditEntry] = field(default_factory=list)
     checks: list[AuditCheck] | None = None
-    """None for a coordinator from before there were seals."""
+    """None for a coordinator older than seals."""
     events: list[SiteEvent] = field(default_factory=list)
     placement: Placement = field(default_factory=placement)
     replan: Replan | None = None
@@ -192,7 +192,7 @@ class ScriptedSite:
     released: threading.Event = field(default_factory=threading.Event)
     cancelled: threading.Event = field(default_factory=threading.Event)
 
-    # What tests need to write scripts, so that they need not import this file.
+    # The names that tests need to write scripts, so that they need not import this file.
     Hold = Hold
     story = staticmethod(story)
     deployment_in = staticmethod(deployment)
@@ -200,7 +200,7 @@ class ScriptedSite:
     told = staticmethod(told)
 
     def replicate(self, count: int, *gone: int) -> None:
-        """The deployment as so many replicas, all ready, less those of these numbers."""
+        """The deployment as `count` replicas, all ready, without the numbers in `gone`."""
         ready = deployment(DeploymentPhase.READY)
         specs = replace(ready.spec, source="").numbered(count)
         there = [spec for spec in specs if spec.replica not in gone]
@@ -247,7 +247,7 @@ class ScriptedSite:
 
 
 def answer(site: ScriptedSite, method: str, request: Any, context: grpc.ServicerContext) -> None:
-    """Record the request, and end the call when the script says that the method fails."""
+    """Record the request, and end the call if the script has the method fail."""
     site.requests.append(request)
     if method in site.failures:
         fail(context, site.failures[method])
@@ -278,7 +278,7 @@ def until_gone(site: ScriptedSite, script: list[Any], context: grpc.ServicerCont
                 return
         else:
             if place == len(script) - 1:
-                ended.set()  # A client that has the last of it hangs up, maybe before this thread goes on.
+                ended.set()  # A client that has the last of it hangs up, maybe before this thread continues.
             yield item
     ended.set()
 

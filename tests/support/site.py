@@ -37,7 +37,7 @@ class Site:
         return {node.name: sum(stage.kv_bytes_in_use for stage in node.stages) for node in await self.client.nodes()}
 
     async def kv_gone(self) -> None:
-        """Wait until every node has said, since now, that it holds no KV; a leak would stay for ever."""
+        """Wait until every node has reported, from now on, that it holds no KV; a leak would stay for ever."""
         clock = asyncio.get_running_loop().time
         began = clock()
 

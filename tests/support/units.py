@@ -1,4 +1,4 @@
-"""A unit run as systemd would run it, where no systemd runs: its command, environment, socket and directories."""
+"""A unit run as systemd would run it, without systemd: its command, environment, socket and directories."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Unit:
         return said
 
     def unread(self) -> list[str]:
-        """What has been said and not read."""
+        """The output that was not read."""
         found = []
         while True:
             try:

@@ -45,8 +45,9 @@ async def answer(client: Client, new_tokens: int) -> tuple[int, ...]:
 
 @pytest.mark.long
 async def test_streams_outlive_their_certificates_and_every_link(tmp_path: Path) -> None:
-    """Certificates of 30 seconds. Once all of those are over with which nodes and client began, every connection of the
-    site is cut at once: whoever dials again has another certificate by then, and no stream is dropped."""
+    """Certificates of 30 seconds. Once all certificates with which nodes and client began have
+    expired, every connection of the site is cut at once. By then each dialler has another
+    certificate, and no stream is dropped."""
     async with contextlib.AsyncExitStack() as stack:
         mill = await stack.enter_async_context(opened(tmp_path, "--certificate-life", f"{LIFE_S}s"))
         front = await stack.enter_async_context(StallingProxy(mill.coordinator.address).running())
@@ -104,7 +105,7 @@ async def test_streams_outlive_their_certificates_and_every_link(tmp_path: Path)
 
 
 async def test_a_node_that_is_revoked_under_a_stream_leaves_and_no_token_is_lost(tmp_path: Path) -> None:
-    """Within a heartbeat: another epoch goes on without it, nobody lets it in, and its agent ends."""
+    """Within a heartbeat: another epoch continues without it, it is refused everywhere, and its agent ends."""
     async with opened(tmp_path) as mill, mill.client() as admin:
         files = {name: await joined(mill, Role.AGENT, name) for name in ("a", "b", "c", "d")}
         await asyncio.gather(*(mill.start_agent(name, files[name]) for name in files))
@@ -139,9 +140,9 @@ async def streamed(client: Client, new_tokens: int, seen: asyncio.Event) -> tupl
 
 
 async def refused_by_its_neighbours(mill: Mill, files: TlsFiles) -> None:
-    """What it opens at another node, too, ends with a refusal, although its certificate has not expired."""
+    """Its open calls at another node also end with a refusal, although its certificate has not expired."""
     async with open_channel(mill.agents["a"].address, files, node=NodeName("a")) as channel:
         call: Any = stage_pb2_grpc.StageServiceStub(channel).Probe()
-        # Nothing is written: a message behind the refusal would end the call with another status.
+        # Nothing is written: a message after the refusal would end the call with another status.
         assert await asyncio.wait_for(call.code(), 60) is grpc.StatusCode.PERMISSION_DENIED
         assert "revoked" in await call.details()

@@ -46,8 +46,8 @@ TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
-    """Of a site of one node that serves the demo model as it is, one that thinks, one without a template and one whose
-    template never ends."""
+    """The client of a site of one node with four models: the demo model as it is, one that thinks,
+    one without a template, and one whose template never ends."""
     folder = tmp_path_factory.mktemp("chat")
     models = {
         "tales": demo_model_with(folder / "tales"),

@@ -64,7 +64,7 @@ AXE = CLIENTS / "node" / "node_modules" / "axe-core" / "axe.min.js"
 SPEC = {"name": "tales", "model": "fairy-tales", "source": "a", "dtype": "float32", "concurrency": 4}
 GATEWAY = ("--http-listen", "127.0.0.1:0")
 READS = ("get nodes", "get deployments", "describe", "generate")
-"""What lines begin with that are run here; the others change something, or go on until they are stopped."""
+"""The beginnings of the lines that are run here; the others change something, or run until they are stopped."""
 EMPTY = {
     "site": "No node has joined yet",
     "deployments": "The store has no model",
@@ -149,8 +149,8 @@ async def all_faults(page: Page) -> list[str]:
 
 
 async def test_nothing_is_cut_on_any_screen(site: Site, browser: Browser) -> None:
-    """Of one with many nodes, deployments and requests, whose names and figures are long; in the long form also of the
-    site as it is, which has each screen measured at one size above."""
+    """On a site with many nodes, deployments and requests, whose names and figures are long. In the
+    long form also on the plain site, whose screens are each measured at one size above."""
     url = site.cluster.coordinator.gateway
     async with visiting(browser, url) as visitor, visiting(browser, url) as other:
         page = await visitor.enter(site.client)
@@ -245,7 +245,7 @@ async def test_the_pages_policy_holds_and_what_breaks_it_is_heard(site: Site, br
 
 
 async def test_what_a_node_says_is_text(browser: Browser, tmp_path: Path) -> None:
-    """A node that joined and means harm: what it calls its device, and why it says that it cannot load."""
+    """A malicious node that joined: its device name, and its reason for not loading."""
     told = '<img src=x onerror="window.ran = true"><script>window.ran = true</script>'
     registration = build_registration("evil")
     registration = replace(registration, facts=replace(registration.facts, model=told))
@@ -290,7 +290,7 @@ async def test_a_keyboard_is_enough(site: Site, browser: Browser) -> None:
 
 @pytest.mark.long
 async def test_a_model_is_planned_loads_and_goes_by_buttons(site: Site, browser: Browser, tmp_path: Path) -> None:
-    """One of so many bytes that its loading is seen."""
+    """A model of a size whose loading is visible."""
     await asyncio.to_thread(write_large_model, tmp_path / "large")
     await site.client.add_model(tmp_path / "large", "large")
     async with visiting(browser, site.cluster.coordinator.gateway) as visitor:
@@ -301,7 +301,7 @@ async def test_a_model_is_planned_loads_and_goes_by_buttons(site: Site, browser:
         await expect(deploy).to_be_disabled()  # before its plan is shown
         await page.get_by_role("button", name="Show the plan").click()
         await expect(page.get_by_role("region", name="The plan").locator("tbody tr").first).to_be_visible()
-        # What the page shows of the load, as it comes: it may be gone when a test looks.
+        # The page's progress of the load, recorded as it changes: it may be gone when a test looks.
         await page.evaluate(
             "seen = []; new MutationObserver(() => document.querySelectorAll('.loading').forEach("
             "one => seen.push(one.textContent.trim()))).observe(document.body,"
@@ -470,7 +470,7 @@ async def test_a_hidden_tab_ends_its_stream_and_has_the_newest_picture_when_it_i
 
 
 async def served(page: Page) -> int:
-    """The requests that a deployment's screen says were served."""
+    """The number of served requests on a deployment's screen."""
     text = await page.locator("p", has_text=" served.").inner_text()
     return int(text.split()[-2])
 
@@ -517,7 +517,7 @@ async def test_eight_tabs_share_one_stream_and_each_can_act(site: Site, browser:
             await tab.get_by_role("button", name="Find a better placement").click()
             await expect(tab.locator("section", has_text="Move").get_by_role("alert")).to_contain_text("by hand")
         assert visitor.streams == 1
-        # Who has the stream hides, or leaves; another one of them takes it up.
+        # The page with the stream hides, or leaves; another one of them takes the stream over.
         await hide(first, True)
         await tabs[1].close()
         await one_answer(site.client)
@@ -528,7 +528,7 @@ async def test_eight_tabs_share_one_stream_and_each_can_act(site: Site, browser:
 
 @pytest.mark.long
 async def test_a_tab_that_stands_still_keeps_the_stream_from_no_other(site: Site, browser: Browser) -> None:
-    """As one does that waits in a debugger: it holds the lock and says nothing more."""
+    """As a tab does that waits in a debugger: it holds the lock and sends nothing more."""
     async with visiting(browser, site.cluster.coordinator.gateway) as visitor:
         first = await visitor.enter(site.client)
         second = await visitor.another("deployments/tales")

@@ -1,4 +1,4 @@
-"""What a browser shows while nodes and the coordinator are killed under it."""
+"""A browser's view while nodes and the coordinator are killed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def foretold(page: Page) -> None:
 async def test_a_box_that_is_killed_is_red_at_once_and_its_layers_are_seen_to_move(
     site: Site, visitor: Visitor
 ) -> None:
-    """While an answer streams in another tab, which goes on with its next token."""
+    """While an answer streams in another tab, which continues with its next token."""
     watched = await visitor.enter(site.client)
     await foretold(watched)
     await expect(watched.locator(".node.connected")).to_have_count(3)
@@ -114,7 +114,7 @@ async def asked(page: Page) -> asyncio.Task[str]:
 
 @pytest.mark.long
 async def test_a_page_outlives_the_coordinator_and_says_how_to_come_in_again(site: Site, visitor: Visitor) -> None:
-    """The picture stays, as an old one, while nobody answers; sessions are the coordinator's memory, and gone."""
+    """The old snapshot stays while there is no coordinator; sessions are only in the coordinator's memory, and lost."""
     page = await visitor.enter(site.client)
     await go(page, "events")
     coordinator = site.cluster.coordinator

@@ -1,5 +1,6 @@
-"""What a person does on the dashboard in Chromium, at two widths and in two colours: each step leaves a picture in the
-test's folder, and no error in the console. A recovery is watched in `test_dashboard_recovery.py`."""
+"""A person's tasks on the dashboard in Chromium, at two widths and in two colours. Each step leaves
+a picture in the test's folder, and no error in the console. A recovery is watched in
+`test_dashboard_recovery.py`."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ OF_THE_NODE = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    """With certificates; node a is sound, and b is not. Nobody listens where b says that it does."""
+    """With certificates; node a is sound, and b is not. There is no listener at the address that b reports."""
     directory = tmp_path_factory.mktemp("ailing")
     cluster = LocalCluster(directory, ["a"], secure=True)
     with part_of_a_core("doctor", 0.5) as group, pytest.MonkeyPatch.context() as environment:
@@ -78,7 +78,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
 
 
 async def said(client: Any) -> bool:
-    """Whether b has said how quick its disk is, which it measures last."""
+    """Whether b has reported the speed of its disk, which it measures last."""
     return all(node.condition and node.condition.disk_write_bps for node in await client.nodes() if node.name == "b")
 
 

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
 MIXTURE = Path(__file__).resolve().parents[2] / "bench" / "mixture_model"
 LAYERS, EXPERTS = 8, 16
 MEMORY = "96MiB"
-"""Enough for all but the experts, and for about half of these, with what a stage takes beside its weights."""
+"""Enough for everything except the experts, and for about half of these, with a stage's needs besides its weights."""
 PROMPTS = ["Once upon a time", "The old king had three sons", "In a wood there lived a fox who"]
 TOKENS = 16
 
@@ -67,7 +67,7 @@ async def wanted(site: Site) -> list[tuple[int, ...]]:
 
 
 async def told(site: Site) -> StageStatus:
-    """The only stage, once its node has said that steps needed experts."""
+    """The only stage, once its node has reported that steps needed experts."""
 
     async def needed() -> bool:
         stages = (await site.client.deployment("cached")).stages
@@ -83,7 +83,7 @@ async def test_it_is_offered_and_gives_the_same_tokens(site: Site, wanted: list[
         EdgeShardError, match=r"with --allow-streaming it would run: small holds .* of experts and reads"
     ):
         await client.deploy(spec(exclude=["large"]))
-    for _ in range(2):  # the second time from packed files alone
+    for _ in range(2):  # the second time only from packed files
         deployment = await client.deploy(spec(exclude=["large"], allow_streaming=True))
         (placed,) = deployment.placement.stages
         assert "MB of experts and reads the others" in deployment.placement.note
@@ -99,7 +99,7 @@ async def test_it_is_offered_and_gives_the_same_tokens(site: Site, wanted: list[
 
 
 async def described(address: str) -> str:
-    """What edgectl says of the deployment."""
+    """The output of edgectl about the deployment."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "edgeshard.cli.main", "--coordinator", address, "describe", "deployment", "cached",
         stdout=asyncio.subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The demo model over three agent processes, through the SDK: the unsplit model's tokens, and nothing left behind."""
+"""The demo model over three agent processes, through the SDK: the unsplit model's tokens, and nothing left over."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def test_each_node_holds_its_tensors_and_no_others(site: Site, tales: Depl
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="this system does not tell")
 async def test_each_node_says_for_how_much_it_asked_huge_pages(site: Site, tales: Deployment) -> None:
-    """For all weights and KV blocks; how many it got is for the kernel to decide."""
+    """For all weights and KV blocks; the kernel decides how many it got."""
 
     async def said() -> bool:
         nodes = {node.name: node.huge_pages for node in await site.client.nodes()}
@@ -121,7 +121,7 @@ async def test_each_node_says_for_how_much_it_asked_huge_pages(site: Site, tales
 async def test_a_client_that_leaves_mid_stream_leaves_no_kv(site: Site, tales: Deployment) -> None:
 
     async def left_while_all_held_some() -> bool:
-        """False where the request was over before every node had said that it holds KV."""
+        """False if the request was over before every node had reported that it holds KV."""
         seen = 0
         async with aclosing(site.client.generate("tales", PROMPTS[0], max_new_tokens=400, ignore_eos=True)) as stream:
             async for event in stream:
@@ -135,7 +135,7 @@ async def test_a_client_that_leaves_mid_stream_leaves_no_kv(site: Site, tales: D
 
 
 async def test_cancel_during_prefill_leaves_no_kv(site: Site, tales: Deployment) -> None:
-    """Cancelled from another call as soon as the head has accepted it: its prompt is on its way through the stages."""
+    """Cancelled from another call as soon as the head has accepted it: its prompt is still in the stages."""
     prompt = [5 + i % 4000 for i in range(480)]
 
     async def cancelled() -> bool:

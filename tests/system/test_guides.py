@@ -147,7 +147,7 @@ async def test_a_guide_that_is_refused_or_fails_ends_its_own_request_alone(site:
 
 
 DEAR = Guide(GuideKind.GRAMMAR, "start: a\na: a a a | a a | /[a-zA-Z ,.]/")
-"""A mask behind some tokens takes a quarter of a second."""
+"""A mask after some tokens takes a quarter of a second."""
 
 
 async def gaps(site: Site, tokens: list[int]) -> list[float]:
@@ -213,7 +213,7 @@ def unsplit() -> dict[str, Any]:
 
 
 async def test_prompt_logprobs_are_those_of_the_unsplit_model(site: Site, unsplit: dict[str, Any]) -> None:
-    """All at once, so that long prompts run in chunks, and again where their KV could be shared."""
+    """All at once, so that long prompts run in chunks; and again, when their KV could be shared."""
     for where, new in (("tales", 0), ("whole", 0), ("tales", 2)):
         options: Any = {"max_new_tokens": new, "prompt_logprobs": True, "top_logprobs": 3}
         asked = (site.client.complete(where, text, **options) for text in TEXTS)

@@ -1,4 +1,4 @@
-"""A model whose layers keep states of requests, over real nodes: its tokens are those of transformers."""
+"""A model whose layers keep states of requests, over real nodes: its tokens equal transformers'."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def assert_likeliest(model: Any, prompts: list[list[int]], answers: list[list[in
 
 
 async def tokens_done(client: Client) -> list[int]:
-    """Positions that each stage has run, as its node has told since now."""
+    """Positions that each stage has run, as its node reports them from now on."""
     clock = asyncio.get_running_loop().time
     began = clock()
     while True:

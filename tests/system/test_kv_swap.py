@@ -26,7 +26,7 @@ STORIES = (
 )
 NEW = 150
 CONTEXT = 192
-"""The memory is for two requests of so many tokens: four that grow to nearly that many do not fit."""
+"""The memory is for two requests of CONTEXT tokens: four that grow to nearly that number do not fit."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -48,7 +48,7 @@ async def answers(client: Client, name: str) -> list[Completion]:
 
 
 async def heard_since(site: Site, name: str) -> Deployment:
-    """The deployment, as every node has told since now."""
+    """The deployment, as every node reports it from now on."""
     clock = asyncio.get_running_loop().time
     began = clock()
 
@@ -104,7 +104,7 @@ async def test_a_request_that_gave_way_goes_on_where_it_was(site: Site, make_spe
 
     computed = sum(len(done.prompt_token_ids) + NEW - 1 for done in wanted)
 
-    async def told() -> bool:  # a heartbeat that was on its way when the last token came says less
+    async def told() -> bool:  # a heartbeat that was in flight at the last token reports less
         return all(stage.tokens_done >= computed for stage in (await client.deployment("swapped")).stages)
 
     await site.until(told)

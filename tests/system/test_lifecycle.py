@@ -1,4 +1,4 @@
-"""Deployments on a real site: what is refused changes nothing, and what dies is noticed, said, and mended on return."""
+"""Deployments on a real site: refused calls change nothing, and a death is noticed, reported, and mended on return."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_without_a_node_left_a_request_is_told_in_time_and_the_deployment_
         return (await site.client.deployment("tales")).phase is phase
 
     async def lost_under_a_request() -> UnavailableError | None:
-        """None where the request was over before the nodes were gone; they are then back."""
+        """None if the request was over before the nodes were gone; they have then returned."""
         stream = site.client.generate("tales", "Once upon a time", max_new_tokens=400, ignore_eos=True, timeout_s=5)
         await anext(stream)
         for agent in site.cluster.agents.values():

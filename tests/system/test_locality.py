@@ -1,4 +1,4 @@
-"""A model comes back to the nodes that keep it packed, and loading it there is reading their files."""
+"""A model returns to the nodes that keep it packed, and loading it there is reading their files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def spec(**changes: object) -> DeploymentSpec:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory, make_profile: Any) -> AsyncIterator[Site]:
-    """Three nodes that say to have measured what nobody measured, so that every run plans the same."""
+    """Three nodes that report invented measurements, so that every run plans the same."""
     directory = tmp_path_factory.mktemp("locality")
     config = json.loads((DEMO_MODEL / "config.json").read_text())
     async with (

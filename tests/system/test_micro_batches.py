@@ -2,7 +2,7 @@
 
 The nodes pretend: the first takes three times as long as the second, weights are read in 30 ms, and 8 requests or more
 take longer than that. Two streams are best off as one micro-batch (42 ms a token, 60 as two), sixteen as two (64 ms,
-87 as one). Nobody has profiled the nodes, so the head finds that out.
+87 as one). The nodes have no profiles, so the head finds that out.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ async def listen(client: Client, number: int, tokens: list[int]) -> None:
 
 
 async def until_chosen(client: Client, micro_batches: int, tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Until the head says that it has chosen this number, which it still says a while later."""
+    """Until the head reports that it has chosen this number, and still reports it a while later."""
     seen = 0
     async with asyncio.timeout(120):
         while seen < 4:
@@ -129,7 +129,7 @@ async def test_micro_batches_follow_the_load_and_no_token_changes(client: Client
 
 
 async def check(client: Client, heard: dict[int, list[int]]) -> None:
-    """Each stream has the tokens that it gets alone."""
+    """Each stream has the tokens that it gets by itself."""
     for number in (0, 1, 5, MANY - 1):
         options: dict[str, Any] = {"max_new_tokens": min(ALONE_TOKENS, len(heard[number])), "ignore_eos": True}
         alone = await client.complete("tales", prompt(number), **options)

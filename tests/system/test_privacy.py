@@ -1,6 +1,7 @@
-"""What users ask and get stays between them and the nodes: clients share no KV, and no file has a word or token of it.
+"""Requests and answers stay between users and nodes: clients share no KV, and no file has a word or
+token of them.
 
-One site behind TLS whose daemons log at debug, started with a umask that hides nothing from anybody.
+One site with TLS whose daemons log at debug, started with a umask that hides nothing.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ PROMPT = (
 )
 NEW = 24
 RUN = 4
-"""So many tokens behind each other are a piece of a text."""
+"""This number of consecutive tokens counts as a piece of a text."""
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @dataclass
 class Said:
-    """What a file must not have."""
+    """The content that a file must not have."""
 
     texts: set[str] = field(default_factory=lambda: set(CANARIES))
     tokens: set[tuple[int, ...]] = field(default_factory=set)
@@ -127,7 +128,7 @@ class Watched(Site):
         return process.returncode, stdout, stderr
 
     async def tokens_run(self) -> int:
-        """What the head's stage has run in this epoch, as its node said last."""
+        """Tokens that the head's stage has run in this epoch, as its node last reported."""
         return (await self.client.node("a")).stages[0].tokens_done
 
     async def ready(self) -> bool:
@@ -163,7 +164,8 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watche
 async def check_sharing(site: Watched, *, known_to: Sequence[str]) -> None:
     """Two clients ask the same: each one's first request runs whole, unless it has asked before.
 
-    Counted from the first request on, so that what a node says late of one request is in the sum behind the next.
+    Counted from the first request on, so that a node's late report of one request is in the sum
+    after the next.
     """
     hits, expected = set(known_to), await site.tokens_run()
     for name in ("alice", "bob", "alice", "bob", "alice"):
@@ -185,7 +187,7 @@ async def test_a_prefix_is_shared_with_its_client_and_no_other(site: Watched) ->
 
 @pytest.mark.long
 async def test_whose_a_prefix_is_survives_the_loss_of_a_node_and_of_the_coordinator(site: Watched) -> None:
-    """What goes on in a new epoch, and what its client takes up again, is still that client's alone."""
+    """In a new epoch, and after its client resumes it, a request's prefix still belongs only to that client."""
     long = 160
     undisturbed = await site.complete("alice", new_tokens=long)
     begun = asyncio.Event()
@@ -293,8 +295,8 @@ async def test_no_file_and_no_output_has_a_word_or_a_token_of_users(site: Watche
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a file; none of a blob, which is what its name says, of a file of the model, and of an index of
-    SQLite's journal, which has numbers of pages in a row."""
+    """The bytes of a file. Empty for a blob, whose name is its digest, for a file of the model, and
+    for an index of SQLite's journal, which has consecutive page numbers."""
     if path.name.endswith(".sqlite-shm"):
         return b""
     if path.parent.name in ("linked", "packed"):  # weights; to look through packed ones takes minutes
@@ -309,7 +311,7 @@ async def test_every_file_is_its_owners_alone_and_no_daemon_leaves_a_core(site: 
     open_to_others = {
         str(path): f"{mode:04o}"
         for path in paths
-        # A model's own file is linked as it is; the folder around it is nobody else's.
+        # A model's own file is linked unchanged; only the owner may enter the folder around it.
         if path.parent.name != "linked" and (mode := stat.S_IMODE(path.lstat().st_mode)) & 0o077
     }
     assert len(paths) > 100 and not open_to_others

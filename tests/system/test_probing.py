@@ -1,4 +1,4 @@
-"""A site left alone measures its links: three real nodes, every direction, without being asked."""
+"""An untouched site measures its links: three real nodes, every direction, without a command."""
 
 from __future__ import annotations
 

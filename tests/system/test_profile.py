@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.in_order, pytest.mark.asyncio(loop_scope="module"), py
 
 @dataclass
 class Measured:
-    """Two nodes, what `edgectl profile` said of them, and what `edgectl plan` had said before."""
+    """Two nodes, the output of `edgectl profile` about them, and the earlier output of `edgectl plan`."""
 
     cluster: LocalCluster
     client: Client
@@ -109,7 +109,7 @@ async def test_the_plan_stands_on_what_was_measured(site: Measured) -> None:
     plan = await site.data("plan", "--model", "fairy-tales", "--source", "a")
     assert plan["feasible"] and plan["placement"].startswith("a=0:") and plan["figures"] == {}
     assert plan["measured"] == [stage["node"] for stage in plan["stages"]]
-    # Not faster than the blocks alone on the nodes they are given to, by their own measurements.
+    # Not faster than only the blocks on their nodes, by the nodes' own measurements.
     profiles = {row["node"]: row["profile"] for row in json.loads(site.profiled[1])}
     floor = sum(layers_of(stage) * quickest_block(profiles[stage["node"]]) for stage in plan["stages"])
     assert plan["time_per_token_s"] > 0.5 * floor > 0

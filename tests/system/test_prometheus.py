@@ -182,7 +182,7 @@ async def test_the_alert_rules_are_evaluated_and_a_sound_site_raises_none(promet
 async def test_alerts_and_dashboard_name_metrics_that_there_are(scraped: dict[str, str]) -> None:
     texts = [(await asyncio.to_thread(read, address)).decode() for address in scraped.values()]
     families = {name for text in texts for name in re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)}
-    # Where there are certificates, which this site has not.
+    # Only with certificates, which this site has not.
     ends = "certificate_expiry_timestamp_seconds"
     families |= {f"edgeshard_{ends}", f"edgeshard_node_{ends}"}
     for file in (RULES, DASHBOARD):
@@ -204,7 +204,7 @@ def _is_part(name: str, families: set[str]) -> bool:
     return any(name.endswith(end) and name.removesuffix(end) in families for end in ("_bucket", "_sum", "_count"))
 
 
-# What each alert is for: the series that make it fire, and when.
+# The cause of each alert: the series that make it fire, and when.
 FIRING = {
     "EdgeShardCoordinatorGone": (['up{job="edgeshard-coordinator"} 0+0x20'], "2m"),
     "EdgeShardNodeLost": (['edgeshard_nodes{status="away"} 1+0x20'], "3m"),
@@ -265,7 +265,7 @@ async def test_each_alert_fires_for_what_it_is_for(tmp_path: Path) -> None:
     tests = []
     for name, (series, when) in FIRING.items():
         given = [dict(zip(("series", "values"), one.rsplit(" ", 1), strict=True)) for one in series]
-        # promtool compares all labels and annotations of what fires: that something does is asked of ALERTS.
+        # promtool compares all labels and annotations of firing alerts: ALERTS shows only that something fires.
         expr = f'count(ALERTS{{alertname="{name}",alertstate="firing"}})'
         fires = {"expr": expr, "eval_time": when, "exp_samples": [{"labels": "{}", "value": 1}]}
         tests.append({"interval": "1m", "input_series": given, "promql_expr_test": [fires]})

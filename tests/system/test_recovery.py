@@ -1,4 +1,4 @@
-"""Nodes that are lost in the middle of answers: every request goes on, and no token is changed, lost or repeated."""
+"""Nodes that are lost in the middle of answers: every request continues, and no token is changed, lost or repeated."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def answer(client: Client, new_tokens: int, seen: list[Token] | None = Non
 
 
 def begun(client: Client, new_tokens: int) -> tuple[asyncio.Task[tuple[list[int], str]], list[Token]]:
-    """An answer that is on its way, and its tokens so far."""
+    """A running answer, and its tokens so far."""
     seen: list[Token] = []
     return asyncio.create_task(answer(client, new_tokens, seen)), seen
 
@@ -101,7 +101,7 @@ async def test_a_node_that_dies_in_mid_answer_costs_a_pause_and_no_token(site: S
 
 
 async def test_a_coordinator_that_is_killed_ends_no_answer(site: Site) -> None:
-    """The nodes go on meanwhile, nothing is prepared again, and the client misses nothing."""
+    """The nodes continue meanwhile, nothing is prepared again, and the client misses nothing."""
     undisturbed = await answer(site.client, 160)
     epoch = (await site.client.deployment("tales")).epoch
     running, seen = begun(site.client, 160)
@@ -153,8 +153,8 @@ async def known(client: Client) -> object:
 
 
 async def test_what_is_stopped_in_order_hands_over_what_runs(site: Site) -> None:
-    """SIGTERM, as from `systemctl stop`: other nodes go on with the answers of a node, clients come back to a
-    coordinator that is started again. Neither costs a token."""
+    """SIGTERM, as from `systemctl stop`: other nodes continue the answers of a node, and clients
+    reconnect to a coordinator that is started again. Neither costs a token."""
     undisturbed = await answer(site.client, 120)
     for index in (1, 0):
         leaving = (await site.client.deployment("tales")).placement.stages[index].node_name

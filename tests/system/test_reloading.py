@@ -19,7 +19,7 @@ WAIT_S = 30.0
 
 
 async def hung_up(daemon: Daemon, says: str, times: int) -> str:
-    """The newest line of its log that says what came of it."""
+    """The newest line of its log about the outcome."""
     daemon.send_signal(signal.SIGHUP)
     async with asyncio.timeout(WAIT_S):
         while True:

@@ -1,4 +1,4 @@
-"""A node that joins in the middle of answers, and gets layers: every request goes on, and no token changes."""
+"""A node that joins in the middle of answers, and gets layers: every request continues, and no token changes."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_a_node_that_dies_while_it_loads_sends_the_deployment_back(site: S
     await site.cluster.agents["c"].kill()
     with pytest.raises(AbortedError) as caught:
         await moving
-    # Node a, whose layers go on to c, may say first that it cannot reach it.
+    # Node a, whose layers move on to c, may first report that it cannot reach it.
     said = caught.value.message
     assert caught.value.reason == "NOT_MOVED" and ("node c went away" in said or "a node failed" in said)
     assert await layers(client) == before

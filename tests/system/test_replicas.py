@@ -53,7 +53,7 @@ async def answer(client: Client, prompt: str, seen: list[Token]) -> list[int]:
 
 
 def begun(client: Client) -> tuple[list[asyncio.Task[list[int]]], list[list[Token]]]:
-    """An answer to each prompt that is on its way, and their tokens so far."""
+    """A running answer to each prompt, and their tokens so far."""
     seen: list[list[Token]] = [[] for _ in PROMPTS]
     pairs = zip(PROMPTS, seen, strict=True)
     return [asyncio.create_task(answer(client, prompt, tokens)) for prompt, tokens in pairs], seen
@@ -86,7 +86,7 @@ async def test_requests_are_spread_over_replicas_on_nodes_of_their_own(site: Sit
 
 
 async def test_a_lost_replica_costs_no_token_and_the_other_goes_on(site: Site) -> None:
-    """Whichever it is: its requests go on at the other, whose epoch stays."""
+    """For either replica: its requests continue at the other, whose epoch stays."""
     running, _ = begun(site.client)
     undisturbed = await asyncio.gather(*running)
     for victim in ("b", "a"):
@@ -120,7 +120,7 @@ async def test_a_coordinator_that_is_killed_ends_no_answer_of_either_replica(sit
 
 
 async def test_a_replica_that_was_deleted_comes_back_beside_the_other(site: Site) -> None:
-    """As `edgectl apply` asks for it: on a node of its own, and requests go to both again."""
+    """As `edgectl apply` requests it: on a node of its own, and requests go to both again."""
     before = await by_name(site.client)
     with pytest.raises(AlreadyExistsError):
         await site.client.deploy(replace(before["tales.2"].spec, source=""))

@@ -72,7 +72,7 @@ class Mill:
     async def add_agent(self, name: str) -> None:
         await self.edgectl("certificate", "agent", name, "-d", str(self.pki))
         files = tls_files(self.pki / name)
-        own = self.directory / f"{name}-files"  # those of the node's own machine
+        own = self.directory / f"{name}-files"  # the files of the node's own machine
         shutil.copytree(files.key.parent, own)
         files = tls_files(own)
         values = {

@@ -1,4 +1,5 @@
-"""A node that is killed under rules: its deployment goes on within them, or waits and names the rule.
+"""A node is killed while rules apply: its deployment continues within them, or waits and names the
+rule.
 
 Placed by hand, by memory, and by CP-SAT in a process of its own where nodes are measured.
 """
@@ -35,7 +36,7 @@ SPEC = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    """Four nodes. The agents of c and d say their labels, an operator those of a and b."""
+    """Four nodes. The agents of c and d report their labels, an operator sets the labels of a and b."""
     directory = tmp_path_factory.mktemp("rules")
     own = {"c": ("--labels", "zone=hall1,rack=r1"), "d": ("--labels", "zone=hall2,rack=r1")}
     cluster = LocalCluster(directory, NODES, threads=1, arguments_by_agent=own)

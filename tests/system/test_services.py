@@ -22,7 +22,7 @@ OPTIONS = {
     "agent": ("--name", "a"),
     "coordinator": ("--listen", "127.0.0.1:0"),
 }
-# What gets stuck on SIGUSR1, and goes on after SIGUSR2.
+# The part that hangs on SIGUSR1, and continues after SIGUSR2.
 STUCK = {
     "agent": (
         "compute thread",
@@ -78,7 +78,7 @@ MakeUnit = Callable[..., Unit]
 
 
 def edgectl(*arguments: str) -> list[str]:
-    """What it says on stdout, which must be all."""
+    """Its output on stdout, without any other output."""
     result = CliRunner().invoke(app, list(arguments))
     assert result.exit_code == 0, result.output
     return result.stdout.splitlines()
@@ -130,7 +130,7 @@ async def test_a_service_serves_gets_on_and_stops(root: Path, make_unit: MakeUni
     for _ in range(2):
         assert await unit.said() == {"WATCHDOG": "1"}
     unit.signal(signal.SIGSTOP)
-    # What it had said before it stood still.
+    # Its output from before it stalled.
     await asyncio.sleep(0.2)
     unit.unread()
     await asyncio.sleep(2.0)
@@ -149,7 +149,7 @@ async def test_the_watchdog_is_not_fed_while_a_part_is_stuck(root: Path, make_un
     await unit.until(WATCHDOG="1")
     unit.signal(signal.SIGUSR1)
     await unit.until(STATUS=f"no progress: {part}")
-    await asyncio.sleep(3.0)  # two looks of its event loop, which goes on all the while
+    await asyncio.sleep(3.0)  # two checks of its event loop, which runs all the time
     assert unit.unread() == []
     unit.signal(signal.SIGUSR2)
     await unit.until(WATCHDOG="1")

@@ -43,7 +43,7 @@ class Unsplit:
 
     @torch.no_grad()
     def objections(self, answers: Sequence[Answer]) -> list[str]:
-        """Which of their tokens are not greedy ones behind what precedes them. Attention is causal: padding is free."""
+        """The tokens that are not the greedy ones after their predecessors. Attention is causal: padding is free."""
         rows = [[*answer.prompt, *answer.tokens] for answer in answers]
         width = max(len(row) for row in rows)
         logits = self._model(torch.tensor([row + [0] * (width - len(row)) for row in rows])).logits
@@ -65,7 +65,7 @@ def unsplit() -> Unsplit:
 
 @dataclass
 class Answer:
-    """What a client has read of its request so far. Fails when a token is not the one that comes next."""
+    """The part of an answer that a client has read so far. Fails when a token is not the one that comes next."""
 
     prompt: tuple[int, ...] = ()
     tokens: list[int] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Reader:
         self._events = site.client.generate(deployment, prompt, **{"ignore_eos": True, **options})
 
     async def read(self, tokens: int | None = None) -> Answer:
-        """Until there are so many tokens, or to the end."""
+        """Until there are `tokens` tokens, or to the end."""
         async for event in self._events:
             self.answer.add(event)
             if tokens is not None and len(self.answer.tokens) >= tokens:
@@ -133,7 +133,9 @@ def story(chance: random.Random, length: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Visit:
-    """A client: what it asks for, when it comes, and after how many tokens it goes (None: it reads to the end)."""
+    """A client: its request, its arrival, and the number of tokens after which it leaves (None: it
+    reads to the end).
+    """
 
     prompt: list[int]
     options: dict[str, Any]
@@ -177,7 +179,9 @@ def visits(chance: random.Random, count: int) -> list[Visit]:
 
 
 async def test_random_arrivals_all_get_the_unsplit_models_tokens(site: Site, crowd: None, unsplit: Unsplit) -> None:
-    """They join, leave, cancel, come back when refused, begin alike, give way; sampled ones get what they get alone."""
+    """They join, leave, cancel, retry when refused, begin alike, are preempted; sampled ones get
+    the same tokens as by themselves.
+    """
     all_visits = visits(random.Random(3), in_form(15, 30))
     alone = {
         number: (await Reader(site, CROWD, visit.prompt, **visit.options).read()).tokens
@@ -204,7 +208,7 @@ async def test_requests_that_outgrow_the_pool_run_again_to_the_same_tokens(
     chance = random.Random(4)
 
     async def outgrew() -> bool:
-        """False where they came so far apart that they did not all meet in the pool."""
+        """False if they arrived so far apart that they did not all meet in the pool."""
         prompts = [story(chance, 40) for _ in range(4)]
         before = await positions_run(site)
         answers = await asyncio.gather(*(Reader(site, CROWD, p, max_new_tokens=150).read() for p in prompts))
@@ -251,7 +255,7 @@ async def test_a_full_pool_makes_requests_wait_and_then_refuses_them(
     chance = random.Random(7)
 
     async def was_refused() -> bool:
-        """False where one that filled the pool had ended before the late one came."""
+        """False if a request that filled the pool had ended before the late one arrived."""
         fillers = [Reader(site, PAIR, story(chance, 10), max_new_tokens=230) for _ in range(2)]
         for filler in fillers:
             await filler.read(1)
@@ -286,7 +290,7 @@ async def test_a_full_pool_makes_requests_wait_and_then_refuses_them(
 async def test_a_stage_that_stands_still_for_a_while_stops_only_its_own_requests(
     site: Site, make_spec: MakeSpec, unsplit: Unsplit
 ) -> None:
-    """Node b is halted under three streams; another deployment with the same head goes on, and then the three do."""
+    """Node b is halted under three streams; another deployment with the same head continues, and then the three do."""
     chance = random.Random(8)
     slow, other = make_spec(name=PAIR, layers=TWO_NODES), make_spec(name="other", layers="a=0:6,c=6:12")
     node = site.cluster.agents["b"]
@@ -296,7 +300,7 @@ async def test_a_stage_that_stands_still_for_a_while_stops_only_its_own_requests
         return (await site.client.deployment(PAIR)).phase is DeploymentPhase.READY
 
     async def stood_still_under_three() -> bool:
-        """False where one had ended before the halt, or this test stood still itself and the node counted as gone."""
+        """False if one had ended before the halt, or if this test itself stalled and the node counted as gone."""
         readers = [Reader(site, PAIR, story(chance, 10), max_new_tokens=200) for _ in range(3)]
         for reader in readers:
             await reader.read(5)

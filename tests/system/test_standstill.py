@@ -20,7 +20,7 @@ LONG_BEFORE_S = 8.0
 
 
 async def test_a_node_that_stands_still_is_lost_long_before_its_silence_tells(site: Site, make_spec: MakeSpec) -> None:
-    """Its request goes on without it."""
+    """Its request continues without it."""
     await site.client.deploy(make_spec())
     agent = site.cluster.agents["b"]
     stream = site.client.generate("tales", "Once upon a time", max_new_tokens=400, ignore_eos=True)

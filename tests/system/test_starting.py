@@ -169,7 +169,7 @@ async def test_a_device_that_is_not_there_ends_the_node_with_its_error(small_sit
 async def test_a_node_that_starts_while_the_coordinator_restarts_is_placeable_after(
     small_site: Site, tmp_path: Path
 ) -> None:
-    """The last test here: it leaves the site behind another client."""
+    """The last test here: it leaves the site with another client."""
     site, address = small_site, small_site.cluster.address
     node = SlowNode(site, "f", tmp_path)
     try:

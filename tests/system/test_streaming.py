@@ -21,7 +21,7 @@ from tests.support.site import Site
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
 MEMORY = "84MiB"
-"""With what a stage takes beside its weights this is too little for half of the demo model in float32."""
+"""With a stage's needs besides its weights, this is too little for half of the demo model in float32."""
 PROMPTS = ["Once upon a time", "The old king had three sons", "In a wood there lived a fox who", '"Why," said']
 
 
@@ -60,7 +60,7 @@ async def test_it_streams_when_it_may_and_gives_the_same_tokens(site: Site) -> N
     await client.delete_deployment("whole")
     with pytest.raises(EdgeShardError, match="with --allow-streaming it would run"):
         await client.deploy(spec(exclude=["large"]))
-    for _ in range(2):  # the second time from packed files alone
+    for _ in range(2):  # the second time only from packed files
         deployment = await client.deploy(spec(exclude=["large"], allow_streaming=True))
         streaming = [stage for stage in deployment.placement.stages if stage.streamed_bytes]
         assert streaming and all(stage.weight_budget_bytes for stage in streaming)

@@ -45,7 +45,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[
 
 @asynccontextmanager
 async def streams(client: Client) -> AsyncIterator[None]:
-    """So many streams that go on until the end, each of which has begun."""
+    """Streams that run until the end, each of which has begun."""
     begun = [asyncio.Event() for _ in range(STREAMS)]
 
     async def stream(number: int) -> None:
@@ -80,7 +80,7 @@ async def test_a_trace_has_the_steps_of_every_stage_on_one_clock(site: tuple[str
         here, there = first[step], second[step]
         assert here.tokens == there.tokens and here.prompt_tokens == there.prompt_tokens
         assert here.arrived_s <= here.began_s < here.ended_s <= here.sent_s
-        # On one clock, whatever the nodes' own: a step goes from the first to the second, and comes back.
+        # On one clock, whatever the nodes' own: a step moves from the first to the second, and returns.
         assert here.sent_s <= there.arrived_s
         assert here.returned_s == 0.0 or there.sent_s <= here.returned_s
     for summary in summarised(traces):

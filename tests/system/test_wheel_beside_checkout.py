@@ -1,4 +1,4 @@
-"""A node of a wheel and one of a checkout on one site: the same bits, and the tokens of one node alone."""
+"""A node of a wheel and one of a checkout on one site: the same bits, and the tokens of a single node."""
 
 from __future__ import annotations
 

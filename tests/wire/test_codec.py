@@ -114,7 +114,7 @@ UNKNOWN: dict[str, Enum | None] = {
     "StagePhase": StagePhase.FAILED,
     "ToolFormat": ToolFormat.NONE,
 }
-"""What a number that this version does not know is taken for; None where the message is refused."""
+"""The replacement of a number that this version does not know; None if the message is refused."""
 
 
 def forms() -> dict[tuple[Any, str], codec.Form]:
@@ -164,7 +164,7 @@ UNKNOWN_TEXTS: dict[type[Enum], Enum] = {
     Speculation: Speculation.OFF,
     Support: Support.UNKNOWN,
 }
-"""What a text that this version does not know is taken for; that of other enumerations is refused."""
+"""The replacement of a text that this version does not know; other enumerations refuse it."""
 TEXT = "of the future"
 
 
@@ -319,7 +319,7 @@ TURNED: dict[tuple[type, str], tuple[Any, Any]] = {
     (Placement, "sweep"): (0, 1),
     (StartRequest, "scored"): (0, 1),
 }
-"""What a value is taken for, of fields whose checks change it."""
+"""The replacement of a value, for fields whose checks change it."""
 UNSIGNED = {"parameters", "window", "rotated_bytes", "weight_bytes"}
 UNSIGNED |= {"context", "total_bytes", "free_bytes", "daemon_bytes"}
 """Fields of profiles that no message can make less than 0."""
@@ -487,13 +487,13 @@ sys.exit(", ".join(wrong) or None)
 
 
 def test_each_module_converts_by_itself() -> None:
-    """Whatever its values have within, no other module must have been loaded for it."""
+    """For any nested values, no other module must have been loaded before."""
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 
 def test_a_node_that_takes_guesses_only_in_the_steps_themselves_takes_none() -> None:
-    """A version before said so in field 9."""
+    """An earlier version sent this in field 9."""
     older = common_pb2.DeviceFacts.FromString(bytes([9 << 3, 1]))
     read = form_of(DeviceFacts).read(older, "facts")
     assert (read.takes_guesses, read.keeps_states_of_guesses) == (False, False)

@@ -31,7 +31,7 @@ def test_it_is_one_word_and_comes_back() -> None:
     ("host", "names"), [("255.255.255.255", 29), (V6, 17), ("site.example.org", 17), ("h" * 25, 8), ("127.0.0.1", 29)]
 )
 def test_it_has_at_most_120_characters(host: str, names: int) -> None:
-    """With site and id of so many characters together."""
+    """With site and id of this many characters together."""
     longest = replace(at(host, 65535, 65535), principal=Principal("mill", Role.OPERATOR, "b" * (names - 4)))
     assert len(invitation_to_text(longest)) <= 120
     assert invitation_from_text(invitation_to_text(longest)) == longest

@@ -59,7 +59,9 @@ def test_a_spec_comes_back_as_it_was(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("epochs", "epoch"), [((3, 3), 3), ((3, 2), 0), ((2, 3), 0), ((3, 0), 0)])
 def test_tokens_that_name_several_epochs_are_of_none(epochs: tuple[int, ...], epoch: int) -> None:
-    """No head says so. A token of a former epoch must not count because another one in its message is of this epoch."""
+    """No head sends this. A token of a former epoch must not count because another one in its
+    message is of this epoch.
+    """
     tokens = [head_pb2.HeadToken(request_id="r", epoch=named, position=index) for index, named in enumerate(epochs)]
     said = head_message_from_wire(head_pb2.AttachRequest(tokens=head_pb2.HeadTokens(tokens=tokens)))
     assert isinstance(said, HeadEvents) and said.epoch == epoch and len(said.events) == len(epochs)

@@ -1,7 +1,8 @@
-"""Every value of the wire comes back as it was, with every field away from its default; nothing is listed by hand.
+"""Every value of the wire survives a round trip, with every field away from its default; nothing is
+listed by hand.
 
-The pairs of functions are found in edgeshard.wire, the fields of their values by reflection, and those of the messages
-in the descriptors: a field that one direction forgets fails here, whichever it is.
+The pairs of functions are found in edgeshard.wire, the fields of their values by reflection, and
+the fields of the messages in the descriptors. If either direction forgets a field, a test fails.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ FIELDS: dict[tuple[type, str], Any] = {
     (Principal, "id"): "app",
     (ModelManifest, "config_json"): '{"a": 1}',
     (PrepareStage, "stage"): 1,
-    # Its targets are behind its positions.
+    # Its targets are after its positions.
     (Span, "token_count"): 200,
     (TraceSteps, "seconds"): 2.5,
 }
@@ -103,7 +104,7 @@ def arguments_of(to_wire: Callable[..., Any], *, bare: bool) -> list[tuple[Any, 
 
 
 def _possible(value: Any) -> Any:
-    """Where one field says what another must be."""
+    """Adjust fields that determine each other."""
     if isinstance(value, ProfileReport):
         return replace(value, links=tuple(replace(link, sender=value.node_id) for link in value.links))
     return value
@@ -165,7 +166,7 @@ def test_every_field_of_every_message_is_written() -> None:
     _note(stage_pb2.FrameHeader.FromString(encode_guesses("pipeline", 4, 5, {6: (7,)}).header), written)
     for dump in (ProcessDump(NodeName("a"), b"{}"), ProcessDump(NodeName("a"), failure=UnavailableError("away"))):
         _note(list(dump_messages(dump)), written)
-    # The service sets the version, and nobody sets the interval any more.
+    # The service sets the version, and the interval is no longer set.
     register = "edgeshard.proto.v1.RegisterResponse"
     written |= {f"{register}.wire_version", f"{register}.heartbeat_interval_s"}
     assert {"Sampling", "DeploymentSpec", "Frame"} <= {kind.name for kind in messages()}

@@ -20,12 +20,12 @@ CHECKSUMS = "SHA256SUMS"
 
 
 class ReleaseError(Exception):
-    """Something cannot be delivered; the text says what to do."""
+    """A release file cannot be made; the text gives the remedy."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file with its content (or where that is), a link, or a directory where it is neither."""
+    """A file with its content (or the path of it), a link, or a directory if it has neither."""
 
     path: str  # relative to the archive's root
     content: bytes | Path | None = None
@@ -35,7 +35,7 @@ class Entry:
 
 
 def source_epoch() -> int:
-    """The time that everything delivered carries, in s: SOURCE_DATE_EPOCH, else that of the last commit."""
+    """The time that everything delivered carries, in s: SOURCE_DATE_EPOCH, else the time of the last commit."""
     given = os.environ.get("SOURCE_DATE_EPOCH")
     if given is not None:
         return int(given)
@@ -44,7 +44,7 @@ def source_epoch() -> int:
 
 
 def version() -> str:
-    """EdgeShard's version, which pyproject.toml alone states."""
+    """EdgeShard's version, which only pyproject.toml states."""
     return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
 
 

@@ -1,4 +1,4 @@
-"""An archive of a wheel folder, which installs where there is no network: `make bundle`.
+"""An archive of a wheel folder, which installs without a network: `make bundle`.
 
 python -m tools.release.bundle --target x86_64-py311-cpu    dist/edgeshard-VERSION-x86_64-py311-cpu.tar
 """

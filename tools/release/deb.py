@@ -69,7 +69,7 @@ Description: run a large language model across the machines you already own
 
 
 def system_entries(target: Target, epoch: int) -> list[Entry]:
-    """What the package has outside of its environment."""
+    """The files of the package outside of its environment."""
     name = package_name(target)
     docs = f"usr/share/doc/{name}"
     when = datetime.datetime.fromtimestamp(epoch, datetime.UTC)

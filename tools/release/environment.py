@@ -1,7 +1,7 @@
-"""A virtual environment of a wheel folder, laid out for the place where it will be, on a machine of any kind.
+"""A virtual environment of a wheel folder, prepared for its final path, on a machine of any kind.
 
-It is what `python -m venv` and pip would make there, without running that machine's Python: so an arm64 package is made
-on an x86_64 machine, and two runs make the same files.
+It equals the result of `python -m venv` and pip on that machine, without running its Python. So an
+arm64 package can be made on an x86_64 machine, and two runs make the same files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tools.release.wheel_folder import Target
 FIRST_IMPORT = (
     "import edgeshard.client, edgeshard.cli.main, edgeshard_coordinator.daemon, edgeshard_agent.hosting.tools"
 )
-"""What daemons import. Python compiles it then, once and where it may write."""
+"""What daemons import. Python then compiles it once, where it may write."""
 _DATA = re.compile(r"[^/]+\.data/(\w+)/(.+)")
 
 

@@ -2,10 +2,11 @@
 
     python -m tools.release.release --target x86_64-py311-cpu    into dist/release-VERSION
 
-Wheels (those of dist/wheels), and for each target a bundle, a Debian package and a CycloneDX bill of materials; notes
-from CHANGELOG.md, and SHA256SUMS. Two runs on one commit make the same bytes: all times are the commit's
-(SOURCE_DATE_EPOCH otherwise). Changes that are not committed are refused, and so is a version without a section in
-CHANGELOG.md; `--draft` takes both, for trying.
+It contains the wheels of dist/wheels and, for each target, a bundle, a Debian package and a
+CycloneDX bill of materials; also notes from CHANGELOG.md, and SHA256SUMS. Two runs on one commit
+make the same bytes: all times are the commit's (SOURCE_DATE_EPOCH otherwise). Changes that are not
+committed are refused, and so is a version without a section in CHANGELOG.md; `--draft` takes both,
+for trying.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ NOTES = "NOTES.md"
 
 
 def notes(changelog: str, number: str, *, draft: bool) -> str:
-    """The section of a version, without its heading. Raises ReleaseError where there is none, or an empty one."""
+    """The section of a version, without its heading. Raises ReleaseError if there is none, or an empty one."""
     for name in (number, "Unreleased") if draft else (number,):
         section = re.search(rf"^## \[{re.escape(name)}\][^\n]*\n(.*?)(?=^## |\Z)", changelog, re.M | re.S)
         if section and section[1].strip():
@@ -54,7 +55,7 @@ def check_clean() -> None:
 
 
 def packages_of(folder: Path) -> dict[str, Installed]:
-    """What a wheel folder holds beside EdgeShard, as its wheels say."""
+    """The packages in a wheel folder besides EdgeShard, from the metadata of its wheels."""
     found = {}
     for wheel in folder.glob("*.whl"):
         headers = headers_of(wheel)

@@ -2,14 +2,15 @@
 
     python -m tools.release.wheel_folder --target x86_64-py311-cpu    into dist/folders/x86_64-py311-cpu
 
-A target is a platform (x86_64, aarch64), a Python (py311, py312, py313) and an accelerator (cpu, cuda). The folder has
-wheels, `requirements.txt` with the exact version and the hash of each, pip itself (a Debian Python has none),
-`install.sh` where the checkout has one, and `SHA256SUMS` of all files. EdgeShard's own wheel is that of dist/wheels for
-the platform, or `--wheel`.
+A target is a platform (x86_64, aarch64), a Python (py311, py312, py313) and an accelerator (cpu,
+cuda). The folder has wheels, `requirements.txt` with the exact version and the hash of each, pip
+itself (a Debian Python has none), and `SHA256SUMS` of all files. It also has `install.sh` if the
+checkout has one. EdgeShard's own wheel is that of dist/wheels for the platform, or `--wheel`.
 
-What is needed is read from the wheels' own metadata, for the target and not for this machine; every version and hash
-is the lock's. torch comes from TORCH_INDEX_URL where that is set, else from where pip is configured to look. The build
-for `cpu` must not ask for CUDA, and nothing of the kind is fetched before that is known.
+The dependencies are read from the wheels' own metadata, for the target and not for this machine;
+every version and hash comes from the lock. torch comes from TORCH_INDEX_URL if that is set, else
+from pip's configured index. The build for `cpu` must not ask for CUDA, and nothing of the kind is
+fetched before that is known.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def target_of_this_machine() -> str:
 
 
 def own_wheel(target: Target, given: Path | None = None) -> Path:
-    """EdgeShard's wheel for the target. Raises ReleaseError where there is none, or more than one."""
+    """EdgeShard's wheel for the target. Raises ReleaseError if there is none, or more than one."""
     tags = {*cpython_tags((3, int(target.python[2:])), platforms=target.platforms)}
     tags |= {*compatible_tags((3, int(target.python[2:])), platforms=target.platforms)}
     candidates = [given] if given else sorted(WHEELS.glob("edgeshard-*.whl"))
@@ -173,7 +174,7 @@ def _look(names: Sequence[str], entries: dict[str, Locked], target: Target) -> l
         raise ReleaseError(f"constraints.lock lacks {', '.join(absent)}; run `make lock`")
     found = _report([f"{name}=={entries[name].version}" for name in names if name != "torch"], target)
     if "torch" in names:
-        # Of cpu, the build that pip leads to, whatever its label; of cuda, the one without a label.
+        # For cpu, the build that pip leads to, whatever its label; for cuda, the one without a label.
         version = ("===" if target.accelerator == "cuda" else "==") + entries["torch"].version
         index = os.environ.get("TORCH_INDEX_URL", "")
         (torch,) = _report([f"torch{version}"], target, *(("--index-url", index) if index else ()))
@@ -215,7 +216,7 @@ def files_for(target: Target) -> list[str]:
 
 
 def run_pip(*arguments: str) -> str:
-    """What pip says on stdout. Raises ReleaseError where it fails."""
+    """The output of pip on stdout. Raises ReleaseError if it fails."""
     command = (sys.executable, "-m", "pip", "-qq", "--disable-pip-version-check", *arguments)
     done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     if done.returncode:
@@ -264,7 +265,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_folders(options: argparse.Namespace) -> list[tuple[Target, Path]]:
-    """The folders that the options ask for, each said on stdout with its size."""
+    """Make the folders that the options select, and print each with its size."""
     made = []
     for text in options.target or [target_of_this_machine()]:
         target = parse_target(text)
@@ -276,8 +277,8 @@ def make_folders(options: argparse.Namespace) -> list[tuple[Target, Path]]:
 
 
 def make_of_folders(program: str, options: argparse.Namespace, make: Callable[[Path, Target, Path], Path]) -> int:
-    """One file of each folder that the options ask for, in dist, said with its size. Returns the exit code: 1 after an
-    error, which is said."""
+    """Make one file in dist from each folder that the options select, and print it with its size.
+    Returns the exit code: 1 after an error, which is printed."""
     try:
         for target, folder in make_folders(options):
             made = make(folder, target, ROOT / "dist")

@@ -1,4 +1,4 @@
-"""Actions that the agent's state asks for. An executor performs actions and reports what came of them as events."""
+"""Actions that the agent's state requests. An executor performs them and reports the results as events."""
 
 from __future__ import annotations
 

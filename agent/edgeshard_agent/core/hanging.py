@@ -1,7 +1,7 @@
 """Whether a step hangs: the compute thread has it for long, and spends no processor time on it. Pure.
 
-A slow step is none: a thread that computes, or that waits in place of an emulated device, makes progress. Neither is
-one of a node that was stopped for a while and goes on.
+A slow step is none: a thread that computes, or that waits in place of an emulated device, makes
+progress. Neither does a step of a node that was stopped for a while and continues.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 CHECK_S = 1.0
 """How often steps are looked at."""
 STILL_S = 30.0
-"""A step without progress for so long hangs, if it also takes far longer than it should."""
+"""A step without progress for this many seconds hangs, if it also takes far longer than it should."""
 TIMES_PREDICTED = 20.0
 """How many times its predicted time a step may take, where the placement predicts one."""
 PROGRESS_S = 0.001

@@ -36,7 +36,7 @@ class MeasuringEnded:
 
 @dataclass(frozen=True, slots=True)
 class MeasuringStopped:
-    """The measurement ended because it was told to; nothing of it is left in memory."""
+    """The measurement was stopped by a command; nothing of it is left in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class StopMeasuring:
 class Measuring:
     """`wanted` is still to be answered; `running` is the executor's, which may be an earlier one that is ending.
 
-    `stopping` says that the executor was told to end it.
+    `stopping`: the executor has been ordered to end it.
     """
 
     wanted: MeasuringTask | None = None
@@ -84,11 +84,11 @@ class Measuring:
 
     @property
     def superfluous(self) -> bool:
-        """Whether a measurement runs that is not wanted any more and was not told so yet."""
+        """Whether a measurement runs that is no longer wanted and has not been ordered to stop."""
         return self.running is not None and self.running != self.wanted and not self.stopping
 
     def refusal(self, task: MeasuringTask, loads: bool) -> EdgeShardError | None:
-        """Why the node cannot do this now, None when it can. `loads` says that a stage is to be loaded, or loads."""
+        """Why the node cannot do this now, None when it can. `loads`: a stage loads or is about to load."""
         if self.wanted is not None:
             what = "its layers" if isinstance(self.wanted.command, MeasureCompute) else "its links"
             return ResourceExhaustedError(

@@ -84,7 +84,7 @@ def begun(standbys: Standbys, action: SetStandby) -> Standbys:
 
 
 def ended(standbys: Standbys, event: StandbySet) -> tuple[Standbys, Answers]:
-    """The executor is done with a command; of one that was replaced meanwhile nothing changes."""
+    """The executor has finished a command. If the command was replaced meanwhile, nothing changes."""
     command = event.command
     known = standbys.get(command.deployment)
     if known is None or known.wanted != command:

@@ -1,8 +1,8 @@
 """The agent's state machine: commands of the coordinator against what the node holds.
 
-`apply` folds an event into the state, `reconcile` says what to do about the difference; the executor reports back with
-events. There is one slot per deployment, since a node holds at most one stage of each, and one measurement at a time
-(`edgeshard_agent.core.measuring`).
+`apply` folds an event into the state. `reconcile` returns the actions that remove the difference.
+The executor reports back with events. There is one slot per deployment, since a node holds at most
+one stage of each, and one measurement at a time (`edgeshard_agent.core.measuring`).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class AgentState:
 
     facts: DeviceFacts | None = None
     reported: bool = False
-    """Whether the coordinator is told that the node has started."""
+    """Whether the coordinator has received the report that the node started."""
     slots: dict[DeploymentName, Slot] = field(default_factory=dict)
     results: dict[OperationId, commands.CommandResult] = field(default_factory=dict)
     """The newest results, so that a repeated command is answered and not repeated."""
@@ -272,7 +272,7 @@ def _measuring_event(state: AgentState, event: MeasuringEvent) -> AgentState:
         case MeasuringStopped():
             return replace(state, measuring=Measuring(state.measuring.wanted))  # which begins
         case ControlLost():
-            # Nobody is left to answer; a trace under way ends by itself.
+            # Nobody waits for an answer any more; a running trace ends by itself.
             return replace(state, measuring=replace(state.measuring, wanted=None), traces={})
         case _:
             assert_never(event)

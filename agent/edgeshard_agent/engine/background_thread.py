@@ -1,4 +1,4 @@
-"""A thread beside the compute thread, for work that may take its time and must not hold up a step."""
+"""A thread next to the compute thread, for slow work that must not delay a step."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ and whoever waits for that waits for a thread that hardly ever runs."""
 
 
 class _Stopped(Exception):
-    """Raised in work that nobody waits for any more."""
+    """Raised in work whose result is no longer needed."""
 
 
 class BackgroundThread:
-    """One thread of a low priority, with one core of torch's. Work that is cancelled stops where it next asks."""
+    """One thread of a low priority, with one core of torch's. Cancelled work stops at its next check."""
 
     def __init__(self, worker: ComputeThread) -> None:
         self._worker = worker

@@ -1,8 +1,9 @@
 """The draft at work: a smaller model, whole in this process, that guesses tokens for the head's steps.
 
-It runs on the compute thread before a step, so that its guesses take no turn of the event loop. Each guess is drawn as
-the token itself will be, by the request's own sampling and the same random numbers: where both models think alike, they
-draw alike. Nothing depends on a guess but time. (docs/speculation.md#a-draft)
+It runs on the compute thread before a step, so that its guesses take no turn of the event loop.
+Each guess is drawn as the token itself will be: by the request's own sampling and with the same
+random numbers. If both models agree, they draw the same token. Nothing depends on a guess but time.
+(docs/speculation.md#a-draft)
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ MOST_NEW = 2
 class _Known:
     """A request that the draft reads along with, in the KV memory of one place.
 
-    It has read `certain` tokens of the request, and `assumed` ones behind them that it guessed.
+    It has read `certain` tokens of the request, then `assumed` tokens that it guessed.
     """
 
     place: int
     certain: int = 0
     assumed: list[int] = field(default_factory=list)
     guesses: list[int] = field(default_factory=list)
-    """The newest ones, which a step has, and what the draft said how likely each is."""
+    """The newest ones, which a step has, each with its probability under the draft."""
     probabilities: list[float] = field(default_factory=list)
     told: int = 0
     """The request's tokens when they were made."""
     trust: Trust = field(default_factory=Trust)
     answered_s: float | None = None
-    """When the step with them began; None where the request had other steps since, or none yet."""
+    """When the step with them began; None if the request had other steps since, or none yet."""
 
     def read_of(self, tokens: Sequence[int]) -> int:
         """How many of these tokens it has read; the last one is still to be read."""
@@ -68,13 +69,13 @@ class Drafter:
         self._now = now
         self._free = list(range(places))
         self._known: OrderedDict[int, _Known] = OrderedDict()
-        """By request, the one asked for longest ago first."""
+        """By request; the least recently requested one first."""
         self._drafting_s = 0.0
         """What the newest guesses took."""
         self.prices = Prices()
 
     def follow(self, plan: StepPlan, asks: Sequence[DraftAsk]) -> None:
-        """A step is about to run. What it frees is forgotten here, too."""
+        """A step is about to run. The requests that it frees are forgotten here, too."""
         for request in plan.frees:
             self._forget(request)
         asked = {ask.request for ask in asks}
@@ -84,8 +85,8 @@ class Drafter:
 
     @torch.inference_mode()
     def guess(self, asks: Sequence[DraftAsk]) -> GuessedTokens:
-        """What is guessed behind the tokens of each request, in the order of the tokens; nothing while it does not pay,
-        and while the draft is still reading the request."""
+        """The guesses that follow the tokens of each request, in the order of the tokens. Empty if
+        guessing does not pay, or while the draft still reads the request."""
         began_s, asks = self._now(), asks[: self._places]
         made = {ask.request: tuple(guesses) for ask in asks if (guesses := self._of_one(ask, began_s))}
         ended_s = self._now()
@@ -151,7 +152,7 @@ class Drafter:
             self.prices.drew((self._now() - began_s) / (1 + len(known.assumed)))
 
     def _takes(self, ask: DraftAsk, known: _Known, token: int, probability: float, chance: float) -> bool:
-        """Add a guess where it pays; whether to draw another."""
+        """Add a guess if it pays; return whether to draw another."""
         trust, prices = known.trust, self.prices
         trust.drawn(probability)
         pays = not prices.are_known or trust.is_trial or is_kept(chance, prices)

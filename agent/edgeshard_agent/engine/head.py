@@ -1,7 +1,7 @@
 """The head of a pipeline: takes requests, forms steps, turns returned tokens into text.
 
-One head serves a deployment on its node for as long as the node has the first stage: an epoch that ends takes its
-scheduler and its links away, and the next one goes on with the head's requests.
+One head serves a deployment on its node while the node has the first stage. When an epoch ends, its
+scheduler and its links end too; the next epoch continues with the head's requests.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ class HeadLimits:
 class Epoch:
     """The scheduler of one epoch, and the ways out of a head.
 
-    `offer` hands a step to this node's own stage and `emit` an event towards the coordinator; neither may block, so
-    taking a result never waits for anything and the ring cannot deadlock. `on_failed` is told once of a failure.
+    `offer` hands a step to this node's own stage, and `emit` sends an event towards the
+    coordinator. Neither may block, so taking a result never waits for anything and the ring cannot
+    deadlock. `on_failed` is called once with a failure.
     """
 
     scheduler: Scheduler
@@ -111,14 +112,15 @@ class Head:
         self._journal.stream_lost()
 
     def begin(self, epoch: Epoch) -> None:
-        """Go on with a new pipeline, whose memory is empty: each request begins again with what was said of it, in the
-        old order, which gives the same tokens. Nothing runs before `open`."""
+        """Continue with a new pipeline, whose memory is empty. Each request starts again from the
+        tokens emitted so far, in the old order, which gives the same tokens. Nothing runs before
+        `open`."""
         former, self._epoch, self._failure, self._is_open = self._epoch, epoch, None, False
         for entry in self._journal.unfinished():
             assert entry.accepted is not None
             prompt, emitted = list(entry.accepted.prompt_tokens), entry.token_ids
             try:
-                # A token that was taken and never said is not there yet, nor is its text.
+                # A token that was taken but never emitted is missing here, and so is its text.
                 text = former.scheduler.text_of(entry.request_id, [*prompt, *emitted])
                 if text is None:
                     text = self._text(entry.start, prompt)
@@ -165,11 +167,11 @@ class Head:
         return self._now() - self._since
 
     def stream_lost(self) -> None:
-        """Keep the outputs of requests for a coordinator that is away; requests go on."""
+        """Keep the outputs of requests while the coordinator is away; the requests continue."""
         self._journal.stream_lost()
 
     def start(self, start: StartRequest) -> None:
-        """Begin a request, or go on with one that is here, and answer on the stream there is now."""
+        """Begin a request, or continue one that is here, and answer on the current stream."""
         entry = self._journal.find(start.request_id)
         if entry is not None:
             # An id is no secret between clients: naming it must not reveal what another one asked.
@@ -186,7 +188,7 @@ class Head:
         task.add_done_callback(self._tasks.discard)
 
     def forget(self, request_id: RequestId) -> None:
-        """Drop a request that nobody waits for any more."""
+        """Drop a request that no client waits for any more."""
         self._journal.forget(request_id, self._now())
         self.cancel(request_id)
 
@@ -323,7 +325,7 @@ class Head:
                 log.info("request_ended", request=said.request_id, reason=said.event.reason.value)
 
     def _read(self, start: StartRequest, emitted: tuple[int, ...], prompt_count: int, text: TextStream) -> list[Token]:
-        """Tokens that were said of a request before, with their texts, which `text` gives as it did then."""
+        """The request's tokens that were emitted before, with the texts that `text` gave them then."""
         said = []
         for index, token in enumerate(emitted):
             piece = "" if self._scheduler.is_end(start.generation, token) else text.push(token)
@@ -331,8 +333,8 @@ class Head:
         return said
 
     def _clipped(self, generation: Generation, prompt_count: int) -> Generation:
-        """The generation with no more new tokens than there is room for, where the request says so; with one at
-        least."""
+        """The generation, limited to the new tokens that fit if the request allows that, but to at
+        least one."""
         if not generation.clip_new_tokens:
             return generation
         most = max(1, min(self._limits.max_new_tokens, self._limits.max_context - prompt_count))

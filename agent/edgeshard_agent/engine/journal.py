@@ -1,6 +1,7 @@
-"""What a head said of its requests, kept until the coordinator has their end.
+"""The outputs that a head emitted for its requests, kept until the coordinator has their end.
 
-The coordinator can go away and come back, or another can take its place: what it has not got yet is said again.
+The coordinator can leave and reconnect, or another can replace it. The head then sends again what
+the coordinator lacks.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from edgeshard.domain.requests.generation import PromptLogprobs, Token
 from edgeshard.domain.requests.head import HeadEvent, HeldRequest, RequestAccepted, RequestEnd, StartRequest
 
 KEPT_S = 600.0
-"""How long what was said of a request that has ended is kept for a coordinator that is away."""
+"""How long the outputs of an ended request are kept for a coordinator that is away."""
 OVER_S, MOST_OVER = 180.0, 2048
-"""How long it is remembered that the coordinator had a request's end, and of how many: its client may still read when
-the coordinator is lost, and the next one hears from nobody else that the request was let in."""
+"""How long, and for how many requests, the head remembers that the coordinator received a request's
+end. Its client may still read when the coordinator is lost, and only the head can report to the
+next one that the request was admitted."""
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One request, and what was said of it. `followed` is whether what comes goes to the stream there is."""
+    """One request and its emitted outputs. `followed` is whether what comes goes to the stream there is."""
 
     start: StartRequest
     arrival: int
@@ -46,21 +48,21 @@ class Entry:
 
     @property
     def scored(self) -> int:
-        """The position behind the last one whose prompt log-probability was said, here or by another head."""
+        """The position after the last one whose prompt log-probability was sent, here or by another head."""
         return self.scores[-1].end if self.scores else self.start.scored
 
     @property
     def held(self) -> HeldRequest:
-        """The request as a coordinator is told of it."""
+        """The request as it is reported to a coordinator."""
         start, tokens = self.start, max(len(self.tokens), len(self.start.emitted_tokens))
         return HeldRequest(start.request_id, start.instance, start.client, start.digest, tokens, self.scored)
 
     def has_all(self, emitted: tuple[int, ...], scored: int) -> bool:
-        """Whether what comes behind these tokens, and from this position of the prompt on, was said or will be."""
+        """Whether all outputs after these tokens, and from this position of the prompt, were or will be emitted."""
         return self.token_ids[: len(emitted)] == emitted and self.start.scored <= scored <= self.scored
 
     def events_behind(self, count: int, scored: int = 1) -> Iterator[HeadEvent]:
-        """All that was said but its first `count` tokens and the prompt's log-probabilities before `scored`."""
+        """All emitted outputs, except the first `count` tokens and the prompt's log-probabilities before `scored`."""
         scores = (part.behind(scored) for part in self.scores)
         for event in (self.accepted, *scores, *self.tokens[count:], self.end):
             if event is not None:
@@ -120,7 +122,7 @@ class Journal:
             entry.followed = False
 
     def held(self, now: float) -> tuple[HeldRequest, ...]:
-        """Requests that are here, and behind them requests that are over."""
+        """Requests that are here, followed by requests that are over."""
         over = [held for held, since in self._over.values() if since + OVER_S >= now]
         return (*(entry.held for entry in self._entries.values()), *over)
 

@@ -1,4 +1,4 @@
-"""Prompts of which a tokenizer may make much, in a process that ends where one takes too much."""
+"""Tokenizes prompts that may take much memory, in a process that ends if one takes too much."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _NICENESS = 5
 
 
 def text_memory_bytes(budget_bytes: int) -> int:
-    """Bytes that the process may take for one text on a node whose stages may use `budget_bytes`: a quarter of that,
-    within the limits above, beside it."""
+    """Bytes that the process may take for one text, on a node whose stages may use `budget_bytes`:
+    a quarter of that, within the limits above and in addition to it."""
     return min(max(budget_bytes // _PART, LEAST_BYTES), MOST_BYTES)
 
 
 class LongTexts:
     """Asks the process, which starts with the first text and ends with `close`.
 
-    `file` is the tokenizer.json, whose form was found good. One text takes at most `memory_bytes` beside it, and
-    `seconds` of processor time.
+    `file` is the tokenizer.json, whose form was found good. One text takes at most `memory_bytes`
+    in addition to it, and `seconds` of processor time.
     """
 
     def __init__(self, file: Path, memory_bytes: int, seconds: float = TOKENISE_LIMIT_S) -> None:

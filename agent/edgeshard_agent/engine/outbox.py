@@ -14,8 +14,8 @@ class Outbox:
     `put` appends a step; `take` hands out the frames to write next on the current stream; `rewind` is called with the
     step a (re)connected receiver wants next; `repeat` forwards a kept step once more.
 
-    A step can be forgotten without an acknowledgement: the head sends step n only after the result of step n - window
-    came back, so every stage has run step n - window by the time it is asked to run n.
+    A step can be forgotten without an acknowledgement. The head sends step n only after the result
+    of step n - window returned. So every stage has run step n - window when it receives step n.
     """
 
     def __init__(self, window: int) -> None:

@@ -14,7 +14,7 @@ BUSY_WINDOW_S = 1.0
 
 
 class BusyMeter:
-    """The share of the last one to two seconds that was spent computing; times are those of one clock."""
+    """The fraction of the last one to two seconds that was spent computing; all times are from one clock."""
 
     def __init__(self, now: float) -> None:
         self._busy_s = 0.0
@@ -42,7 +42,7 @@ class StepCounts:
         self._ended_s: float | None = None
 
     def ran(self, arrived_s: float, began_s: float, ended_s: float) -> None:
-        """A step was computed; times are those of one clock."""
+        """A step was computed; all times are from one clock."""
         self.steps.add(ended_s - began_s)
         self.waits.add(max(0.0, began_s - arrived_s))
         if self._ended_s is not None:
@@ -71,11 +71,11 @@ class StepRecorder:
         return tuple(self._reads)
 
     def read(self, layer: int, size_bytes: int, began_s: float, ended_s: float, expert: int | None = None) -> None:
-        """Weights of a layer, or of one of its experts, were read; times are those of the recorder's clock."""
+        """Weights of a layer, or of one of its experts, were read; times are from the recorder's clock."""
         self._reads.append(ReadRecord(layer, size_bytes, began_s, ended_s, expert))
 
     def ran(self, step: int, plan: StepPlan, arrived_s: float, began_s: float, ended_s: float) -> None:
-        """A step was computed, and is about to be sent. A span of one token, and guesses behind it, is a decode."""
+        """A step was computed, and is about to be sent. A span of one token, and the guesses after it, is a decode."""
         prompt_tokens = sum(span.token_count for span in plan.spans if span.token_count > 1 + span.guesses)
         guesses = sum(span.guesses for span in plan.spans)
         if len(self._records) >= self._most:
@@ -103,7 +103,7 @@ class StepRecorder:
             self._records[step] = replace(record, sent_s=self._clock.now())
 
     def returned(self, step: int, right_guesses: int) -> None:
-        """The head has the step's result now, in which so many guesses were right."""
+        """The head has the step's result now; `right_guesses` guesses were right."""
         record = self._records.get(step)
         if record is not None:
             right = min(right_guesses, record.guesses)

@@ -71,7 +71,7 @@ _Offered = tuple[HeadStep | ForwardStep, float]
 
 @dataclass(frozen=True, slots=True)
 class _Ran:
-    """A computed step on its way out; the compute thread worked on it from `began_s` to `ended_s`."""
+    """A computed step that is to be sent; the compute thread worked on it from `began_s` to `ended_s`."""
 
     result: WireStep
     frames: list[Frame]
@@ -197,7 +197,7 @@ class StageRunner:
             finally:
                 self._on_thread = None
             if isinstance(ran, EdgeShardError):
-                # Steps queued behind it would run on a pool that it left half done.
+                # Later steps in the queue would run on a pool that it left half done.
                 self._broken = True
                 self._tell(first, arrived_s, ran)
                 return
@@ -207,7 +207,7 @@ class StageRunner:
             steps = steps[len(ran) :]
 
     def _drafted(self, step: HeadStep | ForwardStep) -> HeadStep | ForwardStep:
-        """The step with the guesses that it asks the draft for, on the compute thread; without where that fails."""
+        """The step with guesses from the draft, made on the compute thread; without guesses if that fails."""
         if not isinstance(step, HeadStep) or (self.drafter is None and not step.asks):
             return step
         guesses: GuessedTokens = {}
@@ -275,7 +275,7 @@ class StageRunner:
                 share = (self.clock.now() - began) / len(outputs)
             timing = StageTiming(self.index, waited_s, share)
             result = self._result(step, output, hidden, timing)
-            # The only stage of a pipeline hands its result to the head beside it: nothing travels.
+            # The only stage of a pipeline hands its result to the head in its own process: nothing travels.
             alone = self.model.is_first and self.model.is_last
             frames = [] if alone else encode_step(self.deployment, self.epoch, result, self.part_bytes())
             results.append((result, frames))

@@ -1,11 +1,12 @@
 """A request's way through the tokenizer: its prompt to token ids, and its tokens to text.
 
-Prompts go beside the event loop, few at a time, in a fair order, and only texts that could fit.
+Prompts are tokenized outside the event loop, a few at a time, in a fair order, and only if they
+could fit.
 
 A text takes time and memory with what the tokenizer makes of it: seconds, and 130 bytes for each byte that tokens are
-looked for in. Threads without a bound would let the prompts of one client, even of one that left, take the node from
-all others. So texts that may become long go to a process with limits, one at a time, and short ones to threads beside
-it.
+looked for in. With unbounded threads, the prompts of one client, even of one that left, could
+occupy the node. So texts that may become long go to a process with limits, one at a time; short
+ones go to threads.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from edgeshard_agent.scheduler.fairness import ServedTokens
 
 AT_ONCE = 2
 LONG_BYTES = 256 << 10
-"""Of a text times the tokenizer's growth. A thread takes 34 MB for so much, and a tenth of a second. Most prompts stay
-below: 128 KB of them with GPT-2's steps, 43 with Qwen's, 21 with Llama 2's. So most heads never have the process."""
+"""Of a text times the tokenizer's growth. A thread takes 34 MB and a tenth of a second for a text
+of this size. Most prompts stay below: 128 KB of them with GPT-2's steps, 43 with Qwen's, 21 with
+Llama 2's. So most heads never have the process."""
 SHRINKING = 4
 """Bytes of a text for one of its normalised form: NFKC makes a letter of 1 byte of a mathematical one of 4. No other
 mapping of characters shortens more: composed by NFC, three letters of Hangul become one of a third of their bytes."""
@@ -54,7 +56,7 @@ class AnyLongTexts(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Text:
-    """A prompt on its way. `client`, `priority` and `arrival` decide whose turn it is."""
+    """A prompt that waits for or is in the tokenizer. `client`, `priority` and `arrival` decide whose turn it is."""
 
     text: str
     size: int
@@ -86,10 +88,11 @@ class Tokenising:
         self._arrivals = 0
 
     async def prompt_tokens(self, start: StartRequest, has_left: Callable[[], bool]) -> list[int]:
-        """The prompt's token ids. `has_left` says whether its client wants them no more.
+        """The prompt's token ids. `has_left` returns whether its client has left.
 
-        Raises InvalidArgumentError for a text that is too long or costs too much, FailedPreconditionError where there
-        is no tokenizer, CancelledRequestError when the client had left before its turn, and what the tokenizer raises.
+        Raises InvalidArgumentError if the text is too long or costs too much,
+        FailedPreconditionError if there is no tokenizer, and CancelledRequestError if the client
+        left before its turn. Errors of the tokenizer pass through.
         """
         prompt = start.generation.prompt
         if not isinstance(prompt, str):
@@ -126,10 +129,11 @@ class Tokenising:
     def _check_fits(self, tokenizer: AnyTokenizer, size: int, new_tokens: int) -> None:
         """Refuse a text that the context cannot hold, before it costs anything.
 
-        A token stands for no more of the normalised text than the longest entry of the vocabulary, and normalising
-        character by character leaves at least one byte of `SHRINKING`: beyond that it is certain. Tokenizers may also
-        drop or join any amount of text (white space at the ends, accents, words that they do not know), which nobody
-        can tell short of tokenising it; a text so long is refused all the same.
+        A token stands for no more of the normalised text than the longest entry of the vocabulary.
+        Normalising character by character leaves at least one byte of `SHRINKING`. A text beyond
+        that certainly does not fit. Tokenizers may also drop or join any amount of text: white
+        space at the ends, accents, unknown words. Only tokenising shows how much; a text of that
+        length is refused all the same.
         """
         room = self._max_context - new_tokens
         if room <= 0:
@@ -173,7 +177,7 @@ class Tokenising:
     def _ended(self, tokenizer: AnyTokenizer, text: _Text, work: asyncio.Future[list[int]]) -> None:
         self._running.remove(text)
         error = None if work.cancelled() else work.exception()
-        if not text.tokens.done():  # otherwise nobody waits any more
+        if not text.tokens.done():  # otherwise its caller has left
             if work.cancelled():
                 text.tokens.cancel()
             elif error is not None:
@@ -184,12 +188,13 @@ class Tokenising:
 
 
 def _least_new_tokens(generation: Generation) -> int:
-    """The number of new tokens that must have room beside the prompt."""
+    """The number of new tokens that must fit after the prompt."""
     return min(1, generation.max_new_tokens) if generation.clip_new_tokens else generation.max_new_tokens
 
 
 class Decoding:
-    """The text of one request's tokens. When the tokenizer fails on them, `failed` is told and there is no more.
+    """The text of one request's tokens. If the tokenizer fails on them, `failed` is called and no
+    more text follows.
 
     A fault must not come out of it: the scheduler would lose the tokens of other requests that came with this one's.
     """

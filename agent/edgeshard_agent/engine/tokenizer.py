@@ -15,9 +15,10 @@ from edgeshard.storage.growth import loaded_growth
 class Tokenizer:
     """A model's tokenizer, without any code of the model's: tokenizer.json is data.
 
-    `file` is where it was read. `growth` bounds what it makes of a byte of text (`edgeshard.storage.growth`).
-    `longest_token_bytes` are those of the vocabulary's longest entry as it is written there, in UTF-8: at least as many
-    as the text that it stands for. `special_tokens` are the ids of tokens that `decode` leaves out, by their texts.
+    `file` is its source. `growth` bounds what it makes of a byte of text
+    (`edgeshard.storage.growth`). `longest_token_bytes` is the UTF-8 length of the vocabulary's
+    longest entry as written there. It is at least the length of the text that the entry stands for.
+    `special_tokens` are the ids of tokens that `decode` leaves out, by their texts.
     """
 
     def __init__(self, tokenizer: _Tokenizer, file: Path) -> None:
@@ -87,8 +88,8 @@ class Tokenizer:
 def _is_fault(error: BaseException) -> bool:
     """Whether it is the library's own: bare Exceptions, and panics of its Rust code.
 
-    A panic's class is no Exception and cannot be imported. Whatever else is none ends a process or a task; to be out of
-    memory is the process's fault.
+    A panic's class is no Exception and cannot be imported. Every other class that is no Exception
+    ends a process or a task; lack of memory is the process's fault.
     """
     if isinstance(error, MemoryError):
         return False

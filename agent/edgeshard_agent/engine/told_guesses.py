@@ -1,4 +1,4 @@
-"""What the head has told the stage that samples of the guesses of steps, each until that step is computed."""
+"""The guesses of steps that the head sent to the sampling stage, each kept until that step is computed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ MOST_STEPS = 64
 
 
 class ToldGuesses:
-    """By step; for several threads. Without them no guess of a step counts: nobody waits for them."""
+    """Guesses by step; for several threads. No guess of a step without an entry counts, and no
+    thread waits for one.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

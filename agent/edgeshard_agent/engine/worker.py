@@ -78,9 +78,9 @@ def _clock_of_this_thread() -> int | None:
 class ComputeThread:
     """One thread, calls in order. `threads` is how many cores torch may use inside a call.
 
-    It `hangs` from `give_up` until the call that it has returns after all. A step waits for the thread twice on each
-    node, so calls go through a bare queue: the locks of an executor take ten times as long while the caches hold
-    weights.
+    It `hangs` from `give_up` until the call that it has returns after all. A step waits for the
+    thread twice on each node, so calls go through a bare queue. The locks of an executor take ten
+    times as long while the caches hold weights.
     """
 
     def __init__(self, threads: int, clock: Clock | None = None) -> None:
@@ -116,7 +116,7 @@ class ComputeThread:
             del item
             if waiting is None or waiting.set_running_or_notify_cancel():
                 _carry_out(call)
-            # Whatever a call has must not stay in memory until the next one.
+            # The objects that a call refers to must not stay in memory until the next call.
             del call, waiting
 
     def _prepare(self) -> None:
@@ -177,7 +177,7 @@ class ComputeThread:
         self._put(call)
 
     def without_steps_s(self) -> float:
-        """Seconds since the last step ended; 0 while one waits or runs, infinite where there was none."""
+        """Seconds since the last step ended; 0 while one waits or runs, infinite if there was no step."""
         if self._steps_given != self._steps_over:
             return 0.0
         return self._clock.now() - self._steps_ended_s
@@ -191,7 +191,7 @@ class ComputeThread:
         self.hangs = False
 
     def close(self) -> None:
-        """End the thread behind the call that it has; those that wait for it are cancelled."""
+        """End the thread after its current call; calls that wait for it are cancelled."""
         self._closed = True
         with contextlib.suppress(Empty):
             while True:
@@ -205,7 +205,7 @@ _Call = tuple[Callable[[], object], Future[Any] | None]
 
 
 def _carry_out(call: Callable[[], object]) -> None:
-    """Run a call whose errors nobody else hears of."""
+    """Run a call whose errors are reported nowhere else."""
     try:
         call()
     except Exception:

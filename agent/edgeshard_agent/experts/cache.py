@@ -1,8 +1,8 @@
 """A cache of experts in memory: it decides which ones are read ahead, and which one goes when room is needed.
 
-A token passes the mixtures in order, again and again. So what an expert's room is worth follows from two things: how
-far away its layer's next turn is, and how often the router there chooses it (EdgeMoE's frequency and distance). The one
-whose next use is expected last goes.
+A token passes the mixtures in order, again and again. So the value of an expert's place follows
+from two things: how far away its layer's next turn is, and how often the router there chooses it
+(EdgeMoE's frequency and distance). The one whose next use is expected last goes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SPENT = 0.99
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of a cache: experts that steps needed, those of them that were there, and bytes read from storage."""
+    """Counts of a cache: experts that steps needed, how many of them were in memory, and bytes read from storage."""
 
     needed: int = 0
     hits: int = 0
@@ -53,7 +53,7 @@ class Use:
 
 
 class ExpertCache(Protocol):
-    """A policy of the cache. It decides; the caller reads, computes and forgets, in the order it is told.
+    """A policy of the cache. It decides; the caller reads, computes and forgets in the given order.
 
     `room` is in bytes.
     """
@@ -71,8 +71,8 @@ class ExpertCache(Protocol):
         """Uses of the experts that the routers of a step's tokens have chosen, each expert once: a prompt is computed
         expert by expert.
 
-        Experts in memory come first. So where a step needs more experts than there is room for, each is read once: it
-        takes the place of one that the step is done with.
+        Experts in memory come first. So if a step needs more experts than fit, each is read once:
+        it replaces one that the step no longer needs.
         """
 
 
@@ -127,7 +127,7 @@ class _Seen:
     earlier: Chosen | None = None
 
     def of(self, tokens: int) -> tuple[Chosen | None, Chosen | None]:
-        """The same for a step of so many tokens; the last ones of a longer step before it go on."""
+        """The same for a step of `tokens` tokens; of a longer step before it, the last tokens are used."""
         last, earlier = (
             rows[-tokens:] if rows is not None and len(rows) >= tokens else None for rows in (self.last, self.earlier)
         )
@@ -136,11 +136,12 @@ class _Seen:
 
 @dataclass(slots=True)
 class ForecastCache:
-    """Reads ahead what the table says is likely, and lets go what is needed last.
+    """Reads ahead the experts that the table predicts, and evicts the one that is needed last.
 
     `room` is in bytes, for experts of `sizes` [layers, experts]. At most `most_ahead` experts of a layer are read
-    ahead, the likeliest first, each at least `least_likely`. None is once as much was read as least recently used would
-    have read, nearly: a wrong guess is a read for nothing, and better eviction pays for all of them.
+    ahead, the likeliest first, each at least `least_likely`. It reads none ahead once it has read
+    nearly as much as least-recently-used would have. A wrong guess is a wasted read, and better
+    eviction pays for all of them.
     """
 
     room: int

@@ -1,8 +1,9 @@
 """A forecast of the experts that a router will choose, from the choices in the two layers before.
 
-It is EdgeMoE's predictor. There the table's key is the experts of both layers together. With many experts most keys
-are never seen, so each expert of either layer has an entry of its own here, and entries add up: log-odds that an expert
-is chosen. `bench/training/expert_learning.py` learns them from recorded routing.
+It is EdgeMoE's predictor. There the table's key is the experts of both layers together. With many
+experts most keys are never seen. So each expert of either layer has its own entry here, and entries
+add up: log-odds that an expert is chosen. `bench/training/expert_learning.py` learns them from
+recorded routing.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class ExpertTable:
     def forecast(self, layer: int, last: Chosen | None, earlier: Chosen | None) -> Floats:
         """Probability [experts] that some token's router chooses each expert of a layer.
 
-        `last` and `earlier` [tokens, chosen] are what the tokens' routers chose in the two layers before; None where
-        that is not known.
+        `last` and `earlier` [tokens, chosen] are what the tokens' routers chose in the two layers
+        before; None if unknown.
         """
         odds = self.base[layer]
         if last is not None:
@@ -77,13 +78,13 @@ class ExpertTable:
         return cls(np.full((layers, experts), -np.log(max(1, experts - 1)), np.float32), square, square)
 
     def values(self) -> dict[str, list[Any]]:
-        """The table as it is kept beside the model, in hundredths."""
+        """The table in the form stored next to the model, in hundredths."""
         parts = {_BASE: self.base, _LAST: self.last, _EARLIER: self.earlier}
         return {name: np.rint(100 * part).astype(int).tolist() for name, part in parts.items()}
 
     @classmethod
     def of_values(cls, values: Mapping[str, list[Any]], layers: int, experts: int) -> ExpertTable:
-        """Raises InvalidArgumentError where they are not those of a model with so many mixtures and experts."""
+        """Raises InvalidArgumentError if they do not fit a model with this number of mixtures and experts."""
         wanted = {_BASE: (layers, experts), _LAST: (layers, experts, experts), _EARLIER: (layers, experts, experts)}
         parts: list[Floats] = []
         for name, shape in wanted.items():

@@ -1,7 +1,8 @@
 """Limits on the processor time of guides. Pure: times are values.
 
-A request has a grace, for what its guide takes to read, and so much for each token beyond it. Who asks has a share of a
-core for all that is not cheap: whoever is over it waits until it has come in again, and others go on meanwhile.
+A request may use a grace, for reading its guide, plus a fixed time for each token after it. Each
+requester (party) has a share of a core for everything that is not cheap. A party over its share
+waits until the share has refilled, and others continue meanwhile.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from dataclasses import dataclass, field
 GRACE_S, TOKEN_S = 2.0, 0.02
 """Processor time of one request: at the beginning, and more with each token of its answer."""
 CHEAP_S = 0.005
-"""What a mask may take without a word: those of JSON schemas take a tenth of it with 150,000 tokens."""
+"""Processor time that a mask may take without being charged: masks of JSON schemas take a tenth of
+it with 150,000 tokens.
+"""
 SHARE, BURST_S = 0.25, 5.0
 """Of a core, for the dear masks of one party, and how much of that it may have saved up."""
 MOST_IDLE = 256
@@ -49,12 +52,12 @@ class Shares:
     _used: dict[str, _Share] = field(default_factory=dict)
 
     def wait_s(self, party: str, now_s: float) -> float:
-        """Seconds until a party may have a mask made; 0 where it may now."""
+        """Seconds until a party may have a mask made; 0 if it may now."""
         share = self._used.get(party)
         return 0.0 if share is None else max(0.0, -share.come_in(now_s) / SHARE)
 
     def charge(self, party: str, used_s: float, now_s: float) -> None:
-        """A mask of this party took so much of the processor."""
+        """Charge a party for the processor time of a mask."""
         if used_s <= CHEAP_S:
             return
         share = self._used.setdefault(party, _Share(BURST_S, now_s))

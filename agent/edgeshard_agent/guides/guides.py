@@ -1,7 +1,7 @@
 """The guides of a stage's requests, or of a head's checks: each next mask is made while the next step travels.
 
-A matcher's state is a function of the answer's tokens, so a request goes on from them, on another node as in another
-process of matchers.
+A matcher's state is a function of the answer's tokens. So a request can continue from them on
+another node or in another matcher process.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ WAIT_S = 20.0
 ANSWER_S = 15.0
 """How long the process may take to answer. It ends itself by the processor time that it uses, long before."""
 MOST_FREE = 3
-"""Behind so many tokens with nothing forced a guide is not waited for: within a free text each wait would cost, and at
-its end what is forced is known a step later, when the next token is drawn."""
+"""After this many tokens without a forced one, the scheduler does not wait for a guide. Within free
+text each wait would cost time. At its end, forced tokens become known one step later, when the next
+token is drawn."""
 REMEMBERED = 16
 """Guides that were checked: an application sends the same ones again and again."""
 TOO_MUCH = "it took too much time or memory; make it simpler"
@@ -89,7 +90,7 @@ class Guided:
         """How many of these its matcher knows."""
         self.most_forced = forced
         self._free = 0
-        """Tokens in a row behind which nothing was forced."""
+        """Number of tokens in a row that had no forced token after them."""
         self._drawn = 0
         """How many forced tokens of the path were drawn."""
         self.may_be_late = party != 0
@@ -108,8 +109,8 @@ class Guided:
         return is_due
 
     def banned(self) -> Banned:
-        """The tokens banned at the position behind the answer so far. Raises GuideError where there is no token for
-        it."""
+        """The banned tokens at the position after the answer so far. Raises GuideError if no token
+        is allowed there."""
         try:
             path: Path = self._making.made.result(max(0.0, self._began_s + WAIT_S - time.monotonic()))
         except FutureTimeoutError:
@@ -117,8 +118,8 @@ class Guided:
         return self._guides.banned(path.masks[self._drawn])
 
     def forced(self, wait_s: float) -> tuple[int, ...]:
-        """Tokens behind the answer so far that its guide leaves no choice of but how they are cut; none where it does
-        not know within so many seconds."""
+        """Tokens after the answer so far whose text the guide forces; only their cut is free. Empty
+        if the guide does not know them within `wait_s` seconds."""
         path = self._known(wait_s if self._free < MOST_FREE else 0.0)
         self._free = self._free + 1 if path is None else 0
         return () if path is None else path.forced[self._drawn :]
@@ -136,7 +137,7 @@ class Guided:
             self._begin()
 
     def _known(self, wait_s: float) -> Path | None:
-        """What may follow, where there are forced tokens in it."""
+        """The possible continuation, if there are forced tokens in it."""
         made = self._making.made
         if wait_s > 0 and self.most_forced and not made.done() and not self._was_late:
             wait([made], wait_s)
@@ -156,7 +157,8 @@ class Guided:
 class Guides:
     """All guides of one stage or head, with a thread and a process that begin with the first of them.
 
-    What a guide takes of the processor is its request's and its party's affair (`budgets`); parties take turns.
+    The processor time of a guide is charged to its request and its party (`budgets`); parties take
+    turns.
     """
 
     def __init__(self, setup: Setup = Setup()) -> None:  # noqa: B008 - frozen
@@ -164,7 +166,7 @@ class Guides:
         self._turns: Turns[_Making] = Turns(sys.maxsize, sys.maxsize)
         self._shares = Shares()
         self._ended: deque[int] = deque()
-        """Requests whose matchers nobody wants any more."""
+        """Requests whose matchers are no longer needed."""
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._process: _Process | None = None
@@ -175,8 +177,9 @@ class Guides:
         self._closed = False
 
     def open(self, guide: Guide, answer: Sequence[int] = (), party: int = 0, forced: int = 0) -> Guided:
-        """The guide of an answer that has these tokens so far; `party` is who asked for it, 0 where nobody says. So
-        many tokens that are `forced` are found at most."""
+        """The guide of an answer that has these tokens so far; `party` is the requester, 0 if
+        unknown. At most `forced` forced tokens are searched. So many tokens that are `forced` are
+        found at most."""
         self._last_number += 1
         return Guided(self, self._last_number, guide, answer, party, forced)
 
@@ -288,7 +291,7 @@ class Guides:
             forced, self._used_s, answer = self._process.ask(message)
         except (_EndedError, OSError) as error:
             log.warning("guides_ended", why=str(error))
-            # Nobody is left to say what it took. On a busy node that is far from what has passed.
+            # The process that knew its processor time is gone. On a busy node that is far from what has passed.
             self._used_s = min(time.monotonic() - began_s, OPEN_S if isinstance(message, Open) else ADVANCE_S)
             self._drop()
             raise GuideError(TOO_MUCH) from None
@@ -336,7 +339,8 @@ class _Process:
             rest = rest[self._process.stdin.write(rest) or 0 :]
 
     def ask(self, message: Message) -> tuple[int | None, float, bytes]:
-        """How many tokens of a path are forced, None of a refusal; the processor's seconds that it took; and its bytes.
+        """Return how many tokens of a path are forced (None for a refusal), the seconds of
+        processor time it took, and its bytes.
 
         Raises OSError or _EndedError when the process is gone.
         """

@@ -12,15 +12,16 @@ from edgeshard.forms import OWN
 OPEN_S, ADVANCE_S = 2.0, 1.0
 """Processor time that the process may take for such a request: beyond it, it ends."""
 ANSWER = struct.Struct("<?dII")
-"""Before an answer: whether it is a path, seconds of processor time that it took, its bytes, and how many tokens of the
-path are forced, 4 bytes each behind its masks. Otherwise it is the text of a refusal."""
+"""The header of an answer: whether it is a path, its seconds of processor time, its bytes, and the
+number of forced tokens of the path. Forced tokens have 4 bytes each, after the masks. Otherwise it
+is the text of a refusal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """What may follow an answer. The `masks`, a bit for each token, are of what follows it, and of what follows behind
-    each of the `forced` tokens but the last: those that spell all that the guide leaves to say, in the model's way to
-    cut it. Another cut may be drawn."""
+    """What may follow an answer. The `masks`, one bit for each token, hold what may follow the
+    answer, and what may follow each of the `forced` tokens except the last. The forced tokens spell
+    all text that the guide leaves no choice of, cut as the model cuts it. Another cut may be drawn."""
 
     masks: tuple[bytes, ...]
     forced: tuple[int, ...] = ()
@@ -46,8 +47,8 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """A request's matcher behind the tokens of its answer so far; answered by a path with at most so many tokens
-    `forced`."""
+    """Create a request's matcher after the tokens of its answer so far; the answer is a path with
+    at most `forced` forced tokens."""
 
     request: int
     kind: str

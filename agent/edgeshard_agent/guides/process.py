@@ -1,8 +1,9 @@
 """The process of a stage's matchers.
 
-A guide is a stranger's text, and the library's time and memory for one know no bound. So each request to the process
-has so much processor time, and all of them together so much memory; beyond that it ends, and with it the one request
-that it was at. Others' matchers begin again in the next one, from the tokens of their answers.
+A guide is a stranger's text, and the library's time and memory for one know no bound. So each
+request to the process has limited processor time, and all together have limited memory. Beyond a
+limit the process ends, and with it only the request that it worked on. Others' matchers begin again
+in the next one, from the tokens of their answers.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from edgeshard_agent.guides.messages import ADVANCE_S, ANSWER, OPEN_S, Advance, 
 SETUP_S = 120.0
 """Processor time."""
 MEMORY_BYTES = 1 << 30
-"""Of addresses, beside what the tokens take."""
+"""Limit of address space, in addition to what the tokens take."""
 STACK_BYTES = 256 << 20
 """Hardly ever touched: the library recurses once for each rule that names the next, and a text of the largest size has
 16,000 of them."""
 MESSAGE_CHARACTERS = 600
 NOTHING = "no text satisfies it"
 DEAR_S = 0.01
-"""A request whose forced tokens took so long to find gets none any more: a long text is all cut again each time."""
+"""A request whose forced tokens took this long to find gets no more: a long text is cut again as a whole each time."""
 MANY_STATES = 50_000
 """Of a lexer, with 1 to 2 kB each; the library's own limit is five times as large."""
 
@@ -57,10 +58,10 @@ class Matchers:
         """Why there are none: every guide is refused with it."""
         self._matchers: dict[int, LLMatcher] = {}
         self._forced: dict[int, list[int] | None] = {}
-        """The forced tokens that were found and not drawn yet; None where they are too dear to find."""
+        """The forced tokens that were found and not drawn yet; None if they are too expensive to find."""
 
     def answer(self, message: Message) -> messages.Path | None:
-        """The path that a message asks for; None where it asks for none. Raises RefusedError."""
+        """The path that a message requests; None if it requests no path. Raises RefusedError."""
         match message:
             case Setup():
                 with limited_time(SETUP_S):
@@ -89,7 +90,7 @@ class Matchers:
             self._no_tokens = f"the model's tokenizer is of a kind that guides do not work with: {error}"
 
     def _path(self, matcher: LLMatcher, message: Open | Advance) -> messages.Path:
-        """The masks for the next token and behind forced ones; the matcher is then where it was."""
+        """The masks for the next token and after forced ones; the matcher then returns to its former state."""
         masks = [_mask(matcher)]
         forced = self._next_forced(matcher, message)[: message.forced]
         for token in forced[:-1]:
@@ -130,7 +131,7 @@ def _tokens(setup: Setup) -> LLTokenizer:
     if not setup.tokenizer:
         return LLTokenizer("byte")
     data = Path(setup.tokenizer).read_bytes()
-    # An object of JSON, as the form says: the library takes any other text for a name.
+    # It must be a JSON object: the library takes any other text for a name.
     check_small_file(TOKENIZER, data)
     return LLTokenizer(data.decode(), n_vocab=setup.vocab_size, eos_token=list(setup.eos_tokens))
 
@@ -163,7 +164,7 @@ def _grammar(guide: Guide) -> str:
 
 
 def _limit_memory() -> None:
-    with contextlib.suppress(OSError, ValueError):  # where there is no such file, or no such limit
+    with contextlib.suppress(OSError, ValueError):  # if there is no such file, or no such limit
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         now = pages * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY_BYTES, resource.RLIM_INFINITY))
@@ -182,7 +183,7 @@ def _serve(lines: IO[bytes], answers: IO[bytes]) -> None:
             is_path, forced, answer = True, len(path.forced), path.to_bytes()
         except Exception as error:  # the library's own are plain ones
             is_path, forced, answer = False, 0, str(error)[:MESSAGE_CHARACTERS].encode("utf-8", "replace")
-        # What it took to set up is nobody's.
+        # The time of the set-up is charged to no request.
         used_s = time.process_time() - began_s
         answers.write(ANSWER.pack(is_path, used_s, len(answer), forced) + answer)
         answers.flush()

@@ -90,7 +90,7 @@ class LoadedModel:
     pin: Pin
     load_s: float
     drafter: Drafter | None = None
-    """Guesses tokens for the head, where there is a draft."""
+    """Guesses tokens for the head, if there is a draft."""
 
     def reset(self) -> None:
         """Forget every request."""
@@ -153,11 +153,11 @@ class HostServices:
     suspect: Callable[[LinkSuspected], None] = lambda suspected: None
     """Told when a link to a next stage carries nothing any more, and when it does again."""
     text_memory_bytes: int = LEAST_BYTES
-    """What a long prompt may take in a head's process of its own."""
+    """Memory that a long prompt may take in the tokenizer process of a head."""
 
 
 LoadStandby = Callable[[KeepStandby, LayerRange, LoadProgress, Sequence[HeldWeights]], Awaitable[HeldWeights]]
-"""Fetches and loads a standby beside the steps of this node, but for the weights that are held already."""
+"""Fetches and loads a standby while this node computes steps, except the weights that are in memory already."""
 Broken = Callable[[DeploymentName, Epoch], None]
 """Told when a stage breaks."""
 
@@ -167,13 +167,13 @@ class Tools:
     """Functions that need torch. A node gets its tools when it has joined (`edgeshard_agent.hosting.tools`)."""
 
     load: Callable[[PrepareStage, LoadProgress, Sequence[HeldWeights]], Awaitable[LoadedModel]]
-    """Fetches and loads a stage, but for the weights that are held already."""
+    """Fetches and loads a stage, except the weights that are in memory already."""
     load_standby: LoadStandby
     measure: Callable[[MeasuringTask, int | None], Awaitable[None]]
-    """Measures and reports; cancelled, it leaves nothing in memory. Also given the bytes that the node's stages and
-    standbys hold, None where it has none."""
+    """Measures and reports; cancelled, it leaves nothing in memory. The number is the bytes that
+    the node's stages and standbys hold, None if it has no stage and no standby."""
     wire: Callable[[PrepareStage, LoadedModel, HostServices, Broken, Head | None], HostedStage]
-    """Makes a stage of loaded weights, and does not start it. The head is that of the former epoch."""
+    """Makes a stage of loaded weights, and does not start it. The head is the one of the former epoch."""
 
 
 MakeTools = Callable[[MeasuredNode, Reports, BlobCache, grpc.aio.Channel, ComputeThread, float, bool], Tools]

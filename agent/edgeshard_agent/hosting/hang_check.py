@@ -1,4 +1,4 @@
-"""Looks after the compute thread: when what it has hangs, the node's stages fail, and their site goes on without it."""
+"""Watches the compute thread: if its call hangs, the node's stages fail, and their site continues without the node."""
 
 from __future__ import annotations
 

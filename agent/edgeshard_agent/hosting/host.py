@@ -100,7 +100,7 @@ class Hosting:
 
     @property
     def _tools(self) -> Tools:
-        assert self._given is not None  # the core asks for nothing that needs them before
+        assert self._given is not None  # the core requests nothing that needs them before
         return self._given
 
     def statuses(self) -> tuple[StageStatus, ...]:
@@ -262,7 +262,7 @@ class Hosting:
         return measuring.MeasuringEnded(task, error)
 
     def _held_bytes(self) -> int | None:
-        """Memory of all stages, as planned, and of standbys; None where there are none."""
+        """Memory of all stages, as planned, and of standbys; None if there are none."""
         placed = [stage.prepare.placed for stage in self._stages.values()]
         held = [stage.parameter_bytes + stage.kv_bytes + stage.workspace_bytes for stage in placed]
         held += [standby.parameter_bytes for standby in self._standbys.statuses()]
@@ -311,11 +311,11 @@ class Hosting:
         await stage.stop()
         del self._stages[deployment]
         stage.loaded.pin.release()
-        # On the compute thread, behind a step that may still use it. Calls that still end refer to the stage, so that
-        # the collector alone would leave its weights where they are.
+        # It runs on the compute thread, after a step that may still use the stage. Calls that have
+        # not ended refer to the stage, so the garbage collector would not free its weights yet.
         self.around.worker.submit(stage.loaded.release)
         del stage
-        if not self.around.worker.hangs:  # else its memory comes back when the step does
+        if not self.around.worker.hangs:  # else its memory is freed when the step returns
             await self.around.worker.run(gc.collect)
 
     def _broke(self, deployment: DeploymentName, epoch: Epoch) -> None:

@@ -40,14 +40,14 @@ class HostedStage:
     around: HostServices
     on_broken: Broken
     former_head: InitVar[Head | None] = None
-    """The head of the epoch before, whose requests go on."""
+    """The head of the epoch before, whose requests continue."""
 
     def __post_init__(self, former_head: Head | None) -> None:
         prepare, loaded, around = self.prepare, self.loaded, self.around
         self._window = prepare.placement.window
         self._stage_count = len(prepare.placement.stages)
         self.sender = self._make_sender()
-        """Its link to the next stage; None where it is the only one."""
+        """Its link to the next stage; None if it is the only one."""
         emulation = around.emulation
         pace = None if emulation is None else emulation.pace(loaded.model.layers, around.clock)
         guesses = prepare.placement.speculation is Speculation.GUESSES
@@ -118,7 +118,7 @@ class HostedStage:
 
     @property
     def coordinator_suspicions(self) -> int | None:
-        """The number of times that its head found the coordinator silent; None where it has no head."""
+        """The number of times that its head found the coordinator silent; None if it has no head."""
         return None if self._stream is None else self._stream.suspicions
 
     @property
@@ -171,7 +171,7 @@ class HostedStage:
             self._received(step)
 
     def drafted(self, step: HeadStep) -> None:
-        """A step whose guesses the draft made goes on like this."""
+        """Continue a step whose guesses the draft made."""
         if self.head is not None and not self._stopped:
             self.head.drafted(step)
         self._tell(step)
@@ -183,7 +183,7 @@ class HostedStage:
         self._runner.offer(step)
 
     def _tell(self, step: HeadStep) -> None:
-        """Tell the stage that samples, whose link leads here, and nobody else, which tokens are guessed."""
+        """Send the guessed tokens to the stage that samples, whose link leads here, and to no other stage."""
         if self._receiver is not None and (guessed := step.guessed):
             self._receiver.tell(encode_guesses(self.prepare.deployment, self.prepare.epoch, step.number, guessed))
 

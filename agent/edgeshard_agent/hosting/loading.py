@@ -75,7 +75,7 @@ _PADDING_BYTES = 4 * DISK_BLOCK_BYTES
 
 @dataclass(eq=False)
 class StageLoader:
-    """Loads stages through the node's cache; the coordinator is asked only for what the cache lacks."""
+    """Loads stages through the node's cache; only what the cache lacks is fetched from the coordinator."""
 
     cache: BlobCache
     store: grpc.aio.Channel
@@ -86,7 +86,7 @@ class StageLoader:
     device: str
     idle_spin_s: float
     packs: bool
-    """Whether loaded weights are kept packed, so that the next load of them only reads; on the CPU alone."""
+    """Whether loaded weights are kept packed, so that the next load only reads them; only on the CPU."""
 
     def __post_init__(self) -> None:
         self._fetcher = Fetcher(self.cache, self.store)
@@ -114,8 +114,8 @@ class StageLoader:
         return replace(loaded, load_s=time.monotonic() - began, drafter=drafter)
 
     async def _load_draft(self, prepare: PrepareStage, vocab_size: int, pin: Pin) -> Drafter | None:
-        """The draft of a head, whose blobs stay as long as `pin`; None where there is none, or it cannot be had: then
-        nothing is lost but guesses."""
+        """The draft of a head, whose blobs stay as long as `pin`; None if there is no draft or it
+        cannot be loaded. Then only guesses are lost."""
         command = _draft_command(prepare)
         if command is None:
             return None
@@ -150,7 +150,7 @@ class StageLoader:
         try:
             return await asyncio.shield(filling)
         except asyncio.CancelledError:
-            filling.add_done_callback(self._release)  # the thread goes on, and nobody else knows of what it makes
+            filling.add_done_callback(self._release)  # the thread continues, and only this callback releases its result
             raise
 
     def _release(self, filling: asyncio.Future[StageModel]) -> None:
@@ -311,8 +311,8 @@ class StageLoader:
 class _Needs:
     """The parts of a model that a stage needs: its tensors, the ones in no memory yet, and the head's files.
 
-    `wanted` are by canonical name; `units` are the units that have some of them. `budget` is that of a stage that
-    streams.
+    `wanted` are by canonical name; `units` are the units that have some of them. `budget` is given
+    for a stage that streams.
     """
 
     manifest: ModelManifest
@@ -342,7 +342,7 @@ class _Needs:
         return size + size // 16 + _PADDING_BYTES * (len(sources.tensors) - len(sources.sizes))
 
     def blobs_in(self, packed: frozenset[str]) -> frozenset[Digest]:
-        """Blobs whose numbers are needed for these units alone."""
+        """Blobs whose numbers only these units need."""
         others = frozenset[str]().union(*(names for unit, names in self.units.items() if unit not in packed))
         kept = {tensor.sha256 for name, tensor in self.wanted.items() if name in others}
         kept |= {file.sha256 for file in self.files}
@@ -389,7 +389,7 @@ async def _for_head(fetched: _Fetched, held: Sequence[HeldWeights]) -> ForHead |
 
 
 def _draft_command(prepare: PrepareStage) -> PrepareStage | None:
-    """The draft of a head as a pipeline of one stage on its node; None where nothing is guessed with one."""
+    """The draft of a head as a pipeline of one stage on its node; None if no draft is used."""
     placement, draft = prepare.placement, prepare.placement.draft
     if prepare.stage or draft is None or placement.speculation is not Speculation.GUESSES:
         return None
@@ -415,7 +415,7 @@ def _expert_table(path: Path) -> dict[str, list[Any]]:
 
 
 def _guides(fetched: _Fetched) -> Guides | None:
-    """The guides of layers that end the model, where it has a tokenizer."""
+    """The guides of layers that end the model, if it has a tokenizer."""
     shape, paths = fetched.needs.form.shape, fetched.paths
     if fetched.needs.layers.end < shape.layer_count or forms.TOKENIZER not in paths:
         return None

@@ -1,4 +1,4 @@
-"""Requests of an operator beside a node's work: dumps of its state and newest events, and its packed files."""
+"""Operator requests outside a node's normal work: dumps of its state and newest events, and its packed files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Dumps(_Requests):
 
     hosting: Hosting
     about: Callable[[], dict[str, Any]]
-    """What this process is."""
+    """A description of this process."""
     send: Callable[[OperationId, bytes], None]
     """Gets a dump as JSON text."""
     refuse: Answer
@@ -53,7 +53,7 @@ class Dumps(_Requests):
     async def _take(self, operation_id: OperationId) -> None:
         try:
             about, (state, ring) = self.about(), self.hosting.recorded()
-            # The values are frozen: they can become text beside the event loop.
+            # The values are frozen, so they can be turned into text outside the event loop.
             text = await asyncio.to_thread(lambda: to_text(about | machine().document(state, ring)))
         except Exception:
             log.exception("dump_crashed")

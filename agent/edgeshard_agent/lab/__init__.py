@@ -1,1 +1,1 @@
-"""Pretending to be another device behind other links."""
+"""Emulation of another device and other links."""

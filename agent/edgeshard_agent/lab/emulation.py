@@ -1,4 +1,4 @@
-"""A node that pretends to be another: the lab's emulated device. Pure but for reading its file.
+"""A node that pretends to be another: the lab's emulated device. Pure except for reading its file.
 
 The node computes a small model and then waits until the emulated device would have finished the same step of the
 emulated model. Its frames are padded to the emulated model's size and delayed as on the emulated link. The emulator
@@ -41,7 +41,8 @@ from edgeshard_agent.lab.pace import EmulatedPace
 from edgeshard_agent.lab.shaping import EmulatedLink, LinkShape, shaped_way
 from edgeshard_agent.measuring.probing import Way
 
-# Close together, because an estimate has a kink where it changes from memory to arithmetic, and a real node has none.
+# Close together, because an estimate has a kink where it changes from memory to arithmetic, and a
+# real node has no kink.
 _GRID = Grid(
     prefill_tokens=(1, 8, 16, 24, 32, 40, 48, 56, 64, 96, 128, 192, 256, 384, 512, 1024, 2048),
     prefill_contexts=(0, 64, 512, 2048),
@@ -107,8 +108,9 @@ class Emulation:
         """The profile that a measurement of the emulated device would give for the emulated model's stand-in.
 
         Layer for layer it has the stand-in's sizes and the emulated model's times. The emulator charges these times
-        however the stand-in's weights are kept. Where several emulated blocks stand behind one sort of block, it has
-        their mean. Raises FailedPreconditionError for a model of another number of layers.
+        however the stand-in's weights are kept. If several emulated blocks map to one sort of
+        block, it has their mean. Raises FailedPreconditionError for a model of another number of
+        layers.
         """
         stand_in = model_from_config("the model", config)
         if stand_in.layer_count != self.model.layer_count:

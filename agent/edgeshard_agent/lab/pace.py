@@ -11,7 +11,7 @@ from edgeshard_agent.engine.worker import CallOnThread
 
 
 class EmulatedPace:
-    """Waits after each step for as long as the emulated device would still compute; `step_s` gives its seconds."""
+    """Waits after each step until the emulated device would have finished; `step_s` gives its seconds."""
 
     def __init__(self, step_s: Callable[[StepPlan], float], clock: Clock) -> None:
         self._step_s = step_s

@@ -62,7 +62,8 @@ class _InFlight:
 class EmulatedLink(LinkShape):
     """A shaped link that pads steps to the size of the emulated model's, and holds each until it would have arrived.
 
-    `activation_bytes` gives the bytes of the hidden states of so many tokens; a returned step has none.
+    `activation_bytes` returns the bytes of the hidden states of a number of tokens; a returned step
+    has none.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`python -m edgeshard_agent.measuring`: measure this node for a model, from its config.json alone."""
+"""`python -m edgeshard_agent.measuring`: measure this node for a model, which needs only its config.json."""
 
 from __future__ import annotations
 

@@ -35,8 +35,9 @@ class ProfileStore:
         effort: Effort = Effort.FIRST,
         beside_stages: bool = True,
     ) -> ComputeProfile | None:
-        """The profile of exactly this node and model, or None. One of less than `effort` does not count, and one that
-        was measured beside stages only with `beside_stages`."""
+        """The profile of exactly this node and model, or None. A profile with less than `effort`
+        does not count. A profile that was measured while stages ran counts only with
+        `beside_stages`."""
         wanted = (fingerprint, model_hash, dtype, quantisation)
         try:
             profile = parse_profile(ComputeProfile, self.path(*wanted).read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
 """Times of every sort of layer of a model, which need not fit this node.
 
-One sort of layer is made at a time, with random weights, timed, and freed. Call it on the thread that computes, because
-torch's number of threads is that of the caller.
+One sort of layer is made at a time, with random weights, timed, and freed. Call it on the compute
+thread, because torch's number of threads is the caller's.
 """
 
 from __future__ import annotations
@@ -101,20 +101,20 @@ class Point:
 class Profiler:
     """Measures one model shape on one device. `run` may be called once.
 
-    A layer has copies worth more than the caches, or than the model; fewer with little memory, and a cache may shorten
-    the times then (`rotated_bytes` is the size of all copies).
+    The copies of a layer exceed the caches, or equal the model in size. With little memory there
+    are fewer, and a cache may then shorten the times (`rotated_bytes` is the size of all copies).
     """
 
     form: LayerForm
     threads: int
     grid: Grid = FULL_GRID
     cache: int | None = None
-    """Bytes of the largest cache; None for what the system says."""
+    """Bytes of the largest cache; None to use the system's value."""
     memory_limit_bytes: int | None = None
     """The most that layers may take; None for all free memory."""
     progress: Progress = lambda what, done, total: None
     stops: Stops = no_stops
-    """What is timed across a stop is timed again."""
+    """A timing during which the process was stopped is repeated."""
 
     def __post_init__(self) -> None:
         self._model = model_from_config("the model", self.form.config)
@@ -221,7 +221,7 @@ class Profiler:
 
         copies = 1
         once = self._watch.once(lap)  # also finds the kernels and their buffers
-        # One round through all copies where that is cheap; long layers are timed one copy after the other.
+        # If it is cheap, one round through all copies; long layers are timed one copy after the other.
         repeats = self._grid.repeats
         copies = max(1, min(rotation.copies, int(repeats.limit_s / (2 * repeats.least) / max(once, 1e-6))))
         if first and copies == rotation.copies:

@@ -1,12 +1,12 @@
 """The rates at which weights stream from a directory's disk, and at which it is written and flushed.
 
-Weights are read past the page cache, two units at once in chunks by several threads, and their checksums are taken: a
-rate of one read after the other was a third of what stages then had, and made streaming look three times as slow as it
-is.
+Weights are read past the page cache, two units at once in chunks by several threads, and their
+checksums are computed. Sequential reads gave a third of the rate that stages reach, so streaming
+seemed three times as slow as it is.
 
-The file read is one that was just written and flushed: no other file may be read at will, and what is in the page cache
-would be as fast as memory. Writing ends after so many bytes or so much time, whichever is first; then the file is read
-again and again for as long.
+The file that is read was just written and flushed: no other file may be read at will, and data in
+the page cache would be as fast as memory. Writing ends after a fixed number of bytes or a fixed
+time, whichever is first. Then the file is read repeatedly for the same time.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from edgeshard_agent.store.direct import CHUNK_BYTES, ChunkReader
 PIECE_BYTES = 8 << 20
 """Written and flushed at once."""
 UNIT_BYTES = 16 << 20
-"""What is read as one, as a layer is. The size matters little, since two are read at once."""
+"""The size that is read as one unit, as a layer is. The size matters little, since two are read at once."""
 LEFT_FREE = 8
-"""A disk with less than so many times what would be written free is not written to for this."""
+"""A disk is written to only if its free space is at least this many times the bytes to write."""
 
 
 @dataclass(frozen=True, slots=True)

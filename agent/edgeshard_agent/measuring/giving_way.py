@@ -1,7 +1,8 @@
-"""A measurement in a process of its own gives way to the steps of the stages beside it.
+"""A measurement in a process of its own yields to the steps of the stages on this node.
 
-The process is stopped before the compute thread has the step, and goes on once there was none for a while; it drops
-what it was timing (`edgeshard_agent.measuring.stops`). On an accelerator kernels that it has launched run to their end.
+The process is stopped before the compute thread gets the step. It continues after a while without
+steps, and drops the timing that was interrupted (`edgeshard_agent.measuring.stops`). On an
+accelerator kernels that it has launched run to their end.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from typing import Protocol, Self
 from edgeshard.domain.errors import UnavailableError
 
 QUIET_S = 2.0
-"""Time without a step after which a measurement goes on: longer than most pauses between the steps of a request."""
+"""A measurement continues after this time without a step: longer than most pauses between the steps of a request."""
 LONGEST_WAIT_S = 900.0
-"""A measurement that was stopped for so long in all ends; the coordinator waits four times as long for its answer."""
+"""A measurement that was stopped for this long in total ends; the coordinator waits four times as
+long for its answer.
+"""
 
 
 class StepThread(Protocol):
@@ -43,7 +46,7 @@ class Timers(Protocol):
 class GivingWay:
     """While entered, a process is sent SIGSTOP whenever steps come, and SIGCONT later. All of it is on the event loop.
 
-    `told` hears when it is stopped (True) and when it goes on.
+    `told` is called with True when it is stopped and with False when it continues.
     """
 
     worker: StepThread

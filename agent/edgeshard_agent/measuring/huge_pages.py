@@ -17,7 +17,7 @@ _MAPS = Path("/proc/self/smaps")
 
 
 def read_huge_pages(maps: Path = _MAPS) -> HugePages | None:
-    """Read the mappings that ask for huge pages; None where the system does not tell. `maps` is for tests."""
+    """Read the mappings that ask for huge pages; None if the system does not report it. `maps` is for tests."""
     try:
         text = maps.read_bytes()
     except OSError:

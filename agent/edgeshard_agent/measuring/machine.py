@@ -24,7 +24,8 @@ GROUP_MARGIN_BYTES = 64 << 20
 
 
 def machine_facts(device: str, memory_limit_bytes: int | None) -> DeviceFacts:
-    """The facts of a node that computes on its processor, and what is known without torch of one that does not.
+    """The facts of a node that computes on its processor. For other nodes: the facts that are known
+    without torch.
 
     Of an accelerator, model and memory are missing. Raises InvalidArgumentError for what is neither.
     """

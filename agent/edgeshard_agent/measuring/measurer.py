@@ -40,7 +40,7 @@ class Measurer:
         self._store = ProfileStore(self.node.state_dir)
 
     async def run(self, task: MeasuringTask, held: int | None) -> None:
-        """`held` are the bytes that stages and standbys hold, None where the node has none.
+        """`held` is the bytes that stages and standbys hold, None if the node has none.
 
         Raises the profiler's typed errors, and the coordinator's answer to the report.
         """
@@ -114,7 +114,7 @@ class Measurer:
         return max(0, min(node.facts.memory_budget_bytes - held, read_facts(node.device, None).memory_budget_bytes))
 
     async def _disk(self, command: MeasureCompute, beside_stages: bool) -> DiskProfile | None:
-        """Beside stages the known rates: this process reads and writes the file, and gives way to nobody."""
+        """If stages run, the known rates are used: this process reads and writes the file and yields to no step."""
         if beside_stages:
             known = await self._kept(command, Effort.FIRST, True)
             return None if known is None else known.disk
@@ -136,7 +136,7 @@ class Measurer:
 
 
 def _beside(error: ResourceExhaustedError, held: int) -> ResourceExhaustedError:
-    """The error of a measurement beside stages that had too little memory."""
+    """The error of a measurement that had too little memory because of the stages."""
     return ResourceExhaustedError(
         f"{error.message}; the node's stages hold {held >> 20} MiB: delete a deployment that it has a part of, or "
         "leave the node out",

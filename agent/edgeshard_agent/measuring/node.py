@@ -47,7 +47,7 @@ class Emulation(Protocol):
 class MeasuredNode:
     """The node to measure, and its settings. `memory` is the operator's limit in bytes, None when there is none.
 
-    Until torch is imported, `facts` lack what only torch tells.
+    Until torch is imported, `facts` lack the values that need torch.
     """
 
     node_id: NodeId

@@ -47,7 +47,7 @@ def others_share(before: Reading, after: Reading, threads: int) -> float:
 
 
 class CoreMeter:
-    """The share since it was made, but for stretches between two laps in which the process was stopped."""
+    """The fraction since it was made, without stretches between two laps in which the process was stopped."""
 
     def __init__(self, threads: int, stops: Stops) -> None:
         self._threads = threads

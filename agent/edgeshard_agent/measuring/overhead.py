@@ -1,7 +1,8 @@
 """The time that the engine adds to a step: reading frames, checking, handing to the compute thread, making frames.
 
-A real `StageRunner` runs steps through a stage of one random block and says when the result is ready to be sent; the
-block's own time is taken off in the very same step, so that a noisy machine disturbs both alike.
+A real `StageRunner` runs steps through a stage of one random block and reports when the result is
+ready to be sent. The block's own time is subtracted in the same step, so a noisy machine disturbs
+both alike.
 """
 
 from __future__ import annotations
@@ -80,8 +81,9 @@ class _Ring:
 def measure_overhead(
     form: LayerForm, layer: int, quota: Quota, prompt_tokens: int = PROMPT_TOKENS, stops: Stops = no_stops
 ) -> StepOverhead:
-    """The overhead of decode steps, and its growth with the bytes of hidden states, up to those of a prompt; none for a
-    prompt of one token. `quota` has the threads that compute. Not for a running event loop."""
+    """The overhead of decode steps, and its growth with the bytes of hidden states, up to the bytes
+    of a prompt. There is no growth for a prompt of one token. `quota` has the threads that compute.
+    Not for a running event loop."""
     return asyncio.run(_measure(form, layer, quota, prompt_tokens, stops))
 
 
@@ -128,7 +130,7 @@ class _Bench:
         number, ends = 0, time.monotonic() + _LIMIT_S
         reader = FrameReader(FrameContract(NAME, 1, self.model.dtype, self.model.shape.frame_width, tokens, 8))
         while len(taken) < _WARM_UPS + _REPEATS and (len(taken) < 2 * _WARM_UPS or time.monotonic() < ends):
-            # The sender's encoding is counted where it happens: at the end of the stage before.
+            # The sender's encoding is counted at the end of the previous stage, where it happens.
             frames = [raw.SerializeToString() for raw in encode_step(NAME, 1, self._step(number, tokens))]
             number, stops, seconds = number + 1, self.stops(), await self._once(reader, frames)
             if stops == self.stops():

@@ -20,7 +20,7 @@ from edgeshard.domain.nodes.profile import EnergyProfile
 
 SYSTEM = Path("/sys")
 INTERVAL_S = 0.2
-# Rails that feed the whole module; where one is there, the others are parts of it.
+# Rails that feed the whole module; if one exists, the others are parts of it.
 _WHOLE_RAILS = frozenset({"VDD_IN", "POM_5V_IN", "VIN"})
 _LATE_S = 1.0
 
@@ -72,7 +72,7 @@ class Ina3221:
 
     @classmethod
     def find(cls, root: Path = SYSTEM) -> Ina3221 | None:
-        """The rail of the whole module where it is measured, else all rails; None when there are no monitors."""
+        """The rail of the whole module if it is measured, else all rails; None when there are no monitors."""
         rails: dict[str, tuple[Path, Path]] = {}
         for monitor in sorted((root / "class/hwmon").glob("hwmon*")):
             if _text(monitor / "name") != "ina3221":
@@ -122,7 +122,7 @@ class Rapl:
 
 
 def find_sensor(device: str) -> PowerSensor | None:
-    """The sensor of this device; None where it has none."""
+    """The sensor of this device; None if it has no sensor."""
     if torch.device(device).type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         if not properties.is_integrated:
@@ -133,8 +133,8 @@ def find_sensor(device: str) -> PowerSensor | None:
 
 
 class PowerMeter:
-    """Samples a sensor while something else goes on; without a sensor it does nothing. A reading across a stop of the
-    process, which takes seconds, is dropped."""
+    """Samples a sensor while other work runs; without a sensor it does nothing. A reading across a
+    stop of the process, which takes seconds, is dropped."""
 
     def __init__(self, sensor: PowerSensor | None, interval_s: float = INTERVAL_S) -> None:
         self._sensor = sensor

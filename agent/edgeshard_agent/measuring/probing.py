@@ -28,7 +28,9 @@ Call = grpc.aio.StreamStreamCall[pb.ProbeRequest, pb.ProbeResponse]
 
 
 Way = Callable[[int], AbstractAsyncContextManager[None]]
-"""Surrounds the sending of so many bytes until their acknowledgement; the lab's takes as long as its links."""
+"""Surrounds the sending of a number of bytes until they are acknowledged; the lab's version takes
+as long as its links.
+"""
 
 
 def at_once(size_bytes: int) -> AbstractAsyncContextManager[None]:

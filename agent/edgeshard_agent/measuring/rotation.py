@@ -51,7 +51,7 @@ def cache_bytes(device: str, root: Path = _CACHES) -> int:
 
 
 def copies_needed(layer_bytes: int, rotated_bytes: int) -> int:
-    """Copies worth more than so many bytes, at least 1, at most MOST_COPIES."""
+    """The number of copies whose size exceeds `rotated_bytes`: at least 1, at most MOST_COPIES."""
     return min(MOST_COPIES, rotated_bytes // max(1, layer_bytes) + 1)
 
 
@@ -100,7 +100,7 @@ def fill(module: nn.Module, dtype: DType, device: str, skip: str = "") -> int:
 def fill_all(alike: Sequence[nn.Module], dtype: DType, device: str, skip: str = "") -> int:
     """Fill modules of one form, each with memory of its own; returns the bytes of all of them.
 
-    What is packed is copied, not packed once more: packing takes ten times as long.
+    Packed parts are copied and not packed again: packing takes ten times as long.
     """
     size = fill(alike[0], dtype, device, skip)
     for module in alike[1:]:
@@ -179,7 +179,7 @@ class BlockRotation:
         modules._ordered = chosen
 
     def step(self, batch: int, tokens: int, context: int) -> tuple[torch.Tensor, torch.Tensor, StepAttention]:
-        """Hidden states, positions and attention of `batch` spans of `tokens` tokens behind `context` positions."""
+        """Hidden states, positions and attention of `batch` spans of `tokens` tokens, after `context` positions."""
         for request in self.pool.requests:
             self.pool.free(request)
         spans = tuple(Span(request, context, tokens) for request in range(batch))

@@ -1,4 +1,4 @@
-"""How often this process was stopped and went on: what was timed across a stop counts for nothing."""
+"""How often this process was stopped and continued: a timing across a stop does not count."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ Stops = Callable[[], int]
 
 
 def no_stops() -> int:
-    """Of a process that nobody stops."""
+    """For a process that is never stopped."""
     return 0
 
 
 def count_stops() -> Stops:
-    """Begin to count; on the main thread, where it is exact: the kernel tells that thread before it runs on."""
+    """Begin to count. Call it on the main thread, where the count is exact: the kernel notifies
+    that thread before it runs on.
+    """
     count = 0
 
     def went_on(_: int, frame: FrameType | None) -> None:

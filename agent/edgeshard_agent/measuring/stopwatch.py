@@ -16,7 +16,7 @@ from edgeshard_agent.measuring.stops import Stops, no_stops
 STEADY_SPREAD = 0.01
 """Repeats end when the median is known this well: its standard error over itself."""
 FEWEST = 5
-"""Repeats below which a spread says nothing."""
+"""With fewer repeats a spread is meaningless."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Stopwatch:
                 return seconds if self.device.type == "cuda" else self._quota.sustained_s(seconds, all_threads_s)
 
     def _timed(self, work: Callable[[], object]) -> tuple[float, float]:
-        """Seconds of one call, and those of the core that the caller had; the same on an accelerator."""
+        """Seconds of one call, and seconds of core time that the caller had; both are the same on an accelerator."""
         if self.device.type != "cuda":
             began, computed = time.perf_counter(), time.thread_time()
             work()

@@ -25,12 +25,12 @@ from edgeshard_agent.measuring.stops import Stops, count_stops, no_stops
 
 _NICE = 10
 PROGRESS_INTERVAL_S = 0.25
-"""Progress is told this often at most: a figure may take a millisecond."""
+"""Minimum time between two reports of progress: a figure may take a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuringJob:
-    """The model to measure, and how. `memory` is what may be used in bytes, None for all of the node's."""
+    """The model to measure, and how. `memory` is the number of bytes it may use, None for all of the node's memory."""
 
     config: Mapping[str, Any]
     dtype: DType
@@ -44,8 +44,8 @@ class MeasuringJob:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the process says in a line: its progress (figures done, figures in all, and which one is being measured),
-    the profile, or why there is none."""
+    """One line of the process's output: its progress (figures done, figures in total, the current
+    figure), the profile, or the reason why there is none."""
 
     progress: tuple[int, int, str] | None = None
     profile: ComputeProfile | None = None
@@ -104,8 +104,9 @@ def _end_with_input() -> None:
 
 
 def _give_way(job: MeasuringJob) -> None:
-    """Have the kernel end this process and not the agent when memory runs out, and beside stages give it cores last:
-    what a request does before its first step is not delayed either."""
+    """Let the kernel end this process instead of the agent if memory runs out. If stages run, give
+    it the lowest priority for cores, so that the work before a request's first step is not delayed
+    either."""
     if job.beside_stages:
         os.nice(_NICE)
     with contextlib.suppress(OSError):

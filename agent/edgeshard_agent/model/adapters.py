@@ -1,4 +1,5 @@
-"""The modules of one stage, as its family's record says: our own blocks, or transformers' decoder layers.
+"""The modules of one stage, as its family's record defines them: our own blocks, or transformers'
+decoder layers.
 
 Their module paths equal the canonical tensor names of `edgeshard.architectures`, blocks keyed by their global index.
 """
@@ -35,7 +36,7 @@ def build_modules(
 
 
 def _plugged(context: StageContext, own_modules: str) -> StageModules:
-    # Imported here, for these families alone: transformers takes seconds and a hundred megabytes.
+    # Imported here, because only these families need it: transformers takes seconds and a hundred megabytes.
     from edgeshard_agent.model.library import library_config, library_of
 
     made_for: Any = PluggedModules

@@ -1,8 +1,9 @@
 """Decoder blocks of the Llama kind: RMS norms, rotary grouped-query attention, a gated MLP or a mixture of them.
 
-Some have a gate on attention's output, or the gated delta rule in place of attention. What a block is made of is read
-off the tensors its checkpoint must hold (`edgeshard.architectures`), so that biases, gates, norms of queries and keys,
-and experts need no switches; what the tensors do not tell comes in `BlockOptions`.
+Some have a gate on attention's output, or the gated delta rule in place of attention. The parts of
+a block follow from the tensors that its checkpoint must hold (`edgeshard.architectures`). So
+biases, gates, norms of queries and keys, and experts need no switches. `BlockOptions` holds the
+rest.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 Gating = Callable[[torch.Tensor], torch.Tensor]
-"""[T, width] from the results [T, 2 * width] of gate and up, or those of up, [T, width], where there is no gate."""
+"""[T, width] from the results [T, 2 * width] of gate and up or, if there is no gate, from the
+results [T, width] of up.
+"""
 
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -48,8 +51,9 @@ _GATINGS: dict[str, Gating] = {
 
 @dataclass(frozen=True, slots=True)
 class BlockOptions:
-    """Options that a block's tensors do not tell: the family's style, and the sizes. `window` is None for full
-    attention, `forms` those of the block's matrices by their tensors' names.
+    """Options that a block's tensors do not tell: the family's style, and the sizes. `window` is
+    None for full attention; `forms` holds the forms of the block's matrices by their tensors'
+    names.
     """
 
     style: BlockStyle
@@ -126,7 +130,8 @@ class GatedMlp(nn.Module):
         return result
 
     def place(self, part: str) -> tuple[str, int]:
-        """The projection and the first row where a tensor goes: gate_proj, up_proj, gate_up_proj (both) or down_proj.
+        """The projection and the first row for a tensor: gate_proj, up_proj, gate_up_proj (both) or
+        down_proj.
 
         Rows of both may be in any order that the gating understands.
         """
@@ -136,16 +141,18 @@ class GatedMlp(nn.Module):
 
 
 ExpertSource = Callable[[torch.Tensor], Iterator[int]]
-"""The experts in `chosen` [tokens, per token], each once; one is in memory until the next is asked for."""
+"""The experts in `chosen` [tokens, per token], each once; one stays in memory until the next is requested."""
 
 
 class Experts(nn.ModuleList):
-    """The experts of a mixture, gated MLPs: the outputs of those that a token's router chose are summed by shares."""
+    """The experts of a mixture, gated MLPs: the outputs of a token's experts are summed, weighted
+    by the router's shares.
+    """
 
     def __init__(self, experts: Iterable[GatedMlp]) -> None:
         super().__init__(experts)
         self.source: ExpertSource | None = None
-        """Brings the layer's experts into memory; None where all of them are there."""
+        """Brings the layer's experts into memory; None if all of them are in memory."""
 
     def forward(
         self, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor, on_inputs: bool = False
@@ -179,8 +186,8 @@ class Experts(nn.ModuleList):
 
 
 class MixtureMlp(nn.Module):
-    """A router chooses a few experts for each token; an expert that all tokens use may stand beside them, behind a gate
-    of its own or without."""
+    """A router chooses a few experts for each token. There may also be an expert that all tokens
+    use, with or without a gate of its own."""
 
     def __init__(self, shapes: Shapes, options: BlockOptions) -> None:
         super().__init__()
@@ -273,7 +280,7 @@ def _sigmoid(x: torch.Tensor) -> torch.Tensor:
 
 
 def experts_of(block: nn.Module) -> tuple[str, Experts] | None:
-    """The experts of a block that are modules of ours, with their path; None where it has none."""
+    """The experts of a block that are modules of ours, with their path; None if it has none."""
     return next(((path, part) for path, part in block.named_modules() if isinstance(part, Experts)), None)
 
 
@@ -299,7 +306,7 @@ class Block(nn.Module):
         self.mlp = _mlp(shapes, options)
         self.beside = MixtureBeside(shapes, options) if "beside.router.weight" in shapes else None
         self.layer_scalar: nn.Parameter | None = None
-        """A factor [1] of the sum behind the block."""
+        """A factor [1] of the sum after the block."""
         if "layer_scalar" in shapes:
             self.layer_scalar = nn.Parameter(torch.empty(1, device="meta"), requires_grad=False)
         self.input_layernorm = _norm(hidden, options) if "input_layernorm.weight" in shapes else None
@@ -313,7 +320,7 @@ class Block(nn.Module):
         self._scoring = Scoring(options.style.scaling, options.window or 0, options.style.softcap or 0.0)
 
     def _make_attention(self, shapes: Shapes) -> None:
-        """The parts of attention; gates come behind keys and values where queries have them."""
+        """The parts of attention; gates follow keys and values if queries have gates."""
         options = self.options
         hidden, forms = options.hidden_size, options.forms
         query, key_value = options.heads * options.head_dim, options.kv_heads * options.head_dim
@@ -347,7 +354,7 @@ class Block(nn.Module):
         """(this block's last addend, the sum before it), both [T, hidden]: the next block's norm does the addition.
         Where the sum has a factor, it is the addend and there is no other.
 
-        A family has norms before attention and MLP, behind them, or both.
+        A family has norms before attention and MLP, after them, or both.
         """
         normed, residual = _added(self.input_layernorm, hidden, residual)
         if self.linear_attn is not None:
@@ -370,7 +377,7 @@ class Block(nn.Module):
         return addend, residual
 
     def native(self) -> NativeBlock | None:
-        """This block for `run_blocks`, once it is filled; None where it has parts that are not for the native call."""
+        """This block for `run_blocks`, once it is filled; None if some of its parts do not fit the native call."""
         options, mlp = self.options, self.mlp
         style = options.style
         if style.unit_offset or style.rounded_last or style.softcap is not None or self.sinks is not None:
@@ -439,15 +446,15 @@ def _added(norm: RmsNorm | None, x: torch.Tensor, residual: torch.Tensor | None)
 
 
 def _normed(norm: RmsNorm, heads: torch.Tensor) -> torch.Tensor:
-    """Heads [T, heads, head_dim], each normed by itself or those of a row together, as the norm is wide."""
+    """Heads [T, heads, head_dim], normed one by one or all heads of a row together, depending on the norm's width."""
     normed: torch.Tensor = norm(_rows(heads, norm.width))
     return normed.view(heads.shape)
 
 
 def _rows(heads: torch.Tensor, width: int) -> torch.Tensor:
-    """[T, heads, head_dim] as rows that lie one behind the other. Of one head of each token they would be a view of the
-    packed rows, which kernels do not take: torch would norm prompts, with other last bits than the kernels' of steps of
-    one token."""
+    """[T, heads, head_dim] as contiguous rows. With one head per token they would be a view of the
+    packed rows, which kernels do not take. Torch would then norm prompts, and the last bits would
+    differ from the kernels' results for steps of one token."""
     return heads.reshape(-1, width).contiguous()
 
 
@@ -494,7 +501,7 @@ def pieces_of(name: str, block: Block) -> list[Piece]:
 
 
 def _with_gates(block: Block) -> list[Piece]:
-    """The pieces of queries and their gates, which a checkpoint has head by head beside one another."""
+    """The pieces of queries and their gates, which alternate head by head in a checkpoint."""
     width, pieces = block.options.head_dim, []
     for head in range(block.options.heads):
         for first_row, of_head in ((0, 2 * head), (block.gate_row, 2 * head + 1)):

@@ -1,5 +1,5 @@
-"""The parts that generic stages have in common: token embedding, rotary embedding, final norm and LM head, as a record
-says."""
+"""The parts that generic stages share, as a record defines them: token embedding, rotary embedding,
+final norm and LM head."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class DecoderModules(StageModules):
         self.ends_there: set[str] = set()
         """The ends, embedding and head, that have their weights, shared or from packed files: they accept none."""
         self.store: LayerStore | None = None
-        """Through which some of the layers pass; None where all of them stay in memory."""
+        """Through which some of the layers pass; None if all of them stay in memory."""
         self.has_all = True
         experts = context.architecture.is_expert
         self._has_experts = any(
@@ -122,7 +122,7 @@ class DecoderModules(StageModules):
 
     @property
     def is_static(self) -> bool:
-        # Which experts a token goes to is known to the host only when it has read it; states are no part of recordings.
+        # The host knows a token's experts only after reading them back; states are no part of recordings.
         return not (self._has_experts or self.context.shape.states)
 
     def accept(self, name: str, value: Weight) -> None:

@@ -22,11 +22,12 @@ class _Weight(nn.Module):
 
 
 class DeltaMixer(nn.Module):
-    """The mixer of a layer whose states are the convolution's last inputs [slots, taps - 1, channels], in the model's
-    dtype, and the matrices [slots, value heads, Dk, Dv], in float32.
+    """The mixer of a layer with two kinds of states: the convolution's last inputs [slots, taps -
+    1, channels], in the model's dtype, and the matrices [slots, value heads, Dk, Dv], in float32.
 
-    Its inputs are q | k | v | z in one product, whatever their order in the checkpoint: all heads' queries, then all
-    keys, values, and gates of the output. What opens and decays the state is in another, whose matrix stays whole.
+    Its inputs are q | k | v | z in one product, whatever their order in the checkpoint: all heads'
+    queries, then all keys, all values, and all gates of the output. The inputs that open and decay
+    the state are in another product, whose matrix stays whole.
 
     Each key head serves several value heads, which follow one another. If `tiled`, value head v has key head
     v % `key_heads` instead. The columns of the output's matrix cannot change places, so queries and keys are repeated.

@@ -23,8 +23,9 @@ MOST_EMBEDDED_BYTES = 8 << 20
 class DraftSteps:
     """`places` for requests, each with an equal part of the KV pool of `model`.
 
-    Of a step of a small model most is what a stage does around its layers: for whom, where and whether at all. Nobody
-    else has these requests, so where the blocks run in native calls, nothing of that is done.
+    Of a step of a small model most is what a stage does around its layers: for whom, where and
+    whether at all. Only the draft uses these requests, so if the blocks run in native calls, none
+    of that is done.
     """
 
     def __init__(self, model: StageModel, places: int) -> None:
@@ -53,10 +54,10 @@ class DraftSteps:
         pool.grant(place, 0, self._blocks[place])
 
     def logits(self, place: int, first: int, tokens: Sequence[int]) -> torch.Tensor:
-        """[1, vocab] behind the last of at most `DRAFT_TOKENS` tokens, at positions from `first` on; those before were
-        read, and what was read behind is forgotten. In inference mode."""
+        """[1, vocab] after the last of at most `DRAFT_TOKENS` tokens, at positions from `first` on.
+        Earlier positions were read; later ones are forgotten. In inference mode."""
         if self._rows is None:
-            # Whoever gives parameters may cut what was certain.
+            # A caller that gives sampling parameters may cut positions that were certain.
             span = Span(place, first, len(tokens), sampling=Sampling())
             return self._model.logits(StepPlan(spans=(span,)), np.array(tokens, dtype=np.int64))[-1:]
         return self._modules.head(self._rows.run(self._embed(tokens), self._tables[place], first))
@@ -69,8 +70,9 @@ class DraftSteps:
         return self._modules.embed(ids, ids)[0]
 
     def sampler(self, sampling: Sampling, tokens: Sequence[int], prompt_count: int) -> RequestSampler:
-        """Draws as the model will for a request with these tokens, of which the first are its prompt. Penalties count
-        them, and what it is told of; biases of tokens that the draft does not know are left out."""
+        """Draws as the model will for a request with these tokens, of which the first are its
+        prompt. Penalties count them and the tokens that are added later; biases of tokens that the
+        draft does not know are left out."""
         biases = tuple(bias for bias in sampling.logit_bias if bias[0] < self.vocab_size)
         own = replace(sampling, logprobs=True, top_logprobs=0, logit_bias=biases)
         return RequestSampler(own, tokens, self.vocab_size, tokens[prompt_count:])

@@ -13,7 +13,7 @@ from edgeshard_agent.model.projection import mlp_forms
 
 
 def replace_experts(layer: nn.Module, context: StageContext, index: int) -> None:
-    """Put our experts in the place of those of transformers' layer of this global index, where it has any."""
+    """Replace the experts of transformers' layer with this global index by ours, if it has any."""
     record, shape = context.architecture, context.shape
     runs = record.runs
     if not isinstance(runs, Plugged) or not runs.experts:

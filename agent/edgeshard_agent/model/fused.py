@@ -22,7 +22,7 @@ from edgeshard_agent.ops.kv_arena import NativeArena
 
 
 class _Passing:
-    """A micro-batch on its way through the blocks: `addend` [T, width] and the sum before it, if there is one."""
+    """A micro-batch that passes through the blocks: `addend` [T, width] and the sum before it, if there is one."""
 
     __slots__ = ("_addend", "_native", "_residual", "_rotary", "step")
 
@@ -39,7 +39,7 @@ class _Passing:
         return self._addend if self._residual is None else self._addend + self._residual
 
     def native(self, arena: NativeArena) -> NativePass | None:
-        """The micro-batch as the native call takes it, None where its step goes block by block."""
+        """The micro-batch as the native call takes it, None if its step runs block by block."""
         shared = self._rotary.get("")
         if self._native is None and shared is not None and shared.query_factors is None and self.step.is_native:
             self._native = self.step.native_pass(self.result, shared, arena)
@@ -74,7 +74,7 @@ class FusedModules(DecoderModules):
         return [batch.result.unsqueeze(0) for batch in passing]
 
     def _run(self, blocks: Sequence[Block], passing: Sequence[_Passing]) -> None:
-        """All micro-batches through consecutive blocks, in order; they go in one native call where they can."""
+        """Run all micro-batches through consecutive blocks, in order; in one native call if possible."""
         native = self._native_blocks(blocks)
         arenas = passing[0].step.native_arenas([block.layer_idx for block in blocks]) if native else []
         found = [(batch, batch.native(arenas[0]) if arenas else None) for batch in passing]
@@ -87,7 +87,9 @@ class FusedModules(DecoderModules):
                 run_blocks(native, arenas, [one for _, one in together if one is not None])
 
     def native_rows(self, pool: KvPool, positions: int, most: int) -> NativeRows | None:
-        """The blocks for rows of one request at a time, with so many positions; None where they have no native form."""
+        """The blocks for rows of one request at a time, with `positions` positions; None if they
+        have no native form.
+        """
         blocks = [] if self.store is not None else self._native_blocks(self._ordered)
         arenas = [arena for block in self._ordered if isinstance(arena := pool.arena(block.layer_idx), NativeArena)]
         rotary = self._rotary(torch.arange(positions), "") if blocks and len(arenas) == len(blocks) else None
@@ -140,7 +142,7 @@ class FusedModules(DecoderModules):
             self._assign((f"layers.{index}.{parameter.removeprefix('self_attn.')}",), whole(value), dtype)
 
     def _native_blocks(self, blocks: Sequence[Block]) -> list[NativeBlock]:
-        """The blocks for a single native call; none where any of them has no such form."""
+        """The blocks for a single native call; empty if any of them has no native form."""
         if len(self._kinds) > 1 or "" not in self._kinds:
             return []
         native = []
@@ -153,7 +155,7 @@ class FusedModules(DecoderModules):
         return native
 
     def _rotary(self, positions: torch.Tensor, kind: str | None) -> Rotary | None:
-        """Of the positions [T]; `kind` is the type of layer where the frequencies differ by it, None for none."""
+        """Of the positions [T]; `kind` is the type of layer if the frequencies differ by it, else None."""
         if kind is None:
             return None
         frequencies, scaling = self.rotary_emb.of(kind)

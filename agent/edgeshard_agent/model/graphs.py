@@ -14,7 +14,7 @@ SWITCH = "EDGESHARD_CUDA_GRAPHS"
 _WARM_UPS = 2
 
 Work = Callable[[], torch.Tensor]
-"""Computes a tensor from memory that stays where it is; only what is in it changes from call to call."""
+"""Computes a tensor from memory at fixed addresses; only the content of the memory changes from call to call."""
 
 
 class Recorder(Protocol):
@@ -23,7 +23,7 @@ class Recorder(Protocol):
     def record(self, work: Work) -> Work:
         """The same work, for what its memory holds at each call; the tensor may be the same one every time.
 
-        The work may be run meanwhile, more than once. Raises RuntimeError where it cannot be recorded.
+        The work may be run meanwhile, more than once. Raises RuntimeError if it cannot be recorded.
         """
 
 
@@ -68,7 +68,7 @@ class CudaGraphs:
 
 
 def recorder_for(device: str) -> Recorder | None:
-    """The recorder of decode steps on this device; None where they are better run as they come."""
+    """The recorder of decode steps on this device; None if they are better run without recording."""
     chosen = torch.device(device)
     if chosen.type != "cuda" or os.environ.get(SWITCH) == "0":
         return None

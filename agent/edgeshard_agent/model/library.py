@@ -42,7 +42,7 @@ def library_config(decoder: Decoder) -> Any:
         del values["head_dim"]
     windows = decoder.architecture.windows
     if windows is not None and windows.sliding is not None:
-        # Some classes fail where they have to find out for themselves.
+        # Some classes fail if they have to derive it themselves.
         values["layer_types"] = list(windows.layer_types(decoder.fields, decoder.shape.layer_count))
     try:
         result = getattr(module, library.config_class).from_dict(values)
@@ -72,7 +72,8 @@ def _attention(  # noqa: PLR0913 (the arguments are those transformers gives)
 ) -> tuple[torch.Tensor, None]:
     """The attention function transformers' layers call; `step` and `layer_window` reach it through their arguments.
 
-    The window is the one the family's record gives; that of the layer, which not all families tell, is not looked at.
+    The window is the one in the family's record. The layer's own window, which not all families
+    have, is ignored.
 
     Theirs is [1, heads, T, head_dim], where values may be narrower than keys; the result is [1, T, heads, head_dim].
     """

@@ -1,7 +1,7 @@
 """The base of a stage's modules: their place in the model, their arguments, and how they fill.
 
-Parameters are made on the meta device and take memory when their tensor arrives. What is computed instead of stored
-(rotary frequencies) is made on the real device, in float32.
+Parameters are made on the meta device and take memory when their tensor arrives. Computed values
+that are not stored (rotary frequencies) are made on the real device, in float32.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class StageContext:
         return self.layers.end == self.shape.layer_count
 
     def block_forms(self, layer: int) -> Forms:
-        """The forms in which matrices of a block are packed, by where their tensors go in it."""
+        """The forms in which matrices of a block are packed, by the places of their tensors in it."""
         record, shape = self.architecture, self.shape
         forms: dict[str, Integers] = {}
         for name, size in record.block(self.decoder.fields, shape, layer).items():
@@ -68,7 +68,7 @@ class StageContext:
 
     @property
     def head_integers(self) -> Integers | None:
-        """The form in which the LM head is packed; None for the dtype."""
+        """The form in which the LM head is packed; None if it has the stage's dtype."""
         return self._outer_integers(HEAD_WEIGHT)
 
     @property
@@ -86,7 +86,7 @@ class StageContext:
 
 
 Batch = tuple[torch.Tensor, torch.Tensor, StepAttention]
-"""A micro-batch as `StageModules.run` takes it: hidden states, positions, and where its keys and values are."""
+"""A micro-batch as `StageModules.run` takes it: hidden states, positions, and the places of its keys and values."""
 
 
 class StageModules(nn.Module):
@@ -129,7 +129,7 @@ class StageModules(nn.Module):
 
     @property
     def shareable_blocks(self) -> frozenset[int]:
-        """Layers whose blocks other modules of the same model can share. None, where a family says nothing of it."""
+        """Layers whose blocks other modules of the same model can share. Empty unless the family lists them."""
         return frozenset()
 
     def share(self, other: StageModules) -> frozenset[str]:
@@ -167,7 +167,7 @@ class StageModules(nn.Module):
             setattr(module, name, parameter)
 
     def _memory(self, value: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A copy even where nothing changes: the stage must not depend on a mapped file once it is loaded.
+        """A copy even if nothing changes: a loaded stage must not depend on a mapped file.
 
         `dtype` is the stage's unless given.
         """

@@ -38,7 +38,7 @@ def make_layer(context: StageContext, index: int) -> nn.Module:
     runs = context.architecture.runs
     mixers = runs.mixers if isinstance(runs, Plugged) else {}
     made: Any = getattr(context.library, context.architecture.library.layer_class)
-    # Some classes are told what the layer is, others look it up.
+    # Some classes get the type of the layer as an argument, others look it up.
     told = {"layer_type": context.config.layer_types[index]} if "layer_type" in signature(made).parameters else {}
     with torch.device("meta"):
         layer: nn.Module = made(context.config, layer_idx=index, **told)
@@ -78,8 +78,8 @@ class LayerProjection(Projection):
 
 
 class PluggedBlock(nn.Module):
-    """A decoder layer with what its family's record says of it: its window, the chunk of positions within which it
-    attends (0: all), and which rotary embedding it uses."""
+    """A decoder layer with the settings of its family's record: its window, the chunk of positions
+    within which it attends (0: all), and its rotary embedding."""
 
     def __init__(self, layer: nn.Module, window: int | None, rotary: str, chunk: int = 0) -> None:
         super().__init__()

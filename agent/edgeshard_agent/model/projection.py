@@ -1,6 +1,7 @@
 """Matrices that take nearly all of a stage's memory and time: filled part by part, then packed for the kernels.
 
-What a checkpoint keeps as several matrices with one input (q, k and v; gate and up) is one matrix here, read in one go.
+If a checkpoint has several matrices with one input (q, k and v; gate and up), they are one matrix
+here, read in one go.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class Piece:
 def _passing_memory(shape: torch.Size, dtype: torch.dtype, device: str) -> torch.Tensor:
     """Memory of its own for a tensor that will be packed.
 
-    On the CPU straight from the system, which has it back at once: what the allocator is given back in between smaller
-    tensors it keeps, and of a model in float32 that came to half of its weights again.
+    On the CPU it comes straight from the system and returns to it at once. The allocator keeps
+    memory that is freed between smaller tensors: for a model in float32, half of the weights' size.
     """
     if torch.device(device).type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
@@ -81,7 +82,8 @@ class Projection(nn.Module):
 
     The memory is taken when the first part arrives; when the last one has, the whole is packed and `weight` is gone.
     Parts that arrive as integers are packed as they are where all of them fit `integers`.
-    On the CPU a row of y depends on its row of x alone, bit for bit. Elsewhere, and for float16, torch multiplies.
+    On the CPU a row of y depends only on its row of x, bit for bit. Elsewhere, and for float16,
+    torch multiplies.
     """
 
     def __init__(
@@ -163,7 +165,7 @@ class Projection(nn.Module):
         if self._stored and sum(part.shape[0] for part in self._stored.values()) == self.rows:
             self._pack_stored(dtype)
             return
-        for first_row, part in self._stored.items():  # beside others that are no integers
+        for first_row, part in self._stored.items():  # mixed with parts that are no integers
             self._copy("weight", first_row, part.dequantize(), dtype, device)
         self._stored = {}
         self.pack()
@@ -189,13 +191,13 @@ class Projection(nn.Module):
         return None if form is None or form.layout is None else form
 
     def pack_blocks(self, weight: BlockWeight, dtype: torch.dtype) -> None:
-        """Give all of its rows, in blocks, to the kernels; the bias is there. `dtype` is that of the stage."""
+        """Give all of its rows, in blocks, to the kernels; the bias is there. `dtype` is the stage's dtype."""
         bias = None if self.bias is None else self.bias.data.float()
         self.weight, self.dtype, self._awaited = None, dtype, 0
         self.packed = PackedLinear.pack_blocks(weight, bias)
 
     def pack(self) -> None:
-        """Give the filled parameters to the kernels, where there are any for this device and dtype."""
+        """Give the filled parameters to the kernels, if there are any for this device and dtype."""
         weight, bias = self.weight, self.bias
         assert weight is not None
         integers = self._integers
@@ -220,7 +222,7 @@ class Projection(nn.Module):
 
 
 class JoinedProjection(nn.Module):
-    """The same where parts have different forms: those of one form that are neighbours are one `Projection`.
+    """The same for parts of different forms: neighbours of the same form are one `Projection`.
 
     Each row of y has the bits that it has in a `Projection` of its own part.
     """
@@ -262,7 +264,7 @@ class JoinedProjection(nn.Module):
         return self._packed
 
     def fill(self, kind: str, first_row: int, value: Weight, dtype: torch.dtype, device: str) -> None:
-        """As that of the part which has these rows; `value` has rows of one part only."""
+        """Fill the part that has these rows; `value` has rows of one part only."""
         first, part = next(item for item in reversed(self._placed) if item[0] <= first_row)
         part.fill(kind, first_row - first, value, dtype, device)
 

@@ -28,8 +28,8 @@ def score(
 ) -> Iterator[PromptLogprobs]:
     """The targets with the `top_count` likeliest tokens in place of each, in slices.
 
-    `hidden` [len(targets.tokens), width] are the states in front of them. Raises InternalError where a row of logits
-    has no finite largest value.
+    `hidden` [len(targets.tokens), width] are the states in front of them. Raises InternalError if a
+    row of logits has no finite largest value.
     """
     size = slice_positions(vocab_size)
     for begin in range(0, len(targets.tokens), size):

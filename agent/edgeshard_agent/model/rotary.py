@@ -1,7 +1,7 @@
 """The frequencies of rotary embeddings, for our own blocks: docs/papers/agent.md#rotary-frequencies.
 
-A pair of dimensions i of `dims` turns by theta^(-2i/dims) radians from one position to the next. What stretches the
-context beyond that of the first training makes the slow ones slower.
+A pair of dimensions i of `dims` turns by theta^(-2i/dims) radians from one position to the next.
+Methods that extend the context beyond the one of the first training make the slow ones slower.
 
 Powers and logarithms are computed in decimal, which rounds them correctly, and everything else by single IEEE
 operations. So the bits are the same on every machine. A C library's `pow` and `log` do not
@@ -22,8 +22,8 @@ from edgeshard.architectures.rope import Rotation
 
 
 class RotaryFrequencies(nn.Module):
-    """The frequencies [dims / 2] of each layer type in float32, the factor of its cosines and sines, and those of
-    queries."""
+    """For each layer type: the frequencies [dims / 2] in float32, the factor of its cosines and
+    sines, and the factors of queries."""
 
     def __init__(self, rotations: Mapping[str, Rotation]) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class RotaryFrequencies(nn.Module):
         return self.get_buffer(_buffer(kind)), self._scaling[kind]
 
     def query_factors(self, positions: torch.Tensor, kind: str) -> torch.Tensor | None:
-        """What queries at `positions` [T] are multiplied by, [T] in float64; None where that is 1 for all of them.
+        """The factors of queries at `positions` [T], [T] in float64; None if all of them are 1.
 
         On a CPU the logarithms come from a table of `_log`. Elsewhere they are torch's, in float64.
         """
@@ -99,7 +99,7 @@ def _linear(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, fl
 
 
 def _proportional(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """The first pairs of a head turn as by their share of the whole head, those behind them by nothing."""
+    """The first pairs of a head turn by their share of the whole head; the later pairs do not turn."""
     turning = int(rotation.options["partial_rotary_factor"] * rotation.dims // 2)
     frequencies = 1.0 / periods / rotation.options.get("factor", 1.0)
     frequencies[turning:] = 0.0
@@ -138,7 +138,7 @@ def _yarn(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, floa
     factor, trained = options["factor"], options["original_max_position_embeddings"]
 
     def dimension(rounds: float) -> float:
-        """The dimension where a wave goes round so often within the first context."""
+        """The dimension whose wave makes `rounds` turns within the first context."""
         return dims * _log(trained / (rounds * 2 * math.pi)) / (2 * _log(rotation.theta))
 
     first, last = dimension(options.get("beta_fast") or 32), dimension(options.get("beta_slow") or 1)

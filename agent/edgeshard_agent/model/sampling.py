@@ -20,7 +20,8 @@ Wanted = tuple[int, int]
 """A request and the position that a token is for."""
 PATIENCE_S = 0.002
 """How long a step waits for masks in all. Most are there before their step is; a round through the stages takes longer
-than a cheap one. And how long in all for what is forced behind its tokens, which may save such rounds."""
+than a cheap one. The same limit, in total, holds for the forced tokens after its tokens, which may
+save such rounds."""
 
 
 class Sampler:
@@ -31,11 +32,11 @@ class Sampler:
         self._guides = guides
         self._requests: dict[int, RequestSampler] = {}
         self._guided: dict[int, Guided | None] = {}
-        """None where the model has no tokenizer."""
+        """None if the model has no tokenizer."""
         self._late: dict[Wanted, torch.Tensor] = {}
         """Logits [vocab] of tokens whose guides do not know yet."""
         self.most_forced = 0
-        """How many tokens that a guide forces the head takes for guesses; 0 where it guesses none."""
+        """How many forced tokens of a guide the head takes as guesses; 0 if it guesses none."""
 
     def __contains__(self, request: int) -> bool:
         return request in self._requests
@@ -56,8 +57,8 @@ class Sampler:
         self._requests[request] = RequestSampler(sampling, seen_tokens, self._vocab_size, answer)
 
     def open_guide(self, request: int, guide: Guide, answer: Sequence[int], party: int = 0) -> None:
-        """The request's answer has these tokens, and goes on as its guide allows. `party` is who asked for it; where it
-        is 0, no token may be late."""
+        """The request's answer has these tokens, and continues as its guide allows. `party` is the
+        requester; if it is 0, no token may be late."""
         self._guided[request] = (
             None if self._guides is None else self._guides.open(guide, answer, party, self.most_forced)
         )
@@ -93,11 +94,13 @@ class Sampler:
     def draw_behind_guesses(
         self, logits: torch.Tensor | None, wanted: Sequence[Wanted], assumed: Sequence[int | None]
     ) -> StepResult:
-        """As `draw`, where a row's own token may be `assumed`: a guess of what the row in front of it gives.
+        """As `draw`, but a row's own token may be `assumed`: a guess of the token that the previous
+        row draws.
 
-        A row behind guesses counts only if they all are what was drawn: then it is what it would be without guessing,
-        and so is all that penalties and guides have counted by then. The first row of a request has no guess, and the
-        others follow it. One whose guide does not know yet, or leads nowhere, is left for the next step.
+        A row after guesses counts only if all of them equal the drawn tokens. Then its result
+        equals the one without guessing, and so do the counts of penalties and guides. The first row
+        of a request has no guess, and the others follow it. One whose guide does not know yet, or
+        leads nowhere, is left for the next step.
         """
         first = [row for row, token in enumerate(assumed) if token is None]
         if logits is None or len(first) == len(assumed):
@@ -112,7 +115,7 @@ class Sampler:
         return self._with_forced(replace(result, tokens=tuple(tokens)))
 
     def _with_forced(self, result: StepResult) -> StepResult:
-        """The same, with what guides force behind these tokens, as far as they know soon."""
+        """The same, with the tokens that guides force after these tokens, if the guides know them soon."""
         if not (self.most_forced and self._guided):
             return result
         until_s, forced = time.monotonic() + PATIENCE_S, dict[int, tuple[int, ...]]()
@@ -158,7 +161,7 @@ class Sampler:
         failures = tuple(self._take_banned(rows, places))
         if not rows:
             return StepResult(guide_failures=failures, pending=pending)
-        # As they came where no row has left or come: a copy takes as long as a choice.
+        # Unchanged if no row was added or removed: a copy takes as long as a choice.
         chosen_from = logits if logits is not None and places == list(wanted) else torch.stack(rows)
         tokens = self._choose(chosen_from, places)
         for token in tokens:
@@ -198,7 +201,7 @@ class Sampler:
 
     @staticmethod
     def _ban(row: torch.Tensor, guided: Guided | None) -> str:
-        """Why a guide leads to no token; empty where it does."""
+        """The reason why a guide leads to no token; empty if it leads to one."""
         if guided is None:
             return "the model was added without a tokenizer.json"
         try:

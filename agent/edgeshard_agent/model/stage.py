@@ -37,7 +37,7 @@ from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.ops.native import idle_spin
 
 TellGuesses = Callable[[], GuessedTokens]
-"""Asked, when a step is computed, for the guesses that the head has told the stage that samples by then."""
+"""Called when a step is computed; returns the guesses that the head has sent to the sampling stage by then."""
 StageInputs = npt.NDArray[np.int64] | torch.Tensor | None
 
 
@@ -98,10 +98,12 @@ class StageModel:
         idle_spin_s: float = 0.0,
         guides: Guides | None = None,
     ) -> StageModel:
-        """Take the memory for keys and values beside the weights. Raises ResourceExhaustedError when memory is short.
+        """Take the memory for keys and values in addition to the weights. Raises
+        ResourceExhaustedError when memory is short.
 
         `recorder` has steps of decodes run as `StaticDecode` does; CUDA has one unless another is given. For
-        `idle_spin_s` after a step the processor's cores do not halt. `guides` are those of the last stage's requests.
+        `idle_spin_s` after a step the processor's cores do not halt. `guides` are the guides of the
+        last stage's requests.
         """
         device, shape = weights.modules.context.device, weights.shape
         prepare_causal(device)
@@ -121,7 +123,7 @@ class StageModel:
         return self._modules.context.is_last
 
     def take_forced(self, most: int) -> None:
-        """Say of guided requests what their guides force, so many tokens at most; 0 where the head guesses none."""
+        """Report the forced tokens of guided requests, at most `most`; 0 if the head guesses none."""
         self._sampler.most_forced = most
 
     @property
@@ -131,7 +133,7 @@ class StageModel:
 
     @property
     def streaming(self) -> StageStreaming | None:
-        """The state of streamed layers; None where none pass through its memory."""
+        """The state of streamed layers; None if none pass through its memory."""
         store, residency = self._filled.store, self._filled.residency
         if store is None or residency is None:
             return None
@@ -140,7 +142,7 @@ class StageModel:
 
     @property
     def experts(self) -> StageExperts | None:
-        """The state of experts on the disk; None where there are none."""
+        """The state of experts on the disk; None if there are none."""
         experts = self._filled.experts
         return None if experts is None else experts.status
 
@@ -178,10 +180,10 @@ class StageModel:
     def execute(self, plan: StepPlan, inputs: StageInputs = None, told: TellGuesses = dict) -> StageOutput:
         """Run one step.
 
-        `inputs` are token ids [T] (int64) on the first stage, hidden states [T, width] in the stage's dtype on the
-        others, and may be None for a step without spans. A guess counts only if it was `told`, or is among the token
-        ids. Everything is validated first: a step refused with InvalidArgumentError or FailedPreconditionError has
-        changed nothing.
+        `inputs` are token ids [T] (int64) on the first stage, and hidden states [T, width] in the
+        stage's dtype on the others. They may be None for a step without spans. A guess counts only
+        if it was `told`, or is among the token ids. Everything is validated first: a step refused
+        with InvalidArgumentError or FailedPreconditionError has changed nothing.
         """
         return self.execute_sweep([(plan, inputs)], [told])[0]
 
@@ -191,9 +193,10 @@ class StageModel:
     ) -> list[StageOutput]:
         """Run consecutive steps layer by layer, so that streamed weights are read once for all of them.
 
-        Their results are those of `execute`, one by one, each with what was `told` of it. Returns the results of as
-        many steps as could go together, at least one: a step that frees, swaps out or saves a request of another one
-        begins a sweep of its own, as does one that is refused. Raises as `execute` does, for the first step.
+        The results are the same as from `execute`, one by one, each with the guesses that `told`
+        returned for it. Returns the results of as many steps as could run together, at least one. A
+        step that frees, swaps out or saves a request of another step begins a new sweep, and so
+        does a refused step. Raises as `execute` does, for the first step.
         """
         begun: list[_Begun] = []
         requests: set[int] = set()
@@ -374,9 +377,10 @@ def _positions(spans: tuple[Span, ...], device: torch.device) -> torch.Tensor:
 def _sampled_rows(
     spans: tuple[Span, ...], guessed: GuessedTokens
 ) -> tuple[list[int], Sequence[Wanted], Sequence[int | None]]:
-    """The packed rows of each span that samples: of its last certain token, and of each guess behind it that is known.
+    """The packed rows of each span that samples: the row of its last certain token, and the row of
+    each known guess after it.
 
-    With the (request, position) that each samples for, and its own token where that is a guess.
+    Each has the (request, position) that it samples for, and its own token if that is a guess.
     """
     rows: list[int] = []
     wanted: list[Wanted] = []

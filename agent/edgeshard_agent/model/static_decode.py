@@ -3,8 +3,8 @@
 A small batch's step is hundreds of kernels of a few microseconds each; launching them one by one takes Python longer
 than running them takes the accelerator. A CUDA graph launches them all at once, but with the addresses, shapes and
 numbers it was captured with. So all that changes between steps is written into buffers first: tokens or hidden states,
-block tables and lengths. A batch is filled up to the next shape with rows that belong to nobody; they see and write the
-pool's scratch block only.
+block tables and lengths. A batch is filled up to the next shape with rows that belong to no
+request; they read and write only the pool's scratch block.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class StaticShape(NamedTuple):
 
 
 class StaticDecode:
-    """Runs a stage's steps of decodes alone. The pool must have a scratch block, the modules be static."""
+    """Runs a stage's steps that consist of decodes only. The pool must have a scratch block, the modules be static."""
 
     def __init__(self, modules: StageModules, pool: KvPool, recorder: Recorder) -> None:
         self._modules = modules
@@ -58,7 +58,7 @@ class StaticDecode:
         return 0 < len(spans) <= LARGEST_BATCH and all(span.token_count == 1 for span in spans)
 
     def run(self, spans: Sequence[Span], inputs: torch.Tensor) -> torch.Tensor:
-        """Hidden states [T, width] behind the stage's blocks, in memory of their own.
+        """Hidden states [T, width] after the stage's blocks, in memory of their own.
 
         `inputs` are token ids [T] on the CPU on the first stage, hidden states [T, width] on the others. Called after
         the pool has committed the step.
@@ -145,7 +145,7 @@ def _parts(integers: torch.Tensor, shape: StaticShape) -> tuple[torch.Tensor, to
 
 def _upload(source: torch.Tensor, buffer: torch.Tensor) -> None:
     if source.is_cpu and buffer.is_cuda:
-        # Pinned memory is not given out again before the copy is done, so nobody has to wait for it here.
+        # Pinned memory is not reused before the copy is done, so no wait is needed here.
         buffer.copy_(source.pin_memory(), non_blocking=True)
     else:
         buffer.copy_(source)

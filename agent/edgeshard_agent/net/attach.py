@@ -1,7 +1,8 @@
 """The head's own stream to the coordinator: requests and cancels down, tokens up; never on the control stream.
 
-While the head has requests the coordinator sends beacons, and each is answered, unless tokens were sent since the one
-before: the coordinator notices a head that stands still, and the head a coordinator that does.
+While the head has requests, the coordinator sends keepalives, and each is answered unless tokens
+were sent since the last one. So the coordinator notices a stalled head, and the head a stalled
+coordinator.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ log = structlog.get_logger()
 MAX_UNSENT = 65536
 RETRY_S = 0.2
 STALE_RETRY_S = 2.0
-"""After a refusal of the epoch. It is over, as a command is about to say; or that coordinator lacks part of its disk,
-and the next one goes on with the epoch."""
+"""After a refusal of the epoch. The epoch is over, and a command will soon report it. Or that
+coordinator lacks part of its disk, and the next one continues the epoch."""
 # Tokens of one message, and characters of their text, which then stays far below gRPC's limit, with logprobs too.
 MAX_TOKENS = 512
 MAX_CHARACTERS = 1 << 20
@@ -44,11 +45,13 @@ Attach = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
 
 
 class HeadStream:
-    """Keeps `HeadService.Attach` open while the epoch lasts. Requests go on while it is lost, and the coordinator gets
-    what it missed of them on the next stream. `dial` gives a channel to the coordinator, of a connection of its own.
+    """Keeps `HeadService.Attach` open while the epoch lasts. Requests continue while it is lost,
+    and the coordinator gets the missed outputs on the next stream. `dial` gives a channel to the
+    coordinator, of a connection of its own.
 
-    A coordinator that owes beacons and is silent may stand still, and its stream then goes on with it. Only if it stays
-    silent is the stream given up for one over a new connection, since a dead connection may be all that is wrong.
+    A coordinator that is silent although keepalives are due may be stalled; its stream then
+    continues when it does. Only if it stays silent is the stream given up for one over a new
+    connection, since a dead connection may be all that is wrong.
     """
 
     def __init__(
@@ -221,7 +224,7 @@ class HeadStream:
         size, (said,) = request.ByteSize(), message.events
         request_id = said.request_id
         log.error("message_not_sent", request=request_id, kind=type(said.event).__name__, size=size)
-        # The coordinator has the head forget it, and ignores what the head says of it until then.
+        # The coordinator orders the head to forget it, and ignores the head's outputs for it until then.
         why = InternalError(
             f"the head's answer has {size} bytes, more than a message holds; request less at once",
             reason="ANSWER_TOO_LARGE",
@@ -234,7 +237,7 @@ class HeadStream:
             try:
                 command = head_command_from_wire(message)
             except EdgeShardError as error:
-                # Of this request alone: the others on this stream go on.
+                # Only this request is refused: the others on this stream continue.
                 log.warning("command_refused", deployment=self._deployment, reason=error.reason)
                 self.emit(messages.HeadEvent(request_of_command(message), error))
                 continue

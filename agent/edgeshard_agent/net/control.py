@@ -33,7 +33,7 @@ log = structlog.get_logger()
 PROMPT_HEARTBEAT_S = 0.05
 REPORT_TIMEOUT_S = 10.0
 CONDITION_INTERVAL_S = 30.0
-"""Between what a node says of its machine. Nobody waits for it."""
+"""Time between two reports on the node's machine. No caller waits for them."""
 # The coordinator understood and refused: trying again would get the same answer.
 _FATAL = frozenset(
     {Code.INVALID_ARGUMENT, Code.ALREADY_EXISTS, Code.PERMISSION_DENIED, Code.UNAUTHENTICATED, Code.FAILED_PRECONDITION}
@@ -88,7 +88,9 @@ class ControlClient:
         self.placeable = asyncio.Event()
 
     def started(self, facts: DeviceFacts) -> None:
-        """The node can compute now, and these are its facts; the coordinator is told at once, and whenever it asks."""
+        """The node can compute now, and these are its facts. The coordinator receives them at once,
+        and whenever it requests them.
+        """
         self.registration = replace(self.registration, facts=facts, starting=False)
         self._changed.set()
 
@@ -215,7 +217,7 @@ class ControlClient:
                 await call.write(request)
 
     def _drop_dumps(self) -> None:
-        """Drop the parts of dumps that are left: nobody waits for them once the stream has ended."""
+        """Drop the remaining parts of dumps: no caller waits for them once the stream has ended."""
         kept = [self._outgoing.get_nowait() for _ in range(self._outgoing.qsize())]
         for message in kept:
             if not isinstance(message, commands.DumpPart):
@@ -250,7 +252,7 @@ class ControlClient:
     async def _send_conditions(self, call: Control) -> None:
         while True:
             if self.condition is not None:
-                async with self._writing:  # read now, so that its time is that of the message
+                async with self._writing:  # read now, so that its time equals the message's
                     await call.write(wire.agent_message_to_wire(self.condition()))
             await asyncio.sleep(CONDITION_INTERVAL_S)
 

@@ -92,7 +92,7 @@ class LinkReceiver:
             self._stream.end(_CLOSED)
 
     def tell(self, frame: Frame) -> None:
-        """Send the other end a frame over the stream there is now; where there is none, or it lags, not at all."""
+        """Send the other end a frame over the current stream; drop the frame if there is no stream or if it lags."""
         if self._stream is not None:
             self._stream.tell(frame)
 
@@ -117,7 +117,7 @@ class _Stream:
     """One stream of a hop. One task reads, one writes, and neither waits for the other.
 
     No task of it is cancelled: gRPC keeps an operation whose task is gone, refuses the next, and the call stays open.
-    `end` makes the writing task stop behind its write; the reading one ends with the call.
+    `end` makes the writing task stop after its current write; the reading task ends with the call.
     """
 
     def __init__(self, context: Context, take: Callable[[Frame], Accepted], next_step: Callable[[], int]) -> None:
@@ -126,8 +126,8 @@ class _Stream:
         self._next_step = next_step
         self._arrivals = Arrivals()
         self._kept: tuple[Frame, Accepted] | None = None
-        """The newest frame and its step. Were their memory freed before the next comes, the system would take it back
-        and have to give it again page by page: 2 ms for a step of 2 MiB."""
+        """The newest frame and its step. If their memory were freed before the next frame arrives,
+        the system would reclaim it and map it again page by page: 2 ms for a step of 2 MiB."""
         self._received_bytes = 0
         self._unsent: deque[LinkMessage] = deque()
         self._beacon_at = 0.0
@@ -150,7 +150,9 @@ class _Stream:
         self._wake.set()
 
     async def run(self, welcome: LinkWelcome) -> str | None:
-        """Serve until the caller has said all, or until `end`: then why. Raises what is wrong with a frame."""
+        """Serve until the caller has sent everything, or until `end`: then return the reason.
+        Raises what is wrong with a frame.
+        """
         self._unsent.append(welcome)
         reading, writing = asyncio.create_task(self._read()), asyncio.create_task(self._write())
         for task in (reading, writing):

@@ -1,6 +1,7 @@
 """The sending end of a hop: dials the neighbour, resends what a broken stream lost, and never blocks the stage.
 
-It also notices a link that carries nothing although its connection stands, and says so (`link_watch`).
+It also notices and reports a link that carries nothing although its connection stands
+(`link_watch`).
 """
 
 from __future__ import annotations
@@ -85,11 +86,12 @@ class Carrier(Protocol):
 
 @dataclass(eq=False)
 class LinkSender:
-    """Keeps one stream to the next stage open for as long as the epoch lasts.
+    """Keeps one stream to the next stage open while the epoch lasts.
 
-    `send` puts a step into the outbox, begins to write it unless another is being written, and returns at once. When
-    the stream breaks it is dialled again, the receiver names the step it wants next, and sending goes on from there.
-    While the link carries nothing, the receiver is dialled over new connections: a dead one may be all that is wrong.
+    `send` puts a step into the outbox, begins to write it unless another is being written, and
+    returns at once. If the stream breaks, it is dialled again, the receiver names the step it
+    expects next, and sending continues from there. While the link carries nothing, the receiver is
+    dialled over new connections: a dead one may be all that is wrong.
     """
 
     hop: Hop

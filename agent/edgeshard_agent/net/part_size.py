@@ -17,9 +17,9 @@ FIRST_PART_BYTES = 64 << 10
 class PartSize:
     """`bytes` is the size for the next step; any thread may read it.
 
-    What came in from the moment a step was begun until the receiver reported it is the least that the link carries, for
-    all the waiting is in it. So a step can always enlarge the parts. It makes them smaller if it had several: then its
-    time was the link's.
+    The bytes that arrived between the start of a step and the receiver's report are the least that
+    the link carries, because that time includes all waiting. So a step can always enlarge the
+    parts. It makes them smaller if it had several: then its time was the link's.
     """
 
     def __init__(self, window: int) -> None:
@@ -29,7 +29,7 @@ class PartSize:
         self._under_way: deque[tuple[int, float]] = deque()
 
     def note(self, step: int, size_bytes: int) -> None:
-        """A step with so many bytes of tensor will be sent."""
+        """A step with `size_bytes` bytes of tensor will be sent."""
         self._sizes[step] = size_bytes
         self._sizes.pop(step - 2 * self._window, None)
 

@@ -19,7 +19,7 @@ MOST_STREAMS = 2
 """Of one node at a time: it has one, and may not have noticed yet that another is over."""
 HELD_BYTES = 512 << 20
 BYTES_PER_S = 4 << 20
-"""What one node may send in probes over many streams: so much at once, and so much a second."""
+"""The limit of one node's probes over many streams: this many bytes at once, and this many a second."""
 
 
 @dataclass(slots=True)
@@ -31,8 +31,9 @@ class _Budget:
 
 
 class Probes:
-    """Answers probes. The bytes that a node may send are counted over all its streams; in plaintext, where nodes cannot
-    be told apart, each stream has its own limit alone. `now` is in steady seconds."""
+    """Answers probes. The bytes that a node may send are counted over all its streams. In
+    plaintext, where nodes cannot be told apart, each stream has only its own limit. `now` is in
+    steady seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

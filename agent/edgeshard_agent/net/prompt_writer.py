@@ -13,11 +13,13 @@ Write = Coroutine[Any, Any, None]
 
 
 class PromptWriter:
-    """Runs the writes that `next_write` gives, one behind the other, until it gives None; `poke` has it ask again.
+    """Runs the writes that `next_write` returns, one after the other, until it returns None; `poke`
+    has it ask again.
 
     A write is the coroutine of a gRPC call, which hands its message over before it waits for the first time. So the
-    first one is under way when `poke` returns. It runs in no task: it may wait for futures alone, and is not cancelled
-    but dropped. The error of a write goes to `failed`, and nothing is written behind it.
+    first one is under way when `poke` returns. It runs in no task: it may wait only for futures,
+    and is not cancelled but dropped. The error of a write is passed to `failed`, and nothing is
+    written after it.
     """
 
     def __init__(self, next_write: Callable[[], Write | None], failed: Callable[[BaseException], None]) -> None:
@@ -39,7 +41,7 @@ class PromptWriter:
             self._go_on(self._writing)
 
     def close(self) -> None:
-        """Write nothing more. What is being written is gRPC's to end."""
+        """Write nothing more. gRPC ends the current write."""
         self._closed = True
         writing, self._writing = self._writing, None
         if writing is not None:

@@ -11,7 +11,7 @@ import grpc
 from edgeshard.domain.errors import DeadlineError
 
 FIRST_REQUEST_S = 5.0
-"""A caller that says nothing must not hold a stream for ever."""
+"""A silent caller must not hold a stream for ever."""
 
 
 async def until_one_ends(*works: Coroutine[Any, Any, object]) -> None:
@@ -37,7 +37,9 @@ async def end(task: asyncio.Task[None] | None, channel: grpc.aio.Channel | None)
 
 
 def heed(task: asyncio.Future[Any]) -> None:
-    """A callback for a task or a future that nobody may be waiting for when it ends: its error is no news then."""
+    """A callback for a task or a future that may end without a waiting caller: it reads the error,
+    so that asyncio does not report it.
+    """
     if not task.cancelled():
         task.exception()
 

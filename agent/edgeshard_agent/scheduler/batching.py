@@ -1,8 +1,10 @@
-"""The steps in flight, and when the next may begin. Pure; `spread` says how decodes share micro-batches.
+"""The steps in flight, and when the next may begin. Pure; `spread` decides how decodes share
+micro-batches.
 
-A micro-batch has no list of members: it is whatever one step carries. Requests whose tokens came back together go on
-together; a step takes at most an equal share of all decoding requests, so a micro-batch that grew too large leaves some
-to the next one, and a request that joins goes to whichever has room first.
+A micro-batch has no list of members: it is whatever one step carries. Requests whose tokens
+returned together run together again. A step takes at most an equal share of all decoding requests.
+So a micro-batch that grew too large leaves some to the next one, and a new request joins the first
+micro-batch with room.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ class Batching:
     """The limits of the placement: `micro_batch` requests (b) in each of `micro_batches` decode steps (m) in flight.
 
     `window` is the most steps in flight, prompts' steps included. `fixed` m are used even where others would be
-    quicker. Otherwise m is chosen at run time: at most as placed, or, where it is `open`, at most the window, with as
-    many decodes in a step as there are requests. Steps go in groups of up to `sweep`, for each of which stages that
-    stream weights read them once.
+    quicker. Otherwise m is chosen at run time: at most the placement's m or, if it is `open`, at
+    most the window, with as many decodes in a step as there are requests. Steps go in groups of up
+    to `sweep`, for each of which stages that stream weights read them once.
     """
 
     mode: Mode
@@ -71,8 +73,8 @@ class Owed:
     """The parts that a step's result must bring: the position of each request's token, and the prompts' tokens to
     score. Behind that token come others, as far as the `guesses` of them were right.
 
-    After it the requests of `read` are read up to these positions, and bring no token yet; the last stage has forgotten
-    those of `frees`.
+    After it, the requests of `read` have been read up to these positions and bring no token yet.
+    The last stage has forgotten the requests of `frees`.
     """
 
     tokens: Mapping[int, int]
@@ -81,7 +83,7 @@ class Owed:
     frees: tuple[int, ...] = ()
     guesses: GuessedTokens = field(default_factory=dict)
     is_alone: bool = False
-    """Whether it is of one request that decodes, and nobody else needs its rows."""
+    """Whether it contains only one decoding request, and no other request needs its rows."""
 
     @classmethod
     def of(
@@ -139,7 +141,7 @@ class Flight:
         return self._sweep if len(self._sweeps) < self._most_sweeps else 0
 
     def swept(self, steps: int) -> None:
-        """Note that so many of the newest steps are a sweep."""
+        """Note that the newest `steps` steps are a sweep."""
         if self._sweep > 1:
             self._sweeps.append(steps)
 
@@ -174,9 +176,10 @@ def check_owed(
 
     Each token is below `vocab_size`, and each log-probability is finite.
 
-    Nothing may be missing but of a request that runs no more, or begins again: it would be waited for forever. Where a
-    guide failed, that is in place of its request's token, and so is that it is pending. Tokens of `late`, requests and
-    positions, may come with any step. A token more than due must stand behind a guess that is the token before.
+    Nothing may be missing but of a request that runs no more, or begins again: it would be waited
+    for forever. If a guide failed, its error or a pending mark replaces the token of its request.
+    Tokens of `late`, requests and positions, may come with any step. An additional token must
+    follow a guess that equals the token before it.
     """
     tokens, failures = owed.first_tokens(result.tokens), result.guide_failures
     due = {**late, **owed.tokens}

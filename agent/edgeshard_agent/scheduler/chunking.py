@@ -65,14 +65,14 @@ class Chunks:
         self._slower = 1.0
 
     def formed(self, pieces: Sequence[Piece], prompt_tokens: int) -> None:
-        """A step was formed of these pieces, with so many tokens of prompts."""
+        """A step was formed of these pieces, with `prompt_tokens` tokens of prompts."""
         self._before = prompt_tokens
         cost = self._chunking.compute_s
         is_promised = self._chunking.max_inter_token_latency_s is not None
         self._expected_s.append(cost(pieces) if cost is not None and is_promised and prompt_tokens else 0.0)
 
     def returned(self, computed_s: float) -> None:
-        """The oldest step is back; its stages computed for so long.
+        """The oldest step has returned; its stages computed for `computed_s`.
 
         A node is slower than its profile when another process uses the same memory or its clock goes down. One slow
         step breaks a promise, so a longer time counts at once and a shorter one gradually.
@@ -96,7 +96,7 @@ class Chunks:
             budget = max(budget, chunking.max_step_tokens)
         left = budget - sum(count for _, count in pieces)
         is_first = len(pieces) == decodes
-        if is_first:  # where a slow link makes the budget small, decodes may use all of it
+        if is_first:  # if a slow link makes the budget small, decodes may use all of it
             left = max(left, min(chunking.least_tokens, -(-budget // 2)))
         most = min(stop - first, left)
         if most < 1:
@@ -106,8 +106,8 @@ class Chunks:
     def _within_latency(self, pieces: Sequence[Piece], first: int, most: int, is_first: bool) -> int:
         """The most tokens with which the step keeps its promise.
 
-        The cost holds for steps that follow similar ones. A step behind a much shorter one waits for its turn as well,
-        so chunks grow from step to step, at most twofold.
+        The cost holds for steps that follow similar ones. A step after a much shorter one also
+        waits for its turn, so chunks grow from step to step, at most twofold.
         """
         cost, limit = self._chunking.inter_token_s, self._chunking.max_inter_token_latency_s
         if cost is None or limit is None:
@@ -119,7 +119,7 @@ class Chunks:
         most = min(most, max(self._chunking.least_tokens, 2 * self._before))
         if keeps(most):
             return most
-        # One chunk runs even where the decodes alone take longer than promised.
+        # One chunk runs even if the decodes by themselves take longer than promised.
         fits, too_many = (min(most, self._chunking.least_tokens) if is_first else 0), most
         while too_many - fits > 1:
             middle = (fits + too_many) // 2

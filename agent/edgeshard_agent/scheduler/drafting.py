@@ -1,7 +1,8 @@
 """What a step asks of a smaller model, the draft, and how many of its guesses pay. Pure.
 
-A guess of the draft costs a step of the draft and a row of the pipeline's step; where it is right, it saves a round
-through the pipeline. All three are measured while requests run. (docs/speculation.md#a-draft)
+A guess of the draft costs a step of the draft and a row of the pipeline's step. If it is right, it
+saves a round through the pipeline. All three are measured while requests run.
+(docs/speculation.md#a-draft)
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from edgeshard.domain.requests.generation import Sampling
 from edgeshard_agent.scheduler.guessing import MOST_REST
 
 FIRST_GUESSES = 2
-"""Of a request while nobody knows what rounds take."""
+"""For a request while the time of a round is unknown."""
 _KEPT = 0.9
-"""What a measurement still counts when the next one comes."""
+"""Weight of a measurement when the next one arrives."""
 _OUTLIER = 4.0
-"""A round that takes so many times the usual waited for something else, and counts as this much."""
+"""A round that takes this many times the usual time waited for something else; it is counted with this limit."""
 _ROW_SHARE = 0.1
-"""What a row more costs, of a round, until steps with other rows were seen."""
+"""Assumed cost of one more row, as a fraction of a round, until steps with other numbers of rows were seen."""
 _LEAST_SPREAD = 0.1
 """Of the numbers of guesses in those rounds, squared."""
 _BANDS = 5
 """Of probabilities, that the draft is trusted by."""
 _BELIEF = 2.0
-"""How many tested guesses what is believed at first counts as."""
+"""Weight of the initial estimate, in tested guesses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +59,13 @@ class Prices:
         """Seconds that a right guess saves: what a token takes now, and no more than a round without guesses."""
 
     def drew(self, seconds: float) -> None:
-        """A step of the draft took so long."""
+        """A step of the draft took `seconds`."""
         usual = self.guess_s
         seconds = min(seconds, _OUTLIER * usual) if usual else seconds
         self.guess_s = seconds if not usual else _KEPT * usual + (1 - _KEPT) * seconds
 
     def passed(self, guesses: int, tokens: int, seconds: float, drafting_s: float) -> None:
-        """A round whose step had so many guesses brought so many tokens, in `seconds` beside those of the draft."""
+        """A round whose step had `guesses` guesses brought `tokens` tokens, in `seconds` without the draft's time."""
         if self._weight:
             seconds = min(seconds, _OUTLIER * self._seconds / self._weight)
         parts = (1.0, guesses, seconds, guesses * guesses, guesses * seconds)
@@ -93,10 +94,10 @@ class Prices:
 
 @dataclass(slots=True)
 class Trust:
-    """How far the draft is believed for one request: the share of its guesses that were right, by the probability that
-    it gave them, since a token that the draft was sure of is drawn more often.
+    """The accuracy of the draft for one request: the fraction of its guesses that were right, by
+    the probability that it gave them. A token that the draft was sure of is drawn more often.
 
-    Where no guess pays it rests for 1, 2, 4 and up to `MOST_REST` steps, and then tries one.
+    If no guess pays, it rests for 1, 2, 4 and up to `MOST_REST` steps, and then tries one.
     """
 
     expected: float = 0.6
@@ -118,8 +119,8 @@ class Trust:
         self.expected += (self.chance(probability) - self.expected) / 8
 
     def noted(self, probabilities: Sequence[float], right: int) -> None:
-        """Of guesses with these probabilities, so many were right: the one behind these was wrong, and what came later
-        was not tested."""
+        """Record that the first `right` guesses with these probabilities were right and the next
+        was wrong; later ones were not tested."""
         for index, probability in enumerate(probabilities[: right + 1]):
             band = _band(probability)
             self.tested[band] += 1
@@ -129,7 +130,7 @@ class Trust:
                 self.right[band] /= 2
 
     def begins(self, prices: Prices) -> bool:
-        """Whether to guess at all in the step that comes; to be asked once for each."""
+        """Whether to guess at all in the next step; call it once for each step."""
         self.is_trial = False
         if self.rest:
             self.rest -= 1
@@ -144,12 +145,16 @@ class Trust:
 
 
 def goes_on(chance_of_all: float, expected: float, prices: Prices) -> bool:
-    """Whether it pays to draw another guess, `expected` to be right, behind some that all are with that chance."""
+    """Whether another guess pays. `expected` is its chance to be right, and `chance_of_all` the
+    chance that all guesses before it are.
+    """
     return chance_of_all * expected * prices.token_s > prices.guess_s + prices.row_s
 
 
 def is_kept(chance_of_all: float, prices: Prices) -> bool:
-    """Whether a row pays for a guess that is drawn, where it and those before are right with that chance."""
+    """Whether a row pays for a drawn guess. `chance_of_all` is the chance that it and all guesses
+    before it are right.
+    """
     return chance_of_all * prices.token_s > prices.row_s
 
 

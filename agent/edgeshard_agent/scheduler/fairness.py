@@ -68,12 +68,12 @@ class FairQueue:
         return sum(len(queue) for queue in self._queues.values())
 
     def put(self, sequence: Sequence) -> None:
-        """A preempted request goes back to its place, before those of its client that came later."""
+        """A preempted request returns to its place, before its client's later requests."""
         queue = self._queues.setdefault((sequence.priority, sequence.client), [])
         insort(queue, sequence, key=lambda other: other.arrival)
 
     def first(self, behind: Container[str] = ()) -> Sequence | None:
-        """The request whose turn it is; one of a client in `behind` only where no other one waits."""
+        """The request whose turn it is; a request of a client in `behind` only if no other one waits."""
         firsts = [queue[0] for queue in self._queues.values()]
         return self._served_tokens.first([one for one in firsts if one.client not in behind] or firsts)
 

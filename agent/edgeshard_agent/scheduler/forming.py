@@ -13,11 +13,11 @@ from edgeshard_agent.scheduler.scoring import targets_of
 from edgeshard_agent.scheduler.sequence import Sequence
 
 MOST_SEEN_TOKENS = 1 << 18
-"""Of all requests that one step introduces, unless it introduces one alone: they travel in one frame's header, which
-takes 4 MiB. A vocabulary has hardly more."""
+"""Limit for all requests that one step introduces, unless it introduces only one: they travel in
+one frame's header, which takes 4 MiB. A vocabulary has hardly more."""
 _TOKEN_BYTES = 5
 _BIAS_TOKENS = 3
-"""As many bytes as so many tokens."""
+"""A bias takes as many bytes as this number of tokens."""
 _UNKNOWN = 0
 """In place of a guess that the draft is yet to make."""
 
@@ -36,9 +36,11 @@ class FormingStep:
     tokens: list[int] = field(default_factory=list)
     asks: list[DraftAsk] = field(default_factory=list)
     seen_count: int = 0
-    """Tokens that the stages are told a penalty counts, or a guide has led to; with its text, and biases of tokens."""
+    """Tokens sent to the stages because a penalty counts them or a guide has led to them; includes
+    its text and biases of tokens.
+    """
     is_alone: bool = False
-    """Whether it is of one request that decodes, and nobody else needs its rows."""
+    """Whether it contains only one decoding request, and no other request needs its rows."""
 
     @property
     def pieces(self) -> list[Piece]:
@@ -58,8 +60,9 @@ class FormingStep:
         guesses: tuple[int, ...] = (),
         ask: DraftAsk | None = None,
     ) -> None:
-        """Schedule a request's positions up to `end`, and guesses behind, or as many as the draft is asked for; `grant`
-        is the blocks it lacked for them, and `restore` the saved states it begins from."""
+        """Schedule a request's positions up to `end`, then its guesses, or the number of guesses
+        requested from the draft; `grant` is the blocks it lacked for them, and `restore` the saved
+        states it begins from."""
         first = sequence.scheduled
         is_new, generation = not sequence.introduced, sequence.generation
         seen = _seen_tokens(sequence) if is_new else ()
@@ -107,7 +110,7 @@ class FormingStep:
 
 
 def _most_told(sequence: Sequence) -> int:
-    """The most tokens that the stages will be told of. They are told once."""
+    """The most tokens that will be sent to the stages. They are sent once."""
     if sequence.introduced:
         return 0
     penalised = sequence.generation.sampling.repetition_penalty != 1.0
@@ -115,7 +118,7 @@ def _most_told(sequence: Sequence) -> int:
 
 
 def _told(sequence: Sequence) -> int:
-    """The size of what the stages will be told beside seen tokens, in tokens."""
+    """The size of the data sent to the stages besides seen tokens, in tokens."""
     if sequence.introduced:
         return 0
     generation = sequence.generation
@@ -132,7 +135,9 @@ def _seen_tokens(sequence: Sequence) -> tuple[int, ...]:
 
 
 def _answer_tokens(sequence: Sequence) -> tuple[int, ...]:
-    """The answer so far, where a guide goes on from it or a penalty counts it; the last stage adds what it samples."""
+    """The answer so far, if a guide continues from it or a penalty counts it; the last stage adds
+    the tokens it samples.
+    """
     generation = sequence.generation
     if generation.guide is None and not generation.sampling.counts_answer:
         return ()
@@ -140,5 +145,5 @@ def _answer_tokens(sequence: Sequence) -> tuple[int, ...]:
 
 
 def _party(client: str) -> int:
-    """A number for a client that says nothing of it, and is not 0."""
+    """A number for a client that reveals nothing about it, and is not 0."""
     return int.from_bytes(hashlib.sha256(client.encode()).digest()[:8], "little") | 1

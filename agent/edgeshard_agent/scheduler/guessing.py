@@ -1,8 +1,8 @@
 """Guesses of a request's next tokens: what its guide forces, or what followed the last time that its newest tokens
 stood there. Pure.
 
-A guess costs a row of a step, and saves a step where it is right. Nothing else depends on it: a token is drawn behind a
-guess only where the guess is what was drawn. (docs/speculation.md)
+A guess costs a row of a step, and saves a step if it is right. Nothing else depends on it: a token
+after a guess counts only if the guess equals the drawn token. (docs/speculation.md)
 """
 
 from __future__ import annotations
@@ -21,9 +21,13 @@ LONGEST_MATCH, SHORTEST_MATCH = 4, 2
 MOST_LOOKED_AT = 16
 """Earlier places with the same two newest tokens, the latest first, that a longer match is looked for among."""
 MOST_ROWS = MOST_GUESSES + 1
-"""Rows that decodes may have in a step with guesses. So few cost little beside the weights that the step reads."""
+"""Rows that decodes may have in a step with guesses. This number costs little compared with the
+weights that the step reads.
+"""
 MOST_INDEXED = 4096
-"""Tokens that one call puts into the index, since a step waits for it: behind longer prompts guesses begin later."""
+"""Maximum number of tokens that one call adds to the index, since a step waits for it: after longer
+prompts guesses begin later.
+"""
 MOST_REST = 64
 """Tokens that a request goes without guesses at most, after many that were wrong."""
 
@@ -32,12 +36,12 @@ class Proposer(Protocol):
     """Guesses for one request."""
 
     def propose(self, tokens: Sequence[int], limit: int) -> list[int]:
-        """At most `limit` guesses of what follows `tokens`, which begin with those of the call before."""
+        """At most `limit` guesses of the continuation of `tokens`, which begin with the tokens of the previous call."""
 
 
 class Repeats:
-    """What followed the longest match of the newest tokens, of four to two; of several the latest. Where that runs into
-    the newest token itself, the text repeats, and so does the guess.
+    """What followed the longest match of the newest tokens, of four to two; of several the latest.
+    If the continuation runs into the newest token itself, the text repeats, and so does the guess.
 
     Each token is put into the index once, and a proposal looks at a bounded number of places.
     """
@@ -46,13 +50,13 @@ class Repeats:
         """A match shorter than `shortest` gives no guess."""
         self._shortest = shortest
         self._latest: dict[int, int] = {}
-        """By two neighbours, the position behind their latest occurrence."""
+        """By two neighbouring tokens, the position after their latest occurrence."""
         self._before: list[int] = [-1, -1]
-        """By position, that of the occurrence before of the two tokens in front of it."""
+        """By position, the position of the previous occurrence of the two tokens before it."""
 
     def propose(self, tokens: Sequence[int], limit: int) -> list[int]:
         end, first = len(tokens), len(self._before)
-        # What stands in front of the last position has a successor; the newest tokens have none yet.
+        # Tokens before the last position have a successor; the newest tokens have none yet.
         for position in range(first, min(end, first + MOST_INDEXED)):
             pair = tokens[position - 2] << 32 | tokens[position - 1]
             self._before.append(self._latest.get(pair, -1))
@@ -83,16 +87,16 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How many guesses a request gets: `length`, but none for `rest` tokens to come after its last `misses` in a row
-    were all wrong."""
+    """How many guesses a request gets: `length`, but none for the next `rest` tokens after its last
+    `misses` rounds in a row were all wrong."""
 
     length: int = 2
     rest: int = 0
     misses: int = 0
 
     def after(self, proposed: int, accepted: int) -> Pace:
-        """When so many of the guesses were right: all, and twice as many may be; some, and these and one more; none,
-        and it rests, twice as long each time."""
+        """The pace after `accepted` of `proposed` guesses were right. All: twice as many are
+        allowed. Some: this number plus one. None: it rests, twice as long each time."""
         if not proposed:
             return replace(self, rest=self.rest - 1) if self.rest else self
         if accepted == proposed:
@@ -115,9 +119,9 @@ class Guessed:
     are_forced: bool = False
     """Whether its newest guesses are what its guide forces: the pace has nothing to learn of them."""
     counted: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """Its steps while it decoded alone, by how many tokens were guessed and right."""
+    """Its steps while no other request decoded, by the numbers of guessed and of right tokens."""
     are_drafted: bool = False
-    """Whether the draft is asked for its newest guesses: they are none of the proposer's."""
+    """Whether its newest guesses are requested from the draft: they are none of the proposer's."""
 
     def noted(self, proposed: int, accepted: int, *, is_alone: bool = False) -> None:
         """So many of the newest guesses were right."""
@@ -129,10 +133,11 @@ class Guessed:
 
 @dataclass(frozen=True, slots=True)
 class Guessing:
-    """How the requests of a pipeline are guessed for, each with a `proposer` of its own. `ends` are tokens that nothing
-    is guessed behind, and `inter_token_s` is the cost of a step, where it is known. Where `drafts`, a smaller model is
-    asked when nothing is forced and the proposer has no guess. Each guess whose request goes on has one of so many
-    `slots` on every stage, where that keeps states of requests; None where it keeps none."""
+    """How the requests of a pipeline are guessed for, each with a `proposer` of its own. No token
+    is guessed after `ends`. `inter_token_s` is the cost of a step, if known. With `drafts`, a
+    smaller model is queried if nothing is forced and the proposer has no guess. If stages keep
+    states of requests, each guess of a running request has one of `slots` slots on every stage;
+    None if they keep no states."""
 
     ends: frozenset[int] = frozenset()
     inter_token_s: InterTokenSeconds | None = None
@@ -143,8 +148,8 @@ class Guessing:
     def guesses(
         self, guessed: Guessed, tokens: Sequence[int], most: int, forced: Sequence[int] = ()
     ) -> tuple[int, ...]:
-        """Of a request with these tokens, at most so many, and no more than pay: those that are `forced`, or as many as
-        its pace says."""
+        """Guesses for a request with these tokens: at most `most`, and no more than pay. They are
+        the `forced` tokens, or as many guesses as its pace allows."""
         guessed.are_forced = bool(forced) and most > 0
         most = min(most, len(forced) if guessed.are_forced else guessed.pace.most)
         if most < 1:
@@ -154,7 +159,7 @@ class Guessing:
         return self._that_pay(guesses, len(tokens) - 1)
 
     def asked(self, guessed: Guessed, guesses: Sequence[int], most: int) -> int:
-        """How many guesses the draft is asked for of a request that has these; at most so many."""
+        """How many guesses are requested from the draft for a request that has these guesses; at most `most`."""
         guessed.are_drafted = self.drafts and most > 0 and not (guesses or guessed.are_forced)
         return most if guessed.are_drafted else 0
 

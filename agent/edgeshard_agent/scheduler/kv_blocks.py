@@ -29,8 +29,9 @@ class BlockAllocator:
     A full block may be published under a key of its content. It then outlives its request until its memory is needed,
     and a request that begins with the same content shares it.
 
-    States cannot be cut back to the end of what two requests share. So where there are slots, a request shares blocks
-    up to a key whose states were saved. Those are in slots that no request needs, and go with their key's block.
+    States cannot be cut back to the end of what two requests share. So if there are slots, a
+    request shares blocks up to a key whose states were saved. Those are in slots that no request
+    needs, and go with their key's block.
     """
 
     def __init__(self, count: int, block_tokens: int, slots: int = 0) -> None:
@@ -72,8 +73,8 @@ class BlockAllocator:
 
         None, and nothing changed, when the pool cannot.
 
-        `keys` are those of its first full blocks, which it shares as far as they are known, with states if there are
-        any. The grant holds the shared blocks, if any.
+        `keys` are the keys of its first full blocks. It shares the blocks whose keys are published,
+        with states if there are any. The grant holds the shared blocks, if any.
         """
         if request in self._tables:
             raise InternalError(f"request {request} already has a KV reservation")
@@ -90,7 +91,7 @@ class BlockAllocator:
         if need + sum(block in self._idle for block in shared) > self.unpromised:
             return None
         slot = self._take_slot(source) if self.slots else None
-        if self.slots and slot is None:  # without a second slot it can only begin anew, in that of the saved states
+        if self.slots and slot is None:  # without a second slot it can only start over, in the slot of the saved states
             return None if source is None else self.admit(request, tokens)
         for block in shared:
             self._idle.pop(block, None)
@@ -110,7 +111,7 @@ class BlockAllocator:
     def save(self, request: int, position: int, key: bytes) -> StateCopy | None:
         """Save a request's states after this many positions, the end of a published block of this key.
 
-        None where they are saved already, or there is no slot for them.
+        None if they are saved already, or if there is no slot for them.
         """
         if key in self._saved:
             self._saved.move_to_end(key)
@@ -122,7 +123,7 @@ class BlockAllocator:
         return StateCopy(request, position, slot)
 
     def _take_slot(self, other_than: int | None = None) -> int | None:
-        """A free slot, or that of the saved states unused for longest, unless a request is to begin from them."""
+        """A free slot, or the least recently used slot of saved states, unless a request is to begin from them."""
         if self._free_slots:
             return self._free_slots.popleft()
         wanted = {other_than, *(table.source for table in self._tables.values())}

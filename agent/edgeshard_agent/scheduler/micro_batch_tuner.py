@@ -23,22 +23,22 @@ ROUNDS = 5
 MEANS_OVER = 8
 """Measurements of a setting that count, about: one that was lucky does not win for long."""
 BETTER = 0.03
-"""A number of micro-batches takes another's place where it saves this part of the time between tokens."""
+"""A number of micro-batches replaces another if it saves this fraction of the time between tokens."""
 HOPE = 0.15
-"""One that was not measured is tried where it would be the best if it took so much less than expected."""
+"""A number that was not measured is tried if it would be the best when it takes this fraction less than expected."""
 HOPE_WITHOUT_PROFILE = 0.45
-"""The same where a few steps alone say what to expect, and nothing how much nodes disturb each other."""
+"""The same if the expectation rests only on a few steps, which do not show how much nodes disturb each other."""
 MEASURED_FOR_S = 60.0
 """What was measured longer ago may be tried again."""
 _NEW = 0.2
-"""Weight of the newest step among those of as many requests."""
+"""Weight of the newest step among steps with the same number of requests."""
 ALIKE = 1.5
-"""What was measured with so many times more or fewer requests need not be tried."""
+"""A measurement with up to this factor more or fewer requests need not be repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Formed:
-    """A step on its way: of `parts` micro-batches of `count` requests."""
+    """A step in flight: of `parts` micro-batches of `count` requests."""
 
     parts: int
     count: int
@@ -57,14 +57,14 @@ class _Measured:
 
 
 class MeasuredSteps:
-    """Stage and hop times of a pipeline whose nodes nobody has profiled, from the steps that it runs."""
+    """Stage and hop times of a pipeline without profiles, from the steps that it runs."""
 
     def __init__(self) -> None:
         self._stages: dict[int, list[float]] = {}
         self._hops_s: float | None = None
 
     def saw(self, rows: int, timings: Sequence[StageTiming], round_s: float) -> None:
-        """A step of so many decodes is back, `round_s` after it was formed."""
+        """A step of `rows` decodes returned `round_s` after it was formed."""
         if not timings:
             return
         computed = [timing.compute_s for timing in timings]
@@ -77,7 +77,7 @@ class MeasuredSteps:
         self._hops_s = hops_s if self._hops_s is None else self._hops_s + _NEW * (hops_s - self._hops_s)
 
     def inter_token_s(self, rows: int, in_flight: int) -> float | None:
-        """max(R, m B) for `in_flight` steps of so many decodes; None before any step was seen.
+        """max(R, m B) for `in_flight` steps of `rows` decodes each; None before any step was seen.
 
         Between two numbers of decodes that were seen, times are on the line through them; beyond them they stay, since
         a small step mostly reads weights.
@@ -100,7 +100,7 @@ class MeasuredSteps:
 
 
 class MicroBatchTuner:
-    """One pipeline's choice. `cost` is what a profile says of a step; without one, steps that were seen say it."""
+    """One pipeline's choice. `cost` is the profile's cost of a step; without one, observed steps replace it."""
 
     def __init__(self, batching: Batching, cost: InterTokenSeconds | None = None) -> None:
         self._batching = batching
@@ -135,7 +135,7 @@ class MicroBatchTuner:
         return self.parts
 
     def formed(self, decodes: int, prompt_tokens: int) -> None:
-        """A step was formed with so many decodes, behind the result that came last."""
+        """A step with `decodes` decodes was formed after the newest result."""
         self._formed.append(_Formed(self.parts, self._count, decodes, prompt_tokens, self._now_s))
 
     def returned(self, timings: Sequence[StageTiming], now_s: float) -> None:
@@ -198,7 +198,7 @@ class MicroBatchTuner:
         self._change(former if keeps else best, count)
 
     def _review(self, longest: Sequence[Piece], least: int, most: int) -> None:
-        """The present choice was measured: go on with the best that was, or try one that was not."""
+        """The present choice was measured: continue with the best measured one, or try another."""
         count, choices = len(longest), range(least, most + 1)
         measured = {
             parts: seconds
@@ -233,8 +233,9 @@ class MicroBatchTuner:
         """Seconds between two tokens: as measured, or measured with another number of requests and scaled by the model.
         With `hope`, as if what was measured long ago had not been.
 
-        How much slower than the model nodes are depends on how many of them are at work at once, so what was measured
-        of another number of micro-batches says only how much quicker they are.
+        The slowdown of nodes against the model depends on how many of them work at once. So
+        a measurement with another number of micro-batches counts only if the nodes were quicker than
+        the model.
         """
         modelled = self._modelled_s(parts, count, longest)
         own = [
@@ -256,5 +257,5 @@ class MicroBatchTuner:
         decodes = -(-count // parts)
         if self._cost is None:
             return self._steps.inter_token_s(decodes, parts)
-        # The slowest micro-batch counts: say that of the longest contexts.
+        # The slowest micro-batch counts, assumed to be the one with the longest contexts.
         return self._cost([longest[min(index, len(longest) - 1)] for index in range(decodes)], parts)

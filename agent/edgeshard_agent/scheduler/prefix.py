@@ -1,4 +1,5 @@
-"""Keys of a prompt's KV blocks, by all that came before them, and where its states are saved. Pure.
+"""Keys of a prompt's KV blocks, each over all tokens up to its end, and the positions at which its
+states are saved. Pure.
 
 A block's keys and values depend on its own tokens and on every token in front of them, so its key is a hash of the key
 before it and its tokens. The chain begins with the client, so equal prompts of two clients share
@@ -25,7 +26,7 @@ def extend_keys(sequence: Sequence, block_tokens: int, tokens: int) -> None:
 
 
 def next_save(first: int, end: int, block_tokens: int, distance: int) -> int:
-    """The position behind `first` at which the states of a request with `end` tokens are saved next.
+    """The position after `first` at which the states of a request with `end` tokens are saved next.
 
     That is each multiple of `distance`, itself one of `block_tokens`, and the end of the last block that a request with
     the same tokens can share.

@@ -1,8 +1,9 @@
 """The choice of the head's next step. Pure: requests and results in, steps and events out; no clock, no I/O.
 
-Batching is per iteration: requests join and leave between steps. A step is one micro-batch: the decodes of the requests
-whose tokens came back (`batching`), then chunks of prompts as far as the budget goes (`chunking`), in the order of
-`fairness`. A prompt's chunks follow each other through the pipeline without waiting; a decode waits for its own token.
+Batching is per iteration: requests join and leave between steps. A step is one micro-batch: the
+decodes of the requests whose tokens returned (`batching`), then chunks of prompts within the budget
+(`chunking`), in the order of `fairness`. A prompt's chunks follow each other through the pipeline
+without waiting; a decode waits for its own token.
 """
 
 from __future__ import annotations
@@ -44,14 +45,17 @@ from edgeshard_agent.scheduler.swapping import SwappedOut, Swapping
 from edgeshard_agent.scheduler.text import TextStream
 
 GIVES_WAY_S = 0.15
-"""After so long a request whose guide holds it up gives its place to another client's, and comes back later."""
+"""After this time a request that waits for its guide yields its place to another client's request,
+and returns later.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadStep:
     """A step to run: what the stages do, and the token ids [T] that the first stage embeds.
 
-    Where the draft is asked for guesses, their rows are there and their tokens are not: it runs as `with_drafted`.
+    If guesses are requested from the draft, their rows are there but their tokens are not: it runs
+    as `with_drafted`.
     """
 
     number: int
@@ -66,7 +70,7 @@ class HeadStep:
         return guessed_tokens(self.plan.spans, self.tokens)
 
     def with_drafted(self, drafted: GuessedTokens) -> HeadStep:
-        """The step with the draft's guesses, by request, without the rows of those that it did not make."""
+        """The step with the draft's guesses, by request, without the rows of guesses that it did not make."""
         asked = {ask.request: ask.most for ask in self.asks}
         spans: list[Span] = []
         tokens: list[int] = []
@@ -85,7 +89,9 @@ class HeadStep:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A token that a result brought. `text` is None where nobody has asked for it yet, `reason` while it goes on."""
+    """A token that a result brought. `text` is None until it is requested; `reason` is None while
+    the request continues.
+    """
 
     sequence: Sequence
     sampled: SampledToken
@@ -150,7 +156,7 @@ class SchedulerStats(Counts):
     kv_blocks_cached: int
     kv_blocks_free: int
     kv_blocks_swapped: int
-    """Kept aside now, beside the pool."""
+    """Swapped out now, outside the pool."""
 
 
 @dataclass(slots=True)
@@ -173,7 +179,9 @@ class Scheduler:
     """Tokens that end a request unless it ignores them."""
     swapping: Swapping | None = None
     guessing: Guessing | None = None
-    """None where no token is guessed: its stages could not take guesses back, or give other bits for more rows."""
+    """None if no token is guessed: its stages could not take guesses back, or would compute other
+    bits for more rows.
+    """
 
     def __post_init__(self) -> None:
         self._places = self.batching.places
@@ -243,13 +251,13 @@ class Scheduler:
         resumed: bool = False,
         scored: int = 1,
     ) -> RequestEnd | None:
-        """Take a request; the end of one that `emitted` has finished already, which is not taken.
+        """Take a request. If `emitted` has finished it already, return its end and do not take it.
 
-        `emitted` are tokens that it has already, which `text` has been told of; `client` is who it is for; `arrival`
-        orders it among the others, where it did not come last. One that is `resumed` was let in before: the limit of
-        waiting requests does not count for it. `scored` is the position behind the last one whose prompt
-        log-probability is known. Raises InvalidArgumentError, ResourceExhaustedError or
-        AlreadyExistsError, changing nothing.
+        `emitted` are tokens that it has already and that `text` has received; `client` is who it is
+        for; `arrival` orders it among the others, if it is not the newest. One that is `resumed`
+        was let in before: the limit of waiting requests does not count for it. `scored` is the
+        position after the last one whose prompt log-probability is known. Raises
+        InvalidArgumentError, ResourceExhaustedError or AlreadyExistsError, changing nothing.
         """
         number, tokens = self._take_number(), [*prompt, *emitted]
         arrival = number if arrival is None else arrival
@@ -266,7 +274,7 @@ class Scheduler:
         return None
 
     def text_of(self, request_id: RequestId, tokens: list[int]) -> TextStream | None:
-        """The text of a request that has just these tokens, prompt and emitted; None where there is none such."""
+        """The text of a request that has just these tokens, prompt and emitted; None if there is no such request."""
         sequence = self._requests.get(request_id)
         return sequence.text if sequence is not None and sequence.tokens == tokens else None
 
@@ -312,7 +320,7 @@ class Scheduler:
     # -- steps out -----------------------------------------------------------------------------------------------
 
     def next_sweep(self) -> tuple[HeadStep, ...]:
-        """The steps to run now: one, or those of a sweep; none when nothing is runnable or enough is in flight."""
+        """The steps to run now: one, or all steps of a sweep; empty when nothing is runnable or enough is in flight."""
         steps: list[HeadStep] = []
         for _ in range(self._flight.sweep):
             step = self.next_step()
@@ -357,7 +365,9 @@ class Scheduler:
         return HeadStep(number, forming.plan(frees, swap_outs, swap_ins), tuple(forming.tokens), tuple(forming.asks))
 
     def drafted(self, step: HeadStep) -> None:
-        """A step that asked the draft runs like this; to be told before its result comes."""
+        """Report that the draft's guesses for a step were added and it runs like this; call it
+        before its result arrives.
+        """
         self._flight.guessed(step.number - self._returned, step.guessed)
         for span in step.plan.spans:
             if (sequence := self._known.get(span.request)) is not None:
@@ -386,14 +396,15 @@ class Scheduler:
         return len(forming.spans)
 
     def _most_guesses(self, decoding: int, chosen: int) -> int:
-        """For each of the `chosen` requests of a step, while so many decode: none where others need its rows."""
+        """For each of the `chosen` requests of a step, while `decoding` requests decode: 0 if others need its rows."""
         if self.guessing is None or self._prefilling or self._waiting:
             return 0
         return max(0, min(MOST_ROWS // decoding, self.chunking.step_tokens // chosen) - 1)
 
     def _free_slots(self, sequence: Sequence, held: Mapping[int, int]) -> int:
-        """The most guesses of a request behind which the stages can keep states, where they have any: other requests
-        hold so many slots, those of their guesses before until the step is over."""
+        """The most guesses of a request after which the stages can keep states, if they have any.
+        Other requests hold the slots in `held`; slots of their previous guesses stay taken until
+        the step is over."""
         if self.guessing is None or self.guessing.slots is None:
             return MOST_ROWS
         return self.guessing.slots - sum(count for number, count in held.items() if number != sequence.number)
@@ -417,7 +428,7 @@ class Scheduler:
         return tuple(takewhile(lambda token: token not in generation.stop_tokens, guesses)), None
 
     def _add_chunks(self, forming: FormingStep, decodes: int) -> None:
-        """Chunks of prompts behind the step's decodes, as many as fit."""
+        """Add chunks of prompts after the step's decodes, as many as fit."""
         decoding = len(self._running) > len(self._prefilling)
         prompts = dict(self._prefilling)
         while (sequence := self._served_tokens.first(prompts.values())) is not None:
@@ -441,7 +452,9 @@ class Scheduler:
         guesses: tuple[int, ...] = (),
         ask: DraftAsk | None = None,
     ) -> None:
-        """Schedule a request's positions up to `end`, and behind them guesses, or as many as the draft is asked for."""
+        """Schedule a request's positions up to `end`, then its guesses, or the number of guesses
+        requested from the draft.
+        """
         first, known, number = sequence.scheduled, sequence.certain, sequence.number
         last = end + (len(guesses) if ask is None else ask.most)
         is_saved = end == self._next_save(sequence)
@@ -473,7 +486,8 @@ class Scheduler:
     def on_result(self, step: int, result: StepResult, now_s: float) -> list[TakenItem]:
         """Take a step's result, which came at `now_s` of any steady clock; results come in the order of their steps.
 
-        What it says to clients are the `events` of what was taken: they can wait until the next step is on its way.
+        Its outputs for clients are the `events` of the returned items: they can wait until the next
+        step has been sent.
         """
         if step != self._returned or step >= self._next_step:
             raise errors.InternalError(f"received the result of step {step}, expected step {self._returned}")
@@ -500,7 +514,9 @@ class Scheduler:
         self._late.update((number, _Late(owed.tokens[number], self._now_s)) for number in result.pending)
 
     def _note_guesses(self, owed: Owed, result: StepResult) -> None:
-        """Go on behind the guesses that were right. The stages hear of it with the next span, which cuts the others."""
+        """Continue after the guesses that were right. The stages hear of it with the next span,
+        which cuts the others.
+        """
         drawn = Counter(token.request for token in result.tokens)
         for number in owed.tokens.keys() & drawn.keys():
             proposed, accepted = len(owed.guesses.get(number, ())), drawn[number] - 1
@@ -525,7 +541,8 @@ class Scheduler:
 
     @staticmethod
     def events(taken: Iterable[TakenItem], now: float = 0.0) -> list[HeadEvent]:
-        """Tokens with their text, and ends. To be asked once of all that a result brought, before the next result.
+        """Tokens with their text, and ends. Call it once for all items of a result, before the next
+        result.
 
         `now` is when it came, in seconds of a steady clock.
         """
@@ -574,7 +591,7 @@ class Scheduler:
         self._counts.new_tokens += 1
         is_end = self.is_end(sequence.generation, sampled.token)
         text = "" if is_end else None
-        if not is_end and sequence.generation.stop_strings:  # only then the text says whether it goes on
+        if not is_end and sequence.generation.stop_strings:  # only then the text decides whether it continues
             text = sequence.text.push(sampled.token)
         reason = self._finish_reason(sequence)
         if reason is not None:
@@ -594,7 +611,7 @@ class Scheduler:
         return token in self.eos_tokens and not generation.ignore_eos
 
     def _finish_reason(self, sequence: Sequence) -> FinishReason | None:
-        """Why it ends with its newest token, of which its text has been told; None where it goes on."""
+        """The reason why it ends with its newest token, which its text has received; None if it continues."""
         token, generation = sequence.tokens[-1], sequence.generation
         if self.is_end(generation, token) or token in generation.stop_tokens or sequence.text.stopped:
             return FinishReason.STOP
@@ -616,8 +633,8 @@ class Scheduler:
         return {self._running[number].client for number in self._late if number in self._running}
 
     def _give_way(self, sequence: Sequence) -> bool:
-        """Take the place of another client's request that its guide holds up, for one that waits; False where none is
-        held up for as long as that."""
+        """Take the place of another client's request that its guide holds up, for one that waits;
+        False if no request was held up for long enough."""
         for number, late in self._late.items():
             held = self._running.get(number)
             if held is None or held.client == sequence.client or held.priority > sequence.priority:
@@ -690,8 +707,9 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Take a request's KV. It waits at its old place.
 
-        Then it goes on where it was, if the stages keep its KV, or runs again what it had, which gives the same. They
-        keep no guesses, nor what they do not know yet to have been guessed right.
+        Then it continues from there if the stages keep its KV. Otherwise it runs its tokens again,
+        which gives the same result. They keep no guesses, nor what they do not know yet to have
+        been guessed right.
         """
         sequence.scheduled, sequence.assumed = sequence.certain, 0
         number, blocks = sequence.number, self.allocator.blocks_for(sequence.scheduled)
@@ -714,7 +732,7 @@ class Scheduler:
         elif self._swapped.remove(sequence.number):
             del self._known[sequence.number]
             self._frees.append(sequence.number)
-            if sequence.number in self._swap_outs:  # no step has said so yet
+            if sequence.number in self._swap_outs:  # no step has reported it yet
                 self._swap_outs.remove(sequence.number)
         del self._requests[sequence.request_id]
         self._served_tokens.close(sequence.client)

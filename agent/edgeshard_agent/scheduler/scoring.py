@@ -1,4 +1,4 @@
-"""The log-probabilities of a prompt that a step asks for, and the check that its result brings them. Pure."""
+"""The log-probabilities of a prompt that a step requests, and the check that its result contains them. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def is_unscored(sequence: sequences.Sequence) -> bool:
 
 
 def targets_of(sequence: sequences.Sequence, first: int, end: int) -> Targets | None:
-    """The tokens of the prompt that the positions [first, end) are to score: each scores the token behind it.
+    """The tokens of the prompt that the positions [first, end) score: each scores the token after
+    it.
 
     Scores that came before a preemption, or from another head, are not asked for again.
     """

@@ -17,7 +17,8 @@ class Sequence:
     """`tokens` is prompt and emitted; positions below `scheduled` were handed to the stages.
 
     `number` is what the stages know the request by, a new one after each preemption. `arrival` orders requests by when
-    they came. `client` is whose share of the pipeline it uses, and who alone may use its cached KV.
+    they came. `client` is charged for its use of the pipeline, and only this client may use its
+    cached KV.
     """
 
     number: int
@@ -32,18 +33,18 @@ class Sequence:
     certain: int = 0
     """The scheduled positions that the stages know to be no guesses."""
     assumed: int = 0
-    """Guesses behind these that the stages have, until they hear of its next span."""
+    """Guesses after these that the stages have, until they receive its next span."""
     introduced: bool = False
-    """Whether a step has told the stages of it, so that they hold something of it."""
+    """Whether a step has introduced it to the stages, so that they hold data of it."""
     decoding: bool = False
     """Whether all it began with is scheduled: from here on it goes token by token."""
     keys: list[bytes] = field(default_factory=list)
     """Prefix keys of its full blocks, as far as they were needed."""
     scored: int = 1
-    """The position behind the last one whose prompt log-probability has come, where they are wanted."""
+    """The position after the last one whose prompt log-probability has arrived, if they were requested."""
     guessed: Guessed | None = None
     forced: tuple[int, ...] = ()
-    """What its guide forces behind its newest token."""
+    """The tokens that its guide forces after its newest token."""
     shared: KvGrant | None = None
     """Cached blocks it starts from; the stages hear of them with its first span."""
 
@@ -54,7 +55,7 @@ class Sequence:
 
     @property
     def guess_counts(self) -> GuessCounts:
-        """Of its steps while it decoded alone."""
+        """Counts of its steps while no other request decoded."""
         return NO_GUESSES if self.guessed is None else GuessCounts.of(self.guessed.counted)
 
     @property

@@ -30,8 +30,9 @@ def make_scheduler(
     slices: PromptSlices | None,
     drafts: bool = False,
 ) -> Scheduler:
-    """Where requests have states and there is no room to save any, nothing of one request is shared with another. With
-    `drafts` there is a draft to be asked for guesses: what followed a short match is less likely than what it says."""
+    """Where requests have states and there is no room to save any, nothing of one request is shared
+    with another. With `drafts` there is a draft to query for guesses: the continuation of a short
+    match is less likely than the draft's guess."""
     spec, placement = prepare.spec, prepare.placement
     longest, waiting = spec.max_context or shape.max_context, WAITING_PER_PLACE * running_requests(spec, placement)
     limits = Limits(
@@ -73,7 +74,7 @@ def swapping(prepare: PrepareStage) -> Swapping:
 
     def block_s(stage: PlacedStage) -> float:
         out_bps = back_bps = MEMORY_BPS
-        if spec.kv_swap_on_disk:  # at the rates that were measured, where there are any
+        if spec.kv_swap_on_disk:  # at the measured rates, if there are any
             out_bps, back_bps = stage.disk_write_bytes_per_s or DISK_BPS, stage.disk_read_bytes_per_s or DISK_BPS
         return stage.kv_bytes / placement.kv_blocks * (1 / out_bps + 1 / back_bps)
 
@@ -82,7 +83,7 @@ def swapping(prepare: PrepareStage) -> Swapping:
 
 
 def make_slices(prepare: PrepareStage) -> PromptSlices | None:
-    """None where slices would not follow each other through the stages, or nobody knows what they cost."""
+    """None if slices would not follow each other through the stages, or if their cost is unknown."""
     placement = prepare.placement
     if Mode(prepare.spec.mode) is not Mode.NO_BUBBLES or len(placement.stages) == 1 or not placement.costs:
         return None
@@ -92,8 +93,8 @@ def make_slices(prepare: PrepareStage) -> PromptSlices | None:
 def batching(prepare: PrepareStage) -> Batching:
     """The placement's (b, m), or a larger b so that as many requests run as the deployment has memory for.
 
-    It stays as placed where a time per token was promised, which holds for that b, and in sequential mode. Otherwise
-    the head chooses m while it runs, unless the spec names one.
+    It stays as placed in sequential mode, and if a time per token was promised, which holds for
+    that b. Otherwise the head chooses m while it runs, unless the spec names one.
     """
     spec, placement = prepare.spec, prepare.placement
     mode, micro_batch, micro_batches = Mode(spec.mode), placement.micro_batch, placement.micro_batches

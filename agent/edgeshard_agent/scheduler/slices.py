@@ -26,7 +26,7 @@ class PromptSlices:
             self._known.popitem(last=False)
 
     def __call__(self, tokens: int) -> tuple[int, ...]:
-        """Lengths that sum to `tokens`; the whole prompt where nothing was prepared."""
+        """Lengths that sum to `tokens`; the whole prompt if nothing was prepared."""
         lengths = self._known.get(rounded_prompt(tokens))
         if lengths is None:
             return (tokens,)

@@ -20,8 +20,8 @@ DISK_BPS = 2e8
 class Swapping:
     """The KV that the stages can keep aside: `blocks` each; `block_s` seconds go into copying one, both ways together.
 
-    `compute_s` is what pieces of a step take on all stages; None where nobody knows, and then keeping is taken to be
-    faster.
+    `compute_s` is what pieces of a step take on all stages; None if unknown; then keeping is
+    assumed to be faster.
     """
 
     blocks: int = 0
@@ -29,7 +29,7 @@ class Swapping:
     compute_s: ComputeSeconds | None = None
 
     def is_faster(self, blocks: int, positions: int, step_tokens: int) -> bool:
-        """Whether keeping blocks is faster than running these positions once more, in steps of so many tokens."""
+        """Whether keeping blocks is faster than running these positions once more, in steps of `step_tokens` tokens."""
         if self.compute_s is None:
             return True
         again_s = sum(
@@ -54,7 +54,7 @@ class SwappedOut:
         return sum(self._blocks.values())
 
     def takes(self, blocks: int, positions: int) -> bool:
-        """Whether a request with so much KV is to be kept aside."""
+        """Whether to keep the KV of a request with these blocks and positions."""
         if not blocks or self.used + blocks > self._swapping.blocks:
             return False
         return self._swapping.is_faster(blocks, positions, self._step_tokens)

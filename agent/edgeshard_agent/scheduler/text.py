@@ -15,8 +15,9 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 class TextStream:
     """The text of one request, token by token; pure apart from `decode`.
 
-    What a token means can depend on its neighbours (a leading space, a character of several byte tokens), so a few
-    tokens before it are decoded with it and the common part is cut off. `before` is what the request began with.
+    A token's text can depend on its neighbours (a leading space, a character of several byte
+    tokens). So a few tokens before it are decoded with it and the common part is cut off. `before`
+    is what the request began with.
     """
 
     def __init__(self, decode: Decode, before: Sequence[int], stop_strings: Sequence[str] = ()) -> None:
@@ -78,7 +79,9 @@ def _overlap(text: str, stop: str) -> int:
 
 
 def _context(decode: Decode, before: Sequence[int]) -> list[int]:
-    """The last few tokens of `before`, beginning with a whole character: half a one would spoil all bytes behind it."""
+    """The last few tokens of `before`, beginning with a whole character: half a character would
+    spoil all later bytes.
+    """
     for first in range(_CONTEXT_TOKENS, _CONTEXT_TOKENS + _CHARACTER_BYTES):
         ids = list(before[-first:])
         if not decode(ids).startswith(_REPLACEMENT):

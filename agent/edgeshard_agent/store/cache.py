@@ -84,9 +84,10 @@ class Pin:
 class BlobCache:
     """Blobs and packed files under `directory`, at most `limit_bytes` of both.
 
-    The least recently used that nobody holds make room: blobs first, because packed files load sooner.
-    Partial downloads count and survive a restart. One process at a time owns the directory. What lies in `shared`, the
-    coordinator's own store on this machine, is used there: it is neither fetched nor counted.
+    If space is needed, the least recently used unpinned ones are removed: blobs first, because
+    packed files load sooner. Partial downloads count and survive a restart. One process at a time
+    owns the directory. Blobs in `shared`, the coordinator's own store on this machine, are used
+    there: they are neither fetched nor counted.
     """
 
     def __init__(self, directory: Path, limit_bytes: int, shared: BlobDirectory | None = None) -> None:
@@ -113,7 +114,7 @@ class BlobCache:
             await self._evict_until(self.limit_bytes)
 
     def location(self, digest: Digest) -> BlobLocation:
-        """The place of a blob that is here. Raises NotFoundError where there is none."""
+        """The place of a blob that is here. Raises NotFoundError if it is missing."""
         found = self.blobs.locate(digest) or (self._shared.locate(digest) if self._shared is not None else None)
         if found is None:
             raise missing_blob(digest)
@@ -141,8 +142,9 @@ class BlobCache:
     async def is_intact(self, digest: Digest, size: int, *, is_weights: bool = False) -> bool:
         """Whether the whole blob is here and right; reads all of it. Removes a damaged one, marks a good one used.
 
-        Of one that lies in a linked file of the shared store this says nothing about the next moment. There it is true
-        of weights alone, without reading them: `CachedTensorSource` compares what it reads.
+        For a blob in a linked file of the shared store the result may change the next moment. Such
+        a blob counts as intact without a read only if it is weights: `CachedTensorSource` compares
+        what it reads.
         """
         if await in_thread(self._verify_and_touch, digest, size):
             self._account(digest, size)
@@ -177,7 +179,7 @@ class BlobCache:
     def check_room(self, sizes: Mapping[Digest, int]) -> None:
         """Raise ResourceExhaustedError (DISK_FULL) unless the disk has room for these blobs; call it before a fetch.
 
-        What is here of them takes no more room, and what goes to keep the limit gives its own. Blocking.
+        Blobs that are here need no more space, and evicted ones free theirs. Blocking.
         """
         missing = 0
         for digest, size in sizes.items():
@@ -189,7 +191,7 @@ class BlobCache:
         check_room(where, "what the stage lacks", missing, free_bytes(where) + evicted)
 
     async def make_room_for_packed(self, size: int) -> None:
-        """Make room for so many bytes of packed files, as far as something can go."""
+        """Make room for `size` bytes of packed files, as far as something can be evicted."""
         async with self._making_room:
             await self._evict_until(max(0, self.limit_bytes - size))
 
@@ -258,13 +260,14 @@ class BlobCache:
         return True
 
     async def _evict_until(self, limit_bytes: int) -> None:
-        """Remove blobs and packed files that nobody holds until at most `limit_bytes` are left or none can go."""
+        """Remove unpinned blobs and packed files until at most `limit_bytes` are left or none can be removed."""
         while self._all_bytes > limit_bytes:
             victim = next((digest for digest in self._sizes if digest not in self._pins), None)
             if victim is None:
                 await in_thread(self.packed.make_room, max(0, limit_bytes - self.used_bytes))
                 return
-            # Nobody holds the lock of an unpinned blob, so this does not wait; it keeps a fetch of it out meanwhile.
+            # The lock of an unpinned blob is free, so this does not wait; it keeps a fetch of the
+            # blob out meanwhile.
             async with self.lock(victim):
                 log.info("cached_blob_evicted", digest=victim, bytes=self._sizes[victim])
                 await self.discard(victim)

@@ -27,7 +27,7 @@ CHUNK_BYTES = 2 << 20
 THREADS = 8
 """More than a disk needs: while some clear memory and take checksums, the chunks of others are on their way."""
 _PIECE_BYTES = 512 << 10
-"""Of a read that may be abandoned: what is on its way is not stopped, and whoever is next waits for it."""
+"""Piece of a read that may be abandoned: a running piece is not stopped, and the next read waits for it."""
 _CACHED_SHARE = 0.9
 """A file of whose pages this share is in memory is copied from there, which is faster than any disk."""
 
@@ -56,7 +56,9 @@ Wanted = Callable[[], bool]
 
 
 class ReadAbandonedError(Exception):
-    """A read ended before its end, because nobody wants it any more. What it had filled holds no meaning."""
+    """A read was abandoned before its end, because its data is no longer needed. What it had filled
+    holds no meaning.
+    """
 
 
 class ChunkReader:
@@ -94,9 +96,9 @@ class ChunkReader:
         """Fill `into` with the file's bytes from `offset` on, in chunks of these sizes.
 
         Offset, address and sizes are in whole blocks. `arrived` is called by the reading thread with each chunk and its
-        index; what it raises ends the read. `cached` says to read through the page cache or past it; by default,
-        whichever is faster. `wanted` is asked before each piece of 512 KiB. Raises OSError, EOFError where the file
-        ends before, and ReadAbandonedError once it is not wanted.
+        index; what it raises ends the read. `cached`: read through the page cache or past it; by
+        default, whichever is faster. `wanted` is called before each piece of 512 KiB. Raises
+        OSError, EOFError where the file ends before, and ReadAbandonedError once it is not wanted.
         """
         through_cache = cached_share(path) >= _CACHED_SHARE if cached is None else cached
         with _opened(path, direct=not through_cache) as (file, is_direct):

@@ -97,12 +97,13 @@ class Fetcher:
     async def fetch(self, items: Iterable[TensorInfo | FileInfo], progress: Progress | None = None) -> Pin:
         """Have the blobs of these tensors and files in the cache, verified and pinned; the caller releases the pin.
 
-        Whatever is in the cache is checked against its sha256 and needs no call; a damaged file is fetched again.
-        Weights in linked files of a shared store are checked when they are read. A
-        broken download goes on where it stopped, also after a restart of the process.
+        A cached file is checked against its sha256 and needs no call; a damaged file is fetched
+        again. Weights in linked files of a shared store are checked when they are read. A broken
+        download continues where it stopped, also after a restart of the process.
 
         Raises ResourceExhaustedError (cache-limit, or a full disk), DataLossError naming the tensor when its bytes stay
-        wrong, NotFoundError, UnavailableError. What arrived until then is kept for the next try.
+        wrong, NotFoundError, UnavailableError. The data that arrived until then is kept for the
+        next try.
         """
         items = tuple(items)
         sizes = blob_sizes(items)

@@ -128,7 +128,7 @@ def write_packed(path: Path, key: str, unit: UnitBytes) -> PackedHeader:
                 file.seek(0)
                 file.write(_HEAD.pack(_MAGIC, len(text), google_crc32c.value(text), room) + text)
                 file.flush()
-                file.truncate(room + header.data_bytes)  # the header's padding, where no data is behind it
+                file.truncate(room + header.data_bytes)  # the header's padding, if no data follows it
                 os.fsync(file.fileno())
                 # It will be read past the page cache; a node that streams has better use for its memory.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -149,7 +149,7 @@ def _laid_out_header(key: str, unit: UnitBytes) -> tuple[PackedHeader, bytes, in
 
 
 def _chunks(pieces: Iterable[memoryview], size: int) -> Iterator[bytes]:
-    """The pieces in chunks of CHUNK_BYTES, with zeros behind them: `size` bytes in all."""
+    """The pieces in chunks of CHUNK_BYTES, followed by zeros: `size` bytes in all."""
     held = bytearray()
     for piece in chain(pieces, (memoryview(bytes(ALIGNMENT)),)):
         for first in range(0, len(piece), CHUNK_BYTES):
@@ -191,7 +191,7 @@ class PackedFile:
     def _read(
         self, reader: ChunkReader, into: memoryview, first: int, cached: bool | None, wanted: Wanted | None = None
     ) -> None:
-        """Read the chunks from number `first` on: 0 is that of the small tensors, 1 the first of the large ones."""
+        """Read the chunks from number `first` on: chunk 0 has the small tensors, chunk 1 begins the large ones."""
         header = self.header
         offset = header.small_bytes if first else 0
         left, sizes = len(into), list[int]()
@@ -241,7 +241,7 @@ def _read_header(path: Path, key: str) -> tuple[int, PackedHeader]:
 
 
 def laid_out(sizes: Sequence[int], alignment: int) -> tuple[list[int], int]:
-    """Offsets of tensors of these sizes one behind the other, and where the last one ends."""
+    """Offsets of consecutive tensors of these sizes, and the end of the last one."""
     offsets, end = [], 0
     for size in sizes:
         end = -(-end // alignment) * alignment

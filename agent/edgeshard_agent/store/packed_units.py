@@ -41,7 +41,8 @@ def _in_order(unit: str) -> list[tuple[int, str]]:
 
 
 class PackedUnits:
-    """Packed files under `directory`, which one process owns. `limit` says what all of them may take now, in bytes.
+    """Packed files under `directory`, which one process owns. `limit` returns how many bytes all of
+    them may take now.
 
     Whoever makes that smaller holds `lock` from its look at `used_bytes` on.
     """
@@ -114,7 +115,8 @@ class PackedUnits:
         return tuple(unit for _, unit in self._named())
 
     def drop_units(self, ids: Sequence[str]) -> tuple[PackedUnit, ...]:
-        """Remove these, or without any all that are not in use. Files in use stay, and are said to be so.
+        """Remove these, or without any all that are not in use. Files in use stay, and the result
+        reports them as in use.
 
         Raises NotFoundError naming the missing ones; then none is removed.
         """
@@ -137,7 +139,7 @@ class PackedUnits:
         return sorted(found, key=lambda named: (named[1].model, _in_order(named[1].unit), named[1].form))
 
     def _drop_unused(self, name: str) -> bool:
-        """Whether it is gone. Nobody begins to use it meanwhile."""
+        """Whether it is gone. It cannot be taken into use meanwhile."""
         with self.lock:
             if self._pins[name] > 0:
                 return False
@@ -163,7 +165,8 @@ class PackedUnits:
         return found
 
     def take(self, name: str, most: int | None = None) -> int | None:
-        """Pin a file that is there, and has at most `most` bytes; returns its size, None where there is none.
+        """Pin a file if it exists and has at most `most` bytes; return its size, or None if there
+        is none.
 
         Undone by `unpin`.
         """
@@ -179,7 +182,7 @@ class PackedUnits:
         return size
 
     def write(self, name: str, key: str, unit: UnitBytes) -> PackedFile | None:
-        """Write a packed file; None where there is no room for it, on the disk or within the limit."""
+        """Write a packed file; None if there is no room for it, on the disk or within the limit."""
         size = packed_bytes(key, unit)
         with self.lock:
             if self.used_bytes + size > self._limit():

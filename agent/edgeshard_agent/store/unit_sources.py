@@ -15,8 +15,9 @@ class UnitSources:
     """Whether each unit of one load comes from its packed file or from the blobs of its tensors.
 
     `tensors` has the canonical names of the tensors in each unit that is to be loaded. Until `choose`, all of them come
-    from blobs. What is chosen decides what is fetched and what is read. Files that were chosen, and files that the load
-    writes, are pinned until `release`. A thread may use it while another one releases it.
+    from blobs. The choice decides what is fetched and what is read. Files that were chosen, and
+    files that the load writes, are pinned until `release`. A thread may use it while another one
+    releases it.
     """
 
     def __init__(self, units: PackedUnits, form: UnitForm, tensors: Mapping[str, frozenset[str]]) -> None:
@@ -30,7 +31,8 @@ class UnitSources:
         self._is_released = False
 
     def choose(self, most: Mapping[str, int] | None = None) -> None:
-        """Take the packed file of each unit that has one; with `most`, none that is larger than that says of its unit.
+        """Take the packed file of each unit that has one. With `most`, a file larger than the
+        unit's entry is not taken.
 
         Called once, before anything is fetched or read.
         """
@@ -55,7 +57,7 @@ class UnitSources:
             return frozenset(self._pinned)
 
     def find(self, unit: str) -> PackedFile | None:
-        """The packed file of a unit, which counts as used now; None where blobs were chosen.
+        """The packed file of a unit, which counts as used now; None if blobs were chosen.
 
         Raises DataLossError (PACKED_DAMAGED) for one that is not as it was written any more, or gone.
         """
@@ -64,7 +66,7 @@ class UnitSources:
         return self._units.find(self._form.name(unit), self._form.key(unit))
 
     def write(self, unit: str, data: UnitBytes) -> PackedFile | None:
-        """Write a unit's packed file and pin it; None where there is no room for it, or nobody waits any more."""
+        """Write a unit's packed file and pin it; None if there is no room for it, or if the load has ended."""
         name = self._form.name(unit)
         with self._lock:
             if self._is_released:

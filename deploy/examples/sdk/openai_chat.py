@@ -1,5 +1,5 @@
-"""A chat with what `edgectl serve` serves, by the openai library. The argument is the key that it printed; without one
-it is that which `serve` keeps for this user, and none for a site that asks for none."""
+"""A chat with what `edgectl serve` serves, by the openai library. The argument is the printed key.
+Without one it uses the key that `serve` keeps for this user, and none if the site needs none."""
 
 import os
 import sys

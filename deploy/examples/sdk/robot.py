@@ -3,7 +3,8 @@
 
     python robot.py MODEL [--deadline SECONDS] < readings.txt
 
-Every line of standard input is a reading of its sensors; for each, one line of output says what it does and why.
+Every line of standard input is a reading of its sensors. For each, one line of output names its
+action and the reason.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 
     python summarise.py MODEL FILE [--words N]
 
-The document is cut into pieces that fit, as few as possible. A long prompt goes through the pipeline in slices, so that
-all nodes work on it at once (the slices of HPipe's search), and the pieces are summarised side by side. Their summaries
-are summarised in turn, until one is left.
+The document is cut into pieces that fit, as few as possible. A long prompt passes the pipeline in
+slices, so that all nodes work on it at once (the slices of HPipe's search). The pieces are
+summarised in parallel. Their summaries are summarised in turn, until one is left.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEPT_FREE = 32
 
 
 async def pieces_of(client: Client, model: str, text: str, most: int) -> list[str]:
-    """The text in pieces of at most so many tokens."""
+    """The text in pieces of at most `most` tokens."""
     tokens = await client.tokenize(model, text, special=False)
     parts = [tokens[begin : begin + most] for begin in range(0, len(tokens), most)]
     return [await client.detokenize(model, part) for part in parts]

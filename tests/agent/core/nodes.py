@@ -1,4 +1,4 @@
-"""Where the tests of the core begin: a node that can compute, and has said so."""
+"""The start state of the core's tests: a node that can compute, and has reported it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from edgeshard_agent.core.hanging import (
 
 
 class Eyes:
-    """Looks at a step every `CHECK_S`; the first says nothing yet."""
+    """Looks at a step every `CHECK_S`; the first look gives no result yet."""
 
     def __init__(self, predicted_s: float = 0.0) -> None:
         self.now = 50.0

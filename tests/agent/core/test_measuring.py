@@ -43,7 +43,7 @@ PROBE = ProbeLinks((Peer(NodeId("p"), NodeName("p"), "127.0.0.1:2"),))
 
 
 class Node:
-    """Runs the core: `started` are the actions it was told, `answers` the reason of each answer's failure."""
+    """Runs the core: `started` are the actions it received, `answers` the reason of each answer's failure."""
 
     def __init__(self) -> None:
         self.state = STARTED
@@ -156,7 +156,7 @@ def test_a_lost_control_stream_ends_it_and_the_same_command_begins_anew(command:
     node.post(ControlLost())
     assert node.take() == [StartMeasuring(task("m", command)), StopMeasuring()] and not node.answers
     node.command("m", command)
-    node.post(MeasuringEnded(task("m", command)))  # it had come to its end when it was told to stop
+    node.post(MeasuringEnded(task("m", command)))  # it had finished when it was ordered to stop
     assert not node.take() and not node.answers
     node.post(MeasuringStopped())
     assert node.take() == [StartMeasuring(task("m", command))]
@@ -172,7 +172,7 @@ def test_a_lost_control_stream_is_nothing_to_a_node_that_measures_nothing() -> N
 
 
 class Executor:
-    """Carries actions out when the test says so, and holds the core to its word."""
+    """Carries out actions when the test calls it, and checks that the core's actions are possible."""
 
     def __init__(self, node: Node) -> None:
         self.node = node

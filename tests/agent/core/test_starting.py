@@ -1,4 +1,4 @@
-"""What waits while a node starts, or while its layers are measured, and what does not: in the pure core."""
+"""Commands that wait while a node starts or its layers are measured, and commands that do not: in the pure core."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MEASURE = MeasureCompute({"model_type": "llama"}, DType.FLOAT32, effort=Effort.Q
 
 
 def post(state: AgentState, *events: Event) -> tuple[AgentState, list[Action]]:
-    """The state behind the events, and the actions that they led to, answers left out."""
+    """The state after the events, and the actions that they caused, without answers."""
     started: list[Action] = []
     for event in events:
         state = apply(state, event)

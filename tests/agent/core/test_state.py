@@ -199,7 +199,9 @@ def test_any_order_settles_and_every_command_is_answered(seed: int) -> None:
 
 @dataclass
 class Expected:
-    """What a node owes, told anew by epochs: the answers each event must bring at once, and what is held at the end."""
+    """The outstanding duties of a node, computed from epochs only: the answers each event must
+    bring at once, and the stages that it holds at the end.
+    """
 
     started: int = 0
     """Epoch of the newest load that was begun, 0 for none."""
@@ -291,7 +293,8 @@ def test_each_event_brings_the_answers_it_must_and_no_others(seed: int) -> None:
             node.finish(fail)
             was_loaded.append(expected.loaded)
         elif roll < 0.45:
-            # Of the stage that runs, or late of one that was superseded. No epoch is begun twice beyond its release.
+            # A report of the running stage, or a late one of a superseded stage. No epoch is begun
+            # twice beyond its release.
             past = [epoch for epoch in was_loaded if epoch != expected.started]
             broken = rng.choice([expected.loaded, *past])
             answers = expected.broke(broken)

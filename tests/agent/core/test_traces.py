@@ -33,7 +33,7 @@ FOUND = StageTrace(0, "a", LayerRange(0, 4), ())
 
 
 class Node:
-    """Runs the core: `started` are the traces it was told to take, `answers` what it said to each command."""
+    """Runs the core: `started` are the traces it was ordered to take, `answers` its answers to each command."""
 
     def __init__(self) -> None:
         self.state = STARTED

@@ -40,7 +40,7 @@ REQUEST = RequestId("r")
 
 
 class SlowTokenizer:
-    """Encodes when told to."""
+    """Encodes when the test allows it."""
 
     longest_token_bytes = 16
     special_tokens: ClassVar[dict[str, int]] = {}
@@ -85,7 +85,7 @@ class Rig:
         return Epoch(scheduler, self.offer, self.heard, None, self.failures.append)
 
     def heard(self, output: HeadEvent) -> None:
-        """That a request was let in stands apart: nothing but metrics comes of it."""
+        """Admissions are recorded separately: only metrics depend on them."""
         if isinstance(output.event, RequestAdmitted):
             self.admitted.append(str(output.request_id))
         else:
@@ -105,7 +105,7 @@ class Rig:
 
 
 async def begin(rig: Rig) -> asyncio.Task[None]:
-    """A text request, up to where it waits for the tokenizer."""
+    """A text request, up to its wait for the tokenizer."""
     task = asyncio.create_task(rig.head.start_request(StartRequest(REQUEST, Generation("some text", 4))))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -333,7 +333,7 @@ async def refuse_a_long_prompt() -> tuple[float, float]:
     """The seconds of the loop's longest turn meanwhile, and of it all."""
     tokenizer = Tokenizer.load(Path(edgeshard.__file__).parent / "demo_model" / "tokenizer.json")
     batching = Batching(Mode.NO_BUBBLES, 1, 1, 1)
-    context = 100_000  # less than the prompt has, and more than could be told from its bytes
+    context = 100_000  # less than the prompt has, and more than its bytes imply
     scheduler = Scheduler(BlockAllocator(4, 16), Limits(context, 4), batching, Chunking(16), frozenset())
     out: list[HeadEvent] = []
     limits = HeadLimits(4096, 64, context)
@@ -394,7 +394,7 @@ def scored(number: int, request: int, position: int, count: int) -> ReturnedStep
 
 
 def said(rig: Rig) -> list[tuple[int, int]]:
-    """(position, count) of what was said of prompts."""
+    """(position, count) of the emitted scores of prompts."""
     scores = [output.event for output in rig.out if isinstance(output.event, PromptLogprobs)]
     return [(part.position, len(part.logprobs)) for part in scores]
 

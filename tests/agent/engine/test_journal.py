@@ -1,4 +1,4 @@
-"""What a head tells the next coordinator of the requests it has, and of those that are over."""
+"""The head's report to the next coordinator, of running requests and of finished ones."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ PARTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module", params=["demo", *PARTS])
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A function that says what a text is in this process, and what in the other."""
+    """A function that returns the result for a text in this process, and in the other."""
     name, path = request.param, DEMO_MODEL / "tokenizer.json"
     if name != "demo":
         path = write_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json", **PARTS[name])

@@ -1,4 +1,4 @@
-"""A stage at work, with a model that does as the test says."""
+"""A stage at work, with a model whose behaviour the test sets."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Stage:
         assert await asyncio.to_thread(self.model.begun.wait, PATIENCE_S)
 
     async def all_told(self) -> None:
-        """Whatever was offered has been through the compute thread, and the event loop has heard of it."""
+        """Wait until all offered steps have passed the compute thread, and the event loop has their results."""
         self.model.let.set()
         await self.worker.run(lambda: None)
         await asyncio.sleep(0)
@@ -132,7 +132,7 @@ async def test_steps_run_in_order_and_are_told_in_order(stage: Stage) -> None:
 
 async def test_a_stage_that_streams_runs_a_sweep_at_once_when_all_of_it_is_there(stage: Stage) -> None:
     stage.model.streaming = StageStreaming(10, 90)
-    stage.model.together = 2  # of three; the last one follows alone
+    stage.model.together = 2  # two of three; the last one runs by itself
     stage.offer(0, following=2)
     stage.offer(1, following=1)
     await asyncio.sleep(0)
@@ -193,7 +193,7 @@ async def test_a_result_that_nobody_takes_fails_the_stage(stage: Stage, failing:
 
 
 class Clock:
-    """Shows what the test says."""
+    """Shows the time that the test sets."""
 
     def __init__(self) -> None:
         self.time = 10.0

@@ -1,4 +1,6 @@
-"""Prompts are tokenised few at a time and in a fair order, and not at all where they cannot fit or nobody waits."""
+"""Prompts are tokenised few at a time and in a fair order. A prompt that cannot fit, or whose
+client has left, is not tokenised.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ LIMIT_S = 60
 
 
 class GatedTokenizer:
-    """Encodes a text when it is let through, and says which it is at."""
+    """Encodes a text when the test allows it, and reports the current one."""
 
     longest_token_bytes = 1 << 20
     special_tokens: ClassVar[dict[str, int]] = {}
@@ -179,7 +181,7 @@ def asked(prompt: str | tuple[int, ...], new_tokens: int = 4) -> StartRequest:
 
 
 class Uncalled:
-    """A tokenizer that nobody may ask."""
+    """A tokenizer that must not be called."""
 
     special_tokens: ClassVar[dict[str, int]] = {}
 

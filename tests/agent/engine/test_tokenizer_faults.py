@@ -1,4 +1,4 @@
-"""What a tokenizer's library throws, panics of its Rust code among it, is an answer and no end of a task."""
+"""An error of a tokenizer's library, also a panic of its Rust code, becomes an answer and does not end a task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the stage that samples was told of guesses: by step, once, and no more than matters."""
+"""The guesses that the sampling stage received: by step, once, and only the needed ones."""
 
 from __future__ import annotations
 

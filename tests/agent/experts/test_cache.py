@@ -1,4 +1,4 @@
-"""What stays in memory of a mixture's experts: never more than there is room for, and one read each in prompts."""
+"""The experts of a mixture that stay in memory: never more than fit, and each read once in a prompt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAYERS, EXPERTS, CHOSEN = 4, 8, 2
 
 
 def replay(choices: Choices, cache: ExpertCache) -> Counts:
-    """What a cache does on recorded routing, token by token, where what is read ahead is always there in time."""
+    """The counts of a cache on recorded routing, token by token, if every read ahead finishes in time."""
     for token in choices:
         for layer, chosen in enumerate(token):
             for expert in cache.likely(layer):
@@ -28,7 +28,7 @@ def replay(choices: Choices, cache: ExpertCache) -> Counts:
 
 
 def routing(tokens: int, seed: int = 0) -> Choices:
-    """Skewed routing that follows from the layer before, but for every fifth choice."""
+    """Skewed routing that follows from the previous layer, except for every fifth choice."""
     random = np.random.default_rng(seed)
     skew = np.arange(EXPERTS, 0, -1.0) ** 2
     follows = np.random.default_rng(7).permuted(np.tile(np.arange(EXPERTS), (LAYERS, 1)), axis=1)
@@ -56,7 +56,7 @@ def caches(slots: int, sizes: Sizes = EVEN) -> list[ExpertCache]:
 
 
 class Memory:
-    """Does what a cache says, and notes what would go wrong."""
+    """Executes the cache's decisions, and records invalid ones."""
 
     def __init__(self, cache: ExpertCache, slots: int, sizes: Sizes) -> None:
         self.cache, self.room, self.sizes = cache, 10 * slots, sizes
@@ -110,7 +110,9 @@ def test_with_room_for_all_each_is_read_once() -> None:
 
 
 def test_a_forecast_is_what_was_seen() -> None:
-    """Where one expert always follows another, it is nearly certain; of what is not known the share is told."""
+    """If one expert always follows another, it is nearly certain; for unknown choices the expert's
+    share is returned.
+    """
     choices = np.zeros((400, 3, 1), np.int16)
     choices[::2] = 1  # token after token: all zeros, all ones
     table = learn(choices, 2)

@@ -1,4 +1,6 @@
-"""What guides may use: cheap masks cost nothing, dear ones a share of a core, and nobody waits for another's."""
+"""The budget of guides: cheap masks cost nothing, expensive ones use a share of a core, and no
+party waits for another's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Masks lead to what a guide says, go on anywhere from the answer's tokens, and no guide harms another request."""
+"""Masks lead to answers that satisfy the guide and continue anywhere from the answer's tokens, and
+no guide harms another request.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,7 @@ def allowed(banned: Banned) -> list[int]:
 
 
 def walk(guided: Guided, chance: random.Random, most: int = 200) -> list[int]:
-    """Any answer that the guide allows, its end included where it ends."""
+    """A random answer that the guide allows, with its end if it ends."""
     answer: list[int] = []
     while len(answer) < most and EOS not in answer:
         answer.append(chance.choice(allowed(guided.banned())))
@@ -131,7 +133,7 @@ def test_masks_ahead_of_forced_tokens_are_those_of_each_place(guides: Guides, gu
 
 
 def test_a_run_of_forced_tokens_is_asked_for_once(guides: Guides, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its length counts as what it is: a text of any length is said at most so many tokens at a time."""
+    """Its length counts as it is: of a text of any length, at most a fixed number of tokens is sent at a time."""
     asked: list[Path] = []
     ask = Guides._ask
 
@@ -235,7 +237,7 @@ def test_a_guide_changes_its_own_row_alone(guides: Guides) -> None:
         for request, guide in guided.items():
             sampler.open_guide(request, guide, ())
         drawn = sampler.draw(logits.clone(), wanted)
-        assert not drawn.pending  # nobody said that a token may be late
+        assert not drawn.pending  # this guide has no permission to be late
         return {token.request: token for token in drawn.tokens}, {failure.request for failure in drawn.guide_failures}
 
     plain, none = run({})
@@ -272,7 +274,7 @@ def slow() -> Iterator[SlowGuides]:
 
 
 def drawn_late(sampler: Sampler) -> StepResult:
-    """What comes once it is there: a step that has no row of its own is asked again and again."""
+    """The late result once it is ready: a step without a row of its own is queried repeatedly."""
     until_s = time.monotonic() + 20
     while not (drawn := sampler.draw(None, [])).tokens and not drawn.guide_failures:
         assert time.monotonic() < until_s

@@ -1,6 +1,6 @@
 """One node in this process: its hosting, its loader and its cache over real files and tiny real models.
 
-The coordinator's store is an object. Stages have no links: what they compute is asked of their models.
+The coordinator's store is an object. Stages have no links: the test calls their models for results.
 """
 
 from __future__ import annotations

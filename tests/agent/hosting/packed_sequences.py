@@ -1,8 +1,9 @@
 """Random sequences of what a node that packs goes through, each decided by its seed: stages, standbys, damage,
 eviction.
 
-After each step every stage computes what a stage computes that was loaded from the checkpoint, the cache is within its
-limit, and what it counts is what lies on the disk. In the end nothing is held, open or left behind.
+After each step, every stage computes the same as a stage loaded from the checkpoint. The cache is
+within its limit, and its count equals the bytes on the disk. In the end nothing is held, open or
+left over.
 
     python -m tests.agent.hosting.packed_sequences --sequences 2000 [--first SEED] [--trace]
 """
@@ -110,7 +111,7 @@ class Sequence:
             _demand(set(self._node.store.fetched) <= before, f"{form} fetched more than it lacked")
 
     async def _deploy_beside(self) -> None:
-        """A load beside a standby's, a drop, damage, or an eviction."""
+        """A load during a standby's load, a drop, damage, or an eviction."""
         name, form, free = self._drawn_name(), self._drawn_form(), 0
         free = self._free(name)
         beside = self._random.choice(["standby", "its standby", "drop", "damage", "evict", "deploy"])
@@ -223,7 +224,7 @@ class Sequence:
     # -- what must hold ------------------------------------------------------------------------------------------------
 
     def _free(self, name: str) -> int:
-        """Bytes of the cache that nobody holds."""
+        """Bytes of the cache that are not pinned."""
         return self._node.cache.limit_bytes - self._node.pinned_bytes
 
     def _expected(self, form: Form) -> frozenset[str]:
@@ -290,7 +291,7 @@ class Sequence:
 
 
 def _most_bytes(form: Form, *, packs: bool = False) -> int:
-    """What a load may need of the cache at most: its blobs, and its packed files where it streams, or `packs`."""
+    """The most that a load may need of the cache: its blobs and, if it streams or `packs`, its packed files."""
     files = 0
     if form.streams or packs:
         files = reference(Form(form.model, form.layers, form.dtype, form.quantisation)).parameter_bytes

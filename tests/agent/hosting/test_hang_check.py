@@ -1,4 +1,4 @@
-"""A compute thread that hangs: the stages of the node fail, and what else it is asked for is refused and not left."""
+"""A compute thread that hangs: the stages of the node fail, and other commands are refused instead of left open."""
 
 from __future__ import annotations
 

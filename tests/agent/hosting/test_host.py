@@ -1,4 +1,4 @@
-"""Taking stages up and down: whatever interrupts it, no pin, task, receiver or weight stays behind."""
+"""Loading and removing stages: after any interruption, no pin, task, receiver or weight remains."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ BLOB = Digest("a" * 64)
 
 
 class Node:
-    """A `Hosting` over real weights; the neighbour is an address where nobody listens."""
+    """A `Hosting` over real weights; the neighbour is an address without a listener."""
 
     def __init__(self, model: Path, directory: Path) -> None:
         self.cache = BlobCache(directory, 1 << 30)
@@ -210,7 +210,7 @@ def node(starting: Node) -> Node:
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
-    """Cyclic garbage stays where it is unless somebody asks for it."""
+    """Cyclic garbage stays until the test collects it."""
     gc.disable()
     yield
     gc.enable()
@@ -440,7 +440,7 @@ async def test_the_start_is_in_the_dump_and_replays(starting: Node) -> None:
 
 
 async def test_a_node_whose_compute_thread_hangs_refuses_a_stage_and_releases_one(node: Node) -> None:
-    """Its coordinator must not wait for it: it goes on without this node."""
+    """Its coordinator must not wait for it: it continues without this node."""
     node.command("p1", node.prepare(1))
     assert (await node.answer("p1")).failure is None
     busy = threading.Event()

@@ -1,4 +1,6 @@
-"""What the head's node reads of a model beside its tensors: bounded, off the event loop, and typed when it is wrong."""
+"""The files that the head's node reads of a model besides its tensors: bounded, off the event loop,
+and with typed errors.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ SETTINGS = "generation_config.json"
 
 
 class Node:
-    """A model in a coordinator's store, and a loader that fetches from it. `files` are those of the model."""
+    """A model in a coordinator's store, and a loader that fetches from it. `files` are the model's files."""
 
     def __init__(self, server: Any, channel: grpc.aio.Channel, directory: Path, cache: BlobCache) -> None:
         self.server = server

@@ -1,4 +1,4 @@
-"""What an agent's metrics say of weights that are streamed, of packed units, and of KV that is kept aside."""
+"""An agent's metrics of streamed weights, of packed units, and of swapped KV."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A measurement gives way to steps: when it is stopped, goes on and ends, in virtual time; and what it drops."""
+"""A measurement yields to steps: when it is stopped, continues and ends, in virtual time; and what it drops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node says of its huge pages, from the kernel's list of its mappings."""
+"""A node's report of its huge pages, from the kernel's list of its mappings."""
 
 from __future__ import annotations
 

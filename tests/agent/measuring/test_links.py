@@ -35,7 +35,7 @@ async def test_a_loopback_link_is_measured() -> None:
             link = await probe_link(peer_at(address), None, schedule)
             assert link.latency_s > 0
             assert schedule.sent_bytes <= schedule.most_bytes
-            # The line says what the probes took, the way back taken off.
+            # The line reports the time of the probes, minus the way back.
             largest = max(schedule.answers)
             took_s = statistics.median(schedule.answers[largest])
             if (

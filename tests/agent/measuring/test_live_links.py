@@ -1,4 +1,4 @@
-"""What real frames say of a link: measured where they arrive, told to the sender, sometimes to the coordinator."""
+"""Real frames measure a link: measured on arrival, sent to the sender, sometimes to the coordinator."""
 
 from __future__ import annotations
 

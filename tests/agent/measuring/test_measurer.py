@@ -67,7 +67,7 @@ model = "llama2-7b"
 
 
 class Node:
-    """A measurer and what it told."""
+    """A measurer and its reports."""
 
     def __init__(self, state_dir: Path, memory: int | None = None, emulation: Emulation | None = None) -> None:
         self.reports: list[ProfileReport] = []

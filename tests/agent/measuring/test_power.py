@@ -134,7 +134,7 @@ def wait_for(sensor: Load, readings: int) -> None:
 
 @pytest.fixture
 def sensor(monkeypatch: pytest.MonkeyPatch) -> Load:
-    """One beside which a rest is as long as a few readings take, however late the thread that reads begins."""
+    """A sensor for which a rest lasts as long as a few readings, however late the reading thread begins."""
     sensor = Load()
     rest = SimpleNamespace(sleep=lambda _: wait_for(sensor, sensor.readings + 5), monotonic=time.monotonic)
     monkeypatch.setattr(power, "time", rest)
@@ -172,7 +172,7 @@ def test_a_profile_tells_the_power_of_its_measurement(
     tiny_config: dict[str, Any], sensor: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def told(what: str, done: int, total: int) -> None:
-        if what.startswith("block"):  # the layers are what it is read beside
+        if what.startswith("block"):  # the layers are measured while the sensor is read
             wait_for(sensor, sensor.readings + 2)
 
     monkeypatch.setattr(compute, "find_sensor", lambda device: sensor)

@@ -119,7 +119,7 @@ def saved_checkpoint(model: Any, path: Path, config: dict[str, Any], lengths: Se
 
 
 def _apart(model: Any, ids: np.ndarray, whole: torch.Tensor) -> float:
-    """How far the logits of a sequence that goes token by token are from those of the whole."""
+    """The distance between the logits of a sequence that runs token by token and of the whole sequence."""
     cache, apart = None, 0.0
     for token, logits in zip(ids, whole, strict=True):
         out = model(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
@@ -128,7 +128,7 @@ def _apart(model: Any, ids: np.ndarray, whole: torch.Tensor) -> float:
 
 
 def _join(file: Path, config: dict[str, Any]) -> None:
-    """Have the experts of each layer in the tensors that the family's record says may hold all of them."""
+    """Store the experts of each layer in the joint tensors that the family's record allows."""
     experts = read_config(config).architecture.experts
     assert experts is not None
     tensors = load_file(file)
@@ -190,7 +190,7 @@ class TinyHead:
         return StepPlan(grants=tuple(grants), spans=tuple(planned))
 
     def _slot(self, request: int) -> int:
-        """In another order than requests, so that nobody confuses the two."""
+        """In another order than requests, so that the test cannot confuse the two."""
         return SLOTS - 1 - request
 
     def inputs(self, plan: StepPlan) -> np.ndarray:

@@ -1,7 +1,7 @@
 """The table of tiny models that every test of equivalence goes through: a row or more for each family.
 
 A row is a configuration of transformers with the family's options switched on; adding it is all the testing a new
-family needs. What the mutants need to know of a row is read off its record.
+family needs. The mutants read their data of a row from its record.
 """
 
 from __future__ import annotations
@@ -1110,7 +1110,7 @@ WITHOUT_A_CLASS = frozenset({"exaone"})
 
 @cache
 def decoder_of(name: str) -> Decoder:
-    """What a row's config.json says."""
+    """The decoder of a row's config.json."""
     return read_config(json.loads(VARIANTS[name].library_config().to_json_string(use_diff=False)))
 
 

@@ -152,7 +152,7 @@ def shrunk(config: Mapping[str, Any], layers: int = LAYERS) -> dict[str, Any]:
 
 
 def _class_sizes(decoder: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes that the class of a `text_config` has for keys that it leaves out; they are those of a large model."""
+    """The defaults of a `text_config`'s class for omitted keys; they are the sizes of a large model."""
     values = CONFIG_MAPPING[decoder["model_type"]]().to_dict()
     return {key: values[key] for key in _SIZES if values.get(key) is not None}
 

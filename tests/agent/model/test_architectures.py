@@ -456,7 +456,7 @@ def test_the_stages_of_a_cut_hold_every_tensor(checkpoint: Any) -> None:
 
 
 def test_blocks_beyond_the_ones_that_run_are_left_alone() -> None:
-    """Some checkpoints hold blocks for predicting several tokens behind those of the model."""
+    """Some checkpoints hold additional blocks, for predicting several tokens, after the model's own."""
     record = replace(architecture_named("llama"), further_blocks="num_nextn_predict_layers")
     fields = ConfigFields(LLAMA | {"num_nextn_predict_layers": 1}, defaults=record.defaults)
     units = [is_further_block(record, fields, index) for index in (3, 4, 5)]

@@ -1,4 +1,4 @@
-"""What a row of a step gives does not depend on the rows beside it, nor on how the step is carried out."""
+"""The result of a row of a step does not depend on the other rows, nor on how the step is carried out."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def load(checkpoint: Any, dtype: DType, quantisation: Quantisation | None = None
 
 
 def answers(stage: StageModel, checkpoint: Any, tiny_head: Any, steps: Any) -> dict[int, torch.Tensor]:
-    """The logits of each request's last step, after each was prefilled alone."""
+    """The logits of each request's last step, after each prefill ran by itself."""
     stage.reset()
     head = tiny_head([stage], checkpoint.sequences)
     for request, count in enumerate((12, 5, 7)):

@@ -1,7 +1,9 @@
-"""A draft beside real stages: the tokens and log-probabilities stay bit for bit, and it draws as the model would.
+"""A draft with real stages: the tokens and log-probabilities stay bit for bit, and it draws as the
+model would.
 
-The demo model as its own draft guesses nothing wrong, and only as long as it draws with the same numbers, reads each
-token once, cuts what was wrong, and counts penalties as the model does: each of these, left out, fails here.
+The demo model as its own draft never guesses wrong. That holds only if it draws with the same
+numbers, reads each token once, cuts wrong guesses, and counts penalties as the model does. If any
+of these is missing, a test fails.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ BLOCKS, PLACES = 96, 3
 
 
 class Clock:
-    """Each look at it is so many seconds later."""
+    """Each reading of it is a fixed number of seconds later."""
 
     def __init__(self, seconds: float) -> None:
         self._now = 0.0
@@ -78,7 +80,7 @@ def _closed() -> Iterator[None]:
 
 
 class Always(Drafter):
-    """Guesses as many as it is asked for, whatever they cost."""
+    """Makes as many guesses as requested, whatever they cost."""
 
     def __init__(self, steps: DraftSteps, vocab_size: int = 4096) -> None:
         super().__init__(steps, PLACES, vocab_size)
@@ -159,7 +161,7 @@ def test_a_draft_that_is_the_model_itself_is_always_right(name: str, in_native_r
 
 @needs_bits
 def test_wrong_guesses_leave_no_trace_in_what_the_draft_knows() -> None:
-    """Every third guess is spoilt on its way to the step: the others stay right."""
+    """Every third guess is spoilt before the step: the others stay right."""
 
     class Spoilt(Always):
         spoilt = 0
@@ -206,7 +208,7 @@ def test_requests_that_give_way_and_ones_that_are_cancelled_get_their_answers(sw
 
 @needs_bits
 def test_rows_in_native_calls_have_the_logits_of_a_stage() -> None:
-    """Whatever pieces a text comes in, also where some of it is read again."""
+    """The text may be cut anywhere, also if some of it is read again."""
     tokens, pieces = text(150), [(0, 128), (128, 130), (130, 131), (129, 133), (133, 134), (120, 150)]
     found = []
     for in_native_rows in (True, False):
@@ -252,7 +254,7 @@ def test_its_memory_is_bounded_whoever_asks() -> None:
 
 
 def test_a_place_is_empty_for_whoever_gets_it() -> None:
-    """Not even what nobody reads of a request before is left."""
+    """Even unread data of a former request is gone."""
     own, pool = drafter("small"), draft_model("small").pool
     for request in range(PLACES):
         own.guess([ask(request, text(60))])

@@ -1,7 +1,8 @@
 """Models of eight layers, and sequences beyond two chunks of transformers' delta rules, in chunks, packed and decoded.
 
-The tables of test_equivalence.py have four layers and sequences of up to 21 tokens, in which transformers' form for
-prompts takes one chunk of 64; here an error of a state would add up over more layers and more steps.
+The tables of test_equivalence.py have four layers and sequences of up to 21 tokens, for which
+transformers' form for prompts takes one chunk of 64. Here an error of a state would add up over
+more layers and more steps.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ STEPS = (
     [(0, 5)],
     *([[(request, 1) for request in range(8)]] * DECODED),
 )
-"""(request, tokens) of each step: chunks of prompts, some beside others and beside single tokens; then eight requests,
-a token of each at once."""
+"""(request, tokens) of each step: chunks of prompts, some with other chunks and with single tokens;
+then eight requests, a token of each at once."""
 
 
 def deeper(variant: Variant) -> Variant:

@@ -85,7 +85,7 @@ def run_packed(checkpoint: Any, stages: Sequence[Any], tiny_head: Any) -> str:
 
 
 def run_whole(checkpoint: Any, stages: Sequence[Any], tiny_head: Any) -> str:
-    """Each sequence alone: prefill of all but three tokens, then decode, its blocks in a row."""
+    """Each sequence by itself: prefill of all but three tokens, then decode, with its blocks in a row."""
     head = tiny_head(stages, checkpoint.sequences, contiguous=True)
     for request, ids in enumerate(checkpoint.sequences):
         parts = [head.step([(request, len(ids) - 3)])[request]]
@@ -118,7 +118,7 @@ def test_every_cut_gives_the_unsplit_models_logits(checkpoint: Any, cut: Any, ti
 
 @pytest.fixture
 def as_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps are attended by torch, over arenas of rows, as where there are no kernels of our own."""
+    """Steps are attended by torch, over arenas of rows, as on a device without our own kernels."""
 
     def elsewhere(self: StepAttention, pool: KvPool, spans: Sequence[Span], device: torch.device) -> None:
         self._arenas, self._tables, self._gathered = pool.arena, None, GatheredSpans(pool, spans, device)
@@ -148,8 +148,8 @@ def test_what_accelerators_run_gives_the_unsplit_models_logits(
     monkeypatch.setattr(gathered_module, "causal_lower_right", lower_right)
     assert run_whole(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head) == ""
     assert run_packed(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head) == ""
-    # Of the steps above the pieces of prompts that continue one, where a layer has no window; once a stage. Layers that
-    # attend within 16 positions cut one of them there.
+    # Count the pieces of prompts in the steps above that continue one, for layers without a window;
+    # once a stage. Layers that attend within 16 positions cut one of them there.
     in_chunks = architecture_named(checkpoint.manifest.architecture).chunks is not None
     assert set(chunks) in (set(), {(6, 11), (3, 14), (4, 18), (4, 13), *([(2, 16)] if in_chunks else [])})
     assert len(chunks) <= 2 * 4 * (2 if in_chunks else 1)
@@ -434,7 +434,7 @@ def test_a_half_precision_pool_under_a_float32_model(checkpoint: Any, tiny_head:
 
 @pytest.mark.parametrize("variant", ["llama-plain", "mistral-window"])
 def test_keys_and_values_of_4_bits_through_two_stages(checkpoint: Any, tiny_head: Any) -> None:
-    """What the cut is does not matter, and the answer stays near."""
+    """The cut does not matter, and the answer stays near."""
     halves, whole = (
         torch.cat([head.step([(0, 18)])[0], head.step([(0, 1), (1, 4)])[0]])
         for cut in (HALVES, [LayerRange(0, 4)])

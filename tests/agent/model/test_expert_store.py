@@ -218,7 +218,7 @@ def test_what_the_cache_does_is_told(tmp_path: Path) -> None:
 
 
 def test_loading_counts_experts_once_however_they_come(tmp_path: Path) -> None:
-    """From tensors and from packed files, with and without a cache: the same bytes, but for what pads files."""
+    """From tensors and from packed files, with and without a cache: the same bytes, except for the files' padding."""
     plain, kept = load(PLAIN, None), units(tmp_path / "packed")
     budget = budget_of(plain, 0.0)
     for _ in range(2):

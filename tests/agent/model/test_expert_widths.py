@@ -1,4 +1,4 @@
-"""Experts with widths of their own: each is packed as the model says, beside the same other weights."""
+"""Experts with widths of their own: each is packed as the model states, and the other weights are the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What single families refuse, and that the planner's sizes are those of transformers' models, for every row."""
+"""Options that single families refuse. For every row, the planner's sizes equal the sizes of transformers' models."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""With guesses or without, the same tokens and log-probabilities come, bit for bit; no stage takes a guess for more.
+"""The same tokens and log-probabilities with guesses or without, bit for bit; no stage treats a
+guess as more.
 
-These mutants fail here: the sampler counts a row without comparing its guess; the pool lets a span begin before what
-was certain, calls a block full for its guesses, keeps guesses aside, or goes on from states behind another position.
+These mutants fail here. The sampler counts a row without comparing its guess. The pool lets a span
+begin before certain positions, treats a block as full because of guesses, swaps out guesses, or
+starts from states after another position.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ PENALTY = Sampling(repetition_penalty=1000.0)
 
 
 def drawn(sampling: Sampling, assumed: Sequence[int], rows: torch.Tensor = ROWS) -> list[int]:
-    """The tokens of one request, whose rows behind the first have these guesses."""
+    """The tokens of one request, whose rows after the first have these guesses."""
     sampler = Sampler(VOCAB)
     sampler.open(1, sampling, ())
     count = len(assumed) + 1
@@ -84,13 +86,13 @@ def test_a_row_counts_while_all_guesses_before_it_are_what_was_drawn(sampling: S
     for wrong in range(6):
         guesses = [token if index < wrong else (token + 1) % VOCAB for index, token in enumerate(right[:5])]
         assert drawn(sampling, guesses, rows) == right[: min(wrong, 5) + 1]
-    later = [right[0], (right[1] + 1) % VOCAB, right[2], right[3]]  # right again behind a wrong one
+    later = [right[0], (right[1] + 1) % VOCAB, right[2], right[3]]  # right again after a wrong one
     assert drawn(sampling, later, rows) == right[:2]
     assert sampling is not PENALTY or len(set(right)) == 6
 
 
 def test_a_row_behind_a_wrong_guess_may_be_anything() -> None:
-    """Its numbers came of a text that nobody drew."""
+    """Its numbers belong to a text that was not drawn."""
     rows = ROWS.clone()
     rows[2:] = torch.nan
     first = drawn(Sampling(), [], rows)[0]
@@ -238,7 +240,7 @@ class Run:
     tokens: dict[str, list[Row]] = field(default_factory=dict)
     longest_result: int = 0
     lost: int = 0
-    """Of so many steps with guesses one's do not come in time, where head and sampling stage are apart."""
+    """One of this many steps with guesses gets them too late, if head and sampling stage are separate nodes."""
     told_steps: int = 0
     drafter: Drafter | None = None
 
@@ -331,7 +333,7 @@ def run(
 
 @dataclass
 class Remembered:
-    """Guesses what came without guesses, but for some tokens: a random model seldom repeats itself."""
+    """Guesses the tokens of a run without guesses, except some: a random model seldom repeats itself."""
 
     texts: list[list[int]]
 
@@ -540,7 +542,7 @@ def test_requests_with_states_give_way_or_are_cancelled_between_guesses(scheme: 
 def test_states_that_are_not_rolled_back_show_in_the_answers(
     scheme: str, mutant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So the tests of models with states fail where a stage goes on from the wrong slot."""
+    """So the tests of models with states fail if a stage starts from the wrong slot."""
     requests = {"r": (LIST, generation(sampling=Sampling(logprobs=True), max_new_tokens=150, ignore_eos=True))}
     plain, _ = run(requests, False, scheme)
     slot_behind = KvTable.slot_behind

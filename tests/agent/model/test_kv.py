@@ -125,7 +125,7 @@ def test_a_step_is_refused_as_a_whole(pool: KvPool, bad: StepPlan) -> None:
 
 @pytest.fixture
 def sharing(pool: KvPool) -> KvPool:
-    """Request 3 shares the full block 5 with request 1 and goes on in block 0."""
+    """Request 3 shares the full block 5 with request 1 and continues in block 0."""
     pool.commit(pool.check(StepPlan(grants=(KvGrant(3, 0, (5,), filled=4), KvGrant(3, 1, (0,))))))
     pool.begin_span(3, 4, 2, truncate_allowed=True)
     return pool

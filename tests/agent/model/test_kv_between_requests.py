@@ -110,8 +110,8 @@ def test_nothing_of_a_client_is_left_in_blocks_that_another_has(
     tokens = pipeline.run("a", "client/a", prompt, 4)
     of_a = pipeline.rows()
     assert len(of_a) > 0.9 * written, "nearly every slot was filled, with something of its own"
-    # Tokens of its own, since the first layer's values are those of the token alone. They take all blocks of the pool,
-    # and of the last one a single slot.
+    # Tokens of its own, since the first layer's values depend only on the token. They take all
+    # blocks of the pool, and of the last one a single slot.
     own = sorted(set(range(60)) - tokens)
     other = [own[i % 13] for i in range((BLOCKS - 1) * SIZE + 1)]
     pipeline.run("b", "client/b", other, 1)
@@ -164,7 +164,7 @@ def test_a_refused_step_zeroes_nothing(pool: KvPool) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/maps").is_file(), reason="this system does not tell")
 def test_the_memory_of_a_pool_goes_back_to_the_system() -> None:
-    """Which zeroes it before anybody has it again."""
+    """The system zeroes it before another process gets it."""
     pool = KvPool(LayerRange(0, 4), KvMemory(DType.FLOAT32, 64, 16), [KvHeads(4, 64)] * 4, "cpu")
     address = pool.arena(0).keys.data_ptr()
     assert is_mapped(address)

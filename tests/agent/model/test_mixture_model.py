@@ -1,4 +1,4 @@
-"""The shipped mixture of experts: it has learned to read, and widths of its experts cost what the tool says."""
+"""The shipped mixture of experts: it has learned to read, and the widths of its experts cost what the tool reports."""
 
 from __future__ import annotations
 

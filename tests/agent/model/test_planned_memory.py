@@ -1,4 +1,6 @@
-"""Memory that a plan counts for a layer, from config.json alone, is what a process takes for it at its real widths."""
+"""The memory that a plan counts for a layer, from config.json only, equals the memory of a process
+for it at its real widths.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ MODELS = {
 """How many kinds of layers a model has, and how many experts of each fit this test; theirs are all alike."""
 CASES = [(name, kind) for name, (kinds, _) in MODELS.items() for kind in range(kinds)]
 KEPT_BYTES = 256 << 20
-"""About as much of keys and values, and of states: beside it what any stage takes, 2 MiB, is little."""
+"""About this size of keys and values, and of states; the 2 MiB that any stage takes are little compared with it."""
 BLOCK_TOKENS = 16
 MOST_OFF = 0.02
 

@@ -63,7 +63,7 @@ EXAONE_TENSORS = {
     "up_proj": "c_fc_1",
     "down_proj": "c_proj",
 }
-"""The names of EXAONE 3.5 for those of llama: transformers has no class for it."""
+"""Maps the names of EXAONE 3.5 to llama's: transformers has no class for it."""
 
 
 def reference_config(name: str, path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""The frequencies of our own rotary embeddings are those of transformers, for every config that is run."""
+"""The frequencies of our own rotary embeddings equal transformers', for every config that runs."""
 
 from __future__ import annotations
 

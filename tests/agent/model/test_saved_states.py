@@ -1,5 +1,5 @@
-"""Stages of real hybrids: a request that begins from saved states goes on with the bits of the one they are of, and one
-that goes on behind a guess with those of one for which nothing was guessed."""
+"""Stages of real hybrids. A request that begins from saved states has the same bits as the request
+that saved them. A request that continues after a guess has the same bits as one without guesses."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_restored_request_has_the_bits_of_the_one_that_was_saved(
 def test_a_request_goes_on_behind_any_of_its_guesses(
     name: str, dtype: DType, checkpoint_of: Callable[[str], Any]
 ) -> None:
-    """Right guesses, wrong ones behind them, and none, beside a request for which nothing is guessed."""
+    """Right guesses, wrong ones after them, and none, next to a request without guesses."""
     checkpoint = checkpoint_of(name)
     decoder = decoder_of(name)
     stages = [checkpoint.load(layers, dtype, guess_slots=4) for layers in (LayerRange(0, 2), LayerRange(2, 4))]

@@ -178,7 +178,7 @@ def test_what_the_head_may_not_ask_of_slots_is_refused_and_changes_nothing(
 
 @pytest.fixture
 def guessing() -> KvPool:
-    """Three slots and, behind them, four for guesses; requests 1 and 2 have 5 and 2 certain positions."""
+    """Three slots, followed by four for guesses; requests 1 and 2 have 5 and 2 certain positions."""
     pool = made(3, 4)
     pool.swap = SwapSpace(4)
     for request, blocks, tokens in ((1, (0, 1, 2, 5), 5), (2, (3, 4), 2)):
@@ -188,12 +188,12 @@ def guessing() -> KvPool:
 
 
 def guess(request: int, first: int, guesses: int) -> Span:
-    """One certain position, and guesses behind it."""
+    """One certain position, followed by guesses."""
     return Span(request, first, 1 + guesses, sample=True, guesses=guesses)
 
 
 def where(pool: KvPool, span: Span) -> tuple[list[int], list[int]]:
-    """Where a span that is run finds the states, and into which slots those behind its rows go."""
+    """The slots in which a span finds its states, and the slots for the states after its rows."""
     run(pool, spans=(span,))
     found = StepAttention(pool, [span], torch.device("cpu")).span_states
     assert found is not None and found.first_rows.tolist() == [0, span.token_count]
@@ -232,7 +232,7 @@ def test_no_slot_behind_a_guess_is_of_two_requests(guessing: KvPool) -> None:
 
 @pytest.mark.parametrize("way", ["frees", "swap_outs"])
 def test_slots_behind_guesses_go_with_their_request(guessing: KvPool, way: str) -> None:
-    """At once: nobody goes on from them in that step."""
+    """At once: no request starts from them in that step."""
     run(guessing, spans=(guess(1, 5, 4),))
     kept = fill(guessing, 1)
     run(guessing, **{way: (1,)}, spans=(guess(2, 2, 4),))

@@ -1,7 +1,8 @@
 """Decode steps in buffers of fixed shapes: the same numbers as step by step, whatever comes, recorded once a shape.
 
-Without a GPU a `Tape` stands for a CUDA graph: it notes the operations on tensors once and repeats them on the same
-memory, running no Python of the model again. With one, the same cases run with real graphs.
+Without a GPU, a `Tape` replaces a CUDA graph: it records the operations on tensors once and repeats
+them on the same memory, without running the model's Python again. With a GPU, the same cases run
+with real graphs.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def _repeat(calls: Sequence[_Call], output: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Strict:
-    """A recorder that must not fail: a stage would run on without it, and nobody would notice."""
+    """A recorder that must not fail: a stage would silently run on without it."""
 
     inner: Recorder
 

@@ -107,7 +107,7 @@ def _packed(tmp_path: Path) -> PackedUnits:
 
 
 def _least_budget(checkpoint: Any, units: PackedUnits, prefetched: int, **options: Any) -> int:
-    """The smallest budget, from what the refusal of a smaller one says lacks."""
+    """The smallest budget, computed from the missing bytes that a refusal reports."""
     with pytest.raises(ResourceExhaustedError) as refused:
         load(checkpoint, units, budget=1, prefetched=prefetched, **options)
     return 1 + int(refused.value.message.split("too few by ")[1].split(":")[0])
@@ -199,7 +199,7 @@ def test_a_sweep_reads_once_and_gives_what_its_steps_give(
     streamed = load(checkpoint, units, budget=_least_budget(checkpoint, units, 1), prefetched=1)
     store = streamed.weights.filled.store
     assert store is not None
-    # Two chunks of one prompt, another prompt, and a decode behind both: the steps of one sweep, in order.
+    # The steps of one sweep, in order: two chunks of one prompt, another prompt, and a decode after both.
     wanted: list[StageOutput] = []
     swept: list[StageOutput] = []
     behind: list[torch.Tensor] = []

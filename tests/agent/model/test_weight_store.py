@@ -48,7 +48,7 @@ class Unit:
 
 
 class Reads:
-    """What an observer was told."""
+    """The reads that an observer received."""
 
     def __init__(self) -> None:
         self.layers: list[int] = []

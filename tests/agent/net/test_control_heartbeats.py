@@ -37,7 +37,7 @@ DEADLINE_S = 60.0
 
 
 class Site(CoordinatorServiceServicer):
-    """Keeps what nodes say, stream by stream, and ends a stream as it is told to."""
+    """Records the nodes' messages, stream by stream, and ends a stream when the test requests it."""
 
     def __init__(self) -> None:
         self.registered: list[float] = []
@@ -72,7 +72,7 @@ class Site(CoordinatorServiceServicer):
                 self.came.notify_all()
 
     async def until(self, stream: int, count: int) -> list[Any]:
-        """What came on a stream behind its hello, so many messages at least."""
+        """At least `count` messages of a stream after its hello."""
 
         def is_there() -> bool:
             return len(self.streams) > stream and len(self.streams[stream]) > count
@@ -149,7 +149,7 @@ async def test_a_new_stream_begins_with_a_whole_one(site: Site, node: Node) -> N
 
 
 async def test_a_heartbeat_behind_the_answer_to_a_release_does_not_name_the_stage(site: Site, node: Node) -> None:
-    """Whatever was about to be said when the stage went."""
+    """Also for a change that was pending when the stage was released."""
     await site.until(0, 1)
     for number in range(2, 22):
         node.hold(replace(STAGE, epoch=Epoch(number)))

@@ -34,7 +34,7 @@ HELLO = pb.LinkHello(deployment=NAME, epoch=1, from_stage=0, to_stage=1, dialler
 
 
 class Watched:
-    """A call's context that tells which operations were cut off by a cancel, or begun while another one ran."""
+    """A call's context that records which operations were cut off by a cancel, or begun while another one ran."""
 
     def __init__(self, context: Any, wrong: list[str]) -> None:
         self._context = context
@@ -78,7 +78,7 @@ class WatchedServicer(StageServicer):
 
 
 class Neighbour:
-    """A stage behind a real server, and those who dial it."""
+    """A stage with a real server, and its dialling neighbours."""
 
     def __init__(self, servicer: WatchedServicer, channel: grpc.aio.Channel, narrow: grpc.aio.Channel) -> None:
         self.servicer = servicer
@@ -166,7 +166,7 @@ async def test_streams_that_replace_each_other_all_the_time_end_all_but_the_last
 async def test_a_stage_that_closes_between_a_hello_and_its_welcome_ends_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As when it goes to its next epoch in that moment. The stream would belong to nobody, and stay."""
+    """As when it goes to its next epoch in that moment. The stream would belong to no stage, and stay."""
     async with listening() as neighbour:
         find = neighbour.servicer._find
 

@@ -1,4 +1,4 @@
-"""Parts of a step follow what the link carries: never more than it takes in two seconds, and large where it is fast."""
+"""Parts of a step follow the link's rate: never more than it carries in two seconds, and large if it is fast."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Sending:
         self.send_all([size_bytes], late_s)
 
     def send_all(self, sizes: list[int], late_s: float = 0.0) -> None:
-        """Handed to the system one right behind the other."""
+        """Passed to the system one directly after the other."""
         for number, size in enumerate(sizes, self.step):
             self.size.note(number, size)
             self.size.sent(number, self.now)
@@ -88,7 +88,7 @@ def test_a_new_stream_says_nothing_of_what_the_one_before_carried() -> None:
 def test_no_part_takes_longer_than_a_quarter_of_a_second_once_it_was_chosen(
     rate: float, sent: list[tuple[list[int], float]]
 ) -> None:
-    """Whatever the steps are, and however late the reports: a report can only make a link look slower."""
+    """For any steps and any delay of the reports: a report can only make a link look slower."""
     link = Sending(rate)
     for sizes, late_s in sent:
         link.send_all(sizes, late_s)

@@ -1,4 +1,4 @@
-"""Writes that begin at once, one behind the other, and what becomes of them when one fails or the stream ends."""
+"""Writes that begin at once, one after the other, and their outcome if one fails or the stream ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgeshard_agent.net.prompt_writer import PromptWriter, Write
 
 
 class Line:
-    """A stream whose writes end when the test says so."""
+    """A stream whose writes end when the test ends them."""
 
     def __init__(self) -> None:
         self.waiting: deque[int] = deque()

@@ -359,8 +359,8 @@ async def test_a_node_in_the_middle_learns_how_many_tokens_are_guessed_and_not_w
 async def test_mishaps_on_the_hops_never_change_a_token(
     model: Path, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Links break and come back in the middle of answers, also of a model with states: its slots are used again, and
-    the longest prompt begins from saved states the second time."""
+    """Links break and recover in the middle of answers, also for a model with states: its slots are
+    used again, and the longest prompt begins from saved states the second time."""
     mishaps = Mishaps(seed, rate=0.2)
     monkeypatch.setattr(link_sender, "_write", mishaps.write)
     monkeypatch.setattr(link_sender, "FIRST_RETRY_S", 0.001)
@@ -383,9 +383,9 @@ async def test_mishaps_on_the_hops_never_change_a_token(
 async def test_mishaps_between_guesses_never_change_a_token(
     model: Path, seed: int, drafts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Links break and come back; each request runs alone, so that tokens are guessed for it. What is drawn repeats
-    enough for guesses to be right, and not always; a draft's are right where they come in time. But not with states,
-    where most of it is given away."""
+    """Links break and recover; each request runs by itself, so that tokens are guessed for it. The
+    drawn tokens repeat often enough for some guesses to be right, but not all. A draft's guesses
+    are right if they arrive in time. But not with states, where most of it is given away."""
 
     async def one_by_one(ring: Ring) -> dict[str, list[int]]:
         for number, prompt in enumerate(PROMPTS):

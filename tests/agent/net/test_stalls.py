@@ -131,7 +131,7 @@ async def test_a_connection_that_died_alone_is_replaced_by_another() -> None:
 
 
 async def test_a_receiver_that_answers_but_gets_nothing_is_noticed_while_the_sender_is_held_up() -> None:
-    """More than all buffers hold is on its way, so a write waits; beacons are read all the same."""
+    """More data than all buffers hold is in flight, so a write waits; keepalives are read all the same."""
     async with line() as link:
         link.send()
         assert await link.received() == [0]
@@ -146,7 +146,7 @@ async def test_a_receiver_that_answers_but_gets_nothing_is_noticed_while_the_sen
 
 
 async def test_a_large_step_on_a_slow_link_raises_no_suspicion() -> None:
-    """1 MiB at 1 Mbit/s is on its way for more than eight seconds."""
+    """1 MiB at 1 Mbit/s takes more than eight seconds."""
     async with line(bits_per_s=1e6) as link:
         began = time.monotonic()
         link.send(1 << 20)

@@ -161,7 +161,7 @@ async def test_tokens_that_are_there_together_go_in_one_message_in_order(server:
 
 
 class Starting(Quiet):
-    """A head that keeps what it is asked for."""
+    """A head that records the requests it receives."""
 
     def __init__(self) -> None:
         self.started: list[StartRequest] = []
@@ -210,7 +210,7 @@ async def test_a_request_that_the_head_cannot_read_is_refused_and_the_next_is_se
 
 
 class BeaconFront(HeadServiceServicer):
-    """Sends beacons unless it is `silent`, none behind a `last` one, and counts streams and what is said."""
+    """Sends keepalives unless it is `silent`, none after a `last` one, and counts streams and messages."""
 
     def __init__(self) -> None:
         self.streams = 0
@@ -283,7 +283,7 @@ async def test_tokens_are_answer_enough_to_beacons(server: Server, monkeypatch: 
         stream.emit(HeadEvent(RequestId("r"), Token(5, 7, "word")))
         await until(lambda: front.tokens == 1)
         seen = front.beacons
-        await until(lambda: front.beacons >= seen + 2)  # an answer may have been on its way
+        await until(lambda: front.beacons >= seen + 2)  # an answer may have been in flight
         answers = front.answers
         await until(lambda: front.beacons >= seen + 12)
         assert front.answers == answers and stream.suspicions == 0
@@ -302,7 +302,7 @@ async def test_a_head_without_requests_waits_for_no_beacon(server: Server, monke
 async def test_a_write_on_a_finished_call_is_a_lost_stream(
     server: Server, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
-    """What grpc raises when a write meets the end of its call before the reader has seen it."""
+    """The error that grpc raises if a write meets the end of its call before the reader has seen it."""
     monkeypatch.setattr(attach, "RETRY_S", 0.0)
     front = ring_module.Front()
     add_HeadServiceServicer_to_server(front, server.grpc)
@@ -377,7 +377,9 @@ async def test_a_node_survives_a_write_on_a_finished_control_stream(
 
 @asynccontextmanager
 async def receiving(server: Server) -> AsyncIterator[tuple[StageServicer, Callable[[], Any]]]:
-    """A servicer that receives for stage 1, and how a neighbour dials it: each call makes a stream and says hello."""
+    """A servicer that receives for stage 1, and a function for a neighbour's dial: each call makes
+    a stream and sends a hello.
+    """
     servicer = StageServicer()
     add_StageServiceServicer_to_server(servicer, server.grpc)
     channel = open_channel(await server.start(), None)

@@ -1,4 +1,4 @@
-"""The head's block allocator: a promise is kept, what is shared is full, and every block comes back."""
+"""The head's block allocator: promises are kept, shared blocks are full, and every block is returned."""
 
 from __future__ import annotations
 
@@ -139,7 +139,8 @@ class Both:
     def admit(self) -> None:
         self.count += 1
         trunk = self.dice.choice([b"a", b"b"])
-        # The key of a block tells the whole way to it, as a chained hash does; few ways, so that they meet.
+        # The key of a block identifies the whole path to it, as a chained hash does; there are few
+        # paths, so that they meet.
         forks = [self.dice.choice([b"0", b"0", b"1"]) for _ in range(8)]
         keys = [trunk + b"".join(forks[: index + 1]) for index in range(8)]
         tokens = self.dice.randint(1, 40)

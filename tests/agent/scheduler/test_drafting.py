@@ -1,7 +1,7 @@
-"""What the draft is asked for and how many of its guesses pay; none of them changes a token.
+"""How many guesses are requested from the draft, and how many pay; none of them changes a token.
 
-These mutants fail here: a step keeps the rows of guesses that were not made, or the head is not told of those that were
-made.
+These mutants fail here: a step keeps the rows of guesses that were not made, or the head does not
+receive the guesses that were made.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ DRAFTS = Guessing(proposer=Silent, drafts=True)
 
 
 def oracle(dice: random.Random, wrong: float = 0.0, missing: float = 0.0) -> Callable[[DraftAsk], list[int]]:
-    """A draft that guesses what will be drawn but for the share of `wrong` tokens; of `missing` fewer than asked."""
+    """A draft that guesses the drawn tokens, except for a `wrong` fraction of them; for a `missing`
+    fraction it returns fewer guesses than requested.
+    """
 
     def draft(ask: DraftAsk) -> list[int]:
         right = expected(list(ask.tokens), ask.most)
@@ -191,7 +193,9 @@ def test_a_request_that_stops_says_which_tokens_are_never_guessed(make_rig: type
 
 @pytest.mark.parametrize("seed", range(60))
 def test_no_schedule_changes_a_token(make_rig: type[Rig], make_ring: type[Ring], alone: Alone, seed: int) -> None:
-    """As without a draft, which guesses wrong at times and fewer than it is asked for, or nothing."""
+    """The tokens equal a run without a draft, although the draft guesses wrong at times, and fewer
+    than requested, or nothing.
+    """
     dice = random.Random(1000 + seed)
     size = dice.choice([1, 2, 4])
     limits = Limits(

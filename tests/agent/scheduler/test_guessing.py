@@ -1,8 +1,8 @@
 """Guesses: what they are, how many a request gets, and that none of them ever changes a token, wherever they go.
 
-These mutants fail here: the head takes a token behind a guess without comparing the two, goes on one position too far
-behind right guesses, has a request that gives way keep guesses, or counts the slots of those of others as free; a stage
-goes on from the states behind another position.
+These mutants fail here. The head takes a token after a guess without comparing the two, continues
+one position too far after right guesses, lets a preempted request keep guesses, or counts the slots
+of other requests' guesses as free. A stage starts from the states after another position.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.support.rig import Alone, Rig, Ring, expected
 
 @dataclass
 class Oracle:
-    """Guesses what will be drawn, but for the share of `wrong` tokens."""
+    """Guesses the drawn tokens, except for a `wrong` fraction of them."""
 
     dice: random.Random
     wrong: float = 0.0
@@ -58,7 +58,7 @@ def oracle(wrong: float = 0.0, **options: Any) -> Guessing:
         ([6, 7, 1, 2, 3, 6, 7, 1, 2, 4, 6, 7, 1, 2], [4, 6, 7, 1]),  # four are enough: the latest of these
         ([5, 5], []),
         ([5, 5, 5], [5, 5, 5, 5]),
-        ([1, 2, 3, 1, 2, 3, 1, 2], [3, 1, 2, 3]),  # a text that repeats goes on so
+        ([1, 2, 3, 1, 2, 3, 1, 2], [3, 1, 2, 3]),  # a text that repeats continues like this
     ],
 )
 def test_what_followed_the_longest_match_is_guessed(tokens: list[int], guesses: list[int]) -> None:
@@ -123,7 +123,9 @@ def test_right_guesses_save_steps_and_change_nothing(make_rig: type[Rig], alone:
 
 
 def test_the_end_of_a_request_tells_of_the_steps_in_which_it_decoded_alone(make_rig: type[Rig]) -> None:
-    """Beside others fewer are guessed, which says nothing of its text; a step without guesses counts, too."""
+    """With other requests fewer tokens are guessed, which does not depend on its text. A step
+    without guesses counts, too.
+    """
     rig = make_rig(blocks=12, chunking=Chunking(16), guessing=oracle())
     rig.submit("a", [1, 2, 3], 40)
     rig.run_all()
@@ -260,7 +262,7 @@ def test_states_are_saved_where_they_are_without_guesses(make_rig: type[Rig], al
 def test_states_that_are_not_rolled_back_show_in_the_tokens(
     make_rig: type[Rig], alone: Alone, monkeypatch: pytest.MonkeyPatch, mutant: str
 ) -> None:
-    """So the tests of requests with states fail where a stage goes on from the wrong slot."""
+    """So the tests of requests with states fail if a stage starts from the wrong slot."""
     slot_behind = KvTable.slot_behind
     wrong: dict[str, Any] = {
         "behind the last guess": lambda table, position: slot_behind(table, table.length),
@@ -273,7 +275,7 @@ def test_states_that_are_not_rolled_back_show_in_the_tokens(
     assert rig.tokens("a") != alone([1, 2, 3], 40)
 
 
-# What comes of a result
+# Effects of a result
 
 
 WRONG: dict[str, Any] = {
@@ -306,7 +308,8 @@ def test_no_schedule_changes_a_token(
     make_rig: type[Rig], make_ring: type[Ring], alone: Alone, seed: int, has_states: bool
 ) -> None:
     """Few requests, as only these are guessed for: that come, share beginnings, give way, are swapped or cancelled and
-    whose tokens are late, while half of the guesses are wrong. With states their tokens come of these alone."""
+    whose tokens are late, while half of the guesses are wrong. With states, their tokens depend
+    only on the states."""
     dice = random.Random(seed)
     size = dice.choice([1, 2, 4])
     own = random.Random(f"states {seed}")

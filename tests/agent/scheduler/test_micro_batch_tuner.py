@@ -20,7 +20,7 @@ from edgeshard.domain.requests.generation import StageTiming
 
 OPEN = Batching(Mode.NO_BUBBLES, 3, 16, 2, open=True)
 Disturbed = Callable[[int], float]
-"""Steps in flight -> how many times slower a stage is than alone."""
+"""Steps in flight -> how many times slower a stage is than with one step."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Site:
         return max(sum(stages) + len(stages) * self.hop_s, parts * max(stages))
 
     def profile(self) -> list[StageCost]:
-        """What the nodes take alone."""
+        """The nodes' times if only one of them works."""
         rows = (1, 64)
         return [
             StageCost(rows, tuple(w + r * n for n in rows), (1.0, 1.0), 0.0, 0.0, self.hop_s, 0.0, 0.0)
@@ -54,7 +54,7 @@ class Site:
 
 
 class Run:
-    """A head that forms steps as its spread says, and pays what the site takes."""
+    """A head that forms steps as its spread decides, and takes the site's times."""
 
     def __init__(self, site: Site, spread: MicroBatchTuner) -> None:
         self.site, self.spread = site, spread
@@ -64,7 +64,7 @@ class Run:
         self._pipe: deque[tuple[int, int, int]] = deque()
 
     def decode(self, count: int, rounds: int) -> float:
-        """So many rounds of so many requests; seconds of a round."""
+        """`rounds` rounds of `count` requests; returns seconds of a round."""
         began, done, last = self.now_s, 0, self.spread.parts
         while done < rounds * count:
             pieces: list[Piece] = [(100, 1)] * count
@@ -94,7 +94,7 @@ def spread_of(site: Site, profiled: bool, batching: Batching = OPEN) -> MicroBat
 
 TWO = Site([(0.012, 0.0008), (0.011, 0.0008)])
 DISTURBED = Site(TWO.stages, disturbed=lambda parts: 1.0 if parts == 1 else 1.5)
-"""Two nodes that share their memory, as those of one machine do: apart they are slower than one after the other."""
+"""Two nodes that share their memory, as on one machine: at the same time they are slower than one after the other."""
 UNEVEN = Site([(0.02, 0.002), (0.002, 0.0002)])
 
 
@@ -143,7 +143,7 @@ def test_after_any_loads_it_is_near_the_best(
         run.decode(count, 12)
         assert 1 <= run.spread.parts <= min(3, count)
     run.decode(counts[-1], 80)
-    worst = 1.05 if profiled else 1.15  # without a profile nothing says what fewer rows would save
+    worst = 1.05 if profiled else 1.15  # without a profile the gain of fewer rows is unknown
     assert run.decode(counts[-1], 40) <= worst * site.best(counts[-1]) / (1 - BETTER)
 
 
@@ -177,7 +177,7 @@ def test_a_number_that_was_asked_for_stays() -> None:
 
 
 def test_a_step_never_has_more_decodes_than_were_promised() -> None:
-    """Where a time per token was promised the placement's b and m hold."""
+    """If a time per token was promised, the placement's b and m hold."""
     promised = Batching(Mode.NO_BUBBLES, 3, 4, 2)
     run = Run(DISTURBED, spread_of(DISTURBED, True, promised))
     run.decode(8, 50)

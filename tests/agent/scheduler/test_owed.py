@@ -95,7 +95,7 @@ def test_what_is_pending_must_be_due(what: str) -> None:
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_pending_token_comes_with_a_later_step_at_its_own_position_once(ends: bool) -> None:
-    """Also where its request ended meanwhile, until the stages have heard of it."""
+    """Also if its request ended meanwhile, until the stages are notified."""
     rig = Rig()
     step, result = begun(rig)
     late, other = result.tokens
@@ -111,7 +111,9 @@ def test_a_pending_token_comes_with_a_later_step_at_its_own_position_once(ends: 
 
 @pytest.mark.parametrize("overcommit", [False, True])
 def test_a_request_that_its_guide_holds_up_gives_its_place_to_another_clients(overcommit: bool) -> None:
-    """Not to its own client's, who waits behind others, and not at once; its tokens are the same in the end."""
+    """Not to its own client's request, which waits after others, and not at once; its tokens are
+    the same in the end.
+    """
     rig = Rig(blocks=24, batching=Batching(Mode.NO_BUBBLES, 1, 2, 1), limits=Limits(48, 100, overcommit=overcommit))
     stage = rig.stages[0]
     stage.is_late = lambda: True

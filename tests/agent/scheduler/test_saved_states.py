@@ -26,14 +26,14 @@ FAR = 12 * BLOCK
 
 
 def hybrid(make_rig: type[Rig], states: int = 4, save_every: int = FAR, **options: Any) -> Rig:
-    """A rig whose model's tokens come of its states, with so many slots."""
+    """A rig whose model's tokens depend on its states, with `states` slots."""
     limits = Limits(48, 100, prefix_cache=True, save_every=save_every, overcommit=options.pop("overcommit", False))
     given = {"blocks": 40, "chunking": Chunking(32), **options}
     return make_rig(limits=limits, states=states, **given)
 
 
 def spans_of(rig: Rig, request: int) -> list[tuple[int, int]]:
-    """Where its spans begin and end."""
+    """The begin and end of each of its spans."""
     return [(s.first_position, s.end_position) for step in rig.steps for s in step.plan.spans if s.request == request]
 
 
@@ -150,7 +150,9 @@ def test_saved_states_stay_while_a_request_is_to_begin_from_them(make_rig: type[
 
 @pytest.mark.parametrize("swap_blocks", [0, 100], ids=["", "swap"])
 def test_whoever_gives_way_goes_on(make_rig: type[Rig], alone: Alone, swap_blocks: int) -> None:
-    """Without swap from the last save before where it was, with swap from there; others begin from its saves, too."""
+    """Without swap from the last save before its position, with swap from the position; others
+    begin from its saves, too.
+    """
     rig = hybrid(
         make_rig, states=6, save_every=BLOCK, blocks=9, overcommit=True, batching=Batching(Mode.NO_BUBBLES, 2, 8, 2),
         swapping=Swapping(blocks=swap_blocks),
@@ -175,7 +177,7 @@ def test_whoever_gives_way_goes_on(make_rig: type[Rig], alone: Alone, swap_block
 
 @pytest.mark.parametrize("steps", range(6))
 def test_a_cancel_at_any_time_leaves_no_slot_behind(make_rig: type[Rig], alone: Alone, steps: int) -> None:
-    """Before the first step of a request that is to begin from saved states; with a save on its way; later."""
+    """Before the first step of a request that is to begin from saved states; while a save is in flight; later."""
     rig = hybrid(make_rig, states=3)
     run(rig, "first", PROMPT, 2)
     for name in ("second", "third"):

@@ -90,7 +90,7 @@ def test_few_requests_keep_as_many_stages_busy_as_there_are_requests(make_rig: t
 
 
 def test_with_a_cost_two_may_be_better_off_together(make_rig: type[Rig]) -> None:
-    """Where a step takes as long as the pipeline whatever is in it, two of them only wait for each other."""
+    """If a step takes as long as the pipeline whatever it contains, two of them only wait for each other."""
     together = Chunking(512, inter_token_s=lambda pieces, in_flight: 1.0 * in_flight)
     rig = decoding(make_rig, 2, Batching(Mode.NO_BUBBLES, 3, 8, 3), chunking=together)
     assert sizes(rig.next_step()) == [DECODE, DECODE]
@@ -241,7 +241,7 @@ def test_one_chunk_a_step_goes_beyond_the_promise_though_prompts_are_of_one_toke
 
 
 def test_prompts_come_through_though_decodes_fill_the_budget(make_rig: type[Rig], alone: Alone) -> None:
-    """As over a slow link, where a step's budget is smaller than a micro-batch."""
+    """As over a slow link, for which a step's budget is smaller than a micro-batch."""
     rig = decoding(make_rig, 6, Batching(Mode.NO_BUBBLES, 1, 8, 1), chunking=Chunking(6, least_tokens=4))
     for name in ("a", "b"):
         rig.submit(name, list(range(10)), 2)
@@ -276,7 +276,7 @@ def test_slices_that_were_given_are_used_while_nobody_decodes(make_rig: type[Rig
 
 @pytest.mark.parametrize("window", [1, 2, 4])
 def test_no_decode_misses_a_step_and_no_step_exceeds_the_budget(make_rig: type[Rig], window: int) -> None:
-    """A long prompt among decodes: each stream goes on whenever its token is back."""
+    """A long prompt among decodes: each stream continues as soon as its token has returned."""
     rig = decoding(make_rig, 6, Batching(Mode.NO_BUBBLES, window, 8, min(2, window)), chunking=Chunking(16))
     rig.submit("long", [i % 50 for i in range(150)], 2)
     pipe = []
@@ -359,7 +359,7 @@ def test_a_taken_over_request_goes_on_where_it_was(make_rig: type[Rig], alone: A
 def test_a_taken_over_request_that_has_its_end_already_runs_nothing(
     make_rig: type[Rig], emitted: tuple[int, ...], options: dict[str, Any], reason: FinishReason | None
 ) -> None:
-    """The head that was lost may have said the last token, and nobody heard why it was the last."""
+    """The lost head may have sent the last token, and no coordinator received the reason of the end."""
     rig = make_rig(eos=frozenset({9}))
     generation = Generation((1,), 2, **options)
     text = TextStream(lambda ids: "".join(f"<{i}>" for i in ids), [1], generation.stop_strings)

@@ -86,7 +86,7 @@ def random_request(dice: random.Random) -> dict[str, Any]:
 
 
 def cut(tokens: list[int], request: dict[str, Any]) -> list[int]:
-    """A request's tokens up to where it stops of itself."""
+    """A request's tokens up to its own stop."""
     stops = {*request["stop_tokens"], *(() if request["ignore_eos"] else (EOS,))}
     ends = [index for index, token in enumerate(tokens) if token in stops]
     return tokens[: ends[0] + 1] if ends else tokens
@@ -193,7 +193,7 @@ def test_the_ring_goes_on_however_full_its_inboxes_were(
 
 
 def test_a_full_pool_holds_up_nobody_who_runs(make_rig: type[Rig], make_ring: type[Ring]) -> None:
-    """A request too large for what is left waits; those that run go on and end."""
+    """A request too large for the remaining blocks waits; running requests continue and end."""
     rig = make_rig(blocks=12, stages=2, batching=Batching(Mode.NO_BUBBLES, 2, 4, 2), chunking=Chunking(8))
     ring = make_ring(rig, random.Random(1))
     rig.submit("a", [1] * 8, 16)

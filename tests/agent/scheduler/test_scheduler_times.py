@@ -162,7 +162,7 @@ def long_prompt_run(
 ) -> Timed:
     """A prompt of 4,096 tokens that arrives after 2 s, among streams that decode all the while.
 
-    Stages take `scale` times as long as the head was told they would; `told` is whether it hears of it.
+    Stages take `scale` times as long as the head expects; `told` is whether it hears of it.
     """
     profile, costs = [stage(), stage()], [stage(scale=scale), stage(scale=scale)]
     chunking = Chunking(

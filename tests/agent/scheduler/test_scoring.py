@@ -1,4 +1,6 @@
-"""A prompt's log-probabilities: each position is asked for once, in whatever chunks the prompt runs, and comes once."""
+"""A prompt's log-probabilities: each position is requested once, in whatever chunks the prompt
+runs, and returned once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a deployment asks for and its placement allows, as the head's scheduler gets it."""
+"""The head's scheduler gets the options of a deployment, as far as its placement allows."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_saves_are_as_far_apart_as_their_bytes_in_keys_and_values() -> None:
 
 
 def swapped(*rates: tuple[float, float], **options: Any) -> float:
-    """Seconds that a block of 1000 bytes on each stage takes there and back; `rates` are those of its disks."""
+    """Seconds that a block of 1000 bytes on each stage takes there and back; `rates` are the rates of its disks."""
     prepare = prepared(stages=len(rates), kv_swap_bytes=1 << 20, **options)
     stages = tuple(
         replace(stage, kv_bytes=64_000, disk_read_bytes_per_s=read, disk_write_bytes_per_s=write)

@@ -1,4 +1,4 @@
-"""Requests that are set back and whose KV the stages keep: they go on where they were."""
+"""Preempted requests whose KV the stages keep continue from their position."""
 
 from __future__ import annotations
 

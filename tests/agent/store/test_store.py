@@ -195,7 +195,7 @@ async def test_a_download_goes_on_where_the_connection_broke(
         assert await cache.is_intact(tensor.sha256, tensor.stored_bytes)
     (_, start), *resumed = server.servicer.reads
     assert start == 0 and resumed
-    # What had arrived, 2 MiB at least, was not asked for again.
+    # The data that had arrived, 2 MiB at least, was not requested again.
     assert all(2 << 20 <= offset < tensor.stored_bytes for _, offset in resumed)
     again = server.servicer.served[tensor.sha256] - tensor.stored_bytes
     assert again <= tensor.stored_bytes - (2 << 20)
@@ -340,7 +340,7 @@ async def test_the_least_recently_used_unpinned_blobs_make_room(
     pin_a = await fetcher.fetch([a])
     (await fetcher.fetch([b, c])).release()
     (await fetcher.fetch([b])).release()
-    # c is the least recently used that nobody holds; a is older but pinned.
+    # c is the least recently used unpinned blob; a is older but pinned.
     (await fetcher.fetch([d])).release()
     assert present() == {"a", "b", "d"} and cache.used_bytes == 300
 
@@ -352,7 +352,7 @@ async def test_the_least_recently_used_unpinned_blobs_make_room(
     cache = await open_cache(tmp_path, 250)
     assert present() == {"a", "d"} and cache.used_bytes == 200
 
-    # What is pinned stays, even if the new blob has no place then; the failed one leaves nothing behind.
+    # Pinned blobs stay, even if the new blob then has no space; the failed one leaves nothing over.
     fetcher = Fetcher(cache, connect(server.address))
     with await fetcher.fetch([a, d]):
         with pytest.raises(ResourceExhaustedError, match="cache-limit") as caught:
@@ -465,7 +465,7 @@ def test_tensors_are_mapped_from_their_files_and_never_change_them(tmp_path: Pat
 async def test_what_is_removed_or_fetched_while_it_is_called_off_is_counted_as_it_is(
     cache: BlobCache, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    """However often it is called off: the thread goes on."""
+    """Also after several cancellations: the thread continues."""
     gone, fetched = (Digest(hashlib.sha256(name).hexdigest()) for name in (b"gone", b"fetched"))
     reached, go_on = threading.Event(), threading.Event()
     for digest in (gone, fetched):

@@ -1,8 +1,10 @@
-"""The attacker: a process that runs one attack against a site for some time, and says what came of it.
+"""The attacker: a process that runs one attack against a site for some time, and reports the
+outcome.
 
     python -m tests.attack.live.attacks NAME SECONDS < TARGET
 
-It reads a `Target` in JSON, says `ready` once it has imported what it needs, and an `Outcome` in JSON at the end.
+It reads a `Target` in JSON, prints `ready` once its imports are done, and an `Outcome` in JSON at
+the end.
 """
 
 from __future__ import annotations
@@ -54,11 +56,11 @@ BUSY = "busy"
 READY = "ready"
 RESUME_ENDED = "resumption.resume_ended"
 NEW_REQUESTS = "resumption.new_requests"
-"""No attack either: as many requests as RESUME_ENDED may have, and no resumption. It is beside this one
-that those may slow nobody."""
+"""No attack either: as many requests as RESUME_ENDED may have, and no resumption. The requests of
+RESUME_ENDED must slow others no more than this does."""
 NOT_COUNTED = {"connections.churning_joiners": "WALL", NEW_REQUESTS: "FAIR"}
-"""Misses that say nothing against a site, by attack. WALL: connections that come faster than they end fill a port,
-whatever is behind it. FAIR: a client's own share of the site."""
+"""Misses that say nothing against a site, by attack. WALL: connections that arrive faster than they
+end fill a port, whatever serves it. FAIR: a client's own share of the site."""
 MOST_DESCRIPTORS = 8192
 LATE_S = 20.0
 """Behind its time an attack is given up that a site holds up."""
@@ -302,8 +304,8 @@ ATTACKS: dict[str, Attack] = {
     "middle.meddle": strangers.meddle,
     "local_user.look": strangers.look,
 }
-"""By the functions of `tests/attack/` that they call. Whoever guesses keeps its own address out for a minute, so what
-enrols comes before."""
+"""By the functions of `tests/attack/` that they call. An attacker that guesses locks its own
+address out for a minute, so attacks that enrol are first."""
 NAMES = (*ATTACKS, *members.SET_UPS)
 
 

@@ -55,7 +55,7 @@ class Timer:
         self.since, self.came = now, self.came + 1
 
     def ended(self) -> None:
-        """What comes next is another request's."""
+        """Later figures belong to another request."""
         self.since = None
 
     def stopped(self, now: float) -> None:
@@ -72,7 +72,7 @@ class Timer:
 
 
 async def measured(site: LiveSite, seconds: float, token: JoinToken | None = None) -> Figures:
-    """What they meet in so many seconds; somebody joins with the token, where there is one, a third of the way."""
+    """Their figures over `seconds`; if there is a token, a process joins with it after a third of the time."""
     timers = {name: Timer() for name in ("sdk", "http", "kept connection", "new connection")}
     joined: list[float] = []
     idle, late, logged = site.memory_bytes(), [0.0], site.log_bytes()
@@ -121,7 +121,7 @@ async def _for_a_time(seconds: float, works: list[Coroutine[Any, Any, None]]) ->
 
 
 async def _repeated(timer: Timer, ask: Callable[[], AsyncGenerator[None, None]], every_s: float = 0.0) -> None:
-    """Ask again and again, at most once in so many seconds; every answer is an arrival."""
+    """Send requests repeatedly, at most once in `every_s` seconds; every answer is an arrival."""
     while True:
         began = time.monotonic()
         timer.asked(began)
@@ -195,7 +195,7 @@ async def _late(longest: list[float]) -> None:
 
 
 async def _joins(token: JoinToken, after_s: float, joined: list[float]) -> None:
-    """As `edgectl join` does, again where it was refused; how long it took in all."""
+    """Join as `edgectl join` does, again if refused; record the total time."""
     await asyncio.sleep(after_s)
     began = time.monotonic()
     async with dialled_from(JOINER, token.enrolment) as elsewhere:

@@ -55,7 +55,7 @@ class LiveSite:
         return self.mill.identities.of(Role.CLIENT, "honest")
 
     async def next_round(self, directory: Path) -> tuple[Target, JoinToken]:
-        """What an attacker is given, `directory` too; and the honest joiner's token, of which it knows the id."""
+        """The attacker's data, with `directory`; and the honest joiner's token, of which it knows the id."""
         self.rounds += 1
         identities = self.mill.identities
         async with self.mill.client() as admin:

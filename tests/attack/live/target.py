@@ -20,9 +20,10 @@ from edgeshard.rpc.tls import TlsFiles
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What an attacker has of a site: addresses, `key` and `client` of its own, and a node's certificate of its own for
-    attacks by nodes. `operator` is for what an operator does meanwhile, `leaver` for who is revoked. It knows the id
-    of the token by which an honest joiner, with whom it has nothing to do, joins; `scratch` is a directory for it."""
+    """The data that an attacker has about a site: addresses, its own `key` and `client`, and its
+    own node's certificate for attacks by nodes. `operator` is for what an operator does meanwhile,
+    `leaver` for who is revoked. It knows the id of the token by which an honest joiner, with whom
+    it has nothing to do, joins; `scratch` is a directory for it."""
 
     address: str
     enrolment: str
@@ -80,7 +81,7 @@ Attack = Callable[[Target, float], Awaitable[Outcome]]
 
 
 async def again(seconds: float, once: Callable[[], Awaitable[Mapping[Any, int]]]) -> Counter[str]:
-    """Do it over and over until the time is over; what all of it said. Of what ends then nothing is known."""
+    """Repeat it until the time is over; return the sum of its results. Of what ends then nothing is known."""
     said: Counter[str] = Counter()
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):

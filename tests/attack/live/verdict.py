@@ -1,4 +1,4 @@
-"""What an attack may cost the others. Pure: figures in, what they miss out."""
+"""The cost that an attack may have for others. Pure: figures in, what they miss out."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ class Gaps:
 class Figures:
     """What others met for some time: clients by how they ask, an operator's longest call by connection, in seconds.
 
-    `joined_s` is how long a joiner took, None for one that did not join. `grown_bytes` is by process: the coordinator
-    and the agents. `epochs` has each deployment's epoch at the beginning and at the end. `own_pause_s` is the longest
-    for which the process that measured stood still itself: it is in the other figures, too, and no fault of the site.
+    `joined_s` is the time of a joiner, None if it did not join. `grown_bytes` is by process: the
+    coordinator and the agents. `epochs` has each deployment's epoch at the beginning and at the
+    end. `own_pause_s` is the longest for which the process that measured stood still itself: it is
+    in the other figures, too, and no fault of the site.
     """
 
     seconds: float
@@ -58,8 +59,8 @@ class Figures:
 
 
 def missed(attacked: Figures, baseline: Figures, wrong: Sequence[str] = ()) -> list[str]:
-    """The limits that the figures of an attack miss, beside a baseline of the same share of a core; what was `wrong` of
-    the attack's own outcome comes first."""
+    """The limits that the figures of an attack miss, compared with a baseline of the same share of
+    a core. The faults in `wrong`, the attack's own outcome, are first."""
     found = [*wrong, *_missed_by_clients(attacked, baseline)]
     for name, took_s in attacked.calls.items():
         if took_s > MAX_CALL_S:

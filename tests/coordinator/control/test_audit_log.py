@@ -1,4 +1,4 @@
-"""What is written down, and that writing holds up nobody."""
+"""The content of the audit log; writing it delays no caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every change of a site has an entry that says who made it, and so has every caller that was refused."""
+"""Every change of a site has an entry that names its author, and so has every refused caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dumps against a real coordinator over real sockets: every node is asked, and none keeps the others' from coming."""
+"""Dumps from a real coordinator over real sockets: every node is queried, and none blocks the others' dumps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def read_all(call: Any) -> dict[str, Any]:
     try:
         return {dump.node: dump async for dump in read_dumps(call)}
     finally:
-        call.cancel()  # gRPC does not, where a reader is cancelled between the request and the first read
+        call.cancel()  # gRPC does not, if a reader is cancelled between the request and the first read
 
 
 async def asked(site: Any, agents: list[Any]) -> tuple[Any, list[Any]]:

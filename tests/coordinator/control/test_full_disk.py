@@ -1,4 +1,4 @@
-"""A disk that refuses: the call says so at once and has changed nothing, and works when there is room."""
+"""A disk that refuses: the call fails at once and has changed nothing, and works when there is space."""
 
 from __future__ import annotations
 

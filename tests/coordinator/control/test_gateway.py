@@ -1,4 +1,4 @@
-"""What the gateway asks of the coordinator, where no site is needed to tell."""
+"""The gateway's calls to the coordinator, tested without a site."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_texts_of_tokens_outlive_another_deployment_of_the_model() -> None
 
 
 class Rendered:
-    """Chats that make as many tokens as they are told."""
+    """Chats that make as many tokens as the test sets."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tuple(range(tokens))

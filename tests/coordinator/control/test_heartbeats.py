@@ -199,7 +199,7 @@ async def test_a_node_that_is_not_known_any_more_has_its_stream_ended_and_comes_
 
 
 async def test_a_release_is_answered_before_a_later_heartbeat_and_after_an_earlier_one(site: Any) -> None:
-    """So that a node which names its stage for the last time just before is not told to release it again."""
+    """So a node that names its stage for the last time just before gets no second order to release it."""
     agents, _ = await site.deployed()
     a = agents[0]
     held = site.state.nodes[a.node_id].stages
@@ -208,7 +208,7 @@ async def test_a_release_is_answered_before_a_later_heartbeat_and_after_an_earli
     await site.admin.DeleteDeployment(request, timeout=DEADLINE_S)
     operation_id, command = await a.take_pending()
     await a.heartbeat()
-    await a.say(HeartbeatChange(held))  # said to be no news, so that it waits
+    await a.say(HeartbeatChange(held))  # sent as no news, so that it waits
     await a.reply(operation_id, command)
     await site.until(lambda state: "tale" not in state.deployments)
     await site.heard(a)

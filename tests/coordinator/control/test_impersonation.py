@@ -1,4 +1,4 @@
-"""With certificates, a process acts for itself alone, whatever it says it is."""
+"""With certificates, a process acts only for itself, whatever name it gives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def site(open_site: Callable[..., Any], tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize("holder", OTHERS, ids=str)
 async def test_nobody_registers_as_another_node(site: Any, failing: Any, holder: tuple[Role, str]) -> None:
-    """Whoever could would get that node's activations."""
+    """Otherwise the impostor would get that node's activations."""
     await site.connected("b")
     forged = site.agent("b", holder, incarnation="i2")
     async with failing(DeniedError):
@@ -79,7 +79,7 @@ async def test_nobody_but_its_node_attaches_a_head(site: Any, holder: tuple[Role
 
 
 async def test_a_request_is_its_owners(site: Any, failing: Any) -> None:
-    """Nobody else cancels it, or takes its stream over; an operator may cancel any."""
+    """Other clients cannot cancel it or take over its stream; an operator may cancel any."""
     _, head = await site.deployed()
     ours, _ = site.own_inference("ours")
     theirs, _ = site.own_inference("theirs")

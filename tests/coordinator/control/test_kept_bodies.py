@@ -258,7 +258,7 @@ async def test_what_is_written_has_the_same_form(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("speculation", ["guesses", "middle", "of the future"])
 async def test_nothing_is_guessed_where_another_version_placed(tmp_path: Path, speculation: str) -> None:
-    """Its nodes may not tell guesses to the node that samples alone."""
+    """Its nodes may not be able to send guesses to only the sampling node."""
     path = tmp_path / "state.sqlite"
     store = await opened(path)
     body = json.loads(DEPLOYMENT_BODY)

@@ -171,7 +171,7 @@ async def test_nothing_is_said_of_a_request_whose_call_is_over() -> None:
 
 
 async def test_a_long_answer_is_read_beyond_the_window(site: Any) -> None:
-    """The client tells what its application has read, or the coordinator would stop at the window."""
+    """The client reports the bytes that its application has read, or the coordinator would stop at the window."""
     _, head = await site.deployed(max_new_tokens=1_000_000)
     count = 3 * UNREAD_TOKENS
     async with Client(site.address) as client:
@@ -278,7 +278,7 @@ async def test_stopping_ends_listened_requests_with_a_typed_error(
     site = await open_site()
     _, head = await site.deployed()
     async with Client(site.address) as client:
-        # It tries to come back for so long.
+        # It tries to reconnect for this time.
         events = client.generate("tale", "once", max_new_tokens=8, timeout_s=3)
         running = asyncio.create_task(anext(events))
         request_id = (await head.next_start()).request_id

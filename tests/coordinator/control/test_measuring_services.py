@@ -52,7 +52,7 @@ LINK = LinkProfile(1e-3, 1e9, 0.0, 9, 1 << 20)
 
 @pytest.fixture
 def measuring(make_manifest: Any, make_profile: Any) -> Any:
-    """Have an agent report what it was asked for: blocks of so many seconds, and a link to every peer."""
+    """Make an agent report the requested measurements: blocks of `seconds` each, and a link to every peer."""
     config = make_manifest().config
 
     def install(agent: Any, block_s: float = 1e-3) -> ComputeProfile:
@@ -491,7 +491,7 @@ async def test_a_deployment_has_unmeasured_nodes_measured_first(site: Any, measu
 async def test_a_deployment_is_planned_again_only_where_something_was_measured_for_it(
     site: Any, measuring: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What speaks against it is said before anybody waits. Where nothing is to be measured, one plan says both."""
+    """Objections are reported before any caller waits. If nothing is to be measured, one plan serves for both."""
     planned, place = list[str](), Planner.place_replicas
 
     async def counting(planner: Planner, state: Any, spec: Any, *rest: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A message that gRPC would refuse costs its own request and nobody else's: streams are shared."""
+"""A message that gRPC would refuse fails only its own request: streams are shared."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_a_request_just_below_the_limit_of_grpc_is_refused_by_name_and_oth
 
 @pytest.mark.parametrize("what", UNSENDABLE)
 async def test_a_request_that_cannot_be_sent_to_the_head_fails_alone(site: Any, failing: Any, what: str) -> None:
-    """Whatever it grew by on its way."""
+    """For any field that made it grow."""
     start, kind = UNSENDABLE[what]
     _, head = await site.deployed()
     other = await running(site, head, "other")

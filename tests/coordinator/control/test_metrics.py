@@ -1,4 +1,4 @@
-"""What the coordinator counts of requests, and that nothing of users is in it."""
+"""The coordinator's counts of requests, which contain no data of users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is on disk comes back, and nothing else does."""
+"""Only the state on disk survives a restart."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_a_deployment_comes_back_waiting(tmp_path: Path, record: Deploymen
 
 
 async def test_a_move_is_there_when_it_is_written(tmp_path: Path, record: DeploymentRecord) -> None:
-    """Though it takes effect only when the disk has said so; a deletion that was asked for as well comes first."""
+    """Although it takes effect only after the disk has confirmed it; a requested deletion has priority."""
     store = StateStore(tmp_path / "state.sqlite")
     await store.open("one", Timings())
     there = replace(record.placement, kv_blocks=77)

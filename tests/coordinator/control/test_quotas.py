@@ -125,7 +125,7 @@ async def test_requests_that_ended_do_not_come_back_as_more_than_one_client_may_
     _, head = await site.deployed(concurrency=4)
 
     async def serve() -> None:
-        """The first time each ends at once; what is resumed goes on."""
+        """The first time each ends at once; resumed requests continue."""
         while True:
             start = await head.next_start()
             await head.accept(start.request_id)

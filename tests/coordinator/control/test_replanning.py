@@ -29,8 +29,8 @@ pytestmark = pytest.mark.timing
 
 @dataclass
 class CountingPlacer(PlanningPlacer):
-    """Counts how often it is asked for a placement that nobody gave, and spreads that over all nodes: these are equal
-    and without measurements, where the product stays on one."""
+    """Counts how often it has to choose a placement itself, and spreads it over all nodes. These
+    are equal and without measurements, and the product would stay on one."""
 
     asked: list[str] = field(default_factory=list)
 
@@ -133,7 +133,7 @@ async def test_what_a_dry_run_finds_is_kept_while_nothing_changes(site: Any, pla
 
 
 async def test_a_placement_of_a_recovery_is_planned_again_once_the_node_is_back(site: Any) -> None:
-    """Though the nodes are those of the first plan."""
+    """Although its nodes equal the first plan's."""
     (_, b), _ = await on_two(site)
     await b.vanish()
     record = await site.until_phase("tale", "ready", epoch=2)

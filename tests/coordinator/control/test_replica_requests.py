@@ -1,4 +1,4 @@
-"""Which replica gets a request, and which one goes on with those of a lost one, without a socket."""
+"""The replica that gets a request, and the replica that continues the requests of a lost one, without a socket."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def node_of(name: DeploymentName) -> tuple[NodeId, NodeName]:
 
 
 class Site:
-    """A front over two replicas, each ready on a node of its own. Nodes have the same `bits` unless told otherwise."""
+    """A front over two replicas, each ready on a node of its own. Nodes have the same `bits` unless
+    the test sets others.
+    """
 
     def __init__(
         self, bits: tuple[str, str] = ("same", "same"), instance: str = "now", *, prefix_cache: bool = False
@@ -170,14 +172,14 @@ def test_requests_of_a_lost_replica_go_on_behind_their_tokens_at_the_other(final
     assert isinstance(start, StartRequest) and start.request_id == "r" and start.resumed
     assert start.emitted_tokens == (7, 8) and start.generation.prompt == (1, 2, 3)
     assert {running.deployment, own.deployment} == {TWO} and not one.requests
-    # The head that is back is told to forget it, and goes on with what it has itself.
+    # The returned head is ordered to forget it, and continues its own requests.
     site.set(ONE, DeploymentPhase.READY)
     held = HeldRequest(RequestId("r"), site.instance, tokens=2)
     assert sent(site.attach(ONE, (held,))) == [ForgetRequest(RequestId("r"))]
 
 
 def test_tokens_of_other_bits_are_never_mixed() -> None:
-    """A request with tokens waits for its own replica; one without goes on at once."""
+    """A request with tokens waits for its own replica; one without continues at once."""
     for bits in (("one", "other"), ("", "")):
         site = Site(bits)
         one, two = site.attach(ONE), site.attach(TWO)
@@ -224,7 +226,9 @@ def test_what_an_operator_moves_waits_for_its_own_replica() -> None:
 def test_a_client_that_comes_back_finds_the_replica_that_has_its_request(
     order: tuple[DeploymentName, ...], holder: DeploymentName | None
 ) -> None:
-    """After a restart of the coordinator, whichever head attaches first. What none of them has was never let in."""
+    """After a restart of the coordinator, whichever head attaches first. A request that neither
+    head has was never admitted.
+    """
     site = Site(instance="new")
     site.front.restore(site.records.values())
     generation = Generation("once")

@@ -92,7 +92,7 @@ def test_a_parked_request_waits_as_long_as_its_client_and_no_longer_than_the_lim
 
 @pytest.mark.parametrize("deadline", [None, 50.0])
 def test_while_its_deployment_moves_a_request_waits_as_long_as_its_client(deadline: float | None) -> None:
-    """What is loaded may be large; from then on it is as ever."""
+    """The weights to load may be large; afterwards the usual limits apply."""
     site = Site()
     attachment = site.front.attach(NAME, Epoch(3), *A)
     site.front.start(NAME, Generation("once"), R, deadline=deadline)
@@ -178,7 +178,7 @@ def test_what_a_head_says_of_another_epoch_is_dropped(epoch: int) -> None:
 
 @pytest.mark.parametrize("epoch", [3, 4])
 def test_a_stream_that_another_one_replaced_says_nothing_that_counts(epoch: int) -> None:
-    """Whatever epoch its messages name: the request goes on with the new stream."""
+    """For any epoch in its messages: the request continues with the new stream."""
     site = Site()
     old = site.front.attach(NAME, Epoch(3), *A)
     running = site.front.start(NAME, Generation("once"), R)
@@ -217,7 +217,7 @@ def test_the_token_at_which_a_slow_client_is_given_up_counts_and_so_does_the_end
 
 @pytest.mark.parametrize("with_token", [True, False])
 def test_guesses_count_with_the_request_that_ends_unless_they_brought_more_than_it_has(with_token: bool) -> None:
-    """By name and model; also when the end comes by itself. What is right behind the answer's end was counted, too."""
+    """By name and model; also when the end comes by itself. Right guesses after the answer's end were counted, too."""
     site = Site()
     head = site.front.attach(NAME, Epoch(3), *A)
     counted = [GuessCounts.of({(0, 0): 2, (7, 7): 1}), GuessCounts.of({(7, 7): 40})]

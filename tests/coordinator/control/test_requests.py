@@ -215,7 +215,7 @@ async def test_cancel_from_another_connection(site: Any) -> None:
     answer = await other.Cancel(inference_pb2.InferenceServiceCancelRequest(request_id="r1"), timeout=DEADLINE_S)
     assert answer.cancelled
     assert await head.next_cancel() == "r1"
-    await head.token("r1", 4)  # Was on its way already.
+    await head.token("r1", 4)  # It was already in flight.
     await head.finish("r1", head_pb2.FINISH_REASON_CANCELLED)
     messages = [message async for message in call]
     assert messages[-1].finished.reason == head_pb2.FINISH_REASON_CANCELLED

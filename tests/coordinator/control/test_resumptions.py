@@ -1,4 +1,4 @@
-"""Who is believed that comes back for the rest of a request, without a socket."""
+"""Which clients may resume a request, without a socket."""
 
 from __future__ import annotations
 
@@ -347,7 +347,7 @@ def test_where_nobody_is_told_apart_only_so_many_wait_for_a_head() -> None:
 
 
 def test_a_former_run_keeps_its_places_for_a_while() -> None:
-    """Also those of its identities: neither others' requests nor one's own take them."""
+    """Also the places of its identities: neither others' requests nor one's own take them."""
     site = Site(restarted=True)
     site.attach(
         [held(f"mine{number}") for number in range(SHARE)]
@@ -435,7 +435,7 @@ def test_who_went_on_with_what_its_head_runs_was_not_believed_by_that(waits: boo
 
 @pytest.mark.parametrize("for_s", [0.0, COME_BACK_S - 1])
 def test_what_ended_at_a_head_that_was_lost_before_the_coordinator_goes_on(for_s: float) -> None:
-    """Nobody else knew of its end, which its client may not have had. It comes in as a new one does."""
+    """Only the lost head knew of its end, which its client may not have received. It comes in as a new one does."""
     site = Site(restarted=True, client_app=Quota(requests=1))
     before = site.back("mine", 7)
     head = site.attach([held("other", "client/other")], head_for_s=for_s)
@@ -446,7 +446,7 @@ def test_what_ended_at_a_head_that_was_lost_before_the_coordinator_goes_on(for_s
 
 @pytest.mark.parametrize("over", [False, True])
 def test_a_head_of_an_earlier_epoch_tells_of_less_than_its_client_has(over: bool) -> None:
-    """It lost the request to another head, which went on with it and was lost together with the coordinator."""
+    """It lost the request to another head, which continued it and was lost together with the coordinator."""
     site = Site(restarted=True)
     head = site.attach([held("mine", tokens=1, over=over)], epoch=4)
     assert site.refused("mine", 7, 7, client="client/thief").reason == "NOT_RESUMABLE"
@@ -468,7 +468,7 @@ def test_a_head_that_no_other_was_before_in_time_knows_all_requests(epoch: int, 
 
 
 def test_a_head_of_an_older_version_says_only_what_it_has() -> None:
-    """Whoever names one of them comes in as a new request does, in its place."""
+    """A client that names one of them is admitted as a new request is, in its place."""
     site = Site(restarted=True, client_app=Quota(requests=1, tokens_per_minute=60))
     before = site.back("mine", 7)
     head = site.attach([HeldRequest(RequestId(id), "a former run") for id in ("mine", "yours")])

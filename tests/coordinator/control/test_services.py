@@ -230,7 +230,7 @@ async def test_a_head_forgets_what_ended_while_it_was_away(site: Any) -> None:
     await head.attach([head_pb2.HeldRequest(request_id=name, instance=run) for name, run in held.items()])
     await site.until_phase("tale", DeploymentPhase.READY)
     site.generate("r1")
-    await head.next_start()  # what was said before it has come
+    await head.next_start()  # earlier messages have arrived
     assert head.forgotten == ["over"]
 
 
@@ -351,7 +351,7 @@ async def test_an_agent_gone_while_loading(site: Any) -> None:
     assert "node b" in record.failure.message and record.failure.field == "node"
     for agent in (a, c):
         await agent.until(lambda agent: bool(agent.released()))
-    # It comes back and answers late: nothing comes of it but its release.
+    # It restarts and answers late: the only effect is its release.
     await b.restart()
     await b.reply(*held)
     await b.until(lambda agent: bool(agent.released()))
@@ -380,7 +380,7 @@ async def test_a_stage_that_broke_at_work_ends_the_epoch_and_is_tried_again(site
 
 
 async def test_a_stage_of_a_deleted_deployment_is_released_and_one_of_an_unknown_is_left_alone(site: Any) -> None:
-    """The disk says which it is: nothing else outlives a coordinator."""
+    """The disk decides which it is: nothing else survives a coordinator."""
     await site.deployed()
     request = admin_pb2.DeleteDeploymentRequest(operation_id="op-2", name="tale")
     await site.admin.DeleteDeployment(request, timeout=DEADLINE_S)
@@ -456,8 +456,8 @@ async def test_a_restarted_coordinator_goes_on(open_site: Any, failing: Any) -> 
 
 
 async def test_a_restarted_coordinator_adopts_the_epoch_that_its_nodes_hold(open_site: Any, failing: Any) -> None:
-    """Nothing is prepared again, the head attaches to the epoch it has, and a client comes back for its answer. One
-    that never had any is refused."""
+    """Nothing is prepared again, the head attaches to the epoch it has, and a client reconnects for
+    its answer. One that never had any is refused."""
     site = await open_site(lease_s=30.0)
     agents, head = await site.deployed()
     site.generate("r1")
@@ -528,7 +528,7 @@ async def test_a_model_is_deleted_once_when_its_coordinator_ends_before_the_answ
 
 
 async def test_an_operators_call_under_way_ends_with_the_coordinator(site: Any) -> None:
-    """It would go on when its caller hangs up, and so when there is no disk any more."""
+    """It would continue after its caller hangs up, and also after the disk is gone."""
     began = asyncio.Event()
 
     async def never(operation: ServedOperation) -> bytes:

@@ -1,4 +1,4 @@
-"""Work beside the loop: its answer comes back, and the end of the process does not wait for it."""
+"""Work outside the loop: its answer returns, and the end of the process does not wait for it."""
 
 from __future__ import annotations
 

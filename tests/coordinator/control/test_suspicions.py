@@ -99,7 +99,7 @@ async def test_a_head_with_requests_gets_beacons_and_one_without_gets_none(site:
     await head.finish("r1")
     async for _ in call:
         pass
-    while await _next(head) != "beacon":  # which says that no other follows
+    while await _next(head) != "beacon":  # a keepalive, which shows that no other message follows
         pass
     await asyncio.sleep(3 * link_watch.BEACON_S)
     assert head.down.empty()

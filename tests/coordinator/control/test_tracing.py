@@ -1,4 +1,4 @@
-"""Traces of a deployment against a real coordinator over real sockets: all nodes at once, and nothing left behind."""
+"""Traces of a deployment from a real coordinator over real sockets: all nodes at once, and nothing left over."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def test_what_a_node_says_against_it_names_the_node(site: Any) -> None:
     failure = await refusal(call)
     assert isinstance(failure, AbortedError) and failure.message == "node c: another trace began"
     assert failure.reason == "TRACE_REPLACED"
-    # What the others still say is nobody's any more, and does no harm.
+    # Later reports of the others belong to no trace, and do no harm.
     await agents[0].reply(*commands[0], trace=trace_of(0))
     await site.heard(agents[0])
 

@@ -119,7 +119,7 @@ def test_states_are_saved_in_what_all_nodes_have_left(make_manifest: Any) -> Non
     shape = parse_config(manifest.config)
 
     def placed(left: int = 512 * MIB, **changes: Any) -> Placement:
-        """With so many bytes left on b, beside what the stage there needs as it is loaded."""
+        """With `left` bytes free on b, besides the needs of the stage that is loaded there."""
         values = {"name": "tale", "model": "tiny", "source": "a", "layers": "a=0:4,b=4:12", "prefix_cache": True}
         spec = parse_spec({**values, "dtype": "float32", "concurrency": 3, **changes})
         free = StageSizes(spec, manifest, shape, Load(1, 2)).needed_bytes(LayerRange(4, 12), NodeName("b")) + left
@@ -137,7 +137,7 @@ def test_states_are_saved_in_what_all_nodes_have_left(make_manifest: Any) -> Non
 
 
 def test_states_are_kept_behind_guesses_in_what_all_nodes_have_left(make_manifest: Any) -> None:
-    """Where that is little, half of it."""
+    """If little is left, half of it."""
     sizes = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "head_dim": 16}
     manifest = make_manifest(model_type="qwen3_5_text", linear_num_value_heads=2, max_context=2048, **sizes)
     shape = parse_config(manifest.config)

@@ -1,4 +1,4 @@
-"""Which models may guess for another, and that the memory of a draft is counted where the first layer is."""
+"""Which models may be drafts for another; the memory of a draft is counted on the node of the first layer."""
 
 from __future__ import annotations
 
@@ -149,7 +149,9 @@ def test_it_goes_where_the_first_layer_goes(make_manifest: Make, draft: PlacedDr
 
 
 def test_the_planner_leaves_room_for_it(make_manifest: Make, make_profile: Any, draft: PlacedDraft) -> None:
-    """A model that just fits its source beside no draft goes on to another node with one, by plan and not by memory."""
+    """A model that just fits its source without a draft continues on another node with one, by plan
+    and not by memory.
+    """
     manifest, known = make_manifest(), {}
     for name, other in ("ab", "ba"):
         profile = make_profile(manifest.config, 0.01, DType.FLOAT32, quantisation=None)
@@ -167,7 +169,7 @@ def test_the_planner_leaves_room_for_it(make_manifest: Make, make_profile: Any, 
         assert placement.predicted is not None
         return [str(stage.node_name) for stage in placement.stages]
 
-    least, enough = 0, 1024 * MIB  # what the model alone needs on its source lies between
+    least, enough = 0, 1024 * MIB  # the need of only the model on its source is between the two
     while enough - least > MIB // 16:
         middle = (least + enough) // 2
         least, enough = (least, middle) if nodes_of(middle, None) == ["a"] else (middle, enough)

@@ -1,4 +1,6 @@
-"""Who counts as lost, and when: a node that fails is, and nodes that a blind coordinator does not see are not."""
+"""Which nodes count as lost, and when: a node that fails does, and nodes that a blind coordinator
+does not see do not.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,7 @@ class Desk:
         self.feed(NodeDisconnected(node(name), self.state.nodes[node(name)].connection, self.now))
 
     def wait(self, seconds: float, silent: str = "") -> None:
-        """Nodes say that they live, but for those that are `silent`."""
+        """Nodes send heartbeats, except the `silent` ones."""
         end = self.now + seconds
         while self.now < end:
             self.now = min(self.now + TICK_S, end)
@@ -249,7 +251,7 @@ def test_who_stays_away_after_a_stall_is_lost_after_a_lease(make_registration: A
 
 
 def test_a_stall_before_the_actions_of_an_event_drops_nobody(make_registration: Any) -> None:
-    """The clock ran on between an event and what follows from it; nobody was silent by any tick."""
+    """The clock ran on between an event and its actions; no node was silent by any tick."""
     desk = Desk(make_registration, "ab")
     assert reconcile(desk.state, desk.now + 60.0) == []
 
@@ -282,7 +284,7 @@ def test_a_head_that_is_awaited_has_a_lease_to_attach_again(make_registration: A
 
 
 def test_after_its_start_the_coordinator_awaits_the_nodes_it_knows(make_registration: Any) -> None:
-    """And of those that have come it loses one that goes again, as at any time."""
+    """If a node that has registered leaves again, it is lost as at any time."""
     before = Desk(make_registration, "abcdef").state
     away = {known: replace(node, connection=0, stages=()) for known, node in before.nodes.items()}
     desk = Desk(make_registration, "")

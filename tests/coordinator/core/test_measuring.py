@@ -1,4 +1,4 @@
-"""What nodes are asked to measure, and when: decisions alone, with neither nodes nor clock."""
+"""Which measurements nodes are ordered to take, and when: only decisions, without nodes or clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nobody has measured of a node yet, and layers that are measured without anybody's asking: decisions alone."""
+"""Missing measurements of a node, and layers that are measured automatically: only decisions."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Site(Desk):
         self.told.clear()
 
     def follow(self, seconds: float = 100.0) -> list[tuple[str, str]]:
-        """What is asked in that time, each answered half a second later."""
+        """The commands sent in that time, each answered half a second later."""
         seen, end = [], self.now + seconds
         while self.now < end:
             self.wait(0.5)
@@ -77,7 +77,7 @@ class Site(Desk):
         return seen
 
     def until_sent(self, limit_s: float = 10_000.0) -> float:
-        """Seconds until something is asked."""
+        """Seconds until a command is sent."""
         began = self.now
         while not self.sent and self.now < began + limit_s:
             self.wait(1.0)

@@ -1,4 +1,4 @@
-"""A deployment that is planned again moves when the disk has it, and goes back where it cannot."""
+"""A replanned deployment moves once the disk has it, and moves back if it cannot load."""
 
 from __future__ import annotations
 

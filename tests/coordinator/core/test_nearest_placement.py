@@ -62,7 +62,7 @@ def manifest(make_manifest: Callable[..., ModelManifest]) -> ModelManifest:
 
 @pytest.fixture(scope="module")
 def measured(make_profile: Any, manifest: ModelManifest) -> Callable[..., Mapping[NodeId, Measurements]]:
-    """Blocks of so many seconds by node, and links between all."""
+    """Blocks of the given seconds by node, and links between all."""
 
     def make(**block_s: float) -> Mapping[NodeId, Measurements]:
         known = {}
@@ -158,7 +158,7 @@ def test_of_placements_the_nearest_is_within_the_margin_of_the_best(manifest: Mo
 
 
 def test_what_nodes_hold_decides_where_to_move_and_not_whether(manifest: ModelManifest, measured: Any) -> None:
-    """On b it is more than 5 % faster than on c, where it runs; on d, which holds the layers, 3 %."""
+    """On b it is more than 5 % faster than on c, its present node; on d, which holds the layers, 3 %."""
     known = measured(a=SLOW_S, b=5e-3, c=5.4e-3, d=5.2e-3)
     nodes = [node("a"), node("b"), node("c"), node("d", layers(1, 12))]
     placer = PlanningPlacer()

@@ -73,7 +73,7 @@ def test_a_node_is_heard_only_as_it_registered(one: State, node_id: NodeId, inca
 
 
 def test_of_heartbeats_together_each_counts_for_its_own_node(one: State, make_registration: MakeRegistration) -> None:
-    """Also beside one of a node that is away, and one of a node that nobody knows."""
+    """Also together with a heartbeat of an absent node, and of an unknown node."""
     state = apply(registered(one, make_registration("b")), NodeConnected(NodeId("id-b"), "i1", 2, now=1.0))
     state = registered(state, make_registration("c"))
     beats = tuple(Heartbeat(NodeId(f"id-{name}"), "i1", (STAGE,), 0) for name in "abcd")
@@ -128,7 +128,7 @@ def test_what_heartbeats_take_in_memory_is_about_what_they_say(stages: tuple[Sta
 
 
 def holding(state: State, *held: tuple[str, int], now: float = 2.0) -> State:
-    """Node a says that it holds these stages, at these epochs."""
+    """Node a reports that it holds these stages, at these epochs."""
     stages = tuple(replace(STAGE, deployment=DeploymentName(name), epoch=Epoch(epoch)) for name, epoch in held)
     return apply(state, HeartbeatsReceived((Heartbeat(A, "i1", stages, 0),), now))
 
@@ -178,7 +178,7 @@ def test_what_was_released_is_forgotten_once_the_node_names_it_no_more(one: Stat
 
 
 def test_thousands_of_orphans_are_one_action(one: State) -> None:
-    """Each action copies what its node was told to release: one for each orphan would be a copy for each."""
+    """Each action copies its node's pending releases: one action for each orphan would copy them each time."""
     held = [(f"d{number}", 1) for number in range(MOST_STAGES)]
     state = replace(one, retired={DeploymentName(name): Epoch(1) for name, _ in held})
     began = time.process_time()

@@ -1,4 +1,4 @@
-"""Placement by measurements: what is best is chosen, what was not measured is said, and memory's last word is kept."""
+"""Placement by measurements: the best is chosen, missing measurements are reported, and memory has the last word."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def manifest(make_manifest: Callable[..., ModelManifest]) -> ModelManifest:
 
 @pytest.fixture(scope="module")
 def measured(make_profile: Any, manifest: ModelManifest) -> Callable[..., Measured]:
-    """Blocks of so many seconds by node, and links between all of these but for `without`."""
+    """Blocks of the given seconds by node, and links between all of these except `without`."""
 
     def make(
         without: tuple[str, ...] = (),
@@ -289,7 +289,7 @@ def test_less_memory_is_fewer_requests_at_once(place: Any, measured: Any) -> Non
 
 
 def test_where_links_are_missing_and_nothing_can_be_planned_memory_decides(place: Any, measured: Any) -> None:
-    """The source is too small, and nobody knows a way from it."""
+    """The source is too small, and no link from it is known."""
     nodes = [node("a", 67 * MIB), node("b"), node("c")]
     known = measured(a=1e-2, b=1e-2, c=1e-2, without=("ab", "ac"))
     placement = place(nodes, known, concurrency=8)
@@ -593,8 +593,9 @@ def test_energy_and_streaming_are_refused_together() -> None:
 def test_auto_replicas_are_the_best_of_all_choices_by_the_planners_own_figures(
     manifest: ModelManifest, measured: Any
 ) -> None:
-    """Sites of unlike boxes, of which some hold the model alone: as many pipelines as have the highest rate together,
-    found anew here by planning each set of nodes for each choice of disjoint sets."""
+    """Sites of different nodes, some of which can hold the whole model. The expected number of
+    pipelines has the highest total rate; the test finds it by planning each choice of disjoint sets
+    of nodes."""
     kinds: set[str] = set()
     for seed in range(in_form(5, 30)):
         dice = random.Random(seed)

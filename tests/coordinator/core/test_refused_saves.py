@@ -1,4 +1,4 @@
-"""What a call changes, it changes when that is on disk; what the disk refuses, nobody has done."""
+"""A call's change takes effect when it is on disk; a change that the disk refuses has no effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a deployment goes on with when nodes are lost."""
+"""The placement with which a deployment continues when nodes are lost."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_without_a_spare_a_neighbour_takes_it_beside_its_own(repaired: Any) -> N
 
 
 def test_where_no_survivor_can_keep_its_layers_others_are_planned(repaired: Any) -> None:
-    """Nobody of the placement is left."""
+    """No node of the placement is left."""
     found = repaired([*(node(name, connected=False) for name in "abc"), node("d")], lost())
     assert layers(found) == "d=0:12"
 

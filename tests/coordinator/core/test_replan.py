@@ -1,4 +1,4 @@
-"""What a running deployment would gain by other nodes: weighed by the same figures, and said where it cannot be."""
+"""The gain of a running deployment from other nodes: computed from the same figures, and an error if it cannot be."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def manifest(make_manifest: Callable[..., ModelManifest]) -> ModelManifest:
 @pytest.fixture(scope="module")
 def measured(make_profile: Any, manifest: ModelManifest) -> Callable[..., Mapping[NodeId, Measurements]]:
     def make(**block_s: float) -> Mapping[NodeId, Measurements]:
-        """Blocks of so many seconds by node, and links between all of them."""
+        """Blocks of the given seconds by node, and links between all of them."""
         link = Reported(LinkProfile(1e-4, 1e9, 0.0, 9, 1 << 20), 0.0)
         profiles = {name: make_profile(manifest.config, seconds, DType.FLOAT32) for name, seconds in block_s.items()}
         return {
@@ -67,7 +67,7 @@ def afresh(manifest: ModelManifest) -> Afresh:
 
 @pytest.fixture(scope="module")
 def on_a(manifest: ModelManifest, measured: Any) -> Placement:
-    """Planned when node a was alone."""
+    """Planned when node a was the only one."""
     return PLACER.place(PlacementProblem(SPEC, manifest, [node("a")], measured(a=0.01)))
 
 
@@ -84,7 +84,7 @@ def test_a_fast_node_that_has_come_is_worth_a_move(on_a: Placement, afresh: Afre
 
 
 def test_the_placement_that_it_has_is_weighed_by_figures_of_now(on_a: Placement, afresh: Afresh, measured: Any) -> None:
-    """Not by those of the time when it was planned."""
+    """Not the figures from the time when it was planned."""
     plan = afresh(on_a, [node("a"), node("b")], measured(a=0.03, b=0.001))
     assert plan.expected is not None and on_a.predicted is not None
     assert plan.expected.time_per_token_s > 2 * on_a.predicted.time_per_token_s
@@ -118,7 +118,7 @@ def test_what_cannot_be_predicted_is_not_weighed_and_says_why(on_a: Placement, a
 def test_what_was_predicted_stands_where_it_does_not_fit_as_it_would_be_placed_by_hand(
     afresh: Afresh, measured: Any, manifest: ModelManifest
 ) -> None:
-    """By hand, the pool holds all requests at their longest; a plan may have placed it for fewer."""
+    """Placed by hand, the pool holds all requests at their longest; a plan may have placed it for fewer."""
     alone = PLACER.place(PlacementProblem(SPEC, manifest, [node("a")], {}))
     need = sum(s.parameter_bytes + s.kv_bytes + s.workspace_bytes for s in alone.stages)
     tight = node("a", free_bytes=need - alone.stages[0].kv_bytes // 4)

@@ -69,7 +69,7 @@ def candidate(name: str, connected: bool = True) -> Candidate:
 
 
 class Planner:
-    """Uses all nodes that it may; the rate by their names, none for others that are able, an error for the rest."""
+    """Uses all allowed nodes; the rate depends on their names, None for other able nodes, an error for the rest."""
 
     def __init__(self, able: Mapping[str, float | None]) -> None:
         self.able = able
@@ -211,7 +211,7 @@ def test_where_the_disk_refuses_replicas_none_is_left(asked: State) -> None:
 
 
 def test_a_replica_that_is_deleted_while_the_first_write_is_under_way_takes_no_other_along(asked: State) -> None:
-    """Whether the disk then takes that write, or refuses it: one is gone, and the other as the call said."""
+    """Whether the disk then takes that write or refuses it: one is gone, and the other is as the call requested."""
     state = apply(asked, DeleteRequested(ONE, operation("delete"), now=1.0))
     assert saves(state) == [[ONE]]
     state = issued(state)

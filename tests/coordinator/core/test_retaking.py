@@ -1,4 +1,4 @@
-"""Layers that a busy node measured, and when they are measured again: decisions alone."""
+"""Layers that a busy node measured, and the time of their next measurement: only decisions."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ BUSY = 0.3
 
 
 class Site(Desk):
-    """Two nodes with all links known, of which `a` is asked to measure a model and is not always quiet."""
+    """Two nodes with all links known; `a` is ordered to measure a model and is not always quiet."""
 
     def __init__(self, make_registration: Any, make_profile: Any, config: dict[str, Any]) -> None:
         super().__init__(make_registration, "ab")
         self.command = MeasureCompute(config, DType.FLOAT32, effort=Effort.QUICK, again=False)
         self.profile: ComputeProfile = make_profile(config, 1e-3, DType.FLOAT32)
-        # The other node is known: of its own accord the coordinator has no node measured but for a busy one's sake.
+        # The other node is known: the coordinator orders measurements by itself only for a busy node.
         self.feed(ProfileReported(ProfileReport(node("b"), compute=(self.profile,)), self.now))
         self.wait(TIMES.probe_quiet_s)
         while self.sent:
@@ -51,7 +51,7 @@ class Site(Desk):
         self.feed(HeartbeatsReceived((heard,), self.now))
 
     def measured(self, others_share: float, effort: Effort = Effort.FULL) -> SendCommand:
-        """The oldest command is done, with others taking so much of the cores."""
+        """The oldest command is done, while other processes used `others_share` of the cores."""
         profile = replace(self.profile, others_share=others_share, effort=effort)
         self.feed(ProfileReported(ProfileReport(node("a"), compute=(profile,)), self.now))
         return self.answer()
@@ -65,7 +65,7 @@ class Site(Desk):
         self.told.clear()
 
     def until_sent(self, limit_s: float = 10_000.0) -> float:
-        """Seconds until something is asked."""
+        """Seconds until a command is sent."""
         began = self.now
         while not self.sent and self.now < began + limit_s:
             self.wait(1.0)

@@ -12,7 +12,7 @@ Files = list[tuple[str, bytes]]
 
 
 def written(*files: int, key: SealKey = KEY, log: str = "a") -> tuple[Files, str]:
-    """Files of so many lines each, as a writer leaves them, and the last seal."""
+    """Files with these numbers of lines, as a writer leaves them, and the last seal."""
     chain, found = Chain(key, log, ""), Files()
     for number, count in enumerate(files):
         lines: list[bytes] = []

@@ -196,7 +196,7 @@ class World:
             case Replan():
                 self.plans.append(action)
             case TellMeasured(measured):
-                # Every call is told once of every node.
+                # Every call gets one report of every node.
                 self.asked.remove((measured.uid, measured.node_id))
             case DropConnection():
                 for node in self.nodes.values():
@@ -289,7 +289,7 @@ class World:
         self.feed(NodeRegistered(registration, self.now))
 
     def started(self, node: Node) -> None:
-        """It can compute now, and says so where there is somebody to hear it."""
+        """It can compute now, and reports it if a coordinator is connected."""
         node.starting = False
         if node.connection:
             self.register(node)
@@ -300,7 +300,7 @@ class World:
         self.feed(NodeDisconnected(node.node_id, connection, self.now))
 
     def drop(self, node: Node) -> None:
-        """Its stream ends, and the process goes on."""
+        """Its stream ends, and the process continues."""
         connection = node.connection
         node.lose_streams()
         self.feed(NodeDisconnected(node.node_id, connection, self.now))
@@ -369,7 +369,7 @@ class World:
         self.feed(DeployRequested(new_record(self.state, blank), self.state.version, operation, self.now))
 
     def planned(self, asked: Replan) -> None:
-        """On the state there is now, which the answer is said to be of: it may come when that has changed."""
+        """Plan for the present state, to which the answer refers: the state may have changed when it arrives."""
         record = self.state.deployments.get(asked.deployment)
         if record is None:
             return
@@ -391,7 +391,7 @@ class World:
                 self.feed(attached)
 
     def report_link(self, name: DeploymentName, pick: int, recovered: bool) -> None:
-        """What the node of one of its stages says of the link to the next, of this epoch or of the one before."""
+        """The node of one of its stages reports the link to the next, for this epoch or the one before."""
         record = self.state.deployments[name]
         stages = record.placement.stages
         stage, epoch = pick % len(stages), Epoch(max(1, record.epoch - (pick % 5 == 0)))
@@ -525,8 +525,8 @@ def test_a_coordinator_that_lost_its_disk_goes_above_the_epochs_nodes_hold(
 def test_what_may_have_served_is_kept_though_the_disk_did_not_hear_of_it(
     make_manifest: Any, make_registration: Any, saved: Phase
 ) -> None:
-    """The disk has an earlier phase when the coordinator crashes. Where it says no more than that stages were loading,
-    nodes that hold all of them say the rest."""
+    """The disk has an earlier phase when the coordinator crashes. If it only shows that stages were
+    loading, nodes that hold all of them complete it."""
     world = run(World(make_manifest(), make_registration), [*(("connect", i) for i in range(3)), ("deploy", 0)])
     name = DeploymentName("tale")
     world.saved[name] = replace(world.saved[name], phase=saved, ever_ready=False)

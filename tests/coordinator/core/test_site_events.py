@@ -1,4 +1,4 @@
-"""What people are told of a change of the state, and what is no news."""
+"""The events that people get for a change of the state, and changes without an event."""
 
 from __future__ import annotations
 

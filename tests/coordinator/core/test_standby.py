@@ -1,4 +1,4 @@
-"""Nodes that keep weights of others' layers: which, for what, and what is told to them."""
+"""Nodes that keep weights of other nodes' layers: which nodes, for which layers, and their commands."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_a_late_first_report_does_not_take_a_started_node_back(desk: Desk, make_
 
 
 def test_facts_while_it_starts_are_those_of_the_last_run(desk: Desk, make_facts: Any) -> None:
-    """What is incomplete must not drop the times that were measured."""
+    """Incomplete facts must not drop measured times."""
     full, other = make_facts(), replace(make_facts(), model="another node")
     blank = replace(full, model="", memory_total_bytes=0, memory_budget_bytes=0)
     desk.join("a", facts=blank)
@@ -188,7 +188,7 @@ def test_a_shortage_says_who_is_still_starting(desk: Desk, manifest: ModelManife
 
 
 def beat(name: str, incarnation: str, now: float) -> Event:
-    """A node that holds nothing says so."""
+    """A heartbeat of a node that holds nothing."""
     return HeartbeatsReceived((Heartbeat(NodeId(f"id-{name}"), incarnation, (), 0),), now)
 
 

@@ -355,7 +355,7 @@ def test_a_coordinator_that_hears_nobody_loses_no_head(site: Site) -> None:
     site.run(2.0)
     site.report_head()
     site.run(4.0)
-    site.report_head()  # the watch says it again
+    site.report_head()  # the watch reports it again
     site.run(2.0)
     assert not site.dropped and not site.failures and site.phase == (Phase.READY, 3)
     for name, after_s in (("b", 0.05), ("c", 0.05), ("a", 1.5)):  # connections do not all come back at once
@@ -369,7 +369,7 @@ def test_a_coordinator_that_hears_nobody_loses_no_head(site: Site) -> None:
 
 
 def test_nodes_that_hold_nothing_speak_more_seldom_and_make_no_coordinator_blind(site: Site) -> None:
-    """One heartbeat in 1.8 s, a little late, is none for as long as a silent head gets."""
+    """One heartbeat in 1.8 s, a little late, leaves a gap as long as a silent head's limit."""
     site.stop("a")
     for name in ("b", "c"):
         site.period_s[name], site.next_s[name] = IDLE_INTERVAL_S + 0.2, site.now + 0.85

@@ -1,4 +1,4 @@
-"""What is used over a time is what the rate brings, one bucket and the last request beside; waiting ends every debt."""
+"""The amount used over a time is at most the rate's, plus one bucket and the last request; waiting ends every debt."""
 
 from __future__ import annotations
 

@@ -241,7 +241,7 @@ def test_every_phase_and_happening(
 
 @pytest.mark.parametrize("phase", [Phase.LOADING, Phase.ACTIVATING, Phase.READY, Phase.WAITING])
 def test_what_waits_for_a_deployment_that_is_deleted_ends_with_it(start: State, phase: Phase) -> None:
-    """Requests of one that was ready are parked while it loads again, and would wait for an epoch that never comes."""
+    """Requests of a ready deployment are parked while it loads again, and would wait for an epoch that never begins."""
     asked = apply(in_phase(start, phase, True), DeleteRequested(NAME, OPERATION, now=1.0))
     revision = asked.deployments[NAME].revision
     state = apply(asked, DeploymentSaved(NAME, "u1", revision, Epoch(3), now=1.0))
@@ -320,7 +320,7 @@ def stage_status(epoch: int, phase: StagePhase) -> StageStatus:
 
 
 def said_of(state: State, what: str, epoch: int) -> State:
-    """The deployment hears something that is said of `epoch`."""
+    """The deployment receives a message about `epoch`."""
     at = replace(state.deployments[NAME], epoch=Epoch(epoch))
     failed = Heartbeat(NodeId("id-b"), "i1", (stage_status(epoch, StagePhase.FAILED),), 0)
     events: dict[str, Event] = {

@@ -1,4 +1,4 @@
-"""Nodes that register and never connect: bounded, forgotten, and in nobody's way."""
+"""Nodes that register and never connect: their number is bounded, they are forgotten, and they block no other node."""
 
 from __future__ import annotations
 

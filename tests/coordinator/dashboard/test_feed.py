@@ -1,4 +1,4 @@
-"""One picture for all viewers: differences lead to it, and who falls behind gets it whole."""
+"""One snapshot for all viewers: differences lead to it, and a slow viewer gets it whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of requests, of how long they wait, and of steps: figures alone, and nothing of what was written."""
+"""Snapshots of requests, of their waiting times, and of steps: only figures, without any text of users."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ async def test_who_joined_is_who_the_token_says(mill: Mill) -> None:
 
 
 async def test_a_token_is_for_one_process(mill: Mill) -> None:
-    """Whoever sees it later gets nothing; the process itself may ask again, if the answer was lost."""
+    """A later holder gets nothing; the process itself may repeat its request, if the answer was lost."""
     async with mill.client() as admin:
         token = await admin.create_token(Role.AGENT, "b")
     invitation = invitation_from_text(invitation_to_text(token.invitation))
@@ -67,7 +67,7 @@ async def test_made_up_tokens_are_refused(mill: Mill) -> None:
 
 
 async def test_a_role_cannot_be_asked_for(mill: Mill) -> None:
-    """What a joiner says of itself is not looked at: its request holds a key and nothing else that counts."""
+    """A joiner's own claims are ignored: only the key in its request counts."""
     async with mill.client() as admin:
         token = await admin.create_token(Role.CLIENT, "app")
     key = new_key()
@@ -88,7 +88,9 @@ async def test_nobody_is_told_a_secret_before_it_proved_to_be_the_site(mill: Mil
 
 
 class Stranger(identity_pb2_grpc.EnrolmentServiceServicer):
-    """Who answers in the coordinator's place. Whom the site trusts is no secret: it says so as the site would."""
+    """Who answers in the coordinator's place. The site's authority is no secret: it sends the same
+    as the site would.
+    """
 
     def __init__(self, trusted: bytes) -> None:
         self._trusted = trusted
@@ -191,7 +193,7 @@ async def test_a_certificate_is_renewed_for_its_own_principal(mill: Mill) -> Non
 
 
 async def test_what_was_revoked_is_refused_and_may_join_again(mill: Mill) -> None:
-    """Also its renewal. A certificate that was made by hand, and that nobody has seen, is refused like the others."""
+    """Also its renewal. An unseen certificate that was made by hand is refused like the others."""
     files, by_hand = await joined(mill, Role.CLIENT, "eve"), mill.identities.of(Role.CLIENT, "eve")
     async with mill.client() as admin, mill.client_with(files) as eve, mill.client_with(by_hand) as twin:
         await eve.served_models()
@@ -231,7 +233,7 @@ async def test_what_was_revoked_stays_so_over_a_restart(tmp_path: Path) -> None:
 
 
 async def test_expired_certificates_are_refused(mill: Mill) -> None:
-    """By the server; a client that knows says so itself."""
+    """By the server; a client that notices it fails by itself."""
     principal, key = Principal("mill", Role.OPERATOR, "late"), new_key()
     long_ago = authority.now() - timedelta(days=2)
     certificate = mill.identities.authority.issue(principal, authority.request_for(key), long_ago, timedelta(days=1))

@@ -1,4 +1,4 @@
-"""What happens at the same time: who is revoked while something of it is under way."""
+"""Concurrent events: a principal is revoked while one of its calls runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The port where machines without EdgeShard get it: nobody without a good token has a byte of a wheel."""
+"""The port from which machines without EdgeShard get it: without a good token, no byte of a wheel is sent."""
 
 from __future__ import annotations
 

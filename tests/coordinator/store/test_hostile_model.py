@@ -90,7 +90,9 @@ def write_header(model: Path, header: bytes) -> None:
 
 @pytest.fixture
 def places(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> tuple[Path, Path, Path]:
-    """A model beside code and a pickle that would run, a secret of the machine, and where what ran leaves a trace."""
+    """A model next to code and a pickle that would run, a secret of the machine, and the path where
+    executed code would leave a trace.
+    """
     model, secret, trace = make_checkpoint("model"), tmp_path / "secret", tmp_path / "trace"
     secret.write_text(json.dumps({"private_key": CANARY}))
     (model / "modeling.py").write_text(f"import os\nos.mkdir({str(trace)!r})\n")

@@ -1,4 +1,4 @@
-"""Models on the coordinator's own machine: linked into the store, hashed once, and refused where they are others."""
+"""Models on the coordinator's own machine: linked into the store, hashed once, and refused if they have changed."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ needs_full = pytest.mark.skipif(not FULL.exists(), reason="this system has no de
 
 
 class FullBlobs(BlobDirectory):
-    """What arrives of one blob goes to a device that is always full."""
+    """The data of one blob goes to a device that is always full."""
 
     def __init__(self, root: Path, full: Digest) -> None:
         super().__init__(root)
@@ -125,7 +125,7 @@ async def test_uploads_side_by_side_are_counted_together(
 async def test_what_an_upload_left_is_removed_at_the_next_start(
     make_checkpoint: MakeCheckpoint, run_store: RunStore, connect: Connect, tmp_path: Path, why: str
 ) -> None:
-    """Also where nothing newer is there to compare its age with."""
+    """Also if there is nothing newer to compare its age with."""
     server = await run_store()
     _, (tensor, *_) = await registering(server, make_checkpoint(), connect)
     partial = server.store.blobs.partial_path(tensor.sha256)
@@ -164,7 +164,7 @@ async def test_what_an_upload_left_makes_room_for_the_next_model(
 async def test_a_model_can_be_deleted_when_the_disk_is_full(
     make_checkpoint: MakeCheckpoint, run_store: RunStore, connect: Connect, tmp_path: Path
 ) -> None:
-    """What nobody needs goes first, and makes the room for the list of names."""
+    """Unneeded blobs are deleted first, which makes space for the list of names."""
     server = await run_store()
     await add_model(connect(server.address), make_checkpoint(), "tiny")
     (tmp_path / "coordinator" / "names.json.tmp").symlink_to(FULL)

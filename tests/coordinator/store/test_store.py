@@ -128,8 +128,8 @@ async def test_an_upload_goes_on_where_the_connection_broke(
     directory = make_checkpoint(**LARGE)
     wire, address = await run_wire(server.address, hold_up=7 << 20)
     adding = asyncio.ensure_future(add_model(connect(address), directory, "tiny"))
-    # The wire holds back the rest of at least one of the two large blobs: whatever still arrives of what is under way,
-    # that one can only be completed by going on.
+    # The wire holds back the rest of at least one of the two large blobs. Even if all data in
+    # flight arrives, that blob is completed only if the upload continues.
     await until(lambda: sum(file.size >= 2 << 20 for file in server.store.blobs.files()) == 2)
     wire.break_now()
     await adding

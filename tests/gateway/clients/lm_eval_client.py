@@ -1,5 +1,5 @@
-"""lm-evaluation-harness against a gateway, on a task of paragraphs. URL, KEY, the model's directory and a text are the
-arguments; prints what it says of each paragraph."""
+"""lm-evaluation-harness against a gateway, on a task of paragraphs. URL, KEY, the model's directory
+and a text are the arguments; prints its result for each paragraph."""
 
 # mypy: ignore-errors
 

@@ -52,7 +52,7 @@ async def main():
 
     @handy.tool_plain
     def king(name: Literal["Midas", "Minos"]) -> str:
-        """Who a king is."""
+        """Return facts about a king."""
         called.append(name)
         return f"{name} is a king"
 

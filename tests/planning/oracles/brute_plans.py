@@ -66,7 +66,9 @@ def best_value(problem: PlanProblem) -> float:
 
 
 def least_seconds(problem: PlanProblem, objectives: tuple[Objective, ...]) -> dict[Objective, float]:
-    """For one request alone: the least time to the first token, of the request, and per token; infinite for none."""
+    """For a single request: the least time to the first token, of the request, and per token;
+    infinite if there is none.
+    """
     counted = Counted(problem)
     kept = [(place, counted.token_s(*place)) for place in counted.placements() if counted.may_hold(*place)]
     limit = problem.max_time_per_token_s
@@ -97,7 +99,7 @@ class Counted:
         self._first: dict[Placement, tuple[list[float], float]] = {}
 
     def placements(self) -> Iterator[Placement]:
-        """Nodes in order and the layers of each, whatever they need, of those that keep the rules."""
+        """Nodes in order and the layers of each that keep the rules, whatever they need."""
         problem = self.problem
         source = problem.cluster.names.index(problem.cluster.source)
         others = [node for node in range(len(self.nodes)) if node != source]
@@ -110,7 +112,7 @@ class Counted:
                         yield (source, *rest), counts
 
     def rates(self, nodes: tuple[int, ...], counts: tuple[int, ...], batch: int) -> np.ndarray[Any, Any]:
-        """Tokens a second by micro-batches from 1 on; 0 where a limit is broken."""
+        """Tokens a second by micro-batches from 1 on; 0 if a limit is broken."""
         problem = self.problem
         limit = problem.request_limit
         m = np.arange(1, (IN_FLIGHT if limit is None else min(IN_FLIGHT, limit // batch)) + 1)
@@ -130,7 +132,7 @@ class Counted:
         return np.where(fits, m * batch * problem.new_tokens / total, 0.0)
 
     def may_hold(self, nodes: tuple[int, ...], counts: tuple[int, ...]) -> bool:
-        """Whether one request alone keeps the limits of memory and layers."""
+        """Whether a single request keeps the limits of memory and layers."""
         return self.may_share(nodes, counts) and bool(np.all(self.free(nodes, counts, 1, np.array([1])) >= 0))
 
     def token_s(self, nodes: tuple[int, ...], counts: tuple[int, ...]) -> float:
@@ -154,7 +156,7 @@ class Counted:
         return max(way, busy)
 
     def first_token_s(self, nodes: tuple[int, ...], counts: tuple[int, ...]) -> float:
-        """Slices one behind the other, each node and each link serving one at a time; as many at once as stages."""
+        """Slices one after the other, each node and each link serving one at a time; as many at once as stages."""
         return self.prompt(nodes, counts)[1]
 
     def prompt(self, nodes: tuple[int, ...], counts: tuple[int, ...]) -> tuple[list[float], float]:
@@ -239,7 +241,7 @@ class Counted:
         return np.array(free)
 
     def _loading(self, node: int, outer: bool) -> int:
-        """The largest tensor once more: of those that this stage loads, or with one memory of all."""
+        """The largest tensor once more: the largest of this stage or, with one common memory, of all."""
         model, item = self.problem.model, self.problem.loading_itemsize
         if item is not None:
             return item * max(model.largest_block_tensor, model.largest_outer_tensor * outer)
@@ -339,7 +341,7 @@ class Counted:
 
 
 def _counts(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
-    """Every way to share so many layers among stages of at least one each."""
+    """Every way to share `layers` layers among stages of at least one each."""
     if stages == 1:
         yield (layers,)
         return

@@ -1,7 +1,7 @@
 """The steady rate of any placement, and the best of all, without the planner's costs, tables or closed formula.
 
-Steps are put together anew from data sheets (`brute_plans.Counted`), and the number of requests that decode, on which
-the rate depends and which depends on the rate, is found by halving.
+Steps are computed independently from data sheets (`brute_plans.Counted`). The number of requests
+that decode depends on the rate and the rate on it, so it is found by bisection.
 """
 
 from __future__ import annotations

@@ -58,7 +58,9 @@ class _Energies:
         self._problem, self._counted = problem, Counted(problem)
 
     def of_loads(self, nodes: tuple[int, ...], counts: tuple[int, ...], batch: int, below: float) -> list[float]:
-        """By micro-batches from 1 on; infinite where a limit is broken. One alone may be left if not `below` that."""
+        """By micro-batches from 1 on; infinite if a limit is broken. A single one may be omitted if
+        it is not `below` that.
+        """
         counted, new = self._counted, self._problem.new_tokens
         prompt, token = (counted.computing(nodes, counts, batch, phase) for phase in (True, False))
         found = []
@@ -86,7 +88,7 @@ class _Energies:
         more_s = (new - 1) * counted.token_s(nodes, counts)
         busy = [(new - 1) * seconds for seconds in counted.computing(nodes, counts, 1, False)]
         if self._joules(nodes, busy, more_s) / new >= below:
-            return inf  # its tokens alone take that much
+            return inf  # its tokens take that much by themselves
         prompt, first_s = counted.prompt(nodes, counts)
         busy = [one + other for one, other in zip(busy, prompt, strict=True)]
         return self._joules(nodes, busy, first_s + more_s) / new

@@ -25,7 +25,7 @@ TIGHTNESS = (1.1, 1.5, 3.0)
 
 
 def random_micro_batches(seed: int) -> int:
-    """How many micro-batches are in flight where a small instance is solved for throughput."""
+    """The number of micro-batches in flight for a small instance that is solved for throughput."""
     return 1 + seed % 6
 
 
@@ -92,7 +92,7 @@ def _instance(rng: np.random.Generator, speed_s: Floats, rooms: Floats, hop_s: F
 
 
 def arbitrary(seed: int, nodes: int = 100, memory: float = 1.5) -> Instance:
-    """Asymmetric links between any two nodes; in all, memory for `memory` times the layers; speeds over a decade."""
+    """Asymmetric links between any two nodes; total memory for `memory` times the layers; speeds over a decade."""
     rng = np.random.default_rng(seed)
     speed_s = 10 ** rng.uniform(-3, -2, nodes)
     rooms = rng.dirichlet(np.full(nodes, 3.0)) * LAYERS * memory
@@ -121,9 +121,10 @@ def classed(seed: int, sizes: tuple[int, ...], room: float = 4.0) -> Instance:
 def random_problem(
     seed: int, objective: Objective = Objective.THROUGHPUT, large: bool = False, hybrid: bool = False
 ) -> PlanProblem:
-    """A site and a workload: 2 to 5 nodes and 2 to 10 layers, memory from short to ample; or, `large`, 6 to 15 nodes
-    and 12 to 40 layers, memory for 1.3 to 2.5 times the need. Prompts of 1 to 3,000 tokens, answers of 1 to 512, any
-    links (some missing) and any of the planner's limits. A `hybrid` has layers of two kinds in any order."""
+    """A site and a workload. Usually 2 to 5 nodes and 2 to 10 layers, memory from short to ample.
+    If `large`, 6 to 15 nodes and 12 to 40 layers, memory for 1.3 to 2.5 times the need. Prompts of
+    1 to 3,000 tokens, answers of 1 to 512, any links (some missing) and any of the planner's
+    limits. A `hybrid` has layers of two kinds in any order."""
     rng = np.random.default_rng([seed, large])
     nodes, layers = (rng.integers(6, 16), rng.integers(12, 41)) if large else (rng.integers(2, 6), rng.integers(2, 11))
     config = BUILT_IN_CONFIGS["llama2-7b"] | {
@@ -230,8 +231,9 @@ def _random_limits(rng: np.random.Generator, problem: PlanProblem) -> dict[str, 
 
 
 def served_site(seed: int, nodes: int = 4, layers: int = 12) -> PlanProblem:
-    """A site under load: 2 to `nodes` nodes, of which seldom one holds the model, 6 to `layers` layers, prompts of 128
-    to 4,000 tokens, answers of 16 to 512, up to 32 requests at once; planned for its steady rate."""
+    """A site under load, planned for its steady rate. It has 2 to `nodes` nodes, which can seldom
+    hold the model by themselves, and 6 to `layers` layers. Prompts have 128 to 4,000 tokens,
+    answers 16 to 512, and up to 32 requests run at once."""
     rng = np.random.default_rng([seed, 31])
     config = BUILT_IN_CONFIGS["llama2-7b"] | {
         "num_hidden_layers": int(rng.integers(6, layers + 1)),

@@ -1,9 +1,11 @@
-"""What noise in profiles does to fitted costs and to plans: random sites with planted times, and samples that deviate.
+"""The effect of noise in profiles on fitted costs and on plans: random sites with planted times,
+and samples that deviate.
 
-Every node has true times of its own: a block takes as long as its weights take to read or its rows to compute, with a
-soft or a sharp bend between them, plus attention. A profile has these times at the profiler's points, each times a
-random factor within 1 - noise and 1 + noise. `plan` is given the fits of such profiles, and the true times; what it
-answers is scored with the true times: cut and load, and for one request the slices that the head would cut by the fits.
+Every node has true times of its own: a block takes the time of reading its weights or of computing
+its rows, with a soft or a sharp bend between them, plus attention. A profile has these times at the
+profiler's points, each times a random factor within 1 - noise and 1 + noise. `plan` gets the fits
+of such profiles, and the true times. Its answer is scored with the true times: cut and load and,
+for one request, the slices that the head would cut by the fits.
 """
 
 from __future__ import annotations
@@ -173,7 +175,7 @@ def with_times(problem: PlanProblem, times: Mapping[str, ComputeTimes]) -> PlanP
 
 
 def loss(problem: PlanProblem, true: Mapping[str, ComputeTimes], noisy: Mapping[str, ComputeTimes]) -> float | None:
-    """How much worse the plan from the noisy times is, by the true ones, 0.1 for 10 %; None where nothing fits."""
+    """How much worse the plan from the noisy times is, by the true ones, 0.1 for 10 %; None if nothing fits."""
     best, found = (plan(with_times(problem, times), alternatives=0).prediction for times in (true, noisy))
     if best is None or found is None:
         return None
@@ -216,7 +218,7 @@ def _falls(what: str, seconds: list[float]) -> Iterator[str]:
 
 @dataclass(slots=True)
 class Noisy:
-    """What came of some random sites: how much worse each plan is, rising, and the fitted costs that fall."""
+    """The outcome for some random sites: how much worse each plan is, ascending, and the fitted costs that fall."""
 
     losses: list[float] = field(default_factory=list)
     falling_costs: list[str] = field(default_factory=list)
@@ -225,7 +227,7 @@ class Noisy:
 def made_site(
     number: int, noise: float, objective: Objective, grid: Grid, seed: int
 ) -> tuple[float | None, Iterator[str]]:
-    """The loss of one random site's plan, None where nothing fits, and the costs that fall."""
+    """The loss of one random site's plan, None if nothing fits, and the costs that fall."""
     chance = Random(f"{seed}/{number}/{noise}")
     problem, true = made_problem(chance)
     problem = replace(problem, objective=objective)
@@ -236,7 +238,7 @@ def made_site(
 
 
 def run(noise: float, objective: Objective, sites: int, grid: Grid, seed: int) -> Noisy:
-    """So many sites; those where nothing fits are not counted."""
+    """Run `sites` sites; sites for which nothing fits are not counted."""
     found = Noisy()
     for number in itertools.count():
         lost, falling = made_site(number, noise, objective, grid, seed)

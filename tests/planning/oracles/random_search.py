@@ -1,8 +1,8 @@
 """Good cuts of large sites by chance and patience: a yardstick of what the planner finds, and of what it certifies.
 
-Random orders of nodes with random shares of the layers, and cuts that the solvers give for other mixes of prompt and
-tokens, are improved by their neighbours until none is better. Cuts are scored as the planner scores them; its searches
-and bounds take no part.
+Random orders of nodes with random shares of the layers are improved by their neighbours until none
+is better. So are the solvers' cuts for other mixes of prompt and tokens. Cuts are scored as the
+planner scores them; its searches and bounds take no part.
 """
 
 from __future__ import annotations

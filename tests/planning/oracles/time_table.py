@@ -15,7 +15,8 @@ from edgeshard.planning.inputs.fields import check_number
 class TimeTable:
     """Measured seconds over two rising axes (tokens or batch; context), read between points on a straight line.
 
-    Beyond an axis's end the last two points' line goes on; nothing is below 0. An axis of one point is constant.
+    Beyond an axis's end the line of the last two points continues; nothing is below 0. An axis of
+    one point is constant.
     """
 
     rows: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Mixtures whose experts are cached: what a plan says of them, beside the agents' cache and their decisions."""
+"""Mixtures whose experts are cached: a plan's figures, compared with the agents' cache and its decisions."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def test_a_block_has_the_experts_that_are_units_of_packed_files(family: str, qua
 
 
 def read_by_the_cache(room: float, tokens: int, skew: float) -> float:
-    """Bytes a step of so many tokens, of a cache with room for this part of all experts; without a table.
+    """Bytes a step of `tokens` tokens reads, with a cache that has room for this fraction of all
+    experts; without a table.
 
     With `skew` some experts are chosen more often than others.
     """
@@ -128,7 +129,7 @@ def test_a_plan_caches_experts_and_says_what_that_costs() -> None:
     ("inner", "wanted"), [(256, ["nothing", "caches", "stays"]), (16, ["nothing", "passes", "caches", "stays"])]
 )
 def test_where_not_two_experts_fit_layers_pass_if_they_can(inner: int, wanted: list[str]) -> None:
-    """Bytes alone decide: with more and more memory the same node goes from one mode to the other."""
+    """Only bytes decide: with more and more memory the same node changes from one mode to the other."""
     seen = []
     for memory in np.linspace(60e6, 160e6, 101):
         result = plan(mixture_problem(memory, inner), alternatives=0)

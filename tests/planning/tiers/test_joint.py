@@ -1,4 +1,4 @@
-"""Nodes that stream: the plan beside every cut, both modes of every node, every load and every sweep counted out."""
+"""Nodes that stream: the plan compared with every cut, both modes of every node, every load and every sweep."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ def _cuts(nodes: int, layers: int) -> list[Cut]:
 
 @dataclass(frozen=True)
 class _Reads:
-    """Of all that is on a stage's disk once, and of a first slot, in seconds; of all experts where these are cached,
-    and of how many layers they are."""
+    """Seconds for reading all that is on a stage's disk once, and for a first slot. If experts are
+    cached: seconds for all of them, and the number of their layers."""
 
     seconds: float = 0.0
     fill_s: float = 0.0
@@ -133,7 +133,7 @@ class _Reads:
 
 
 class _Brute:
-    """Every plan, from the nodes' times alone."""
+    """Every plan, computed only from the nodes' times."""
 
     def __init__(self, problem: PlanProblem) -> None:
         self.problem, self.costs = problem, Costs(problem)
@@ -197,7 +197,7 @@ class _Brute:
                 return (ttft + more * token) / (load.requests * self.problem.new_tokens)
 
     def _reads(self, sizes: list[int], others: int, budget: int, node: int, first: int, end: int) -> _Reads | None:
-        """What a stage with this budget reads, by the agents' own rules; None where it cannot be."""
+        """What a stage with this budget reads, by the agents' own rules; None if it is impossible."""
         device, blocks = self.costs.nodes[node].device, self.problem.model.blocks[first:end]
         experts = [size for block in blocks for size in block.expert_bytes(self.problem.dtype)]
         cached = room_for_experts(others + sum(sizes) - sum(experts), experts, budget)
@@ -271,7 +271,7 @@ def test_streaming_is_chosen_exactly_where_both_modes_counted_out_choose_it() ->
 
 
 def test_where_few_cuts_are_counted_the_gap_is_still_sound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With nothing counted out, no plan is better than the bound says, and nearly all are the best."""
+    """Without exhaustive counts, no plan is better than the bound, and nearly all are the best."""
     monkeypatch.setattr(joint, "MOST_COUNTED", 0)
     random = np.random.default_rng(12)
     best = checked = 0

@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def ask(target: str, credentials: grpc.ChannelCredentials | None) -> list[str]:
-    """The status codes of a few calls, `OK` where one was answered."""
+    """The status codes of a few calls, `OK` for an answered one."""
     address, _, name = target.partition("=")
     verified = [("grpc.ssl_target_name_override", name)]
     channel = grpc.secure_channel(address, credentials, verified) if credentials else grpc.insecure_channel(address)

@@ -18,7 +18,7 @@ from tests.system.netns import namespaces as networks
 from tests.system.netns import processes
 
 AGENTS = ("a", "b", "c")
-# The stranger's node is used by one test alone, which counts the packets that leave it.
+# Only one test uses the stranger's node; it counts the packets that leave it.
 HOSTS = ("coordinator", *AGENTS, "operator", "stranger")
 RATE = "20mbit"
 LAYERS = "a=0:1,b=1:3,c=3:4"
@@ -66,7 +66,7 @@ class Starting:
 
 @pytest.fixture(scope="module")
 def namespaces() -> ModuleType:
-    """The helper module, on a machine where it works; in CI, as root, such a machine is a must."""
+    """The helper module, on a machine on which it works; in CI, as root, it has to work."""
     reason = networks.why_impossible()
     if reason is not None:
         if os.geteuid() == 0 and os.environ.get("CI") == "true":

@@ -23,12 +23,12 @@ _BRIDGE = "br0"
 
 
 class Refused(Exception):
-    """`ip` or `tc` said no; the message has its command line and what it said."""
+    """`ip` or `tc` failed; the message has its command line and its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shaped:
-    """What a shaper has let through, and how many packets it made wait (`delayed`) or threw away (`dropped`)."""
+    """A shaper's counts: packets it passed, packets it made wait (`delayed`) and packets it threw away (`dropped`)."""
 
     sent_bytes: int
     packets: int
@@ -68,7 +68,7 @@ class Network:
         return Shaped(shaper["bytes"], shaper["packets"], shaper["overlimits"], shaper["drops"])
 
     def devices(self, host: str) -> list[dict[str, Any]]:
-        """The network devices of `host` as `ip -j link` tells them."""
+        """The network devices of `host` as `ip -j link` lists them."""
         return list(json.loads(_run("ip", "-n", self.namespace(host), "-j", "link", "show")))
 
     def __enter__(self) -> Self:
@@ -94,7 +94,7 @@ class Network:
     def _make_host(self, host: str) -> None:
         inside, switch = self._make_namespace(host), self.namespace(_SWITCH)
         port = f"to-{host}"[:15]
-        # Both ends are born where they belong: the machine's own namespace never sees them.
+        # Both ends are created in their namespaces: the machine's own namespace never sees them.
         _run("ip", "-n", inside, "link", "add", DEVICE, "type", "veth", "peer", "name", port, "netns", switch)
         # No IPv6 address by itself: what leaves a node is then what its processes send. A kernel without IPv6 refuses.
         with contextlib.suppress(Refused):
@@ -115,7 +115,7 @@ class Network:
         return name
 
     def _remove(self) -> None:
-        """Remove what was made; goes on past what was not, and past what resists."""
+        """Remove everything that was made; continue past missing parts and errors."""
         while self._made:
             with contextlib.suppress(Refused):
                 _run("ip", "netns", "delete", self._made.pop())

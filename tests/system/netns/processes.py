@@ -24,7 +24,7 @@ Process = subprocess.Popen[bytes] | Forked
 
 
 class Entrance(Protocol):
-    """The part of a network that says how to run something on one of its hosts."""
+    """The part of a network that runs a command on one of its hosts."""
 
     def enter(self, host: str, *command: str) -> list[str]: ...
 
@@ -57,7 +57,7 @@ class Running:
         return self._process.poll()
 
     def wait(self, timeout_s: float) -> Ended:
-        """Wait for its own end; raises AssertionError, with what it said, when it does not come in time."""
+        """Wait for its own end; if it does not end in time, raise AssertionError with its output."""
         try:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -65,7 +65,7 @@ class Running:
         return Ended(code, *(path.read_text(errors="replace") for path in self._paths))
 
     def wait_for(self, condition: Callable[[str], bool], timeout_s: float) -> None:
-        """Wait until what it said on stderr fulfils a condition; raises AssertionError when it does not in time."""
+        """Wait until its output on stderr fulfils a condition; raise AssertionError if it does not in time."""
         wait_until(lambda: condition(self._paths[1].read_text(errors="replace")), timeout_s, self.said)
 
     def said(self) -> str:

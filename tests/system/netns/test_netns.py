@@ -96,7 +96,7 @@ def test_every_node_is_known_by_its_own_address(site: Any, deployment: Any) -> N
 
 @pytest.mark.parametrize("trusts_the_site", [False, True], ids=["wrong-ca", "certificate-of-wrong-ca"])
 def test_a_client_of_another_authority_is_refused(site: Any, deployment: Any, trusts_the_site: bool) -> None:
-    """It may change nothing either: the deployment it tries to delete goes on."""
+    """It may change nothing either: the deployment it tries to delete continues."""
     before = site.state()
     assert [phase for _, phase, _ in before[1]] == ["ready"]
     tls = strangers_tls(site, f"client-{trusts_the_site}", trusts_the_site)
@@ -149,7 +149,9 @@ def test_an_agent_of_another_authority_never_registers(site: Any, intruders: Any
 
 
 def test_listeners_answer_nobody_without_a_certificate(site: Any) -> None:
-    """Past the library's own checks: bare gRPC clients against every listener. With a certificate, the same gets in."""
+    """Past the library's own checks: bare gRPC clients against every listener. With a certificate,
+    the same call succeeds.
+    """
     names = {site.coordinator: "coordinator.coordinator.site"}
     names |= {address: f"{name}.agent.site" for name, address in site.agents.items()}
     targets = tuple("=".join(pair) for pair in names.items())

@@ -29,8 +29,8 @@ and the buffers between operators would grow."""
 
 
 class Rotary(NamedTuple):
-    """Cosines and sines of a step's positions, [T, rotary_dim] each; and what queries are multiplied by behind the
-    rotation, [T, 1, 1], None for nothing."""
+    """Cosines and sines of a step's positions, [T, rotary_dim] each; and the factor of queries
+    after the rotation, [T, 1, 1], None for no factor."""
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -51,7 +51,7 @@ class StepAttention:
         self._in_chunks: SpansInChunks | None = SpansInChunks(pool, spans, made)
         self._layer_states = pool.layer_states
         self.span_states = _span_states(pool, spans, device) if pool.states.slots else None
-        """Where the spans' states are; None for models without."""
+        """Where the spans' states are; None for models without states."""
 
     @classmethod
     def gathered(cls, pool: KvPool, spans: GatheredSpans) -> StepAttention:
@@ -75,7 +75,8 @@ class StepAttention:
         scoring: Scoring,
         chunk: int = 0,
     ) -> torch.Tensor:
-        """Write the step's keys and values, then attend; with a `chunk`, to the token's own chunk of so many positions.
+        """Write the step's keys and values, then attend. With a `chunk`, a token attends within its
+        own chunk of that many positions.
 
         `query` is [T, heads, head_dim], `key` and `value` [T, kv_heads, head_dim], possibly views into one tensor.
         Returns [T, heads, head_dim], contiguous.
@@ -97,7 +98,7 @@ class StepAttention:
         return self._tables is not None and self._tables.rows <= MOST_NATIVE_ROWS
 
     def native_arenas(self, layers: Sequence[int]) -> list[NativeArena]:
-        """The layers' arenas, which are the pool's; none where any of them is of another kind."""
+        """The layers' arenas, which belong to the pool; empty if any of them is of another kind."""
         arenas = [self._arenas(layer) for layer in layers]
         native = [arena for arena in arenas if isinstance(arena, NativeArena)]
         return native if len(native) == len(arenas) else []
@@ -109,7 +110,8 @@ class StepAttention:
 
 
 class SpansInChunks:
-    """A step's spans for layers whose tokens attend within chunks of positions: made when a layer asks for them.
+    """A step's spans for layers whose tokens attend within chunks of positions; built when a layer
+    needs them.
 
     Each piece of a span that lies in one chunk is as a request of its own, whose table begins with the chunk's first
     block. So a token sees the same, wherever its prompt is cut and however much of it is run again.
@@ -122,7 +124,7 @@ class SpansInChunks:
         self._made: dict[int, SpanTables | GatheredSpans] = {}
 
     def of(self, chunk: int) -> SpanTables | GatheredSpans:
-        """The pieces in chunks of so many positions. Raises InvalidArgumentError where blocks do not fill a chunk."""
+        """The pieces in chunks of `chunk` positions. Raises InvalidArgumentError where blocks do not fill a chunk."""
         if chunk not in self._made:
             view = _ChunkView(self._pool, self._spans, chunk)
             self._made[chunk] = self._make(view, view.pieces)
@@ -155,7 +157,9 @@ class _ChunkView:
 
 
 def _span_states(pool: KvPool, spans: Sequence[Span], device: torch.device) -> SpanStates:
-    """Where a step's spans find their states; and where guesses were or are among their tokens, where these go."""
+    """The slots where a step's spans find their states. If their tokens include guesses, now or
+    before, also the slots for the states of the guesses.
+    """
     tables = [pool.table(span.request) for span in spans]
     parts = [[table.source for table in tables], np.cumsum([0, *(span.token_count for span in spans)])]
     if any(table.guess_slots or table.source != table.slot for table in tables):

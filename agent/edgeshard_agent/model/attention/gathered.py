@@ -2,8 +2,9 @@
 
 The pinned torch has no paged attention that runs on every card
 (docs/decisions/kernels.md#choice-a-gpu-decode-gathers-its-keys), so a
-step reads its keys, writes them side by side and reads them again. For spans of one token, shapes depend on the number
-of requests and the width of their tables alone and nothing is read back to the host, so that a CUDA graph can hold it.
+step reads its keys, writes them side by side and reads them again. For spans of one token, shapes
+depend only on the number of requests and the width of their tables, and nothing is read back to the
+host. So a CUDA graph can hold it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from edgeshard_agent.ops.kv_arena import RowArena
 MOST_GATHERED_BYTES = 128 << 20
 """Of keys, and again of values, gathered at a time: one long request among many short ones would fill the memory."""
 MOST_SCORE_BYTES = 32 << 20
-"""Of scores at a time, where they are computed in the open (caps, sinks): within the slack of a stage's workspace."""
+"""Limit of the scores at a time if they are computed explicitly (caps, sinks): within the slack of
+a stage's workspace.
+"""
 _BYTES_OF_A_SCORE = 10
 """As the model's dtype, with the mask added, and in float32 for the softmax."""
 
@@ -40,7 +43,7 @@ def causal_lower_right(queries: int, keys: int) -> Tensor:
 
 
 def prepare_causal(device: str) -> None:
-    """Have the import behind us before the first step, where chunks will need it."""
+    """Do the import before the first step, if chunks will need it."""
     if torch.device(device).type != "cpu":
         causal_lower_right(1, 1)
 
@@ -48,9 +51,9 @@ def prepare_causal(device: str) -> None:
 class Gather(NamedTuple):
     """The places of the keys and values of B requests, each with one new token; all layers of one window share it.
 
-    `newest` [B] is the slot of each new token. `slots` [B, L] are those of all positions of the tables; one that is not
-    seen is replaced by the newest, so that nothing but a request's own keys is ever read. `mask` [B, L] is 0 where a
-    position is seen and -inf elsewhere.
+    `newest` [B] is the slot of each new token. `slots` [B, L] holds the slots of all positions of
+    the tables. A position that is not seen is replaced by the newest one, so that only a request's
+    own keys are ever read. `mask` [B, L] is 0 for a seen position and -inf elsewhere.
     """
 
     newest: Tensor
@@ -83,8 +86,8 @@ def gathered_attention(
         rows.index_copy_(0, gather.newest, newest.to(arena.dtype))
     batch, heads, head_dim = query.shape
     kv_heads = keys.shape[1]
-    # The heads of a group share their keys, and one token sees all of them: the group stands in the place of the query
-    # axis, so that keys are read once for each group.
+    # The heads of a group share their keys, and one token sees all of them. So the group replaces
+    # the query axis, and keys are read once for each group.
     grouped = query.reshape(batch, kv_heads, heads // kv_heads, head_dim)
     row_bytes = gather.slots.shape[1] * kv_heads * head_dim * query.element_size()
     count = max(1, MOST_GATHERED_BYTES // row_bytes)
@@ -110,8 +113,8 @@ def explicit_attention(
 ) -> Tensor:
     """Attention with what `scaled_dot_product_attention` lacks.
 
-    Scores are capped by tanh before the mask is added; `sinks`, those of `scoring` broadcast to [..., queries, 1], are
-    scores of a further position whose value is 0.
+    Scores are capped by tanh before the mask is added; `sinks`, `scoring`'s sinks broadcast to
+    [..., queries, 1], are scores of an additional position whose value is 0.
     """
     scores = query @ keys.transpose(-1, -2) * scoring.scale
     if scoring.softcap:
@@ -127,8 +130,8 @@ def explicit_attention(
 class _Chunk:
     """One span of several tokens and its place in the packed row.
 
-    `base` is the slot of position 0 when the table's blocks follow one another in the arena, so that
-    keys are read as a view; otherwise `slots` lists the slot of every position.
+    `base` is the slot of position 0 if the table's blocks follow one another in the arena, so that
+    keys are read as a view. Otherwise `slots` lists the slot of every position.
     """
 
     row: int
@@ -148,7 +151,7 @@ class _Chunk:
 
 @dataclass(frozen=True, slots=True)
 class _Decodes:
-    """The spans of one token: their rows (a slice where they are neighbours), block tables and lengths, int32."""
+    """The spans of one token: their rows (a slice if they are neighbours), block tables and lengths, int32."""
 
     rows: slice | Tensor
     tables: Tensor
@@ -278,7 +281,7 @@ class GatheredSpans:
         return self._masks[key]
 
     def _mask(self, chunk: _Chunk, start: int, window: int | None, query: Tensor) -> Tensor:
-        """[count, seen]: 0 where a query sees a position from `start` on, -inf elsewhere. Shared by the layers."""
+        """[count, seen]: 0 for a position from `start` on that a query sees, -inf elsewhere. Shared by the layers."""
         key = (chunk.row, start, window or 0)
         mask = self._masks.get(key)
         if mask is None:
@@ -287,7 +290,7 @@ class GatheredSpans:
 
 
 def _mask(chunk: _Chunk, start: int, window: int | None, query: Tensor, rows: slice) -> Tensor:
-    """[rows, seen]: 0 where a query of the chunk's `rows` sees a position from `start` on, -inf elsewhere."""
+    """[rows, seen]: 0 for a position from `start` on that a query of the chunk's `rows` sees, -inf elsewhere."""
     first, end = chunk.first + rows.start, chunk.first + rows.stop
     queries = torch.arange(first, end, device=query.device).unsqueeze(1)
     positions = torch.arange(start, chunk.end, device=query.device).unsqueeze(0)

@@ -3,7 +3,8 @@
 The pool holds no allocator: the head grants blocks, the pool checks and obeys. A step is validated as a whole against a
 draft of the tables it touches and only then committed, so a refused step changes nothing.
 
-Several tables may hold one block, as long as it is full: they share what it holds, and nobody writes to it any more.
+Several tables may hold one block if it is full: they share its content, and no request writes to it
+any more.
 
 A block that is granted anew is zeroed first, whoever had it before: what one client's tokens left there is gone from
 every stage before another's are computed.
@@ -39,8 +40,8 @@ class KvTable:
     """A request's blocks in order of position, and how many positions hold keys and values.
 
     The first `shared` positions were filled by others; the request reads them only. The tokens of the last `assumed`
-    positions were guessed. `slot` holds its states behind the positions that are certain, `guess_slots` those behind
-    each guess; its newest span went on from those in `source`.
+    positions were guessed. `slot` holds its states after the positions that are certain,
+    `guess_slots` the states after each guess. Its newest span started from the states in `source`.
     """
 
     blocks: tuple[int, ...] = ()
@@ -53,11 +54,11 @@ class KvTable:
 
     @property
     def certain(self) -> int:
-        """Positions whose tokens are certain: the request's next span begins there, or behind."""
+        """Positions whose tokens are certain: the request's next span begins there or later."""
         return self.length - self.assumed
 
     def slot_behind(self, position: int) -> int | None:
-        """The slot of its states behind so many positions, none of them before those that are certain."""
+        """The slot of its states after this many positions; None if `position` is before the certain ones."""
         return self.slot if position == self.certain else self.guess_slots[position - self.certain - 1]
 
 
@@ -71,7 +72,7 @@ class Tables(Protocol):
 
 
 def slots_behind(table: KvTable, span: Span) -> list[int | None]:
-    """The slot into which the states behind each position of a span go, when the step with it was committed."""
+    """The slot for the states after each position of a span, once the step with the span is committed."""
     return [table.slot] * (span.token_count - span.guesses) + list(table.guess_slots)
 
 
@@ -86,7 +87,8 @@ def padded_tables(tables: Tables, spans: Sequence[Span]) -> npt.NDArray[np.int32
 
 @dataclass(slots=True)
 class KvDraft:
-    """Changes that a validated step will make: None for a freed table, and of each block touched its holders and state.
+    """Changes that a validated step will make: None for a freed table, and the holders and state of
+    each block it touches.
 
     `anew` are the blocks granted to be written, `slots` whether slots are taken, those in `anew_slots` to be written.
     `saves` and `restores` are copies of states, from slot to slot; `saved` the position of what a slot keeps, 0 for
@@ -105,7 +107,7 @@ class KvDraft:
     swap_outs: dict[int, KvTable] = field(default_factory=dict)
     swap_ins: dict[int, tuple[int, ...]] = field(default_factory=dict)
     kept: dict[int, int] = field(default_factory=dict)
-    """Positions kept aside of a request, 0 where it is no more."""
+    """Positions of a request that are swapped out, 0 if there are none any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,20 +121,21 @@ class KvMemory:
     swap_bytes: int = 0
     """Most that requests which were swapped out may take."""
     swap_directory: Path | None = None
-    """Where their files lie; in memory without one."""
+    """The directory of their files; they stay in memory without one."""
     slots: int = 0
     """For the states of requests that run, and for copies of them, where the model has any."""
     guess_slots: int = 0
-    """For those behind each guess of a step."""
+    """For the states after each guess of a step."""
 
 
 class KvPool:
-    """Keys and values of the blocks of `memory` for every layer of a stage, whose `heads` are given in its order, and
-    the `states` of its requests, each in a numbered slot.
+    """Keys and values of the blocks of `memory` for every layer of a stage, whose `heads` are given
+    in its order. Also the `states` of its requests, each in a numbered slot.
 
     Each layer has an arena: slot s is token s % block_tokens of block s // block_tokens. Memory is taken and touched at
-    once, so it cannot run short later. With `scratch`, for recordings on an accelerator, arenas are of rows and there
-    is one block more, in no table and not counted: what may be written to it belongs to nobody.
+    once, so it cannot run short later. With `scratch`, for recordings on an accelerator, arenas
+    consist of rows and have one more block, which is in no table and not counted. Data written
+    there belongs to no request.
     """
 
     def __init__(
@@ -160,7 +163,7 @@ class KvPool:
         self._by_block: list[torch.Tensor] = []
         """All memory of the pool: keys and values by block, [2 n, blocks, elements] for n layers with heads alike."""
         self.states = states or States(0, (), device)
-        """What is kept of requests beside keys and values."""
+        """The data kept for requests besides keys and values."""
         self._arenas = self._taken(heads, device, scratch)
         self._taken_slots: set[int] = set()
         self._saved: dict[int, int] = {}
@@ -215,7 +218,7 @@ class KvPool:
 
     @property
     def swapped(self) -> StageSwap | None:
-        """The KV that is kept aside; None where none may be."""
+        """The KV that is kept aside; None if swapping is not allowed."""
         swap, size = self.swap, self.block_bytes
         if not swap.blocks:
             return None
@@ -561,7 +564,7 @@ class KvPool:
                 field="spans.first_position",
                 reason="KV_SHARED",
             )
-        # What it begins behind is certain now: guesses before it were right. Its own are not.
+        # Everything before its start is certain now: guesses before it were right. Its own are not.
         first = min(span.first_position, table.certain) // size
         for index, block in enumerate(table.blocks[first:], first):
             draft.full[block] = (index + 1) * size <= span.certain_position
@@ -581,7 +584,8 @@ class KvPool:
         source = table.slot_behind(span.first_position)
         if not (span.guesses or table.guess_slots):
             return replace(table, source=source)
-        # A span may go on from one of its request's slots while it writes to them, since it does so token by token.
+        # A span may start from one of its request's slots while it writes to them, since it works
+        # token by token.
         taken = {*table.guess_slots, *self._guess_slots_of_others(draft, span.request)}
         free = (slot for slot in self.states.guess_slots if slot not in taken)
         slots = (*table.guess_slots, *free)[: span.guesses]
@@ -595,7 +599,9 @@ class KvPool:
         return replace(table, source=source, guess_slots=slots)
 
     def _guess_slots_of_others(self, draft: KvDraft, request: int) -> Iterator[int]:
-        """With those that they have before the step, unless it takes their memory: in it they may go on from them."""
+        """Includes the slots that they have before the step, unless the step takes their memory:
+        they may start from them in it.
+        """
         for other in (self._tables.keys() | draft.tables.keys()) - {request}:
             yield from self._peek(draft, other).guess_slots
             if draft.tables.get(other, True) is not None and other not in draft.swap_outs:

@@ -1,9 +1,11 @@
-"""What blocks keep of each request beside keys and values: tensors of fixed size, in numbered slots.
+"""The data that blocks keep for each request besides keys and values: tensors of fixed size, in
+numbered slots.
 
-Convolutions keep their last inputs, linear attention a matrix for each head. The head grants the slots (`kv.KvPool`
-checks them); a slot is zeroed when it is granted, so that nobody begins with what another request left. Slots that no
-request has keep copies of states, for requests that begin alike. Behind these are slots that the pool gives to tokens
-that were guessed: the request goes on from that of the last one that was right.
+Convolutions keep their last inputs, linear attention a matrix for each head. The head grants the
+slots (`kv.KvPool` checks them). A slot is zeroed when it is granted, so that no request starts from
+another request's data. Slots that no request has keep copies of states, for requests that begin
+alike. The slots after these are given by the pool to guessed tokens: the request continues from the
+slot of the last right guess.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from edgeshard_agent.ops.kv_arena import zeroed
 
 
 class States:
-    """`slots` slots with the states of each of a stage's layers, whose sizes are given in its order; behind them
-    `guess_slots` for guesses."""
+    """`slots` slots with the states of each of a stage's layers, whose sizes are given in its
+    order; then `guess_slots` slots for guesses."""
 
     def __init__(
         self,

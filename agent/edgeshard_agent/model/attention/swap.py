@@ -16,7 +16,7 @@ from edgeshard.storage.files import free_bytes
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """One request's `parts`, in memory, or where there is a `file` only their shapes and dtypes."""
+    """One request's `parts`: the tensors in memory or, if there is a `file`, only their shapes and dtypes."""
 
     length: int
     count: int
@@ -45,7 +45,7 @@ class SwapSpace:
         return frozenset(self._kept)
 
     def length(self, request: int) -> int:
-        """Positions kept of a request, 0 where it is not here."""
+        """Number of kept positions of a request, 0 if the request is not here."""
         return self._kept[request].length if request in self._kept else 0
 
     def count(self, request: int) -> int:
@@ -104,7 +104,7 @@ def _read(file: BinaryIO, part: torch.Tensor) -> torch.Tensor:
 
 
 def _written(directory: Path, parts: Sequence[torch.Tensor]) -> BinaryIO:
-    """A file without a name that holds these parts, which nobody but this process can read."""
+    """A file without a name that holds these parts; only this process can read it."""
     file: BinaryIO | None = None
     needed = sum(part.nbytes for part in parts)
     try:

@@ -1,8 +1,9 @@
 """Kimi's delta attention, in place of the module of transformers' decoder layers: each channel of a key decays at a
 rate of its own.
 
-It has that module's parts under their names, so that tensors find their places and matrices become projections of our
-kernels; what a request leaves behind is in the step's states instead of a cache.
+It has that module's parts under their names, so that tensors find their places and matrices become
+projections of our kernels. The data that a request leaves is in the step's states instead of a
+cache.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from edgeshard_agent.ops.recurrent import SpanStates, gated_delta_rule, short_co
 
 
 class KimiDelta(nn.Module):
-    """The mixer of a layer whose states are the convolution's last inputs [slots, taps - 1, 3 * heads * D], in the
-    model's dtype, and the matrices [slots, heads, D, D], in float32."""
+    """The mixer of a layer with two kinds of states: the convolution's last inputs [slots, taps -
+    1, 3 * heads * D], in the model's dtype, and the matrices [slots, heads, D, D], in float32."""
 
     q_proj: Any
     k_proj: Any

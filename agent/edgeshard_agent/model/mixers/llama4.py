@@ -16,8 +16,8 @@ from edgeshard_agent.ops.attention import Scoring
 
 
 class Llama4Attention(nn.Module):
-    """Attention with a rotary embedding of neighbouring dimensions and norms behind it; or without positions, where
-    queries grow with the logarithm of theirs."""
+    """Attention with a rotary embedding of neighbouring dimensions, followed by norms. In layers
+    without positions, queries grow with the logarithm of their position."""
 
     q_proj: Any
     k_proj: Any
@@ -63,7 +63,9 @@ class Llama4Attention(nn.Module):
 
 
 class Llama4Experts(nn.Module):
-    """A mixture: a token goes through the MLP of all tokens and, times its scores, through those of its experts."""
+    """A mixture: a token passes through the MLP of all tokens and, times its scores, through the
+    MLPs of its experts.
+    """
 
     router: Any
     experts: Any

@@ -1,7 +1,8 @@
 """Mamba2's mixer, a convolution before a selective scan, in place of the module of transformers' decoder layers.
 
-It has that module's parts under their names, so that tensors find their places and matrices become projections of our
-kernels; what a request leaves behind is in the step's states instead of a cache.
+It has that module's parts under their names, so that tensors find their places and matrices become
+projections of our kernels. The data that a request leaves is in the step's states instead of a
+cache.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A gated short convolution, in place of the module of transformers' decoder layers.
 
-It has that module's parts under their names; what a request leaves behind is in the step's states instead of a cache.
+It has that module's parts under their names. The data that a request leaves is in the step's states
+instead of a cache.
 """
 
 from __future__ import annotations

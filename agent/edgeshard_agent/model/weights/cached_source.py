@@ -25,11 +25,13 @@ _PIECE_BYTES = 1 << 20
 
 
 class CachedTensorSource:
-    """A TensorSource over fetched blobs: `location_of` says where the one of a digest lies, as `Pin.location` does.
+    """A TensorSource over fetched blobs: `location_of` returns the place of the blob of a digest,
+    as `Pin.location` does.
 
-    A tensor with a file of its own shares its pages. That file must stay while the tensor is in use, which the pin sees
-    to; its contents were verified when it was fetched. A tensor in a linked file, or among others, is read, and what
-    was read is compared with its sha256: whoever else has that file may write to it at any time.
+    A tensor with a file of its own shares its pages. The pin keeps that file while the tensor is in
+    use; its contents were verified when it was fetched. A tensor in a linked file, or in a file
+    with others, is read and compared with its sha256: another owner of that file may write to it at
+    any time.
     """
 
     def __init__(self, location_of: Callable[[Digest], BlobLocation], tensors: Iterable[TensorInfo]) -> None:
@@ -101,7 +103,7 @@ def _mapped(file: BinaryIO) -> mmap.mmap:
 
 
 def _read(file: BinaryIO, location: BlobLocation, info: TensorInfo) -> memoryview:
-    """Raises DataLossError for bytes that are not those of the tensor."""
+    """Raises DataLossError if the bytes do not match the tensor."""
     data, sha256, done = memoryview(bytearray(location.size)), hashlib.sha256(), 0
     # Each piece is hashed while the next one is read: neither holds the interpreter.
     with ThreadPoolExecutor(1, "hash-weights") as hashing:

@@ -1,8 +1,8 @@
 """Experts of a mixture on the disk, with a cache in memory: EdgeMoE's run time.
 
-A layer's router says which experts a step needs. Missing ones are read while present ones compute. Between
-two routers one thread reads ahead what the cache holds likely, until the router has spoken: a read that it does not
-confirm is abandoned.
+A layer's router determines the experts that a step needs. Missing ones are read while present ones
+compute. Between two routers one thread reads ahead what the cache holds likely, until the router
+has spoken: a read that it does not confirm is abandoned.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edgeshard_agent.store.direct import ChunkReader, ReadAbandonedError
 
 @dataclass(slots=True)
 class _Read:
-    """An expert on its way into memory. `wanted` may be taken back while it is read ahead."""
+    """An expert that is being read into memory. `wanted` may be taken back while it is read ahead."""
 
     expert: Expert
     memory: torch.Tensor
@@ -62,7 +62,8 @@ class _State:
 class ExpertStore:
     """Experts that a cache keeps in memory, as far as it has room.
 
-    One thread computes. Memory beside the cache's is one expert: what is being read ahead.
+    One thread computes. In addition to the cache's memory it needs one expert's: for the expert
+    that is being read ahead.
     """
 
     units: Sequence[Sequence[AdoptedUnit]]
@@ -83,10 +84,11 @@ class ExpertStore:
         self._thread.start()
 
     def use(self, layer: int, chosen: torch.Tensor) -> Iterator[int]:
-        """The chosen experts of a layer, each once; one is in memory until the next is asked for.
+        """The chosen experts of a layer, each once; one stays in memory until the next is
+        requested.
 
         `layer` is its number among the mixtures; `chosen` is [tokens, per token].
-        Raises DataLossError where a file is damaged.
+        Raises DataLossError if a file is damaged.
         """
         uses = self._choose(layer, chosen)
         pending = {use.expert for use in uses}
@@ -129,7 +131,7 @@ class ExpertStore:
         return self._state.failure
 
     def close(self) -> None:
-        """Give the memory back, once the read on its way has ended."""
+        """Free the memory once the current read has ended."""
         with self._changed:
             self._state.closed = True
             if self._state.in_flight is not None:
@@ -142,7 +144,7 @@ class ExpertStore:
         self._state = _State(closed=True)
 
     def _choose(self, layer: int, chosen: torch.Tensor) -> Sequence[Use]:
-        """The cache's uses, once reads ahead are settled: kept where they are needed, abandoned where not."""
+        """The cache's uses, after reads ahead are settled: kept if they are needed, otherwise abandoned."""
         numbers = chosen.numpy()
         wanted = {(layer, expert) for expert in set(chosen.flatten().tolist())}
         state = self._state
@@ -165,7 +167,7 @@ class ExpertStore:
             return self.cache.choose(layer, numbers)
 
     def _look_ahead(self, layer: int, tokens: int) -> None:
-        """Read what the layer behind this one likely needs, once nothing is left to read for this one."""
+        """Read the likely experts of the next layer, once nothing is left to read for this one."""
         with self._changed:
             following = (layer + 1) % len(self.units)
             self._state.ahead.extend((following, expert) for expert in self.cache.likely(following, tokens))
@@ -180,7 +182,7 @@ class ExpertStore:
                 self._let_go(use.gone)
                 flying = state.in_flight
                 if use.expert in state.ahead_done or (flying is not None and flying.expert == use.expert):
-                    self.counts.ahead_used += 1  # it was on its way when the router chose it
+                    self.counts.ahead_used += 1  # it was being read when the router chose it
                 else:
                     state.reads.append(_Read(use.expert, self._memory(use.expert)))
             self._changed.notify_all()

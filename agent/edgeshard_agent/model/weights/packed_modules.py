@@ -18,7 +18,7 @@ from edgeshard_agent.ops.native import crc32c
 from edgeshard_agent.store.packed import PackedEntry, PackedFile, UnitBytes, checksum, laid_out
 
 SMALL_TENSOR_BYTES = 64 << 10
-"""Plain tensors up to this stay in memory where a unit is streamed, as do biases."""
+"""Plain tensors up to this size stay in memory if a unit is streamed, as biases do."""
 _ALIGNMENT = 64
 
 
@@ -57,7 +57,7 @@ def _joined(*parts: str) -> str:
 
 
 def unit_bytes(unit: ModelUnit) -> UnitBytes | None:
-    """The bytes of a filled unit; None where one of its matrices is not packed for native kernels.
+    """The bytes of a filled unit; None if one of its matrices is not packed for native kernels.
 
     The large pieces are views of the modules' memory, with what aligns them between.
     """
@@ -111,12 +111,12 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def unit_memory(size: int) -> torch.Tensor:
-    """Memory for so many bytes of a unit, aligned to whole blocks; in huge pages of its own where there are any."""
+    """Memory for `size` bytes of a unit, aligned to whole blocks; in huge pages of its own if there are any."""
     return mapped((size,), torch.uint8) if size >= HUGE_PAGE else SMALL_WEIGHTS.take((size,), torch.uint8, 4096)
 
 
 def unit_checksum(data: memoryview) -> int:
-    """CRC32C, by the processor's instruction where it has one."""
+    """CRC32C, by the processor's instruction if it has one."""
     found = crc32c(data)
     return checksum(data) if found is None else found
 

@@ -1,7 +1,7 @@
 """Filling a stage: each unit from its packed file or from the checkpoint's tensors, as was chosen before.
 
-What comes from the checkpoint is packed on the way, if there is room. A stage whose weights exceed its budget keeps
-some layers on the disk.
+Units from the checkpoint are packed while they load, if there is room. A stage whose weights exceed
+its budget keeps some layers on the disk.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ from edgeshard_agent.store.unit_sources import UnitSources
 class Packing:
     """The sources of a stage's units, and the memory that it may keep them in.
 
-    `budget` is in bytes of weights, None for all of them. `writes` says whether units are packed that come from the
-    checkpoint; streamed ones always are. `prefetched` layers are read ahead of the one that computes. `expert_table`
-    has the values of the table that forecasts the experts of all the model's mixtures, if there is one.
+    `budget` is in bytes of weights, None if all of them may stay. `writes`: whether units from the
+    checkpoint are packed; streamed ones always are. `prefetched` layers are read ahead of the one
+    that computes. `expert_table` has the values of the table that forecasts the experts of all the
+    model's mixtures, if there is one.
     """
 
     sources: UnitSources
@@ -69,11 +70,11 @@ class Filled:
     """The outcome of a load."""
 
     store: WeightStore | None = None
-    """Through which some layers pass; None where all stay in memory."""
+    """Through which some layers pass; None if all stay in memory."""
     experts: ExpertStore | None = None
-    """Which experts are in memory; None where all are, or where whole layers pass."""
+    """Which experts are in memory; None if all are, or if whole layers pass."""
     residency: Residency | None = None
-    """Which layers stay in memory; None where nobody asked."""
+    """Which layers stay in memory; None if no residency was requested."""
 
     @property
     def stores(self) -> list[WeightStore | ExpertStore]:
@@ -106,7 +107,7 @@ def fill(
         loader.load(wanted)
         check_filled(modules)
         return Filled()
-    # A unit counts once it is packed: that its tensors are in memory says little of when it will be.
+    # A unit counts once it is packed: its tensors in memory do not show when it will be packed.
     loader = ParameterLoader(modules, source, lambda size: meter.say())
     loading = _WeightLoading(modules, config, loader, wanted, packing, meter)
     try:
@@ -132,7 +133,7 @@ def _refuse_streaming(modules: StageModules) -> None:
 
 
 class _UnitRead(NamedTuple):
-    """A unit on its way into memory."""
+    """A unit that is being read into memory."""
 
     unit: ModelUnit
     file: PackedFile
@@ -224,7 +225,7 @@ class _WeightLoading:
         self.meter.done(self._sizes[unit.name])
 
     def _room_for_experts(self, layers: Sequence[Sequence[ModelUnit]], others: int) -> int | None:
-        """Bytes for experts where all else stays in memory; None where all fits, or where layers must pass whole."""
+        """Bytes for experts where all else stays in memory; None if everything fits, or if layers must pass whole."""
         budget, itemsize = self.packing.budget, self.modules.context.dtype.itemsize
         experts = [_held_bytes(unit, itemsize) for group in layers for unit in group[1:]]
         others += sum(_held_bytes(group[0], itemsize) for group in layers)
@@ -309,7 +310,7 @@ class _WeightLoading:
         return None if data is None else self._sources.write(unit.name, data)
 
     def _read(self, unit: ModelUnit, file: PackedFile) -> None:
-        """Begin to read a unit; it is placed once the next one is on its way, so that the disk never stands still."""
+        """Begin to read a unit; it is placed after the next read has begun, so that the disk is never idle."""
         self.meter.begin(WeightLoadingWork.READING)
         memory = unit_memory(file.header.data_bytes)
         done = self._reads.submit(file.read_whole, self.reader, memory.numpy().data)
@@ -317,7 +318,7 @@ class _WeightLoading:
         self._settle(1)
 
     def _settle(self, left: int) -> None:
-        """Place units that were read, until so many are on their way."""
+        """Place units that were read, until only `left` reads are running."""
         while len(self._reading) > left:
             read = self._reading.popleft()
             read.done.result()

@@ -19,7 +19,7 @@ class Share:
 
 
 def seconds_left(shares: Iterable[Share]) -> float | None:
-    """Seconds that the rest takes if each sort goes on at its rate so far; None while one has no rate yet."""
+    """Seconds that the rest takes if each kind continues at its rate so far; None while one has no rate yet."""
     left = 0.0
     for share in shares:
         rest = max(0, share.total_bytes - share.done_bytes)
@@ -30,7 +30,7 @@ def seconds_left(shares: Iterable[Share]) -> float | None:
 
 
 class WeightLoadingMeter:
-    """Tells `tell` how far it is. What is read from packed files has a rate of its own: it is many times as fast."""
+    """Tells `tell` how far it is. Reads from packed files have a rate of their own: they are many times as fast."""
 
     def __init__(self, tell: Callable[[StageFilling], None], now: Callable[[], float] = time.monotonic) -> None:
         self._tell = tell
@@ -40,7 +40,7 @@ class WeightLoadingMeter:
         self._read, self._made = Share(), Share()
 
     def expect(self, size: int, *, read: bool) -> None:
-        """There are so many bytes more to do, from a packed file or not."""
+        """Add `size` bytes of work, to be read from a packed file or not."""
         (self._read if read else self._made).total_bytes += size
 
     def begin(self, work: WeightLoadingWork) -> None:
@@ -49,7 +49,7 @@ class WeightLoadingMeter:
         self.say()
 
     def done(self, size: int) -> None:
-        """Count so many bytes of the present work as done."""
+        """Count `size` bytes of the present work as done."""
         share, now = self._read if self._work is WeightLoadingWork.READING else self._made, self._now()
         share.done_bytes += size
         share.seconds += now - self._since

@@ -24,7 +24,7 @@ from edgeshard_agent.store.direct import ChunkReader
 class StoreCounts:
     """Counts of a weight store since it began: bytes read, reads, and seconds that steps waited for them.
 
-    Read n is of layer n % layers, into slot n % slots; those of a number below `layers_read` are finished.
+    Read n is for layer n % layers, into slot n % slots; reads below `layers_read` are finished.
     """
 
     bytes_read: int = 0
@@ -35,7 +35,7 @@ class StoreCounts:
 class ReadObserver(Protocol):
     """Told of every read, one after the other, on a thread that reads; times are monotonic seconds of this machine.
 
-    `expert` is that of the layer which was read, None for all that streams of it.
+    `expert` is the expert of the layer that was read, None for all streamed data of the layer.
     """
 
     def read(self, layer: int, size_bytes: int, began_s: float, ended_s: float, expert: int | None = None) -> None: ...
@@ -48,9 +48,9 @@ UNITS_AT_ONCE = 2
 class WeightStore:
     """`units` are the streamed layers in the order they run, each with its packed units.
 
-    One thread acquires and releases them in that order, round after round; others read ahead as far as there are slots,
-    two layers at a time: the second one's chunks follow the first one's without a pause of the disk. After a failed
-    step the next one may begin with any layer.
+    One thread acquires and releases them in that order, round after round. Others read ahead into
+    free slots, two layers at a time, so that the disk does not pause between the chunks of two
+    layers. After a failed step the next one may begin with any layer.
     """
 
     def __init__(self, layers: Sequence[tuple[int, Sequence[AdoptedUnit]]], slots: int) -> None:
@@ -68,7 +68,7 @@ class WeightStore:
         self._closed = False
         self.counts = StoreCounts()
         self._ended_s = 0.0
-        """When the last read ended that an observer was told of."""
+        """End of the last read that an observer received."""
         self.observer: ReadObserver | None = None
         self._reader = ChunkReader(unit_checksum)
         names = [f"weights-{index}" for index in range(UNITS_AT_ONCE)]
@@ -85,7 +85,7 @@ class WeightStore:
         return layer in self._places
 
     def acquire(self, layer: int) -> None:
-        """Wait until the layer is in memory. Raises DataLossError where its file is damaged."""
+        """Wait until the layer is in memory. Raises DataLossError if its file is damaged."""
         place, count = self._places[layer], len(self._layers)
         began = time.monotonic()
         with self._changed:
@@ -144,7 +144,7 @@ class WeightStore:
             self._end(number, size, began, failure)
 
     def _next(self) -> int | None:
-        """The number of the next read, once there is a slot for it; None where there is to be none."""
+        """The number of the next read, once there is a slot for it; None if there will be no more."""
         with self._changed:
             while not self._is_over and self._begun - self._used >= len(self._slots):
                 self._changed.wait()

@@ -58,11 +58,12 @@ class StageWeights:
     ) -> StageWeights:
         """Build and fill the modules of `layers`.
 
-        `config` is the decoded config.json. `packing` says where units come from and how much may stay in memory;
-        without it all does. `reuse` are weights of the same model that are in memory already: what they have is
-        shared, not read again. `progress` is told how far the weights are. Raises UnsupportedModelError, DataLossError
-        for a missing tensor, InvalidArgumentError for one of the wrong shape or for layers the model does not have,
-        ResourceExhaustedError when memory is short.
+        `config` is the decoded config.json. `packing` defines where units are read from and how
+        much may stay in memory; without it everything stays. `reuse` are weights of the same model
+        that are in memory already: what they have is shared, not read again. `progress` receives
+        the progress of the weights. Raises UnsupportedModelError, DataLossError for a missing
+        tensor, InvalidArgumentError for one of the wrong shape or for layers the model does not
+        have, ResourceExhaustedError when memory is short.
         """
         shape = parse_config(config)
         check_weights(shape, device, quantisation)

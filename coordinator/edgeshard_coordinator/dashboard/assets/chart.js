@@ -12,7 +12,7 @@ const FONT = "12px system-ui";
 const GAP = 8; // pixels between a label and the plot
 const HALF_TIME = 32; // pixels of a time's label beyond the end of its axis
 
-// `lines` are { name, values }, with null where nothing is known; `show` makes a text of a figure.
+// `lines` are { name, values }, with null for unknown values; `show` makes a text of a figure.
 export function Chart({ title, times, lines, show, most }) {
   const place = useRef(null);
   const plot = useRef(null);

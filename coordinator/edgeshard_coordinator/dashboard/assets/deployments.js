@@ -1,4 +1,4 @@
-// Deployments: loading, predicted beside measured, what losing a node would cost, and what an operator does.
+// Deployments: loading, predicted and measured figures, the effect of losing a node, and an operator's actions.
 import { useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { act } from "./calls.js";

@@ -28,7 +28,7 @@ function record() {
   for (const listener of listeners) listener();
 }
 
-// When the samples were taken, in seconds since 1970, and what `of` makes of each; null where it finds nothing.
+// The times of the samples, in seconds since 1970, and the results of `of` for each; null if it finds nothing.
 export function times() {
   return samples.map(({ at }) => at);
 }

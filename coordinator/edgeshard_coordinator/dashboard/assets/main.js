@@ -15,7 +15,7 @@ import { Playground } from "./playground.js";
 import { Site } from "./site.js";
 import { Usage } from "./usage.js";
 
-// The screens of an operator, and those of an application's key; the first is shown first.
+// The screens of an operator, and the screens of an application's key; the first is shown first.
 const SCREENS = {
   operator: { site: Site, now: Now, models: Models, deployments: Deployments, playground: Playground, keys: Keys, nodes: Nodes, events: Events, about: About },
   application: { usage: Usage, playground: Playground },

@@ -1,5 +1,6 @@
-// The nodes and links of a site as a map: the pipeline of one deployment lies over it with its direction, and over that
-// the moves of the layers of a lost node. Each node shows the memory that it holds and has free.
+// The nodes and links of a site as a map. Over it lies the pipeline of one deployment with its
+// direction, and over that the moves of the layers of a lost node. Each node shows the memory that
+// it holds and has free.
 import { useEffect, useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { bytes, count, percent, rate, seconds } from "./format.js";
@@ -7,19 +8,20 @@ import { progress } from "./parts.js";
 
 const MAX_LINKS = 200;
 const NARROW = matchMedia("(max-width: 40rem)");
-// In units of the drawing: a node's box, and for a wide and a narrow window the width, the columns of a grid, and the
-// most nodes that a ring has room for.
+// In units of the drawing: a node's box. For a wide and a narrow window: the width, the columns of a
+// grid, and the most nodes that fit in a ring.
 const [BOX, HALF_HEIGHT] = [180, 46];
 const WIDE_MAP = { width: 900, columns: 4, ring: 8 };
 const NARROW_MAP = { width: 410, columns: 2, ring: 2 };
 const ROW = 146;
 const MARGIN = 8;
 const TEXT = BOX - 12; // the width of a line in a box
-const NAME_SCALE = 1.3; // of the letters of a name, compared with those of other lines
+const NAME_SCALE = 1.3; // of the letters of a name, compared with other lines
 const MAX_NAME_CHARACTERS = 26;
 
-// The places of nodes by name, and the height of the map. Few nodes are in a ring; more are in columns, of which every
-// second one is half a row lower, so that a line between two columns passes between the nodes of the one between them.
+// The places of nodes by name, and the height of the map. Few nodes are in a ring. More nodes are in
+// columns, and every second column is half a row lower, so that a line between two columns passes
+// between the nodes of the column between them.
 export function placesOf(names, form) {
   const points = names.length <= form.ring ? ringOf(names.length, form) : columnsOf(names.length, form);
   const ys = points.map(([, y]) => y);

@@ -1,5 +1,5 @@
-// What became of the layers of nodes that were lost: who took them, and how long answers stood still beside what was
-// predicted while the node was still there.
+// The new places of the layers of lost nodes: the nodes that took them, and how long answers paused,
+// compared with the prediction made while the node was still there.
 import { html } from "./html.js";
 import { ask } from "./calls.js";
 import { moment, seconds } from "./format.js";
@@ -8,7 +8,7 @@ import { now, tellAll, watch } from "./store.js";
 
 const MOST = 5;
 const ASK_MS = 5000;
-const SHOWN_MS = 20000; // arrows stay for so long after it is over: small models move within one picture
+const SHOWN_MS = 20000; // arrows stay this long after it is over: small models move within one picture
 const known = {}; // by deployment: its stages, pauses and outlook when all its nodes were last there
 let recoveries = []; // the newest first
 
@@ -39,7 +39,7 @@ function lookAt({ nodes, links, deployments }) {
   for (const name of Object.keys(known)) if (!deployments[name]) delete known[name];
 }
 
-// `version` is what an outlook depends on. It is planned for, so this page asks for it only now and then.
+// `version` is what an outlook depends on. Planning it costs time, so this page requests it only now and then.
 function remember(name, { stages }, pauses, version) {
   const { askedAt = -ASK_MS, ...before } = known[name] ?? {};
   const asks = before.version !== version && performance.now() - askedAt >= ASK_MS;
@@ -66,7 +66,7 @@ function predicted(outlook, nodes) {
 
 watch(() => now().picture.nodes && lookAt(now().picture));
 
-// The newest recovery of a deployment, while it goes on and shortly after.
+// The newest recovery of a deployment, while it runs and shortly after.
 export function recoveryOf(name) {
   const newest = recoveries.find((one) => one.name === name);
   return newest && (!newest.endedAt || Date.now() - newest.endedAt < SHOWN_MS) ? newest : null;

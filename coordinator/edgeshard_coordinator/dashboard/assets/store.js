@@ -1,7 +1,8 @@
 // The picture of the site in this page: whole first, then its differences, while the page is seen.
 //
-// A browser allows six connections to a host over HTTP/1.1. So of all pages of one session that are seen, the one that
-// holds a lock has the stream, and tells the others; where a browser has no locks, each page has a stream of its own.
+// A browser allows six connections to a host over HTTP/1.1. So of all visible pages of one session,
+// the page that holds a lock has the stream and sends the others its messages. If a browser has no
+// locks, each page has a stream of its own.
 import { events, onEntered } from "./calls.js";
 
 const STREAMS = { operator: "stream", application: "usage" };
@@ -51,7 +52,7 @@ function become(next) {
   tellAll();
 }
 
-// What the stream said, or another page of it.
+// Take a message of the stream, received here or by another page.
 function take(kind, value) {
   if (kind === "picture") [picture, isWhole] = [value, true];
   else if (kind === "change" && isWhole) picture = patched(picture, value);
@@ -102,7 +103,7 @@ function queue(steal = false) {
     const alive = setInterval(() => others.postMessage(["alive"]), ALIVE_MS);
     return until.finally(() => clearInterval(alive));
   };
-  // Ends in an error where this page waits no longer, or where another one took the stream: then it waits again.
+  // Ends in an error if this page no longer waits, or if another one took the stream: then it waits again.
   navigator.locks.request(lock, steal ? { steal } : { signal: left.signal }, granted).catch(() => !left.signal.aborted && seen());
   others.postMessage(["ask"]);
   heardAt = performance.now();
@@ -126,7 +127,7 @@ export function follow(session) {
   stream = STREAMS[session.kind];
   state = "connecting";
   document.addEventListener("visibilitychange", seen);
-  // Whoever came in has let in all pages of this browser.
+  // A person who signs in here admits all pages of this browser.
   onEntered(() => state === "ended" && location.reload());
   if (navigator.locks) {
     lock = `edgeshard-dashboard ${session.token}`;
