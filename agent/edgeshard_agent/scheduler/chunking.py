@@ -2,8 +2,8 @@
 Pure.
 
 Sarathi: a step takes its decodes first and fills up with a chunk of a prompt. FastGen: short prompts are composed until
-the budget is full. HPipe: a prompt that nobody waits behind goes in the slices its planner chose.
-(docs/papers/agent.md#batching-step-by-step)
+the budget is full. HPipe: a prompt that no other request waits for is cut into the slices that its
+planner chose. (docs/papers/agent.md#batching-step-by-step)
 """
 
 from __future__ import annotations

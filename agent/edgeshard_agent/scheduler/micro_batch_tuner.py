@@ -1,10 +1,10 @@
 """The number of micro-batches for decoding requests, chosen while they run. Pure: times come in as values.
 
-Two micro-batches keep two nodes at work, but each reads the weights; which number is best depends on how many requests
-there are and on what the nodes and links take. A profile says it beforehand, and is wrong where nodes disturb each
-other. So the choice begins with the profile (or with the steps that were seen), measures the time between two tokens
-under what it chose, and tries another number for a few rounds where that could be better.
-(docs/papers/agent.md#batching-step-by-step)
+Two micro-batches keep two nodes at work, but each reads the weights. The best number depends on the
+number of requests and on the times of nodes and links. A profile predicts it, but is wrong if nodes
+disturb each other. So the choice begins with the profile (or with the observed steps) and measures
+the time between two tokens under the current number. It tries another number for a few rounds if
+that could be better. (docs/papers/agent.md#batching-step-by-step)
 """
 
 from __future__ import annotations

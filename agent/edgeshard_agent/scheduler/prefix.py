@@ -1,10 +1,11 @@
 """Keys of a prompt's KV blocks, each over all tokens up to its end, and the positions at which its
 states are saved. Pure.
 
-A block's keys and values depend on its own tokens and on every token in front of them, so its key is a hash of the key
-before it and its tokens. The chain begins with the client, so equal prompts of two clients share
-nothing, and the speed of an answer does not tell a client what others asked. The hash is cryptographic, because two
-prompts with one key would be answered from each other's KV. (docs/papers/agent.md#kv-memory-in-pages)
+A block's keys and values depend on its own tokens and on every earlier token. So its key is a hash
+of the previous key and its tokens. The chain begins with the client, so equal prompts of two
+clients share nothing, and the speed of an answer does not tell a client what others asked. The hash
+is cryptographic, because two prompts with one key would be answered from each other's KV.
+(docs/papers/agent.md#kv-memory-in-pages)
 """
 
 from __future__ import annotations
