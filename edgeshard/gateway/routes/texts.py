@@ -28,7 +28,9 @@ class TokenizeRequest(RequestModel):
 
     model: str
     prompt: str | None = None
-    add_special_tokens: bool | None = Field(default=None, description="add the special tokens around a text; default true")
+    add_special_tokens: bool | None = Field(
+        default=None, description="add the special tokens around a text; default true"
+    )
     messages: Items | None = Field(default=None, min_length=1)
     tools: Tools | None = None
     add_generation_prompt: bool | None = None
