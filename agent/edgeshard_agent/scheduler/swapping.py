@@ -1,6 +1,6 @@
 """Whether a request's KV is kept aside when its memory is taken, or computed again. Pure.
 
-vLLM has both ways; which one is faster depends on the length and on what the stages cost.
+vLLM has both ways; the faster one depends on the length and on the stages' costs.
 (docs/papers.md#kv-memory-in-pages)
 """
 
