@@ -22,7 +22,7 @@ INTERRUPTED = 128 + signal.SIGINT
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """The global options: where the coordinator is, and the PEM files for mutual TLS. None if not given."""
+    """The global options: the coordinator's address, and the PEM files for mutual TLS. None if not given."""
 
     coordinator: str | None = None
     tls_ca: Path | None = None

@@ -111,7 +111,7 @@ class RootGroup(TyperGroup):
         self.commands = {**{str(command.name): command for command in COMMANDS}, **self.commands}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Only what is called is imported."""
+        """Only the called command is imported."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, command.load() if isinstance(command, Lazy) else command, rest
 

@@ -15,7 +15,7 @@ from edgeshard.cli import completion
 from edgeshard.domain.options import OptionField
 
 _COMPLETED = {"NODE": completion.nodes, "MODEL": completion.models}
-"""Where the shell gets an option's values from, by what stands for them in the help."""
+"""The sources of an option's values for the shell, by their placeholder in the help."""
 
 
 def option(metavar: str, help: str, *flags: str, **more: Any) -> Any:
@@ -68,8 +68,8 @@ class OptionGroup:
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Give `command` the options of each group among its parameters, in that parameter's place.
 
-    A group is a dataclass, whose fields are annotated as options are, or an `OptionGroup` in `Annotated`. The command
-    gets what is made of the options' values.
+    A group is a dataclass, whose fields are annotated as options are, or an `OptionGroup` in
+    `Annotated`. The command gets the object built from the options' values.
     """
     own = inspect.signature(command, eval_str=True)
     groups = {item.name: group for item in own.parameters.values() if (group := _group_of(item.annotation))}

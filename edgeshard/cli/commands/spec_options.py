@@ -33,7 +33,8 @@ Quantise = Annotated[str | None, spec_option("quantisation", _QUANTISE_HELP, "FO
 
 
 def spec_options(*keys: str, **helps: str) -> OptionGroup:
-    """The options of these keys, or of all, as one parameter of a command: what was given, by key, as it was written.
+    """The options of these keys, or of all, as one parameter of a command: the given options, by
+    key, as they were written.
 
     `helps` are further keys with texts that a command needs in place of their own.
     """
@@ -57,7 +58,7 @@ def _parameter(item: OptionField, help: str) -> Parameter:
 
 
 def read_texts(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[InvalidArgumentError]]:
-    """The spec's values of options as they were written, and what is wrong with some."""
+    """The spec's values of options as they were written, and the errors of some."""
     values: dict[str, Any] = {}
     mistakes: list[InvalidArgumentError] = []
     for key, value in given.items():

@@ -54,7 +54,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of one kind of time, in seconds."""
+    """The distribution of one kind of time, in seconds."""
 
     mean: float
     p50: float
@@ -95,7 +95,7 @@ class Report:
     goodput: float | None
     """Good answers a second."""
     good_share: float | None
-    """Of all requests that ended."""
+    """The fraction among all ended requests."""
 
 
 def report(deployment: str, load: str, seed: int, served: Sequence[Served], unfinished: int, goal: Goal) -> Report:

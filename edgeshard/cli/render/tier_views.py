@@ -17,7 +17,9 @@ STREAMING_COLUMNS: list[Column[StagePart[StageStreaming]]] = [
     Column("READ", lambda stage: human_bytes(stage.part.read_bytes), right=True),
     Column("WAITED", lambda stage: human_seconds(stage.part.waited_s), right=True),
 ]
-"""Of weights: what stays, what each sweep reads, what was read so far, and how long steps waited for it."""
+"""Weights: the ones that stay, the ones that each sweep reads, the bytes read so far, and the time
+that steps waited for them.
+"""
 
 EXPERT_COLUMNS: list[Column[StagePart[StageExperts]]] = [
     Column("NODE", lambda stage: stage.node),
@@ -39,7 +41,7 @@ SWAP_COLUMNS: list[Column[StagePart[StageSwap]]] = [
     Column("SWAPPED OUT", lambda stage: str(stage.part.swapped_out), right=True),
     Column("BACK IN", lambda stage: str(stage.part.swapped_in), right=True),
 ]
-"""Of requests that were set back: the KV kept of them, and how many had theirs put aside, and got it back."""
+"""Preempted requests: their kept KV, and how many had theirs swapped out, and swapped in."""
 
 GUESS_COLUMNS: list[Column[StagePart[StageGuesses]]] = [
     Column("NODE", lambda stage: stage.node),
@@ -47,7 +49,7 @@ GUESS_COLUMNS: list[Column[StagePart[StageGuesses]]] = [
     Column("RIGHT", lambda stage: str(stage.part.right), right=True),
     Column("ROWS IN VAIN", lambda stage: str(stage.part.guessed - stage.part.right), right=True),
 ]
-"""Of the head's guesses: how many tokens were guessed, and drawn."""
+"""The head's guesses: how many tokens were guessed, and drawn."""
 
 
 def tier_tables(deployment: Deployment) -> list[tuple[Sequence[Any], Sequence[Column[Any]]]]:

@@ -1,4 +1,4 @@
-"""The live view of `edgectl top`: one screen of tables that are read anew every second."""
+"""The live view of `edgectl top`: one screen of tables that are updated every second."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class TopView(App[None]):
 
 
 def _fill(table: Table, shape: TableShape, rows: list[Row]) -> None:
-    """Cell by cell, so that the cursor and what is scrolled to stay."""
+    """Cell by cell, so that the cursor and the scroll position stay."""
     while table.row_count > len(rows):
         table.remove_row(table.coordinate_to_cell_key(Coordinate(table.row_count - 1, 0)).row_key)
     for number, row in enumerate(rows):

@@ -35,7 +35,7 @@ READ_COLUMNS: list[Column[ReadSummary]] = [
     Column("READING", lambda stage: percent(stage.reading), right=True),
     Column("READ TAKES", lambda stage: human_seconds(stage.read_s), right=True),
 ]
-"""Of nodes with weights on their disks."""
+"""The rows of nodes with weights on their disks."""
 
 GUESS_COLUMNS: list[Column[GuessSummary]] = [
     Column("HEAD", lambda head: head.node),
@@ -44,7 +44,7 @@ GUESS_COLUMNS: list[Column[GuessSummary]] = [
     Column("RIGHT A STEP", lambda head: f"{head.right / head.steps:.1f}", right=True),
     Column("ROWS IN VAIN", lambda head: str(head.guessed - head.right), right=True),
 ]
-"""Of a head that guesses."""
+"""The row of a head that guesses."""
 
 
 def picture(traces: Sequence[StageTrace], deployment: str) -> str:

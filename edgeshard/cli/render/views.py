@@ -184,7 +184,7 @@ def stage_text(stage: StageStatus) -> str:
 
 
 def rough_seconds(seconds: float) -> str:
-    """Of an estimate: whole seconds, above two minutes whole minutes."""
+    """An estimate in whole seconds, above two minutes in whole minutes."""
     return f"{math.ceil(seconds)} s" if seconds < 120 else f"{round(seconds / 60)} min"
 
 
@@ -216,7 +216,7 @@ def _counted(count: int, what: str) -> str:
 
 
 _NOT_YET = "not known yet"
-"""Of an accelerator whose node starts for the first time."""
+"""Shown for an accelerator whose node starts for the first time."""
 _NO_BITS = "not promised to be those of other nodes"
 _STARTING = " (it imports what computes; nothing is placed on it yet)"
 

@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Stay, and print what changes, until Ctrl-C.")]
 INTERVAL_S = 1.0
-"""Between two looks. What nodes report changes all the time, without an event of the coordinator for each."""
+"""Between two looks. Nodes report changes all the time, without an event of the coordinator for each."""
 
 
 async def show(
@@ -28,7 +28,7 @@ async def show(
     name: Callable[[Item], str],
     watched: bool,
 ) -> None:
-    """Print a list, once or whenever what its table shows has changed."""
+    """Print a list, once or whenever its table changes."""
     if not watched:
         show_list(await fetch(), output, columns, name)
         return
@@ -75,7 +75,7 @@ def print_item(item: Item, output: Output, rows: Rows[Item], name: Callable[[Ite
 
 
 class Changes(Generic[Item]):
-    """Which items are new or differ, by what the table shows of them without `-o wide`, where times run."""
+    """The items that are new or differ, compared by the table without `-o wide`, which shows running times."""
 
     def __init__(self, columns: Sequence[Column[Item]], name: Callable[[Item], str]) -> None:
         self._columns = [column for column in columns if not column.wide]

@@ -44,8 +44,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The action on a deployment, taken or planned: `created`, `unchanged`, `restored` where replicas of it were gone,
-    `replaced`; `refused` in a dry run. The placement is the first pipeline's."""
+    """The action on a deployment, taken or planned: `created`, `unchanged`, `restored` if it had
+    lost replicas, `replaced`; `refused` in a dry run. The placement is the first pipeline's."""
 
     name: str
     action: str

@@ -73,7 +73,9 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
 
 
 def model_source(model: str | None) -> Source | None:
-    """The source that `--model` names outside the store, None for a name. Raises NotFoundError if there is none."""
+    """The source that `--model` names outside the store, None if it is a name. Raises NotFoundError
+    if there is none.
+    """
     if model is None:
         return None
     from edgeshard.importing.sources import is_source, parse_source
@@ -103,7 +105,7 @@ def spec_of(file: Path | None, options: dict[str, Any]) -> DeploymentSpec:
 
 
 def _about_option(error: InvalidArgumentError) -> InvalidArgumentError:
-    """The error with the option's name in place of the key's, where the message begins with it."""
+    """The error with the option's name instead of the key's, if the message begins with it."""
     key = error.field.partition(".")[0]
     if key not in KEYS or not error.message.startswith(key):
         return error
@@ -159,7 +161,7 @@ async def deploy_measured(
     wait: bool = True,
     timeout_s: float | None = None,
 ) -> Deployment:
-    """Deploy, and report what is measured first. Raises as `Client.deploy`."""
+    """Deploy, and report the measurements before it. Raises as `Client.deploy`."""
     import asyncio
 
     watching = asyncio.create_task(_watch_measuring(client, reporter)) if measure_s else None

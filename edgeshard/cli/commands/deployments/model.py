@@ -1,4 +1,4 @@
-"""edgectl model: what goes into the coordinator's store."""
+"""edgectl model: the contents of the coordinator's store."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def _added(client: Client, model: str, name: str | None, width: Width) -> 
 
 @contextmanager
 def adding_bars(console: Console) -> Iterator[Callable[[AddPhase, int, int], None]]:
-    """A bar for each phase, which what it gives moves; only on a terminal."""
+    """A bar for each phase, moved by the returned function; only on a terminal."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())

@@ -59,7 +59,7 @@ def _shares(items: Sequence[str]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class QuestionOptions:
-    """The options that say what is to be known of the plan, or of plans of other nodes, links or loads."""
+    """The options that select the reported facts of the plan, or of plans of other nodes, links or loads."""
 
     compare: Annotated[bool, switch("--compare", "Show all strategies, and whether to split at all.")] = False
     explain: Annotated[bool, switch("--explain", "Say in words why it is so.")] = False

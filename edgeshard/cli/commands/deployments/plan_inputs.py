@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is to be planned. `given` are the options by the names of PlanProblem's fields, and the source; what is not
-    there is the cluster's own, or the planner's default."""
+    """The request of a plan. `given` are the options by the names of PlanProblem's fields, and the
+    source; for missing ones the cluster's value or the planner's default applies."""
 
     model: str
     quantisation: Quantisation | None = None
@@ -92,9 +92,9 @@ class Asked:
 
 
 def offline_problem(path: Path, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
-    """The nodes of a file and any model, and what there is to know of the figures, in words.
+    """The nodes of a file and any model, and notes on the figures.
 
-    Raises InvalidArgumentError naming what is wrong, and as `read_model` does.
+    Raises InvalidArgumentError naming the fault, and as `read_model` does.
     """
     model = read_model(asked.model)
     problem, notes = planned_offline(path, model, replace(asked, quantisation=_as_stored(asked, model)))
@@ -116,7 +116,7 @@ def planned_offline(path: Path, model: ModelSpec, asked: Asked) -> tuple[PlanPro
 
 
 def online_problem(context: typer.Context, asked: Asked) -> tuple[PlanProblem, tuple[str, ...], SiteGuesses | None]:
-    """A model on the site's connected nodes, what there is to know of its figures, in words, and of its guesses.
+    """A model on the site's connected nodes, notes on its figures, and its guesses.
 
     A model outside of the store is planned as `unstored_problem` does.
 
@@ -339,7 +339,7 @@ def _notes(found: SiteCluster, problem: PlanProblem, asked: Asked) -> tuple[str,
 
 
 def _link_notes(found: SiteCluster, asked: Asked) -> list[str]:
-    """What there is to know of the nodes and links, whatever the model."""
+    """Notes on the nodes and links, which hold for any model."""
     notes = []
     if any(change.lstrip().startswith("+") for change in asked.what_if):
         link = typical_link(found.cluster)

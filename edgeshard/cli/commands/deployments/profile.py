@@ -111,8 +111,8 @@ async def _outcomes(told: AsyncGenerator[NodeProgress, None]) -> dict[str, NodeP
 
 
 class ProfileReporter:
-    """Tells on `console` how far each node is: a line now and then, or a bar for each where `bars` is a live
-    display."""
+    """Shows on `console` the progress of each node: a line now and then, or a bar for each if
+    `bars` is a live display."""
 
     def __init__(self, console: Console, bars: Progress | None) -> None:
         self.console = console
@@ -149,7 +149,7 @@ class ProfileReporter:
 
 @contextmanager
 def progress_on(console: Console) -> Iterator[ProfileReporter]:
-    """A reporter with live bars where the console is a terminal."""
+    """A reporter with live bars if the console is a terminal."""
     if not console.is_terminal:
         yield ProfileReporter(console, None)
         return

@@ -1,4 +1,4 @@
-"""edgectl doctor: what is wrong with the site and with this machine, what it means, and what to do."""
+"""edgectl doctor: the faults of the site and of this machine, their effects, and the remedies."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ async def _tried(ports: Iterable[TriedPort]) -> tuple[TriedPort, ...]:
 
 
 async def _why_closed(address: str) -> str:
-    """'' where somebody takes a connection."""
+    """'' if a connection is accepted."""
     from edgeshard.rpc.tls import split_address
 
     try:

@@ -23,7 +23,7 @@ DISK_WRITE_BPS = 20e6
 """Bytes a second: below, a model of a few gigabytes takes minutes to store or to fetch."""
 MEMORY_SHARE, MEMORY_BYTES = 0.05, 256 << 20
 SWAP_SHARE, SWAP_BYTES = 0.02, 64 << 20
-"""Of memory, and in bytes: both must be in swap. Systems swap out a little that is not in use."""
+"""A fraction of memory, and bytes: both must be in swap. Systems swap out a little that is not in use."""
 HUGE_PAGE_BYTES, HUGE_PAGE_SHARE = 256 << 20, 0.5
 LINK_BPS, LINK_S = 100e6, 0.02
 """Bits a second, and seconds: slower links cost more than most nodes reached by them contribute."""
@@ -155,7 +155,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class TriedPort:
-    """A connection that was tried from here: `why` it failed, '' where somebody answered."""
+    """A connection that was tried from here: `why` it failed, '' if it was accepted."""
 
     where: str
     address: str

@@ -50,7 +50,7 @@ def top(
 
 
 def check_textual() -> None:
-    """Raise FailedPreconditionError with the line that installs what is missing."""
+    """Raise FailedPreconditionError with the line that installs the missing package."""
     if find_spec("textual") is None:
         raise FailedPreconditionError(
             f"edgectl top needs the top extra: {extra_line('top')} (edgectl top --once does without)",

@@ -189,7 +189,7 @@ def _read(path: Path) -> list[str]:
 
 
 def _prompt(line: str) -> str:
-    """Of a line of text, or of a JSON object's "prompt"."""
+    """The prompt of a line of text, or of a JSON object's "prompt"."""
     if line.startswith("{"):
         try:
             values: Any = json.loads(line)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from edgeshard.domain.clock import Clock
 
 FIRST_ID, LAST_ID = 10, 200
-"""Drawn prompts are of these tokens, which every vocabulary has; what they say does not matter to the time."""
+"""Drawn prompts consist of these tokens, which every vocabulary has; their text does not matter to the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,9 @@ Serve = Callable[[Wanted, float], Awaitable[Served]]
 async def put_on(
     load: Load, wanted: Iterator[Wanted], seed: int, serve: Serve, clock: Clock, told: Callable[[Loading], None]
 ) -> Loading:
-    """The whole load. Cancelled, it ends what runs and returns what it has; `told` hears of each answer."""
+    """The whole load. If cancelled, it ends running requests and returns the results so far; `told`
+    is called with each answer.
+    """
     found, running = Loading([]), set[asyncio.Task[None]]()
     began = clock.now()
 

@@ -39,7 +39,7 @@ def _value_of(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _biases(texts: Sequence[str]) -> dict[int, float]:
-    """Raises InvalidArgumentError for what is not of the form ID=BIAS."""
+    """Raises InvalidArgumentError if a text has not the form ID=BIAS."""
     biases = {}
     for text in texts:
         token, _, bias = text.partition("=")

@@ -1,4 +1,4 @@
-"""The options of a command that say what an answer must be."""
+"""The options of a command that constrain an answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgeshard.domain.requests.generation import GUIDE_LIMIT_BYTES, Guide, Guide
 
 @dataclass(frozen=True, slots=True)
 class GuideOptions:
-    """The options of which one may be given."""
+    """The options; at most one may be given."""
 
     json: Annotated[bool, switch("--json", "The answer is a JSON object.")] = False
     json_schema: Annotated[Path | None, option("FILE", "The answer is JSON of this schema.")] = None

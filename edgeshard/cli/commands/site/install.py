@@ -45,7 +45,7 @@ DryRun = Annotated[bool, switch("--dry-run", "Say each step, and take none.")]
 Purge = Annotated[bool, switch("--purge", "Its state as well, and files that were changed by hand.")]
 MACHINE = Path("/")
 _RUNS_SYSTEMD = Path("/run/systemd/system")
-"""Is there where systemd runs the machine, see sd_booted(3)."""
+"""Exists if systemd runs the machine, see sd_booted(3)."""
 
 
 @app.command("agent")
@@ -147,7 +147,7 @@ def runs_systemd() -> bool:
 
 
 def systemctl(*arguments: str) -> None:
-    """Run systemctl. Raises FailedPreconditionError (COMMAND_FAILED) with what it prints."""
+    """Run systemctl. Raises FailedPreconditionError (COMMAND_FAILED) with its output."""
     result = subprocess.run(("systemctl", *arguments), capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise FailedPreconditionError(
@@ -158,8 +158,8 @@ def systemctl(*arguments: str) -> None:
 def install_daemon(
     daemon: Daemon, root: Path, dry_run: bool, given: Mapping[str, str | None], *, plaintext: bool = False
 ) -> None:
-    """Lay a daemon out. What is not `given` stays as at the last time. A daemon without credentials
-    uses plaintext, which must be requested the first time."""
+    """Lay a daemon out. Options that are not `given` keep their former values. A daemon without
+    credentials uses plaintext, which must be requested the first time."""
     _check_may(root, dry_run)
     record = _record(daemon, root)
     options = _options(daemon, record, given)
@@ -280,7 +280,7 @@ def _found(daemon: Daemon, options: Options, record: Record | None, root: Path) 
         elif path.is_file():
             digests[name] = installation.digest(path.read_bytes())
     shared = frozenset[str]()
-    with contextlib.suppress(DataLossError):  # it is to be mended where the other daemon is the matter
+    with contextlib.suppress(DataLossError):  # its repair is wanted even if the other daemon is at fault
         beside = _record(Daemon.COORDINATOR if daemon is Daemon.AGENT else Daemon.AGENT, root)
         shared = frozenset(beside.directories if beside is not None else ())
     return Found(digests, frozenset(directories), _user_exists(daemon.unit, root), shared, root == MACHINE)
@@ -309,7 +309,7 @@ def _take(steps: Sequence[Step], root: Path, dry_run: bool) -> None:
 
 
 def _said(step: Step) -> str:
-    """A line of one word and what it is about, for people and for awk."""
+    """A line of one word and its object, for people and for awk."""
     match step:
         case installation.MakeDirectory():
             return f"make    {step.path}/"

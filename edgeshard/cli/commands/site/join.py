@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _SERVICE_FILES = Path("/etc/edgeshard/agent-pki")
 _STOP_GRACE_S = 60.0
-"""An agent that is still starting hears of the signal late."""
+"""An agent that is still starting gets the signal late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ def _enrol_once(token: Invitation, directory: Path) -> TlsFiles:
         if files.principal() == token.principal and _trusts(files, token):
             return files
     except EdgeShardError:
-        pass  # there are none, or none that are good
+        pass  # there are none, or no valid ones
     return _enrol(token, directory)
 
 

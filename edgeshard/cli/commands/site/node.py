@@ -1,4 +1,4 @@
-"""edgectl node: what is done to a node as a member of the site."""
+"""edgectl node: actions on a node as a member of the site."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class ServeOptions:
         return {**values, **self.limits}
 
     def agrees(self, spec: DeploymentSpec) -> bool:
-        """Whether what was asked for is what a deployment is."""
+        """Whether a deployment matches the given options."""
         quantise = spec.quantisation.get("*", "none")
         limits_agree = all(getattr(spec, key) == value for key, value in self.limits.items())
         return limits_agree and self.quantise in ("auto", quantise)
@@ -313,9 +313,10 @@ async def _deploy(client: Client, options: ServeOptions, source: str, narrator: 
 
 
 async def _chosen(client: Client, options: ServeOptions, source: str, narrator: Narrator) -> DeploymentSpec:
-    """With the widest weights that fit. If none do, those that fit with fewer requests at a time: the planner knows
-    what is lost by that once the nodes are measured. If none do either, with the largest context that fits, unless
-    one was given. Raises what `Client.plan` raises for the narrowest."""
+    """With the widest weights that fit. If no weights fit, the widest that fit with fewer requests
+    at a time: the planner knows the loss once the nodes are measured. If these do not fit either,
+    with the largest context that fits, unless one was given. Raises what `Client.plan` raises for
+    the narrowest."""
     from edgeshard.domain.deployments.deployment import parse_spec
 
     formats = _WIDEST_FIRST if options.quantise == "auto" else (options.quantise,)
@@ -377,7 +378,7 @@ async def _with_shorter_context(
 
 
 async def largest_context(most: int, fits: Callable[[int], Awaitable[bool]]) -> int:
-    """The largest number of tokens that fits, a multiple of a KV block and less than `most`; 0 if none does."""
+    """The largest number of tokens that fits, a multiple of a KV block and less than `most`; 0 if no number fits."""
     blocks, too_many = 0, -(-most // _CONTEXT_STEP)
     while blocks + 1 < too_many:
         middle = (blocks + too_many) // 2

@@ -125,7 +125,7 @@ class SiteWatch:
 
 
 class _Growth:
-    """Says what the site would gain with the nodes that it has now, or moves the model there."""
+    """Reports the gain from the site's present nodes, or moves the model to them."""
 
     def __init__(self, client: Client, name: str, say: Say, *, grow: bool) -> None:
         self._client = client
@@ -177,6 +177,6 @@ class _Growth:
 
 
 def _is_to_be_measured(node: Node) -> bool:
-    """Whether its measurement is worth waiting for; one that serves is measured when no request runs, which may never
-    be, and is planned with what is known."""
+    """Whether its measurement is worth waiting for. A serving node is measured only when no request
+    runs, which may never happen, and is planned with the known figures."""
     return not node.placeable or node.unknown_links > 0 or (node.unknown_profiles > 0 and not node.stages)
