@@ -1,4 +1,6 @@
-"""What pages written by a benchmark share: tables, numbers, and writing files or finding that they would change."""
+"""Shared parts of pages written by a benchmark: tables, numbers, and writing files or finding that
+they would change.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def page_parser(module: str, output: Path) -> tuple[argparse.ArgumentParser, arg
 
 
 def run_page_program(module: str, output: Path, files: Callable[[], Mapping[str, str]]) -> int:
-    """The command line of a program that computes the same files every time: 1 where --check finds that one differs."""
+    """The command line of a program that computes the same files every time: returns 1 if --check
+    finds that one differs.
+    """
     parser, _ = page_parser(module, output)
     arguments = parser.parse_args()
     return write_or_check(arguments.output, files(), arguments.check)

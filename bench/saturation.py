@@ -56,7 +56,7 @@ async def rate_of(client: Client, deployment: str, running: int, prompt_tokens: 
 
 
 async def measure_real(rounds: int) -> dict[str, Any]:
-    """Two agents of one core each: what the plan promises of its steady rate, and what it serves."""
+    """Two agents of one core each: the plan's promise of its steady rate, and the served rate."""
     spec = {
         "name": "saturated",
         "model": MODEL,

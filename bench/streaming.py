@@ -111,7 +111,7 @@ class Requests:
 
 
 def case(options: argparse.Namespace) -> None:
-    """One process: load, run, and say on the last line what was seen."""
+    """One process: load, run, and print the result on the last line."""
     torch.set_num_threads(options.threads)
     torch.mm(torch.ones(64, 64), torch.ones(64, 64))
     before = resident_bytes()

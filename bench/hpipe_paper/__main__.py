@@ -3,8 +3,8 @@
     python -m bench.hpipe_paper [--output docs/paper] [--check | --measure]
 
 It takes about half a minute and gives the same every time. With --check it writes nothing and exits 1 when a file would
-change. With --measure this machine's kernels are measured first, two minutes of one core, and the figures are kept in
-docs/paper/hpipe-kernels.json, from where the page has them.
+change. With --measure this machine's kernels are measured first, two minutes of one core. The
+figures are kept in docs/paper/hpipe-kernels.json, which the page reads.
 """
 
 from __future__ import annotations

@@ -42,9 +42,9 @@ _COMPARED = (
 )
 GB = 1e9
 _SHOWN = (*range(1, 8), 12, 13, 18, 19, 24, 32, 64, 128, 256, 512, 1024)
-"""Of the measured slices, in the table; all are in the picture."""
+"""The measured slices that the table shows; all are in the picture."""
 BED_MBPS = 1000
-"""Of the link between the computers."""
+"""Rate of the link between the computers."""
 
 
 def page(results: Results, kernels: Measured) -> str:
@@ -241,7 +241,7 @@ def _watts_per_tera(kind: str) -> float:
 
 
 def _hidden_bytes(name: str) -> int:
-    """Of one position's hidden states."""
+    """Bytes of one position's hidden states."""
     return model(name).shape.frame_width * DType.FLOAT16.itemsize
 
 
