@@ -65,7 +65,7 @@ DOCUMENTS = {
     "messages": "docs/http.md",
     "items": "docs/http.md",
 }
-"""Where each drawing stands."""
+"""The file of each drawing."""
 
 
 def phase_graph(transitions: Mapping[tuple[Phase, Trigger], Phase]) -> str:

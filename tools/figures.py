@@ -6,7 +6,7 @@ they depend on:
 
     <!-- figures: python -m bench.hop @ agent:0123456789 edgeshard/rpc:89abcdef01 -->
 
-Where the command ends with "(of COMMIT)" its program is no longer kept, and that commit has it.
+If the command ends with "(of COMMIT)", its program is no longer kept, and that commit has it.
 
     python -m tools.figures                     all of them, and what has changed since
     python -m tools.figures --stamp FILE[:N]    after measuring again: today's trees into FILE's comments, or line N's
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 COMMIT = re.compile(r" \(of ([0-9a-f]{8})\)$")
 """Behind the command of a program that is no longer kept."""
 DIGITS = 10
-"""Of a tree's hash."""
+"""Digits of a tree's hash."""
 UNKNOWN = "unknown"
 _MARKER = re.compile(r"^ *<!-- figures: (?P<command>.+?) @ (?P<rooms>\S+:\S+(?: \S+:\S+)*) -->$")
 
