@@ -76,9 +76,9 @@ OF_CALLS = frozenset({Action.LOSE_REQUEST, Action.LOSE_REPLY, Action.TWICE})
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A process passes a place: with a step of these spans, a change of a deployment such as
-    ready->waiting, another write of the coordinator by its name (`hooks.WRITES`), or a call of this
-    method."""
+    """A process passes a place with one of these: a step of these spans, a change of a deployment
+    such as ready->waiting, another write of the coordinator by its name (`hooks.WRITES`), or a call
+    of this method."""
 
     place: Place
     step: int = -1
@@ -91,7 +91,7 @@ class Failpoint:
     """Acts when its process passes `place` for the `time`th time with matching values.
 
     `step` is a step's number in its epoch. `position` matches a step that runs this position of a
-    request: in the step that makes token n it is the prompt's length + n - 1, in a chunk of the
+    request. In the step that makes token n it is the prompt's length + n - 1, in a chunk of the
     prompt a position in it. Steps without spans do not count; with `guesses` only those do that
     have guessed tokens. `what` is a change of a deployment, another write, or a call's method. `id`
     is its name in the marks.

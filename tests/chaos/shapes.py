@@ -12,8 +12,8 @@ from tests.support.hybrids import save_random
 
 LOGPROB_SLACK = 1e-5
 """Tolerance if equal bits are not promised. After a loss the earlier tokens are run again as a
-prompt, and torch sums a matrix of several rows in another order than one of a single row: up to
-1e-6 over all cases. Slots that are not zeroed make it 1.5e-2."""
+prompt. Torch sums a matrix of several rows in another order than one of a single row: up to 1e-6
+over all cases. Slots that are not zeroed make it 1.5e-2."""
 
 _ROWS: dict[Shape, tuple[str, dict[str, Any]]] = {
     Shape.HYBRID: ("qwen3_5-text", {}),

@@ -33,7 +33,7 @@ LAYERS = {STEADY: "a=0:6,b=6:12", TRIED: "c=0:6,d=6:12"}
 ASK = Ask(11, prompt_tokens=48, new_tokens=300)
 MAX_CONTEXT = 512
 ANSWER_S = 3.0
-"""From its start, a coordinator answers within this time."""
+"""A coordinator answers within this time from its start."""
 LIMIT_S = 30.0
 """For anything of a case to happen. A quiet machine needs a second."""
 LATE_S = 1.5

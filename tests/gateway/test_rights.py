@@ -1,5 +1,5 @@
-"""Rights at the moment of the deed. For every route, a key, a session or an operator is revoked
-between the header and the last byte of a request: then the request has no effect."""
+"""Rights at the moment of the deed. A key, a session or an operator is revoked between the header
+and the last byte of a request, for every route. Then the request has no effect."""
 
 from __future__ import annotations
 

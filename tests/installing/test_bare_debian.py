@@ -94,7 +94,7 @@ def readme_lines() -> list[str]:
 
 
 def page_rows() -> dict[str, str]:
-    """For each command, the files that it leaves on root's machine according to docs/deploy.md."""
+    """The files that each command leaves on root's machine according to docs/deploy.md."""
     text = (ROOT / "docs" / "deploy.md").read_text()
     rows = re.findall(r"^\| `(edgectl uninstall[^`]*)` \| ([^|]+) \|", text, re.MULTILINE)
     return dict(rows)

@@ -404,7 +404,7 @@ def test_baselines_cut_as_they_say() -> None:
         if row.feasible:
             assert row.time_per_token_s is not None and best.time_per_token_s is not None and row.gap is not None
             assert row.time_per_token_s >= best.time_per_token_s * (1 - 1e-9)
-            # With a gap of 0 for the plan, a strategy's gap is exactly its loss.
+            # If the plan's gap is 0, a strategy's gap is exactly its loss.
             assert row.gap == pytest.approx(1 - best.time_per_token_s / row.time_per_token_s, abs=1e-9)
         else:
             assert row.reason and row.placement == "" and row.time_per_token_s is None

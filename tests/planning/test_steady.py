@@ -39,7 +39,7 @@ PLAYED = 0.10
 BETTER = 0.035
 """More than 3 % in one of the 50 sites: 3.2 %."""
 BETTER_IN_SLICES = 0.08
-"""Of the 12 larger sites, one has 7.8 %. Its prompts of 170 positions pass three stages in two
+"""One of the 12 larger sites has 7.8 %. Its prompts of 170 positions pass three stages in two
 slices, whose overlap the formula does not have. The others are within BETTER."""
 NEAR, MOST_PLAYED = 0.8, 40
 """Plans with less than this fraction of the best rate are not played: their distance exceeds the formula's error."""

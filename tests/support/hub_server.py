@@ -29,7 +29,7 @@ class HubServer:
     gated: set[str] = field(default_factory=set)
     damaged: set[str] = field(default_factory=set)
     cut_after: dict[str, int] = field(default_factory=dict)
-    """By file, the bytes after which the connection breaks; once."""
+    """The bytes after which the connection breaks, once, by file."""
     served: dict[str, int] = field(default_factory=dict)
     ranges: list[tuple[str, int]] = field(default_factory=list)
     tokens: list[str | None] = field(default_factory=list)

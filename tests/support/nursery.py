@@ -148,7 +148,7 @@ class Nursery:
                 self._ended[message["ended"]].set_result(message["status"])
 
     async def ended(self, pid: int) -> int:
-        """The exit code of a child, also of one that ended before; the newest if the system used a pid twice."""
+        """The exit code of a child, also if it ended before; the newest if the system used a pid twice."""
         return await asyncio.shield(asyncio.wrap_future(self._ended[pid]))
 
 

@@ -258,7 +258,7 @@ class Rig:
 class Ring:
     """The stages of a rig as machines of their own: inboxes that hold a window, and a step computing at each.
 
-    One thing happens at a time, chosen by dice: a stage takes a step from its inbox, or passes on
+    One thing happens at a time, chosen by dice. A stage takes a step from its inbox, or passes on
     the one it finished if the next inbox has room, or the head takes a result. `stalled` stages do
     nothing.
     """

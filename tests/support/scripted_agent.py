@@ -225,7 +225,7 @@ class FakeHead:
         self._call.cancel()
 
     async def ended(self) -> EdgeShardError | None:
-        """Wait for the coordinator to end the stream; return its error, None for an orderly end."""
+        """Wait for the coordinator to end the stream; return its error, None if the end is orderly."""
         assert self._task is not None
         await asyncio.wait_for(self._task, DEADLINE_S)
         return self.error

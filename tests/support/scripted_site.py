@@ -182,7 +182,7 @@ class ScriptedSite:
     dumps: list[ProcessDump] = field(default_factory=list)
     audit: list[AuditEntry] = field(default_factory=list)
     checks: list[AuditCheck] | None = None
-    """None for a coordinator older than seals."""
+    """None if the coordinator is older than seals."""
     events: list[SiteEvent] = field(default_factory=list)
     placement: Placement = field(default_factory=placement)
     replan: Replan | None = None

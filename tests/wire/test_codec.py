@@ -487,7 +487,7 @@ sys.exit(", ".join(wrong) or None)
 
 
 def test_each_module_converts_by_itself() -> None:
-    """For any nested values, no other module must have been loaded before."""
+    """No other module must have been loaded before, for any nested values."""
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 

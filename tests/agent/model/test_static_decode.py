@@ -1,8 +1,8 @@
 """Decode steps in buffers of fixed shapes: the same numbers as step by step, whatever comes, recorded once a shape.
 
 Without a GPU, a `Tape` replaces a CUDA graph: it records the operations on tensors once and repeats
-them on the same memory, without running the model's Python again. With a GPU, the same cases run
-with real graphs.
+them on the same memory, without running the model's Python again. If there is a GPU, the same cases
+run with real graphs.
 """
 
 from __future__ import annotations

@@ -359,7 +359,7 @@ async def test_a_node_in_the_middle_learns_how_many_tokens_are_guessed_and_not_w
 async def test_mishaps_on_the_hops_never_change_a_token(
     model: Path, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Links break and recover in the middle of answers, also for a model with states: its slots are
+    """Links break and recover in the middle of answers, also for a model with states. Its slots are
     used again, and the longest prompt begins from saved states the second time."""
     mishaps = Mishaps(seed, rate=0.2)
     monkeypatch.setattr(link_sender, "_write", mishaps.write)

@@ -1,8 +1,9 @@
 """Guesses: what they are, how many a request gets, and that none of them ever changes a token, wherever they go.
 
-These mutants fail here. The head takes a token after a guess without comparing the two, continues
-one position too far after right guesses, lets a preempted request keep guesses, or counts the slots
-of other requests' guesses as free. A stage starts from the states after another position.
+These mutants fail here. The head takes a token after a guess without comparing the two, or
+continues one position too far after right guesses. It lets a preempted request keep guesses, or
+counts the slots of other requests' guesses as free. A stage starts from the states after another
+position.
 """
 
 from __future__ import annotations

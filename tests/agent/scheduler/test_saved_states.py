@@ -177,7 +177,7 @@ def test_whoever_gives_way_goes_on(make_rig: type[Rig], alone: Alone, swap_block
 
 @pytest.mark.parametrize("steps", range(6))
 def test_a_cancel_at_any_time_leaves_no_slot_behind(make_rig: type[Rig], alone: Alone, steps: int) -> None:
-    """Before the first step of a request that is to begin from saved states; while a save is in flight; later."""
+    """Before the first step of a request that is to begin from saved states, while a save is in flight, and later."""
     rig = hybrid(make_rig, states=3)
     run(rig, "first", PROMPT, 2)
     for name in ("second", "third"):

@@ -1,4 +1,4 @@
-"""Which measurements nodes are ordered to take, and when: only decisions, without nodes or clock."""
+"""Which measurements nodes are ordered to take, and when. These are only decisions, without nodes or clock."""
 
 from __future__ import annotations
 

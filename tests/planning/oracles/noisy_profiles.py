@@ -1,7 +1,7 @@
 """The effect of noise in profiles on fitted costs and on plans: random sites with planted times,
 and samples that deviate.
 
-Every node has true times of its own: a block takes the time of reading its weights or of computing
+Every node has true times of its own. A block takes the time of reading its weights or of computing
 its rows, with a soft or a sharp bend between them, plus attention. A profile has these times at the
 profiler's points, each times a random factor within 1 - noise and 1 + noise. `plan` gets the fits
 of such profiles, and the true times. Its answer is scored with the true times: cut and load and,

@@ -149,8 +149,8 @@ def test_an_agent_of_another_authority_never_registers(site: Any, intruders: Any
 
 
 def test_listeners_answer_nobody_without_a_certificate(site: Any) -> None:
-    """Past the library's own checks: bare gRPC clients against every listener. With a certificate,
-    the same call succeeds.
+    """Past the library's own checks: bare gRPC clients against every listener. The same call
+    succeeds with a certificate.
     """
     names = {site.coordinator: "coordinator.coordinator.site"}
     names |= {address: f"{name}.agent.site" for name, address in site.agents.items()}
