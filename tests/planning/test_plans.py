@@ -54,7 +54,7 @@ def problem_of(cluster: Cluster, **more: Any) -> PlanProblem:
 
 
 def check_plan(result: PlanResult) -> None:
-    """What must hold of every plan, counted anew from the model and the nodes rather than from the instance."""
+    """The invariants of every plan, computed from the model and the nodes instead of the instance."""
     problem = result.problem
     assert result.prediction is not None
     load, model, item = result.prediction.load, problem.model, problem.dtype.itemsize

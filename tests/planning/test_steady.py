@@ -1,4 +1,4 @@
-"""The steady rate: its formula, the search for the best, its bound, and what the simulator plays."""
+"""The steady rate: its formula, the search for the best, its bound, and the simulator's rate."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def nearly_as_good(costs: Costs, least_rate: float) -> list[tuple[Cut, Load]]:
 
 @pytest.mark.parametrize("seed", LARGER)
 def test_none_beside_a_plan_of_a_larger_site_plays_much_better(seed: int) -> None:
-    """Of the plans that differ by a border or a node."""
+    """Among the plans that differ by a border or a node."""
     problem = served_site(seed, nodes=8, layers=32)
     result = plan(problem, alternatives=0)
     assert result.prediction is not None

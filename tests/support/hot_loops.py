@@ -39,7 +39,7 @@ class Instruction:
 
     @property
     def written(self) -> str:
-        """The whole general register that the instruction writes; "" if none or another kind."""
+        """The whole general register that the instruction writes; "" if there is none or one of another kind."""
         match = None if _WRITES_NOTHING.fullmatch(self.mnemonic) else _WRITTEN.search(self.operands)
         return "" if match is None else _whole(match["x86"] or match["arm"])
 

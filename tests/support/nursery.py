@@ -1,9 +1,9 @@
 """A process that has imported what EdgeShard's processes need, and forks them.
 
-One that is started anew imports torch for seconds of a core; one that is forked here is there at once. It is a process
-of its own like any other, with its own arguments, environment, directory, output and network namespace, and it runs the
-module as `python -m` does. `shared()` is the nursery of this test process; within `forking_daemons` it also serves
-those who start daemons by asyncio.
+A newly started process imports torch for seconds of a core; a process forked here is ready at once.
+It is a process of its own like any other, with its own arguments, environment, directory, output
+and network namespace, and it runs the module as `python -m` does. `shared()` is the nursery of this
+test process; within `forking_daemons` it also serves those who start daemons by asyncio.
 
 The protocol: datagrams of JSON over a socket pair. A request carries the three standard streams.
 

@@ -13,7 +13,7 @@ Parts = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Quantised:
-    """What stands in a checkpoint for one matrix, by the ends of names, and the numbers that it means."""
+    """A checkpoint's tensors for one matrix, by the ends of names, and the numbers that they encode."""
 
     parts: Parts
     means: torch.Tensor

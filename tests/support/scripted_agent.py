@@ -247,7 +247,7 @@ class FakeHead:
         await self._call.write(head_pb2.AttachRequest(accepted=accepted))
 
     async def answer(self) -> None:
-        """A beacon."""
+        """Send a keepalive."""
         await self._call.write(head_pb2.AttachRequest(beacon=head_pb2.HeadBeacon()))
 
     async def token(

@@ -152,7 +152,7 @@ def story() -> list[GenerationEvent | Hold]:
 
 @dataclass
 class ScriptedSite:
-    """What the server answers, and what it saw.
+    """The server's answers, and the requests it received.
 
     `failures` maps a method's name to the error it ends with. `states` are the deployment's states, one for each
     question about it, the last one for ever; empty means that there is none. `compute_profile`

@@ -139,7 +139,7 @@ async def test_cancel_during_prefill_leaves_no_kv(site: Site, tales: Deployment)
     prompt = [5 + i % 4000 for i in range(480)]
 
     async def cancelled() -> bool:
-        """False where the request was over before its head had heard of the cancel."""
+        """False if the request was over before its head received the cancel."""
         stream = site.client.generate("tales", prompt, max_new_tokens=30, request_id="to-cancel", ignore_eos=True)
         await anext(stream)
         found = await site.client.cancel("to-cancel")

@@ -130,7 +130,7 @@ class Refusing:
 
 @pytest.fixture
 def as_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The modules' operators are torch's, as they are off the processor: what the kernels do is on no tape."""
+    """The modules' operators are torch's, as on an accelerator: the kernels' operations are on no tape."""
     monkeypatch.setenv(native.SWITCH, "0")
     monkeypatch.setattr(Projection, "pack", lambda _: None)
     monkeypatch.setattr(rotary, "is_on_cpu", lambda _: False)
