@@ -1,5 +1,4 @@
-"""How fast a stage loads from packed files, compared with only reading the same files past the page
-cache.
+"""Loading rate of a stage from packed files, compared with only reading them past the page cache.
 
     python -m bench.loading DIR [--rounds 5] [--layers 14] [--fresh-memory]
 

@@ -1,5 +1,4 @@
-"""The steady rate of a site at saturation: simulated compared with measured, in the lab and between
-two real nodes.
+"""Simulated and measured steady rate of a site at saturation, in the lab and between two real nodes.
 
 As many requests run as the placement holds, and another begins whenever one ends. The lab's nodes
 are real processes that take as long as emulated devices would. Compared are the simulator's rate,

@@ -1,5 +1,4 @@
-"""A stage that streams a part of its weights from the disk: its steps compared with only reading
-and only computing.
+"""Steps of a stage that streams weights from the disk, compared with only reading and only computing.
 
     python -m bench.streaming DIR [--budgets 25 50 75] [--sweeps 1 4] [--requests 4] [--steps 8] [--capped]
 
