@@ -76,9 +76,11 @@ OF_CALLS = frozenset({Action.LOSE_REQUEST, Action.LOSE_REPLY, Action.TWICE})
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A process passes a place with one of these: a step of these spans, a change of a deployment
-    such as ready->waiting, another write of the coordinator by its name (`hooks.WRITES`), or a call
-    of this method."""
+    """A process passes a place.
+
+    It does so with a step of these spans, a change of a deployment such as ready->waiting, another
+    write of the coordinator by its name (`hooks.WRITES`), or a call of this method.
+    """
 
     place: Place
     step: int = -1

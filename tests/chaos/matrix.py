@@ -132,8 +132,8 @@ class LinkFault:
 @dataclass(frozen=True, slots=True)
 class Case:
     """`group` is its row in the table. With `crowd` eight requests run: five decode when two long prompts come, and one
-    more, for which there is no room yet. Without a `shape` the demo model runs. With one, the
-    request begins from the cached part of its prompt, and log-probabilities are compared as well."""
+    more, for which there is no room yet. Without a `shape` the demo model runs. A request
+    with a `shape` begins from the cached part of its prompt, and log-probabilities are compared as well."""
 
     group: str
     dtype: Dtype

@@ -1,13 +1,13 @@
 """The pause of a request that loses a node, and its parts.
 
 Each try is a single request on a whole site, and one fault in its middle. A pause is the longest
-wait for a token. Its parts come from the coordinator's log, whose clock is the one that the marks
-of failpoints are in:
+wait for a token. Its parts come from the coordinator's log, which uses the same clock as the
+marks of failpoints.
 
-    detect   until the coordinator knows
-    plan     until it has decided where the lost layers go
-    load     until every stage has its weights
-    rebuild  until the client gets its next token: links, the head, and all earlier tokens once more
+* `detect`: until the coordinator knows.
+* `plan`: until it has decided which nodes get the lost layers.
+* `load`: until every stage has its weights.
+* `rebuild`: until the client gets its next token. Links, the head, and all earlier tokens run once more.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ _AHEAD_BYTES = 1 << 18
 class Direction:
     """The faults of one direction of every connection, and the data it passed.
 
-    delay_s        until a byte comes out behind the other end
-    bandwidth_bps  bytes per second; None is no limit
-    slice_bytes    the most bytes of one write, each in a segment of its own; 0 is no limit
+    * `delay_s`: until a byte leaves at the other end.
+    * `bandwidth_bps`: bytes per second, None if unlimited.
+    * `slice_bytes`: the most bytes of one write, each in a segment of its own. 0 is no limit.
     """
 
     def __init__(self) -> None:

@@ -103,7 +103,7 @@ async def test_each_node_holds_its_tensors_and_no_others(site: Site, tales: Depl
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="this system does not tell")
 async def test_each_node_says_for_how_much_it_asked_huge_pages(site: Site, tales: Deployment) -> None:
-    """It asks for all weights and KV blocks; the kernel decides how many it got."""
+    """Requested for all weights and KV blocks; the kernel decides their number."""
 
     async def said() -> bool:
         nodes = {node.name: node.huge_pages for node in await site.client.nodes()}

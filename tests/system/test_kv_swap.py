@@ -61,7 +61,7 @@ async def heard_since(site: Site, name: str) -> Deployment:
 
 
 def files_aside(site: Site) -> dict[str, list[os.stat_result]]:
-    """By node, the unnamed files that its agent has open in its state directory, and their content."""
+    """The unnamed files that each node's agent has open in its state directory, and their content."""
     found: dict[str, list[os.stat_result]] = {}
     for name, agent in site.cluster.agents.items():
         descriptors = Path(f"/proc/{agent.pid}/fd")

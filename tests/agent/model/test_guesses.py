@@ -77,7 +77,7 @@ def drawn(sampling: Sampling, assumed: Sequence[int], rows: torch.Tensor = ROWS)
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.2, seed=4), PENALTY])
 def test_a_row_counts_while_all_guesses_before_it_are_what_was_drawn(sampling: Sampling) -> None:
-    """For equal rows, a penalty makes each token different: it counts the tokens within the guesses."""
+    """A penalty makes the tokens of equal rows different: it counts the tokens within the guesses."""
     rows = ROWS[:1].expand(6, -1).contiguous() if sampling is PENALTY else ROWS
     sampler, right = Sampler(VOCAB), list[int]()
     sampler.open(1, sampling, ())

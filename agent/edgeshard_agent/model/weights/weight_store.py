@@ -1,6 +1,6 @@
 """Weights of a stage that does not fit into memory: layers pass through a few slots while others compute.
 
-(ZeRO-Inference; the slots are a ring, because layers are always used in the same order.)
+The slots are a ring, because layers are always used in the same order (ZeRO-Inference).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ _HINT = """
   OpenAI(base_url="URL/v1", api_key="{key}")      # Python: from openai import OpenAI
 
 URL is what edgectl serve prints, or where the coordinator's --http-listen is, such as http://127.0.0.1:8000."""
-"""For people. The key is printed only where its own line is."""
+"""For people. The key is printed only to the output of its own line."""
 
 app = typer.Typer(help="Make, list and revoke API keys for the HTTP gateway.", no_args_is_help=True)
 
