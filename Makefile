@@ -5,23 +5,24 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
-# Images of containers set it. Each process would then compile torch, and each worker of the tests all tests, anew.
+# Container images set it. Then each process would compile torch again, and each test worker all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
-# What .venv holds: what runs, and what developers need besides.
+# Stamps of the two levels of .venv: the packages to run EdgeShard, and the ones that only developers need.
 RUNS := .venv/.runtime-stamp
 STAMP := .venv/.setup-stamp
 CLIENTS := .venv-clients/.stamp
 DOCS := .venv-docs/.stamp
 BASELINE := proto/baseline.binpb
-# Processes the tests run in, two for each core: many of them wait. One file's tests stay in one of them.
+# Number of test processes, two for each core, because many tests wait. The tests of one file run in one process.
 JOBS ?= 4
 # The first Python of 3.11 or newer on PATH; `make setup PYTHON=...` chooses another.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && exit; done; echo python3)
 
-# A command that Ctrl-C ends has printed its line. make prints one more about status 130, but none if a signal ends make.
+# A command that Ctrl-C ends has printed its own line. make would print another one about status 130, but prints none
+# if a signal ends make itself.
 interruptible = trap : INT; $(1) || { status=$$?; [ $$status -eq 130 ] || exit $$status; kill -INT $$PPID; }
 
 .PHONY: help install setup clients docs demo serve wheels test test-all retest check types rules collect format drawings proto proto-baseline bench bench-plan figures soak chaos chaos-quick chaos-long sim fuzz fuzz-agents fuzz-bodies attack lock sbom licences pictures folders bundle deb image release aarch64
@@ -31,7 +32,7 @@ help: ## List the targets.
 
 install: $(RUNS) ## Install what runs EdgeShard into .venv.
 
-# Always asks the script, which does nothing where nothing is to be done: a compiler may have come since.
+# Always runs the script, because a compiler may have been installed since. It does nothing if nothing is to be done.
 setup: ## Install all of .venv, for developers; repeated only if pyproject.toml, the lock or the kernels change.
 	@$(call interruptible,$(PYTHON) tools/setup_environment.py)
 
@@ -96,7 +97,7 @@ rules: $(STAMP)
 	$(BIN)/python -m tools.inventory check
 	$(BIN)/lint-imports
 
-# Tests are compiled when they are first imported, by each of the JOBS processes, which takes a minute of the processor.
+# Each of the JOBS processes compiles the tests at their first import, which takes a minute of processor time.
 collect: $(STAMP) ## Import all tests, as their first run would.
 	@$(BIN)/python -m pytest --long --collect-only -q -q -p no:xdist >/dev/null
 

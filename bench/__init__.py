@@ -13,5 +13,5 @@ def _leave(number: int, frame: object) -> None:
 
 
 if "-m" in sys.orig_argv and any(word.startswith("bench.") for word in sys.orig_argv):
-    # SIGTERM leaves as an exception does, so that what a benchmark started ends with it.
+    # SIGTERM leaves as an exception does, so that processes started by a benchmark end with it.
     signal.signal(signal.SIGTERM, _leave)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 GROUPS = Path("/sys/fs/cgroup/memory")
 CORES = Path("/sys/fs/cgroup/cpu")
-"""Of cgroup v1; in v2 all groups are above it."""
+"""The folder of cgroup v1; in v2 all groups are above it."""
 _PERIOD_US = 100_000
 
 
@@ -27,7 +27,7 @@ def capped(name: str, limit: int) -> Iterator[Path]:
 
 @contextmanager
 def part_of_a_core(name: str, share: float) -> Iterator[Path | None]:
-    """A group whose processes together get this fraction of a core; it is removed when they have
+    """A group whose processes together get this fraction of a core. It is removed when they have
     ended; None if this user cannot make groups."""
     group = (CORES if CORES.is_dir() else CORES.parent) / f"edgeshard-{os.getpid()}-{name}"
     try:

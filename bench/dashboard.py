@@ -1,5 +1,5 @@
-"""What the dashboard costs: its coordinator's processor time, the size of its files, and the time
-until it is visible.
+"""Measure the dashboard's costs: its coordinator's processor time, the size of its files, and the
+time until it is visible.
 
 Processor time is the coordinator's with five viewers minus the time without viewers, in turns, as a
 fraction of one core. It is measured on a real site of three nodes that begins a short request twice
@@ -84,7 +84,7 @@ class Viewer:
 
 
 Turn = Sequence[Callable[[], Awaitable[None]]]
-"""What viewers do at once."""
+"""The simultaneous actions of viewers."""
 
 
 async def shares(pid: int, turns: dict[str, Turn], rounds: int, seconds: float) -> dict[str, list[float]]:
@@ -146,7 +146,7 @@ async def asked(client: Client) -> AsyncIterator[None]:
 
 
 async def near(rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """Three real nodes, and what a browser sees of them."""
+    """Three real nodes, and a browser's view of them."""
     async with demo_site(NODES, coordinator_arguments=GATEWAY) as (cluster, client):
         layers = even_layers((await client.stored_model("demo")).layer_count, NODES)
         spec = {"name": "tales", "model": "demo", "source": "a", "dtype": "float32", "layers": layers}

@@ -1,4 +1,4 @@
-"""What `bench.engine` measures, in full and in short."""
+"""The cases that `bench.engine` measures, in full and in short."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run measures: `prompt_tokens` and `new_tokens` of every stream; llama.cpp compares at `streams` and after
-    the longest prompt, transformers at `transformers_streams`.
+    """The extent of a run: `prompt_tokens` and `new_tokens` of every stream; llama.cpp compares at
+    `streams` and after the longest prompt, transformers at `transformers_streams`.
 
     No further round begins that would probably end later than `decoding_s` seconds after the run's begin.
     """

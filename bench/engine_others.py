@@ -69,7 +69,7 @@ def others(scratch: Path, llama_cpp: Path | None) -> Iterator[Others]:
 
 
 def usable_llama_cpp(folder: Path | None) -> Path | None:
-    """None, and why on stderr, where rows of llama.cpp have to be left out."""
+    """None, with the reason on stderr, if rows of llama.cpp have to be left out."""
     if folder is None:
         tell("llama.cpp is left out: give --llama-cpp DIR")
     elif not is_build(folder):

@@ -44,7 +44,7 @@ class Rows:
         sample, in_flight = median_sample(samples), setup.in_flight(case.streams)
         stage_s, hop_s = sample.stage_s, sample.hop_s
         decoding, ideal, simulated = case.section == DECODING, None, None
-        if in_flight:  # what the head chose is not known
+        if in_flight:  # the head's choice is unknown
             rows = -(-case.streams // in_flight)
             if setup.dtype == "bf16" and decoding:
                 stage_s, hop_s = self._theory(case, rows)

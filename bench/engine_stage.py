@@ -22,7 +22,8 @@ BLOCK_TOKENS = 16
 
 
 class DecodingStage:
-    """`rows` requests with prompts of `context` tokens, some or all of which decode `steps` tokens over and over.
+    """`rows` requests with prompts of `context` tokens, some or all of which repeatedly decode
+    `steps` tokens.
 
     Each request has room for `max_prompt` tokens, if that is more. Weights are bfloat16 without a `quantisation`, and
     random ones of `config` without a `source`.
@@ -67,12 +68,12 @@ class DecodingStage:
         return taken
 
     def prompt(self, tokens: int) -> float:
-        """Seconds of the first request's prompt of `tokens` tokens, which replaces what the request had before."""
+        """Seconds of the first request's prompt of `tokens` tokens, which replaces the request's former data."""
         span = Span(0, 0, tokens, sample=True, sampling=Sampling())
         return self._timed(StepPlan(spans=(span,)), tokens)
 
     def _step(self, rows: int, position: int) -> float:
-        # The first step cuts off what an earlier turn has decoded.
+        # The first step cuts off the tokens that an earlier turn decoded.
         sampling = Sampling() if position == self._context else None
         spans = tuple(Span(row, position, 1, sample=True, sampling=sampling) for row in range(rows))
         return self._timed(StepPlan(spans=spans), rows)

@@ -17,7 +17,7 @@ from edgeshard.domain.requests.generation import StageTiming
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A token: when the client had it, and what the stages took for its step."""
+    """A token: the time when the client had it, and the times of the stages for its step."""
 
     at_s: float
     timings: tuple[StageTiming, ...] = ()

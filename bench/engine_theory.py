@@ -1,4 +1,4 @@
-"""What a pipeline's rate should be, from the seconds of its stages and hops. Pure."""
+"""The expected rate of a pipeline, from the seconds of its stages and hops. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a site that has run for long still holds what it held: memory, threads, open files, KV. Pure."""
+"""Whether a site that has run for long still uses the same resources: memory, threads, open files, KV. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ MIB = 1 << 20
 GROWTH_LIMIT = 1.0 * MIB / 600
 """Bytes a second by which a process may grow: 1 MiB in ten minutes."""
 WARM_UP_SHARE = 0.25
-"""Of the time at the start, in which allocators and caches may still fill."""
+"""The part of the time at the start in which allocators and caches may still fill."""
 LEAST_JUDGED_S = 600.0
-"""Over less than that, growth is within what an allocator does by itself."""
+"""Over a shorter time, growth is within an allocator's normal behaviour."""
 
 
 @dataclass(frozen=True, slots=True)

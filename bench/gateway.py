@@ -1,5 +1,5 @@
-"""What the HTTP gateway costs: processor time a token at 16 streams, and slow readers next to a
-fast one.
+"""Measure the HTTP gateway's costs: processor time a token at 16 streams, and slow readers next to
+a fast one.
 
 The gateway is the product's, on a real socket. Instead of a site it gets tokens by the clock, and
 its clients are another process. So the time of this process is only the gateway's.

@@ -1,9 +1,10 @@
 """GGUF files in the mixtures of llama-quantize: their quality, their memory and their speed, next to llama.cpp's.
 
 Quality is measured with the demo model on text it was not trained on, against the file's own
-numbers in float32: perplexity, and the rms of the log-probabilities of the ten likeliest tokens.
-Speed is of a random Llama on one core. llama.cpp reads the same file, as `llama-batched-bench`; the
-two take turns, and a row has the medians. `memory` is the stage's weights over the file's tensors.
+numbers in float32. It is perplexity, and the rms of the log-probabilities of the ten likeliest
+tokens. Speed is of a random Llama on one core. llama.cpp reads the same file, as
+`llama-batched-bench`; the two take turns, and a row has the medians. `memory` is the stage's
+weights over the file's tensors.
 
     python -m bench.gguf_mixtures [--llama-cpp DIR] [--logits-by PYTHON] [--mixtures Q4_K_M,...] [--shapes 316m,1b]
                                   [--turns N] [-o FILE]
@@ -173,7 +174,7 @@ def texts() -> np.ndarray:
 
 
 def log_probabilities(stage: StageModel, tokens: np.ndarray) -> torch.Tensor:
-    """Of each next token, [texts, tokens, vocabulary] in float32."""
+    """The log-probabilities of each next token, [texts, tokens, vocabulary] in float32."""
     blocks = tuple(range(-(-tokens.shape[1] // BLOCK_TOKENS)))
     found = []
     for number, text in enumerate(tokens):
@@ -198,7 +199,7 @@ def llama_cpp_log_probabilities(build: Path, python: str, model: Path, tokens: n
 
 
 def perplexity(found: torch.Tensor, tokens: np.ndarray) -> float:
-    """Of the texts' tokens but the first."""
+    """The perplexity of the texts' tokens except the first."""
     following = torch.from_numpy(tokens[:, 1:].astype(np.int64))
     return float(torch.exp(-found[:, :-1].gather(-1, following[..., None]).mean()))
 

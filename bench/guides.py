@@ -1,9 +1,9 @@
 """Guided answers, proved and timed: `python -m bench.guides`.
 
-The demo model runs over three nodes of this machine. 200 random schemas run with two seeds each:
-every complete answer must parse, and satisfy its schema by a check that is written by hand. Then
-the time per token with and without a guide, in turns, for one stream and for four. Then each node
-is killed in the middle of an answer: the same text.
+The demo model runs over three nodes of this machine. It answers 200 random schemas with two seeds
+each. Every complete answer must parse, and satisfy its schema by a check that is written by hand.
+Then the time per token with and without a guide, in turns, for one stream and for four. Then each
+node is killed in the middle of an answer: the same text.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a hop costs: two stages in two processes on loopback, compared with the same layers in one
-process.
+"""Measure the cost of a hop: two stages in two processes on loopback, compared with the same layers
+in one process.
 
 One site of real processes: a coordinator and the nodes a and b, one compute thread each. The demo model is deployed
 twice, whole on a, and in halves on a and b. Both answer the same greedy request in turns, which of them goes first

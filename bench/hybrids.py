@@ -1,9 +1,10 @@
 """How fast one core decodes a hybrid of Qwen3.5's shape, compared with transformers and a Llama of
 its size.
 
-The model is that of Qwen3.5-0.8B (752 M parameters, random): three layers in four have a gated delta rule. Everything
-runs in one process with one thread on one core, and takes turns within every round; what is compared are the fastest
-steps. The memory's rate is that of reading as many bytes as the model has, once.
+The model is that of Qwen3.5-0.8B (752 M parameters, random): three layers in four have a gated
+delta rule. Everything runs in one process with one thread on one core, and takes turns within every
+round. The fastest steps are compared. The memory's rate is that of reading as many bytes as the
+model has, once.
 
     python -m bench.hybrids [--quick] [-o FILE]     JSON on stdout, or in FILE
 """

@@ -132,7 +132,7 @@ def _attention(requests: int, context: int, tokens: int = 1) -> Callable[[], obj
 
 
 def _contiguous_attention(rows: int, context: int) -> Callable[[], object]:
-    """torch's own, on keys that lie in one piece: what it would cost without pages."""
+    """torch's own, on keys in one piece: the cost without pages."""
     query = torch.randn(rows, KV_HEADS, HEADS // KV_HEADS, HEAD_DIM).bfloat16()
     keys = torch.randn(rows, context, KV_HEADS, HEAD_DIM).bfloat16().transpose(1, 2)
     values = torch.randn(rows, context, KV_HEADS, HEAD_DIM).bfloat16().transpose(1, 2)

@@ -58,7 +58,7 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one thread reaches: GB/s of a stream from memory, and GFLOP/s of multiply-adds in float32."""
+    """The capacity of one thread: GB/s of a stream from memory, and GFLOP/s of multiply-adds in float32."""
 
     read_gb_per_s: float
     fma_gflop_per_s: float

@@ -24,7 +24,7 @@ class LinearRow:
     """One pass over all matrices. Rates and shares are of the median turn; `best_s` is the fastest one.
 
     `library` is a path, or "" for the checkout's own. The fraction of the read rate is set for one
-    row, the fraction of the FMA rate for more rows; the other is None; `limit` is that rate, the
+    row, the fraction of the FMA rate for more rows. The other is None; `limit` is that rate, the
     median of those in the same rounds.
     """
 

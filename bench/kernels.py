@@ -48,7 +48,7 @@ def libraries_of(paths: Sequence[Path], kernels: str | None) -> list[Library]:
 
 
 def library_for_limits(libraries: Sequence[Library]) -> Library:
-    """The first library that measures the machine's limits; if none does, the checkout's. Raises LibraryError."""
+    """The first library that measures the machine's limits; the checkout's if no library does. Raises LibraryError."""
     able = next((library for library in libraries if library.measures_limits), None)
     return able or library_of_checkout(None)
 

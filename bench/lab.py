@@ -1,5 +1,4 @@
-"""How accurate a plan is: predicted compared with measured in the lab, over placements, links and
-modes.
+"""Accuracy of plans: predicted and measured figures in the lab, over placements, links and modes.
 
 Every run is real processes on this machine: agents that take as long as an emulated Jetson would, over links shaped to
 the setting. The emulator knows devices and links only; the placements are the planner's, an even one, one with its

@@ -50,7 +50,7 @@ QUANTISED = {"int8": "Q8_0", "int4": "Q4_0"}
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Of `streams` at once: tokens a second while generating, and seconds of the prompts before."""
+    """`streams` streams at once: tokens a second while generating, and seconds of the prompts before."""
 
     streams: int
     tokens_per_s: float
@@ -198,7 +198,7 @@ def batched_bench(
     if core is not None:
         command = ["taskset", "-c", str(core), *command]
     ended = subprocess.run(command, capture_output=True, text=True, env=_environment(folder), timeout=600, check=True)
-    # A row may follow what the log wrote on the same line.
+    # A row may follow log output on the same line.
     rows = [json.loads(text) for text in re.findall(r"{.*}", ended.stdout)]
     return [Rate(int(row["pl"]), float(row["speed_tg"]), float(row["t_pp"])) for row in rows]
 

@@ -1,5 +1,4 @@
-"""How fast a stage loads from packed files, compared with only reading the same files past the page
-cache.
+"""Loading rate of a stage from packed files, compared with only reading them past the page cache.
 
     python -m bench.loading DIR [--rounds 5] [--layers 14] [--fresh-memory]
 
@@ -55,7 +54,7 @@ MODEL = Digest("b16" + "0" * 61)
 
 
 def sources_in(directory: Path, layers: LayerRange, quantisation: Quantisation | None = None) -> UnitSources:
-    """Where the units of a stage in bfloat16 come from, whose packed files are in the folder packed of `directory`."""
+    """The sources of the units of a stage in bfloat16, whose packed files are in the folder packed of `directory`."""
     form = UnitForm(MODEL, DType.BFLOAT16, quantisation, parse_config(BIG_CONFIG))
     sources = UnitSources(PackedUnits(directory / "packed"), form, tensors_of_units(BIG_CONFIG, layers, quantisation))
     sources.choose()
@@ -63,7 +62,7 @@ def sources_in(directory: Path, layers: LayerRange, quantisation: Quantisation |
 
 
 def load(directory: Path, layers: LayerRange, *, packed: bool = True) -> tuple[float, float, UnitSources]:
-    """Seconds, seconds of the processor, and where the weights came from: packed files, or the checkpoint."""
+    """Seconds, seconds of the processor, and the source of the weights: packed files, or the checkpoint."""
     gc.collect()
     began, used = time.perf_counter(), time.process_time()
     sources = sources_in(directory, layers)

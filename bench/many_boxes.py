@@ -7,12 +7,11 @@ heartbeats, and answers commands at once. A few deployments of three nodes each 
 their nodes say twice a second what their stages do.
 
 A heartbeat is timed from its making until it is part of the coordinator's state. It carries the
-time of the machine's clock in `others_share`, and the coordinator's process notes the clock
-whenever it has applied some (`Watch`, the only part that is not the product's). A death is noticed
-when the node counts as away in the state. There are two sorts of deaths: the node's connection
-closes, or the node is silent while its connection stays open. The latter takes
-`Timings.heartbeat_timeout_s` and up to a tick by design. At last the coordinator is stopped and
-started again.
+time of the machine's clock in `others_share`. The coordinator's process notes the clock whenever it
+has applied some (`Watch`, the only part that is not the product's). A death is noticed when the
+node counts as away in the state. There are two sorts of deaths: the node's connection closes, or
+the node is silent while its connection stays open. The latter takes `Timings.heartbeat_timeout_s`
+and up to a tick by design. At last the coordinator is stopped and started again.
 
     python -m bench.many_boxes [--nodes 3 100 1000] [--seconds 20] [-o FILE]    JSON to FILE or stdout
 """
@@ -80,7 +79,7 @@ PROBING_S = sized(10.0, 0.1)
 
 
 class Watch:
-    """In the coordinator's process: what it has applied, and when, by the machine's clock."""
+    """In the coordinator's process: the heartbeats it has applied, and their times by the machine's clock."""
 
     def __init__(self) -> None:
         self.delays: list[tuple[float, float]] = []
@@ -151,12 +150,12 @@ class Node:
         await self._channel.close()
 
     def _statuses(self) -> tuple[StageStatus, ...]:
-        """Of a stage at work, which always has something new to say."""
+        """The status of a working stage, which changes all the time."""
         self._steps += 1
         return tuple(_working(status, self._steps) for status in self._held.values())
 
     async def _huge_pages(self, stages: object) -> None:
-        """Asked for before each heartbeat: a node that is silent has none any more."""
+        """Called before each heartbeat: a silent node has none any more."""
         if self.silent.is_set():
             await asyncio.Event().wait()
 
@@ -195,7 +194,7 @@ def _working(status: StageStatus, steps: int) -> StageStatus:
 
 
 class Served:
-    """The coordinator's process and what it noted; `arguments` are more of its own. `gateway` is its HTTP endpoint."""
+    """The coordinator's process and its notes; `arguments` are more of its own. `gateway` is its HTTP endpoint."""
 
     def __init__(self, directory: Path, arguments: Sequence[str] = ()) -> None:
         self._directory = directory

@@ -1,4 +1,4 @@
-"""What mutual TLS costs: `python -m bench.mtls`.
+"""Measure the cost of mutual TLS: `python -m bench.mtls`.
 
 Two sites of three nodes run on this machine, one over mutual TLS and one in plaintext, with the demo model split over
 the nodes. They generate in turns, `--rounds` times each, first in one order and then in the other: one stream, then

@@ -1,4 +1,6 @@
-"""What pages written by a benchmark share: tables, numbers, and writing files or finding that they would change."""
+"""Shared parts of pages written by a benchmark: tables, numbers, and writing files or finding that
+they would change.
+"""
 
 from __future__ import annotations
 

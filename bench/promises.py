@@ -67,7 +67,7 @@ _DEPLOY_S = 180.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a client saw of one request, in seconds; `per_token_s` is the median gap."""
+    """The client's times of one request, in seconds; `per_token_s` is the median gap."""
 
     ttft_s: float
     per_token_s: float
@@ -76,7 +76,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A deployment's promise and the medians of what was measured."""
+    """A deployment's promise and the measured medians."""
 
     case: str
     placement: str
@@ -93,7 +93,7 @@ class Row:
 class Promises:
     """A site, one deployment on it at a time, and the requests sent to that.
 
-    Deployments of one name are planned for what the earlier ones served.
+    A deployment is planned for the requests that earlier ones of its name served.
     """
 
     def __init__(self, client: Client, name: str, rounds: int, dtype: str = "bfloat16") -> None:
@@ -159,9 +159,9 @@ def tell(row: Row) -> Row:
 async def changing(site: Promises, short: tuple[int, int], long: tuple[int, int], rounds: int) -> dict[str, Any]:
     """Short prompts, then long ones, on one deployment that was given no lengths; then it is deployed again.
 
-    The deployment is planned for what the one before it served, as one is that has run for a while.
-    The outlook's promise is for the mean lengths it saw, so requests of these lengths are measured,
-    on both placements in turns.
+    The deployment is planned for the requests that its predecessor served, as a deployment is that
+    has run for a while. The outlook's promise is for the mean lengths it saw, so requests of these
+    lengths are measured, on both placements in turns.
     """
     await site.deploy()
     await site.requests(*short, rounds)

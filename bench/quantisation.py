@@ -1,4 +1,5 @@
-"""What small integers for weights cost in quality: the demo model's bits per byte of unseen text.
+"""Measure the loss of quality from weights as small integers: the demo model's bits per byte of
+unseen text.
 
 One stage that holds all layers scores the demo model's validation text with float32, bf16, int8 and
 int4 weights. With int8 and int4 the LM head is whole, int8 and int4. Every scored token sees at
@@ -46,7 +47,7 @@ def bits_per_byte(stage: StageModel, text: str) -> float:
 
 
 def perplexity(stage: StageModel, text: str) -> float:
-    """Of a token of the text."""
+    """The perplexity of a token of the text."""
     lost, tokens = score(stage, text)
     return math.exp(lost / tokens)
 

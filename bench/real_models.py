@@ -3,7 +3,7 @@
     python -m bench.real_models [--output docs] [--check]
 
 The sites and the models' shapes are in deploy/examples/real-models. It takes a quarter of a minute and gives the same
-every time. With --check it writes nothing and exits 1 where the page would change, its comments aside.
+every time. With --check it writes nothing and exits 1 if the page would change, its comments aside.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one name for two replicas costs: `python -m bench.replicas`.
+"""Measure the cost of one name for two replicas: `python -m bench.replicas`.
 
 One site has two replicas of the demo model, on two nodes pinned to a core each. Two further sites have one such node
 each, with the model on it, as if somebody had shared out the clients by hand. Both generate in turns, `--rounds` times

@@ -1,5 +1,4 @@
-"""The steady rate of a site at saturation: simulated compared with measured, in the lab and between
-two real nodes.
+"""Simulated and measured steady rate of a site at saturation, in the lab and between two real nodes.
 
 As many requests run as the placement holds, and another begins whenever one ends. The lab's nodes
 are real processes that take as long as emulated devices would. Compared are the simulator's rate,
@@ -56,7 +55,7 @@ async def rate_of(client: Client, deployment: str, running: int, prompt_tokens: 
 
 
 async def measure_real(rounds: int) -> dict[str, Any]:
-    """Two agents of one core each: what the plan promises of its steady rate, and what it serves."""
+    """Two agents of one core each: the plan's promise of its steady rate, and the served rate."""
     spec = {
         "name": "saturated",
         "model": MODEL,

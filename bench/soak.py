@@ -10,7 +10,7 @@ Resident memory, threads and open files of every process are sampled. After warm
 less than 1 MiB in ten minutes by least squares (`bench/flatness.py`). Runs too short to say are not judged by that.
 No log may grow by more than 10 KiB a minute, which is 14 MiB a day.
 
-    python -m bench.soak [--minutes 30] [-o FILE]    JSON to FILE or stdout; exit 1 where something grew or went wrong
+    python -m bench.soak [--minutes 30] [-o FILE]    JSON to FILE or stdout; exit 1 if something grew or failed
 """
 
 from __future__ import annotations

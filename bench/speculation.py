@@ -140,7 +140,7 @@ LAYERS = {
 STREAMED = {"model": "tales", "dtype": "float32", "allow_streaming": True, "max_context": 320}
 """The demo model on a node that reads a part of it from its disk in each step."""
 SMALL = {"off": "small", "auto": "small-too"}
-"""The nodes of it, of which each has room for one deployment."""
+"""Its nodes, each with room for one deployment."""
 ASKED = {
     "tales": MEASURED,
     "mixture": [task for task in MEASURED if task not in SCHEMAS],
@@ -200,7 +200,7 @@ async def measure(
     client: Client, cluster: LocalCluster, model: str, boxes: int, task: str, rounds: int, way: str = "auto"
 ) -> dict[str, Any]:
     off, auto = name_of(model, boxes, "off"), name_of(model, boxes, way)
-    for name in (off, auto):  # what is computed for the first time is slower
+    for name in (off, auto):  # a first computation is slower
         await answer(client, cluster, name, task)
     before, load = await guesses(client, auto), os.getloadavg()[0]
     pairs = []

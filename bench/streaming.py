@@ -1,5 +1,4 @@
-"""A stage that streams a part of its weights from the disk: its steps compared with only reading
-and only computing.
+"""Steps of a stage that streams weights from the disk, compared with only reading and only computing.
 
     python -m bench.streaming DIR [--budgets 25 50 75] [--sweeps 1 4] [--requests 4] [--steps 8] [--capped]
 
@@ -111,7 +110,7 @@ class Requests:
 
 
 def case(options: argparse.Namespace) -> None:
-    """One process: load, run, and say on the last line what was seen."""
+    """One process: load, run, and print the result on the last line."""
     torch.set_num_threads(options.threads)
     torch.mm(torch.ones(64, 64), torch.ones(64, 64))
     before = resident_bytes()

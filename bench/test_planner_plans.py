@@ -41,12 +41,12 @@ OBJECTIVES = (Objective.REQUEST, Objective.TTFT, Objective.LATENCY, Objective.TH
 
 
 def seconds(result: PlanResult) -> float:
-    """What the objective minimises, infinite without a plan; of a throughput, the seconds a token takes."""
+    """The objective's value, infinite without a plan; for a throughput, the seconds a token takes."""
     return inf if result.prediction is None else result.prediction.cost(result.problem.goal)
 
 
 def joules(result: PlanResult) -> float:
-    """Of a token, infinite without a plan."""
+    """The energy of a token, infinite without a plan."""
     return inf if result.prediction is None else result.prediction.joules_per_token or 0.0
 
 

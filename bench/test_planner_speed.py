@@ -1,7 +1,7 @@
 """How long the planner takes with many nodes, and how much better than its answers an optimum could be.
 
 pytest-benchmark measures; a limit that is broken fails. Families of 80 layers. A thousand nodes in
-four classes, for which the class DP is exact; the same with Llama2-70B, cuts and load chosen
+four classes, for which the class DP is exact. The same with Llama2-70B, cuts and load chosen
 together, by rate and by energy, and for a single request. A hundred nodes with any link matrix and
 memory for 1.5x the layers, for which the label DP certifies a gap (`bench.instances`). Limits are
 for a machine that does nothing else.
@@ -40,14 +40,14 @@ TESTBED = Path(__file__).parents[1] / "deploy" / "examples" / "paper-testbed.tom
 CLASS_SIZES = sized(((250, 250, 250, 250), (10, 40, 150, 800), (15, 25, 30, 930)), ((10, 10, 10, 10),))
 # Room for this many layers in a node, about: at 1 nearly every layer is a hop, which is the hardest.
 CLASS_ROOMS = sized((1.0, 2.0, 4.0, 10.0), (4.0,))
-# A kind of node and what it receives in bits a second; it sends a quarter of that.
+# A kind of node and its receive rate in bits a second; it sends a quarter of that.
 KINDS = {"orin-nx": 50e6, "agx-orin": 200e6, "rtx-3090": 1e9, "rtx-4090": 10e9}
 MICRO_BATCHES = 8
 ARBITRARY_SEEDS = range(sized(20, 1))
 
 CLASS_LIMIT_S, JOINT_LIMIT_S, ARBITRARY_LIMIT_S, OFFLINE_LIMIT_S = sized((1.0, 8.0, 20.0, 2.0), (inf,) * 4)
 GAP_LIMIT = 0.05
-# Of the twenty arbitrary matrices as many may miss the gap.
+# The number of the twenty arbitrary matrices that may miss the gap.
 MOST_MISSES = 2
 
 ObjectiveName = Literal["latency", "throughput"]

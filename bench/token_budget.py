@@ -11,8 +11,8 @@ tokens is printed, too.
 
 The way from the head to the client is no part of that time: the next step is under way meanwhile.
 It is printed separately, as `delivery_ms`. `tls_ms` is the additional time of the transfers over
-TLS. `whole` is the model on one of the nodes, in turns with the others: what its layers take there,
-and the time between its tokens.
+TLS. `whole` is the model on one of the nodes, in turns with the others: its layers' time there, and
+the time between its tokens.
 
     python -m bench.token_budget [--rounds 2] [--check] [-o FILE]       JSON: a row a tree; --check: exit 1 beyond 10 %
     git worktree add ../before REVISION && make -C ../before setup
@@ -52,7 +52,7 @@ TRACE_S = sized(3.0, 0.5)
 TIMES = sized(3, 1)
 """How often a site is measured before it ends."""
 CHECKED = 0.1
-"""How far the sum may be from what is measured, as a share of that."""
+"""Allowed distance of the sum from the measured time, as a fraction of that."""
 
 PARTS = {
     "compute": "the layers and the sampler",
@@ -71,7 +71,7 @@ Came = tuple[float, Token]
 
 
 def parts_of(traces: Sequence[StageTrace], tokens: Sequence[Came]) -> Iterator[dict[str, float]]:
-    """Seconds of each part, and of the delivery, for each token of which all is known.
+    """Seconds of each part, and of the delivery, for each token whose parts are all known.
 
     A token belongs to the step that the head had back last before it took the token (`at_s`).
     """
@@ -168,8 +168,8 @@ async def work() -> None:
 
 
 async def measure_site(kind: str) -> dict[str, list[dict[str, float]]]:
-    """What `measure` finds at one site over TLS or in plaintext, several times. One site is there at a time: nodes
-    without work measure themselves, which would disturb another's."""
+    """The results of `measure` at one site over TLS or in plaintext, several times. One site is
+    there at a time: nodes without work measure themselves, which would disturb another's."""
     setups = {TLS: SPLIT, ALONE: WHOLE} if kind == TLS else {PLAINTEXT: SPLIT}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in setups}
     with tempfile.TemporaryDirectory(prefix="edgeshard-bench-budget-") as scratch:
@@ -183,7 +183,7 @@ async def measure_site(kind: str) -> dict[str, list[dict[str, float]]]:
 
 
 def compare(trees: Mapping[str, Tree], rounds: int) -> list[dict[str, object]]:
-    """A row for each tree: medians of what is measured over TLS, and what TLS adds to the transfers."""
+    """A row for each tree: medians over TLS, and the additional time of transfers over TLS."""
     samples: dict[tuple[str, str], list[dict[str, float]]] = {}
     for number in range(rounds):
         turns = [(name, kind) for name in trees for kind in (TLS, PLAINTEXT)]

@@ -1,5 +1,5 @@
-"""What a token costs besides its computing: processor time of the client, the coordinator and the
-nodes.
+"""Measure a token's cost besides its computing: processor time of the client, the coordinator and
+the nodes.
 
 Two real agents serve the random Llama of `bench/random_llama.py`, whole on one node or in halves on both, to 1, 8 and
 16 streams of one client. Processor time is the kernel's count, to the nanosecond, of each process. An agent's compute
@@ -137,7 +137,7 @@ def gap_s(traces: Sequence[Any]) -> float:
     if len(traces) == 1:
         records = traces[0].records
         return float(statistics.median(later.began_s - earlier.ended_s for earlier, later in pairwise(records)))
-    # Clocks are not compared: a round on the first node, less what the second computes.
+    # Clocks are not compared: a round on the first node, minus the computing of the second.
     first, second = ({record.step: record for record in trace.records} for trace in traces)
     rounds = [
         first[step + 1].began_s - record.ended_s - (second[step].ended_s - second[step].began_s)

@@ -148,7 +148,8 @@ say_torch() {
     fi
 }
 
-# Wheels say what they unpack to; bytecode and blocks take half of that again. For an index the size is unknown.
+# Wheels state their unpacked size; bytecode and blocks take half of that again. For an index the
+# size is unknown.
 check_disk() {
     [ -n "$wheels" ] || return 0
     needed=$("$python" -c 'import sys, zipfile

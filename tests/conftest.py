@@ -1,4 +1,4 @@
-"""What several rooms' tests share."""
+"""Shared parts of several packages' tests."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ MEMORY_LIMITS = resource.getrlimit(resource.RLIMIT_AS)
 TIMING_ROOMS = ("chaos", "system")
 """All their tests use processes and clocks."""
 
-# What fails in `make test` fails again the next time; the long form looks elsewhere each time. Examples have no time
-# limit, so that a machine with other work fails none of them.
+# A failure in `make test` fails again the next time; the long form uses other examples each time.
+# Examples have no time limit, so that a machine with other work fails none of them.
 hypothesis.settings.register_profile("same", derandomize=True, max_examples=50, deadline=None)
 hypothesis.settings.register_profile("other", deadline=None)
 
@@ -154,7 +154,9 @@ def planted_profile(
     fingerprint: str = "f" * 16,
     quantisation: Quantisation | None = None,
 ) -> ComputeProfile:
-    """Of any model: a block takes `block_s` for one sequence and hardly more for several, all else next to nothing."""
+    """A profile for any model: a block takes `block_s` for one sequence and hardly more for
+    several, everything else next to nothing.
+    """
 
     def layer(kind: LayerKind, parameters: int, layers: int, each_s: float) -> LayerProfile:
         prefill = tuple(Sample(n, c, each_s * (1 + n / 64), 0.01, 9) for n in (1, 64, 256) for c in (0, 64))

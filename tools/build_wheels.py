@@ -142,7 +142,7 @@ def check_wheel(wheel: Path, machine: str) -> None:
 
 
 def problems(library: bytes) -> str:
-    """What a library asks of other machines beyond the C library of GLIBC; "" for nothing."""
+    """The requirements of a library on other machines beyond the C library of GLIBC; "" for nothing."""
     asked = {(name.decode(), (int(major), int(minor))) for name, major, minor in _SYMBOL.findall(library)}
     above = sorted(f"{name}_{v[0]}.{v[1]}" for name, v in asked if name != "GLIBC" or v > GLIBC)
     return f"its library asks for {', '.join(above)}" if above else ""

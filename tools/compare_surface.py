@@ -41,7 +41,7 @@ def words_of(text: object) -> str:
 
 
 def help_lines() -> Iterator[str]:
-    """Of the tree that this process imports, as the next ones."""
+    """The lines of the tree that this process imports; the next functions do the same."""
     import typer.main
 
     from edgeshard.cli.main import app
@@ -144,7 +144,7 @@ def tell_surface() -> None:
 
 
 def surface(tree: Path) -> dict[str, set[str]]:
-    """Lines of each part. Raises CalledProcessError where the tree's own code fails."""
+    """Lines of each part. Raises CalledProcessError if the tree's own code fails."""
     python = tree / ".venv/bin/python"
     paths = os.pathsep.join(str(tree / room) for room in ROOMS)
     environment = os.environ | {"PYTHONPATH": paths, "NO_COLOR": "1", "TERM": "dumb"}

@@ -63,7 +63,7 @@ DOCUMENTS = {
     "messages": "docs/http-fields.md",
     "items": "docs/http-fields.md",
 }
-"""Where each drawing stands."""
+"""The file of each drawing."""
 
 
 def phase_graph(transitions: Mapping[tuple[Phase, Trigger], Phase]) -> str:

@@ -15,7 +15,7 @@ Counts = Mapping[str, int]
 
 
 def read(path: Path) -> dict[str, int]:
-    """The numbers of a baseline's file; none if there is no file."""
+    """The numbers of a baseline's file; empty if there is no file."""
     if not path.exists():
         return {}
     numbers: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))

@@ -1,9 +1,9 @@
 """Library code without a product path: public functions and classes that nothing reaches which a user runs or imports.
 
-Product paths begin at the console scripts of pyproject.toml, at `__main__` modules, at what the SDK exports and at what
-registries discover. They follow names through the syntax trees of the product's modules. Code that
-only tests, benches and tools call is not on one. A class is reached as a whole: methods are not
-looked at. `make check` runs it.
+Product paths begin at the console scripts of pyproject.toml, at `__main__` modules, at the SDK's
+exports and at the classes that registries discover. They follow names through the syntax trees of
+the product's modules. Code that only tests, benches and tools call is not on one. A class is
+reached as a whole: methods are not looked at. `make check` runs it.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 class Reach:
-    """What is reached from some places: `places`, and the modules that are imported on the way."""
+    """The code that is reached from some places: `places`, and the modules that are imported on the way."""
 
     def __init__(self, modules: Mapping[str, Module]) -> None:
         self.places: set[Place] = set()

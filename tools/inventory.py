@@ -1,4 +1,5 @@
-"""What EdgeShard is delivered with: licences of everything in the lock, and a bill of materials of an environment.
+"""An inventory of EdgeShard's parts: licences of everything in the lock, and a bill of materials of
+an environment.
 
     python -m tools.inventory licences    write docs/licences.md: `make licences`
     python -m tools.inventory sbom        write dist/sbom.cdx.json (CycloneDX 1.6) of this environment: `make sbom`
@@ -6,7 +7,7 @@
 
 `make check` runs the last.
 
-A licence is what a package's own metadata declares: its expression, else its text, else its
+A licence is the one that a package's own metadata declares: its expression, else its text, else its
 classifiers. Metadata comes from installed packages. If a package is not installed (CUDA with
 torch's CPU build), the old row is kept while the version is the same; otherwise pip queries the
 index.
@@ -104,7 +105,8 @@ class InventoryError(Exception):
 
 
 def licence_of(name: str, metadata: Mapping[str, Any]) -> str:
-    """The declared licence, as an SPDX expression where the metadata has one or a text that is known to mean one.
+    """The declared licence, as an SPDX expression if the metadata has one or a text that is known
+    to mean one.
 
     `metadata` has the keys of core metadata in JSON (PEP 566).
     """
@@ -158,7 +160,7 @@ def uses(project: dict[str, Any], entries: Mapping[str, Locked]) -> dict[str, st
 
 
 def installed() -> dict[str, Installed]:
-    """What the environment holds that this runs in, by normalised name; EdgeShard itself is left out."""
+    """The packages of the environment that this runs in, by normalised name; EdgeShard itself is left out."""
     found = {}
     for distribution in distributions():
         name = str(canonicalize_name(distribution.name))
@@ -280,7 +282,7 @@ def make_sbom(
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
-        # Of what it lists, so that two documents of one environment and time are the same.
+        # The digest of its content, so that two documents of one environment and time are the same.
         "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, content)}",
         "version": 1,
         "metadata": {

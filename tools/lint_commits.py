@@ -50,7 +50,7 @@ class Commit:
 
 
 def faults(subject: str, body: str, lines: int) -> Iterator[str]:
-    """What is wrong with a message."""
+    """The faults of a message."""
     verb = subject.split(" ", 1)[0]
     if verb not in VERBS:
         yield f"begins with {verb!r}, which is no verb of VERBS in tools/lint_commits.py"
@@ -61,7 +61,7 @@ def faults(subject: str, body: str, lines: int) -> Iterator[str]:
 
 
 def commits(root: Path, first: str) -> list[Commit]:
-    """The commits after `first` that are no merges; none if this tree has no history back to `first`."""
+    """The commits after `first` that are no merges; empty if this tree has no history back to `first`."""
     known = _git(root, "cat-file", "-e", f"{first}^{{commit}}")
     if known is None:
         return []
@@ -75,7 +75,7 @@ def commits(root: Path, first: str) -> list[Commit]:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """What git prints; None if it fails."""
+    """The output of git; None if it fails."""
     try:
         ended = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True)
     except FileNotFoundError:

@@ -1,5 +1,5 @@
-"""Find the names of model families outside the files that are about one: `architectures/families/`, in the library and
-what a family needs of its own in the agent. The names come from the registry.
+"""Find the names of model families outside the files that are about one: `architectures/families/`,
+in the library and the agent's parts of single families. The names come from the registry.
 
     python tools/lint_families.py [FILE ...]      without files, all of the library, the agent and the coordinator
 
@@ -25,7 +25,7 @@ ALLOWED = (
     "edgeshard/importing/stores/ollama_forms.py",  # and kinds of files, as another program calls them
 )
 _NAMING = frozenset({"architecture", "model_type"})
-"""What holds a family's name: a decision by it belongs into the record."""
+"""Variables that hold a family's name: a decision by it belongs into the record."""
 
 
 def _names() -> frozenset[str]:

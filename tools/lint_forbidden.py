@@ -7,8 +7,8 @@ In Python files (found in the syntax tree, so that neither an alias hides it nor
 * YAML read by anything but the safe loader;
 * `eval` and `exec`.
 
-In every text file: the host name of a package registry (an installation takes what the site's own pip is configured
-for). Outside tests/: an absolute path of somebody's machine.
+In every text file: the host name of a package registry (an installation uses the site's own pip
+configuration). Outside tests/: an absolute path of somebody's machine.
 
     python tools/lint_forbidden.py [FILE...]     all of the repository's files by default; exits 1 on a finding
 """
@@ -139,8 +139,8 @@ class _Visitor(ast.NodeVisitor):
         self.findings.append(Finding(self.path, getattr(node, "lineno", 1), message))
 
     def _dotted(self, node: ast.AST) -> str | None:
-        """`t.load` as "torch.load" when `t` is torch; None for a name that comes neither from an
-        import nor from builtins.
+        """`t.load` as "torch.load" when `t` is torch; None if a name comes neither from an import
+        nor from builtins.
         """
         if isinstance(node, ast.Name):
             return self._names.get(node.id)

@@ -1,4 +1,5 @@
-"""Refuse private words where the field has one of its own, and folders that hold too much; `make check` runs it.
+"""Refuse private words if the field has its own, and folders that hold too much; `make check` runs
+it.
 
 A word is looked for in the names of files, modules, classes, functions, arguments and variables of library and daemons,
 as a part between underscores or capitals. A folder of them has at most 21 modules; generated code and the records of
@@ -76,7 +77,7 @@ class Tolerated:
 
 
 def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and name of what a module defines."""
+    """Line and name of each definition in a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.lineno, node.name

@@ -30,7 +30,7 @@ Finding = tuple[int, str]
 
 
 def check_source(source: str) -> list[Finding]:
-    """(line, what is wrong) of every conversion in a file outside wire/."""
+    """(line, fault) of every conversion in a file outside wire/."""
     tree = ast.parse(source)
     modules = {
         alias.asname or alias.name
@@ -51,7 +51,7 @@ def check_source(source: str) -> list[Finding]:
 
 
 def _imports(tree: ast.Module) -> Iterator[Finding]:
-    """Imports that would hide what the other rules look for."""
+    """Imports that would hide code from the other rules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import) and any(alias.name.endswith("_pb2") for alias in node.names):
             yield node.lineno, "imports generated code by its path; write `from edgeshard.proto.v1 import ..._pb2`"

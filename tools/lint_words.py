@@ -131,7 +131,7 @@ def _python(content: str) -> Iterator[Text]:
 
 
 def _called(node: ast.Call) -> Iterator[Text]:
-    """What users see of a call: a help text, an error message or a log event."""
+    """The texts of a call that users see: a help text, an error message or a log event."""
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     for keyword in node.keywords:
         if keyword.arg in _HELP_KEYWORDS and (text := _literal(keyword.value)):
@@ -145,7 +145,7 @@ def _called(node: ast.Call) -> Iterator[Text]:
 
 
 def _literal(node: ast.expr) -> str:
-    """The text of a literal; "X" for what a formatted one inserts; '' for other expressions."""
+    """The text of a literal; "X" for each value that a formatted one inserts; '' for other expressions."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):

@@ -127,7 +127,7 @@ def all_sections(project: dict[str, Any]) -> tuple[str, ...]:
 
 
 def problems(project: dict[str, Any], text: str) -> list[str]:
-    """In what the lock and pyproject.toml disagree."""
+    """The differences between the lock and pyproject.toml."""
     try:
         entries = read_lock(text)
     except LockError as error:
@@ -166,7 +166,7 @@ def installable(marker: str) -> bool:
 
 
 def resolve(newest: str) -> dict[str, Locked]:
-    """What pyproject.toml comes to, by files that were uploaded before `newest`."""
+    """The packages that pyproject.toml resolves to, by files that were uploaded before `newest`."""
     options = ("--all-extras", "--group", "checkout", "--group", "dev", "--exclude-newer", newest)
     text = _compile(
         "pyproject.toml", "--universal", "--python-version", PYTHONS[0], "--fork-strategy", "fewest", *options

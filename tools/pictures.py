@@ -2,9 +2,10 @@
 
     python -m tools.pictures      `make pictures`
 
-docs/pictures/site.png shows the dashboard while three answers stream. screen-NAME.webp are its
-screens, and phone.webp has four of them at a phone's width. kill.webp records a browser while a
-node is killed in the middle of an answer: the playground next to the map, at the speed of the run.
+docs/pictures/site.png shows the dashboard while three answers stream. The files screen-NAME.webp
+are its screens, and phone.webp has four of them at a phone's width. The file kill.webp records a
+browser while a node is killed in the middle of an answer: the playground next to the map, at the
+speed of the run.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ async def answers(client: Client) -> None:
 
 
 async def pictures_of_screens(browser: Browser, client: Client, pictures: Path) -> None:
-    """Of the site while answers stream: the picture of README.md, each screen, and four of them on a phone."""
+    """Take the pictures while answers stream: the one of README.md, each screen, and four of them on a phone."""
     context = await browser.new_context(viewport={"width": SIZE[0], "height": SIZE[1]}, color_scheme="light")
     page = await entered(context, client)
     traffic = [asyncio.create_task(answers(client)) for _ in range(3)]
@@ -172,7 +173,7 @@ async def recording_of_kill(browser: Browser, client: Client, cluster: LocalClus
     context = await browser.new_context(viewport={"width": HALF[0], "height": HALF[1]}, color_scheme="light")
     site = await entered(context, client)
     await site.goto(site.url.partition("#")[0] + "#/deployments/tales")
-    await site.get_by_role("region", name="If a node is lost").wait_for()  # it knows what it would cost
+    await site.get_by_role("region", name="If a node is lost").wait_for()  # it knows the cost by then
     await site.locator('nav a[href="#/site"]').click()
     talk = await context.new_page()
     await talk.goto(site.url.partition("#")[0] + "#/playground")

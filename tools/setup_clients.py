@@ -2,8 +2,8 @@
 
     python -m tools.setup_clients      `make clients`
 
-uv installs it, which takes a third of pip's time for this number of packages. Those for Node are
-left out where npm is not installed.
+uv installs it, which takes a third of pip's time for this number of packages. The libraries for
+Node are left out if npm is not installed.
 """
 
 from __future__ import annotations

@@ -6,11 +6,10 @@
 If `.venv` already holds what pyproject.toml and constraints.lock require, it needs no network and
 at most compiles the kernels. For each of the two levels, a stamp file in it keeps the hash of their
 requirements. pip installs only wheels of the lock's versions, and refuses a file whose hash is not
-in the lock. `TORCH_INDEX_URL` may name a package index to take torch (and only torch) from; without
-it pip takes what its own configuration resolves. If that is a CUDA build and the machine has no
-NVIDIA driver, uv installs PyTorch's CPU build from the index that uv knows. `EDGESHARD_UNLOCKED=1`
-leaves the lock aside: for a Python or a platform that it does not cover, and for trying other
-versions.
+in the lock. `TORCH_INDEX_URL` may name a package index for torch (and only torch); without it pip
+uses its own configuration. If that is a CUDA build and the machine has no NVIDIA driver, uv
+installs PyTorch's CPU build from the index that uv knows. `EDGESHARD_UNLOCKED=1` leaves the lock
+aside: for a Python or a platform that it does not cover, and for trying other versions.
 
 Prints one line for each step. The output of pip, uv and the compiler goes to `.venv/setup.log`; after a failure the end
 of that file is printed, and its path.
@@ -49,7 +48,7 @@ SHOWN_LOG_LINES = 15
 # Python compiles a module when it is first imported. Compiling modules that are never imported
 # takes a minute and 0.2 GB.
 PIP_INSTALL = (str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--no-compile")
-# What the daemons import, once here and not at the first start of three of them at once.
+# The daemons' imports, done once here and not at the first start of three of them at once.
 FIRST_IMPORT = "import edgeshard.client, edgeshard_coordinator.daemon, edgeshard_agent.hosting.tools"
 LOCK = ROOT / "constraints.lock"
 # How pip is held to the lock. A source distribution would be built with whatever the index serves that day.
@@ -59,7 +58,7 @@ NVIDIA_DRIVER = Path("/dev/nvidiactl")
 CUDA_SIZE = " (2.9 GB to fetch, 5.3 GB on disk)"
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C ended."""
-# What to do about a locked installation that pip gave up; pip's own error is printed above it.
+# The remedy if pip gave up a locked installation; pip's own error is printed above it.
 UNLOCKED_HINT = """\
 setup: the installation was held to constraints.lock. pip's error above decides what to do:
   hashes that do not match    this index serves another file than the one that was locked. Find out why before you trust
@@ -111,7 +110,7 @@ def is_finished(level: str, wanted: str) -> bool:
 
 
 def fingerprint(project: dict[str, Any], lock: str, *levels: str) -> str:
-    """Changes when what is to be installed changes; a new lint rule in pyproject.toml does not count."""
+    """Changes if the set of packages to install changes; a new lint rule in pyproject.toml does not count."""
     names = ("version", "requires-python", "dependencies", "optional-dependencies", "scripts")
     parts = [requirements(project, *levels), {name: project["project"].get(name) for name in names}]
     parts += [project["tool"].get("hatch", {}), lock]
@@ -135,14 +134,14 @@ def install_locked(project: dict[str, Any], level: str) -> None:
 
 
 def install(project: dict[str, Any], level: str) -> None:
-    """What pip resolves by itself."""
+    """Install the packages that pip resolves by itself."""
     if level == RUNTIME:
         (own,) = (text for text in requirements(project, RUNTIME) if text.startswith("pip>"))
         run(*PIP_INSTALL, "--quiet", "--upgrade", own)
         take_torch(project, *PIP_INSTALL)
         run(*PIP_INSTALL, "--editable", f"{ROOT}[all]")
     else:
-        # What is there already, too, so that it stays within what it may be.
+        # Includes installed packages, so that they stay within their allowed versions.
         run(*PIP_INSTALL, *requirements(project, *LEVELS))
 
 

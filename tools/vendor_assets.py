@@ -20,7 +20,7 @@ PACKAGES = {
     "uplot@1.6.32": {"dist/uPlot.iife.min.js": "uplot.js", "dist/uPlot.min.css": "uplot.css"},
 }
 SCRIPTS = {"uplot.js": "uPlot"}
-"""Files that name what they have, and export nothing: their small form is a script."""
+"""Files that define global names and export nothing: their small form is a script."""
 NAMES = ("preact",)
 
 

@@ -97,7 +97,7 @@ async def run(settings: AgentSettings, read: Callable[[], AgentSettings]) -> NoR
 
 
 async def serve(settings: AgentSettings, read: Callable[[], AgentSettings]) -> None:
-    """Run until SIGTERM or SIGINT. Raises typed errors for what an operator must mend."""
+    """Run until SIGTERM or SIGINT. Raises typed errors for faults that an operator must mend."""
     notifier = Notifier.from_environment()
     if not settings.bf16_products:
         leave_out_bf16_products()
@@ -134,7 +134,7 @@ async def serve(settings: AgentSettings, read: Callable[[], AgentSettings]) -> N
 
 
 def _identity(settings: AgentSettings) -> tuple[NodeId, TlsFiles | None]:
-    """The node's id and certificate. Raises what is wrong with its addresses too: before anything listens."""
+    """The node's id and certificate. Also raises errors of its addresses, before any listener starts."""
     check_name(settings.name, "name")
     tls = settings.tls()
     if tls is not None:
@@ -212,7 +212,7 @@ class _Node:
         """A function that applies the settings when they are read again."""
 
         def take_up() -> None:
-            self._cache.limit_bytes = settings.cache_limit  # what is too much goes when room is needed next
+            self._cache.limit_bytes = settings.cache_limit  # blobs over the limit are removed when space is needed next
             self._process.settings = settings
 
         return take_up
@@ -285,8 +285,8 @@ async def _import_tools(client: ControlClient) -> tuple[MakeTools, ReadFacts]:
     FailedPreconditionError if the import fails."""
 
     def imported() -> tuple[MakeTools, ReadFacts]:
-        # The one place where the daemon imports torch, and all that needs it.
-        # Without `lasting_imports` every look for garbage would walk through all of torch.
+        # The only place where the daemon imports torch and the modules that need it. Without
+        # `lasting_imports` every look for garbage would walk through all of torch.
         with lasting_imports():
             from edgeshard_agent.hosting.tools import make_tools, read_facts
 

@@ -19,7 +19,7 @@ SHOWN_MBPS = (1, 5, 10, 20, 50)
 PAIRS = ("cloud-edge-even", "cloud-edge-opt")
 """The strategies that use only the source and the cloud."""
 FREE = {name: f"{name}, unlimited" for name in PAIRS}
-"""What they are called without a limit of memory."""
+"""Their names without a limit of memory."""
 FREED = ("llama2-13b",)
 """Models that the paper has these strategies of, though they do not fit here."""
 _ENDLESS_BYTES = 1e15
@@ -27,7 +27,7 @@ _ENDLESS_BYTES = 1e15
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Of one model: the rows of each strategy by Mb/s. `free` are the strategies of a pair without a memory limit."""
+    """The rows of one model, by strategy and Mb/s. `free` are the strategies of a pair without a memory limit."""
 
     model: str
     rows: dict[int, dict[str, Row]]

@@ -54,7 +54,7 @@ def lab_text() -> str:
 
 
 def lab_rows(table: Sequence[Row], measured: Mapping[LabRun, LabFigures]) -> list[LabRow]:
-    """The plans of the 7B table with the lab's prediction, and what was measured of them."""
+    """The plans of the 7B table with the lab's prediction, and their measured figures."""
     lab = parse_lab(tomllib.loads(lab_text()), lambda name: {})
     rows = []
     for row in table:
@@ -86,7 +86,7 @@ async def _measure_all(runs: Sequence[LabRun]) -> Measurements:
 
 
 def read(path: Path) -> Measurements:
-    """What was measured before; nothing without the file."""
+    """The figures measured before; empty without the file."""
     if not path.exists():
         return {}
     return {

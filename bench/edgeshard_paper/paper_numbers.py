@@ -1,7 +1,7 @@
 """The results of Zhang et al. ("EdgeShard", IEEE IoT-J 12(10), 2025), for comparison with the
 computed ones.
 
-Nothing is fitted to these numbers. `Tag` tells how sure a number is: from notes taken from the
+Nothing is fitted to these numbers. `Tag` is the certainty of a number: from notes taken from the
 paper, or recalled.
 """
 

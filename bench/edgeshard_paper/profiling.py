@@ -1,8 +1,10 @@
-"""The paper's figure 10: plans made from profiles of prefill, of decode and of both, and what each then costs.
+"""The paper's figure 10: plans made from profiles of prefill, of decode and of both, and their
+costs.
 
 Its premise is that a layer's prefill takes about ten times as long as its decode. For one prompt of 32 tokens a
-roofline gives 1.0 instead, because both read all weights once. So the experiment is repeated where the premise holds:
-with the prompts of a batch of eight together, and with prompts ten times as long.
+roofline gives 1.0 instead, because both read all weights once. So the experiment is repeated with
+cases in which the premise holds: with the prompts of a batch of eight together, and with prompts
+ten times as long.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Profiling:
-    """A plan made from one of the profiles, and what the requests then see. `seconds` is until the last token."""
+    """A plan made from one of the profiles, and the requests' times under it. `seconds` is until the last token."""
 
     model: str
     case: Case
@@ -100,8 +102,8 @@ def profiling(model: str) -> list[Profiling]:
 def profiling_of(model: str, case: Case) -> list[Profiling]:
     """Plans of least time per token, or of the highest rate with several micro-batches, by profile.
 
-    The first three have the hops of a token, as the paper. "both" knows the prompts and all tokens, each with its
-    own times and hops: what the planner does. Prompts go in one piece, as in the paper.
+    The first three have the hops of a token, as the paper. "both" knows the prompts and all tokens,
+    each with its own times and hops, as the planner does. Prompts go in one piece, as in the paper.
     """
     asked = _problem(model, case)
     costs = Costs(asked)

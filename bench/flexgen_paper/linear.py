@@ -13,7 +13,7 @@ import numpy as np
 from edgeshard.planning.solvers.instance import Floats
 
 _NOTHING = 1e-10
-"""Of a scaled table: what counts as zero."""
+"""An entry of a scaled table below this counts as zero."""
 _INFEASIBLE = 1e-8
 """The largest remaining infeasibility, over the scaled rows, of a program that counts as solvable."""
 

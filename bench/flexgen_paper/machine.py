@@ -1,4 +1,4 @@
-"""What FlexGen's cost model is about: a node with three tiers of memory, an OPT model, a workload. Pure."""
+"""The subjects of FlexGen's cost model: a node with three tiers of memory, an OPT model, a workload. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class TierMachine:
 
     Names say from where to where: `host_to_gpu`, `gpu_to_host`, `disk_to_host`, `host_to_disk`. Rates differ by what
     moves, because the KV cache is gathered from pieces. `dense` rates are for matrices, `attention`
-    rates for attention on the accelerator; each for prompts and for tokens; `host_attention` is
-    attention where the cache lies in host memory. `usable` is the part of each tier that may be
-    planned with.
+    rates for attention on the accelerator. Both are given for prompts and for tokens;
+    `host_attention` is attention where the cache lies in host memory. `usable` is the part of each
+    tier that may be planned with.
     """
 
     gpu_bytes: float

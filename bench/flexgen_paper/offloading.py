@@ -30,7 +30,7 @@ FRACTIONS = (
     "hidden_host",
     "hidden_disk",
 )
-"""Of weights, KV cache and activations, the part in each tier; each three add up to 1."""
+"""The part of weights, KV cache and activations in each tier; each three add up to 1."""
 COMPRESSED = (4 + 2 * 16 / 64) / 16
 """Bytes left of 16-bit numbers in groups of 64 with 4 bits each, a least value and a scale in 16 bits."""
 _DISK_WEIGHTS = 0.95
@@ -40,14 +40,14 @@ _KEPT = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What a system can do.
+    """The abilities of a system.
 
-    compressed      weights and cache in 4 bits; the cache is then attended to on the accelerator, and packing and
-                    unpacking count as nothing
-    overlap         whether reading, writing and computing go on at once
-    host_attention  whether attention is computed where the cache is, when that is in host memory
-    fixed           fractions that are not chosen
-    one_batch       whether a layer's weights serve one batch only, as in systems that go row by row
+    * `compressed`: weights and cache in 4 bits. The cache is then attended to on the accelerator, and packing and
+      unpacking count as nothing.
+    * `overlap`: whether reading, writing and computing run at the same time.
+    * `host_attention`: whether attention is computed in host memory if the cache is there.
+    * `fixed`: fractions that are not chosen.
+    * `one_batch`: whether a layer's weights serve one batch only, as in systems that work row by row.
     """
 
     compressed: bool = False
@@ -88,7 +88,7 @@ class TierCosts:
 class TierPolicy:
     """`batches` batches of `batch` sequences share each read of a layer; `fractions` in the order of `FRACTIONS`.
 
-    `seconds` is what the whole block takes, to its last token.
+    `seconds` is the time of the whole block, to its last token.
     """
 
     batch: int
@@ -138,7 +138,7 @@ def tier_costs(
     up = (weights * (wc + wn) + hidden * (hc + hn)) / machine.host_to_gpu
     if on_host:
         attention = scores * (cg / machine.token_attention + (cc + cn) / machine.host_attention_at(batch, h))
-    else:  # the cache goes to the accelerator
+    else:  # the cache moves to the accelerator
         up = up + read_kv * (cc + cn) / machine.host_to_gpu
         attention = scores / machine.token_attention * one
     from_disk = (read_kv * cn + hidden * hn + weights * wn / _DISK_WEIGHTS) / machine.disk_to_host

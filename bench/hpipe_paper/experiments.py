@@ -1,4 +1,6 @@
-"""What each schedule reaches: time to first token, rate, energy and memory, by the project's planner and simulator."""
+"""The results of each schedule: time to first token, rate, energy and memory, by the project's
+planner and simulator.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,11 @@ LENGTHS = tuple(2**power for power in range(12))
 class Outcome:
     """A schedule's figures; `reason` is set if it cannot run.
 
-    `ttft_s` is for a single prompt; `tokens_per_s` are prompt tokens with all prompts there at
-    once, `joules` what one of these prompts then takes on the nodes in use. `in_flight` prompts at
-    once are enough for that rate, and have keys and values in memory; `memory_bytes` is what the
-    stages need then on all nodes together, `fullest` the largest part that is needed of what a node
-    may give. `gap` is what a plan certifies.
+    `ttft_s` is for a single prompt; `tokens_per_s` counts prompt tokens with all prompts present at
+    once; `joules` is the energy of one of these prompts on the nodes in use. `in_flight` prompts at
+    once are enough for that rate, and have keys and values in memory; `memory_bytes` is the stages'
+    need then on all nodes together. `fullest` is the largest need as a part of a node's available
+    memory. `gap` is the gap that a plan certifies.
     """
 
     name: str
@@ -142,7 +144,7 @@ def costs_of(name: str, nodes: Cluster | None = None) -> Costs:
 @dataclass(frozen=True, slots=True)
 class Halved:
     """What a schedule reaches with cuts between whole blocks, and with cuts inside them, too; None
-    for figures that its plan does not optimise. `gap` is what a plan by halves certifies."""
+    if its plan does not optimise the figure. `gap` is what a plan by halves certifies."""
 
     name: str
     ttft_s: tuple[float, float] | None
@@ -192,7 +194,9 @@ def halved(whole: Sequence[Outcome], name: str, nodes: Cluster | None = None) ->
 
 
 def utilisation(name: str, kind: str) -> dict[int, float]:
-    """By a slice's tokens: what a block computes in its time, over what the device could; the slice begins a prompt."""
+    """The operations of a block in its time, as a part of the device's capacity, by the slice's
+    tokens; the slice begins a prompt.
+    """
     costs = costs_of(name)
     node = next(index for index, node in enumerate(costs.nodes) if node.device.kind == kind)
     spec, peak = costs.problem.model, costs.nodes[node].device.flops[costs.problem.dtype]

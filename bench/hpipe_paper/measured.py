@@ -1,4 +1,5 @@
-"""Figure 2 on this machine: how busy one core is with a block, by the length of a slice and by what came before it.
+"""Figure 2 on this machine: the utilisation of one core by a block, by the length of a slice and by
+the tokens before it.
 
 Blocks of a random Llama in bfloat16 compute slices with the agent's kernels, on one thread. A slice's utilisation is
 the block's operations over its time, as a part of the core's own FMA rate, which is measured between the slices.
@@ -55,7 +56,7 @@ class Measured:
 
 
 def measure() -> Measured:
-    """The medians of ROUNDS, in each of which all slices take turns. About a minute."""
+    """The medians of ROUNDS rounds; all slices take turns in each. About a minute."""
     torch.set_num_threads(1)
     most = max(max(LENGTHS), max(CONTEXTS) + LONG_SLICE)
     with torch.inference_mode():
@@ -130,7 +131,7 @@ def write(path: Path, measured: Measured) -> None:
 
 
 def read(path: Path) -> Measured:
-    """What `write` wrote."""
+    """Read the result of `write`."""
     values: dict[str, Any] = json.loads(path.read_text())
     for name in ("by_length", "by_context", "read"):
         values[name] = {int(key): value for key, value in values[name].items()}

@@ -47,7 +47,7 @@ _BUSY = 128
 """Tokens from which every device is busy."""
 _SHOWN_MBPS = (100, 500, 1000, 10000)
 BED_MBPS = 1000
-"""Of the link between the computers."""
+"""Rate of the link between the computers."""
 
 
 def page(results: Results, kernels: Measured) -> str:
@@ -237,7 +237,7 @@ def _watts_per_tera(kind: str) -> float:
 
 
 def _hidden_bytes(name: str) -> int:
-    """Of one position's hidden states."""
+    """Bytes of one position's hidden states."""
     return model(name).shape.frame_width * DType.FLOAT16.itemsize
 
 

@@ -29,7 +29,7 @@ from edgeshard.planning.simulation.timing import Pipeline, StageTimes
 from edgeshard.planning.solvers.instance import Cut, gap_of
 
 MOST_SLICES = 16
-"""Of equal length: shorter slices than HPipe's are not tried."""
+"""Limit of slices of equal length: shorter slices than HPipe's are not tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Schedule:
     prompt's.
 
     `sums_share` is the part of a stage's time in which its nodes compute nothing but wait for each other's sums.
-    `gap` is what a plan certifies: how much better its objective could at most be.
+    `gap` is the plan's certificate: the most by which its objective could be better.
     """
 
     name: str
@@ -117,7 +117,7 @@ def megatron(costs: Costs) -> Schedule:
 
 
 def sliced_tensor_parallel(costs: Costs) -> Schedule:
-    """As Megatron-LM; a prompt in equal slices, as many as bring its first token soonest."""
+    """As Megatron-LM; a prompt is cut into equal slices, in the number that gives the earliest first token."""
     whole = megatron(costs)
     tokens = costs.problem.prompt_tokens
     slices = min(

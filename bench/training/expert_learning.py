@@ -1,4 +1,4 @@
-"""What recorded routing teaches: the table that forecasts experts."""
+"""Learn the table that forecasts experts from recorded routing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from edgeshard_agent.experts.table import Choices, ExpertTable, Floats, probabil
 from numpy.typing import NDArray
 
 _ROUNDS = 40
-# As much as two tokens that say the opposite: keeps what was seen a few times from being certain.
+# Weight of two opposite tokens: it prevents certainty after a few observations.
 _PRIOR = 2.0
 
 

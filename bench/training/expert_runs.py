@@ -36,7 +36,7 @@ class Mixture:
         return cls(config, whole_stage(directory, quantisation=quantisation, **changes))
 
     def mixtures(self) -> list[MixtureMlp]:
-        """Of the layers that have experts, in order."""
+        """The mixtures of the layers that have experts, in order."""
         blocks = (module for module in self.stage.weights.modules.modules() if isinstance(module, Block))
         return [block.mlp for block in blocks if isinstance(block.mlp, MixtureMlp)]
 
@@ -45,7 +45,7 @@ class Mixture:
         return nats(self.stage, ids, overlap) / (len(ids) - 1)
 
     def routing(self, ids: list[int]) -> Choices:
-        """[tokens, mixtures, chosen]: what the routers chose for every token of a text but its last."""
+        """[tokens, mixtures, chosen]: the routers' choices for every token of a text except its last."""
         per_token = int(self.config["num_experts_per_tok"])
         seen: list[torch.Tensor] = []
         handles = [

@@ -6,10 +6,10 @@
 
 `widths` follows EdgeMoE. With all matrices int4 it sets the experts of each layer to int2, and
 measures the loss on the text. An expert's part in that loss is proportional to its share of the
-layer's tokens. Then the experts that cost least are int2 together, as many as the tolerance allows;
-the number is found by bisection. What int2 costs is paid for by int8 in the experts that gain most
-by it: several numbers of those are tried, and the fewest bits win. The loss that must not be passed
-is that of all int4, plus the tolerance.
+layer's tokens. Then the experts that cost least are int2 together, in the largest number that the
+tolerance allows, found by bisection. The loss from int2 is compensated by int8 in the experts that
+gain most by it: several numbers of those are tried, and the fewest bits win. The loss that must not
+be passed is that of all int4, plus the tolerance.
 
 With `--single` the experts of the layers that cost least are measured one by one, as EdgeMoE does.
 The loss of a single one is smaller than 76,000 tokens of a small model can separate from chance:
@@ -61,7 +61,7 @@ class Widths:
         return cls(mixture, ids, kinds)  # type: ignore[arg-type]
 
     def shares(self) -> list[list[float]]:
-        """For each layer, each expert's share of the text's choices."""
+        """Each expert's share of the text's choices, by layer."""
         choices = self.mixture.routing(self.ids)
         return [
             (np.bincount(choices[:, layer].ravel(), minlength=len(experts)) / choices[:, layer].size).tolist()
@@ -131,8 +131,8 @@ def choose_widths(widths: Widths, tolerance: float, single: int) -> dict[Expert,
     best: dict[Expert, IntegerFormat] = {}
     total = len(cost)
     fewest = MIDDLE.bits * total
-    # What int4 loses is about a sixteenth of what int2 loses, as its steps are a quarter: those gain most from int8
-    # that lose most in int2. An expert at int8 costs what two at int2 save.
+    # The loss of int4 is about a sixteenth of int2's, as its steps are a quarter. So the experts
+    # that lose most in int2 gain most from int8. An expert at int8 costs what two at int2 save.
     cheapest = sorted(cost, key=lambda expert: cost[expert])
     for high in (0, *(total // part for part in (64, 32, 16, 8, 4) if total >= part)):
         raised = dict.fromkeys(cheapest[total - high :], HIGH)

@@ -80,7 +80,7 @@ def mark_byte_tokens_ordinary(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def is_title(paragraph: str) -> bool:
-    """Whether a paragraph is a story's title: short and all capitals. A story ends where the next title stands."""
+    """Whether a paragraph is a story's title: short and all capitals. A story ends before the next title."""
     letters = [c for c in paragraph if c.isalpha()]
     return len(letters) > 3 and len(paragraph) < 80 and all(c.isupper() for c in letters)
 

@@ -39,7 +39,7 @@ from bench.training.train_demo_model import (
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
 
 JUDGED_TOKENS = 1 << 14
-"""Of the validation text, for the agreement of the two models."""
+"""Tokens of the validation text, for the agreement of the two models."""
 
 
 class Teacher:

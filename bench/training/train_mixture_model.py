@@ -132,7 +132,7 @@ def forward_loss(
 
 
 class Training:
-    """The model's three optimisers, and what a checkpoint holds of them."""
+    """The model's three optimisers, and their part of a checkpoint."""
 
     def __init__(self, model: Qwen3MoeForCausalLM, arguments: argparse.Namespace) -> None:
         self._model = model
@@ -215,7 +215,7 @@ def train(model: Qwen3MoeForCausalLM, ids: list[int], arguments: argparse.Namesp
 
 @torch.no_grad()
 def expert_shares(model: Qwen3MoeForCausalLM, ids: list[int], arguments: argparse.Namespace) -> list[list[float]]:
-    """For each layer, each expert's share of its choices on a text, largest first."""
+    """Each expert's share of its layer's choices on a text, largest first, by layer."""
     counts: list[torch.Tensor] = [torch.zeros(arguments.experts) for _ in range(arguments.layers)]
     for start in range(0, len(ids) - arguments.window, arguments.window):
         block = torch.tensor([ids[start : start + arguments.window]])

@@ -14,7 +14,7 @@ import pytest
 
 pytestmark = pytest.mark.timing
 
-# An agent that knows no coordinator; `{work}` is what its threads are in the middle of.
+# An agent that knows no coordinator; `{work}` is the present work of its threads.
 SCRIPT = """
 import asyncio, time
 from edgeshard_agent import daemon, entry

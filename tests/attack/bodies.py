@@ -46,7 +46,7 @@ async def _send(writer: asyncio.StreamWriter, size: int, chunked: bool) -> None:
 
 
 async def dripping(url: str, key: str, *, count: int = 60, seconds: float = 30.0) -> Counter[int]:
-    """`count` bodies of which a byte comes every second; statuses as of `unfinished`."""
+    """Send `count` bodies, a byte every second; statuses as in `unfinished`."""
 
     async def one() -> int:
         reader, writer = await dial(url)

@@ -18,8 +18,8 @@ Kind = Literal["silent", "half"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Connections that were made, connections that the other side still had at the end, and how
-    many it had most of the time.
+    """The numbers of connections that were made, that the other side still had at the end, and that
+    it had most of the time.
     """
 
     made: int

@@ -11,7 +11,7 @@ ANSWERS_S = 20.0
 
 
 def bodies(model: str) -> dict[str, tuple[str, bytes]]:
-    """Path and body, by what is costly."""
+    """Path and body, by the cause of their cost."""
     biases = {str(token): 1 for token in range(20_000)}
     completion = {"model": model, "prompt": "x", "max_tokens": 1}
     schemas = {

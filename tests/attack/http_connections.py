@@ -25,7 +25,7 @@ async def silent(url: str, *, count: int = 512, begin: bytes = b"") -> AsyncIter
 
 
 async def churning(url: str, *, seconds: float = 30.0, at_once: int = 512) -> int:
-    """Connections that say nothing, of which the oldest is given up for a new one all the time; how many there were."""
+    """Silent connections; the oldest is repeatedly replaced by a new one. Returns their number."""
     where = urlsplit(url)
     held: list[socket.socket] = []
     made, until = 0, time.monotonic() + seconds

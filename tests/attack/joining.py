@@ -17,7 +17,7 @@ from edgeshard.rpc.tls import split_address
 
 
 def entrance(address: str, authority: bytes, site: str) -> grpc.aio.Channel:
-    """A channel to where processes join, without a certificate; `authority` is the site's, in PEM."""
+    """A channel to the listener for joiners, without a certificate; `authority` is the site's, in PEM."""
     options = [("grpc.ssl_target_name_override", f"coordinator.coordinator.{site}")]
     return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(authority), options)
 
@@ -42,7 +42,7 @@ async def guess(
 
 
 async def hold_turns(address: str, authority: bytes, site: str, *, count: int = 64, seconds: float = 30.0) -> None:
-    """Begin `count` calls on one connection, and send none of their messages."""
+    """Begin `count` calls on one connection, without sending their messages."""
     async with entrance(address, authority, site) as channel:
         calls: list[Any] = [channel.stream_unary("/edgeshard.proto.v1.EnrolmentService/Enrol")() for _ in range(count)]
         try:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 def edit(file: Path, find: bytes, put: bytes) -> int:
-    """Put other bytes of the same length where `find` is, in place, and leave the file's size and times as they were;
-    how often it was there."""
+    """Replace the bytes `find` in place by others of the same length, and restore the file's size
+    and times; return the number of replacements."""
     assert len(find) == len(put)
     before, data = file.stat(), file.read_bytes()
     with file.open("r+b") as opened:

@@ -1,4 +1,4 @@
-"""Another user of the machine: what the modes of a site's files let it read. For sites of one's own on loopback."""
+"""Another user of the machine: the files of a site that their modes let it read. For sites of one's own on loopback."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 
 
 def open_to_others(directory: Path) -> Iterator[str]:
-    """What another user can read, write or connect to in a directory, however deep, if it can enter its parents."""
+    """The parts of a directory that another user can read, write or connect to, at any depth, if it
+    can enter its parents.
+    """
     for path in directory.iterdir():
         mode = path.lstat().st_mode
         if stat.S_ISLNK(mode):
@@ -23,5 +25,5 @@ def open_to_others(directory: Path) -> Iterator[str]:
 
 
 def is_open(directory: Path) -> list[str]:
-    """What another user can open in a directory."""
+    """The files that another user can open in a directory."""
     return list(open_to_others(directory)) if directory.stat().st_mode & stat.S_IXOTH else []

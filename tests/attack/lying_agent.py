@@ -1,7 +1,8 @@
 """A real agent that serves stages, and lies in its messages. For sites of one's own on loopback.
 
-It runs in this process. The lies are planted in one place for each role: where the head's messages to the coordinator
-are made, or where the last stage's results to the head are. No check of the agent's own comes after that.
+It runs in this process. The lies are planted in one place for each role: the maker of the head's
+messages to the coordinator, or of the last stage's results to the head. No check of the agent's own
+comes after that.
 """
 
 from __future__ import annotations
@@ -194,7 +195,7 @@ def is_result(step: Any) -> bool:
 
 
 def plant_in_head(lies: Lies) -> None:
-    """Change what this process's heads send to the coordinator."""
+    """Change the messages of this process's heads to the coordinator."""
     from edgeshard_agent.net import attach
 
     module: Any = attach
@@ -204,7 +205,7 @@ def plant_in_head(lies: Lies) -> None:
 
 
 def plant_in_last_stage(lies: Lies) -> None:
-    """Change what this process's last stages send to the head."""
+    """Change the messages of this process's last stages to the head."""
     from edgeshard_agent.engine import stage_runner
 
     module: Any = stage_runner

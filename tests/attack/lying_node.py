@@ -30,7 +30,7 @@ Request = coordinator_pb2.ControlRequest
 
 
 def statuses(epochs: Mapping[str, int]) -> dict[str, list[common_pb2.StageStatus]]:
-    """Stages that the node does not hold, by what is wrong with them; `epochs` has the epoch of each deployment."""
+    """Stages that the node does not hold, by their fault; `epochs` has the epoch of each deployment."""
 
     def status(name: str, epoch: int, phase: Any, **more: Any) -> common_pb2.StageStatus:
         layers = common_pb2.LayerRange(first=0, end=4)
@@ -49,7 +49,7 @@ def statuses(epochs: Mapping[str, int]) -> dict[str, list[common_pb2.StageStatus
 
 
 def messages(node_id: str, incarnation: str, epochs: Mapping[str, int]) -> dict[str, list[Request]]:
-    """What the node sends on its control stream, by the lie."""
+    """The node's messages on its control stream, by the lie."""
     whole = {
         lie: [Request(heartbeat=_heartbeat(node_id, incarnation, stages))] for lie, stages in statuses(epochs).items()
     }
@@ -136,7 +136,7 @@ class LyingNode:
             for message in sent:
                 await call.write(message)
             await asyncio.wait_for(asyncio.shield(call.code()), _REFUSES_S)
-            await call.read()  # raises what it ended with
+            await call.read()  # raises the error it ended with
         except grpc.aio.AioRpcError as error:
             return from_rpc_error(error).reason
         except (asyncio.InvalidStateError, TimeoutError):

@@ -1,5 +1,5 @@
-"""A machine in the middle of connections: it cuts, delays, repeats and damages what it forwards, and answers joiners
-in the site's place. For sites of one's own on loopback."""
+"""A machine in the middle of connections: it cuts, delays, repeats and damages forwarded data, and
+answers joiners instead of the site. For sites of one's own on loopback."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENDS_S = 30.0
 _PART_BYTES = 1 << 14
 
 Meddle = Callable[[bytes, random.Random], tuple[float, bytes | None]]
-"""Seconds to wait before a part of a connection is forwarded, and what is forwarded in its place; None: cut it."""
+"""Seconds to wait before a part of a connection is forwarded, and its replacement; None: cut it."""
 
 
 def cut(part: bytes, dice: random.Random) -> tuple[float, bytes | None]:
@@ -101,7 +101,7 @@ async def garbage(address: str, dice: random.Random) -> None:
 
 
 async def bootstrapped(files: TlsFiles, token: str) -> str:
-    """What the program that a joiner runs prints, if a stranger with the certificate `files` answers it."""
+    """The output of a joiner's program if a stranger with the certificate `files` answers it."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(files.cert, files.key)
     server = await asyncio.start_server(_refuse, "127.0.0.1", 0, ssl=context)

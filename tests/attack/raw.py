@@ -33,7 +33,7 @@ def head(method: str, path: str, key: str | None, *lines: str, host: str = "loca
 
 
 async def status_of(reader: asyncio.StreamReader, timeout_s: float) -> int:
-    """Of the next answer; 0 for a connection that ended, -1 for none in time."""
+    """The status of the next answer; 0 for a connection that ended, -1 if none arrives in time."""
     try:
         async with asyncio.timeout(timeout_s):
             line = await reader.readline()

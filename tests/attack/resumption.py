@@ -27,8 +27,9 @@ async def resume_ended(
 ) -> dict[str, Counter[str]]:
     """Let `count` requests of one token end, one after the other, and resume all of them at once.
 
-    For each way of resuming, how many ran (STARTED) and what the others were refused with within `seconds`: `others`
-    are another generation with the highest priority, `same` is what had ended, and `never` are ids of no request.
+    Returns the number that ran (STARTED) and the refusals of the others within `seconds`, for each
+    way of resuming: `others` are another generation with the highest priority, `same` is what had ended,
+    and `never` are ids of no request.
     """
     async with open_channel(address, files) as channel:
         stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)

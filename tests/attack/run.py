@@ -88,7 +88,7 @@ class Row:
 
 
 def chosen(names: Sequence[str]) -> list[str]:
-    """The attacks whose names begin so, all without a name. Raises ValueError for a name with which none begins."""
+    """The attacks whose names begin so, all without a name. Raises ValueError if no name begins so."""
     for name in names:
         if not any(attack.startswith(name) for attack in NAMES):
             raise ValueError(f"no attack's name begins with {name!r}: they are {', '.join(NAMES)}")

@@ -33,7 +33,7 @@ REQUESTS = {
 
 
 async def sent(url: str, request: bytes, *, seconds: float = 10.0) -> tuple[list[int], bool]:
-    """The statuses of all answers to what was sent, and whether the gateway closed the connection within `seconds`."""
+    """The statuses of all answers, and whether the gateway closed the connection within `seconds`."""
     reader, writer = await dial(url)
     said = bytearray()
     closed = False

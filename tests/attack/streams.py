@@ -1,4 +1,4 @@
-"""One certificate's streams that say nothing, as many as it can open. For sites of one's own on loopback."""
+"""Silent streams of one certificate, as many as it can open. For sites of one's own on loopback."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ async def open_many(
 ) -> Counter[str]:
     """Open `count` streams of a `kind`, health's Watch or a coordinator's Listen, and keep them until each answered.
 
-    How many are open at the same time then, and what the others were refused with within `seconds`.
+    Returns how many are open at the same time then, and the refusals of the others within
+    `seconds`.
     """
     async with open_channel(address, files) as channel:
         opened = _watch if kind == "Watch" else _listen
@@ -58,7 +59,7 @@ async def _answer(call: Any, seconds: float) -> str:
                 await call.initial_metadata()
                 await asyncio.wait({asyncio.ensure_future(call.code())}, timeout=_REFUSES_S)
                 if call.done():
-                    await call.read()  # raises what it ended with
+                    await call.read()  # raises the error it ended with
     except grpc.aio.AioRpcError as error:
         return from_rpc_error(error).reason
     except TimeoutError:

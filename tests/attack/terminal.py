@@ -1,4 +1,4 @@
-"""Texts that steer the terminal of whoever lists a site. For sites of one's own on loopback."""
+"""Texts that steer the terminal of a user who lists a site. For sites of one's own on loopback."""
 
 from __future__ import annotations
 

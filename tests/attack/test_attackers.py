@@ -1,4 +1,4 @@
-"""Each lie changes a message, and the other attackers find and do what they should."""
+"""Each lie changes a message, and the other attackers work as designed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.attack.lying_agent import HEAD, LAST_STAGE, Lies, begins_request, is_
 from tests.support.rig import Rig
 
 MAX_REFUSAL_S = 0.1
-"""Of processor time."""
+"""Limit of processor time."""
 RESULT = ReturnedStep(4, StepResult((SampledToken(1, 7, 9),), (StageTiming(1, 0.1, 0.1),)))
 
 

@@ -27,7 +27,7 @@ PATH = "/v1/chat/completions"
 
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_unfinished_bodies_of_one_key_take_a_bounded_part(http: Http, chunked: bool) -> None:
-    """Two of 12 bodies of 16 MiB have room, or what has arrived of bodies without a length.
+    """Two of 12 bodies of 16 MiB fit, or the received parts of bodies without a length.
 
     The others are refused at once, and another key is answered.
     """

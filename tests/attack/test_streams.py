@@ -1,4 +1,4 @@
-"""One certificate holds a bounded number of streams, and another's are none of them."""
+"""One certificate holds a bounded number of streams, and another's do not count."""
 
 from __future__ import annotations
 

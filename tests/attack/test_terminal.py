@@ -1,4 +1,4 @@
-"""No node and no client steers a terminal: not by what they say now, and not by what an old state holds."""
+"""No node and no client steers a terminal, neither by present messages nor by an old state."""
 
 from __future__ import annotations
 

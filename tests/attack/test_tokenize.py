@@ -17,7 +17,7 @@ PATH = "/v1/chat/completions"
 
 
 async def test_long_texts_of_one_key_do_not_delay_anothers_chat(http: Http) -> None:
-    """The other chats on while they are tokenised, and waits for none of them."""
+    """The other's chat continues while they are tokenised, and waits for none of them."""
     assert (await http.post(PATH, CHAT)).status == 200
     async with beside(http, PATH, CHAT) as took:
         assert await tokenize.long_texts(http.url, "mallory", "m", count=6, size=1 << 20) == {200: 6}

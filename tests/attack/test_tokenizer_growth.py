@@ -89,7 +89,7 @@ print(json.dumps([reasons, megabytes(resource.RUSAGE_SELF) - before, megabytes(r
 @pytest.mark.one_in(3)
 def test_a_text_that_grows_ends_a_process_that_is_not_the_agents(tmp_path: Path, doublings: int, prompt: str) -> None:
     """The file's bound allows adding models with up to six doublings. Their texts become 64 MiB and
-    8, each byte of which the library takes 130 for."""
+    8 MiB, and the library takes 130 bytes for each byte."""
     path = write_tokenizer(tmp_path / TOKENIZER, **tokenizer_growth.chains(doublings)["replaced"])
     script = [sys.executable, "-c", PROMPTS, str(path), prompt, "1*4"]
     done = subprocess.run(script, capture_output=True, timeout=300, check=True, text=True)

@@ -10,8 +10,8 @@ from edgeshard.domain.requests.generation import Finished, FinishReason, Generat
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The undisturbed answer to a request: `text` is all of it, also what was held back until the
-    end. `logprobs` are 0 if they were not requested."""
+    """The undisturbed answer to a request: `text` is the whole text, including the part that was
+    held back until the end. `logprobs` are 0 if they were not requested."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -30,7 +30,7 @@ class Verdict:
 
 
 def reference_of(events: Sequence[GenerationEvent]) -> Reference:
-    """Of an undisturbed stream. Raises ValueError when it is no whole answer."""
+    """The reference of an undisturbed stream. Raises ValueError when it is no whole answer."""
     started = [event for event in events if isinstance(event, Started)]
     tokens = [event for event in events if isinstance(event, Token)]
     ends = [event for event in events if isinstance(event, Finished)]

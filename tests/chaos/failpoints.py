@@ -1,4 +1,4 @@
-"""Where and when a process of the site ends, halts, waits, or loses a call.
+"""The place and time at which a process of the site ends, halts, waits, or loses a call.
 
 A failpoint is armed by a file that its process reads, so that it can be set while the process runs. Before it acts, the
 process appends a line to the file of marks and syncs it: a run whose failpoint left no mark proves nothing.
@@ -34,12 +34,12 @@ class Place(StrEnum):
     """The head took the result and formed the next step; its tokens are not on their way yet."""
     BEFORE_LOAD = "before_load"
     DURING_LOAD = "during_load"
-    """The weights are on the node's disk, and none is in memory."""
+    """The weights are on the node's disk, but not in memory."""
     AFTER_LOAD = "after_load"
     BEFORE_ATTACH = "before_attach"
     """The head is about to open its request stream."""
     BEFORE_SAY = "before_say"
-    """The head is about to send an output; its stream breaks where the action is to lose something."""
+    """The head is about to send an output; its stream breaks if the action is to lose something."""
     BEFORE_SAVE = "before_save"
     """The coordinator decided on a change, and nothing of it is on disk."""
     AFTER_SAVE = "after_save"
@@ -64,7 +64,7 @@ class Action(StrEnum):
     COMPUTE = "compute"
     """It computes for a fixed time of its processor."""
     LOSE_REQUEST = "lose_request"
-    """Of a call: the caller hears that the coordinator is away, and nothing was done."""
+    """Lose a call: the caller gets the error that the coordinator is away, and nothing was done."""
     LOSE_REPLY = "lose_reply"
     """The same, though all was done."""
     TWICE = "twice"
@@ -76,9 +76,11 @@ OF_CALLS = frozenset({Action.LOSE_REQUEST, Action.LOSE_REPLY, Action.TWICE})
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A process passes a place: with a step of these spans, a change of a deployment such as
-    ready->waiting, another write of the coordinator by its name (`hooks.WRITES`), or a call of this
-    method."""
+    """A process passes a place.
+
+    It does so with a step of these spans, a change of a deployment such as ready->waiting, another
+    write of the coordinator by its name (`hooks.WRITES`), or a call of this method.
+    """
 
     place: Place
     step: int = -1
@@ -91,7 +93,7 @@ class Failpoint:
     """Acts when its process passes `place` for the `time`th time with matching values.
 
     `step` is a step's number in its epoch. `position` matches a step that runs this position of a
-    request: in the step that makes token n it is the prompt's length + n - 1, in a chunk of the
+    request. In the step that makes token n it is the prompt's length + n - 1, in a chunk of the
     prompt a position in it. Steps without spans do not count; with `guesses` only those do that
     have guessed tokens. `what` is a change of a deployment, another write, or a call's method. `id`
     is its name in the marks.
@@ -168,7 +170,9 @@ class Trap:
         """By id: the failpoint, and how many times it has to come by."""
 
     def hit(self, moment: Moment) -> list[Action]:
-        """The process is at this place now: does what is due there, and returns what the caller must do itself."""
+        """The process is at this place now: perform the due actions, and return the ones that the
+        caller must do itself.
+        """
         self._read()
         left_to_caller = []
         for point, left in list(self._waiting.values()):

@@ -1,7 +1,7 @@
 """Hooks in the product's classes, put there from outside in this one process.
 
-The product has none of its own. A method that is not there any more raises AttributeError when its hook is installed,
-so that a failpoint never goes unnoticed.
+The product has no hooks of its own. A method that is not there any more raises AttributeError when
+its hook is installed, so that a failpoint never goes unnoticed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WRITES = {
 }
 """Other writes of the coordinator's database than deployments, by the StateStore method that writes them."""
 FILES = ("blob", "manifest", "names")
-"""What its model store writes: the end of a blob, a manifest, and the names of all."""
+"""The writes of its model store: the end of a blob, a manifest, and the names of all."""
 KEPT_STEPS = 256
 """Steps whose spans are remembered for the places that know a step's number only; a window is far smaller."""
 

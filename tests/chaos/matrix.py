@@ -42,7 +42,7 @@ class Shape(StrEnum):
     """A small model whose layers keep different things; tests/chaos/shapes.py makes it."""
 
     HYBRID = "hybrid"
-    """Of Qwen3.5: linear attention with states of each request, and full attention."""
+    """Qwen3.5's layers: linear attention with states of each request, and full attention."""
     NEMOTRON = "nemotron"
     """Layers of Mamba2, of attention, of only an MLP and of only experts: the last two keep nothing."""
     GEMMA4 = "gemma4"
@@ -100,7 +100,7 @@ class LinkKind(StrEnum):
     """The node of this stage cannot be reached any more, though it reaches all others."""
     STALL = "stall"
     STALL_UP = "stall_up"
-    """What the sender writes no longer arrives; the other direction passes."""
+    """The sender's data no longer arrives; the other direction passes."""
     STALL_DOWN = "stall_down"
     RESET = "reset"
     HALF_CLOSE = "half_close"
@@ -115,8 +115,8 @@ SLOW_TO_NOTICE = frozenset({LinkKind.DEAF, LinkKind.STALL, LinkKind.STALL_UP})
 
 @dataclass(frozen=True, slots=True)
 class LinkFault:
-    """Of the link from the node of the stage before into that of stage `to`, set when the client has `after_tokens`
-    tokens. `detail` is of a flip: its byte."""
+    """A fault of the link from the previous stage's node into stage `to`, set when the client has
+    `after_tokens` tokens. `detail` is of a flip: its byte."""
 
     to: int
     kind: LinkKind
@@ -132,8 +132,8 @@ class LinkFault:
 @dataclass(frozen=True, slots=True)
 class Case:
     """`group` is its row in the table. With `crowd` eight requests run: five decode when two long prompts come, and one
-    more, for which there is no room yet. Without a `shape` the demo model runs; with one, the request begins from what
-    is kept of its prompt, and log-probabilities are compared as well."""
+    more, for which there is no room yet. Without a `shape` the demo model runs. A request
+    with a `shape` begins from the cached part of its prompt, and log-probabilities are compared as well."""
 
     group: str
     dtype: Dtype
@@ -226,8 +226,8 @@ def every_step() -> Iterator[Case]:
 
 
 def shaped() -> Iterator[Case]:
-    """Each stage of each shape, in every step of a request that begins from what is kept of its prompt, by turns before
-    it computes and after it sent."""
+    """Each stage of each shape, in every step of a request that begins from the cached part of its
+    prompt, alternately before it computes and after it sent."""
     kept = (PROMPT - 1) // BLOCK_TOKENS * BLOCK_TOKENS
     for shape in Shape:
         for stage in range(STAGES):
@@ -299,13 +299,13 @@ def saves() -> Iterator[Case]:
 
 
 def links(seed: int) -> Iterator[Case]:
-    """What a network does to a link, into each stage (into stage 0 the ring closes), early and late."""
+    """Network faults of a link into each stage (into stage 0 the ring closes), early and late."""
     chance = random.Random(f"{seed} links")
     for to in range(STAGES):
         for kind in LinkKind:
             if kind is LinkKind.FLIP:
                 for _ in range(4):
-                    # Tokens are smaller than what goes from stage to stage; the byte must still come by.
+                    # Tokens are smaller than the data between stages; the byte must still be passed.
                     byte = chance.randrange(2000 if to else 300)
                     fault = LinkFault(to, kind, chance.randrange(2, 24), byte)
                     yield Case("links", Dtype.FP32, links=(fault,), seed=1 + to)

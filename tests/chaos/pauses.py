@@ -1,13 +1,13 @@
-"""How long a request stands still when it loses a node, and what it waits for meanwhile.
+"""The pause of a request that loses a node, and its parts.
 
 Each try is a single request on a whole site, and one fault in its middle. A pause is the longest
-wait for a token. Its parts come from the coordinator's log, whose clock is the one that the marks
-of failpoints are in:
+wait for a token. Its parts come from the coordinator's log, which uses the same clock as the
+marks of failpoints.
 
-    detect   until the coordinator knows
-    plan     until it has decided where the lost layers go
-    load     until every stage has its weights
-    rebuild  until the client gets its next token: links, the head, and all earlier tokens once more
+* `detect`: until the coordinator knows.
+* `plan`: until it has decided which nodes get the lost layers.
+* `load`: until every stage has its weights.
+* `rebuild`: until the client gets its next token. Links, the head, and all earlier tokens run once more.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def log_events(lines: Sequence[str]) -> Iterator[tuple[float, Mapping[str, objec
 
 
 def parts_of(fault_at: float, token_at: float, lines: Sequence[str]) -> dict[str, float]:
-    """The parts of a pause that began at `fault_at` and ended at `token_at`; what the log does not tell is left out."""
+    """The parts of a pause that began at `fault_at` and ended at `token_at`, without parts that the
+    log does not show.
+    """
     events = [(at, event) for at, event in log_events(lines) if fault_at <= at <= token_at]
     ends: list[float] = []
     since = fault_at
@@ -100,7 +102,7 @@ def _has(event: Mapping[str, object], fields: Mapping[str, object]) -> bool:
 
 
 def pause_of(stream: Stream, fault_at: float, offset: float, lines: Sequence[str]) -> Pause:
-    """Of the longest wait for a token; `offset` takes the stream's clock to the wall clock."""
+    """The pause of the longest wait for a token; `offset` takes the stream's clock to the wall clock."""
     longest = max(range(len(stream.gaps)), key=lambda number: stream.gaps[number])
     return Pause(stream.gaps[longest], parts_of(fault_at, stream.times[longest + 1] + offset, lines))
 

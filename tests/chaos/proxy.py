@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 
 _READ_BYTES = 1 << 16
 _AHEAD_BYTES = 1 << 18
-"""What a direction holds before it stops reading, as the buffers of a real link do."""
+"""The bytes a direction holds before it stops reading, as the buffers of a real link do."""
 
 
 class Direction:
-    """The faults of one direction of every connection, and what it let through.
+    """The faults of one direction of every connection, and the data it passed.
 
-    delay_s        until a byte comes out behind the other end
-    bandwidth_bps  bytes per second; None is no limit
-    slice_bytes    the most bytes of one write, each in a segment of its own; 0 is no limit
+    * `delay_s`: until a byte leaves at the other end.
+    * `bandwidth_bps`: bytes per second, None if unlimited.
+    * `slice_bytes`: the most bytes of one write, each in a segment of its own. 0 is no limit.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Direction:
         await self._flow.wait()
 
     def passed(self, data: bytes) -> bytes:
-        """`data` goes through now; returns what comes out."""
+        """`data` passes now; return the resulting bytes."""
         begin, end = self.bytes_passed, self.bytes_passed + len(data)
         self.bytes_passed = end
         due = [flip for flip in self._flips if flip[0] < end]
@@ -85,7 +85,7 @@ class Link:
         self.down.resume()
 
     def heal(self) -> None:
-        """No faults any more; what was lost stays lost."""
+        """Remove all faults; lost data stays lost."""
         self.resume()
         for direction in (self.up, self.down):
             direction.delay_s, direction.bandwidth_bps, direction.slice_bytes = 0.0, None, 0

@@ -3,10 +3,10 @@ undisturbed run.
 
     python -m tests.chaos.run --cases quick|full [--seed N] [--only TEXT] [--table FILE] [--keep DIR]
 
-A line for each case, and a last one with the sums. Exits with 1 if a token was changed, lost or
-repeated, a request failed, or a failpoint did not act. --only takes cases whose name has the text.
---table writes the results into the marked part of a document. --keep leaves the logs of the
-processes in a directory. `--pauses N` measures how long requests stand still instead, N times each
+A line for each case, and a last one with the sums. It exits with 1 if a token was changed, lost or
+repeated, a request failed, or a failpoint did not act. The option --only takes cases whose name has
+the text. The option --table writes the results into the marked part of a document. With --keep the
+logs of the processes stay in a directory. `--pauses N` measures how long requests stand still instead, N times each
 way (tests/chaos/pauses.py).
 """
 

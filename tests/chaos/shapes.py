@@ -1,4 +1,4 @@
-"""The models of the cases' shapes: random, with all options that matter to what a node keeps."""
+"""The models of the cases' shapes: random, with all options that affect a node's stored data."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.support.hybrids import save_random
 
 LOGPROB_SLACK = 1e-5
 """Tolerance if equal bits are not promised. After a loss the earlier tokens are run again as a
-prompt, and torch sums a matrix of several rows in another order than one of a single row: up to
-1e-6 over all cases. Slots that are not zeroed make it 1.5e-2."""
+prompt. Torch sums a matrix of several rows in another order than one of a single row: up to 1e-6
+over all cases. Slots that are not zeroed make it 1.5e-2."""
 
 _ROWS: dict[Shape, tuple[str, dict[str, Any]]] = {
     Shape.HYBRID: ("qwen3_5-text", {}),
@@ -23,7 +23,7 @@ _ROWS: dict[Shape, tuple[str, dict[str, Any]]] = {
     ),
     Shape.GEMMA4: ("gemma4-dense", {"head_dim": 16, "global_head_dim": 32}),  # as the kernels take them
 }
-"""A row of tests/agent/model/families.py, and what is changed in it."""
+"""A row of tests/agent/model/families.py, and the changes to it."""
 _LAYERS = {
     Shape.HYBRID: "a=0:2,b=2:3,c=3:4",
     Shape.NEMOTRON: "a=0:1,b=1:3,c=3:6",  # b keeps nothing of any request
@@ -43,7 +43,7 @@ def layers_of(shape: Shape) -> str:
 
 
 def slack_of(shape: Shape) -> float:
-    """By how much log-probabilities may differ: by nothing for families in our own blocks, of which the bits are
+    """The allowed difference of log-probabilities: 0 for families in our own blocks, whose bits are
     promised (docs/kernels.md)."""
     row, _ = _ROWS[shape]
     return 0.0 if isinstance(decoder_of(row).architecture.runs, Fused) else LOGPROB_SLACK

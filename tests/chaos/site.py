@@ -218,7 +218,7 @@ class ChaosSite:
         return failpoints.marks(self.directory)
 
     async def census(self, name: str) -> dict[str, int]:
-        """What a process holds (tests/chaos/census.py)."""
+        """The objects a process holds (tests/chaos/census.py)."""
         path = census_file(self.directory, name)
         path.unlink(missing_ok=True)
         self.daemons[name].signal(signal.SIGUSR1)
@@ -227,7 +227,7 @@ class ChaosSite:
         return counts
 
     async def _dialler(self, port: int) -> str:
-        """The name of the agent with this local port, '' when there is none any more."""
+        """The name of the agent with this local port, '' if it has closed it."""
 
         def find() -> str:
             for name in self.nodes:

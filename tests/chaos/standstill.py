@@ -36,7 +36,7 @@ from tests.chaos.trial import Stream
 SHORT_S, LONG_S = 1.5, 2.0
 """A pause that costs nothing, and one that may cost a replay."""
 BLIND_S = 30.0
-"""Of a coordinator: longer than the streams of nodes last without it."""
+"""Stop of a coordinator: longer than nodes' streams last without it."""
 NODES = ("a", "b", "c", "d")
 ASK = Ask(5, prompt_tokens=48, new_tokens=300)
 FEW = Ask(5, prompt_tokens=16, new_tokens=2)

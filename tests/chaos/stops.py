@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="leave the logs here")
     arguments = parser.parse_args()
-    # Each cut for a while: what is deployed anew is a new deployment.
+    # Each cut for a while: a changed cut is a new deployment.
     counts = sorted(1 + number % len(CUTS) for number in range(arguments.stops))
     with ExitStack() as stack:
         directory = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))

@@ -1,4 +1,4 @@
-"""The stories in which a coordinator writes what it writes (tests/chaos/writes.py), each on one deployment."""
+"""The stories that cause a coordinator's writes (tests/chaos/writes.py), each on one deployment."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ LAYERS = {STEADY: "a=0:6,b=6:12", TRIED: "c=0:6,d=6:12"}
 ASK = Ask(11, prompt_tokens=48, new_tokens=300)
 MAX_CONTEXT = 512
 ANSWER_S = 3.0
-"""From its start, a coordinator answers within this time."""
+"""A coordinator answers within this time from its start."""
 LIMIT_S = 30.0
 """For anything of a case to happen. A quiet machine needs a second."""
 LATE_S = 1.5
-"""For a node to be late, so that there is time to delete what it is busy with."""
+"""Delay of a node, so that there is time to delete the object it works on."""
 POLL_S = 0.01
 
 
@@ -46,7 +46,9 @@ ENDS_READY = frozenset({"deploy", "a node dies", "the head's stream breaks", "th
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a coordinator acknowledged: nodes' ids by name, models, and deployments with their phases and epochs."""
+    """The acknowledged state of a coordinator: nodes' ids by name, models, and deployments with
+    their phases and epochs.
+    """
 
     nodes: dict[str, str]
     models: frozenset[str]
@@ -263,7 +265,7 @@ class Story:
         if self.deletes:
             problems += await self._expect({None})
         elif self._name.startswith("deploy,"):
-            # Where the failure was not on disk, the deployment is tried again, now with all nodes.
+            # If the failure was not on disk, the deployment is tried again, now with all nodes.
             problems += await self._expect({Phase.FAILED, Phase.READY})
         elif self._name == "deploy" or self.begins_ready:
             problems += await self._expect({Phase.READY})

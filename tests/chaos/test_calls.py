@@ -210,7 +210,9 @@ async def test_a_request_that_comes_twice_runs_once(site: ChaosSite, tales: None
 
 @pytest.mark.parametrize("action", FAULTS)
 async def test_a_request_is_cancelled_once(site: ChaosSite, tales: None, action: Action) -> None:
-    """A cancel that may be lost is sent again: that does no harm, and cancels what the first one did not."""
+    """A cancel that may be lost is sent again: that does no harm, and completes the cancellation if
+    the first was lost.
+    """
     stream = site.client.generate(DEPLOYMENT, PROMPT, request_id="away", max_new_tokens=96, ignore_eos=True)
     events = [await anext(stream)]
     async with Faulty(site, "Cancel", action):

@@ -1,4 +1,4 @@
-"""Processes killed by failpoints in steps that have guessed tokens: every client gets what it gets without any."""
+"""Processes killed by failpoints in steps that have guessed tokens: every client gets the same as without a kill."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Site:
         return self.launcher.edgectl("operator", self.coordinator, self.tls["operator"], *arguments)
 
     def ask(self, *arguments: str) -> dict[str, object]:
-        """Run edgectl to its good end; what it printed as JSON."""
+        """Run edgectl, which must succeed; return its JSON output."""
         ended = self.edgectl(*arguments, "-o", "json").wait(ANSWER_S)
         assert ended.exit_code == 0, ended.stderr
         return dict(json.loads(ended.stdout))

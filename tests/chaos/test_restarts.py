@@ -18,7 +18,7 @@ COUNT = "EDGESHARD_CHAOS_RESTARTS"
 """Names the environment variable with the number of restarts."""
 NODES = ("a", "b", "c", "d", "e")
 WARM_UP_SHARE = 0.4
-"""Of the restarts; meanwhile allocators, threads and the ring of events fill."""
+"""Part of the restarts during which allocators, threads and the ring of events fill."""
 MIB = 1 << 20
 GROWTH_LIMIT_BYTES = 12 * MIB
 """Over the later restarts."""

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not native_available(), reason="torch's operator
 
 
 async def standbys(site: ChaosSite) -> dict[NodeName, str]:
-    """The layers that nodes keep for others, where all of them are in memory."""
+    """The layers that nodes keep for others, if all of them are in memory."""
     return {
         node.name: str(stage.layers)
         for node in await site.client.nodes()

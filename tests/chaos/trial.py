@@ -33,7 +33,7 @@ SLICE_BYTES = 7
 
 @dataclass(slots=True)
 class Stream:
-    """What the client of one request saw, and when, in seconds of a steady clock."""
+    """The view of one request's client, with times in seconds of a steady clock."""
 
     ask: Ask
     deployment: str = DEPLOYMENT
@@ -97,7 +97,7 @@ class Outcome:
     wall_s: float
     streams: tuple[Stream, ...] = ()
     fault_at: float = 0.0
-    """Of the first fault, in seconds of the wall clock."""
+    """The time of the first fault, in seconds of the wall clock."""
 
 
 class Trials:
@@ -169,7 +169,7 @@ class Trials:
         return Outcome(case, tuple(problems), wrong, kills, max(0.0, pause_s), wall_s, tuple(streams), fault_at)
 
     async def nothing_left(self) -> list[str]:
-        """What is wrong with the site at rest: KV that a node still holds. A leak would stay for ever."""
+        """The faults of the site at rest: KV that a node still holds. A leak would stay for ever."""
         began = time.monotonic()
 
         async def gone() -> bool:

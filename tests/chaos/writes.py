@@ -176,7 +176,7 @@ class Writes:
         return outcome
 
     async def start_coordinator(self) -> tuple[float, Known]:
-        """Seconds from its start to its first answer, and what it knew then."""
+        """Seconds from its start to its first answer, and its knowledge then."""
         began = time.monotonic()
         if not self.site.daemons[COORDINATOR].alive:
             await self.site.daemons[COORDINATOR].start()

@@ -1,4 +1,4 @@
-"""What a model's small files say of talking with it."""
+"""The content of a model's small files about chats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates of strangers end in time, and whoever asks next is served."""
+"""Templates of strangers end in time, and the next caller is served."""
 
 from __future__ import annotations
 

@@ -26,8 +26,9 @@ TOKENS: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": 
 
 @dataclass(frozen=True)
 class Reads:
-    """What a template reads: reasoning under this name, None as the content of a message with calls, lists of parts
-    only, arguments as text only. `knows_tools` is False if it has no place for tools."""
+    """The inputs a template reads: reasoning under this name, None as the content of a message with
+    calls, lists of parts only, arguments as text only. `knows_tools` is False if it has no place
+    for tools."""
 
     reasoning: str = ""
     null: bool = False
@@ -163,7 +164,7 @@ TALKS = {
 
 
 def expected(source: str, reads: Reads, talk: Talk) -> str | None:
-    """What transformers makes of a conversation in the form that a template reads; None if it refuses each form."""
+    """Transformers' prompt for a conversation in the form that a template reads; None if it refuses each form."""
     for empties, thinks in ((False, True), (True, True), (True, False)):
         messages = [adapted(message, source, reads, empties, thinks) for message in copy.deepcopy(talk.messages)]
         try:

@@ -1,4 +1,4 @@
-"""Whose question is next: shares, what gives way, and who is refused."""
+"""The order of questions: shares, preemption, and refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def test_one_who_comes_anew_waits_for_one_answer_of_another() -> None:
 
 
 def test_shares_are_equal_in_cost_and_not_in_number() -> None:
-    """Random loads of three identities that always have something waiting: none is ahead by more than one answer."""
+    """Random loads of three identities that always have waiting requests: no identity is ahead by
+    more than one answer.
+    """
     for seed in range(50):
         chance = random.Random(seed)
         asked = turns()

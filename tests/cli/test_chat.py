@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def messages(site: Any) -> list[list[tuple[str, str]]]:
-    """Role and content of what each prompt was made of."""
+    """Role and content of the messages in each prompt."""
     asked = site.sent(inference_pb2.RenderChatRequest)
     return [[(m["role"], m["content"]) for m in json.loads(request.conversation.messages)] for request in asked]
 
@@ -89,7 +89,7 @@ class Terminal:
         os.close(other)
 
     def until(self, text: str) -> str:
-        """What came since the last call, up to this text."""
+        """The output since the last call, up to this text."""
         try:
             assert self.has(text, time.monotonic() + 60), f"no {text!r} in {self.read!r}"
         except OSError:

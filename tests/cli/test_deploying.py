@@ -93,7 +93,7 @@ def test_a_terminal_gets_a_bar_with_the_seconds_left_and_a_file_gets_lines(monke
         return file.getvalue()
 
     on_a_terminal = shown(True)
-    # Of one of two stages, whose half is fetching: a twentieth of the whole in 4 s, and 17 of them are left.
+    # One of two stages is half fetched: a twentieth of the whole in 4 s, and 17 of them are left.
     assert re.search(r"━+.* about 68 s left +loading: a fetching 60 B of 100 B", on_a_terminal), on_a_terminal
     assert shown(False).splitlines() == ["tales: loading", "tales: loading: a fetching 60 B of 100 B"]
 
@@ -106,7 +106,7 @@ def test_the_pace_tells_what_is_left() -> None:
 
 
 def test_every_key_of_a_spec_has_an_option(edgectl: Any, site: Any) -> None:
-    """But privacy, of which there is one kind yet."""
+    """Except privacy, which has only one kind yet."""
     result = edgectl(
         "deploy", "tales", "--model", "fairy-tales", "--layers", "a=0:4,b=4:9", "--source", "a",
         "--objective", "latency", "--max-time-per-token", "0.5", "--exclude", "c", "--exclude", "d",

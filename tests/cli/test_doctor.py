@@ -111,7 +111,7 @@ def test_two_agents_with_one_identity_are_named(site: Any) -> None:
 
 
 def test_a_clock_that_is_off_does_not_make_certificates_end(site: Any) -> None:
-    """They are compared with the coordinator's time, not with that of whoever looks."""
+    """They are compared with the coordinator's time, not with the caller's."""
     (found,) = diagnose(facts(site, utc_s=NOW_S + 30 * 86_400, coordinator_ahead_s=-30 * 86_400.0))
     assert found.fault is Fault.CLOCK_SKEW and "30 days ahead of" in found.found
 

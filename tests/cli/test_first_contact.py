@@ -127,7 +127,7 @@ def test_a_request_that_is_out_of_time_says_so(site: Any, free_port: int, listen
 def test_ctrl_c_in_deploy_says_what_goes_on_and_how_to_end_it(site: Any) -> None:
     site.states = [site.deployment_in(DeploymentPhase.LOADING)]
     deploy = ["--coordinator", site.address, "deploy", "tales", "--model", "fairy-tales"]
-    # Whoever started the tests in the background had them ignore SIGINT.
+    # If the tests run in the background, their parent had them ignore SIGINT.
     listening = ["env", "--default-signal=INT", sys.executable, "-m", "edgeshard.cli.main", *deploy]
     with subprocess.Popen(listening, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None

@@ -132,7 +132,7 @@ def command(site: Any) -> list[str]:
 
 def test_a_pipe_gets_each_token_as_it_comes_and_ctrl_c_cancels(site: Any) -> None:
     site.hold_after(2)
-    # Whoever started the tests in the background had them ignore SIGINT.
+    # If the tests run in the background, their parent had them ignore SIGINT.
     listening = ["env", "--default-signal=INT", *command(site)]
     with subprocess.Popen(listening, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -195,7 +195,7 @@ def test_a_terminal_gets_each_token_as_it_comes_but_no_control_characters(site: 
 
 
 def read_until(file: int, end: bytes, seconds: float = 60.0) -> bytes:
-    """Bytes of a terminal up to `end`, or what came in time."""
+    """Bytes of a terminal up to `end`, or all that arrived in time."""
     text, deadline = b"", time.monotonic() + seconds
     while not text.endswith(end) and select.select([file], [], [], max(0.0, deadline - time.monotonic()))[0]:
         text += os.read(file, 1)

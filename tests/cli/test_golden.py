@@ -1,6 +1,6 @@
-"""What every command of edgectl prints on a live site, as a table and as JSON, kept in `golden`.
+"""The output of every command of edgectl on a live site, as a table and as JSON, kept in `golden`.
 
-`EDGESHARD_GOLDEN=write` writes the files anew. A command of edgectl is a line of `CASES`, or of
+`EDGESHARD_GOLDEN=write` writes the files again. A command of edgectl is a line of `CASES`, or of
 `ELSEWHERE` with the test that checks its output.
 """
 

@@ -1,4 +1,4 @@
-"""What hands are used to from other tools: short names, lists that stay, one command from a model to an answer."""
+"""Habits from other tools: short names, lists that stay, one command from a model to an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""edgectl install and uninstall, below a directory; tests/system/test_services.py starts what they lay out."""
+"""edgectl install and uninstall, below a directory; tests/system/test_services.py starts the installed services."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ CLUSTER = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "hpipe-t
 
 @pytest.fixture
 def config(tmp_path: Path) -> dict[str, Any]:
-    """Of a model like llama2-7b."""
+    """The config of a model like llama2-7b."""
     return {
         "model_type": "llama",
         "hidden_size": 4096,

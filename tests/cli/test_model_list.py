@@ -103,7 +103,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class MemoryNode:
-    """What the search asks of a node."""
+    """The part of a node that the search reads."""
 
     name: str
     free_bytes: int

@@ -1,4 +1,4 @@
-"""edgectl plan without --cluster: the running site, by what its nodes measured of themselves and of their links."""
+"""edgectl plan without --cluster: the running site, by its nodes' measurements of themselves and of their links."""
 
 from __future__ import annotations
 

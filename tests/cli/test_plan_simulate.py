@@ -90,7 +90,7 @@ def test_spaces_blank_lines_a_byte_order_mark_and_other_columns_do_not_matter(tm
 def test_one_request_together_gets_the_planned_figures_with_its_prompt_in_slices(
     objective: str, more: tuple[str, ...]
 ) -> None:
-    """On the test bed, where a prompt of 2,000 tokens runs in slices; only the slices' own order is left out."""
+    """On the test bed, a prompt of 2,000 tokens runs in slices; only the slices' own order is left out."""
     values = data("--objective", objective, "--prompt-tokens", "2000", *more, "--simulate", "together")
     found = values["simulation"]
     assert found["ttft_s"]["median"] == pytest.approx(values["ttft_s"], rel=0.01)

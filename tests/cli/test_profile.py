@@ -131,8 +131,8 @@ def test_what_is_about_a_model_needs_one(edgectl: Any, site: Any, option: list[s
 def test_ctrl_c_leaves_and_says_that_measuring_goes_on(measured: Any) -> None:
     measured.progress = [measured.told("a", 1, "block: prefill 1"), measured.Hold()]
     arguments = ["--coordinator", measured.address, "profile", "--model", "fairy-tales"]
-    # Whoever started the tests in the background had them ignore SIGINT. Python code between fork and exec could hang:
-    # the site's threads may hold a lock when this process forks.
+    # If the tests run in the background, their parent had them ignore SIGINT. Python code between
+    # fork and exec could hang: the site's threads may hold a lock when this process forks.
     listening = ["env", "--default-signal=INT", sys.executable, "-m", "edgeshard.cli.main", *arguments]
     with subprocess.Popen(listening, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None

@@ -1,4 +1,4 @@
-"""edgectl get and describe: every output, and what an operator sees."""
+"""edgectl get and describe: every output, and an operator's view."""
 
 from __future__ import annotations
 

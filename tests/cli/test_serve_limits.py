@@ -66,7 +66,7 @@ async def test_else_the_largest_that_fits_and_it_is_printed(monkeypatch: pytest.
 
 
 async def test_half_of_a_short_context_is_useful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a model whose small integers save little."""
+    """With a model whose small integers save little."""
     monkeypatch.setattr(Box, "own", 4000)
     monkeypatch.setitem(WEIGHT_BYTES, "int8", 15_000)
     monkeypatch.setitem(WEIGHT_BYTES, "int4", 14_500)

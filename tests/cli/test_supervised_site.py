@@ -1,4 +1,4 @@
-"""The processes of `edgectl serve` come back, with what is in the user's directory looking like modules."""
+"""The processes of `edgectl serve` are restarted, although files in the user's directory look like modules."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Served:
     url: str = ""
     key: str = ""
     told: str = ""
-    """What it answers to STORY."""
+    """Its answer to STORY."""
 
     def begin(self, name: str) -> None:
         options = ("--state-dir", str(self.state), "--listen", "127.0.0.1:0", "--port", "0")

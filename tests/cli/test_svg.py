@@ -33,7 +33,7 @@ def words(root: ElementTree.Element) -> list[str]:
 
 
 def places(part: ElementTree.Element) -> list[tuple[float, float]]:
-    """Of the first path within."""
+    """The points of the first path within."""
     path = next(part.iter(f"{SVG}path")).get("d", "")
     numbers = [float(number) for number in re.findall(r"-?[\d.]+", path)]
     return list(zip(numbers[::2], numbers[1::2], strict=True))
@@ -44,7 +44,7 @@ def points(root: ElementTree.Element) -> list[list[tuple[float, float]]]:
 
 
 def named(root: ElementTree.Element) -> dict[str, Box]:
-    """Where the parts are that say something under the pointer; all within the picture."""
+    """The places of the parts with a tooltip; all within the drawing."""
     found = {}
     _, _, wide, high = (float(number) for number in root.get("viewBox", "").split())
     for part in root.iter(f"{SVG}g"):

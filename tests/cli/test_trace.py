@@ -111,7 +111,7 @@ def test_a_quiet_deployment_has_nothing_to_show(edgectl: Any, site: Any, tmp_pat
 
 
 def test_guesses_of_a_head_are_a_row_of_their_own_and_in_the_json(edgectl: Any, busy: Any) -> None:
-    """For a step that had not returned, the number of right guesses is unknown."""
+    """The number of right guesses is unknown for a step that had not returned."""
     head = busy.traces[0]
     records = list(head.records)
     for step in (3, 4, 39):

@@ -41,7 +41,7 @@ async def happens(event: Any, seconds: float = 60.0) -> bool:
 
 
 def keep_calls(client: Client) -> list[Any]:
-    """Every call the client makes, kept alive: gRPC also cancels what is garbage-collected, which is not the point."""
+    """Every call of the client, kept alive: gRPC also cancels garbage-collected calls, which this test is not about."""
     calls: list[Any] = []
     stub = client._connection._stub(InferenceServiceStub)
     generate = stub.Generate

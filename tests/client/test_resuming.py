@@ -111,7 +111,7 @@ SCORES = (-1.0, -2.0, -3.0, -4.0)
 
 @dataclass
 class ScoringSite:
-    """Says all from the first position in slices of `sizes[n]` in call n, of which only the last ends well."""
+    """Sends everything from the first position in slices of `sizes[n]` in call n; only the last call ends well."""
 
     sizes: list[int]
     calls: list[GenerateRequest] = field(default_factory=list)

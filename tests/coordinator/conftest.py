@@ -51,7 +51,7 @@ is gone."""
 def build_manifest(
     layers: int = 12, name: str = "tiny", max_context: int = 128, tied: bool = False, **changes: object
 ) -> ModelManifest:
-    """Of a llama, unless `changes` to its config.json say otherwise."""
+    """The manifest of a llama, unless `changes` to its config.json make it another."""
     config = {
         "model_type": "llama",
         "hidden_size": 64,
@@ -155,7 +155,7 @@ class Site:
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
 
     async def stop(self) -> None:
-        """Stop the coordinator as a process end would, then check what it left."""
+        """Stop the coordinator as the end of a process would, then check its remains."""
         await self.coordinator.stop()
         for agent in self.agents:
             await agent.vanish()
@@ -188,7 +188,7 @@ class Site:
         return open_channel(self.address, None if self._identities is None else self._identities.of(role, id))
 
     def channel_of(self, role: Role, id: str) -> grpc.aio.Channel:
-        """A connection of its own with that certificate, where the site has certificates."""
+        """A connection of its own with that certificate, if the site has certificates."""
         channel = self._dial(role, id)
         self._stack.push_async_callback(channel.close)
         return channel

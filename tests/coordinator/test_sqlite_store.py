@@ -20,7 +20,7 @@ from edgeshard.domain.identity import ApiKey, principal_from_uri
 from edgeshard.domain.ids import OperationId
 
 LARGE = "x" * 20_000
-"""More than what a page of the file has left."""
+"""More than the free space of a page of the file."""
 
 
 async def _state(path: Path) -> tuple[SqliteStore, Callable[[], Awaitable[None]]]:
@@ -49,7 +49,7 @@ async def test_a_full_disk_is_named_and_nothing_is_lost_when_there_is_room(opene
     async def pages(most: int) -> None:
         await store._run(lambda: store._open_database.execute(f"PRAGMA max_page_count={most}").fetchall())
 
-    await pages(1)  # no fewer than there are: none can be added
+    await pages(1)  # no fewer than exist: none can be added
     with pytest.raises(ResourceExhaustedError) as full:
         await write()
     assert full.value.reason == "DISK_FULL" and full.value.field == "state-dir"

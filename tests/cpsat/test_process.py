@@ -31,7 +31,7 @@ def question(seed: int = 8) -> Question:
 
 
 def hard() -> Question:
-    """What takes longer than any test."""
+    """A question that takes longer than any test."""
     instance = arbitrary(1, nodes=14, memory=1.3)
     return Question(instance, ((Part(instance),), (Part(instance, 9, busiest=True),)))
 

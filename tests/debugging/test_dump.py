@@ -1,4 +1,4 @@
-"""The document of a site's dumps: what one process answers does not cost the others theirs."""
+"""The document of a site's dumps: one process's answer does not cost the others theirs."""
 
 from __future__ import annotations
 

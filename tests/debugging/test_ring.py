@@ -1,4 +1,4 @@
-"""The ring: bounded in entries and bytes, and what it keeps leads to the newest state."""
+"""The ring: bounded in entries and bytes, and its entries lead to the newest state."""
 
 from __future__ import annotations
 

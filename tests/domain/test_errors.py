@@ -1,4 +1,4 @@
-"""Errors as values: what they say fits wherever it goes."""
+"""Errors as values: their text fits everywhere."""
 
 from __future__ import annotations
 

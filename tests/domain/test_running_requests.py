@@ -1,4 +1,6 @@
-"""How many requests of a deployment run at once: as many as have memory at their longest, or more that are short."""
+"""The number of concurrent requests of a deployment: as many as have memory at their longest, or
+more that are short.
+"""
 
 from __future__ import annotations
 

@@ -103,7 +103,9 @@ class AgentFuzzer:
         self._check_calm()
 
     async def restore(self) -> None:
-        """Deploy what the liars hold again if their messages have ended it, and keep some requests running there."""
+        """Deploy the liars' deployments again if their messages have ended them, and keep some
+        requests running there.
+        """
         record = self._site.state.deployments.get("tale")
         with contextlib.suppress(grpc.aio.AioRpcError):
             self.deployments += record is None
@@ -274,7 +276,7 @@ class AgentFuzzer:
             case _:
                 return ()
 
-    # What is found
+    # Findings
 
     def _note_refusal(self, error: BaseException) -> None:
         if isinstance(error, TimeoutError):
@@ -293,7 +295,7 @@ class AgentFuzzer:
             self.find("the honest deployment changed", f"{why}; {self.newest}")
 
     def on_log(self, _: object, method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
-        """A processor of structlog that keeps what no message may cause."""
+        """A processor of structlog that keeps records which no message may cause."""
         if method in ("error", "exception", "critical") or str(event.get("event", "")).endswith("_broke"):
             text = {key: str(value) for key, value in event.items()}
             error = sys.exc_info()[1]
@@ -338,7 +340,7 @@ def _sketch(message: Message) -> str:
 
 
 def resident_bytes() -> int:
-    """The process's memory, without what its allocator only keeps for later."""
+    """The process's memory, without the part that its allocator keeps for later."""
     gc.collect()
     with contextlib.suppress(AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)

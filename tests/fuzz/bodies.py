@@ -124,7 +124,7 @@ class BodyMaker:
         return self._of_type(name, annotation, depth)
 
     def _usual(self, name: str) -> list[dict[str, Any]]:
-        """Messages or tools of the usual form, a few of which have another value."""
+        """Messages or tools of the usual form, with a few changed values."""
         chance = self._random
         values: list[dict[str, Any]] = []
         for _ in range(chance.choice((1, 2, 5))):
@@ -141,7 +141,7 @@ class BodyMaker:
         return values
 
     def _choice(self) -> Any:
-        """A choice of tools of the usual form, a part of which may have another value."""
+        """A choice of tools of the usual form, possibly with a changed value."""
         chance = self._random
         chosen: Any = {"type": "function", "function": {"name": chance.choice(("f", "f", *_ODD))}}
         if chance.random() < 0.1:
@@ -204,7 +204,7 @@ class BodyMaker:
         return chance.choice(("", "x", "Hello", "{}", "</s>", "é" * 20, "\x00", "a,b" * 50))
 
     def _large(self) -> Any:
-        """A value of many parts, most of them at the bounds; none if the body has enough of them."""
+        """A value of many parts, most of them at the bounds; None if the body has enough of them."""
         chance = self._random
         if not self._large_left:
             return None
@@ -275,7 +275,7 @@ def _no_number(name: str) -> Any:
 
 
 def tried(gateway: Gateway, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, float, str]:
-    """The status of an answer, its longest callback, and what is wrong if anything is."""
+    """The status of an answer, its longest callback, and the fault if there is one."""
     try:
         answer = gateway.post(path, body, headers)
         longest_s = answer.longest_s

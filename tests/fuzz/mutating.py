@@ -93,12 +93,12 @@ def _changed_json(  # noqa: C901 - a case for each change
                     holder[random_.choice((str(key) + "x", "auto_map", "type", "x" * 3000, "\ud800"))] = holder[key]
     try:
         return json.dumps(value).encode()
-    except (ValueError, RecursionError, MemoryError):  # what is repeated may be large itself
+    except (ValueError, RecursionError, MemoryError):  # the repeated value may be large itself
         return None
 
 
 def _places(value: Any, most: int = 4000) -> list[tuple[Any, Any]]:
-    """Where values of a document stand: an object or a list, and the key."""
+    """The places of values in a document: an object or a list, and the key."""
     found: list[tuple[Any, Any]] = []
     waiting = [value]
     while waiting and len(found) < most:

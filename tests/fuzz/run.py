@@ -4,8 +4,8 @@ Each target has a process of its own, with a limit of memory, that begins from t
 kept corpus. An input with a new outcome joins the corpus of the run and, with `--keep`, the
 project's too. Four things are findings: an untyped exception; an input that takes longer than
 `SLOW_S`. Memory that grows by more than `GROWTH_BYTES` for one input or by more than `DRIFT_BYTES`
-over the run. The end of the process. It is written to `findings/`; the exit code is then 1. Where
-atheris is installed, `--atheris` drives one target with it instead, guided by what is executed.
+over the run. The end of the process. It is written to `findings/`; the exit code is then 1. If
+atheris is installed, `--atheris` drives one target with it instead, guided by the executed code.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def corpus_of(target: Target) -> list[bytes]:
 
 
 def tried(target: Target, data: bytes) -> tuple[str, str]:
-    """The outcome of an input, and what is wrong if anything is."""
+    """The outcome of an input, and the fault if there is one."""
     peak, began = _peak_bytes(), time.process_time()
     try:
         outcome = target.fuzz_one(data)

@@ -1,4 +1,5 @@
-"""What reads a stranger's bytes, each as a function of them: `fuzz_one` returns unless something is wrong.
+"""Readers of a stranger's bytes, each as a function of them: `fuzz_one` returns unless something is
+wrong.
 
 A typed error that names its field is an answer. Any other exception, and a broken promise, is a finding. The functions
 keep nothing between inputs, so that any driver may call them: the loop of `run`, hypothesis, atheris.
@@ -130,7 +131,7 @@ def _place(error: BaseException) -> str:
 
 
 def _words(text: str) -> str:
-    """A library's message without what it quotes."""
+    """A library's message without its quotations."""
     letters = "".join(character if character.isalpha() else " " for character in text[:120])
     return " ".join(word for word in letters.split() if len(word) < 16)[:60]
 
@@ -383,7 +384,7 @@ def _blocks(data: bytes) -> str | None:
 
 
 def _same_bits(some: torch.Tensor, others: torch.Tensor) -> bool:
-    """Whether numbers are equal, or none on both sides."""
+    """Whether numbers are equal, or NaN on both sides."""
     return bool(((some == others) | (some.isnan() & others.isnan())).all())
 
 
@@ -529,7 +530,7 @@ def _generation(data: bytes) -> None:
 
 
 def _expert_table(data: bytes) -> None:
-    """What the coordinator lets in, as a node reads it."""
+    """A table that the coordinator accepts, as a node reads it."""
     check_small_file(EXPERT_TABLE, data)
     ExpertTable.of_values(expert_table_of(json.loads(data)), 2, 2)
 
@@ -540,7 +541,7 @@ def _tokenizer_settings(data: bytes) -> None:
 
 
 def _tiktoken(data: bytes) -> None:
-    """Settings and ranks, between which a zero stands; what is made of them is read as a tokenizer.json is."""
+    """Settings and ranks, separated by a zero; the result is read as a tokenizer.json is."""
     settings, _, ranks = data.partition(b"\0")
     made = tokenizer_of("tiktoken.model", ranks, parse_json_object(_text(settings), TOKENIZER_SETTINGS))
     if (failed := _tokenizer(made)) is not None:
@@ -557,7 +558,7 @@ def _tiktoken_seeds() -> Iterator[bytes]:
 
 
 def _chat(data: bytes) -> None:
-    """Messages and tools of a client, and what a template that is ours makes of them."""
+    """Messages and tools of a client, and the prompt that a template of ours makes of them."""
     text = data.decode("utf-8", "replace")
     for read in (parse_tools, parse_variables):
         with contextlib.suppress(EdgeShardError):
@@ -590,7 +591,7 @@ def _said(deltas: list[AnswerDelta]) -> tuple[str, str, list[tuple[str, str]]]:
 
 
 def _index(data: bytes) -> None:
-    """The index of a checkpoint in shards, one of which is there."""
+    """The index of a checkpoint in shards, one of which exists."""
     folder = _scratch("sharded")
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(TINY))
@@ -644,7 +645,7 @@ def _enrolment_message() -> bytes:
 
 
 def _enrolment(data: bytes) -> str | None:
-    """What anybody may send who reaches the listener for joiners."""
+    """Any message of a caller who reaches the listener for joiners."""
     try:
         key_digest(enrolment_from_wire(identity_pb2.EnrolRequest.FromString(data)).request)
     except DecodeError:

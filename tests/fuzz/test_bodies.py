@@ -1,4 +1,4 @@
-"""A short run of the fuzzer of bodies, and that it finds what is wrong."""
+"""A short run of the fuzzer of bodies, and a check that it finds faults."""
 
 from __future__ import annotations
 

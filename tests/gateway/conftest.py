@@ -33,7 +33,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory, forked_daemons: None) -
         spec = {"name": "tales", "model": "fairy-tales", "source": "a", "dtype": "float32", "concurrency": 4}
         await client.deploy(parse_spec({**spec, "layers": "a=0:4,b=4:9,c=9:12"}))
         await client.add_model(demo_model_with(directory / "handy", WITH_TOOLS), "handy")
-        # Its context is so small that clients go to the other's with what it has no room for.
+        # Its context is so small that clients use the other's for longer requests.
         handy = {"name": "handy", "model": "handy", "max_context": 256, "layers": "a=0:4,b=4:9,c=9:12"}
         await client.deploy(parse_spec({**spec, **handy}))
         yield Site(cluster, client)

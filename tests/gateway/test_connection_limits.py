@@ -1,4 +1,4 @@
-"""Which connections may stay: random crowds, and what each rule promises."""
+"""The connections that may stay: random crowds, and the promise of each rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard of a real site over HTTP: the operator's door, the stream, what an operator does, and who may not."""
+"""The dashboard of a real site over HTTP: the operator's login, the stream, an operator's actions, and refusals."""
 
 from __future__ import annotations
 

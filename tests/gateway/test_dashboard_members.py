@@ -1,4 +1,4 @@
-"""Keys, nodes and join tokens on the dashboard of real sites: what an operator reads and does, and the audit log."""
+"""Keys, nodes and join tokens on the dashboard of real sites: an operator's view and actions, and the audit log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPEC = {"name": "tales", "model": "fairy-tales", "dtype": "float32", "concurrenc
 CHAT = {"model": "tales", "messages": [{"role": "user", "content": "Once"}], "max_tokens": 3, "temperature": 0}
 
 
-# Over TLS, where nodes join
+# Over TLS, with nodes that join
 
 
 @dataclass
@@ -145,7 +145,7 @@ async def test_an_api_key_does_none_of_it(secured: Secured) -> None:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory, forked_daemons: None) -> AsyncIterator[Site]:
-    """Nodes a, b and c, of which the deployment tales uses a and b."""
+    """Nodes a, b and c; the deployment tales uses a and b."""
     directory = tmp_path_factory.mktemp("site")
     async with LocalCluster(directory, coordinator_arguments=GATEWAY) as cluster, Client(cluster.address) as client:
         await client.add_model(DEMO_MODEL, "fairy-tales")

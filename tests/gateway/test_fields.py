@@ -15,7 +15,7 @@ from edgeshard.gateway.routes.ollama import Options
 from edgeshard.gateway.routes.responses import ResponsesRequest
 
 LOWER = {"top_k": -1, "seed": -(2**63)}
-"""Below what the engine takes: no limit, and a seed that is taken modulo 2^64."""
+"""Below the engine's range: no limit, and a seed that is taken modulo 2^64."""
 ELSEWHERE: dict[type[BaseModel], set[str]] = {
     ChatRequest: set(),
     CompletionRequest: {"logprobs", "top_logprobs"},

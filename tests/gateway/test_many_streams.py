@@ -49,7 +49,7 @@ async def all_opened(http: Http, stack: AsyncExitStack, asked: dict[str, Any]) -
 
 
 async def read_slowly(stream: Stream) -> str:
-    """The text of the answer, every event of which came."""
+    """The text of the answer, whose events all arrived."""
     data = b""
     async for part in stream.parts():
         data += part

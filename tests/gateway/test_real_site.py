@@ -582,7 +582,7 @@ async def test_metrics_count_requests(site: Site, http: Http) -> None:
 
 
 async def test_no_key_reads_the_lengths_of_others(site: Site, http: Http) -> None:
-    """What /metrics shows to a key changes with the number of requests, and not with their numbers of tokens."""
+    """The /metrics page of a key changes with the number of requests, and not with their numbers of tokens."""
     _, key = await site.client.create_key("curious")
     seen = []
     for words, new_tokens in (("Once", 3), ("Once upon a time there was a", 17)):

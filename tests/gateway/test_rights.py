@@ -1,5 +1,5 @@
-"""Rights at the moment of the deed. For every route, a key, a session or an operator is revoked
-between the header and the last byte of a request: then the request has no effect."""
+"""Rights at the moment of the deed. A key, a session or an operator is revoked between the header
+and the last byte of a request, for every route. Then the request has no effect."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Keys:
 
 
 class Deeds(Said):
-    """A backend that notes what it does. `meanwhile` is called whenever it has to wait."""
+    """A backend that records its actions. `meanwhile` is called whenever it has to wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ async def test_answers_that_wait_for_others_do_not_begin_after_a_revocation() ->
 
 
 class Actions:
-    """What an operator does, as `Operator`; `held` keeps it from being done."""
+    """An operator's actions, as `Operator`; `held` keeps it from being done."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []

@@ -133,7 +133,7 @@ def nested(levels: int) -> dict[str, Any]:
 
 
 def of_parts(count: int) -> dict[str, Any]:
-    """Objects of which each is a part of a composition, which are those that take longest."""
+    """Objects that are each a part of a composition, which take longest."""
     several: list[dict[str, Any]] = [{"properties": {"a": {}}} for _ in range(count // 3)]
     return {"allOf": several}
 

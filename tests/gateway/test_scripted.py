@@ -653,7 +653,7 @@ async def test_a_function_without_a_name_cannot_be_chosen(http: Http, name: Any)
 
 
 HUGE = b"1e400"
-"""A number of JSON that is none of a computer's."""
+"""A JSON number that no float can hold."""
 
 
 @pytest.mark.parametrize("field", ["messages", "tools", "chat_template_kwargs"])

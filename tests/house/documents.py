@@ -54,8 +54,8 @@ def blocks(path: Path) -> list[Block]:
 
 
 def long_lines(text: str, most: int = LONGEST_LINE) -> list[int]:
-    """The numbers of lines that are too long: of prose that could be broken, so none of code, a table, a comment, or
-    one word such as a URL."""
+    """The numbers of prose lines that are too long and could be broken. Code, tables, comments and
+    lines of one word such as a URL do not count."""
     hidden = _FENCED.sub(lambda block: "\n" * block[0].count("\n"), text)
     hidden = _COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), hidden)
     found = []

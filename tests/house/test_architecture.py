@@ -105,7 +105,7 @@ def test_each_file_on_the_map_is_in_its_module() -> None:
 
 
 def misplaced(text: str) -> Iterator[str]:
-    """The files of the third column that none of the row's folders holds."""
+    """The files of the third column that are in none of the row's folders."""
     for folders, files in re.findall(r"^\| (`[^|]+) \|[^|]*\| ([^|]*)\|$", text, re.MULTILINE):
         there = {path.name for folder in re.findall(r"`([^`]+)/`", folders) for path in (ROOT / folder).rglob("*")}
         yield from (name for name in re.findall(r"`([\w.]+\.\w+)`", files) if name not in there)

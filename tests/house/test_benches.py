@@ -1,4 +1,4 @@
-"""Every program of bench/ still runs, in its tiny form (`bench/sizes.py`), and takes along what it started."""
+"""Every program of bench/ still runs, in its tiny form (`bench/sizes.py`), and ends the processes it started."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ RUNS = [
 ]
 """Programs with the arguments of their tiny form; what stands in one list runs one after the other."""
 LIMITS = {"lab", "promises", "saturation"}
-"""They exit with 1 where measured and predicted are too far apart, as in the tiny form they may be."""
+"""They exit with 1 if measured and predicted are too far apart, which may happen in the tiny form."""
 
 
 def programs() -> list[str]:

@@ -245,7 +245,8 @@ def test_what_the_readme_tells_a_newcomer_to_type_is_what_continuous_integration
     commands = {line for line in typed if line.startswith("make ")}
     assert {"make serve", "make demo", "make test", "make test-all"} <= commands
     automated = {line.partition(" ||")[0] for line in (ROOT / ".ci" / "run").read_text().splitlines()}
-    # The first listens beyond loopback: tests/cli/test_serve.py runs what it runs, on loopback. test-all contains test.
+    # The first listens beyond loopback: tests/cli/test_serve.py runs its commands on loopback.
+    # test-all contains test.
     assert commands - automated == {"make serve", "make test"}
 
 

@@ -1,4 +1,4 @@
-"""A new sentence that readers have to decode is refused, whoever wrote it where."""
+"""A new sentence that readers have to decode is refused, in any file."""
 
 from __future__ import annotations
 

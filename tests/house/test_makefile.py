@@ -114,7 +114,7 @@ def test_bench_runs_what_the_suite_leaves_out(project: dict[str, Any]) -> None:
 
 
 def test_what_runs_is_set_up_without_what_developers_need() -> None:
-    """Every target depends on the level that it needs, but those that need none or ask the script each time."""
+    """Every target depends on the level that it needs, except targets that need none or run the script each time."""
     text = (ROOT / "Makefile").read_text()
     needed = dict(re.findall(r"^([a-z0-9-]+): \$\((RUNS|STAMP)\)", text, re.M))
     assert {target for target, level in needed.items() if level == "RUNS"} == {"install", "demo", "serve"}
@@ -158,7 +158,9 @@ case "$*" in *--report*) echo '{REPORT}' ;; esac
 
 
 class Checkout:
-    """What set-up needs of a checkout, with a fake pip that records its calls and fails while `broken` is there."""
+    """The parts of a checkout that set-up needs, with a fake pip that records its calls and fails
+    while `broken` exists.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -175,7 +177,7 @@ class Checkout:
         self.broken = root / "broken"
 
     def setup(self, *arguments: str, **extra: str) -> tuple[int, list[str], str]:
-        """The status, what was called, and what stands on stderr."""
+        """The status, the calls, and the output on stderr."""
         calls = self.root / "calls"
         calls.write_text("")
         done = self.run(*arguments, **extra)

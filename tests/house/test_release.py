@@ -1,4 +1,4 @@
-"""What is handed out: archives whose bytes do not vary, notes, checksums, and a package of a tiny wheel folder."""
+"""The released files: archives whose bytes do not vary, notes, checksums, and a package of a tiny wheel folder."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_requirements_have_one_hash_each(tmp_path: Path) -> None:
 
 
 def test_an_environment_starts_its_programs(folder: Path, tmp_path: Path) -> None:
-    """Laid out for its place, which here is a directory that is there: its Python finds what it holds, and no pip."""
+    """Prepared for its place, here an existing directory: its Python finds its packages, and no pip."""
     home = tmp_path / "place"
     entries = lay_out(folder, TARGET, str(home), tmp_path / "scratch")
     with (tmp_path / "tar").open("wb") as out:

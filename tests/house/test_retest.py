@@ -30,7 +30,7 @@ def test_passes():
 def run_suite(
     directory: Path, *, failing: int, passes_later: bool, mark: str = "timing", order: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """A first run that fails, then the tool's; `later` and `ran` say what it saw and did."""
+    """A first run that fails, then the tool's; `later` and `ran` are its later failures and its commands."""
     (directory / "pytest.ini").touch()  # this directory is the root, whatever lies above it
     (directory / "conftest.py").write_text(OPTION)
     suite = SUITE.format(failing=failing, passes_later=passes_later, mark=mark)

@@ -24,7 +24,7 @@ FILE = re.compile(r"`([\w/]+\.py)`")
 
 
 def rows_of(text: str) -> dict[str, str]:
-    """By system, the place of its idea that its row names."""
+    """The place of each system's idea that its row names."""
     cells = (line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| "))
     return {row[0]: row[2] for row in cells if len(row) == 4 and row[0] not in ("system", "---")}
 

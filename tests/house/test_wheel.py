@@ -1,4 +1,4 @@
-"""The bare wheel, installed for real into an empty environment: light, complete, and clear about what an extra adds."""
+"""The bare wheel, really installed into an empty environment: light, complete, and clear about the extras."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The scripts of an environment that has the wheel and what it requires, and nothing else."""
+    """The scripts of an environment that has only the wheel and its requirements."""
     home = tmp_path_factory.mktemp("clean")
     checked(sys.executable, "-m", "venv", home / "venv", cwd=home)
     scripts = home / "venv" / "bin"
@@ -121,7 +121,7 @@ def test_edgectl_help(clean: Path, tmp_path: Path) -> None:
 
 
 def test_edgectl_plans_offline(clean: Path, tmp_path: Path) -> None:
-    """Fifteen nodes, from data sheets: no daemon, no weights, and none of the extras, solvers' included."""
+    """Fifteen nodes, from data sheets: no daemon, no weights, and no extra, solvers' included."""
     shutil.copy(ROOT / "deploy" / "examples" / "paper-testbed.toml", tmp_path)
     command: list[str | Path] = [clean / "edgectl", "plan", "--cluster", "paper-testbed.toml", "--model", "llama2-7b"]
     compare = ("--objective", "latency", "--compare", "-o", "json")

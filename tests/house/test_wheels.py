@@ -111,7 +111,7 @@ for name in native.kernel_names():
 
 
 def _bits(path: str, folder: Path) -> tuple[Path, str, dict[str, str]]:
-    """Where the library was found, how it was made, and the fingerprint of each instruction set."""
+    """The path of the library, its origin, and the fingerprint of each instruction set."""
     environment = {**os.environ, "PYTHONPATH": path}
     command = (sys.executable, "-P", "-c", PROGRAM)
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)

@@ -1,4 +1,4 @@
-"""What an authority signs, and what it does not."""
+"""The certificates that an authority signs, and those it refuses."""
 
 from __future__ import annotations
 

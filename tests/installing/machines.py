@@ -18,7 +18,7 @@ from tests.system.netns.namespaces import Network, why_impossible
 
 RELEASE = "bookworm"
 PACKAGES = ("systemd", "systemd-sysv", "dbus", "python3", "libstdc++6", "iproute2", "procps")
-"""What Debian's installer puts on a machine besides its smallest set, as far as EdgeShard may need it."""
+"""Packages that Debian's installer adds to its smallest set, as far as EdgeShard may need them."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 BOOT_S = 60.0
 COMMAND_S = 900.0
@@ -56,7 +56,7 @@ class Machine:
         return ["nsenter", "--target", str(self.leader), *spaces, *inside]
 
     def run(self, line: str, code: int = 0) -> str:
-        """What a line printed, on both streams. Fails if it ends with another code."""
+        """The output of a line, on both streams. Fails if it ends with another code."""
         done = subprocess.run(
             self.enter(line),
             stdin=subprocess.DEVNULL,
@@ -69,7 +69,7 @@ class Machine:
         return done.stdout
 
     def waits_for(self, line: str, limit_s: float = 120.0) -> str:
-        """What a line prints once it ends with 0."""
+        """The output of a line once it ends with 0."""
         deadline = time.monotonic() + limit_s
         while True:
             done = subprocess.run(self.enter(line), capture_output=True, text=True, timeout=COMMAND_S)
@@ -100,7 +100,7 @@ def _described(root: Path) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Difference:
-    """What changed between two states of a machine's files: sorted paths."""
+    """The changes between two states of a machine's files: sorted paths."""
 
     added: list[str]
     removed: list[str]

@@ -87,7 +87,7 @@ def agent(machine: Machine) -> str:
 
 
 def readme_lines() -> list[str]:
-    """What README has a reader type on the first machine, after the second one has joined."""
+    """The lines that README has a reader type on the first machine, after the second one has joined."""
     section = (ROOT / "README.md").read_text().partition("### Your second node")[2].partition("\n### ")[0]
     *_, last = re.findall(r"```console\n(.*?)```", section, re.DOTALL)
     return str(last).splitlines()
@@ -129,7 +129,7 @@ def test_a_second_node_joins_is_upgraded_and_leaves(site: dict[str, Machine]) ->
     assert f"edgectl {version()}" in second.run("edgectl --version")
     assert agent(second) != new
 
-    # Removed: what the page names is left, and nothing else.
+    # Removed: only the files that the page names are left.
     rows = page_rows()
     second.run("edgectl uninstall")
     left = difference(before, second.files())

@@ -19,7 +19,7 @@ from tests.support.forms import DAYS, day
 pytestmark = [pytest.mark.timing, pytest.mark.timeout(900)]
 
 CHANGING = ("mkdir", "rm", "mv", "ln", "sync")
-"""Programs after each call of which the script is killed: those that change the disk."""
+"""Programs that change the disk; the script is killed after each call of one."""
 
 
 @pytest.fixture

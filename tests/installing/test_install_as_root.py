@@ -28,7 +28,7 @@ _SHOWN = (
 
 
 def in_layers(box: Box, script: str) -> str:
-    """The output of a script of the shell, as root, without what it changes."""
+    """The output of a shell script, as root, without its changes."""
     layers = box.directory / "layers"
     layers.mkdir(exist_ok=True)
     whole = LAYERED.format(layers=layers, directories=" ".join(DIRECTORIES)) + script

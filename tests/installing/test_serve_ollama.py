@@ -38,7 +38,7 @@ TOOL = {
 
 
 def installed_wheel(directory: Path) -> Path:
-    """A folder with what the wheel of this checkout installs; its kernels are the checkout's."""
+    """A folder with the files that this checkout's wheel installs; its kernels are the checkout's."""
     environment = os.environ | {
         hatch_build.READY_LIBRARY: str(hatch_build.LIBRARY),
         hatch_build.READY_PLATFORM: "linux_x86_64",

@@ -26,7 +26,7 @@ SEEDS = (*range(10), 412, 615)
 
 
 def seconds(result: PlanResult) -> float:
-    """What the objective minimises, infinite without a plan."""
+    """The objective's value, infinite without a plan."""
     return inf if result.prediction is None else result.prediction.cost(result.problem.goal)
 
 

@@ -1,4 +1,4 @@
-"""What guesses are worth: compared with a head that guesses step by step, and pays for each row."""
+"""The value of guesses: compared with a head that guesses step by step, and pays for each row."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def text(seed: int, repeats: float) -> list[int]:
 
 
 def guessed_through(tokens: Sequence[int], cost: InterTokenSeconds, position: int) -> tuple[GuessCounts, float]:
-    """The steps in which a head guesses its way through a text, and their seconds. Its steps cost what they do at
-    `position`, so that a plan has the same to go by."""
+    """The steps in which a head guesses its way through a text, and their seconds. Its steps cost
+    as much as at `position`, so that a plan uses the same costs."""
     guessing = Guessing(inter_token_s=lambda pieces, flight: cost(((position, 1),) * len(pieces), flight))
     guessed, counted, seconds, place = Guessed(Repeats()), Counter[tuple[int, int]](), 0.0, 3
     while place < len(tokens):
@@ -51,8 +51,8 @@ def guessed_through(tokens: Sequence[int], cost: InterTokenSeconds, position: in
 @pytest.mark.parametrize("repeats", [0.0, 0.05, 0.3])
 @pytest.mark.parametrize("row_s", [0.0, 0.05, 0.2, 0.45])
 def test_the_times_are_those_of_a_head_that_guesses_its_way_through_a_text(repeats: float, row_s: float) -> None:
-    """On the nodes on which it was seen, exactly. Seen where all guesses paid, and planned where
-    fewer do, nearly: there the pace of the head is another, too."""
+    """On the nodes on which it was seen, exactly. If it was seen when all guesses paid, and is
+    planned when fewer do: nearly, since the head's pace is then another."""
     tokens, position = text(1, repeats), 500
     costs = [stage(row_s), stage(row_s, 0.5, pair_s=1e-4)]
     cost = partial(inter_token_s, costs)

@@ -1,4 +1,4 @@
-"""What must hold of the paper's test bed, computed as `python -m bench.edgeshard_paper` does."""
+"""Invariants of the paper's test bed, computed as `python -m bench.edgeshard_paper` does."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_faster_link_to_the_cloud_makes_no_plan_slower() -> None:
 
 @pytest.mark.long
 def test_the_page_has_what_is_computed_now(small: dict[str, Row]) -> None:
-    """Of 7B and at one bandwidth, which is quick; `python -m bench.edgeshard_paper --check` looks at every file."""
+    """For 7B and one bandwidth, which is quick; `python -m bench.edgeshard_paper --check` looks at every file."""
     page = (OUTPUT / "README.md").read_text(encoding="utf-8")
     rows = list(small.values())
     found = [row for case in profiling.CASES for row in profiling.profiling_of("llama2-7b", case)]

@@ -23,7 +23,7 @@ SEEDS = 200
 
 
 def planned_on(random_of: random.Random) -> tuple[list[str], Callable[[Group], Worth[str] | None]]:
-    """A random small site, and what the planner finds for a pipeline on some of its nodes."""
+    """A random small site, and the planner's result for a pipeline on some of its nodes."""
     names = [f"n{index}" for index in range(random_of.choice((2, 3, 3, 4, 4, 5)))]
     devices = [
         {

@@ -54,7 +54,7 @@ def problem_of(cluster: Cluster, **more: Any) -> PlanProblem:
 
 
 def check_plan(result: PlanResult) -> None:
-    """What must hold of every plan, counted anew from the model and the nodes rather than from the instance."""
+    """The invariants of every plan, computed from the model and the nodes instead of the instance."""
     problem = result.problem
     assert result.prediction is not None
     load, model, item = result.prediction.load, problem.model, problem.dtype.itemsize
@@ -404,7 +404,7 @@ def test_baselines_cut_as_they_say() -> None:
         if row.feasible:
             assert row.time_per_token_s is not None and best.time_per_token_s is not None and row.gap is not None
             assert row.time_per_token_s >= best.time_per_token_s * (1 - 1e-9)
-            # With a gap of 0 for the plan, a strategy's gap is exactly its loss.
+            # If the plan's gap is 0, a strategy's gap is exactly its loss.
             assert row.gap == pytest.approx(1 - best.time_per_token_s / row.time_per_token_s, abs=1e-9)
         else:
             assert row.reason and row.placement == "" and row.time_per_token_s is None

@@ -1,4 +1,4 @@
-"""Cluster descriptions: what they mean, and every wrong one refused by the name of its field."""
+"""Cluster descriptions: their meaning, and every wrong one refused by the name of its field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The paper's test bed by data sheets: what its table shows must come out, near the roofline worked out by hand.
+"""The paper's test bed by data sheets: the results of its table must be reproduced, near the
+roofline computed by hand.
 
 By hand: decode time = fp32 layer bytes / memory bandwidth, usable memory 29 / 13 / 22 GB, no head, no KV, no frames.
 Ours counts those too, so it is a little slower and the head takes the place of a layer on the GPU.

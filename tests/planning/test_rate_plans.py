@@ -29,7 +29,7 @@ def counted(seed: int) -> Rate:
 
 @cache
 def found(seed: int) -> PlanResult:
-    """The plan of a search that counts nothing out; only where `searched` holds."""
+    """The plan of a search without exhaustive counts; only if `searched` holds."""
     assert rate_search.MOST_COUNTED == 0
     return plan(random_problem(seed), alternatives=0)
 

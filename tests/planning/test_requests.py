@@ -26,7 +26,7 @@ from tests.planning.oracles.brute_plans import Counted, best_value
 
 
 def random_problem(seed: int, nodes: int, layers: int, **changes: object) -> PlanProblem:
-    """Nodes of which some hold the whole model, links of 5 to 1,000 Mb/s, prompts of 16 to 3,000 tokens."""
+    """Nodes, some of which can hold the whole model, links of 5 to 1,000 Mb/s, prompts of 16 to 3,000 tokens."""
     dice = random.Random(seed)
     config = BUILT_IN_CONFIGS["llama2-7b"] | {"num_hidden_layers": layers, "vocab_size": 2000}
     model = model_from_config("small", config)

@@ -56,7 +56,7 @@ def test_a_prompt_longer_than_the_budget_takes_several_steps() -> None:
 def test_a_prompt_goes_in_slices_beyond_the_budget_while_nobody_decodes() -> None:
     schedule = Schedule(batch=2, token_budget=4, slices=lambda tokens: (tokens - 3, 3), slice_budget=6)
     result = serve(ALONE, [ServedRequest(0.0, 8, 4), ServedRequest(9.5, 8, 1)], schedule)
-    # Both slices of A and two decodes; the budget's rest for B with the third; the rest of B in slices again.
+    # Both slices of A and two decodes. The budget's rest for B with the third; the rest of B in slices again.
     assert [[span.tokens for span in step.spans] for step in result.steps] == [[5], [3], [1], [1], [1, 3], [2], [3]]
 
 
@@ -108,7 +108,7 @@ def test_a_hop_carries_the_steps_tokens_and_the_return_those_sampled() -> None:
 
     ring = ServingRing((a_second_a_step,) * 2, (hop("forward"), hop("return")))
     serve(ring, [ServedRequest(0.0, 3, 2), ServedRequest(0.0, 5, 1)], Schedule(batch=2, token_budget=6))
-    # Six tokens: all of the first prompt and three of the second; then a decode and the other two;
+    # Six tokens: all of the first prompt and three of the second. Then a decode and the other two;
     # nothing is left.
     assert carried == {"forward": [6, 3], "return": [1, 2]}
 

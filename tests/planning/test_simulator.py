@@ -167,7 +167,7 @@ def test_times_are_read_between_the_measured_points() -> None:
     assert TimeTable((1, 2), (0,), ((0.0,), (1.0,)))(0, 0) == 0.0
 
 
-# What must hold for every ring and traffic.
+# The invariants of every ring and traffic.
 
 seconds = st.floats(0, 2, allow_nan=False).map(lambda value: round(value, 3))
 

@@ -158,7 +158,7 @@ def test_the_four_layer_case_takes_27_ms(solver: ModuleType) -> None:
 
 
 def test_the_least_bottleneck_is_not_the_best_rate() -> None:
-    """Where least B and least max(R, m B) differ, the latter is what is returned."""
+    """If least B and least max(R, m B) differ, the latter is returned."""
     differ = 0
     for seed in RANDOM_SEEDS[:60]:
         instance = random_instance(seed, 2 + seed % 4, 4 + seed % 6)

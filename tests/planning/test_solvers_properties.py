@@ -1,4 +1,4 @@
-"""What must hold for any instance: memory, the source, and that more nodes or bandwidth never hurt an exact solver."""
+"""The invariants of any instance: memory, the source, and that more nodes or bandwidth never hurt an exact solver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steady rate: its formula, the search for the best, its bound, and what the simulator plays."""
+"""The steady rate: its formula, the search for the best, its bound, and the simulator's rate."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PLAYED = 0.10
 BETTER = 0.035
 """More than 3 % in one of the 50 sites: 3.2 %."""
 BETTER_IN_SLICES = 0.08
-"""Of the 12 larger sites, one has 7.8 %. Its prompts of 170 positions pass three stages in two
+"""One of the 12 larger sites has 7.8 %. Its prompts of 170 positions pass three stages in two
 slices, whose overlap the formula does not have. The others are within BETTER."""
 NEAR, MOST_PLAYED = 0.8, 40
 """Plans with less than this fraction of the best rate are not played: their distance exceeds the formula's error."""
@@ -171,7 +171,7 @@ def nearly_as_good(costs: Costs, least_rate: float) -> list[tuple[Cut, Load]]:
 
 @pytest.mark.parametrize("seed", LARGER)
 def test_none_beside_a_plan_of_a_larger_site_plays_much_better(seed: int) -> None:
-    """Of the plans that differ by a border or a node."""
+    """Among the plans that differ by a border or a node."""
     problem = served_site(seed, nodes=8, layers=32)
     result = plan(problem, alternatives=0)
     assert result.prediction is not None

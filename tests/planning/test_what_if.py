@@ -1,4 +1,4 @@
-"""What-if on a site: a node like a measured one is as quick, a new one has the site's median link."""
+"""What-if on a site: a node like a measured one has its speed, a new one has the site's median link."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LINKS = {
 
 
 class Times:
-    """Of a measured node."""
+    """Times of a measured node."""
 
     def block_s(self, block: BlockSpec, phase: StepShape) -> float:
         return 1.0
@@ -39,7 +39,7 @@ class Times:
 
 @pytest.fixture
 def problem() -> PlanProblem:
-    """Three nodes, of which a and b were measured; only the links of LINKS were."""
+    """Three nodes; a and b were measured, and only the links of LINKS were."""
     model = built_in_model("llama2-7b")
     assert model is not None
     nodes = tuple(ClusterNode(name, CATALOGUE["orin-nx"], name) for name in "abc")

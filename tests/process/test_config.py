@@ -1,4 +1,4 @@
-"""Settings: which source wins, and that what is wrong is named."""
+"""Settings: the order of sources, and that errors are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process reads of its control groups, from trees of files as the kernel lays them out."""
+"""A process's reading of its control groups, from trees of files as the kernel lays them out."""
 
 from __future__ import annotations
 

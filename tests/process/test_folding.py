@@ -1,4 +1,4 @@
-"""Lines that come too often are left out and counted, in the pure core and in what a daemon writes."""
+"""Lines that repeat too often are left out and counted, in the pure core and in a daemon's output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a daemon writes where systemd's journal reads it: a line for each record, with the level in front."""
+"""A daemon's output if systemd's journal reads it: a line for each record, with the level in front."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ report_failure(InvalidArgumentError("--listen is required"))
 
 
 def lines_of(journal: str) -> list[str]:
-    """What the script writes to a pipe; `journal` is JOURNAL_STREAM, with the pipe's own numbers for `{here}`."""
+    """The script's output to a pipe; `journal` is JOURNAL_STREAM, with the pipe's own numbers for `{here}`."""
     reading, writing = os.pipe()
     status = os.fstat(writing)
     environment = os.environ | {"JOURNAL_STREAM": journal.format(here=f"{status.st_dev}:{status.st_ino}")}

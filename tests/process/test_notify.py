@@ -1,4 +1,4 @@
-"""What reaches a service manager, over a real socket."""
+"""The messages to a service manager, over a real socket."""
 
 from __future__ import annotations
 

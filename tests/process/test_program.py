@@ -59,7 +59,7 @@ def test_lost_messages_change_no_exit_code_and_no_output(redirect: str) -> None:
 
 
 def test_output_is_complete_though_a_file_is_opened_after_the_streams_were_closed(tmp_path: Path) -> None:
-    """Otherwise the file gets the descriptor of a closed stream, and what is printed goes into it."""
+    """Otherwise the file gets the descriptor of a closed stream, and receives the printed output."""
     path = tmp_path / "kept"
     body = f"import os; file = open({str(path)!r}, 'w'); file.write('text'); os.write(2, b'message'); file.close()"
     done = run(in_program(body), redirect="<&- >&- 2>&-")

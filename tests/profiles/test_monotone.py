@@ -90,7 +90,7 @@ def test_a_prompt_of_more_tokens_does_not_take_less(disturbed: ComputeProfile) -
     stages = stage_costs(Costs(problem_of(disturbed)), Cut((0, 1), (12, 24)))
     for stage in stages:
         assert all(less < more for less, more in pairwise(stage.prefill_s))
-        # Twelve layers, linear in rows beyond what was measured.
+        # Twelve layers, linear in rows beyond the measured ones.
         at = dict(zip(stage.rows, stage.prefill_s, strict=True))
         assert at[512] == pytest.approx(12 * 512 * ROW_S, rel=0.05)
         assert at[2048] == pytest.approx(4 * at[512], rel=0.05)
@@ -197,7 +197,7 @@ def test_repeats_that_differ_make_it_busy(sound: ComputeProfile) -> None:
         name: tuple(replace(sample, spread=0.17) for sample in getattr(block, name)) for name in ("prefill", "decode")
     }
     assert busy(with_block(sound, **wide)) == ("repeats differ by 17%",)
-    # A few samples that differ are what a median is for.
+    # A median tolerates a few samples that differ.
     one = (replace(block.prefill[0], spread=0.9), *block.prefill[1:])
     assert busy(with_block(sound, prefill=one)) == ()
 

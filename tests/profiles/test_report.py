@@ -1,4 +1,4 @@
-"""A profile in words: medians, how well the fit holds, and a warning where others were at work."""
+"""A profile in words: medians, the quality of the fit, and a warning if other processes were at work."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ async def refused(address: str, files: Any) -> Any:
 
 
 async def test_strangers_are_refused_before_any_message(tmp_path: Path) -> None:
-    """Of another authority, and of another site of the same authority."""
+    """Strangers of another authority, and of another site of the same authority."""
     ours, theirs = Identities(tmp_path / "ours"), Identities(tmp_path / "theirs")
     server = Server("127.0.0.1:0", ours.coordinator())
     address = await server.start()

@@ -56,7 +56,7 @@ asyncio.run(main())
 
 
 async def run(script: str, **environment: str) -> list[str]:
-    """The words that a Python process prints, which has these variables and else none of gRPC's."""
+    """The words that a Python process prints, with only these variables of gRPC's."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", script, env=inherited | environment, stdout=asyncio.subprocess.PIPE

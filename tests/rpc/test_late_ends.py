@@ -24,7 +24,7 @@ PATH = "/edgeshard.proto.v1.AdminService/Trace"
 
 
 class Big(grpc.GenericRpcHandler):
-    """Sends what no window holds, so that the client leaves while a message is under way."""
+    """Sends a message larger than any window, so that the client leaves while it is being sent."""
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
         async def many(request: Any, context: Any) -> AsyncIterator[bytes]:

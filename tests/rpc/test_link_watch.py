@@ -12,15 +12,15 @@ from edgeshard.domain.requests.link import LinkBeacon
 from edgeshard.rpc.link_watch import BEACON_S, FIRST_S, LONGEST_S, SUSPECT_S, TICK_S, Fault, LinkWatch
 
 SLACK_S = 2 * TICK_S
-"""A tick comes up to a period late, and what it finds is at most a period old."""
+"""A tick is late by up to a period, and its data is at most a period old."""
 
 
 @dataclass
 class Link:
     """A sender's loop and the link's other end, played at the speed of the loop's ticks.
 
-    A receiver takes `rate` bytes a second of what was sent and answers every `BEACON_S`, unless it is `dead`; one that
-    is `deaf` answers and receives nothing.
+    A receiver takes `rate` bytes a second and answers every `BEACON_S`, unless it is `dead`; a
+    `deaf` one answers and receives nothing.
     """
 
     now: float = 100.0
@@ -60,7 +60,7 @@ class Link:
             self.step(TICK_S)
 
     def step(self, seconds: float) -> None:
-        """So much later the sender's loop turns: beacons that are there come first or last, as it happens."""
+        """The sender's loop runs this much later; keepalives that have arrived are read first or last, at random."""
         self.now += seconds
         if not (self.dead or self.deaf):
             self.received_bytes = min(self.sent_bytes, self.received_bytes + seconds * self.rate)
@@ -208,5 +208,5 @@ def test_a_link_that_works_is_never_suspect_and_one_that_died_always(
     began = link.now
     link.run(4.0)
     at, fault = link.faults[0]
-    # What came in just before counts as progress until the beacon that reports it.
+    # Bytes that arrived just before count as progress until the keepalive that reports them.
     assert SUSPECT_S - BEACON_S - SLACK_S <= at - began <= SUSPECT_S + BEACON_S + SLACK_S and fault.is_new

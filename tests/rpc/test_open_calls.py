@@ -190,7 +190,7 @@ class Deeds(grpc.GenericRpcHandler):
                 read.append(message)
 
         async def serve(messages: AsyncIterator[bytes], context: Any) -> None:
-            """End late, as a call does if its caller does not read what is sent."""
+            """End late, as a call does if its caller does not read its messages."""
             reader = asyncio.create_task(reading(messages))
             try:
                 await asyncio.sleep(600)
@@ -213,7 +213,7 @@ class Deeds(grpc.GenericRpcHandler):
 
 
 async def test_no_message_of_a_revoked_caller_is_read(tmp_path: Path) -> None:
-    """Of no method with a stream of messages, also if the call itself ends later."""
+    """For every method with a stream of messages, also if the call itself ends later."""
     identities = Identities(tmp_path)
     server, deeds = Server("127.0.0.1:0", identities.coordinator()), Deeds()
     server.grpc.add_generic_rpc_handlers((deeds,))

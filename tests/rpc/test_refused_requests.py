@@ -29,7 +29,7 @@ class Request:
 
 
 class Refusing(grpc.GenericRpcHandler):
-    """Refuses what it reads, as a codec does: an error of its own after one of a library."""
+    """Refuses its input, as a codec does: an error of its own after one of a library."""
 
     def __init__(self) -> None:
         self.freed = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Certificates that are replaced under a running process: when, by which files, and what its calls notice."""
+"""Certificates that are replaced under a running process: the time, the files, and the effect on its calls."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ async def test_a_site_that_makes_none_is_not_asked_again(tmp_path: Path, refusal
 
 
 async def test_an_application_prints_what_it_likes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What edgectl prints may be read by a program."""
+    """A program may read the output of edgectl."""
     identities = Identities(tmp_path)
     files = identities.of(Role.CLIENT, "app")
 
@@ -198,7 +198,7 @@ def test_a_daemon_keeps_the_newer_of_two_certificates_of_its_key(tmp_path: Path)
     renewed = identities.authority.issue(APP, request, newer)
     write_private(kept.cert, renewed)
     assert adopted(given, tmp_path / "state" / "pki").cert.read_bytes() == renewed
-    # Another key was given: what was kept is of no use.
+    # Another key was given: the stored files are useless.
     other = identities.of(Role.CLIENT, "other")
     assert adopted(other, tmp_path / "state" / "pki").cert.read_bytes() == other.cert.read_bytes()
 

@@ -112,7 +112,7 @@ async def test_a_channel_beyond_loopback_is_refused_before_it_dials() -> None:
 
 
 def test_a_certificate_of_another_authority_is_named_by_its_own_process(tmp_path: Path) -> None:
-    """Whoever is called can only hang up."""
+    """The called process can only hang up."""
     ours, theirs = (Identities(tmp_path, site).of(Role.AGENT, "a") for site in ("ours", "theirs"))
     mixed = TlsFiles(ours.ca, theirs.cert, theirs.key)
     for credentials in (mixed.channel_credentials, mixed.server_credentials):

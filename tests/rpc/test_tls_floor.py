@@ -1,4 +1,4 @@
-"""What the listeners speak: nothing below TLS 1.2, and no weak cipher."""
+"""The protocols of the listeners: nothing below TLS 1.2, and no weak cipher."""
 
 from __future__ import annotations
 

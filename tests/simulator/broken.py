@@ -153,7 +153,7 @@ def head_goes_on_a_token_too_far() -> Any:
 
 
 def swapped_request_comes_back_as_a_new_one() -> Any:
-    """The stages grant it blocks and leave what they kept of it aside."""
+    """The stages grant it blocks and do not use the KV that they kept of it."""
     plan = FormingStep.plan
 
     def telling(
@@ -165,7 +165,7 @@ def swapped_request_comes_back_as_a_new_one() -> Any:
 
 
 def saved_states_are_empty() -> Any:
-    """Whoever begins from saved states begins from what their slot held before."""
+    """A request that begins from saved states begins from its slot's former content."""
     return mock.patch.object(States, "copy", lambda self, source, target: None)
 
 
@@ -181,7 +181,7 @@ def states_go_on_behind_wrong_guesses() -> Any:
 
 
 def stage_fails_by_any_nodes_word() -> Any:
-    """A status counts if its epoch is right, whoever sends it."""
+    """A status counts if its epoch is right, whichever node sends it."""
 
     def of_epoch(record: Any, node_id: object, status: Any) -> bool:
         return (status.deployment, status.epoch) == (record.name, record.epoch)

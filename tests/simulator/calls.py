@@ -30,7 +30,7 @@ class Method:
 
 
 class Call:
-    """Both ends of one call. The client's end is what a stub returns; the server's is its handler's context."""
+    """Both ends of one call. The client's end is the stub's result; the server's is its handler's context."""
 
     def __init__(self, channel: SimChannel, method: Method, timeout: float | None) -> None:
         self.channel = channel
@@ -71,12 +71,12 @@ class Call:
             self.up.send(_HALF_CLOSE)
 
     def ended(self, status: Status) -> None:
-        """The client hears of the end."""
+        """The client receives the end."""
         if self._status is not None:
             return
         local = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
         if not status[2] and (status[0] in local or (status[0] is UNAVAILABLE and self.network.dice.random() < 0.5)):
-            self._incoming.clear()  # gRPC may lose what it had not handed out
+            self._incoming.clear()  # gRPC may lose messages it had not handed out
         self._status = status
         if self.connection is not None:
             self.connection.calls.pop(self.number, None)
@@ -106,7 +106,7 @@ class Call:
         assert connection is not None
         say(connection, self.up, kind, said)
 
-    # What arrives
+    # Arriving messages
 
     def _server_got(self, item: Any) -> None:
         if item is _HEADERS:
@@ -142,7 +142,7 @@ class Call:
         if reader is not None and not reader.done():
             reader.set_result(None)
 
-    # What the product calls on it
+    # The interface that the product calls
 
     def done(self) -> bool:
         return self._status is not None and not self._incoming
@@ -249,7 +249,7 @@ class Call:
 
 
 class ServerContext:
-    """The server's end of a call: what a handler gets as its context."""
+    """The server's end of a call: the context of a handler."""
 
     def __init__(self, call: Call, server: SimServer, deadline: float | None, ghost: bool = False) -> None:
         self.call = call
@@ -350,7 +350,7 @@ class ServerContext:
         if not self._gone and not self.ghost:
             self.call.down.send(item)
 
-    # What handlers call
+    # The interface that handlers call
 
     async def read(self) -> Any:
         while not self._queue:
@@ -408,7 +408,7 @@ class SimServer:
         self.denials = Denials()
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
-        pass  # what is added so is registered by name, too
+        pass  # handlers added like this are registered by name, too
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
         for name, handler in handlers.items():

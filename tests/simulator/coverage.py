@@ -204,7 +204,7 @@ RARE: dict[tuple[str, str], str] = {
 }
 """Events that may come in a phase and hardly do, and why: they are not asked for."""
 SWAPS = (("held", "put aside"), ("kept aside", "taken back"))
-"""What becomes of the KV of a request that gives way."""
+"""The events of the KV of a preempted request."""
 LATE = ("token", "late", "chosen")
 """A token that came with a later step than its own, as a guide may have it."""
 SAVED = ("states", "saved", "taken up")
@@ -220,7 +220,7 @@ because of chance.
 
 
 def wanted() -> list[tuple[str, str, str]]:
-    """What is to be met: of transitions, of events, of messages, of swaps, tokens, states and guesses."""
+    """The expected occurrences: of transitions, of events, of messages, of swaps, tokens, states and guesses."""
     known = NEVER.keys() | RARE.keys()
     transitions = [("transition", str(phase), str(trigger)) for phase, trigger in TRANSITIONS]
     events = [("event", str(phase), event) for phase in Phase for event in EVENTS if (str(phase), event) not in known]
@@ -230,7 +230,7 @@ def wanted() -> list[tuple[str, str, str]]:
 
 
 def missed(met: Counter[tuple[str, str, str]], seeds: int) -> list[str]:
-    """What was met in too few seeds, in words."""
+    """Descriptions of everything that occurred in too few seeds."""
     need = TIMES * seeds / SEEDS * (1.0 if seeds >= SEEDS else 0.5)
     few = [(met[key], key) for key in wanted() if met[key] < need]
     return [

@@ -1,4 +1,4 @@
-"""The coordinator's disk: what was acknowledged stays, what was under way at a crash may be there or not."""
+"""The coordinator's disk: acknowledged writes stay, a write that a crash interrupts may be there or not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Disk:
 
 
 class SimStore:
-    """In place of `StateStore`: one write after the other, each of which takes its time."""
+    """Replaces `StateStore`: one write after the other, each of which takes its time."""
 
     def __init__(self, process: Process, disk: Disk, dice: random.Random, fails: Callable[[], bool]) -> None:
         self._process = process
@@ -101,7 +101,7 @@ class SimStore:
         await self._do(lambda: None, may_fail=False)
 
     async def _do(self, work: Callable[[], Any], may_fail: bool = True) -> Any:
-        """The write happens, and a moment later the process hears of it: a crash may come between."""
+        """The write happens, and a moment later the process is notified: a crash may happen between."""
         loop = self._process.loop
         future = loop.create_future()
         self._free_at = max(self._free_at, loop.now) + self._dice.uniform(0.001, 0.02)

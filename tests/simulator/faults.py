@@ -100,7 +100,7 @@ class Plan:
         self.world = world
         self.dice = random.Random(f"plan {world.seed}")
         self._nobody = Context()
-        """Of no process."""
+        """The context of no process."""
         self.kinds: dict[str, tuple[int, Callable[[], None]]] = {
             "node crashes": (5, self.node_crashes),
             "coordinator crashes": (4, self.coordinator_crashes),
@@ -290,7 +290,7 @@ class Plan:
         world.crash_boss(silently=False)
         assert world.operator is not None
         operator = world.operator.process
-        operator.freeze()  # whoever deploys there deploys somewhere else
+        operator.freeze()  # a later deployment there is another one
         self.at(0.2, "the coordinator is back on another disk", lambda: self._on_another(Disk()))
         back = self.dice.uniform(1.0, 4.0)
         self.at(back, "the other coordinator crashes", lambda: world.crash_boss(silently=False))
@@ -328,7 +328,7 @@ class Plan:
 
     def reset(self) -> None:
         for connection in self.dice.sample(self.world.network.connections, min(2, len(self.world.network.connections))):
-            # Whoever hears nothing finds out by the keepalive.
+            # A process that hears nothing notices it by the keepalive.
             ends = self.dice.choice(((0.0, 0.01), (0.0, 2.3), (2.3, 0.0)))
             connection.break_off("Connection reset by peer", *ends)
 

@@ -67,11 +67,11 @@ NOBODY = NodeId("id-nobody")
 ItemT = TypeVar("ItemT")
 MOST_ITEMS = 4200
 MOST_BYTES = 64 << 10
-"""Of a message, so that a seed stays short; the fuzzer of agents' messages has no such limits."""
+"""Limit of a message, so that a seed stays short; the fuzzer of agents' messages has no such limits."""
 
 
 class Liar:
-    """The process. Its memory budget is far below what a stage needs, so it never gets one."""
+    """The process. Its memory budget is far below a stage's need, so it never gets one."""
 
     def __init__(self, world: World, coordinator: str, dice: random.Random) -> None:
         self._world, self._dice = world, dice

@@ -20,7 +20,7 @@ CURRENT: ContextVar[Process] = ContextVar("process")
 
 
 class Process:
-    """A simulated process. `ahead_s` is what its monotonic clock shows beyond the simulator's."""
+    """A simulated process. `ahead_s` is the lead of its monotonic clock over the simulator's."""
 
     def __init__(self, loop: VirtualLoop, name: str, ahead_s: float = 0.0) -> None:
         self.loop = loop
@@ -32,7 +32,7 @@ class Process:
         self.context: Context = copy_context()
         self.context.run(CURRENT.set, self)
         self._kept: list[object] = []
-        """What a crash cut off. It must not be finalised while the run continues."""
+        """Tasks that a crash cut off. It must not be finalised while the run continues."""
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self.loop.create_task(work, context=self.context.copy())
@@ -104,7 +104,7 @@ class VirtualLoop(base_events.BaseEventLoop):
         self._last = 0
         self.set_exception_handler(lambda loop, context: None)
 
-    # What asyncio asks of a loop
+    # asyncio's interface of a loop
 
     def time(self) -> float:
         return self.now + self._offset
@@ -164,10 +164,12 @@ class VirtualLoop(base_events.BaseEventLoop):
     def get_debug(self) -> bool:
         return False
 
-    # What the simulator asks
+    # The simulator's interface
 
     def step(self, until: float) -> bool:
-        """Run the next callback; False if none is due by `until`, which it then is."""
+        """Run the next callback; Run the next callback and return True; False if none is due by
+        `until`, which is then the time.
+        """
         while True:
             if not self._queue:
                 timers = self._timers

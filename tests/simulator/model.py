@@ -119,7 +119,7 @@ def chained(before: int, token: int) -> int:
 
 
 def chosen(history: int, sampling: Sampling, position: int) -> int:
-    """A third of the requests mostly say the same again, so that tokens are guessed for them."""
+    """A third of the requests mostly repeat a token, so that tokens are guessed for them."""
     if sampling.seed % 3 == 1 and history % 8:
         return position % 5
     return (history * 7 + sampling.seed * 13 + position * 5) % VOCABULARY
@@ -183,7 +183,9 @@ def answer(generation: Generation) -> Answer:
 
 
 class SimModel:
-    """What `StageModel` is for a stage: `watch` hears of a step that needs what the stage has not, and of swaps."""
+    """The replacement of `StageModel` for a stage: `watch` is called for a step that needs data
+    which the stage has not, and for swaps.
+    """
 
     def __init__(self, prepare: PrepareStage, watch: Watch) -> None:
         placement, layers = prepare.placement, prepare.placed.layers
@@ -299,7 +301,7 @@ class SimModel:
                 return
 
     def _history(self, span: Span, slots: Sequence[int]) -> int:
-        """The hash of all tokens before a span, by the states of its request or by what its table's positions keep."""
+        """The hash of all tokens before a span, from the states of its request or from its table's positions."""
         table = self.pool.table(span.request)
         for state in self.pool.states.of(table.source):
             if table.source != table.slot:
@@ -355,7 +357,7 @@ class SimModel:
 
 
 class SimWeights:
-    """Of a standby, or of a stage that runs no more."""
+    """The weights of a standby, or of a stage that runs no more."""
 
     def __init__(self, layers: LayerRange) -> None:
         self.layers = layers

@@ -1,9 +1,9 @@
 """The network between simulated processes: connections, and messages that are bytes and take their time.
 
-Its events are the ones of real connections. A stream is ordered and loses nothing while it lasts;
-it ends at any message, and what was under way is lost then. Between streams there is no order. A
-host that is cut off gets late what was sent to it, or its connections end after the keepalive. A
-call of one request may be lost, answered late, or come twice.
+Its events are the ones of real connections. A stream is ordered and loses nothing while it lasts.
+It ends at any message, and messages in flight are lost then. Between streams there is no order. A
+host that is cut off gets its messages late, or its connections end after the keepalive. A call of
+one request may be lost, answered late, or come twice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROOM = 24
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 Status = tuple[grpc.StatusCode, str, tuple[tuple[str, Any], ...]]
 Fate = str
-"""'' for what arrives, 'drop' for what ends its stream, 'twice' for what comes two times."""
+"""'' for a message that arrives, 'drop' for one that ends its stream, 'twice' for one that arrives two times."""
 
 
 @dataclass(eq=False)

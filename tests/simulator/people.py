@@ -1,4 +1,4 @@
-"""Who uses a simulated site: applications that ask, and an operator who deploys and deletes."""
+"""The users of a simulated site: applications with requests, and an operator who deploys and deletes."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ class Operator:
             await asyncio.sleep(dice.uniform(0.1, 0.8))
 
     async def _clear(self, name: DeploymentName) -> None:
-        """Delete one that failed. Where the disk did not hear that it did, it may have been tried again meanwhile."""
+        """Delete one that failed. If the disk did not record the failure, it may have been tried again meanwhile."""
         if self.world.troubles.disk_failed:
             self.deleted.add(name)
         await self.client.delete_deployment(name, wait=False)

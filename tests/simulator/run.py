@@ -22,7 +22,7 @@ PIECE = 50
 
 @dataclass
 class Sums:
-    """Of some seeds."""
+    """The sums of some seeds."""
 
     failed: list[tuple[int, float, str]] = field(default_factory=list)
     met: Counter[tuple[str, str, str]] = field(default_factory=Counter)

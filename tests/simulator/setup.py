@@ -33,7 +33,7 @@ def work_alone(trace: bool = False) -> None:
     else:
         quiet = structlog.make_filtering_bound_logger(logging.CRITICAL)
         structlog.configure(wrapper_class=quiet, cache_logger_on_first_use=True)
-    warnings.simplefilter("ignore", RuntimeWarning)  # of what a crash cut off
+    warnings.simplefilter("ignore", RuntimeWarning)  # about tasks that a crash cut off
     sys.unraisablehook = lambda _: None
 
 

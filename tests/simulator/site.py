@@ -52,7 +52,7 @@ TIMINGS = Timings(probe_quiet_s=1e9, activate_timeout_s=12.0, load_timeout_s=15.
 
 
 class Troubles:
-    """What goes wrong inside a process now: chances from 0 to 1, of each write and of each load."""
+    """The faults inside a process now: chances from 0 to 1, of each write and of each load."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
@@ -132,7 +132,7 @@ class Node:
     async def _run(self) -> None:
         await self.server.start()
         self.process.spawn(self.client.run())
-        # What computes is imported meanwhile.
+        # The imports for computing run meanwhile.
         self.process.call_later(self._dice.choice((0.0, 0.05, 0.6)), self._started)
 
     def _started(self) -> None:

@@ -1,4 +1,4 @@
-"""The simulated network keeps what a real one does."""
+"""The simulated network keeps a real one's rules."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def _is_a_refusal(error: Exception) -> bool:
 
 
 def _fate(record: DeploymentRecord | None) -> object:
-    """What of a deployment a lie might change. The liar may answer its own commands."""
+    """The part of a deployment that a lie might change. The liar may answer its own commands."""
     if record is None:
         return None
     standbys = [entry for entry in record.standbys if entry.node_id != LIAR]
@@ -285,7 +285,7 @@ class Watch:
 
     @staticmethod
     def _is_over(record: DeploymentRecord | None, node_id: NodeId) -> bool:
-        """The coordinator has decided, and the disk is about to hear of it."""
+        """The coordinator has decided, and the disk is about to get it."""
         if record is None:
             return False
         return record.phase not in STANDING or all(stage.node_id != node_id for stage in record.placement.stages)

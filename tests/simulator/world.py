@@ -1,4 +1,4 @@
-"""One seed: a site, people who use it, and what goes wrong; then a calm in which everything must come right."""
+"""One seed: a site, its users, and its faults; then a calm in which everything must recover."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class World:
         self.names: tuple[str, ...] = ()
         self.quiet = quiet
         self.crowded = False
-        """Whether many long requests come at once, so that some give way."""
+        """Whether many long requests arrive at once, so that some are preempted."""
         self.hybrid = False
         """Whether the first deployment's model keeps states of requests, whose prompts then begin alike."""
         self._acknowledged: dict[DeploymentName, Epoch] = {}
@@ -94,7 +94,7 @@ class World:
         if self._trace is not None:
             self._trace(f"{self.loop.now:9.4f} {what}")
 
-    # What happens to processes
+    # Events of processes
 
     def start_node(self, name: str) -> None:
         self.runs += 1
@@ -118,7 +118,7 @@ class World:
         if boss is not None:
             boss.crash(self.network, silently)
 
-    # What people want to know
+    # Questions of users
 
     def model_of(self, request_id: RequestId) -> str:
         return str(self.specs[sum(map(ord, request_id.rsplit("-", 1)[0])) % len(self.specs)]["name"])
@@ -238,7 +238,7 @@ class World:
             plan(self)
 
     def _give_states(self, dice: random.Random) -> None:
-        """Perhaps the first deployment is of a model whose requests have states, and whoever gives way runs again."""
+        """Sometimes the first deployment's model has states of requests, and a preempted request runs again."""
         self.hybrid = dice.random() < 0.3
         if self.hybrid:
             self.specs[0] |= {"model": "hybrid", "prefix_cache": True}
@@ -258,7 +258,7 @@ class World:
             self.operator.process.call_later(at + delay_s, self.operator.replan, DeploymentName("tale"))
 
     def calm(self) -> None:
-        """Nothing goes wrong from now on, and whoever was down comes up."""
+        """There are no faults from now on, and stopped processes start."""
         self.calm_since = self.loop.now
         if self.troubles.disk_failed and self.operator is not None:
             self.operator.look_after(self.specs)
@@ -376,7 +376,7 @@ class _Solver:
 
 @contextmanager
 def patched(world: World) -> Iterator[None]:
-    """The edges of the product: channels, planning threads, and what is random."""
+    """The edges of the product: channels, planning threads, and random values."""
     ids = random.Random(f"ids {world.seed}")
     random.seed(world.seed)
     SimTask.count = SimFuture.count = 0

@@ -1,4 +1,4 @@
-"""Archives of backups: what is written is read again, and what another wrote is refused before a file is made."""
+"""Archives of backups: written ones are read again, and foreign ones are refused before a file is made."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_each_changed_byte_of_content_is_found(made: Path) -> None:
     for offset in (where, where + 4999, content.index(b'"sha256": "') + 12, content.index(b'"format"') + 2):
         made.write_bytes(content[:offset] + bytes([content[offset] ^ 1]) + content[offset + 1 :])
         if b'"gormat"' in made.read_bytes() or b'"fnrmat"' in made.read_bytes():
-            assert read_archive(made).about != {"format": 1}  # its reader refuses what it does not know
+            assert read_archive(made).about != {"format": 1}  # its reader refuses unknown formats
             continue
         with pytest.raises(EdgeShardError):
             read_archive(made)

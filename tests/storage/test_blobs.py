@@ -19,7 +19,8 @@ DIGEST = Digest(hashlib.sha256(CONTENT).hexdigest())
 
 
 class Disk:
-    """Follows `fsync` and `rename`: of a file the disk has what was synced last, of a directory the names it had then.
+    """Follows `fsync` and `rename`: the disk has a file's last synced content, and a directory's
+    names of its last sync.
 
     A new name may reach the disk at any time. So a file must be synced before it gets its name, and
     the directory after that, or the name may never get there.

@@ -1,4 +1,4 @@
-"""Reading checkpoints: what is accepted is right, and everything else is refused by name."""
+"""Reading checkpoints: accepted ones are right, and everything else is refused by name."""
 
 from __future__ import annotations
 

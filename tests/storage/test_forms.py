@@ -1,4 +1,4 @@
-"""The small files of a model: what has their form is taken, and everything else is refused by name."""
+"""The small files of a model: files of their form are accepted, and everything else is refused by name."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class MessageBuilder:
         return max(sizes, default=1)
 
     def _count(self, field: Any) -> int:
-        """A few items, or about as many as a bound permits."""
+        """A few items, or about the number that a bound permits."""
         dice = self._dice
         if dice.random() >= self._many:
             return dice.choice((0, 1, 1, 2, 3, 7))

@@ -56,8 +56,8 @@ class Gateway:
         self._loop.close()
 
     def post(self, path: str, body: bytes, headers: dict[str, str] | None = None) -> Exchange:
-        """The answer to a body. Raises what the application raises."""
-        gc.collect(1)  # Else a callback pays for what was made before.
+        """The answer to a body. Raises the application's errors."""
+        gc.collect(1)  # Otherwise a callback pays for earlier garbage.
         pieces = [body[start : start + PIECE_BYTES] for start in range(0, len(body), PIECE_BYTES)] or [b""]
         with watched_callbacks() as watch:
             status, content_type, answer = self._loop.run_until_complete(self._post(path, pieces, headers or {}))

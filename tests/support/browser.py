@@ -116,7 +116,7 @@ async def show(page: Page, screen: str) -> None:
 
 
 async def hide(page: Page, hidden: bool) -> None:
-    """As the page hears of it when another tab is in front: browsers without a window show all their pages."""
+    """Send the event of another tab coming to the front: browsers without a window show all their pages."""
     await page.evaluate(
         "hidden => { Object.defineProperty(document, 'hidden', { configurable: true, get: () => hidden });"
         " document.dispatchEvent(new Event('visibilitychange')); }",

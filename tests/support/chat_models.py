@@ -16,7 +16,7 @@ AS_IT_IS = (DEMO_MODEL / "chat_template.jinja").read_text(encoding="utf-8")
 def demo_model_with(
     directory: Path, template: str | None = AS_IT_IS, generation: Mapping[str, Any] | None = None
 ) -> Path:
-    """A directory with the demo model, this chat template (None for no template), and these values
+    """A directory with the demo model, this chat template (None if it has none), and these values
     in its generation_config.json."""
     directory.mkdir(parents=True)
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):

@@ -69,7 +69,7 @@ _DRAWN = """() => new Promise((done) => {
 
 
 async def cuts(page: Page) -> list[str]:
-    """The faults of the page as it is now, with all its details open; none if all of it fits."""
+    """The faults of the page as it is now, with all its details open; empty if all of it fits."""
     await page.evaluate(_DRAWN)
     return list(await page.evaluate(_FIND))
 
@@ -157,7 +157,7 @@ def crowded(picture: dict[str, Any], nodes: int, deployments: int) -> dict[str, 
 
 _TAKERS = ", ".join(f"workstation-{index:02d}.second-floor.example {index}:{index + 1}" for index in range(9))
 OUTLOOK = {"losses": [{"node": "workstation-00.second-floor.example", "pause_s": 123.4, "taken_by": _TAKERS}]}
-"""The forecast of what a loss costs each of these deployments."""
+"""The forecast of a loss's cost for each of these deployments."""
 
 _UPDATE = """(change) => new Promise((done) => {
   const WAIT_MS = 400; // for the first of the page's changes

@@ -40,7 +40,7 @@ class Examples:
         return self._last
 
     def of(self, kind: Any, default: Any = MISSING) -> list[Any]:
-        """Examples of a type, one for each member of a union; none equals `default`."""
+        """Examples of a type, one for each member of a union; all differ from `default`."""
         if kind in self._made:
             return [self._made[kind](self)]
         origin, arguments = get_origin(kind), get_args(kind)

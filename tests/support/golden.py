@@ -1,4 +1,4 @@
-"""What commands print, without what differs from run to run and from machine to machine."""
+"""The output of commands, without parts that differ from run to run and from machine to machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TEXTS = (
 _SOMETIMES = ("Huge pages", "Warning:")
 """Lines that only some machines have: a warning about kernels, for instance, on one that was busy."""
 _MACHINE = {"software", "bits_fingerprint", "bottleneck", "note", "doubts", "huge_pages", "text", "failure"}
-"""Keys whose values are of the machine, or in words that depend on what was measured."""
+"""Keys whose values depend on the machine, or whose text depends on measurements."""
 
 
 def masked_text(text: str) -> str:

@@ -21,8 +21,8 @@ _PRODUCT = re.compile(
 # The last operand of AT&T's syntax, the first one of aarch64: the register that an instruction writes.
 _WRITTEN = re.compile(r"(?:^|,)%(?P<x86>\w+)$|^(?P<arm>[xw]\d+)(?:,|$)")
 _WRITES_NOTHING = re.compile(r"cmp\w*|test\w*|push\w*|str\w*|stp|cbn?z|tbn?z|j\w+")
-# An address on the stack that is loaded into a register: lea 8(%rsp),%rax; mov %rsp,%rbp; add x5,
-# sp, #0x40; mov x29, sp.
+# An address on the stack that is loaded into a register, for example `lea 8(%rsp),%rax`, `mov
+# %rsp,%rbp`, `add x5, sp, #0x40` or `mov x29, sp`.
 _STACK_ADDRESS = re.compile(r"lea \S*\(%rsp\),%\w+|mov %rsp,%\w+|add [xw]\d+, sp, #\S+|mov [xw]\d+, sp")
 # The base register of a memory operand: 8(%rax,%rcx,4) or [x5, #32].
 _BASE = re.compile(r"\((%\w+)[,)]|\[(\w+)[,\]]")
@@ -39,7 +39,7 @@ class Instruction:
 
     @property
     def written(self) -> str:
-        """The whole general register that the instruction writes; "" if none or another kind."""
+        """The whole general register that the instruction writes; "" if there is none or one of another kind."""
         match = None if _WRITES_NOTHING.fullmatch(self.mnemonic) else _WRITTEN.search(self.operands)
         return "" if match is None else _whole(match["x86"] or match["arm"])
 
@@ -56,7 +56,7 @@ class Instruction:
 
     @property
     def jump_target(self) -> int | None:
-        """The address that a jump leads to; None for other instructions and for jumps through a register."""
+        """The address that a jump leads to; None if it is another instruction or a jump through a register."""
         if not _JUMP.fullmatch(self.mnemonic):
             return None
         match = _TARGET.search(self.operands)

@@ -65,8 +65,8 @@ class Http:
     async def opened(
         self, method: str, path: str, body: Any, headers: Mapping[str, str] | None = None, *, holds: int = 65536
     ) -> AsyncIterator[Stream]:
-        """An answer whose headers are there. Leaving closes the connection. What is not read yet fills about `holds`
-        bytes on this side; then the other side waits."""
+        """An answer whose headers are there. Leaving closes the connection. Unread data fills about
+        `holds` bytes on this side; then the other side waits."""
         where = urlsplit(self.url)
         dialled = socket.socket()
         dialled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, holds)

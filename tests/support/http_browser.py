@@ -32,14 +32,14 @@ class Jar:
                 del self.cookies[name, cookie["path"]]
 
     def shown(self, path: str) -> str | None:
-        """What goes with a request for `path`."""
+        """The cookie sent with a request for `path`."""
         pairs = ((name, value, under.rstrip("/")) for (name, under), value in self.cookies.items())
         sent = [f"{name}={value}" for name, value, under in pairs if path == under or path.startswith(f"{under}/")]
         return "; ".join(sent) or None
 
 
 class Browser:
-    """A browser at the page of `origin`, by default where `http` goes, under `prefix`."""
+    """A browser at the page of `origin`, by default the target of `http`, under `prefix`."""
 
     def __init__(self, http: Http, jar: Jar | None = None, origin: str = "", prefix: str = "") -> None:
         self.http, self.jar, self.origin, self.prefix = nobody(http), jar or Jar(), origin or http.url, prefix
@@ -47,7 +47,7 @@ class Browser:
 
     @classmethod
     async def of(cls, site: Entered, http: Http) -> Browser:
-        """One that an operator's link let in."""
+        """A browser that an operator's link logged in."""
         browser = cls(http)
         answer = await browser.enter({"secret": await secret_of(site)})
         assert answer.status == 200, answer.body
@@ -72,7 +72,7 @@ class Browser:
         return answer
 
     def headers(self, **changes: str | None) -> dict[str, str]:
-        """Of a request that changes something."""
+        """The headers of a request that changes something."""
         sent = {
             "host": self.origin.partition("://")[2],
             "cookie": self.jar.shown(f"{self.prefix}/"),

@@ -1,4 +1,4 @@
-"""A small server that speaks the Hub's routes, with what goes wrong there on request."""
+"""A small server with the Hub's routes, and faults on request."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ _FILE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/([^?]+)(?:\?.*)?")
 
 @dataclass
 class HubServer:
-    """Repositories by name, each a directory. `served` are the bytes sent by file, `ranges` where sending began."""
+    """Repositories by name, each a directory. `served` are the bytes sent by file, `ranges` the
+    offsets at which sending began.
+    """
 
     repositories: dict[str, Path] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)
     damaged: set[str] = field(default_factory=set)
     cut_after: dict[str, int] = field(default_factory=dict)
-    """By file, the bytes after which the connection breaks; once."""
+    """The bytes after which the connection breaks, once, by file."""
     served: dict[str, int] = field(default_factory=dict)
     ranges: list[tuple[str, int]] = field(default_factory=list)
     tokens: list[str | None] = field(default_factory=list)

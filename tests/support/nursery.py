@@ -1,9 +1,9 @@
 """A process that has imported what EdgeShard's processes need, and forks them.
 
-One that is started anew imports torch for seconds of a core; one that is forked here is there at once. It is a process
-of its own like any other, with its own arguments, environment, directory, output and network namespace, and it runs the
-module as `python -m` does. `shared()` is the nursery of this test process; within `forking_daemons` it also serves
-those who start daemons by asyncio.
+A newly started process imports torch for seconds of a core; a process forked here is ready at once.
+It is a process of its own like any other, with its own arguments, environment, directory, output
+and network namespace, and it runs the module as `python -m` does. `shared()` is the nursery of this
+test process; within `forking_daemons` it also serves those who start daemons by asyncio.
 
 The protocol: datagrams of JSON over a socket pair. A request carries the three standard streams.
 
@@ -148,7 +148,7 @@ class Nursery:
                 self._ended[message["ended"]].set_result(message["status"])
 
     async def ended(self, pid: int) -> int:
-        """The exit code of a child, also of one that ended before; the newest if the system used a pid twice."""
+        """The exit code of a child, also if it ended before; the newest if the system used a pid twice."""
         return await asyncio.shield(asyncio.wrap_future(self._ended[pid]))
 
 

@@ -1,4 +1,4 @@
-"""Where the units of a stage come from, for tests that load one themselves."""
+"""The sources of a stage's units, for tests that load one themselves."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ Parts = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Quantised:
-    """What stands in a checkpoint for one matrix, by the ends of names, and the numbers that it means."""
+    """A checkpoint's tensors for one matrix, by the ends of names, and the numbers that they encode."""
 
     parts: Parts
     means: torch.Tensor
@@ -159,8 +159,8 @@ def mxfp4(weight: torch.Tensor) -> Quantised:
 
 
 def nvfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes of four bits, two a byte; float8 scales for each 16 numbers of a row; the common scale,
-    which multiplies; and the numbers that they encode."""
+    """Codes of four bits, two a byte. Float8 scales for each 16 numbers of a row; the common scale,
+    which multiplies. Then the numbers that they encode."""
     grouped = weight.view(len(weight), -1, 16)
     together = weight.abs().max() / (6 * 448)
     scales = (grouped.abs().amax(-1) / 6 / together).to(torch.float8_e4m3fn)

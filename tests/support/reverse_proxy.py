@@ -1,5 +1,5 @@
-"""A reverse proxy on loopback, as operators put before a gateway: it takes a path's beginning off, may speak TLS, and
-remembers what it passed on."""
+"""A reverse proxy on loopback, as operators put before a gateway: it removes a path's prefix, may
+use TLS, and records passed requests."""
 
 from __future__ import annotations
 

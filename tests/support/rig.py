@@ -31,7 +31,7 @@ from edgeshard.domain.requests.head import HeadEvent, RequestEnd
 from edgeshard.domain.requests.step import SampledToken, Span, SpanLogprobs, StepResult, Targets
 
 FRESH = 17
-"""What the pretended model begins with. Its states hold the difference, so that zeros are a beginning."""
+"""The first state of the pretended model. Its states hold the difference, so that zeros are a beginning."""
 
 
 def after(value: int, token: int) -> int:
@@ -58,8 +58,8 @@ Alone = Callable[[list[int], int], list[int]]
 class Stage:
     """One stage: the real tables, and in place of keys and values the token at each slot.
 
-    Nothing of these is ever cleared: whoever reads a slot that is not its own reads another's token. With `states` of
-    requests, real ones of one number, tokens come of them.
+    The slots are never cleared: a request that reads another's slot reads the other's token. With
+    `states` of requests, real ones of one number, tokens come of them.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Stage:
                 return
 
     def _by_states(self, span: Span, tokens: list[int]) -> list[int]:
-        """What follows each of the span's tokens by the states of its request, which it changes."""
+        """The token after each of the span's tokens by the states of its request, which it changes."""
         table = self.pool.table(span.request)
         (state,) = self.pool.states.of(table.source)
         value, following = int(state) + FRESH, list[int]()
@@ -258,7 +258,7 @@ class Rig:
 class Ring:
     """The stages of a rig as machines of their own: inboxes that hold a window, and a step computing at each.
 
-    One thing happens at a time, chosen by dice: a stage takes a step from its inbox, or passes on
+    One thing happens at a time, chosen by dice. A stage takes a step from its inbox, or passes on
     the one it finished if the next inbox has room, or the head takes a result. `stalled` stages do
     nothing.
     """

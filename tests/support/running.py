@@ -25,13 +25,13 @@ def wrong_modules(folder: Path) -> Path:
 
 
 def environment_of(home: Path) -> dict[str, str]:
-    """Of a user whose settings and states are under `home`."""
+    """The environment of a user whose settings and states are under `home`."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("EDGESHARD__")}
     return clean | {"XDG_CONFIG_HOME": str(home / "config"), "XDG_STATE_HOME": str(home / "state-home")}
 
 
 class Running:
-    """An edgectl in the background, and what it has printed."""
+    """An edgectl in the background, and its output."""
 
     def __init__(
         self, home: Path, name: str, *arguments: str, settings: Mapping[str, str] | None = None, cwd: Path | None = None

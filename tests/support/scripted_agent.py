@@ -225,7 +225,7 @@ class FakeHead:
         self._call.cancel()
 
     async def ended(self) -> EdgeShardError | None:
-        """Wait for the coordinator to end the stream; return its error, None for an orderly end."""
+        """Wait for the coordinator to end the stream; return its error, None if the end is orderly."""
         assert self._task is not None
         await asyncio.wait_for(self._task, DEADLINE_S)
         return self.error
@@ -247,7 +247,7 @@ class FakeHead:
         await self._call.write(head_pb2.AttachRequest(accepted=accepted))
 
     async def answer(self) -> None:
-        """A beacon."""
+        """Send a keepalive."""
         await self._call.write(head_pb2.AttachRequest(beacon=head_pb2.HeadBeacon()))
 
     async def token(

@@ -32,7 +32,7 @@ class Keyed:
 
 
 class Said(Clockwork):
-    """Says `texts`, and then ends, or fails with `error`; remembers what it was asked."""
+    """Sends `texts`, and then ends, or fails with `error`; records its requests."""
 
     def __init__(self) -> None:
         super().__init__(0.001, 4)

@@ -152,7 +152,7 @@ def story() -> list[GenerationEvent | Hold]:
 
 @dataclass
 class ScriptedSite:
-    """What the server answers, and what it saw.
+    """The server's answers, and the requests it received.
 
     `failures` maps a method's name to the error it ends with. `states` are the deployment's states, one for each
     question about it, the last one for ever; empty means that there is none. `compute_profile`
@@ -182,7 +182,7 @@ class ScriptedSite:
     dumps: list[ProcessDump] = field(default_factory=list)
     audit: list[AuditEntry] = field(default_factory=list)
     checks: list[AuditCheck] | None = None
-    """None for a coordinator older than seals."""
+    """None if the coordinator is older than seals."""
     events: list[SiteEvent] = field(default_factory=list)
     placement: Placement = field(default_factory=placement)
     replan: Replan | None = None

@@ -1,4 +1,4 @@
-"""A real site for tests: a coordinator and agents as processes, and what a test asks of them."""
+"""A real site for tests: a coordinator and agents as processes, and queries for tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgeshard.local.cluster import LocalCluster
 MakeSpec = Callable[..., DeploymentSpec]
 """The demo deployment with some fields changed; None takes a field out."""
 SOON_S = 30.0
-"""A quiet machine needs a second; the rest is for one whose cores others use as well. What leaks would never go."""
+"""A quiet machine needs a second; the rest is for one whose cores others use as well. A leak would never end."""
 
 
 @dataclass

@@ -38,7 +38,7 @@ class StallingProxy:
         self.resume()
 
     def aim(self, target: str) -> None:
-        """Where connections go from now on."""
+        """Set the target of connections from now on."""
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
 
@@ -85,7 +85,7 @@ class StallingProxy:
             self._tasks.add(asyncio.create_task(self._pass_on(number, held, sink, way)))
 
     async def _take_in(self, source: asyncio.StreamReader, held: asyncio.Queue[bytes]) -> None:
-        """All there is, as a network acknowledges what it loses later; b"" is the end."""
+        """Read all data, as a network acknowledges data that it loses later; b"" is the end."""
         try:
             while data := await source.read(CHUNK_BYTES if self._bits_per_s else 1 << 16):
                 held.put_nowait(data)

@@ -1,4 +1,4 @@
-"""A tiny Llama checkpoint on disk, a real model store server that records what it served, and a wire that breaks."""
+"""A tiny Llama checkpoint on disk, a real model store server that records its calls, and a wire that breaks."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def make_checkpoint(tmp_path: Path) -> MakeCheckpoint:
 
 
 class RecordingServicer(ModelStoreServicer):
-    """The real servicer, with a record of calls and, on request, one flipped bit in what it sends."""
+    """The real servicer, with a record of calls and, on request, one flipped bit in its data."""
 
     def __init__(self, store: ModelStore) -> None:
         super().__init__(store)
@@ -159,7 +159,7 @@ class StoreServer:
 
 
 class Wire:
-    """A TCP relay to `target`. In a direction with a limit it holds back what goes beyond it, until it is broken."""
+    """A TCP relay to `target`. In a direction with a limit it holds back the bytes beyond it, until it is broken."""
 
     def __init__(self, target: str, *, hold_down: int | None = None, hold_up: int | None = None) -> None:
         self._host, _, port = target.rpartition(":")

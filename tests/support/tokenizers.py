@@ -1,4 +1,4 @@
-"""Files that the tokenizer library takes for tokenizers, some of which make its Rust code panic."""
+"""Files that the tokenizer library accepts as tokenizers, some of which make its Rust code panic."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 PANICS: dict[str, dict[str, Any]] = {
-    # A prefix that is longer than what it is cut off from.
+    # A prefix that is longer than its text.
     "load": {
         "model": {
             "type": "BPE",
@@ -28,7 +28,7 @@ PANICS: dict[str, dict[str, Any]] = {
     # Strips "2" at both ends of a token that is nothing else; tokens "0" and "1" are decoded.
     "decode": {"decoder": {"type": "Strip", "content": "2", "start": 1, "stop": 1}},
 }
-"""Parts of a tokenizer.json, by what panics with them. What comes before works."""
+"""Parts of a tokenizer.json, by what panics with them. The parts before it work."""
 
 
 def write_tokenizer(path: Path, **parts: object) -> Path:

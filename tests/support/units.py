@@ -14,7 +14,7 @@ from pathlib import Path
 
 DEADLINE_S = 90.0
 PROGRAMS = "/opt/edgeshard/bin"
-"""Where the units under test have their programs; the modules of this checkout run instead."""
+"""The folder of the programs of the units under test; the modules of this checkout run instead."""
 
 
 class Unit:

@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: each screen at two widths and in two colours, what an operator does there, tabs."""
+"""The dashboard in a real browser: each screen at two widths and in two colours, an operator's actions, tabs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ EMPTY = {
     "nodes": "Create the command",
     "events": "Nothing has happened yet",
 }
-"""What screens of an empty site say."""
+"""The texts on screens of an empty site."""
 KEYS, UPDATES, UPDATE_S = 200, 5, 0.1
 TABS = 8
 """More than the six connections that a browser allows to a host."""
@@ -223,7 +223,9 @@ async def test_a_cut_is_found(browser: Browser, planted: str, fault: str) -> Non
 
 
 async def breaches(page: Page) -> list[str]:
-    """Rules of accessibility that axe-core finds broken on a page as it is, and where; none without axe-core."""
+    """Rules of accessibility that axe-core finds broken on a page as it is, and their places; empty
+    without axe-core.
+    """
     if not AXE.exists():
         return []
     if not await page.evaluate("'axe' in window"):
@@ -322,7 +324,7 @@ async def test_a_model_is_planned_loads_and_goes_by_buttons(site: Site, browser:
 
 @pytest.mark.long
 async def test_nothing_is_cut_while_a_page_is_in_use(site: Site, browser: Browser, tmp_path: Path) -> None:
-    """A plan, a refusal, recorded steps and an answer; and what the holder of a key sees before and after its login."""
+    """A plan, a refusal, recorded steps and an answer; and the view of a key's holder before and after its login."""
     url = site.cluster.coordinator.gateway
     _, key = await site.client.create_key("application-with-a-long-name", ["tales"], tokens_per_minute=123_456_789)
     async with visiting(browser, url) as visitor, visiting(browser, url) as other:

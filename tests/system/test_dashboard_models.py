@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_chromium, pytest.m
 pytestmark += [pytest.mark.timeout(in_form(300, 1200))]
 
 LAYERS = in_form(4, 37)
-"""Of `HIDDEN` 2,048 each has 55 MB of weights: 2 GB in the long form."""
+"""With `HIDDEN` 2,048 each has 55 MB of weights: 2 GB in the long form."""
 HIDDEN = in_form(1024, 2048)
 ENDS_MS = in_form(120_000, 1_100_000)
 

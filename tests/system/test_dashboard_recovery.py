@@ -51,7 +51,7 @@ async def visitor(site: Site) -> AsyncIterator[Visitor]:
 
 
 async def foretold(page: Page) -> None:
-    """Wait until the page knows what a loss would cost."""
+    """Wait until the page knows the cost of a loss."""
     await page.goto(re.sub("#.*", "#/deployments/tales", page.url))
     await expect(page.get_by_role("region", name="If a node is lost").locator("tbody tr")).to_have_count(3)
     await go(page, "site")

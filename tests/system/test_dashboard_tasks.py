@@ -37,7 +37,7 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    """Nodes a, b and c, of which the deployment tales uses a and b. The coordinator may add models of a folder."""
+    """Nodes a, b and c; the deployment tales uses a and b. The coordinator may add models of a folder."""
     directory = tmp_path_factory.mktemp("site")
     folder = directory / "folder"
     shutil.copytree(DEMO_MODEL, folder / "new-tales")

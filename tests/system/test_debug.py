@@ -40,7 +40,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @dataclass
 class Watched:
-    """A site with TLS whose daemons log at debug; `answer` and `tokens` are what a request came to."""
+    """A site with TLS whose daemons log at debug; `answer` and `tokens` are a request's result."""
 
     cluster: LocalCluster
     client: Client

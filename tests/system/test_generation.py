@@ -103,7 +103,7 @@ async def test_each_node_holds_its_tensors_and_no_others(site: Site, tales: Depl
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="this system does not tell")
 async def test_each_node_says_for_how_much_it_asked_huge_pages(site: Site, tales: Deployment) -> None:
-    """For all weights and KV blocks; the kernel decides how many it got."""
+    """Requested for all weights and KV blocks; the kernel decides their number."""
 
     async def said() -> bool:
         nodes = {node.name: node.huge_pages for node in await site.client.nodes()}
@@ -139,7 +139,7 @@ async def test_cancel_during_prefill_leaves_no_kv(site: Site, tales: Deployment)
     prompt = [5 + i % 4000 for i in range(480)]
 
     async def cancelled() -> bool:
-        """False where the request was over before its head had heard of the cancel."""
+        """False if the request was over before its head received the cancel."""
         stream = site.client.generate("tales", prompt, max_new_tokens=30, request_id="to-cancel", ignore_eos=True)
         await anext(stream)
         found = await site.client.cancel("to-cancel")

@@ -162,7 +162,7 @@ async def gaps(site: Site, tokens: list[int]) -> list[float]:
 
 @pytest.mark.long
 async def test_a_guide_whose_masks_are_dear_holds_up_no_other_answer(site: Site) -> None:
-    """Three at once, which end for what they take of the processor."""
+    """Three at once, which end because of their processor time."""
     right: list[int] = []
     alone = await gaps(site, right)
     asked = [
@@ -233,7 +233,7 @@ async def test_no_new_tokens_are_asked_for_only_with_prompt_logprobs(site: Site)
 
 
 async def guided(site: Site, seen: list[Token]) -> tuple[str, list[float]]:
-    """The text and the prompt's log-probabilities of one answer, each of which came once and in its place."""
+    """The text and the prompt's log-probabilities of one answer, each of which arrived once and in its place."""
     text, scores, first = "", list[float](), 0
     async for event in site.client.generate(
         "tales", PROMPT, guide=PERSON, prompt_logprobs=True, max_new_tokens=150, temperature=0.9, seed=3, timeout_s=60

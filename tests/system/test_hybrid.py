@@ -76,7 +76,9 @@ async def swaps(client: Client) -> list[StageSwap | None]:
 async def test_requests_that_begin_alike_and_give_way_get_the_tokens_of_transformers(
     client: Client, model: Any, swap_bytes: int
 ) -> None:
-    """Four conversations in memory for two, each of two turns: the second one begins where the first was saved."""
+    """Four conversations in memory for two, each of two turns: the second one begins at the saved
+    states of the first.
+    """
     options = {"concurrency": 2, "kv_overcommit": True, "prefix_cache": True, "kv_swap_bytes": swap_bytes}
     deployment = await deploy(client, "tight", **options)
     assert deployment.placement.saved_states > 0

@@ -19,7 +19,7 @@ NEW_TOKENS = 10
 @pytest.mark.parametrize(
     ("row", "layers"),
     [
-        ("nemotron_h-latent", "a=0:1,b=1:3,c=3:4"),  # b has an MLP and experts, of which nothing is kept
+        ("nemotron_h-latent", "a=0:1,b=1:3,c=3:4"),  # b has an MLP and experts, which keep nothing
         ("falcon_h1-bare", "a=0:1,b=1:4"),
         ("mamba2-tied", "a=0:1,b=1:4"),  # without attention
     ],

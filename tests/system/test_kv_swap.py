@@ -31,7 +31,7 @@ CONTEXT = 192
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    """Three nodes that say all there is to say in their logs."""
+    """Three nodes that log everything."""
     said = ("--log-level", "debug")
     cluster = LocalCluster(
         tmp_path_factory.mktemp("swap"), agent_arguments=said, coordinator_arguments=said, startup_timeout_s=180
@@ -61,7 +61,7 @@ async def heard_since(site: Site, name: str) -> Deployment:
 
 
 def files_aside(site: Site) -> dict[str, list[os.stat_result]]:
-    """By node, what its agent has open in its state directory without a name, and what is in it."""
+    """The unnamed files that each node's agent has open in its state directory, and their content."""
     found: dict[str, list[os.stat_result]] = {}
     for name, agent in site.cluster.agents.items():
         descriptors = Path(f"/proc/{agent.pid}/fd")

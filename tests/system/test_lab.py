@@ -96,11 +96,11 @@ async def test_a_lab_is_never_faster_than_what_it_emulates(lab_file: Path) -> No
         alone = rows[0]
         # 2.4 GB of blocks at 100 GB/s, and the hop's 8 KiB at 20 Mb/s: the emulated device cannot do a token in less.
         assert alone["predicted_time_per_token_s"] > 0.024
-        # Of the whole request: between tokens there is less time than there was where the first is noticed late.
+        # The rate of the whole request: between tokens there is less time if the first is noticed late.
         assert alone["measured_throughput_tps"] <= 1.01 * alone["predicted_throughput_tps"]
         return rows
 
-    for _ in range(4):  # Other work of this machine may stop the second run for as long as it takes.
+    for _ in range(4):  # Other work of this machine may stop the second run for any time.
         alone, together = await both_runs()
         if together["measured_throughput_tps"] > alone["measured_throughput_tps"]:
             return

@@ -86,7 +86,7 @@ async def test_an_agent_gone_while_loading_fails_the_deployment_and_frees_the_ot
     agent = site.cluster.agents["c"]
 
     async def loading() -> bool:
-        """False where the node had been standing still for so long that it counted as gone before it was needed."""
+        """False if the node had stalled for so long that it counted as gone before it was needed."""
         agent.send_signal(signal.SIGSTOP)
         try:
             deployment = await site.client.deploy(make_spec(), wait=False)

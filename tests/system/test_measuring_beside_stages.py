@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
-    """Of a site whose only node serves and was never measured."""
+    """The client of a site whose only node serves and was never measured."""
     directory = tmp_path_factory.mktemp("beside")
     async with LocalCluster(directory, ("a",)) as cluster, Client(cluster.address) as client:
         await client.add_model(DEMO_MODEL, "fairy-tales")

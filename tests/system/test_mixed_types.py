@@ -1,4 +1,4 @@
-"""A GGUF file of mixed types over three nodes: the tokens and the bits of one node, whoever dies, and when."""
+"""A GGUF file of mixed types over three nodes: the tokens and the bits of one node, whichever node dies, and when."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ KERNELS = "agent/edgeshard_agent/ops/libedgeshard_ops.so"
 
 @pytest.fixture(scope="module")
 def forked() -> None:
-    """Start every daemon anew: a forked one has imported the modules of this tree."""
+    """Start every daemon without forking: a forked one has imported the modules of this tree."""
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
 SPEC = {
     "name": "tales", "model": "fairy-tales", "source": "a", "dtype": "float32", "concurrency": 4,
     "layers": "a=0:6,b=6:12", "prefix_cache": True, "max_context": 384,
-    "speculation": "off",  # what is computed is counted
+    "speculation": "off",  # computed tokens are counted
 }  # fmt: skip
 BLOCK_TOKENS = 16
 CANARIES = ("Zyxomoravian", "Quetzelbrunn", "Wimpelthrop", "Ostrogander")
@@ -96,7 +96,7 @@ class Watched(Site):
 
     identities: Identities
     out: Path
-    """What edgectl writes."""
+    """The output of edgectl."""
     said: Said = field(default_factory=Said)
 
     def files(self, name: str) -> TlsFiles:
@@ -271,7 +271,7 @@ async def ask_in_every_way(site: Watched) -> list[bytes]:
 @pytest.mark.long
 async def test_no_file_and_no_output_has_a_word_or_a_token_of_users(site: Watched) -> None:
     printed = await ask_in_every_way(site)
-    # The head's node is lost in mid-answer, and a dump of what is left is taken.
+    # The head's node is lost in mid-answer, and the remaining processes are dumped.
     begun = asyncio.Event()
     running = asyncio.create_task(site.complete("alice", f"{PROMPT} of {CANARIES[1]}", 160, begun))
     await asyncio.wait_for(begun.wait(), 60)

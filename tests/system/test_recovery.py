@@ -38,7 +38,7 @@ PROMPT = "Once upon a time there was a king who had three sons"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    """Four nodes, three of which hold a stage."""
+    """Four nodes; three of them hold a stage."""
     directory = tmp_path_factory.mktemp("recovery")
     async with LocalCluster(directory, NODES, threads=1) as cluster, Client(cluster.address) as client:
         await client.add_model(DEMO_MODEL, "tiny-tales")
@@ -127,7 +127,7 @@ async def test_coordinator_and_head_killed_together_end_no_answer(site: Site) ->
 async def test_a_coordinator_that_was_killed_answers_within_seconds_of_its_start(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The whole start of a process, imports included, under a running answer; and it knows what it knew."""
+    """The whole start of a process, imports included, under a running answer; and it has its former state."""
     undisturbed = await answer(site.client, 200)
     times_s = []
     for _ in range(RESTARTS):

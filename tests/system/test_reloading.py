@@ -1,4 +1,4 @@
-"""SIGHUP to daemons of a site: what is right is taken up without a restart, and what is wrong changes nothing."""
+"""SIGHUP to daemons of a site: right settings are applied without a restart, and wrong ones change nothing."""
 
 from __future__ import annotations
 

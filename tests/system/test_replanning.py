@@ -31,7 +31,7 @@ SPEC = {
     "max_context": 256,
 }
 SMALL, LARGE = "100MiB", "108MiB"
-"""Of a node: less than the whole model needs; and more, so that it is preferred."""
+"""Memory of a node: less than the whole model needs; and more, so that it is preferred."""
 PROMPT = "Once upon a time there was a king who had three sons"
 TOKENS = 200
 

@@ -1,7 +1,7 @@
 """A node is killed while rules apply: its deployment continues within them, or waits and names the
 rule.
 
-Placed by hand, by memory, and by CP-SAT in a process of its own where nodes are measured.
+It is placed by hand, by memory and, if nodes are measured, by CP-SAT in a process of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Many requests over real nodes: each gets the unsplit model's tokens, whoever comes, goes, stalls or gives way."""
+"""Many requests over real nodes: each gets the unsplit model's tokens, whichever clients join,
+leave, stall or are preempted.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ TIE = 2e-4
 """Two logits of the reference that are closer are as good as equal."""
 BLOCK_TOKENS = 16
 LONG_S = 200.0
-"""For what is tried again where the machine was too busy for it to happen."""
+"""Time for repeated attempts if the machine was too busy for the event."""
 CROWD, PAIR = "crowd", "pair"
 TWO_NODES = "a=0:6,b=6:12"
 
@@ -204,7 +206,7 @@ async def test_random_arrivals_all_get_the_unsplit_models_tokens(site: Site, cro
 async def test_requests_that_outgrow_the_pool_run_again_to_the_same_tokens(
     site: Site, crowd: None, unsplit: Unsplit
 ) -> None:
-    """Four with 12 blocks each at their end, where 24 are: some positions had to be run more than once."""
+    """Four with 12 blocks each at their end, in a pool of 24: some positions had to be run more than once."""
     chance = random.Random(4)
 
     async def outgrew() -> bool:
@@ -270,7 +272,7 @@ async def test_a_full_pool_makes_requests_wait_and_then_refuses_them(
             refusal = error
         waiting = [asyncio.create_task(waiter.read(1)) for waiter in waiters]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        # The coordinator hears of the end that made room before it hears of a token of who was let in.
+        # The coordinator receives the end that made room before a token of the admitted request.
         active = (await site.client.deployment(PAIR)).active_requests
         assert active < len(fillers) + len(waiters), "a request was let in before there was room"
         await asyncio.gather(*waiting)

@@ -16,7 +16,7 @@ from tests.support.site import MakeSpec, Site
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PAUSE_S = 1.5
 LONG_BEFORE_S = 8.0
-"""A quiet machine takes 3 s; without beacons a node that stands still is lost after 10 s of silence."""
+"""A quiet machine takes 3 s; without keepalives a stalled node is lost after 10 s of silence."""
 
 
 async def test_a_node_that_stands_still_is_lost_long_before_its_silence_tells(site: Site, make_spec: MakeSpec) -> None:

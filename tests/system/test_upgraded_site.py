@@ -29,7 +29,7 @@ Build = Callable[[str, int], Path]
 
 @pytest.fixture(scope="module")
 def forked() -> None:
-    """Start every daemon anew: a forked one has imported the modules of this tree."""
+    """Start every daemon without forking: a forked one has imported the modules of this tree."""
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ TOKENS = 40
 
 @pytest.fixture(scope="module")
 def forked_daemons() -> None:
-    """Daemons are started anew: a forked one has imported the checkout."""
+    """Daemons are started without forking: a forked one has imported the checkout."""
 
 
 async def tokens_of(client: Client, name: str) -> list[int]:

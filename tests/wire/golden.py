@@ -1,7 +1,7 @@
 """Messages as an earlier version wrote them, with the values that they mean: `python -m tests.wire.golden`.
 
-The file is written once and then only grows: a message that the version before wrote must mean what it meant then. Run
-the program only to add messages that are new; it leaves those that are there.
+The file is written once and then only grows: a message that an earlier version wrote must keep its
+meaning. Run the program only to add messages that are new; it leaves those that are there.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def written(message: Any) -> list[str] | str:
 
 
 def examples() -> dict[str, list[dict[str, Any]]]:
-    """Of each pair, messages with all fields and with defaults, and the values that they mean."""
+    """Messages of each pair with all fields and with defaults, and the values that they mean."""
     return {
         name: [
             {"message": written(to_wire(*arguments)), "value": plain(arguments)}

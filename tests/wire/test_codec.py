@@ -1,4 +1,6 @@
-"""The codec holds to what messages meant before, refuses what a stranger may not say, and what it cannot convert."""
+"""The codec keeps the former meaning of messages, and refuses forbidden messages of a stranger and
+values it cannot convert.
+"""
 
 from __future__ import annotations
 
@@ -236,7 +238,7 @@ FIGURES: dict[type, tuple[str, ...]] = {
     StageStatus: ("busy_share", "load_s", "step_age_s", "step_cpu_s"),
     StageStreaming: ("waited_s",),
 }
-"""Figures for people, which are 0 where JSON has no such number."""
+"""Figures for people, which are 0 if JSON has no such number."""
 OF_AN_EPOCH = (
     *(ActivateHead, Deployment, HeadHello, KeepStandby, LinkHello, LinkSuspected, PrepareStage, ReleaseStage),
     *(StageStatus, TraceSteps),
@@ -487,7 +489,7 @@ sys.exit(", ".join(wrong) or None)
 
 
 def test_each_module_converts_by_itself() -> None:
-    """For any nested values, no other module must have been loaded before."""
+    """No other module must have been loaded before, for any nested values."""
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 

@@ -254,7 +254,8 @@ STEPS = [forward(n, tokens) for n, tokens in enumerate([1, 16, 0, 3, 32, 5, 0, 9
 @settings(max_examples=300, deadline=None)
 @given(st.randoms(use_true_random=False), st.data())
 def test_no_mishap_on_the_way_changes_a_step(rng: random.Random, data: st.DataObject) -> None:
-    """Duplicates, reordering in the window, cuts, flipped bits, replays: what comes out is the steps, once, in order.
+    """Duplicates, reordering in the window, cuts, flipped bits, replays: the output is the steps,
+    once, in order.
 
     A damaged or refused frame ends the stream; the sender then resends from `next_step`, as its outbox does.
     """

@@ -1,4 +1,4 @@
-"""A token as text: what people copy, and what they get wrong."""
+"""A token as text: how people copy it, and their mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles, links and placements across the wire: what was measured arrives; what cannot have been is refused."""
+"""Profiles, links and placements across the wire: measured values arrive, impossible ones are refused."""
 
 from __future__ import annotations
 

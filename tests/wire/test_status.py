@@ -1,4 +1,4 @@
-"""Errors across the wire: what was raised is what arrives, and foreign failures get the right name."""
+"""Errors across the wire: the raised error arrives, and foreign failures get the right name."""
 
 from __future__ import annotations
 

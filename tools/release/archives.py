@@ -1,4 +1,4 @@
-"""Archives of which two runs make the same bytes: sorted by name, with one time and one owner. And checksums."""
+"""Archives that are the same bytes in each run: sorted by name, with one time and one owner. And checksums."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def write_tar(file: IO[bytes] | gzip.GzipFile, entries: Iterable[Entry], epoch: 
 
 
 def _with_directories(entries: Iterable[Entry]) -> Iterator[Entry]:
-    """By name, so that a directory comes before what is in it. An entry without content is a directory of its own."""
+    """By name, so that a directory comes before its content. An entry without content is a directory of its own."""
     by_path: dict[str, Entry] = {}
     for entry in entries:
         if entry.path in by_path:
@@ -92,7 +92,8 @@ def _add_file(archive: tarfile.TarFile, info: tarfile.TarInfo, content: bytes | 
 def write_tar_gz(path: Path, entries: Iterable[Entry], epoch: int, prefix: str = "") -> None:
     """The same, compressed, without the name and the time that gzip writes by itself.
 
-    At level 3: what is inside are shared libraries of gigabytes, and level 6 takes twice the time for a twentieth.
+    At level 3: the content is shared libraries of gigabytes, and level 6 takes twice the time for a
+    twentieth.
     """
     with path.open("wb") as raw, gzip.GzipFile("", "wb", 3, raw, mtime=0) as file:
         write_tar(file, entries, epoch, prefix)

@@ -98,7 +98,7 @@ def _gzip(data: bytes) -> bytes:
 
 
 def sums(entries: Sequence[Entry]) -> str:
-    """The md5sums file, by which `dpkg --verify` sees what was changed."""
+    """The md5sums file, by which `dpkg --verify` detects changes."""
     lines = []
     for entry in sorted(entries, key=lambda entry: entry.path):
         if entry.content is not None:

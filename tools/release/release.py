@@ -78,7 +78,7 @@ def write_sbom(folder: Path, target: Target, into: Path) -> None:
 
 
 def make_release(folders: Sequence[tuple[Target, Path]], text: str, into: Path) -> None:
-    """Fill `into`, in place of what was there. `text` are the notes."""
+    """Fill `into`, replacing its content. `text` are the notes."""
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir(parents=True)
     for target, folder in folders:

@@ -7,10 +7,10 @@ cuda). The folder has wheels, `requirements.txt` with the exact version and the 
 itself (a Debian Python has none), and `SHA256SUMS` of all files. It also has `install.sh` if the
 checkout has one. EdgeShard's own wheel is that of dist/wheels for the platform, or `--wheel`.
 
-The dependencies are read from the wheels' own metadata, for the target and not for this machine;
-every version and hash comes from the lock. torch comes from TORCH_INDEX_URL if that is set, else
-from pip's configured index. The build for `cpu` must not ask for CUDA, and nothing of the kind is
-fetched before that is known.
+The dependencies are read from the wheels' own metadata, for the target and not for this machine.
+Every version and hash comes from the lock. The wheel of torch comes from TORCH_INDEX_URL if that is
+set, else from pip's configured index. The build for `cpu` must not ask for CUDA, and nothing of the
+kind is fetched before that is known.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Target:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What markers of requirements ask for."""
+        """The values that markers of requirements use."""
         return {
             "implementation_name": "cpython",
             "implementation_version": f"{self.python}.0",
@@ -103,7 +103,7 @@ class Chosen:
 
 
 def parse_target(text: str) -> Target:
-    """Raises ReleaseError for what is no target."""
+    """Raises ReleaseError if the text is no target."""
     match = _TARGET.fullmatch(text)
     if match is None:
         raise ReleaseError(
@@ -146,7 +146,7 @@ def requirements_of(metadata: Sequence[str], extras: Iterable[str], target: Targ
 def choose(own: Sequence[str], entries: dict[str, Locked], target: Target) -> dict[str, Chosen]:
     """The files that EdgeShard with the extra `all`, and pip, come to. `own` are the requirements of its wheel.
 
-    Raises ReleaseError for what the lock lacks, and for a build of torch that is not the target's.
+    Raises ReleaseError if the lock lacks a package, or if the build of torch is not the target's.
     """
     chosen: dict[str, Chosen] = {}
     asked: set[tuple[str, str]] = set()
@@ -174,7 +174,8 @@ def _look(names: Sequence[str], entries: dict[str, Locked], target: Target) -> l
         raise ReleaseError(f"constraints.lock lacks {', '.join(absent)}; run `make lock`")
     found = _report([f"{name}=={entries[name].version}" for name in names if name != "torch"], target)
     if "torch" in names:
-        # For cpu, the build that pip leads to, whatever its label; for cuda, the one without a label.
+        # A `cpu` target takes the build that pip leads to, whatever its label; a `cuda` target
+        # takes the one without a label.
         version = ("===" if target.accelerator == "cuda" else "==") + entries["torch"].version
         index = os.environ.get("TORCH_INDEX_URL", "")
         (torch,) = _report([f"torch{version}"], target, *(("--index-url", index) if index else ()))
@@ -239,7 +240,7 @@ def requirements_text(wheel: Path, chosen: Iterable[Chosen]) -> str:
 
 
 def make_folder(target: Target, wheel: Path, into: Path) -> None:
-    """Fill `into` with the target's folder, in place of what was there. Raises ReleaseError."""
+    """Fill `into` with the target's folder, replacing its content. Raises ReleaseError."""
     chosen = choose(headers_of(wheel).get_all("Requires-Dist", []), read_lock(LOCK.read_text()), target)
     staged = into.with_name(f".{into.name}.new")
     shutil.rmtree(staged, ignore_errors=True)

@@ -13,7 +13,7 @@ CHECK_S = 1.0
 STILL_S = 30.0
 """A step without progress for this many seconds hangs, if it also takes far longer than it should."""
 TIMES_PREDICTED = 20.0
-"""How many times its predicted time a step may take, where the placement predicts one."""
+"""The allowed multiple of a step's predicted time, if the placement predicts one."""
 PROGRESS_S = 0.001
 """Processor time that counts as progress. A thread that waits for ever may wake up to look now and then."""
 LONGEST_GAP_S = 5.0
@@ -24,7 +24,8 @@ LONGEST_GAP_S = 5.0
 class RunningStep:
     """The step that the compute thread has now, by a number that no other step of the stage has.
 
-    It began `age_s` ago; `cpu_s` is the processor time spent on it; `predicted_s` what it should take, 0 if unknown.
+    It began `age_s` ago; `cpu_s` is the processor time spent on it; `predicted_s` the predicted
+    time, 0 if unknown.
     """
 
     number: int

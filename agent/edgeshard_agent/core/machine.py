@@ -1,4 +1,4 @@
-"""The agent's state machine as a dump has it: what its state and events look like in JSON, and the pure step."""
+"""The agent's state machine as a dump has it: the JSON of its state and events, and the pure step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def machine() -> Machine[AgentState, Event]:
 
 
 def worth_keeping(event: Event) -> Event:
-    """The event without what is large and leaves no mark on the state: the steps of a trace, which are sent at once."""
+    """The event without large parts that do not change the state: the steps of a trace, which are sent at once."""
     if isinstance(event, TraceEnded) and event.trace is not None:
         return replace(event, trace=replace(event.trace, records=()))
     if isinstance(event, ActionStarted) and isinstance(event.action, SendResults):

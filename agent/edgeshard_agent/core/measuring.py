@@ -1,7 +1,8 @@
 """Measurements that the coordinator asks of this node: one thing at a time, and no layers while a stage loads. Pure.
 
-A measurement of layers has the memory that loaded stages leave, so loading a stage first ends one under way. Beside
-loaded stages it gives way to their steps (`edgeshard_agent.measuring.giving_way`).
+A measurement of layers has the memory that loaded stages leave, so loading a stage first ends one
+under way. While stages are loaded, it yields to their steps
+(`edgeshard_agent.measuring.giving_way`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Weights that a node keeps in memory for stages that other nodes may lose: one range of layers for each deployment.
 Pure.
 
-The executor makes what is held equal to the newest command, so that a command may come again or be replaced.
+The executor makes the held weights equal to the newest command, so a command may be repeated or
+replaced.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class SetStandby:
 
 @dataclass(frozen=True, slots=True)
 class StandbySet:
-    """Event: what the command wants is held, or why not; then nothing is."""
+    """Event: the command's weights are held or, with a reason, none are."""
 
     command: KeepStandby
     error: EdgeShardError | None = None
@@ -46,7 +47,7 @@ Answers = tuple[tuple[OperationId, EdgeShardError | None], ...]
 
 
 def asked(standbys: Standbys, operation_id: OperationId, command: KeepStandby) -> tuple[Standbys, Answers]:
-    """A command came: the standbys with it, and what is answered at once."""
+    """A command arrived: the standbys with it, and the immediate answers."""
     known = standbys.get(command.deployment)
     if known is None:
         return {**standbys, command.deployment: Standby(command, None, (operation_id,))}, ()
@@ -65,7 +66,7 @@ def asked(standbys: Standbys, operation_id: OperationId, command: KeepStandby) -
 
 
 def released(standbys: Standbys, deployment: DeploymentName, epoch: Epoch) -> tuple[Standbys, Answers]:
-    """The deployment is released up to this epoch: so is what is kept for it."""
+    """The deployment is released up to this epoch, and so are the weights kept for it."""
     known = standbys.get(deployment)
     if known is None or known.wanted.epoch > epoch or known.wanted.layers is None:
         return standbys, ()

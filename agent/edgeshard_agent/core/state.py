@@ -1,4 +1,4 @@
-"""The agent's state machine: commands of the coordinator against what the node holds.
+"""The agent's state machine: it compares the coordinator's commands with the node's stages.
 
 `apply` folds an event into the state. `reconcile` returns the actions that remove the difference.
 The executor reports back with events. There is one slot per deployment, since a node holds at most
@@ -272,7 +272,7 @@ def _measuring_event(state: AgentState, event: MeasuringEvent) -> AgentState:
         case MeasuringStopped():
             return replace(state, measuring=Measuring(state.measuring.wanted))  # which begins
         case ControlLost():
-            # Nobody waits for an answer any more; a running trace ends by itself.
+            # No caller waits for an answer any more; a running trace ends by itself.
             return replace(state, measuring=replace(state.measuring, wanted=None), traces={})
         case _:
             assert_never(event)
@@ -296,7 +296,7 @@ def _progressed(state: AgentState, slot: Slot, event: events.StageEvent) -> Agen
             state = _answer(state, *slot.prepares, status=event.status)
             return _with_slot(state, event.deployment, replace(slot, phase=SlotPhase.READY, prepares=()))
         case events.StageLoadFailed():
-            # The node holds nothing and wants nothing: the coordinator decides what comes next.
+            # The node holds no stage and has no order: the coordinator decides the next step.
             state = _answer(state, *slot.prepares, *slot.activates, error=event.error)
             return _with_slot(state, event.deployment, Slot(phase=SlotPhase.BROKEN, epoch=slot.epoch))
         case events.HeadActivated():

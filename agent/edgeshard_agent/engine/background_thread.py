@@ -13,8 +13,8 @@ from edgeshard_agent.engine.worker import ComputeThread
 
 T = TypeVar("T")
 NICE = 5
-"""On a core that a step uses too, such a thread gets a quarter. Less would be worse: it holds Python's lock at times,
-and whoever waits for that waits for a thread that hardly ever runs."""
+"""On a core that a step uses too, such a thread gets a quarter. A lower priority would be worse:
+the thread holds Python's lock at times, and other threads would wait for it."""
 
 
 class _Stopped(Exception):
@@ -29,7 +29,7 @@ class BackgroundThread:
         self._executor: ThreadPoolExecutor | None = None
 
     async def run(self, work: Callable[[Callable[[], None]], T]) -> T:
-        """`work` is given what it is to call now and then."""
+        """`work` gets a function that it must call now and then."""
         if self._executor is None:
             # The number of torch's threads goes over from the newest thread that set it to threads that begin after.
             await self._worker.run(lambda: None)

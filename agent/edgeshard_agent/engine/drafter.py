@@ -20,7 +20,7 @@ from edgeshard_agent.model.draft_steps import DraftSteps
 from edgeshard_agent.scheduler.drafting import FIRST_GUESSES, DraftAsk, Prices, Trust, goes_on, is_kept
 
 MOST_NEW = 2
-"""Tokens that are read before the first guess where all guesses before were right: more take longer than a step."""
+"""Tokens that are read before the first guess if all guesses before were right: more take longer than a step."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class Drafter:
         self._known: OrderedDict[int, _Known] = OrderedDict()
         """By request; the least recently requested one first."""
         self._drafting_s = 0.0
-        """What the newest guesses took."""
+        """The time of the newest guesses."""
         self.prices = Prices()
 
     def follow(self, plan: StepPlan, asks: Sequence[DraftAsk]) -> None:
@@ -129,7 +129,7 @@ class Drafter:
             self.prices.passed(len(known.guesses), len(came), now_s - known.answered_s, self._drafting_s)
 
     def _draw(self, ask: DraftAsk, known: _Known, most: int) -> None:
-        """Draw guesses until no other pays. Of a text that it has not read it reads a part first."""
+        """Draw guesses until no other pays. If it has not read a text yet, it first reads a part of it."""
         began_s, tokens = self._now(), ask.tokens
         read = known.read_of(tokens)
         end = min(len(tokens), read + DRAFT_TOKENS)

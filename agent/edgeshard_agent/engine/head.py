@@ -38,13 +38,13 @@ from edgeshard_agent.scheduler.text import TextStream
 log = structlog.get_logger()
 
 ASK_S, MOST_ASK_S = 0.001, 0.032
-"""Between two steps that ask for nothing but late tokens: twice as long each time that none came."""
+"""Time between two steps that only fetch late tokens: doubled each time that no token arrived."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadLimits:
-    """Limits of a request. `max_context` are the positions of its prompt and its new tokens, and
-    `text_memory_bytes` what a long prompt may take in a process of its own."""
+    """Limits of a request. `max_context` limits the positions of its prompt and its new tokens,
+    `text_memory_bytes` the memory of a long prompt in the tokenizer process."""
 
     vocab_size: int
     max_new_tokens: int
@@ -107,7 +107,7 @@ class Head:
     def pause(self) -> None:
         """End the epoch. Requests stay, and nothing is computed or sent before the next one."""
         self._is_open = False
-        # What it would call belongs to the stage that ends, whose weights must not stay in memory.
+        # Its callbacks belong to the stage that ends, whose weights must not stay in memory.
         self._epoch = Epoch(self._scheduler, _nowhere, _nowhere, on_failed=_nowhere)
         self._journal.stream_lost()
 
@@ -133,7 +133,7 @@ class Head:
                     self._say(HeadEvent(entry.request_id, end))
 
     async def prepare(self) -> None:
-        """Find the slices of what is to be run again, off the event loop."""
+        """Find the slices of the prompts that will run again, off the event loop."""
         if (slices := self._epoch.slices) is None:
             return
         for entry in self._journal.unfinished():
@@ -179,10 +179,10 @@ class Head:
                 entry.start = replace(entry.start, instance=start.instance, digest=start.digest)
                 self._follow(entry, start)
                 return
-            # It is another client's, or another head had it meanwhile and what the coordinator has counts.
+            # It is another client's, or another head had it meanwhile; then the coordinator's version counts.
             self._scheduler.cancel(start.request_id)
             self._journal.forget(start.request_id, self._now())
-        # It is here from now on: what comes next may be about it.
+        # It is registered from now on: the next message may concern it.
         task = asyncio.create_task(self._admit(self._journal.open(start, self._now())))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -220,7 +220,7 @@ class Head:
             if (slices := self._epoch.slices) is not None:
                 await asyncio.to_thread(slices.prepare, len(prompt) + len(start.emitted_tokens))
             if self._journal.find(request_id) is not entry:
-                return  # forgotten, or begun anew
+                return  # forgotten, or started again
             text = self._text(start, prompt)
             entry.tokens = self._read(start, start.emitted_tokens, len(prompt), text)
             end = self._submit(entry, prompt, start.emitted_tokens, text, resumed=start.resumed)
@@ -387,8 +387,8 @@ class Head:
             )
 
     async def _check_guide(self, guide: Guide, client: str) -> None:
-        """Raises InvalidArgumentError for one that the library refuses, FailedPreconditionError where the model has
-        nothing to guide."""
+        """Raises InvalidArgumentError if the library refuses it, FailedPreconditionError if the
+        model has nothing to guide."""
         if self._tokenizer is None:
             raise errors.FailedPreconditionError(
                 "guide: the model was added without a tokenizer.json; add it with one",

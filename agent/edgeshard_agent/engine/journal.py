@@ -25,7 +25,7 @@ next one that the request was admitted."""
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One request and its emitted outputs. `followed` is whether what comes goes to the stream there is."""
+    """One request and its emitted outputs. `followed`: whether further outputs go to the current stream."""
 
     start: StartRequest
     arrival: int
@@ -92,7 +92,7 @@ class Journal:
         return entry
 
     def record(self, said: HeadEvent, now: float) -> bool:
-        """Keep an event; whether it goes to the stream. One of a request that is forgotten goes nowhere."""
+        """Keep an event; return whether it goes to the stream. One of a request that is forgotten goes nowhere."""
         entry = self._entries.get(said.request_id)
         if entry is None or entry.end is not None:
             return False

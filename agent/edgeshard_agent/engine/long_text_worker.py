@@ -25,7 +25,7 @@ class Worker:
         text = parts["text"].decode("utf-8", "surrogatepass")
         with limited_memory(question["memory_bytes"]), limited_time(question["seconds"]):
             tokens = self._tokenizer.encode(text)
-            check_prompt_size(tokens)  # what no message holds would only take memory at the other end
+            check_prompt_size(tokens)  # a list that no message can hold would only take memory at the other end
             return {}, packed(tokens)
 
 

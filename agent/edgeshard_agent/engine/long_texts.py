@@ -32,12 +32,13 @@ class LongTexts:
         self._question = {"file": str(file), "memory_bytes": memory_bytes, "seconds": seconds}
 
     async def encode(self, text: str) -> list[int]:
-        """The token ids of a text. Raises as `Tokenizer.encode` does; InvalidArgumentError naming `prompt` where the
-        text took too much time or memory. The next text begins in another process then."""
+        """The token ids of a text. Raises as `Tokenizer.encode` does; InvalidArgumentError naming
+        `prompt` if the text took too much time or memory. The next text begins in another process
+        then."""
         parts = {"text": text.encode("utf-8", "surrogatepass")}
         _, data = await self._lane.ask("", self._question, parts, text_too_costly)
         return list(unpacked(data))
 
     async def close(self) -> None:
-        """End the process. What waits for it fails."""
+        """End the process. Calls that wait for it fail."""
         await self._lane.close()

@@ -101,7 +101,7 @@ class StageRunner:
     """Told of each step, while there is one."""
     failure: EdgeShardError | None = field(default=None, init=False)
     drafter: Drafts | None = field(default=None, init=False)
-    """Of the head's guesses; dropped when it fails, which costs no step."""
+    """Makes the head's guesses; dropped when it fails, which costs no step."""
 
     def __post_init__(self) -> None:
         self.part_bytes: Callable[[], int] = lambda: PART_BYTES
@@ -142,7 +142,7 @@ class StageRunner:
         return None if step is None else (step.so_far(self.clock.now()), step.plan)
 
     def fail(self, error: EdgeShardError) -> None:
-        """Stop for good; the coordinator hears of it and decides."""
+        """Stop for good; the coordinator is notified and decides."""
         if self.failure is None:
             self.failure = error
             log.error(

@@ -3,10 +3,10 @@
 Prompts are tokenized outside the event loop, a few at a time, in a fair order, and only if they
 could fit.
 
-A text takes time and memory with what the tokenizer makes of it: seconds, and 130 bytes for each byte that tokens are
-looked for in. With unbounded threads, the prompts of one client, even of one that left, could
-occupy the node. So texts that may become long go to a process with limits, one at a time; short
-ones go to threads.
+A text takes time and memory in proportion to its length in the tokenizer: seconds, and 130 bytes
+for each byte in which tokens are searched. Unbounded threads would let the prompts of one client,
+even one that left, occupy the node. So texts that may become long go to a process with limits, one
+at a time; short ones go to threads.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from edgeshard_agent.scheduler.fairness import ServedTokens
 
 AT_ONCE = 2
 LONG_BYTES = 256 << 10
-"""Of a text times the tokenizer's growth. A thread takes 34 MB and a tenth of a second for a text
-of this size. Most prompts stay below: 128 KB of them with GPT-2's steps, 43 with Qwen's, 21 with
-Llama 2's. So most heads never have the process."""
+"""Limit of a text's bytes times the tokenizer's growth. A thread takes 34 MB and a tenth of a
+second for a text of this size. Most prompts stay below: 128 KB of them with GPT-2's steps, 43 with
+Qwen's, 21 with Llama 2's. So most heads never have the process."""
 SHRINKING = 4
 """Bytes of a text for one of its normalised form: NFKC makes a letter of 1 byte of a mathematical one of 4. No other
 mapping of characters shortens more: composed by NFC, three letters of Hangul become one of a third of their bytes."""
@@ -72,8 +72,9 @@ class Tokenising:
     """Takes the prompts of one head, whose requests have `max_context` positions. All but `encode` is on the loop.
     Without `long_texts` all go to threads.
 
-    By priority, then clients get equal shares of the bytes, then in the order they came. A text that runs keeps its
-    place until it is done, whoever waits for it: a short one cannot be stopped, and a long one ends by its limits.
+    By priority, then clients get equal shares of the bytes, then in the order they came. A running
+    text keeps its place until it is done, even if others wait: a short one cannot be stopped, and a
+    long one ends by its limits.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from edgeshard.storage.growth import loaded_growth
 class Tokenizer:
     """A model's tokenizer, without any code of the model's: tokenizer.json is data.
 
-    `file` is its source. `growth` bounds what it makes of a byte of text
+    `file` is its source. `growth` bounds the output for a byte of text
     (`edgeshard.storage.growth`). `longest_token_bytes` is the UTF-8 length of the vocabulary's
     longest entry as written there. It is at least the length of the text that the entry stands for.
     `special_tokens` are the ids of tokens that `decode` leaves out, by their texts.
@@ -39,7 +39,7 @@ class Tokenizer:
         try:
             data = path.read_bytes()
             if not checked:
-                # The library trusts some of its numbers, and what it cannot allocate ends the process.
+                # The library trusts some of its numbers, and a failed allocation ends the process.
                 check_small_file(TOKENIZER, data)
             return cls(_Tokenizer.from_buffer(data), path)
         except BaseException as error:
@@ -50,8 +50,9 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Token ids with the special tokens the model expects.
 
-        Takes what the text grows to, times 130, of memory, and seconds for megabytes. Raises InvalidArgumentError for a
-        text that has none, InternalError where the library fails, MemoryError.
+        Takes memory of 130 times the grown text, and seconds for megabytes. Raises
+        InvalidArgumentError if the text has no token ids, InternalError if the library fails,
+        MemoryError.
         """
         try:
             # `encode` would hold the interpreter's lock until it is done. The fast form keeps no offsets.

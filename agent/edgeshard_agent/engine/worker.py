@@ -53,7 +53,7 @@ class CallOnThread:
     def so_far(self, now: float) -> RunningStep:
         """Its age, and the processor time spent on it; waiting on purpose counts as such."""
         age_s = max(0.0, now - self._began)
-        cpu_s = age_s  # where the system does not tell, no call is taken to hang
+        cpu_s = age_s  # if the system does not report it, no call counts as hanging
         if self._clock_id is not None:
             with contextlib.suppress(OSError):  # the thread has ended
                 cpu_s = max(0.0, time.clock_gettime(self._clock_id) - self._cpu_before)

@@ -1,8 +1,8 @@
 """A cache of experts in memory: it decides which ones are read ahead, and which one goes when room is needed.
 
 A token passes the mixtures in order, again and again. So the value of an expert's place follows
-from two things: how far away its layer's next turn is, and how often the router there chooses it
-(EdgeMoE's frequency and distance). The one whose next use is expected last goes.
+from two things (EdgeMoE's frequency and distance). They are the distance to its layer's next turn,
+and how often the router there chooses it. The one whose next use is expected last goes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_AHEAD = 3
 # How much one token weighs in the share of tokens that choose an expert: about the last hundred count.
 _RECENT = 0.01
 _LEAST_SHARE = 1e-4
-# Of what least recently used has read; the rest is for misses to come that it has not.
+# Fraction of the bytes that least-recently-used has read; the rest is for later misses that it does not have.
 _SPENT = 0.99
 
 
@@ -83,7 +83,7 @@ def _distinct(chosen: Chosen) -> list[int]:
 
 @dataclass(slots=True)
 class LeastRecentlyUsed:
-    """The baseline: reads what is missing, in place of what was used longest ago.
+    """The baseline: reads missing experts, and evicts the least recently used ones.
 
     `room` is in bytes, for experts of `sizes` [layers, experts].
     """
@@ -191,7 +191,7 @@ class ForecastCache:
         following = (layer + 1) % self.table.layers
         before, _ = self._seen.of(len(chosen))
         forecast = self.table.forecast(following, chosen, before)
-        # What this step uses stays while it may: its reads and products overlap.
+        # The experts of this step stay if possible: its reads and products overlap.
         kept = experts if int(self.sizes[layer, experts].sum()) <= self.room else []
         for expert in missing:
             gone = self._load(layer, expert, following, forecast, [*kept, expert])
@@ -216,15 +216,16 @@ class ForecastCache:
     def _let_go(
         self, size: int, following: int, forecast: NDArray[np.float32], layer: int, kept: list[int]
     ) -> tuple[Expert, ...]:
-        """The resident experts whose next use is expected last, as many as it takes; counted in turns of layers.
+        """Evict the resident experts whose next use is expected last, as many as necessary; counted
+        in turns of layers.
 
         A layer comes after as many turns as it is away, and its expert is chosen then with its share, or again a round
-        later. Of the layer that follows the forecast is known.
+        later. For the next layer the forecast is known.
         """
         layers, experts = self.table.layers, self.table.experts
         distance = (np.arange(layers) - following) % layers
         rounds = 1.0 / np.maximum(self._share, _LEAST_SHARE) - 1.0
-        # Not chosen in this round, it waits a whole one and what it takes from there on.
+        # If it is not chosen in this round, it waits a whole round and the expected time from there on.
         rounds[following] = (1.0 - forecast) * (1.0 + rounds[following])
         expected = distance[:, None] + layers * rounds
         expected[layer, kept] = np.minimum(expected[layer, kept], -1.0)

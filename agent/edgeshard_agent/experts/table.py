@@ -29,8 +29,9 @@ _BASE, _LAST, _EARLIER = "base", "last", "earlier"
 
 @dataclass(frozen=True, slots=True)
 class ExpertTable:
-    """Log-odds that an expert is chosen: `base` [layers, experts], and what is added for each expert of the layer
-    before, `last` [layers, experts before, experts], and of the one before that, `earlier`.
+    """Log-odds that an expert is chosen: `base` [layers, experts], and the addends for each expert
+    of the layer before, `last` [layers, experts before, experts], and of the one before that,
+    `earlier`.
 
     Layers count mixtures only. Before the first one come the last two of the token before.
     """
@@ -50,8 +51,8 @@ class ExpertTable:
     def forecast(self, layer: int, last: Chosen | None, earlier: Chosen | None) -> Floats:
         """Probability [experts] that some token's router chooses each expert of a layer.
 
-        `last` and `earlier` [tokens, chosen] are what the tokens' routers chose in the two layers
-        before; None if unknown.
+        `last` and `earlier` [tokens, chosen] are the choices of the tokens' routers in the two
+        layers before; None if unknown.
         """
         odds = self.base[layer]
         if last is not None:

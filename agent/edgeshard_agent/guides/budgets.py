@@ -16,7 +16,7 @@ CHEAP_S = 0.005
 it with 150,000 tokens.
 """
 SHARE, BURST_S = 0.25, 5.0
-"""Of a core, for the dear masks of one party, and how much of that it may have saved up."""
+"""A party's share of a core for expensive masks, and how much of it may be saved up."""
 MOST_IDLE = 256
 """Parties that are remembered though they have all their share."""
 
@@ -35,7 +35,7 @@ class RequestBudget:
 
 @dataclass(slots=True)
 class _Share:
-    """`left_s` may be below zero: what a mask takes is known when it is made."""
+    """`left_s` may be below zero: the cost of a mask is known only after it is made."""
 
     left_s: float
     at_s: float

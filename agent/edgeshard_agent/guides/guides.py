@@ -48,7 +48,9 @@ Banned = npt.NDArray[np.bool_]
 """[vocab] tokens that must not come next."""
 
 WAIT_S = 20.0
-"""How long a request waits for a mask. A step that has to wait for it is below what is taken for a hanging one."""
+"""How long a request waits for a mask. A step that has to wait for it takes less time than one that
+counts as hanging.
+"""
 ANSWER_S = 15.0
 """How long the process may take to answer. It ends itself by the processor time that it uses, long before."""
 MOST_FREE = 3
@@ -229,7 +231,7 @@ class Guides:
             if making.made.set_running_or_notify_cancel():
                 try:
                     making.made.set_result(making.make())
-                except BaseException as error:  # whoever waits for it raises it
+                except BaseException as error:  # raised again by the caller that waits for it
                     making.made.set_exception(error)
             with self._changed:
                 now_s = time.monotonic()
@@ -291,7 +293,8 @@ class Guides:
             forced, self._used_s, answer = self._process.ask(message)
         except (_EndedError, OSError) as error:
             log.warning("guides_ended", why=str(error))
-            # The process that knew its processor time is gone. On a busy node that is far from what has passed.
+            # The process that knew its processor time is gone. On a busy node it differs much from
+            # the elapsed time.
             self._used_s = min(time.monotonic() - began_s, OPEN_S if isinstance(message, Open) else ADVANCE_S)
             self._drop()
             raise GuideError(TOO_MUCH) from None
@@ -339,7 +342,7 @@ class _Process:
             rest = rest[self._process.stdin.write(rest) or 0 :]
 
     def ask(self, message: Message) -> tuple[int | None, float, bytes]:
-        """Return how many tokens of a path are forced (None for a refusal), the seconds of
+        """Return the number of forced tokens of a path (None if it was refused), the seconds of
         processor time it took, and its bytes.
 
         Raises OSError or _EndedError when the process is gone.

@@ -19,9 +19,10 @@ is the text of a refusal."""
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """What may follow an answer. The `masks`, one bit for each token, hold what may follow the
-    answer, and what may follow each of the `forced` tokens except the last. The forced tokens spell
-    all text that the guide leaves no choice of, cut as the model cuts it. Another cut may be drawn."""
+    """The possible continuation of an answer. The `masks`, one bit for each token, hold what may
+    follow the answer, and what may follow each of the `forced` tokens except the last. The forced
+    tokens spell all text that the guide leaves no choice of, cut as the model cuts it. Another cut
+    may be drawn."""
 
     masks: tuple[bytes, ...]
     forced: tuple[int, ...] = ()
@@ -38,7 +39,9 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """First: what the matchers are of. Without a `tokenizer`, a file, they are of bytes, and only good for a check."""
+    """The first message: the tokenizer of the matchers. Without a `tokenizer`, a file, they are of
+    bytes, and only good for a check.
+    """
 
     tokenizer: str = ""
     vocab_size: int = 0

@@ -39,10 +39,10 @@ NOTHING = "no text satisfies it"
 DEAR_S = 0.01
 """A request whose forced tokens took this long to find gets no more: a long text is cut again as a whole each time."""
 MANY_STATES = 50_000
-"""Of a lexer, with 1 to 2 kB each; the library's own limit is five times as large."""
+"""States of a lexer, with 1 to 2 kB each; the library's own limit is five times as large."""
 
 _JSON: Any = {"whitespace_pattern": "[ ]?"}
-"""Blank space without end is what a small model writes most readily. A schema's own `x-guidance` goes before."""
+"""A small model tends to write endless white space. A schema's own `x-guidance` goes before."""
 
 
 class RefusedError(Exception):
@@ -192,7 +192,7 @@ def _serve(lines: IO[bytes], answers: IO[bytes]) -> None:
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump would hold answers
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the library prints is no answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the library's prints are no answers
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=_serve, args=(sys.stdin.buffer, answers))
     thread.start()

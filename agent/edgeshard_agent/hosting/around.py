@@ -41,7 +41,7 @@ ModelKey = tuple[WeightsKey, LayerRange, KvFormat, tuple[int, int, int, int], in
 class LoadProgress:
     """The progress of a load: bytes fetched, of all that were missing; then of filling memory, None before that.
 
-    Whoever loads calls `fetched` on the event loop and `filled` in a thread; each sets values and no more.
+    The loader calls `fetched` on the event loop and `filled` in a thread; each only sets values.
     """
 
     fetched_bytes: int = 0
@@ -82,7 +82,7 @@ class HeldWeights:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A stage's weights and, on the first stage, what the head needs of the model. Reusable while `key` is the same."""
+    """A stage's weights and, on the first stage, the head's parts of the model. Reusable while `key` is the same."""
 
     key: ModelKey
     model: StageModel
@@ -141,7 +141,7 @@ class HostServices:
     worker: ComputeThread
     servicer: StageServicer
     dial: Callable[[], grpc.aio.Channel]
-    """A channel to the coordinator, of a connection of its own; whoever asks closes it."""
+    """A channel to the coordinator, of a connection of its own; the caller closes it."""
     tls: TlsFiles | None
     clock: Clock
     changed: Callable[[], None]

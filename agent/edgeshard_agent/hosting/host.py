@@ -206,7 +206,7 @@ class Hosting:
         return stage
 
     async def _load(self, prepare: PrepareStage, loading: _Loading) -> LoadedModel:
-        """Load what this node has not in memory yet, of its former stage or as a standby."""
+        """Load the parts that this node has not in memory yet, neither in its former stage nor as a standby."""
         former = await self._retired(prepare)
         try:
             await _end(self._tasks.get(_standby_task(prepare.deployment)))

@@ -127,7 +127,7 @@ class HostedStage:
         return 0 if self._receiver is None else self._receiver.received_bytes
 
     def running(self) -> RunningStep | None:
-        """The step that computes now, with what the placement's costs say that it takes."""
+        """The step that computes now, with its time by the placement's costs."""
         running, costs = self._runner.running(), self.prepare.placement.costs
         if running is None or not costs:
             return None if running is None else running[0]
@@ -140,7 +140,9 @@ class HostedStage:
         self._runner.fail(error)
 
     async def trace(self, seconds: float) -> StageTrace:
-        """Record the steps of `seconds`. One at a time: a newer trace ends an older one, which returns what it had."""
+        """Record the steps of `seconds`. One at a time: a newer trace ends an older one, which
+        returns the steps so far.
+        """
         recorder = StepRecorder(self.around.clock)
         self._record_with(recorder)
         try:

@@ -1,4 +1,4 @@
-"""The way from a prepare command to weights in memory: fetch what the stage needs, no more, and load it off the
+"""From a prepare command to weights in memory: fetch only what the stage needs, and load it off the
 loop."""
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ log = structlog.get_logger()
 # Files of the head. The last stage fetches them too, for guides: some megabytes.
 _HEAD_FILES = (forms.TOKENIZER, forms.GENERATION, forms.TOKENIZER_SETTINGS)
 _PADDING_BYTES = 4 * DISK_BLOCK_BYTES
-"""Of a packed file: its header, and what fills up its two parts."""
+"""Padding of a packed file: its header, and the ends of its two parts."""
 
 
 @dataclass(eq=False)
@@ -155,7 +155,7 @@ class StageLoader:
 
     def _release(self, filling: asyncio.Future[StageModel]) -> None:
         if not filling.cancelled() and filling.exception() is None:
-            with suppress(RuntimeError):  # where the node goes, its thread has gone
+            with suppress(RuntimeError):  # if the node is gone, its thread is, too
                 self.worker.submit(filling.result().release)
 
     async def load_standby(
@@ -204,7 +204,7 @@ class StageLoader:
                     raise
                 blobs = needs.blob_bytes
                 if error.reason == PACKED_DAMAGED and error.message not in damaged:
-                    # The file is gone: its unit comes from blobs now, and is packed anew.
+                    # The file is gone: its unit is loaded from blobs now, and packed again.
                     damaged.add(error.message)
                     log.warning("packed_file_damaged", deployment=command.deployment, why=error.message)
                 elif error.reason == CACHE_LIMIT and any(size > blobs[unit] for unit, size in sources.sizes.items()):
@@ -359,7 +359,7 @@ class _Needs:
 
 @dataclass(frozen=True, slots=True)
 class _Fetched:
-    """Blobs and packed files of what a stage needs, pinned."""
+    """Blobs and packed files that a stage needs, pinned."""
 
     needs: _Needs
     pin: Pin
@@ -440,7 +440,7 @@ def _eos_tokens(fetched: _Fetched) -> frozenset[int]:
 
 
 def _small_file(fetched: _Fetched, name: str, read: Callable[[dict[str, Any]], R | None]) -> R | None:
-    """What `read` finds in the JSON object of one of the model's files; None without the file.
+    """The result of `read` for the JSON object of one of the model's files; None without the file.
 
     Raises DataLossError naming the file.
     """

@@ -27,15 +27,16 @@ class _Entry:
 
 
 class Standbys:
-    """Standby weights: at most one range of layers for each deployment. `changed` is called when the coordinator should
-    hear of it."""
+    """Standby weights: at most one range of layers for each deployment. `changed` is called when
+    the coordinator must be notified."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
         self._entries: dict[DeploymentName, _Entry] = {}
 
     async def set(self, command: KeepStandby, load: LoadStandby) -> None:
-        """Hold what the command names, and nothing else for its deployment. Raises what loading raises.
+        """Hold the layers that the command names, and no others for its deployment. Raises what
+        loading raises.
 
         Cancelled, it holds nothing. One call at a time for each deployment.
         """
@@ -62,7 +63,8 @@ class Standbys:
         log.info("standby_ready", deployment=deployment, layers=str(layers), seconds=round(entry.held.load_s, 3))
 
     def usable(self, prepare: PrepareStage) -> HeldWeights | None:
-        """Weights held of the layers of a stage; if none of them serve, they are dropped: the stage needs the memory.
+        """Held weights of a stage's layers; if none of them serve, they are dropped: the stage
+        needs the memory.
 
         Weights that stream are not shared.
         """

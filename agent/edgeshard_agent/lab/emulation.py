@@ -41,8 +41,8 @@ from edgeshard_agent.lab.pace import EmulatedPace
 from edgeshard_agent.lab.shaping import EmulatedLink, LinkShape, shaped_way
 from edgeshard_agent.measuring.probing import Way
 
-# Close together, because an estimate has a kink where it changes from memory to arithmetic, and a
-# real node has no kink.
+# Close together, because an estimate has a kink at the change from memory to arithmetic, and a real
+# node has no kink.
 _GRID = Grid(
     prefill_tokens=(1, 8, 16, 24, 32, 40, 48, 56, 64, 96, 128, 192, 256, 384, 512, 1024, 2048),
     prefill_contexts=(0, 64, 512, 2048),

@@ -93,7 +93,9 @@ class EmulatedLink(LinkShape):
                     await stream.wake.wait()
 
     async def _put(self, stream: OpenStream, flight: deque[_InFlight], step: int, frames: list[Frame]) -> None:
-        """A step's padding goes while the emulated link is busy with the step, so that none is left when it is due."""
+        """A step's padding is sent while the emulated link is busy with the step, so that none is
+        left when it is due.
+        """
         size = sum(frame_bytes(frame) for frame in frames)
         padding = max(0, self._activation_bytes(self._tokens.get(step, 0)) - size)
         flight.append(_InFlight(step, self.arrival(asyncio.get_running_loop().time(), size + padding), frames))

@@ -111,7 +111,7 @@ class Profiler:
     cache: int | None = None
     """Bytes of the largest cache; None to use the system's value."""
     memory_limit_bytes: int | None = None
-    """The most that layers may take; None for all free memory."""
+    """The most that layers may take; None if they may use all free memory."""
     progress: Progress = lambda what, done, total: None
     stops: Stops = no_stops
     """A timing during which the process was stopped is repeated."""
@@ -204,7 +204,7 @@ class Profiler:
         return blocks + model.head_bytes(form.dtype, form.quantisation)
 
     def _copies(self, what: str, wanted: int, parameters: int, weights_bytes: int, kv_bytes: int = 0) -> int:
-        """Copies larger together than the caches, or as many as there is room for."""
+        """Copies that together exceed the caches, or as many as fit."""
         # Until they are packed, the weights of one copy exist in the dtype as well.
         whole_bytes = parameters * self.form.dtype.itemsize + kv_bytes
         if whole_bytes > self._room_bytes:

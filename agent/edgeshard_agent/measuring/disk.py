@@ -51,7 +51,8 @@ EXTENTS: Mapping[Effort, Extent | None] = {
 
 
 def measure_disk(directory: Path, extent: Extent | None) -> DiskProfile | None:
-    """None without an extent, and where the disk is full, not writable, or cannot be read past the page cache.
+    """None without an extent, and if the disk is full, not writable, or cannot be read past the
+    page cache.
 
     Blocks for some seconds.
     """

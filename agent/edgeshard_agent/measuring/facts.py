@@ -16,8 +16,8 @@ from edgeshard_agent.ops.kernel_speed import kernel_speed
 def read_facts(device: str, memory_limit_bytes: int | None, known_bits: str | None = None) -> DeviceFacts:
     """Facts of `cpu` or of a CUDA device; raises InvalidArgumentError for a device that is not there.
 
-    The fingerprint of a processor's bits takes a second or two; `known_bits` is taken for it where given, and the
-    kernels' speed is left out then.
+    The fingerprint of a processor's bits takes a second or two; if given, `known_bits` replaces it,
+    and the kernels' speed is left out.
     """
     known = machine_facts(device, memory_limit_bytes)
     if device == "cpu":
@@ -41,7 +41,7 @@ def read_facts(device: str, memory_limit_bytes: int | None, known_bits: str | No
             field="device",
         ) from None
     unified = bool(properties.is_integrated)
-    if unified:  # one memory, counted once: the accelerator can take what the system has left
+    if unified:  # one memory, counted once: the accelerator can use the system's free memory
         available = min(available, available_bytes())
     budget = budget_bytes(total, available, memory_limit_bytes)
     return replace(

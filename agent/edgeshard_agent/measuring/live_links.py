@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 
 class LiveLinks:
-    """Links that this process has probed. Of others the latency is unknown, and traffic does not show it."""
+    """Links that this process has probed. For other links the latency is unknown, and traffic does not show it."""
 
     def __init__(self, node_id: NodeId, report: Callable[[ProfileReport], Awaitable[None]], clock: Clock) -> None:
         self._node_id = node_id

@@ -20,14 +20,15 @@ from edgeshard_agent.ops.sources import BF16_SWITCH, has_bf16_products, kernel_s
 RESERVE_BYTES = 512 << 20
 """Left to the operating system and to this daemon itself."""
 GROUP_MARGIN_BYTES = 64 << 20
-"""Left free in a control group, where the system's own memory does not count: programs' files, buffers of sockets."""
+"""Left free in a control group, which does not count the system's own memory: programs' files, buffers of sockets."""
 
 
 def machine_facts(device: str, memory_limit_bytes: int | None) -> DeviceFacts:
     """The facts of a node that computes on its processor. For other nodes: the facts that are known
     without torch.
 
-    Of an accelerator, model and memory are missing. Raises InvalidArgumentError for what is neither.
+    For an accelerator, model and memory are missing. Raises InvalidArgumentError for any other
+    device.
     """
     kind = device.partition(":")[0]
     cores = usable_cores()
@@ -56,7 +57,7 @@ def own_memory() -> Memory:
 
 
 def reserve_bytes(memory: Memory, resident_bytes: int) -> int:
-    """Bytes that stages must leave free. `resident_bytes` is what this process has already.
+    """Bytes that stages must leave free. `resident_bytes` is the present size of this process.
 
     A control group holds this daemon and not the operating system.
     """

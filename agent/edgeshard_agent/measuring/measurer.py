@@ -34,7 +34,7 @@ class Measurer:
     node: MeasuredNode
     reports: Reports
     worker: ComputeThread
-    """The node's; measuring gives way to steps there."""
+    """The node's compute thread; measuring yields to its steps."""
 
     def __post_init__(self) -> None:
         self._store = ProfileStore(self.node.state_dir)

@@ -26,7 +26,7 @@ class Emulation(Protocol):
     """The device and the links that a node of the lab pretends to have (`edgeshard_agent.lab.emulation`)."""
 
     def facts(self, real: DeviceFacts) -> DeviceFacts:
-        """The facts that the coordinator hears of the node."""
+        """The facts of the node that the coordinator gets."""
 
     def pace(self, layers: LayerRange, clock: Clock) -> Pace:
         """The pace of a stage of these layers."""

@@ -18,7 +18,7 @@ _REST = ("idle", "iowait")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Seconds since some start: all of a number of cores, what of it they were busy, and what this process took."""
+    """Seconds since some start: in total of a number of cores, busy ones among them, and the part of this process."""
 
     cores: frozenset[int]
     total_s: float

@@ -130,7 +130,7 @@ class _Bench:
         number, ends = 0, time.monotonic() + _LIMIT_S
         reader = FrameReader(FrameContract(NAME, 1, self.model.dtype, self.model.shape.frame_width, tokens, 8))
         while len(taken) < _WARM_UPS + _REPEATS and (len(taken) < 2 * _WARM_UPS or time.monotonic() < ends):
-            # The sender's encoding is counted at the end of the previous stage, where it happens.
+            # The sender's encoding is counted at the end of the previous stage, which does it.
             frames = [raw.SerializeToString() for raw in encode_step(NAME, 1, self._step(number, tokens))]
             number, stops, seconds = number + 1, self.stops(), await self._once(reader, frames)
             if stops == self.stops():

@@ -1,4 +1,5 @@
-"""Watts, where the device has a sensor: NVML for an accelerator, INA3221 on a Jetson, RAPL on other processors.
+"""Watts, if the device has a sensor: NVML for an accelerator, INA3221 on a Jetson, RAPL on other
+processors.
 
 Most virtual machines have none, and only root can read RAPL; then there is no figure.
 """
@@ -32,7 +33,7 @@ class PowerSensor(Protocol):
     def source(self) -> str: ...
 
     def watts(self) -> float:
-        """Watts now, or the mean since the last reading. Raises OSError when the device gives none any more."""
+        """Watts now, or the mean since the last reading. Raises OSError if the device reports none any more."""
 
 
 class Nvml:
@@ -169,7 +170,7 @@ class PowerMeter:
 
         def sample() -> None:
             try:
-                sensor.watts()  # drop what a counter gathered before this stretch
+                sensor.watts()  # drop the counter's value from before this stretch
                 read_at = time.monotonic()
                 while not ended.wait(self._interval_s):
                     watts, before, read_at = sensor.watts(), read_at, time.monotonic()

@@ -23,11 +23,11 @@ from edgeshard_agent.measuring.worker import MeasuringJob, Told
 _LONGEST_LINE = 16 << 20
 
 Tell = Callable[[int, int, str], None]
-"""Figures done, figures in all, and what is being measured."""
+"""Figures done, figures in total, and the current one."""
 
 
 async def measure_apart(job: MeasuringJob, tell: Tell, worker: ComputeThread) -> ComputeProfile:
-    """Measure in a process that gives way to the steps of this compute thread.
+    """Measure in a process that yields to the steps of this compute thread.
 
     Raises the profiler's typed errors, UnavailableError when it waited for too long. Cancelling ends the process before
     this returns.

@@ -1,4 +1,4 @@
-"""Layers with random weights, in enough copies that a cache holds none of them by the time it is used again."""
+"""Layers with random weights, in enough copies that no cache still holds one when it is used again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from edgeshard_agent.ops.block_formats import BlockWeight
 
 CACHE_FALLBACK_BYTES = 32 << 20
 MOST_COPIES = 256
-"""Of layers so small that no number of them would fill the caches within reason."""
+"""Limit for layers so small that the caches would need too many copies."""
 BLOCK_TOKENS = 16
 FEW_TOKENS = 4096
 _PATTERN = 1_048_573  # a prime, so that the rows of no matrix are equal
@@ -63,8 +63,8 @@ def kv_bytes(heads: KvHeads, dtype: DType, tokens: int) -> int:
 def fill(module: nn.Module, dtype: DType, device: str, skip: str = "") -> int:
     """Give every parameter still on the meta device random values and pack them; returns the bytes in memory then.
 
-    The list of modules named `skip` is left out. Large ones repeat a pattern: drawing each element would take longer
-    than what is to be measured. A matrix that is packed is never in memory as a whole.
+    The list of modules named `skip` is left out. Large ones repeat a pattern: drawing each element
+    would take longer than the measurement. A matrix that is packed is never in memory as a whole.
     """
     torch_dtype = TORCH_DTYPES[dtype]
     pattern = _pattern(torch_dtype, device)
@@ -171,7 +171,7 @@ class BlockRotation:
         self._next = 0
 
     def turn(self, count: int) -> None:
-        """Let the next `run` go through `count` copies, from where the last turn ended."""
+        """Let the next `run` use `count` copies, starting after the last one used."""
         start = self._next
         chosen = [self._blocks[(start + offset) % self.copies] for offset in range(count)]
         self._next = (start + count) % self.copies

@@ -80,8 +80,8 @@ class Stopwatch:
 
     @property
     def processor_share(self) -> float:
-        """The part of all calls' time so far in which the caller really had a core, of what its quota leaves; 1 on an
-        accelerator."""
+        """The fraction of all calls' time so far in which the caller really had a core, relative to
+        its quota; 1 on an accelerator."""
         return min(1.0, self._processor_s / (self._wall_s * self._quota.share)) if self._wall_s > 0 else 1.0
 
     def once(self, work: Callable[[], object]) -> float:

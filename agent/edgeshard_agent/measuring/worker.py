@@ -30,7 +30,9 @@ PROGRESS_INTERVAL_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class MeasuringJob:
-    """The model to measure, and how. `memory` is the number of bytes it may use, None for all of the node's memory."""
+    """The model to measure, and how. `memory` is the number of bytes it may use, None if it may use
+    all of the node's memory.
+    """
 
     config: Mapping[str, Any]
     dtype: DType

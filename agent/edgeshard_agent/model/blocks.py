@@ -52,7 +52,7 @@ _GATINGS: dict[str, Gating] = {
 @dataclass(frozen=True, slots=True)
 class BlockOptions:
     """Options that a block's tensors do not tell: the family's style, and the sizes. `window` is
-    None for full attention; `forms` holds the forms of the block's matrices by their tensors'
+    None if attention is full; `forms` holds the forms of the block's matrices by their tensors'
     names.
     """
 
@@ -159,10 +159,10 @@ class Experts(nn.ModuleList):
     ) -> torch.Tensor:
         """[T, hidden] from [T, hidden], with the experts `chosen` [T, per token] and their `shares`, of that shape.
 
-        Shares multiply outputs, or `on_inputs` what goes into the experts.
+        Shares multiply outputs or, with `on_inputs`, the inputs of the experts.
 
-        A token's experts are added in order of their index, whoever shares them. So bits do not depend on the order in
-        which a source has them in memory.
+        A token's experts are added in order of their index, whichever other tokens use them. So
+        bits do not depend on the order in which a source has them in memory.
         """
         result = torch.zeros_like(x)
         if self.source is None:
@@ -177,7 +177,7 @@ class Experts(nn.ModuleList):
     def _part(
         self, index: int, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor, on_inputs: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rows that one expert computes, all at once, and what it adds to them."""
+        """The rows that one expert computes, all at once, and the values it adds to them."""
         rows, rank = (chosen == index).nonzero(as_tuple=True)
         share = shares[rows, rank, None]
         if on_inputs:
@@ -222,7 +222,8 @@ class MixtureMlp(nn.Module):
 
 
 class MixtureBeside(nn.Module):
-    """A mixture whose experts are added to what the block's MLP gives, each of the two normed by itself.
+    """A mixture whose experts are added to the output of the block's MLP, each of the two normed by
+    itself.
 
     Router and experts see the sum before the MLP's norm; the router's own norm has no weight, and its inputs and each
     expert's share have factors.
@@ -243,7 +244,7 @@ class MixtureBeside(nn.Module):
         self._eps, self._root = options.style.eps, hidden**-0.5
 
     def forward(self, x: torch.Tensor, by_mlp: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] from the sum before the MLP and from what the MLP gives, both [T, hidden]."""
+        """[T, hidden] from the sum before the MLP and from the MLP's output, both [T, hidden]."""
         logits = self.router(bare_norm(x, self._eps) * self.input_scale * self._root)
         chosen, shares = routed(logits, self.routing, None, torch.float32)
         mixed = self.experts(self.input_norm(x), chosen, shares * self.expert_scale[chosen])
@@ -275,7 +276,7 @@ def routed(
 
 
 def _sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """Of rows, whose bits do not depend on how many there are."""
+    """The sigmoid of rows, whose bits do not depend on the number of rows."""
     return sigmoid_gate(torch.ones_like(x), x)
 
 
@@ -344,7 +345,7 @@ class Block(nn.Module):
         if "self_attn.sinks" in shapes:
             self.sinks = nn.Parameter(torch.empty(options.heads, device="meta"), requires_grad=False)
         if "self_attn.q_norm.weight" in shapes:
-            # Of each head, or of a row's queries and of its keys.
+            # The widths of one head, or of a row's queries and of its keys.
             widths = [shapes[f"self_attn.{name}.weight"][0] for name in ("q_norm", "k_norm")]
             self.q_norm, self.k_norm = (_norm(width, options) for width in widths)
 
@@ -352,7 +353,7 @@ class Block(nn.Module):
         self, hidden: torch.Tensor, residual: torch.Tensor | None, rotary: Rotary | None, step: StepAttention
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(this block's last addend, the sum before it), both [T, hidden]: the next block's norm does the addition.
-        Where the sum has a factor, it is the addend and there is no other.
+        If the sum has a factor, the sum is the addend and there is no other.
 
         A family has norms before attention and MLP, after them, or both.
         """

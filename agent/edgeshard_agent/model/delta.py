@@ -22,12 +22,13 @@ class _Weight(nn.Module):
 
 
 class DeltaMixer(nn.Module):
-    """The mixer of a layer with two kinds of states: the convolution's last inputs [slots, taps -
-    1, channels], in the model's dtype, and the matrices [slots, value heads, Dk, Dv], in float32.
+    """The mixer of a layer with two kinds of states. These are the convolution's last inputs
+    [slots, taps - 1, channels], in the model's dtype, and the matrices [slots, value heads, Dk,
+    Dv], in float32.
 
-    Its inputs are q | k | v | z in one product, whatever their order in the checkpoint: all heads'
-    queries, then all keys, all values, and all gates of the output. The inputs that open and decay
-    the state are in another product, whose matrix stays whole.
+    Its inputs are q | k | v | z in one product, whatever their order in the checkpoint. All heads'
+    queries are followed by all keys, all values, and all gates of the output. The inputs that open
+    and decay the state are in another product, whose matrix stays whole.
 
     Each key head serves several value heads, which follow one another. If `tiled`, value head v has key head
     v % `key_heads` instead. The columns of the output's matrix cannot change places, so queries and keys are repeated.
@@ -110,7 +111,9 @@ class DeltaMixer(nn.Module):
         return []
 
     def _by_key_head(self, path: str, widths: Mapping[int, int]) -> Iterator[Piece]:
-        """Pieces of a tensor that has parts of these widths for each key head; the keys are where all heads' begin."""
+        """Pieces of a tensor that has parts of these widths for each key head; the keys of `widths`
+        are the begins of all heads' parts.
+        """
         row = 0
         for head in range(self.key_heads):
             for first_row, width in widths.items():

@@ -17,14 +17,14 @@ from edgeshard_agent.ops.fused_blocks import BlockTable, NativeRows
 from edgeshard_agent.ops.sampling import RequestSampler, sample_rows
 
 MOST_EMBEDDED_BYTES = 8 << 20
-"""Of an embedding that is kept once more, row by row."""
+"""Limit of an embedding that is stored once more, row by row."""
 
 
 class DraftSteps:
     """`places` for requests, each with an equal part of the KV pool of `model`.
 
-    Of a step of a small model most is what a stage does around its layers: for whom, where and
-    whether at all. Only the draft uses these requests, so if the blocks run in native calls, none
+    Most of a small model's step is the stage's work around its layers: checking requests, places
+    and permissions. Only the draft uses these requests, so if the blocks run in native calls, none
     of that is done.
     """
 
@@ -70,9 +70,9 @@ class DraftSteps:
         return self._modules.embed(ids, ids)[0]
 
     def sampler(self, sampling: Sampling, tokens: Sequence[int], prompt_count: int) -> RequestSampler:
-        """Draws as the model will for a request with these tokens, of which the first are its
-        prompt. Penalties count them and the tokens that are added later; biases of tokens that the
-        draft does not know are left out."""
+        """Draws as the model will for a request with these tokens, whose first `prompt_count` are
+        its prompt. Penalties count them and the tokens that are added later; biases of tokens that
+        the draft does not know are left out."""
         biases = tuple(bias for bias in sampling.logit_bias if bias[0] < self.vocab_size)
         own = replace(sampling, logprobs=True, top_logprobs=0, logit_bias=biases)
         return RequestSampler(own, tokens, self.vocab_size, tokens[prompt_count:])

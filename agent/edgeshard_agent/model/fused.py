@@ -138,7 +138,7 @@ class FusedModules(DecoderModules):
         dtype = torch.float32 if self.context.architecture.keeps_float32(name) else None
         for piece in pieces:
             self._fill(block.get_submodule(piece.path), kind, piece.first_row, piece.of(value), dtype)
-        if not pieces:  # a norm, or what a state decays by
+        if not pieces:  # a norm, or the decay of a state
             self._assign((f"layers.{index}.{parameter.removeprefix('self_attn.')}",), whole(value), dtype)
 
     def _native_blocks(self, blocks: Sequence[Block]) -> list[NativeBlock]:
@@ -155,7 +155,9 @@ class FusedModules(DecoderModules):
         return native
 
     def _rotary(self, positions: torch.Tensor, kind: str | None) -> Rotary | None:
-        """Of the positions [T]; `kind` is the type of layer if the frequencies differ by it, else None."""
+        """The rotary embedding of the positions [T]; `kind` is the type of layer if the frequencies
+        differ by it, else None.
+        """
         if kind is None:
             return None
         frequencies, scaling = self.rotary_emb.of(kind)

@@ -1,4 +1,4 @@
-"""Recording what a function does to fixed memory, and doing it again without Python."""
+"""Record a function's operations on fixed memory, and repeat them without Python."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class Recorder(Protocol):
     """Turns work into something that does it again."""
 
     def record(self, work: Work) -> Work:
-        """The same work, for what its memory holds at each call; the tensor may be the same one every time.
+        """The same work, for the content of its memory at each call; the tensor may be the same one
+        every time.
 
         The work may be run meanwhile, more than once. Raises RuntimeError if it cannot be recorded.
         """

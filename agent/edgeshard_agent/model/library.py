@@ -75,7 +75,8 @@ def _attention(  # noqa: PLR0913 (the arguments are those transformers gives)
     The window is the one in the family's record. The layer's own window, which not all families
     have, is ignored.
 
-    Theirs is [1, heads, T, head_dim], where values may be narrower than keys; the result is [1, T, heads, head_dim].
+    Transformers' shape is [1, heads, T, head_dim], and values may be narrower than keys; the result
+    is [1, T, heads, head_dim].
     """
     packed_query, packed_key, packed_value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -121,7 +121,7 @@ class StageModules(nn.Module):
     def accept(self, name: str, value: Weight) -> None:
         """Take the tensor of this canonical name into the stage's own memory. `value` may be mapped from a file.
 
-        One that is stored as integers stays so where the stage packs it as the same integers.
+        A tensor stored as integers stays so if the stage packs it as the same integers.
         """
         self._assign((name,), whole(value))
 
@@ -133,11 +133,13 @@ class StageModules(nn.Module):
         return frozenset()
 
     def share(self, other: StageModules) -> frozenset[str]:
-        """Use what `other` has in memory of the same model; returns what that is, as `has` understands it."""
+        """Use the tensors of the same model that `other` has in memory; return their keys, as `has`
+        understands them.
+        """
         return frozenset()
 
     def has(self, name: str, shared: frozenset[str]) -> bool:
-        """Whether the tensor of this canonical name is there with what was shared."""
+        """Whether the tensor of this canonical name is among the shared ones."""
         return False
 
     def drop_blocks(self, layers: LayerRange) -> None:
@@ -185,7 +187,7 @@ class StageModules(nn.Module):
             return nn.Linear(columns, rows, bias=False)
 
     def _embedding_places(self, name: str) -> tuple[str, ...]:
-        """The places of the token embedding: its own, and the LM head's where the two are tied."""
+        """The places of the token embedding: its own and, if the two are tied, the LM head's."""
         places = (name,) if self.context.is_first else ()
         return (*places, "lm_head.weight") if self.context.shape.tied and self.context.is_last else places
 

@@ -78,12 +78,13 @@ def whole(value: Weight) -> torch.Tensor:
 
 
 class Projection(nn.Module):
-    """y = x W^T + b, W [rows, columns] made of parts one under the other; packed as `integers` where given.
+    """y = x W^T + b, W [rows, columns] made of parts one under the other; packed as `integers` if
+    given.
 
     The memory is taken when the first part arrives; when the last one has, the whole is packed and `weight` is gone.
-    Parts that arrive as integers are packed as they are where all of them fit `integers`.
-    On the CPU a row of y depends only on its row of x, bit for bit. Elsewhere, and for float16,
-    torch multiplies.
+    Parts that arrive as integers are packed unchanged if all of them fit `integers`. On the CPU a
+    row of y depends only on its row of x, bit for bit. Elsewhere, and for float16, torch
+    multiplies.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Projection(nn.Module):
         self._integers = integers
         self._awaited = rows * (2 if bias else 1)
         self.packed: PackedLinear | None = None
-        """The packed weight; None while it is filled, and where the product is torch's."""
+        """The packed weight; None while it is filled, and if torch computes the product."""
         self._stored: dict[int, QuantizedWeight | BlockWeight] = {}
         self.dtype = torch.float32
         """The dtype of the parameters that were packed."""
@@ -186,7 +187,7 @@ class Projection(nn.Module):
 
     @property
     def block_format(self) -> IntegerFormat | None:
-        """The block format in which it is packed; None for any other form."""
+        """The block format in which it is packed; None if it has another form."""
         form = None if self._integers is None else self._integers.format
         return None if form is None or form.layout is None else form
 
@@ -251,7 +252,7 @@ class JoinedProjection(nn.Module):
 
     @property
     def packed(self) -> PackedLinear | None:
-        """The packed weights as one, the first of which continues with the next; None if native kernels lack one."""
+        """The packed weights as a list, each linked to the next; None if native kernels lack one."""
         if self._packed is not None:
             return self._packed
         packed = [part.packed for _, part in self._placed]

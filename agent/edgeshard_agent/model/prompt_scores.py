@@ -11,7 +11,9 @@ from edgeshard.domain.requests.step import Targets
 from edgeshard_agent.ops.sampling import require_finite
 
 SLICE_BYTES = 32 << 20
-"""Of a slice's logits in fp32, which no plan counts: a vocabulary of 150,000 tokens has slices of 55 positions."""
+"""Limit of a slice's logits in fp32, which no plan counts: a vocabulary of 150,000 tokens has
+slices of 55 positions.
+"""
 LEAST_POSITIONS = 16
 
 Head = Callable[[torch.Tensor], torch.Tensor]

@@ -22,8 +22,8 @@ from edgeshard.architectures.rope import Rotation
 
 
 class RotaryFrequencies(nn.Module):
-    """For each layer type: the frequencies [dims / 2] in float32, the factor of its cosines and
-    sines, and the factors of queries."""
+    """The frequencies [dims / 2] in float32, the factor of cosines and sines, and the factors of
+    queries, by layer type."""
 
     def __init__(self, rotations: Mapping[str, Rotation]) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class RotaryFrequencies(nn.Module):
             self.register_buffer(_buffer(kind), frequencies, persistent=False)
 
     def of(self, kind: str) -> tuple[torch.Tensor, float]:
-        """The frequencies and the factor of layers of this type; "" where all layers have the same."""
+        """The frequencies and the factor of layers of this type; "" if all layers have the same."""
         return self.get_buffer(_buffer(kind)), self._scaling[kind]
 
     def query_factors(self, positions: torch.Tensor, kind: str) -> torch.Tensor | None:

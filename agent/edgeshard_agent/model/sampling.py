@@ -88,7 +88,7 @@ class Sampler:
 
     @property
     def has_late(self) -> bool:
-        """Whether a request's logits wait here for what its guide bans."""
+        """Whether a request's logits wait here for its guide's bans."""
         return bool(self._late)
 
     def draw_behind_guesses(
@@ -129,7 +129,7 @@ class Sampler:
     def _confirmed(
         wanted: Sequence[Wanted], assumed: Sequence[int | None], drawn: Mapping[Wanted, int]
     ) -> Iterator[int]:
-        """The rows whose own token is what was just drawn."""
+        """The rows whose own token equals the one just drawn."""
         for row, ((request, position), token) in enumerate(zip(wanted, assumed, strict=True)):
             if token is not None and drawn.get((request, position - 1)) == token:
                 yield row

@@ -163,7 +163,9 @@ class StageModel:
         self._sampler.close_all()
 
     def release(self) -> None:
-        """Give back the memory of weights and KV, whoever still refers to this stage. It can run no step any more."""
+        """Free the memory of weights and KV, even if other objects still refer to this stage. It
+        can run no step any more.
+        """
         self.retire().close()
         del self.weights
 
@@ -181,7 +183,7 @@ class StageModel:
         """Run one step.
 
         `inputs` are token ids [T] (int64) on the first stage, and hidden states [T, width] in the
-        stage's dtype on the others. They may be None for a step without spans. A guess counts only
+        stage's dtype on the others. They may be None if the step has no spans. A guess counts only
         if it was `told`, or is among the token ids. Everything is validated first: a step refused
         with InvalidArgumentError or FailedPreconditionError has changed nothing.
         """
@@ -284,7 +286,7 @@ class StageModel:
                 step.hidden = hidden.squeeze(0)
 
     def _begin(self, plan: StepPlan, inputs: StageInputs, told: TellGuesses) -> _Begun:
-        """Validate and commit a step, and make what its blocks take. Raises as `execute` does, changing nothing."""
+        """Validate and commit a step, and make its blocks' inputs. Raises as `execute` does, changing nothing."""
         tensor = self._check_inputs(plan.token_count, inputs)
         self._check_spans(plan)
         draft = self.pool.check(plan)

@@ -72,7 +72,7 @@ class StaticDecode:
         step.fill(tables, [span.end_position for span in spans], inputs)
         if step.replay is None:
             step.replay = self._record(step)
-        # A copy: the next step overwrites what was recorded, and may come before this one's result is sent.
+        # A copy: the next step overwrites the recorded memory, and may run before this one's result is sent.
         return step.replay()[: len(spans)].clone()
 
     def _record(self, step: _StaticStep) -> Work:
@@ -88,7 +88,7 @@ class StaticDecode:
 
 
 class _StaticStep:
-    """The buffers of one shape, what is computed from them, and the recording of that once there is one."""
+    """The buffers of one shape, their computation, and its recording once there is one."""
 
     def __init__(self, shape: StaticShape, modules: StageModules, pool: KvPool) -> None:
         rows, blocks = shape

@@ -31,7 +31,7 @@ from edgeshard_agent.net.streams import end, status_of, until_one_ends
 
 log = structlog.get_logger()
 
-# A coordinator that stops reading must not fill this node's memory. The journal has what was not sent.
+# A coordinator that stops reading must not fill this node's memory. The journal has the unsent outputs.
 MAX_UNSENT = 65536
 RETRY_S = 0.2
 STALE_RETRY_S = 2.0
@@ -68,14 +68,14 @@ class HeadStream:
         self._channel: grpc.aio.Channel | None = None
         self._watch = LinkWatch(0.0)
         self._owed = asyncio.Event()
-        """While the coordinator owes beacons."""
+        """Set while the coordinator owes keepalives."""
         self._answer_due = False
         self._said_at = float("-inf")
         """The time at which the coordinator was last sent something that shows that the head is there."""
         self._reconnecting = Reconnecting(RETRY_S, RETRY_S)
         self.attached = asyncio.Event()
         self.suspicions = 0
-        """How often a coordinator that owed beacons fell silent."""
+        """How often a coordinator that owed keepalives fell silent."""
 
     def start(self, head: Head) -> None:
         self._channel = self._dial()
@@ -136,7 +136,7 @@ class HeadStream:
         return pause_s
 
     async def _until_given_up(self) -> None:
-        """Wait until the coordinator has owed beacons for so long that it is to be dialled anew."""
+        """Wait until the coordinator's keepalives are overdue for the time after which it is dialled again."""
         loop = asyncio.get_running_loop()
         while True:
             await self._owed.wait()

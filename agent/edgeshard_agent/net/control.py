@@ -224,8 +224,8 @@ class ControlClient:
                 self._outgoing.put_nowait(message)
 
     async def _send_heartbeats(self, call: Control) -> None:
-        """The first of the stream whole, then what changed. Each is made when it can be written, and so is never old:
-        a stage whose release was answered is in none that follows."""
+        """The first of the stream whole, then what changed. Each is made when it can be written,
+        and so is never old. After the answer to a stage's release, no heartbeat names the stage."""
         told: commands.Heartbeat | None = None
         while True:
             if not (self._told_started or self.registration.starting):

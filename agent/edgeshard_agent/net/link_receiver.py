@@ -1,4 +1,4 @@
-"""The receiving end of a hop: the StageService that neighbours dial, and who gets what comes in."""
+"""The receiving end of a hop: the StageService that neighbours dial, and the receivers of its frames."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class _Stream:
 
     async def run(self, welcome: LinkWelcome) -> str | None:
         """Serve until the caller has sent everything, or until `end`: then return the reason.
-        Raises what is wrong with a frame.
+        Raises the error of a faulty frame.
         """
         self._unsent.append(welcome)
         reading, writing = asyncio.create_task(self._read()), asyncio.create_task(self._write())
@@ -195,7 +195,7 @@ class _Stream:
             self._wake.set()
 
     async def _write(self) -> None:
-        """The welcome, timings, and beacons; each as soon as it is there or due."""
+        """The welcome, timings, and keepalives; each as soon as it is there or due."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(grpc.aio.BaseError):  # the call is over
             while not self._over:

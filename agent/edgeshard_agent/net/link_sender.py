@@ -1,4 +1,5 @@
-"""The sending end of a hop: dials the neighbour, resends what a broken stream lost, and never blocks the stage.
+"""The sending end of a hop: dials the neighbour, resends steps that a broken stream lost, and never
+blocks the stage.
 
 It also notices and reports a link that carries nothing although its connection stands
 (`link_watch`).
@@ -111,7 +112,7 @@ class LinkSender:
     recorder: StepRecorder | None = field(default=None, init=False)
     """Told when a step's last frame is handed to gRPC; in the lab, when the whole step is at the other end."""
     sent_bytes: int = field(default=0, init=False)
-    """Payload that was handed to gRPC, what was sent again included."""
+    """Payload that was handed to gRPC, including repeated sends."""
     suspicions: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -196,7 +197,7 @@ class LinkSender:
         return f"{self.hop.from_stage}->{self.hop.to_stage}"
 
     async def _dial(self, stub: StageServiceStub) -> None:
-        """Open streams, one after the other ends, and write. Raises what a retry cannot change."""
+        """Open streams, one after the other ends, and write. Raises errors that a retry cannot change."""
         loop = asyncio.get_running_loop()
         delay = FIRST_RETRY_S
         reconnecting = Reconnecting()
@@ -240,7 +241,7 @@ class LinkSender:
         self.connected.set()
 
     async def _stream(self, call: Exchange) -> None:
-        """Write until the stream ends. Apart from this the receiver's beacons and timings are read."""
+        """Write until the stream ends. The receiver's keepalives and timings are read separately."""
         ended = asyncio.create_task(_raise_end(call, self._heard))
         ended.add_done_callback(lambda _: self._wake.set())
         try:

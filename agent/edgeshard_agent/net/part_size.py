@@ -34,7 +34,7 @@ class PartSize:
         self._sizes.pop(step - 2 * self._window, None)
 
     def restarted(self) -> None:
-        """A new stream is open; what the one before carried of a step is not known."""
+        """A new stream is open; it is unknown how much of a step the former one carried."""
         self._under_way.clear()
 
     def sent(self, step: int, now: float) -> None:

@@ -14,9 +14,9 @@ from edgeshard.rpc.access import caller
 from edgeshard_agent.net.streams import first_request
 
 MOST_PAYLOAD_BYTES = 64 << 20
-"""Of one stream, all its payloads together; a node sends 40 MiB at most."""
+"""Limit of one stream's payloads together; a node sends 40 MiB at most."""
 MOST_STREAMS = 2
-"""Of one node at a time: it has one, and may not have noticed yet that another is over."""
+"""Limit of one node at a time: it has one, and may not have noticed yet that another is over."""
 HELD_BYTES = 512 << 20
 BYTES_PER_S = 4 << 20
 """The limit of one node's probes over many streams: this many bytes at once, and this many a second."""
@@ -32,7 +32,7 @@ class _Budget:
 
 class Probes:
     """Answers probes. The bytes that a node may send are counted over all its streams. In
-    plaintext, where nodes cannot be told apart, each stream has only its own limit. `now` is in
+    plaintext, nodes cannot be distinguished, and each stream has only its own limit. `now` is in
     steady seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -41,7 +41,7 @@ class Probes:
         self._open: Counter[Principal | None] = Counter()
 
     async def serve(self, context: Any) -> None:
-        """Acknowledge every payload of one stream, and keep none of it.
+        """Acknowledge every payload of one stream, and keep no payload.
 
         Raises InvalidArgumentError for too long a stream, ResourceExhaustedError for too many or too much of one node.
         """

@@ -59,7 +59,7 @@ class PromptWriter:
             if waits_for is None:  # as `asyncio.sleep(0)` does
                 asyncio.get_running_loop().call_soon(self._woken, write)
             else:
-                # As a task does with what its coroutine waits for.
+                # Clear it, as a task does with the future that its coroutine waits for.
                 waits_for._asyncio_future_blocking = False
                 waits_for.add_done_callback(lambda _: self._woken(write))
 

@@ -34,10 +34,10 @@ MAX_MICRO_BATCH = STEP_TOKENS // 2
 class Batching:
     """The limits of the placement: `micro_batch` requests (b) in each of `micro_batches` decode steps (m) in flight.
 
-    `window` is the most steps in flight, prompts' steps included. `fixed` m are used even where others would be
-    quicker. Otherwise m is chosen at run time: at most the placement's m or, if it is `open`, at
-    most the window, with as many decodes in a step as there are requests. Steps go in groups of up
-    to `sweep`, for each of which stages that stream weights read them once.
+    `window` is the most steps in flight, prompts' steps included. `fixed` m are used even if others would be
+    quicker. Otherwise m is chosen at run time, with as many decodes in a step as there are
+    requests. It is at most the placement's m or, if it is `open`, the window. Steps go in groups of
+    up to `sweep`, for each of which stages that stream weights read them once.
     """
 
     mode: Mode
@@ -154,7 +154,9 @@ class Flight:
         self._owed[index] = replace(self._owed[index], guesses=guesses)
 
     def end(self) -> Owed:
-        """Take the oldest step back, and return what it owes. With bubbles the next begins only when all are back."""
+        """Take the oldest step back, and return its outstanding parts. With bubbles the next begins
+        only when all are back.
+        """
         self._decodes.popleft()
         if self._sweeps:
             self._sweeps[0] -= 1
@@ -172,7 +174,7 @@ def check_owed(
     late: Mapping[int, int],
     vocab_size: int,
 ) -> None:
-    """Raise InternalError unless a result has what its step was formed for.
+    """Raise InternalError unless a result has everything that its step was formed for.
 
     Each token is below `vocab_size`, and each log-probability is finite.
 

@@ -31,13 +31,14 @@ FORGOTTEN = 0.05
 class Chunking:
     """The bounds of a step.
 
-    step_tokens       tokens of a step, decodes included; a chunk of a prompt gets what the decodes leave
-    slices            for prompts that nobody waits behind; a slice may go beyond `step_tokens`, to `max_step_tokens`,
-                      which is what the stages accept
-    least_tokens      no limit makes the first chunk of a step smaller, so that prompts make progress under any promise
-                      and any number of decodes
-    inter_token_s     the cost of a step; with it chunks keep within `max_inter_token_latency_s` while anybody decodes
-    compute_s         the part of that cost which stages report of each step: where they take longer, chunks get smaller
+    * `step_tokens`: tokens of a step, decodes included. A chunk of a prompt gets the tokens that the decodes leave.
+    * `slices`: for prompts that no other request waits for. A slice may exceed `step_tokens`, up to
+      `max_step_tokens`, the limit of the stages.
+    * `least_tokens`: no limit makes the first chunk of a step smaller. So prompts make progress under any promise
+      and any number of decodes.
+    * `inter_token_s`: the cost of a step. With it, chunks keep within `max_inter_token_latency_s` while any request
+      decodes.
+    * `compute_s`: the part of that cost which stages report of each step. If they take longer, chunks get smaller.
     """
 
     step_tokens: int
@@ -55,7 +56,7 @@ class Chunking:
 
 
 class Chunks:
-    """Sizes the chunks of the steps of one pipeline, of which `window` are in flight at most."""
+    """Sizes the chunks of the steps of one pipeline, which has at most `window` in flight."""
 
     def __init__(self, chunking: Chunking, window: int) -> None:
         self._chunking = chunking

@@ -1,4 +1,4 @@
-"""What a step asks of a smaller model, the draft, and how many of its guesses pay. Pure.
+"""The guesses that a step requests from a smaller model, the draft, and how many of them pay. Pure.
 
 A guess of the draft costs a step of the draft and a row of the pipeline's step. If it is right, it
 saves a round through the pipeline. All three are measured while requests run.
@@ -22,16 +22,17 @@ _OUTLIER = 4.0
 _ROW_SHARE = 0.1
 """Assumed cost of one more row, as a fraction of a round, until steps with other numbers of rows were seen."""
 _LEAST_SPREAD = 0.1
-"""Of the numbers of guesses in those rounds, squared."""
+"""Least variance of the numbers of guesses in those rounds."""
 _BANDS = 5
-"""Of probabilities, that the draft is trusted by."""
+"""Bands of probabilities, each with its own trust in the draft."""
 _BELIEF = 2.0
 """Weight of the initial estimate, in tested guesses."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftAsk:
-    """At most `most` guesses, at least 1, of what follows the `tokens` of a request, none of which is among `ends`.
+    """At most `most` guesses, at least 1, of the continuation of a request's `tokens`, none of
+    which is among `ends`.
 
     The first `prompt_count` tokens are its prompt; `sampling` is how its tokens are drawn. `request` is the number that
     the stages know it by.
@@ -46,7 +47,7 @@ class DraftAsk:
 
 
 class Prices:
-    """Seconds that a guess costs and a token takes, as measured; what is newer counts more."""
+    """Seconds that a guess costs and a token takes, as measured; newer values count more."""
 
     def __init__(self) -> None:
         self._weight = self._rows = self._seconds = self._rows_squared = self._product = 0.0
@@ -56,7 +57,7 @@ class Prices:
         self.row_s = 0.0
         """Seconds that a row more adds to a round: the slope of the line through the rounds seen."""
         self.token_s = 0.0
-        """Seconds that a right guess saves: what a token takes now, and no more than a round without guesses."""
+        """Seconds that a right guess saves: the present time of a token, and no more than a round without guesses."""
 
     def drew(self, seconds: float) -> None:
         """A step of the draft took `seconds`."""
@@ -125,7 +126,7 @@ class Trust:
             band = _band(probability)
             self.tested[band] += 1
             self.right[band] += index < right
-            if self.tested[band] > 32:  # what it wrote lately counts more
+            if self.tested[band] > 32:  # recent guesses count more
                 self.tested[band] /= 2
                 self.right[band] /= 2
 

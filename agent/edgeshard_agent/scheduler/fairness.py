@@ -28,7 +28,7 @@ WaitingT = TypeVar("WaitingT", bound=Waiting)
 
 
 class ServedTokens:
-    """Tokens served to each client that has requests. A client that comes anew begins level with the least served."""
+    """Tokens served to each client that has requests. A new client begins level with the least served."""
 
     def __init__(self) -> None:
         self._served: dict[str, int] = {}

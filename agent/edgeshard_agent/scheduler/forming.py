@@ -47,7 +47,7 @@ class FormingStep:
         return [(span.first_position, span.token_count) for span in self.spans]
 
     def has_room_for_seen(self, sequence: Sequence) -> bool:
-        """Whether what a request's penalties and its guide have to know can go with this step too."""
+        """Whether the data for a request's penalties and its guide fits into this step, too."""
         more = _most_told(sequence)
         return not (self.seen_count and more) or self.seen_count + more <= MOST_SEEN_TOKENS
 

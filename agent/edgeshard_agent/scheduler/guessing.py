@@ -1,5 +1,5 @@
-"""Guesses of a request's next tokens: what its guide forces, or what followed the last time that its newest tokens
-stood there. Pure.
+"""Guesses of a request's next tokens: the tokens its guide forces, or the tokens after the last
+occurrence of its newest tokens. Pure.
 
 A guess costs a row of a step, and saves a step if it is right. Nothing else depends on it: a token
 after a guess counts only if the guess equals the drawn token. (docs/speculation.md)
@@ -40,8 +40,9 @@ class Proposer(Protocol):
 
 
 class Repeats:
-    """What followed the longest match of the newest tokens, of four to two; of several the latest.
-    If the continuation runs into the newest token itself, the text repeats, and so does the guess.
+    """The tokens after the longest match of the newest tokens, of four to two; of several the
+    latest. If the continuation runs into the newest token itself, the text repeats, and so does the
+    guess.
 
     Each token is put into the index once, and a proposal looks at a bounded number of places.
     """
@@ -50,9 +51,9 @@ class Repeats:
         """A match shorter than `shortest` gives no guess."""
         self._shortest = shortest
         self._latest: dict[int, int] = {}
-        """By two neighbouring tokens, the position after their latest occurrence."""
+        """The position after the latest occurrence of two neighbouring tokens."""
         self._before: list[int] = [-1, -1]
-        """By position, the position of the previous occurrence of the two tokens before it."""
+        """The position of the previous occurrence of the two tokens before each position."""
 
     def propose(self, tokens: Sequence[int], limit: int) -> list[int]:
         end, first = len(tokens), len(self._before)
@@ -87,8 +88,8 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How many guesses a request gets: `length`, but none for the next `rest` tokens after its last
-    `misses` rounds in a row were all wrong."""
+    """How many guesses a request gets: `length`, or 0 while it rests: for the next `rest` tokens
+    after its last `misses` rounds in a row were all wrong."""
 
     length: int = 2
     rest: int = 0
@@ -112,12 +113,12 @@ class Pace:
 
 @dataclass(slots=True)
 class Guessed:
-    """What is kept of one request for its guesses."""
+    """The data kept of one request for its guesses."""
 
     proposer: Proposer
     pace: Pace = field(default_factory=Pace)
     are_forced: bool = False
-    """Whether its newest guesses are what its guide forces: the pace has nothing to learn of them."""
+    """Whether its guide forces its newest guesses: the pace learns nothing from them."""
     counted: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Its steps while no other request decoded, by the numbers of guessed and of right tokens."""
     are_drafted: bool = False
@@ -133,11 +134,11 @@ class Guessed:
 
 @dataclass(frozen=True, slots=True)
 class Guessing:
-    """How the requests of a pipeline are guessed for, each with a `proposer` of its own. No token
-    is guessed after `ends`. `inter_token_s` is the cost of a step, if known. With `drafts`, a
-    smaller model is queried if nothing is forced and the proposer has no guess. If stages keep
-    states of requests, each guess of a running request has one of `slots` slots on every stage;
-    None if they keep no states."""
+    """The guesses for the requests of a pipeline, each with a `proposer` of its own. No token is
+    guessed after `ends`. `inter_token_s` is the cost of a step, if known. With `drafts`, a smaller
+    model is queried if nothing is forced and the proposer has no guess. If stages keep states of
+    requests, each guess of a running request has one of `slots` slots on every stage; None if they
+    keep no states."""
 
     ends: frozenset[int] = frozenset()
     inter_token_s: InterTokenSeconds | None = None

@@ -16,7 +16,7 @@ class _Table:
     """Blocks that it may still take without a check."""
     blocks: list[int] = field(default_factory=list)
     slot: int | None = None
-    """Of its states."""
+    """The slot of its states."""
     source: int | None = None
     """The slot of the saved states that it is to begin from."""
 
@@ -136,7 +136,7 @@ class BlockAllocator:
         return (len(table.blocks) + table.promised + self.unpromised) * self.block_tokens
 
     def can_extend(self, request: int, tokens: int) -> bool:
-        """Whether the request can be given what it lacks to hold `tokens` positions."""
+        """Whether the request can get the blocks it lacks to hold `tokens` positions."""
         return tokens <= self.reach(request)
 
     def extend(self, request: int, tokens: int) -> KvGrant | None:

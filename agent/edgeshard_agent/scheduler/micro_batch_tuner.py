@@ -29,7 +29,7 @@ HOPE = 0.15
 HOPE_WITHOUT_PROFILE = 0.45
 """The same if the expectation rests only on a few steps, which do not show how much nodes disturb each other."""
 MEASURED_FOR_S = 60.0
-"""What was measured longer ago may be tried again."""
+"""A number measured longer ago may be tried again."""
 _NEW = 0.2
 """Weight of the newest step among steps with the same number of requests."""
 ALIKE = 1.5
@@ -121,7 +121,8 @@ class MicroBatchTuner:
     def micro_batches(self, pieces: Sequence[Piece]) -> int:
         """The number of micro-batches for requests that decode `pieces` next.
 
-        The choice is looked at anew when the number of requests changes, and when a setting has been measured.
+        The choice is reviewed when the number of requests changes, and when a setting has been
+        measured.
         """
         count = len(pieces)
         most = min(self._batching.most_micro_batches, count)
@@ -192,7 +193,7 @@ class MicroBatchTuner:
         if not known:
             self._change(most, count)
             return
-        # Of equal ones the most: smaller batches leave more room for prompts' chunks.
+        # The largest of equal ones: smaller batches leave more room for prompts' chunks.
         best = min(sorted(known, reverse=True), key=lambda parts: known[parts])
         keeps = bool(self._measured) and former in known and known[best] > (1 - BETTER) * known[former]
         self._change(former if keeps else best, count)
@@ -231,7 +232,7 @@ class MicroBatchTuner:
 
     def _expected_s(self, parts: int, count: int, longest: Sequence[Piece], *, hope: bool = False) -> float | None:
         """Seconds between two tokens: as measured, or measured with another number of requests and scaled by the model.
-        With `hope`, as if what was measured long ago had not been.
+        With `hope`, old measurements are ignored.
 
         The slowdown of nodes against the model depends on how many of them work at once. So
         a measurement with another number of micro-batches counts only if the nodes were quicker than

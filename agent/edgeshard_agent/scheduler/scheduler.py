@@ -52,7 +52,7 @@ and returns later.
 
 @dataclass(frozen=True, slots=True)
 class HeadStep:
-    """A step to run: what the stages do, and the token ids [T] that the first stage embeds.
+    """A step to run: the stages' plan, and the token ids [T] that the first stage embeds.
 
     If guesses are requested from the draft, their rows are there but their tokens are not: it runs
     as `with_drafted`.
@@ -107,12 +107,12 @@ TakenItem = HeadEvent | Taken
 class Limits:
     """`max_context` positions per request, at most `waiting` requests that are not admitted yet.
 
-    vocab_size     tokens are below it
-    answer_tokens  the likely length of an answer, before any has ended
-    overcommit     reserve memory for prompts only
-    prefix_cache   share the KV of equal beginnings among the requests of a client
-    save_every     positions between two saves of a request's states, in whole KV blocks, with the prefix cache; 0 where
-                   they have none
+    * `vocab_size`: tokens are below it.
+    * `answer_tokens`: the likely length of an answer, before any has ended.
+    * `overcommit`: reserve memory for prompts only.
+    * `prefix_cache`: share the KV of equal beginnings among the requests of a client.
+    * `save_every`: positions between two saves of a request's states, in whole KV blocks, with the prefix cache;
+      0 if they have no states.
     """
 
     max_context: int
@@ -140,12 +140,12 @@ class Counts:
     guesses: int = 0
     """Draft tokens, each a row of a step."""
     right_guesses: int = 0
-    """Those that were what was drawn: each saved a step."""
+    """Guesses that equalled the drawn token: each saved a step."""
 
 
 @dataclass(slots=True, kw_only=True)
 class SchedulerStats(Counts):
-    """The same with what it holds now. Blocks used, cached and free make the pool."""
+    """The counts, and the present numbers of requests and blocks. Blocks used, cached and free make the pool."""
 
     running: int
     waiting: int
@@ -207,9 +207,9 @@ class Scheduler:
         self._swapped = SwappedOut(self.swapping or Swapping(), self.chunking.step_tokens)
         self._swap_outs: list[int] = []
         self._swap_ins: dict[int, KvGrant] = {}
-        """Of requests that were let in again: the stages hear of them with the next step."""
+        """For requests that were admitted again: the stages get them with the next step."""
         self._saves: list[StateCopy] = []
-        """Of states that the newest step leaves: the next one saves them first."""
+        """Copies of the states that the newest step leaves: the next step saves them first."""
         self._next_number = 0
         self._next_step = 0
         self._returned = 0
@@ -254,8 +254,8 @@ class Scheduler:
         """Take a request. If `emitted` has finished it already, return its end and do not take it.
 
         `emitted` are tokens that it has already and that `text` has received; `client` is who it is
-        for; `arrival` orders it among the others, if it is not the newest. One that is `resumed`
-        was let in before: the limit of waiting requests does not count for it. `scored` is the
+        for; `arrival` orders it among the others, if it is not the newest. A `resumed` request was
+        admitted before: the limit of waiting requests does not count for it. `scored` is the
         position after the last one whose prompt log-probability is known. Raises
         InvalidArgumentError, ResourceExhaustedError or AlreadyExistsError, changing nothing.
         """
@@ -383,7 +383,8 @@ class Scheduler:
             return 0
         size = -(-len(decoding) // parts)
         chosen = list(self._ready.values())[:size]
-        # The best standing first: a request that has to give way for it is then not in the step yet.
+        # In the order of their standing: a request that may have to be preempted for another is
+        # then not in the step yet.
         most = self._most_guesses(len(decoding), len(chosen))
         forming.is_alone = most > 0 and len(decoding) == 1
         held = {s.number: s.assumed for s in self._running.values()} if most else {}
@@ -514,8 +515,8 @@ class Scheduler:
         self._late.update((number, _Late(owed.tokens[number], self._now_s)) for number in result.pending)
 
     def _note_guesses(self, owed: Owed, result: StepResult) -> None:
-        """Continue after the guesses that were right. The stages hear of it with the next span,
-        which cuts the others.
+        """Continue after the guesses that were right. The stages learn it with the next span, which
+        cuts the others.
         """
         drawn = Counter(token.request for token in result.tokens)
         for number in owed.tokens.keys() & drawn.keys():
@@ -622,7 +623,7 @@ class Scheduler:
     # -- memory --------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Let waiting requests in, in their turn, while there are places and the pool can promise what each needs."""
+        """Admit waiting requests, in their turn, while there are places and the pool can promise their blocks."""
         while (sequence := self._waiting.first(self._held_up())) is not None:
             while not self._let_in(sequence):
                 if not self._give_way(sequence):
@@ -687,7 +688,7 @@ class Scheduler:
         return True
 
     def newly_admitted(self) -> list[RequestId]:
-        """The requests that were let in since this was asked last; again after a preemption."""
+        """The requests admitted since the last call; again after a preemption."""
         admitted, self._admitted = self._admitted, []
         return admitted
 
@@ -708,8 +709,8 @@ class Scheduler:
         """Take a request's KV. It waits at its old place.
 
         Then it continues from there if the stages keep its KV. Otherwise it runs its tokens again,
-        which gives the same result. They keep no guesses, nor what they do not know yet to have
-        been guessed right.
+        which gives the same result. They keep no guesses, nor positions that they do not yet know
+        to be right.
         """
         sequence.scheduled, sequence.assumed = sequence.certain, 0
         number, blocks = sequence.number, self.allocator.blocks_for(sequence.scheduled)

@@ -48,7 +48,8 @@ def check_likeliest(step: int, likeliest: Iterable[TokenLogprob], vocab_size: in
 def check_token(step: int, token: int, vocab_size: int) -> None:
     """Raise InternalError unless a token of a step's result is in the vocabulary.
 
-    The first stage would refuse it with the next step. Its node would then fail for what the last stage sent.
+    The first stage would refuse it with the next step. Its node would then fail because of the last
+    stage's fault.
     """
     if not 0 <= token < vocab_size:
         raise InternalError(

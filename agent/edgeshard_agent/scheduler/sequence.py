@@ -16,9 +16,9 @@ from edgeshard_agent.scheduler.text import TextStream
 class Sequence:
     """`tokens` is prompt and emitted; positions below `scheduled` were handed to the stages.
 
-    `number` is what the stages know the request by, a new one after each preemption. `arrival` orders requests by when
-    they came. `client` is charged for its use of the pipeline, and only this client may use its
-    cached KV.
+    `number` identifies the request on the stages, a new one after each preemption. `arrival` orders
+    requests by when they came. `client` is charged for its use of the pipeline, and only this
+    client may use its cached KV.
     """
 
     number: int
@@ -46,7 +46,7 @@ class Sequence:
     forced: tuple[int, ...] = ()
     """The tokens that its guide forces after its newest token."""
     shared: KvGrant | None = None
-    """Cached blocks it starts from; the stages hear of them with its first span."""
+    """Cached blocks it starts from; the stages get them with its first span."""
 
     @property
     def ready(self) -> bool:
@@ -72,7 +72,7 @@ class Sequence:
         return (-self.priority, self.arrival)
 
     def restart(self, number: int) -> None:
-        """Begin again from the first position, with what was emitted as part of the prompt."""
+        """Begin again from the first position, with the emitted tokens as part of the prompt."""
         self.number = number
         self.scheduled = self.certain = self.assumed = 0
         self.introduced = self.decoding = False

@@ -30,9 +30,9 @@ def make_scheduler(
     slices: PromptSlices | None,
     drafts: bool = False,
 ) -> Scheduler:
-    """Where requests have states and there is no room to save any, nothing of one request is shared
-    with another. With `drafts` there is a draft to query for guesses: the continuation of a short
-    match is less likely than the draft's guess."""
+    """If requests have states and there is no room to save any, requests share nothing with each
+    other. With `drafts` there is a draft to query for guesses: the continuation of a short match is
+    less likely than the draft's guess."""
     spec, placement = prepare.spec, prepare.placement
     longest, waiting = spec.max_context or shape.max_context, WAITING_PER_PLACE * running_requests(spec, placement)
     limits = Limits(
@@ -103,6 +103,6 @@ def batching(prepare: PrepareStage) -> Batching:
         micro_batch = max(micro_batch, -(-running_requests(spec, placement) // micro_batches))
     fixed = spec.micro_batches > 0
     largest = min(micro_batch, MAX_MICRO_BATCH)
-    if placement.sweep > 1:  # what a sweep reads is shared by its micro-batches: their number is the plan's
+    if placement.sweep > 1:  # the micro-batches of a sweep share its reads: their number is the plan's
         fixed = True
     return Batching(mode, placement.window, largest, micro_batches, fixed, is_free and not fixed, placement.sweep)

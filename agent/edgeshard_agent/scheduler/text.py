@@ -17,7 +17,7 @@ class TextStream:
 
     A token's text can depend on its neighbours (a leading space, a character of several byte
     tokens). So a few tokens before it are decoded with it and the common part is cut off. `before`
-    is what the request began with.
+    are the tokens with which the request began.
     """
 
     def __init__(self, decode: Decode, before: Sequence[int], stop_strings: Sequence[str] = ()) -> None:

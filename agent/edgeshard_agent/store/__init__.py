@@ -1,1 +1,3 @@
-"""The weights a node holds on disk: a content-addressed cache, and fetching what it lacks from the coordinator."""
+"""The weights a node holds on disk: a content-addressed cache, and the fetching of missing ones
+from the coordinator.
+"""

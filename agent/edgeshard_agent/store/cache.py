@@ -106,7 +106,9 @@ class BlobCache:
         self._locks: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()
 
     async def start(self) -> None:
-        """Take up what an earlier process left: its blobs and partial downloads, in the order of their last use."""
+        """Load the state that an earlier process left: its blobs and partial downloads, in the
+        order of their last use.
+        """
         self._sizes = await in_thread(self._scan)
         await in_thread(self.packed.files)
         self.used_bytes = sum(self._sizes.values())
@@ -133,7 +135,7 @@ class BlobCache:
                 del self._pins[digest]
 
     def lock(self, digest: Digest) -> asyncio.Lock:
-        """Held by whoever checks or fetches the blob, so that two stages fetch it once."""
+        """Held by a task that checks or fetches the blob, so that two stages fetch it once."""
         lock = self._locks.get(digest)
         if lock is None:
             self._locks[digest] = lock = asyncio.Lock()
@@ -144,7 +146,7 @@ class BlobCache:
 
         For a blob in a linked file of the shared store the result may change the next moment. Such
         a blob counts as intact without a read only if it is weights: `CachedTensorSource` compares
-        what it reads.
+        its reads.
         """
         if await in_thread(self._verify_and_touch, digest, size):
             self._account(digest, size)
@@ -163,7 +165,7 @@ class BlobCache:
     async def reserve(self, digest: Digest, size: int) -> None:
         """Make room for a blob about to be fetched, which must be pinned.
 
-        Raises ResourceExhaustedError naming cache-limit when what is pinned leaves no room.
+        Raises ResourceExhaustedError naming cache-limit if the pinned blobs leave no room.
         """
         if size > self.limit_bytes:
             raise self.too_small(f"one blob has {size} bytes")
@@ -202,7 +204,7 @@ class BlobCache:
     async def discard(self, digest: Digest) -> None:
         try:
             await in_thread(self.blobs.remove, digest)
-        finally:  # whoever waits may be cancelled: it is gone all the same
+        finally:  # the waiting caller may be cancelled: the file is gone all the same
             self._account(digest, 0)
 
     async def drop_unused(self, digests: Iterable[Digest]) -> None:

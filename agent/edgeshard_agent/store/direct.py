@@ -22,7 +22,7 @@ import numpy as np
 from edgeshard.domain.models.residency import DISK_BLOCK_BYTES
 
 ALIGNMENT = DISK_BLOCK_BYTES
-"""Of addresses, offsets and sizes, in bytes; no disk wants more."""
+"""Alignment of addresses, offsets and sizes, in bytes; no disk needs more."""
 CHUNK_BYTES = 2 << 20
 THREADS = 8
 """More than a disk needs: while some clear memory and take checksums, the chunks of others are on their way."""
@@ -33,7 +33,9 @@ _CACHED_SHARE = 0.9
 
 
 def cached_share(path: Path) -> float:
-    """The share of a file's pages that is in the page cache; 0 for an empty file, and where the system does not say."""
+    """The fraction of a file's pages that is in the page cache; 0 for an empty file, and if the
+    system does not report it.
+    """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if not size:
@@ -56,8 +58,8 @@ Wanted = Callable[[], bool]
 
 
 class ReadAbandonedError(Exception):
-    """A read was abandoned before its end, because its data is no longer needed. What it had filled
-    holds no meaning.
+    """A read was abandoned before its end, because its data is no longer needed. The data it had
+    filled is undefined.
     """
 
 
@@ -73,7 +75,7 @@ class ChunkReader:
     def __init__(
         self, checksum: Callable[[memoryview], int], threads: int = THREADS, pace: Callable[[int], None] | None = None
     ) -> None:
-        """`checksum` is the CRC32C of what was read, for whoever checks it."""
+        """`checksum` is the CRC32C of the data read, for the caller's check."""
         self.checksum = checksum
         self._threads = threads
         self._pace = pace
@@ -95,10 +97,11 @@ class ChunkReader:
     ) -> None:
         """Fill `into` with the file's bytes from `offset` on, in chunks of these sizes.
 
-        Offset, address and sizes are in whole blocks. `arrived` is called by the reading thread with each chunk and its
-        index; what it raises ends the read. `cached`: read through the page cache or past it; by
-        default, whichever is faster. `wanted` is called before each piece of 512 KiB. Raises
-        OSError, EOFError where the file ends before, and ReadAbandonedError once it is not wanted.
+        Offset, address and sizes are in whole blocks. `arrived` is called by the reading thread
+        with each chunk and its index; an exception from it ends the read. `cached`: read through
+        the page cache or past it; by default, whichever is faster. `wanted` is called before each
+        piece of 512 KiB. Raises OSError, EOFError if the file ends before, and ReadAbandonedError
+        once it is not wanted.
         """
         through_cache = cached_share(path) >= _CACHED_SHARE if cached is None else cached
         with _opened(path, direct=not through_cache) as (file, is_direct):

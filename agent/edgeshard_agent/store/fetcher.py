@@ -61,7 +61,7 @@ class _Tally:
 
 
 class Fetcher:
-    """Brings what a stage needs into `cache` over `channel`, `parallel` blobs at a time."""
+    """Fetches a stage's missing blobs into `cache` over `channel`, `parallel` blobs at a time."""
 
     def __init__(
         self, cache: BlobCache, channel: grpc.aio.Channel, *, parallel: int = 4, retries: Retries | None = None
@@ -99,7 +99,7 @@ class Fetcher:
 
         A cached file is checked against its sha256 and needs no call; a damaged file is fetched
         again. Weights in linked files of a shared store are checked when they are read. A broken
-        download continues where it stopped, also after a restart of the process.
+        download continues from its last byte, also after a restart of the process.
 
         Raises ResourceExhaustedError (cache-limit, or a full disk), DataLossError naming the tensor when its bytes stay
         wrong, NotFoundError, UnavailableError. The data that arrived until then is kept for the
@@ -210,7 +210,7 @@ class Fetcher:
             call.cancel()
 
     async def _wait(self, error: EdgeShardError, failures: int) -> None:
-        """Sleep before the next attempt; raises `error` when there is none left or another would not help."""
+        """Sleep before the next attempt; raise `error` if there is no attempt left or another would not help."""
         if not isinstance(error, UnavailableError) or failures >= self._retries.attempts:
             raise error
         await asyncio.sleep(min(self._retries.first_wait_s * 2 ** (failures - 1), self._retries.longest_wait_s))

@@ -1,9 +1,10 @@
 """Packed files: a unit of a model, such as a layer, as the kernels read it, so that loading it is reading it.
 
 A file is a header, padded to whole blocks, and data: first the unit's small tensors, then, from a whole block on, the
-large ones. The header has the entries, a CRC32C of every chunk of the data, which each read checks, and the SHA-256 of
-all of it, which names what was written. Nothing in a file depends on the instruction set. (ServerlessLLM, OSDI 2024,
-section 4: one file in loading order, read in chunks past the page cache)
+large ones. The header has the entries, a CRC32C of every chunk of the data, which each read checks,
+and the SHA-256 of all data, which names the content. Nothing in a file depends on the instruction
+set. (ServerlessLLM, OSDI 2024, section 4: one file in loading order, read in chunks past the page
+cache)
 """
 
 from __future__ import annotations
@@ -207,7 +208,7 @@ class PackedFile:
         try:
             reader.read(self.path, self._first + offset, into, sizes, check, cached=cached, wanted=wanted)
         except (OSError, EOFError, DataLossError) as error:
-            self.path.unlink(missing_ok=True)  # whoever loads next makes it again
+            self.path.unlink(missing_ok=True)  # the next load makes it again
             if isinstance(error, DataLossError):
                 raise
             raise packed_damage(self.path, str(error)) from None

@@ -44,7 +44,7 @@ class PackedUnits:
     """Packed files under `directory`, which one process owns. `limit` returns how many bytes all of
     them may take now.
 
-    Whoever makes that smaller holds `lock` from its look at `used_bytes` on.
+    A caller that lowers the limit holds `lock` from its read of `used_bytes` on.
     """
 
     def __init__(self, directory: Path, limit: Callable[[], int] = lambda: sys.maxsize) -> None:
@@ -106,7 +106,7 @@ class PackedUnits:
             name = path.name.removesuffix(SUFFIX)
             found.append(PackedInfo(name, status.st_size, status.st_mtime_ns, self._pins[name] > 0))
         with self.lock:
-            if self._changes == changes:  # else a look that was slower than a write would forget what was written
+            if self._changes == changes:  # else a scan slower than a write would forget the written file
                 self._sizes, self._ids = {info.name: info.size for info in found}, None
         return sorted(found, key=lambda info: info.used_ns)
 
@@ -118,7 +118,7 @@ class PackedUnits:
         """Remove these, or without any all that are not in use. Files in use stay, and the result
         reports them as in use.
 
-        Raises NotFoundError naming the missing ones; then none is removed.
+        Raises NotFoundError naming the missing ones; then no file is removed.
         """
         found = self._named()
         if unknown := sorted(set(ids) - {unit.id for _, unit in found}):
@@ -156,11 +156,11 @@ class PackedUnits:
         try:
             found = PackedFile(path, key)
         except DataLossError:
-            with self.lock:  # another load may just have made it anew, and counted it
+            with self.lock:  # another load may just have made and counted it again
                 path.unlink(missing_ok=True)
                 self._note(name, None)
             raise
-        with suppress(FileNotFoundError):  # whoever reads it finds that out
+        with suppress(FileNotFoundError):  # its next reader notices it
             os.utime(path)
         return found
 

@@ -3,8 +3,8 @@
 
     python robot.py MODEL [--deadline SECONDS] < readings.txt
 
-Every line of standard input is a reading of its sensors. For each, one line of output names its
-action and the reason.
+Every line of standard input is a reading of its sensors. One line of output for each of them names
+its action and the reason.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SYSTEM = f"You steer a robot. Answer with one word: {', '.join(ACTIONS)}."
 
 
 def decide(client: SyncClient, model: str, reading: str, deadline_s: float) -> tuple[str, str]:
-    """What to do, and why. It never takes longer than the deadline by more than a moment, and never raises."""
+    """The action, and its reason. It never takes longer than the deadline by more than a moment, and never raises."""
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": reading}]
     try:
         # The deadline holds for prompt and answer together; after it the request is cancelled on every node.

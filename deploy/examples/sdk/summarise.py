@@ -20,7 +20,7 @@ from edgeshard.client import Chat
 
 ASK = "Summarise this in at most {words} words:\n\n"
 KEPT_FREE = 32
-"""Tokens of a prompt for what a chat template adds."""
+"""Tokens of a prompt that a chat template may add."""
 
 
 async def pieces_of(client: Client, model: str, text: str, most: int) -> list[str]:

@@ -33,7 +33,8 @@ Quantise = Annotated[str | None, spec_option("quantisation", _QUANTISE_HELP, "FO
 
 
 def spec_options(*keys: str, **helps: str) -> OptionGroup:
-    """The options of these keys, or of all, as one parameter of a command: what was given, by key, as it was written.
+    """The options of these keys, or of all, as one parameter of a command: the given options, by
+    key, as they were written.
 
     `helps` are further keys with texts that a command needs in place of their own.
     """

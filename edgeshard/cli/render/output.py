@@ -140,7 +140,7 @@ def table(items: Iterable[Item], columns: Sequence[Column[Item]]) -> Table:
 
 
 def show_below(items: Sequence[Item], columns: Sequence[Column[Item]], output: Output = Output.TABLE) -> None:
-    """Print a table to stdout, below what was printed before; nothing without items."""
+    """Print a table to stdout, below the earlier output; prints nothing without items."""
     if items:
         show_text()
         print_table(table(items, visible(columns, output)))
@@ -234,7 +234,7 @@ def human_age(seconds: float) -> str:
 
 
 def _scaled(size: float, step: int, *units: str) -> str:
-    """A size in the first unit of which there are fewer than `step`, three significant digits; or in the last unit."""
+    """A size in the first unit that gives fewer than `step`, with three significant digits; or in the last unit."""
     at = 0
     while size >= step and at < len(units) - 1:
         size, at = size / step, at + 1

@@ -72,8 +72,9 @@ def show_plan(
     verifier: Prover | None = None,
     guesses: SiteGuesses | None = None,
 ) -> bool:
-    """Print the plan; `before` is the problem without what-if changes, `guesses` what the site knows of them. Returns
-    whether there is a plan, and no better one as far as the `verifier` knows."""
+    """Print the plan; `before` is the problem without what-if changes, `guesses` the site's
+    knowledge of them. Returns whether there is a plan, and no better one as far as the `verifier`
+    knows."""
     result = plan(problem, prover=prover)
     earlier = plan(before, alternatives=0, prover=prover) if before is not None else None
     verified = verify(result, verifier) if verifier is not None else None

@@ -213,7 +213,7 @@ def _drawn(
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1.02), **options)
         axes.set_title(title, loc="left", fontsize=11, pad=12 + 0.75 * legend)
         figure.draw_without_rendering()
-        # The last digits of what the layout finds change with the order of a hash table.
+        # The last digits of the layout's results change with the order of a hash table.
         place = [round(edge, 4) for edge in axes.get_position().bounds]
         figure.set_layout_engine("none")
         axes.set_position((place[0], place[1], place[2], place[3]))

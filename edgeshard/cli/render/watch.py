@@ -28,7 +28,7 @@ async def show(
     name: Callable[[Item], str],
     watched: bool,
 ) -> None:
-    """Print a list, once or whenever what its table shows has changed."""
+    """Print a list, once or whenever its table changes."""
     if not watched:
         show_list(await fetch(), output, columns, name)
         return

@@ -1,4 +1,6 @@
-"""The agent's state machine: commands in any order, each answered once, and the node ends up holding what is wanted."""
+"""The agent's state machine: commands in any order are each answered once, and the node ends with
+the ordered stages.
+"""
 
 from __future__ import annotations
 

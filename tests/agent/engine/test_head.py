@@ -184,7 +184,7 @@ async def test_an_unforeseen_fault_of_the_tokenizer_is_an_answer() -> None:
 
 @pytest.mark.parametrize("what", ["a wrong result", "a fault in forming the next step"])
 async def test_a_head_that_fails_says_so_once(what: str) -> None:
-    """It computes nothing from then on, so somebody has to begin anew."""
+    """It computes nothing from then on, so the coordinator has to start again."""
     rig = Rig()
     rig.tokenizer.go.set()
     await rig.head.start_request(StartRequest(REQUEST, Generation("some text", 4)))

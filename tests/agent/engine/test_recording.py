@@ -1,4 +1,4 @@
-"""What a stage notes of its own work."""
+"""A stage's records of its own work."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ async def test_without_streaming_a_step_waits_for_no_other(stage: Stage) -> None
     ],
 )
 async def test_nothing_runs_behind_a_step_that_failed(stage: Stage, failure: Exception, reason: str) -> None:
-    """Not even what was queued before the event loop heard of it."""
+    """Not even steps queued before the event loop noticed."""
     stage.model.failures[1] = failure
     stage.offer(0, 1, 2, 3)
     await stage.begun()
@@ -267,7 +267,9 @@ async def test_a_stage_that_failed_says_why(stage: Stage) -> None:
 
 
 class Draft:
-    """Guesses as told; `fault` is raised in its place. `followed` are the numbers of requests in the steps it saw."""
+    """Guesses as the test sets; `fault` is raised in its place. `followed` are the numbers of
+    requests in the steps it saw.
+    """
 
     def __init__(self) -> None:
         self.fault: Exception | None = None

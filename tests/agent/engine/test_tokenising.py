@@ -71,7 +71,7 @@ class Rig:
                 await asyncio.sleep(0.001)
 
     async def begun(self, *texts: str) -> None:
-        """These are what was begun; so many that no other could be."""
+        """These texts were begun; no other could be."""
         await self.until(lambda: len(self.tokenizer.begun) >= len(texts))
         assert sorted(self.tokenizer.begun) == sorted(texts)
 
@@ -168,7 +168,7 @@ async def test_a_fault_is_the_answer_of_its_own_request(rig: Rig, monkeypatch: p
             await rig.tasks[f"text{number}"]
 
 
-# What cannot fit
+# Texts that cannot fit
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timing
 
 
 class Rig:
-    """A head with a real tokenizer; `answer` is what the stages make of the oldest step."""
+    """A head with a real tokenizer; `answer` gives the stages' result of the oldest step."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.out: list[HeadEvent] = []

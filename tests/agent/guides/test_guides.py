@@ -199,7 +199,7 @@ def test_a_text_of_the_largest_size_that_recurses_does_no_harm(checks: Guides) -
 
 
 def test_a_guide_that_takes_too_much_ends_and_the_others_go_on(guides: Guides) -> None:
-    """Also where somebody who wants memory killed their process."""
+    """Also if lack of memory killed their process."""
     guided = guides.open(REGEX)
     guided.advance(allowed(guided.banned())[0])
     before = guided.banned()
@@ -327,7 +327,7 @@ def test_a_request_that_is_freed_while_its_token_is_late_leaves_nothing(slow: Sl
 
 @pytest.mark.long
 def test_a_guide_whose_every_token_is_dear_ends(guides: Guides) -> None:
-    """Each of its masks is within what one may take."""
+    """Each of its masks is within the limit of one mask."""
     guided = guides.open(Guide(GuideKind.GRAMMAR, "start: a\na: a a a | a a | /[a-zA-Z ,.]/"), party=3)
     letters = TOKENIZER.encode("a", add_special_tokens=False).ids
     with pytest.raises(GuideError, match="too much time or memory"):

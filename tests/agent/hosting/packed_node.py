@@ -114,7 +114,7 @@ class Form:
         return _units(self.model, self.layers, self.quantisation)
 
     def digests(self, units: Iterable[str] | None = None) -> frozenset[str]:
-        """Of the blobs of these units' tensors, or of all."""
+        """The digests of the blobs of these units' tensors, or of all."""
         return frozenset().union(*(self.units[unit] for unit in (self.units if units is None else units)))
 
     def blob_bytes(self, units: Iterable[str] | None = None) -> int:
@@ -165,7 +165,7 @@ def _budget(form: Form) -> int:
 
 
 def computed(stage: StageModel) -> torch.Tensor:
-    """What a stage makes of the same twelve tokens, or hidden states, each time: logits or hidden states."""
+    """A stage's result for the same twelve tokens, or hidden states, each time: logits or hidden states."""
     plan = StepPlan(grants=(KvGrant(0, 0, (0,)),), spans=(Span(0, 0, 12, sampling=Sampling()),))
     random = np.random.default_rng(6)
     tokens = random.integers(0, VOCAB, 12)
@@ -257,7 +257,7 @@ class Node:
         self.cache = BlobCache(directory, limit)
         self.store = Store()
         self.held: dict[str, Form] = {}
-        """Of each deployment whose stage is there."""
+        """The form of each deployment whose stage is loaded."""
         self._answers: dict[str, CommandResult] = {}
         self._answered = asyncio.Event()
         self._numbers = iter(range(1, 1 << 30))
@@ -332,12 +332,12 @@ class Node:
         return await self.worker.run(computed, stage.loaded.model)
 
     async def computes(self, name: str) -> bool:
-        """Whether its stage gives what one gives that was loaded from the checkpoint."""
+        """Whether its stage computes the same as one loaded from the checkpoint."""
         expected = await self.worker.run(wanted, replace(self.held[name], streams=False))
         return torch.equal(await self.compute(name), expected)
 
     async def settled(self) -> None:
-        """Once what was cancelled has ended."""
+        """Wait until cancelled work has ended."""
         async with asyncio.timeout(DEADLINE_S):
             while [task for task in asyncio.all_tasks() if task.get_name().startswith("hosting-")]:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
@@ -353,7 +353,7 @@ class Node:
 
     @property
     def pinned_bytes(self) -> int:
-        """Of blobs and packed files that somebody holds."""
+        """Bytes of pinned blobs and packed files."""
         files = sum(info.size for info in self.cache.packed.files() if info.in_use)
         return files + sum(size for digest, size in self.cache._sizes.items() if digest in self.cache._pins)
 

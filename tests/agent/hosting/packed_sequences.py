@@ -1,5 +1,5 @@
-"""Random sequences of what a node that packs goes through, each decided by its seed: stages, standbys, damage,
-eviction.
+"""Random sequences of events on a node that packs, each decided by its seed: stages, standbys,
+damage, eviction.
 
 After each step, every stage computes the same as a stage loaded from the checkpoint. The cache is
 within its limit, and its count equals the bytes on the disk. In the end nothing is held, open or
@@ -54,14 +54,14 @@ class Violation(AssertionError):
 
 
 class Sequence:
-    """One node, and what a seed has happen to it."""
+    """One node, and the events that a seed draws for it."""
 
     def __init__(self, seed: int, node: Node) -> None:
         self._node = node
         self._random = random.Random(seed)
         self.met: Counter[str] = Counter()
         names = self._random.sample(list(MODELS), 2)
-        # Few forms, so that what one deployment packs another one finds.
+        # Few forms, so that one deployment finds the packed files of another.
         schemes = self._random.sample(_SCHEMES, 2)
         self._forms = [(name, *scheme) for name in names for scheme in schemes]
         self._spoilt = False
@@ -327,7 +327,7 @@ def _say(text: str) -> None:
 def run_sequences(
     first: int, count: int, say: Callable[[str], None] = lambda text: None
 ) -> tuple[list[str], Counter[str]]:
-    """Run the sequences of `count` seeds. Returns what was violated, with its seed, and how often things were met."""
+    """Run the sequences of `count` seeds. Returns the violations, with their seeds, and the counts of events."""
     failed, met, worker = list[str](), Counter[str](), ComputeThread(1)
     aside, files = BackgroundThread(worker), 0
     # A node collects garbage when it lets a stage go: only its own here, not all that was imported.

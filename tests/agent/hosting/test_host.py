@@ -81,10 +81,10 @@ class Node:
         self.surveying: list[str] = []
         self.measurements = 0
         self.held: list[int | None] = []
-        """What stages held when each measurement began."""
+        """The stages' bytes when each measurement began."""
         self.manifest = Digest("0" * 64)
         self.shared: list[set[int]] = []
-        """Layers that each load got from what was held."""
+        """Layers that each load got from held weights."""
         self.standby_may_load = asyncio.Event()
         self.standby_may_load.set()
         self.surveyed = asyncio.Event()

@@ -49,7 +49,7 @@ async def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
 
 
 async def serves(node: Node, form: Form, name: str = "a") -> set[str]:
-    """Deploy it and compare what it computes; returns the digests of what was fetched."""
+    """Deploy it and compare its results; return the digests of the fetched blobs."""
     node.store.fetched.clear()
     failure = (await node.deploy(name, form)).failure
     assert failure is None, failure
@@ -87,7 +87,7 @@ FORMS = [Form(name, WHOLE, *scheme) for name in ("untied", "tied") for scheme in
 
 @pytest.mark.parametrize(
     ("form", "kept"),
-    # Where head and embedding are one matrix there is no embedding.
+    # If head and embedding are one matrix, there is no embedding.
     one_in(
         8, [(form, unit) for form in FORMS for unit in (EMBEDDING_UNIT, HEAD_UNIT, "layer-1") if unit in form.units]
     ),

@@ -1,4 +1,4 @@
-"""What a node finds out about itself."""
+"""The facts that a node finds out about itself."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def node(tmp_path: Path) -> Node:
 
 @pytest.fixture
 async def address() -> AsyncIterator[str]:
-    """Of a node that answers probes."""
+    """The address of a node that answers probes."""
     server = Server("127.0.0.1:0", None)
     add_StageServiceServicer_to_server(StageServicer(), server.grpc)
     yield await server.start()
@@ -271,8 +271,8 @@ async def test_in_the_lab_a_probe_sees_the_shaped_link(emulation: Emulation, tmp
     report = await Node(tmp_path, emulation=emulation).do(ProbeLinks(peers))
     (link,) = report.links
     assert link.receiver == "far"
-    # A busy machine adds to both, and what it adds to small payloads only makes large ones look a little faster. The
-    # link beneath is loopback: a hundred times as fast, and without a delay.
+    # A busy machine adds to both, and additional time of small payloads only makes large ones look
+    # a little faster. The link beneath is loopback: a hundred times as fast, and without a delay.
     assert 40e6 / 10 < link.profile.bandwidth_bps < 1.5 * 40e6
     assert 0.7 * (0.020 + 0.060) / 2 < link.profile.latency_s < 1, "half of the round trip"
 

@@ -1,4 +1,4 @@
-"""What others take of a node's cores: as values, and of this machine."""
+"""Other processes' use of a node's cores: as values, and on this machine."""
 
 from __future__ import annotations
 

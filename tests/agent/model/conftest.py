@@ -157,7 +157,7 @@ def _tensor_info(name: str, tensor: torch.Tensor) -> TensorInfo:
 
 
 class TinyHead:
-    """What the head does for a pipeline, with the sequences given in advance: blocks, lengths, steps.
+    """The head's work for a pipeline, with the sequences given in advance: blocks, lengths, steps.
 
     Blocks are handed out in a shuffled order unless `contiguous`. `step` returns the last stage's logits by request.
     """

@@ -179,8 +179,8 @@ class Variant:
     """One configuration: the transformers config class and its options; how the checkpoint is saved.
 
     `strip` is a prefix taken off every stored name, as checkpoints of the bare model have it. `wrap` makes the config
-    of a model that nests this one, and `auto` is then its auto class. `joined` has the experts of a layer in tensors as
-    published, where transformers writes others.
+    of a model that nests this one, and `auto` is then its auto class. `joined` has the experts of a
+    layer in tensors as published, if transformers writes others.
     """
 
     config_class: str
@@ -520,7 +520,7 @@ VARIANTS = {
     "gpt_oss-yarn": _rotary(
         "GptOssConfig",
         sharded=True,
-        # truncate shows only where the ramp begins between two frequencies.
+        # truncate is visible only if the ramp begins between two frequencies.
         rope_parameters=_YARN
         | {
             "rope_theta": 1000.0,
@@ -1129,7 +1129,9 @@ def _turns(name: str) -> bool:
 
 
 def rotary() -> list[str]:
-    """Of each family with a rotary embedding the rows without windows, or its first: a window hides far positions."""
+    """For each family with a rotary embedding, its rows without windows, or its first row: a window
+    hides far positions.
+    """
     narrow = set(windowed())
     chosen = []
     for family in dict.fromkeys(map(family_of, VARIANTS)):

@@ -1,8 +1,9 @@
-"""Published config.json files with small numbers: the keys stay, so that what a family reads of real files is tested.
+"""Published config.json files with small numbers: the keys stay, so that the reading of real files
+is tested.
 
 `shrunk` keeps every key of the file. It only replaces sizes, token ids and lists that have an entry for each layer.
-Widths that are equal in the file stay equal, because a square matrix can hide a mistake. A part for pictures is made
-anew, as small as its class allows.
+Widths that are equal in the file stay equal, because a square matrix can hide a mistake. A part for
+pictures is replaced by one as small as its class allows.
 """
 
 from __future__ import annotations

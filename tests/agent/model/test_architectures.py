@@ -1,4 +1,4 @@
-"""What a config.json may say, and which tensors a checkpoint must hold."""
+"""The permitted content of a config.json, and the tensors that a checkpoint must hold."""
 
 from __future__ import annotations
 
@@ -612,7 +612,7 @@ def test_transformers_agrees_on_every_shape(checkpoint_of: Callable[[str], Any])
 def test_layers_without_number_are_refused_before_any_is_listed(variant: str) -> None:
     config = json.loads(VARIANTS[variant].library_config().to_json_string(use_diff=False))
     key = decoder_of(variant).architecture.keys.layers
-    # What names each layer would be refused first.
+    # Fields with an entry for each layer would be refused first.
     config = {name: value for name, value in config.items() if not isinstance(value, list)} | {key: 2**31 - 1}
     with pytest.raises(UnsupportedModelError) as refused:
         parse_config(config)

@@ -241,8 +241,8 @@ def kept(stages: Sequence[StageModel], request: int) -> Kept:
 
 @cache
 def reference(name: str, scheme: str) -> list[tuple[torch.Tensor, Kept]]:
-    """Each sequence in one prefill, alone, by one thread through one stage: its logits and what is kept of it; all but
-    the first as far as schedules take them."""
+    """Each sequence in one prefill, by itself, by one thread through one stage: its logits and its
+    kept data. All sequences but the first are as long as schedules take them."""
     whole = pipeline(name, scheme, ())
     answers = []
     for number, every in enumerate(sequences()):

@@ -26,7 +26,7 @@ HERE = torch.device("cpu")
 SCORING = Scoring(0.4)
 GENERATOR = torch.Generator().manual_seed(3)
 QUERY, KEY, VALUE = (torch.randn(2, LENGTH, heads, DIM, generator=GENERATOR) for heads in (HEADS, KV_HEADS, KV_HEADS))
-"""Of two requests."""
+"""The tensors of two requests."""
 
 
 def expected(request: int, chunk: int) -> Tensor:

@@ -20,7 +20,7 @@ BEGINNING_BYTES = 10_000
 
 @cache
 def loss(scheme: str, kept: KvFormat | None = None) -> tuple[float, int]:
-    """What `score` returns for the beginning of the validation text: several tests compare with the same ones."""
+    """The result of `score` for the beginning of the validation text: several tests compare with the same ones."""
     text = VALIDATION.read_text(encoding="utf-8").encode()[:BEGINNING_BYTES].decode(errors="ignore")
     return score(demo_stage(scheme, kept), text)
 

@@ -153,7 +153,7 @@ def test_no_option_of_a_generation_gets_another_answer(name: str, cuts: tuple[in
 @pytest.mark.parametrize("in_native_rows", [True, False], ids=["native rows", "as a stage"])
 @pytest.mark.parametrize("name", ["greedy", "sampled", "penalties", "a penalty on what was there"])
 def test_a_draft_that_is_the_model_itself_is_always_right(name: str, in_native_rows: bool) -> None:
-    """Also in the middle of what it was right about: it cuts nothing, and reads nothing twice."""
+    """Also in the middle of right guesses: it cuts nothing, and reads nothing twice."""
     request = {"r": (TALE, generation(**GENERATIONS[name]))}
     before, stats = compared(request, drafter("itself", in_native_rows))
     assert stats.guesses == stats.right_guesses > 0.6 * stats.new_tokens and stats.steps < before.steps / 2
@@ -219,7 +219,7 @@ def test_rows_in_native_calls_have_the_logits_of_a_stage() -> None:
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True)) and found[0][0].shape == (1, 4096)
 
 
-# What it keeps
+# The data it keeps
 
 
 def ask(request: int, tokens: Sequence[int], most: int = 3, **options: Any) -> DraftAsk:

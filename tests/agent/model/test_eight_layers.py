@@ -25,7 +25,7 @@ from tests.support.forms import in_turn
 LENGTHS = (133, 67, 26, 24, 21, 16, 12, 9)
 """The first is longer than two chunks of 64, all but the last than one of 8, which Mamba2's rows have."""
 ENDS = ((8,), (3, 8), (1, 4, 8), (2, 3, 6, 8))
-"""Where stages end."""
+"""The ends of stages."""
 DECODED = 6
 STEPS = (
     [(0, 50)],
@@ -41,7 +41,7 @@ then eight requests, a token of each at once."""
 
 
 def deeper(variant: Variant) -> Variant:
-    """Of twice as many layers: what the config lists by layer comes twice."""
+    """The variant with twice as many layers: lists by layer are repeated."""
     options: dict[str, Any] = {
         key: value * 2 if isinstance(value, list) and len(value) == LAYERS else value
         for key, value in variant.options.items()

@@ -387,7 +387,7 @@ def test_half_precision_stays_near_where_the_same_experts_are_chosen(
     checkpoint: Any, tiny_head: Any, dtype: DType, bound: float
 ) -> None:
     """Scores that are a rounding apart give a token another expert: here one of 51 tokens, whose logits are then off
-    by a third of their deviation and more. That is no fault of what the chosen experts compute."""
+    by a third of their deviation and more. The computation of the chosen experts is not at fault."""
     logits, choices = [], []
     for kind in (DType.FLOAT32, dtype):
         stages = [checkpoint.load(layers, kind) for layers in HALVES]

@@ -93,7 +93,7 @@ def steps(stage: StageModel) -> list[torch.Tensor]:
 
 
 def budget_of(plain: StageModel, share: float) -> int:
-    """All that is no expert, two experts, and a share of what the others take."""
+    """Bytes of everything except experts, of two experts, and of a fraction of the others."""
     modules = plain.weights.modules
     sizes = [
         sum(part.packed_bytes for part in expert.modules() if isinstance(part, Projection))

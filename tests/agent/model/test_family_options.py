@@ -1,4 +1,4 @@
-"""Options that single families refuse. For every row, the planner's sizes equal the sizes of transformers' models."""
+"""Options that single families refuse. The planner's sizes equal the sizes of transformers' models, for every row."""
 
 from __future__ import annotations
 

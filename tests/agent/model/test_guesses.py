@@ -77,7 +77,7 @@ def drawn(sampling: Sampling, assumed: Sequence[int], rows: torch.Tensor = ROWS)
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.2, seed=4), PENALTY])
 def test_a_row_counts_while_all_guesses_before_it_are_what_was_drawn(sampling: Sampling) -> None:
-    """Of equal rows a penalty makes each token another: it counts those within the guesses."""
+    """A penalty makes the tokens of equal rows different: it counts the tokens within the guesses."""
     rows = ROWS[:1].expand(6, -1).contiguous() if sampling is PENALTY else ROWS
     sampler, right = Sampler(VOCAB), list[int]()
     sampler.open(1, sampling, ())
@@ -424,9 +424,9 @@ GUIDED: dict[str, Any] = {
 def test_what_a_guide_forces_is_guessed_and_changes_no_answer(
     name: str, cuts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without n-grams. Sampled answers spell what is forced in other ways, too."""
+    """Without n-grams. Sampled answers spell forced text in other ways, too."""
     monkeypatch.setattr(Repeats, "propose", lambda self, tokens, limit: [])
-    monkeypatch.setattr(model_sampling, "PATIENCE_S", 5.0)  # not what this machine has to do besides
+    monkeypatch.setattr(model_sampling, "PATIENCE_S", 5.0)  # independent of this machine's other work
     requests = {"r": (TALE, generation(**{"max_new_tokens": 120} | GUIDED[name]))}
     plain, before = run(requests, guesses=False)
     guessed, stats = run(requests, guesses=True, cuts=cuts)
@@ -484,8 +484,8 @@ def test_the_context_is_used_to_its_last_position() -> None:
 
 
 def same(scheme: str, guessed: Any, plain: Any) -> bool:
-    """Equal, bit for bit where our own blocks promise it; else log-probabilities that are the sums of many rows in
-    another order. Those of states that are not cut back differ in the first digits."""
+    """Equal, bit for bit if our own blocks promise it. Otherwise log-probabilities are sums of many
+    rows in another order. Those of states that are not cut back differ in the first digits."""
     if scheme in ("delta rule", "delta rule and experts"):
         return bool(guessed == plain)
     return guessed.keys() == plain.keys() and all(

@@ -48,7 +48,7 @@ def weights_of(config: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def joined(config: dict[str, Any], variant: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same tensors, with all experts of a layer in one where the family's record knows such a one."""
+    """The same tensors, with all experts of a layer in one tensor if the family's record has such a one."""
     experts, found = decoder_of(variant).architecture.experts, dict(tensors)
     assert experts is not None
     for layer in range(LAYERS):

@@ -28,7 +28,9 @@ from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 
 @pytest.fixture
 def pool() -> KvPool:
-    """Eight blocks of 4 tokens; request 1 holds 6 of 8 tokens in blocks 5 and 2, request 2 none of 4 in block 7."""
+    """Eight blocks of 4 tokens; request 1 has 6 tokens in blocks 5 and 2 (room for 8), request 2
+    has none in block 7 (room for 4).
+    """
     pool = KvPool(LayerRange(2, 5), KvMemory(DType.FLOAT32, 8, 4), [KvHeads(2, 6)] * 3, "cpu")
     pool.grant(1, 0, (5, 2))
     pool.begin_span(1, 0, 6, truncate_allowed=False)

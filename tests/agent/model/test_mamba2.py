@@ -1,4 +1,4 @@
-"""Mamba2's mixer by its definition in float64, and nemotron_h's, of which transformers has two forms."""
+"""Mamba2's mixer by its definition in float64, and nemotron_h's, which has two forms in transformers."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_the_mixer_is_its_definition_with_the_same_bits_in_any_chunks(variant: s
 
 
 def _logits(model: Any, ids: Tensor, cached: bool) -> Tensor:
-    """Of a whole sequence at once, or token by token with transformers' cache."""
+    """The logits of a whole sequence at once, or token by token with transformers' cache."""
     with torch.no_grad():
         if not cached:
             found: Tensor = model(ids, use_cache=False).logits[0]

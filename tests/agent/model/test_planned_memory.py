@@ -97,7 +97,7 @@ def stage_of(config: dict[str, Any], layer: int, kept: KvMemory) -> StageModel:
 
 def taken(config: dict[str, Any], layer: int, kept: KvMemory) -> int:
     """Bytes that one layer takes in this process, with keys and values and with states."""
-    stage_of(config, layer, kept)  # what is only taken once, such as code
+    stage_of(config, layer, kept)  # memory that is taken only once, such as code
     before = anonymous_bytes()
     stage = stage_of(config, layer, kept)
     size = anonymous_bytes() - before

@@ -39,7 +39,7 @@ FOR_TRANSFORMERS: dict[str, dict[str, Any]] = {
 }
 """Values that transformers 5.23 gets in place of the file's."""
 QUICK = {"exaone-3.5-2.4b", "glm-4.5v", "gpt-oss-20b", "minimax-m2.7", "olmo-3-7b", "qwen2.5-vl-7b", "qwen3-vl-30b-a3b"}
-"""The files of the quick form: the families of which tokens were wrong, and those with keys or tensors of their own."""
+"""The files of the quick form: families whose tokens were wrong, and families with keys or tensors of their own."""
 
 
 def small_config(name: str) -> dict[str, Any]:
@@ -67,7 +67,7 @@ EXAONE_TENSORS = {
 
 
 def reference_config(name: str, path: Path) -> Any:
-    """What transformers reads of the file."""
+    """The config as transformers reads the file."""
     config = small_config(name)
     if config["model_type"] == "exaone":
         return LlamaConfig(**{EXAONE_KEYS.get(key, key): value for key, value in config.items() if key != "model_type"})

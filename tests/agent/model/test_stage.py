@@ -1,4 +1,4 @@
-"""One stage: what it reads, what it weighs, what it refuses, what comes out."""
+"""One stage: its input, its memory, its refusals, and its output."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RANGES = [LayerRange(0, 2), LayerRange(1, 3), LayerRange(2, 4), LayerRange(0, 4)
 
 
 class RecordingSource:
-    """A source that notes what was read, and may hide or change one tensor."""
+    """A source that records reads, and may hide or change one tensor."""
 
     def __init__(self, inner: SafetensorsDirectory, hidden: str = "", changed: str = "") -> None:
         self._inner = inner
@@ -248,7 +248,7 @@ def test_the_stage_keeps_nothing_of_the_file(
 
 
 def opened(checkpoint: Any, layers: LayerRange) -> StageModel:
-    """A stage where request 1 holds 5 tokens in block 3, and request 2 has a grant of block 0."""
+    """A stage in which request 1 holds 5 tokens in block 3, and request 2 has a grant of block 0."""
     stage: StageModel = checkpoint.stage(layers)
     plan = StepPlan(grants=(KvGrant(1, 0, (3, 1)), KvGrant(2, 0, (0,))), spans=(Span(1, 0, 5, sampling=Sampling()),))
     stage.execute(plan, inputs_of(stage, 5))

@@ -1,5 +1,5 @@
-"""The states of requests in a pool: slots that the head grants, zeroed, swapped with the rest, saved, cut back to what
-is certain, and never further."""
+"""The states of requests in a pool: slots are granted by the head, zeroed, swapped with the rest,
+saved, and cut back only to the certain positions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgeshard.domain.requests.generation import Sampling
 from edgeshard.domain.requests.step import KvGrant, Span, StateCopy, StepPlan
 
 SIZES = ((StateSize((3, 2)), StateSize((2, 4, 4), float32=True)), (), (StateSize((5,)),))
-"""Of three layers; the second one has attention, and no state."""
+"""The sizes of three layers; the second one has attention, and no state."""
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_saved_states_begin_another_request(pool: KvPool) -> None:
 
 
 def test_states_are_saved_before_anything_else_of_the_step(pool: KvPool) -> None:
-    """The request may be freed by it, and its slot granted to another, who begins from what was saved."""
+    """The step may free the request and grant its slot to another one, which begins from the saved states."""
     begin(pool, 1, 0, 0, 4)
     before = fill(pool, 0)
     plan = StepPlan(

@@ -1,8 +1,8 @@
 """Decode steps in buffers of fixed shapes: the same numbers as step by step, whatever comes, recorded once a shape.
 
 Without a GPU, a `Tape` replaces a CUDA graph: it records the operations on tensors once and repeats
-them on the same memory, without running the model's Python again. With a GPU, the same cases run
-with real graphs.
+them on the same memory, without running the model's Python again. If there is a GPU, the same cases
+run with real graphs.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Refusing:
 
 @pytest.fixture
 def as_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The modules' operators are torch's, as they are off the processor: what the kernels do is on no tape."""
+    """The modules' operators are torch's, as on an accelerator: the kernels' operations are on no tape."""
     monkeypatch.setenv(native.SWITCH, "0")
     monkeypatch.setattr(Projection, "pack", lambda _: None)
     monkeypatch.setattr(rotary, "is_on_cpu", lambda _: False)

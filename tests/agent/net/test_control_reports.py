@@ -1,4 +1,4 @@
-"""What a node measured, up to a coordinator that listens: progress, the report, and only then the result."""
+"""A node's measurements on their way to a listening coordinator: progress, the report, and only then the result."""
 
 from __future__ import annotations
 

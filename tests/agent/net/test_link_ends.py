@@ -166,7 +166,7 @@ async def test_streams_that_replace_each_other_all_the_time_end_all_but_the_last
 async def test_a_stage_that_closes_between_a_hello_and_its_welcome_ends_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As when it goes to its next epoch in that moment. The stream would belong to no stage, and stay."""
+    """As when it enters its next epoch at that moment. The stream would belong to no stage, and stay."""
     async with listening() as neighbour:
         find = neighbour.servicer._find
 

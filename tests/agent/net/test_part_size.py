@@ -13,7 +13,9 @@ BEACON_S = 0.25
 
 
 class Sending:
-    """A link of `rate` bytes a second. The receiver reports a step of several parts at once, others a beacon later."""
+    """A link of `rate` bytes a second. The receiver reports a step of several parts at once, other
+    steps a keepalive later.
+    """
 
     def __init__(self, rate: float) -> None:
         self.rate = rate

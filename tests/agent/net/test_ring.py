@@ -60,7 +60,7 @@ PROMPTS = [[5, 9, 2], [40, 41], list(range(3, 60)), [7]]
 
 
 class Front(HeadServiceServicer):
-    """The coordinator's end of `Attach`: hands requests down, collects what comes up."""
+    """The coordinator's end of `Attach`: sends requests, collects outputs."""
 
     def __init__(self) -> None:
         self.down: asyncio.Queue[head_pb2.AttachResponse] = asyncio.Queue()
@@ -190,7 +190,7 @@ async def open_ring(
 
 
 def unsplit(model_path: Path, prompts: list[list[int]]) -> list[list[int]]:
-    """What the unsplit model generates, by transformers."""
+    """The tokens that the unsplit model generates, by transformers."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
@@ -204,7 +204,7 @@ def unsplit(model_path: Path, prompts: list[list[int]]) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def tiny_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model of 4 layers, of which three keep states of requests."""
+    """A random model of 4 layers; three of them keep states of requests."""
     path = tmp_path_factory.mktemp("models") / "tiny-hybrid"
     save_hybrid(path, vocab_size=96, max_position_embeddings=256)
     return path
@@ -359,7 +359,7 @@ async def test_a_node_in_the_middle_learns_how_many_tokens_are_guessed_and_not_w
 async def test_mishaps_on_the_hops_never_change_a_token(
     model: Path, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Links break and recover in the middle of answers, also for a model with states: its slots are
+    """Links break and recover in the middle of answers, also for a model with states. Its slots are
     used again, and the longest prompt begins from saved states the second time."""
     mishaps = Mishaps(seed, rate=0.2)
     monkeypatch.setattr(link_sender, "_write", mishaps.write)
@@ -385,7 +385,7 @@ async def test_mishaps_between_guesses_never_change_a_token(
 ) -> None:
     """Links break and recover; each request runs by itself, so that tokens are guessed for it. The
     drawn tokens repeat often enough for some guesses to be right, but not all. A draft's guesses
-    are right if they arrive in time. But not with states, where most of it is given away."""
+    are right if they arrive in time. Not with states, which leave few slots for guesses."""
 
     async def one_by_one(ring: Ring) -> dict[str, list[int]]:
         for number, prompt in enumerate(PROMPTS):

@@ -1,4 +1,4 @@
-"""Links over real streams and a proxy that fails without a word: what is suspected, how soon, and what is not."""
+"""Links over real streams and a proxy that fails silently: the suspicions, and how soon they arise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Only the node that the placement names opens a hop: no other node, no application, and none is put off by them."""
+"""Only the node that the placement names opens a hop: another node or an application cannot, and
+does not disturb it.
+"""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ class BeaconFront(HeadServiceServicer):
 
 @asynccontextmanager
 async def beaconing(server: Server, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[BeaconFront, HeadStream]]:
-    """A head that takes silence of 0.5 s for suspicious, at a coordinator whose first beacons it has answered."""
+    """A head that suspects after 0.5 s of silence, at a coordinator whose first keepalives it has answered."""
     monkeypatch.setattr(link_watch, "SUSPECT_S", 0.5)
     front = BeaconFront()
     add_HeadServiceServicer_to_server(front, server.grpc)
@@ -423,7 +423,7 @@ async def test_a_link_that_is_closed_while_it_is_welcomed_ends_too(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with receiving(server) as (servicer, dial):
-        # The reader starts anew just before the welcome is written: the stage closes in the midst of that.
+        # The reader starts again just before the welcome is written: the stage closes in the midst of that.
         monkeypatch.setattr(
             FrameReader, "restart_stream", lambda _: asyncio.get_running_loop().call_soon(servicer.close, NAME, 1)
         )

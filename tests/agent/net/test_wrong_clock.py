@@ -88,7 +88,7 @@ def client_of(address: str, tls: TlsFiles) -> ControlClient:
 async def test_an_agent_names_a_clock_outside_the_certificate_of_its_coordinator(
     serve: Any, tls: TlsFiles, offset: timedelta
 ) -> None:
-    """It ends with that before it has joined, as with any refusal; what it measures is refused so, too."""
+    """It ends before it has joined, as with any refusal; its measurements are refused in the same way."""
     address = await serve(coordinator_of(SITE), offset)
     client = client_of(address, tls)
     with pytest.raises(FailedPreconditionError) as ended:
@@ -148,7 +148,7 @@ def test_an_upgrade_from_the_site_names_the_clock(authority: Authority, tls: Tls
 
 
 def shake_hands(listener: socket.socket, context: ssl.SSLContext) -> None:
-    """Begin TLS with whoever connects, until the listener is shut down."""
+    """Do the TLS handshake with each caller, until the listener is shut down."""
     while True:
         try:
             connection, _ = listener.accept()

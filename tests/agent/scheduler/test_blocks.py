@@ -107,7 +107,7 @@ def test_what_two_filled_alike_is_known_once() -> None:
 
 @dataclass
 class Request:
-    """What the test believes a request to hold."""
+    """The expected holdings of a request."""
 
     promised: int
     keys: list[bytes]

@@ -49,7 +49,7 @@ def oracle(dice: random.Random, wrong: float = 0.0, missing: float = 0.0) -> Cal
     return draft
 
 
-# What it costs and saves
+# Its costs and savings
 
 
 def prices(rounds: list[tuple[int, int, float]], guess_s: float, drafting_s: float = 0.0) -> Prices:
@@ -99,7 +99,7 @@ def test_trust_follows_what_was_right_by_how_sure_the_draft_was() -> None:
     for _ in range(40):
         trust.drawn(0.05)
     assert trust.expected < 0.1
-    for _ in range(200):  # what it wrote lately counts more
+    for _ in range(200):  # recent guesses count more
         trust.noted([0.95], 0)
     assert trust.chance(0.95) < 0.05
 

@@ -1,8 +1,9 @@
 """Guesses: what they are, how many a request gets, and that none of them ever changes a token, wherever they go.
 
-These mutants fail here. The head takes a token after a guess without comparing the two, continues
-one position too far after right guesses, lets a preempted request keep guesses, or counts the slots
-of other requests' guesses as free. A stage starts from the states after another position.
+These mutants fail here. The head takes a token after a guess without comparing the two, or
+continues one position too far after right guesses. It lets a preempted request keep guesses, or
+counts the slots of other requests' guesses as free. A stage starts from the states after another
+position.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def oracle(wrong: float = 0.0, **options: Any) -> Guessing:
     return Guessing(proposer=partial(Oracle, random.Random(1), wrong), **options)
 
 
-# What is guessed
+# The content of guesses
 
 
 @pytest.mark.parametrize(
@@ -307,9 +308,9 @@ def test_a_token_that_follows_no_right_guess_is_refused(make_rig: type[Rig], wha
 def test_no_schedule_changes_a_token(
     make_rig: type[Rig], make_ring: type[Ring], alone: Alone, seed: int, has_states: bool
 ) -> None:
-    """Few requests, as only these are guessed for: that come, share beginnings, give way, are swapped or cancelled and
-    whose tokens are late, while half of the guesses are wrong. With states, their tokens depend
-    only on the states."""
+    """Few requests, as only then tokens are guessed. They arrive, share beginnings, are preempted,
+    swapped or cancelled, and get late tokens, while half of the guesses are wrong. With states,
+    their tokens depend only on the states."""
     dice = random.Random(seed)
     size = dice.choice([1, 2, 4])
     own = random.Random(f"states {seed}")
@@ -365,7 +366,7 @@ def test_the_schedules_had_all_that_they_were_to_have(has_states: bool) -> None:
     assert swaps > 10 and preemptions > swaps and hits > 50, (swaps, preemptions, hits)
 
 
-# What a guide forces
+# Tokens that a guide forces
 
 
 def test_forced_tokens_are_guessed_first_and_teach_the_pace_nothing() -> None:

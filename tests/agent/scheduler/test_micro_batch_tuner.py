@@ -25,7 +25,7 @@ Disturbed = Callable[[int], float]
 
 @dataclass
 class Site:
-    """Stages that take `weights_s` to read their weights and `row_s` for each request, and what the head chose."""
+    """Stages that take `weights_s` to read their weights and `row_s` for each request, and the head's choices."""
 
     stages: Sequence[tuple[float, float]]
     hop_s: float = 0.001

@@ -107,8 +107,9 @@ def test_the_newest_gives_its_memory_to_the_oldest(make_rig: type[Rig], alone: A
 def test_the_oldest_always_finishes_and_no_block_is_lost(
     make_rig: type[Rig], make_ring: type[Ring], alone: Alone, seed: int
 ) -> None:
-    """In a pool of one to two contexts, with any reservation: the oldest running request gives way to an older one
-    only. Every request gets the tokens of an undisturbed run, and all blocks return to the pool."""
+    """In a pool of one to two contexts, with any reservation: the oldest running request is
+    preempted only for an older one. Every request gets the tokens of an undisturbed run, and all
+    blocks return to the pool."""
     dice = random.Random(seed)
     context, block_tokens, window = 32, dice.choice([1, 2, 4]), dice.randint(1, 4)
     rig = make_rig(

@@ -1,4 +1,4 @@
-"""Requests whose states are kept: they begin alike where states were saved, and nowhere else."""
+"""Requests whose states are kept: they share beginnings at saved states, and nowhere else."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def run(rig: Rig, name: str, prompt: list[int], new: int) -> int:
 
 
 def check_slots(rig: Rig, alone: Alone) -> None:
-    """Nothing is left of any request, and whoever gets a slot begins anew, as often as there are slots."""
+    """Check that no request has left anything, and that each slot starts empty, for as many
+    requests as there are slots.
+    """
     rig.check_empty()
     for number in range(rig.allocator.slots):
         run(rig, f"new{number}", [60 + number], 2)
@@ -84,7 +86,7 @@ def test_blocks_in_common_are_run_again_where_no_states_were_saved(make_rig: typ
 
 
 def test_states_are_saved_on_the_way_too(make_rig: type[Rig], alone: Alone) -> None:
-    """Of prompts and of answers: the next turn of a conversation begins with both."""
+    """States of prompts and of answers: the next turn of a conversation begins with both."""
     rig = hybrid(make_rig, states=8, save_every=2 * BLOCK)
     run(rig, "first", list(range(20)), 14)
     assert [(s.position) for step in rig.steps for s in step.plan.saves] == [8, 16, 24, 32]
@@ -177,7 +179,7 @@ def test_whoever_gives_way_goes_on(make_rig: type[Rig], alone: Alone, swap_block
 
 @pytest.mark.parametrize("steps", range(6))
 def test_a_cancel_at_any_time_leaves_no_slot_behind(make_rig: type[Rig], alone: Alone, steps: int) -> None:
-    """Before the first step of a request that is to begin from saved states; while a save is in flight; later."""
+    """Before the first step of a request that is to begin from saved states, while a save is in flight, and later."""
     rig = hybrid(make_rig, states=3)
     run(rig, "first", PROMPT, 2)
     for name in ("second", "third"):

@@ -1,4 +1,4 @@
-"""The head's scheduler: what goes into each step, who waits, and what comes out."""
+"""The head's scheduler: the content of each step, the waiting requests, and the outputs."""
 
 from __future__ import annotations
 

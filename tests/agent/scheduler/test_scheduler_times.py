@@ -1,4 +1,4 @@
-"""The scheduler against a clock that is only computed: what its steps take on stages and links of known cost.
+"""The scheduler with a computed clock: the times of its steps on stages and links of known cost.
 
 Stages serve steps in the order the head forms them, so that when a step is back follows from the one before it.
 """
@@ -25,9 +25,9 @@ from edgeshard.planning.simulation.timing import HopTimes, Pipeline, StageTimes,
 from tests.support.rig import Rig
 
 DECODE_S = 0.017
-"""Reading a stage's weights: what a decode step takes whatever its batch."""
+"""The time to read a stage's weights: the time of a decode step with any batch."""
 TOKEN_S = 0.003
-"""Of a prompt, on one stage."""
+"""The time of a prompt's token on one stage."""
 
 
 def stage(hop_delay_s: float = 0.0005, hop_token_s: float = 2e-6, scale: float = 1.0) -> StageCost:
@@ -98,7 +98,7 @@ def _pieces(step: HeadStep) -> list[Piece]:
 
 
 def simulated(costs: Sequence[StageCost], batch: int, micro_batches: int, mode: Mode) -> float:
-    """What the planner's simulator expects between two tokens."""
+    """The time between two tokens that the planner's simulator expects."""
 
     def times(cost: StageCost) -> StageTimes:
         return StageTimes(lambda t, c: cost.step_s([(c, t)]), lambda b, c: cost.step_s([(c, 1)] * b))
@@ -162,7 +162,8 @@ def long_prompt_run(
 ) -> Timed:
     """A prompt of 4,096 tokens that arrives after 2 s, among streams that decode all the while.
 
-    Stages take `scale` times as long as the head expects; `told` is whether it hears of it.
+    Stages take `scale` times as long as the head expects; `told` is whether it gets the stages'
+    times.
     """
     profile, costs = [stage(), stage()], [stage(scale=scale), stage(scale=scale)]
     chunking = Chunking(

@@ -33,7 +33,7 @@ PROMPT = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21]
 
 
 def scores(rig: Rig, name: str) -> dict[int, float]:
-    """By position; none may come twice."""
+    """By position; no position may occur twice."""
     found: dict[int, float] = {}
     for event in rig.events:
         if isinstance(event.event, PromptLogprobs) and event.request_id == name:

@@ -138,7 +138,7 @@ def test_guesses_for_requests_with_states_have_the_placements_slots(slots: int) 
 
 
 def test_saves_are_as_far_apart_as_their_bytes_in_keys_and_values() -> None:
-    """Of Qwen3.5's default sizes; small states are not saved more often than once in a step."""
+    """With Qwen3.5's default sizes; small states are not saved more often than once in a step."""
     text = {"model_type": "qwen3_5_text", "num_hidden_layers": 32, "hidden_size": 4096, "num_key_value_heads": 4}
     shape = parse_config(text)
     whole = LayerRange(0, 32)

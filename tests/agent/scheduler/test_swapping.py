@@ -56,7 +56,7 @@ def test_sampling_goes_on_as_well(make_rig: type[Rig], alone: Alone, sampling: S
 
 @pytest.mark.parametrize("blocks", [0, 1, 2, 3])
 def test_what_is_kept_never_exceeds_the_budget(make_rig: type[Rig], alone: Alone, blocks: int) -> None:
-    """The stages refuse more, and whoever finds no room runs again."""
+    """The stages refuse more, and a request that finds no room runs again."""
     rig = overcommitted(make_rig, Swapping(blocks=blocks))
     run_three(rig, alone)
     stats = rig.scheduler.stats

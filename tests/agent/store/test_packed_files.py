@@ -1,4 +1,4 @@
-"""Packed files: what is read is what was written, or an error that names the file."""
+"""Packed files: the data read equals the data written, or an error names the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's cache and fetcher against a real store: what is fetched, how often, and what happens when it breaks."""
+"""The agent's cache and fetcher with a real store: the fetched blobs, the number of fetches, and broken connections."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ async def test_what_the_disk_has_no_room_for_is_refused_before_a_byte_is_fetched
     assert full.value.reason == "DISK_FULL" and server.servicer.reads == []
     (first, *_) = tensors
     (await fetcher.fetch([first])).release()
-    with await fetcher.fetch(tensors):  # what is here takes no more room
+    with await fetcher.fetch(tensors):  # cached blobs take no more space
         assert cache.used_bytes == needed
 
 

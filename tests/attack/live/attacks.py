@@ -80,7 +80,7 @@ async def _long_texts(target: Target, seconds: float) -> Outcome:
 
 
 async def _fitting_texts(target: Target, seconds: float) -> Outcome:
-    """As long as what the context takes."""
+    """Texts of the context's length."""
     posts = partial(tokenize.long_texts, target.gateway, target.key, target.model, count=40, size=1500)
     return Outcome(await again(seconds, posts))
 
@@ -254,7 +254,7 @@ async def _grow(target: Target, seconds: float) -> Outcome:
 
 
 async def _edit(target: Target, seconds: float) -> Outcome:
-    """Of a model that an operator added, in place, after it was added."""
+    """Edit the files of a model in place after an operator added it."""
     directory, name, outcome = demo_model_with(target.scratch / "linked"), "linked", Outcome()
     models = target.state / "models"
     async with Client(target.address, target.operator) as admin:

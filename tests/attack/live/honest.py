@@ -1,4 +1,4 @@
-"""What honest people meet at a site: clients over both ways in, an operator, and somebody who joins."""
+"""The experience of honest users of a site: clients over both APIs, an operator, and a joiner."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ SAMPLED_S = 0.5
 PAUSE_S = 0.1
 """Before somebody who was refused tries again."""
 JOINER = "127.0.0.2"
-"""Where the honest joiner comes from: whoever shares an attacker's address shares its limit."""
+"""The honest joiner's address: a joiner that shares an attacker's address shares its limit."""
 BROKEN = (AssertionError, OSError, h11.ProtocolError, EdgeShardError)
-"""What a request over HTTP or the SDK may end with, but by itself."""
+"""Errors with which a request over HTTP or the SDK may end, except by itself."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class Timer:
         self.since = None
 
     def stopped(self, now: float) -> None:
-        """What was still waited for counts."""
+        """The time of the outstanding wait counts."""
         if self.since is not None:
             self.gaps.append(now - self.since)
 
@@ -107,7 +107,7 @@ async def measured(site: LiveSite, seconds: float, token: JoinToken | None = Non
 
 
 async def _for_a_time(seconds: float, works: list[Coroutine[Any, Any, None]]) -> None:
-    """Raises what one of them raises."""
+    """Raises an error that one of them raises."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)

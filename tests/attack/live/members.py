@@ -1,4 +1,4 @@
-"""Attackers that the site has let in: nodes without a stage and with one."""
+"""Attackers that the site has admitted: nodes without a stage and with one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def lies_of_a_node(target: Target, seconds: float) -> Outcome:
 
 @asynccontextmanager
 async def _lure(target: Target, nodes: tuple[str, ...]) -> AsyncIterator[None]:
-    """An agent of this process, and a deployment over these nodes, of which it is one."""
+    """An agent of this process, and a deployment over these nodes, including this agent."""
     directory = target.scratch / "agent"
     name = target.leaver
     async with (

@@ -21,9 +21,9 @@ from edgeshard.rpc.tls import TlsFiles
 @dataclass(frozen=True, slots=True)
 class Target:
     """The data that an attacker has about a site: addresses, its own `key` and `client`, and its
-    own node's certificate for attacks by nodes. `operator` is for what an operator does meanwhile,
-    `leaver` for who is revoked. It knows the id of the token by which an honest joiner, with whom
-    it has nothing to do, joins; `scratch` is a directory for it."""
+    own node's certificate for attacks by nodes. `operator` is for an operator's actions meanwhile,
+    `leaver` for the principal that is revoked. It knows the id of the token by which an honest
+    joiner, with whom it has nothing to do, joins; `scratch` is a directory for it."""
 
     address: str
     enrolment: str
@@ -72,7 +72,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Entered:
-    """What `Browser.of` reads of a site: the client of the operator whose link it opens."""
+    """The parts of a site that `Browser.of` reads: the client of the operator whose link it opens."""
 
     client: Client
 
@@ -81,7 +81,7 @@ Attack = Callable[[Target, float], Awaitable[Outcome]]
 
 
 async def again(seconds: float, once: Callable[[], Awaitable[Mapping[Any, int]]]) -> Counter[str]:
-    """Repeat it until the time is over; return the sum of its results. Of what ends then nothing is known."""
+    """Repeat it until the time is over; return the sum of its results. Work that the end interrupts is not counted."""
     said: Counter[str] = Counter()
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):

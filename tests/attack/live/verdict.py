@@ -1,4 +1,4 @@
-"""The cost that an attack may have for others. Pure: figures in, what they miss out."""
+"""The cost that an attack may have for others. Pure: computes missed limits from figures."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 MIN_SHARE = 0.7
-"""Of the baseline's tokens a second that an honest client keeps."""
+"""Fraction of the baseline's tokens a second that an honest client must keep."""
 MAX_GAP_S = 1.0
 MAX_CALL_S = 1.0
-"""Of an operator's call."""
+"""Limit of an operator's call."""
 MAX_GROWTH_BYTES = 200_000_000
-"""Of an honest process and its children above what they had before."""
+"""Limit of the growth of an honest process and its children."""
 MAX_LOG_BYTES = 10_000_000
 """A minute, of the coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """Between the tokens of an honest client, in seconds. From a request to its first token is one, too, however often
-    the request was `refused` before, and so is what was still waited for at the end."""
+    """Between the tokens of an honest client, in seconds. The time from a request to its first
+    token counts, too, including earlier refusals (`refused`), and so does the outstanding wait at
+    the end."""
 
     tokens: int
     median_s: float
@@ -34,7 +35,8 @@ class Gaps:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What others met for some time: clients by how they ask, an operator's longest call by connection, in seconds.
+    """The figures of others over some time: clients by API, an operator's longest call by
+    connection, in seconds.
 
     `joined_s` is the time of a joiner, None if it did not join. `grown_bytes` is by process: the
     coordinator and the agents. `epochs` has each deployment's epoch at the beginning and at the

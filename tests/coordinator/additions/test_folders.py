@@ -1,4 +1,4 @@
-"""The folders of models: what is listed, and that nothing outside of them is read."""
+"""The folders of models: their listing, and that no file outside of them is read."""
 
 from __future__ import annotations
 

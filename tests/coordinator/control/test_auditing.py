@@ -208,7 +208,7 @@ async def test_a_stranger_is_not_taken_for_one_of_ours(tmp_path: Path, uri: str,
 
 
 async def test_who_has_no_certificate_is_no_operator(tmp_path: Path) -> None:
-    """Whoever tries tokens as fast as it can must not push out what operators did."""
+    """A client that tries tokens at full speed must not push out entries about operators."""
     log = AuditLog(tmp_path, SystemClock())
     log.start()
     request, wrong = SimpleNamespace(token_id="t1"), UnauthenticatedError("no such token", reason="TOKEN")
@@ -249,7 +249,7 @@ async def test_what_a_full_disk_loses_is_told_of_and_nothing_else_happens(
 
 
 async def test_a_mutation_answers_no_sooner_than_its_entry_is_under_way(site: Any) -> None:
-    """Whoever asks right after it finds it."""
+    """A caller that reads directly after it finds it."""
     await site.deployed()
     for number in range(20):
         with pytest.raises(grpc.aio.AioRpcError):

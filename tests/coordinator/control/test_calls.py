@@ -1,4 +1,4 @@
-"""Calls to measure nodes, by themselves: who hears what, and what is kept."""
+"""Calls to measure nodes, by themselves: their listeners, and the stored results."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ METHOD = "/tests.Identity/Name"
 
 
 class Identity(grpc.GenericRpcHandler):
-    """Answers with what it takes the caller for."""
+    """Answers with the identity of the caller."""
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         async def name(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:

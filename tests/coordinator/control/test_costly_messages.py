@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timing
 
 SECONDS = in_form(1, 30)
 LIMIT_S = 0.1
-"""Of processor time, for one message."""
+"""Limit of processor time, for one message."""
 SERVICE = "/edgeshard.proto.v1.CoordinatorService"
 
 

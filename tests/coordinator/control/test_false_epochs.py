@@ -1,4 +1,4 @@
-"""No node's word makes an epoch, and what an earlier version wrote on such a word is repaired."""
+"""No node's message makes an epoch, and the effect of such a message in an earlier version is repaired."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ MOST_S = 5.0
 
 @contextmanager
 def refusing(state_path: Path) -> Iterator[None]:
-    """The state's log cannot grow, which is where every write goes."""
+    """The state's log, which receives every write, cannot grow."""
     log = state_path.with_name(state_path.name + "-wal")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (log.stat().st_size, hard))

@@ -40,7 +40,7 @@ STAGE = StageStatus(DeploymentName("old"), Epoch(4), 0, LayerRange(0, 4), StageP
 
 
 class Loop:
-    """A state loop that only notes what is posted."""
+    """A state loop that only records posted events."""
 
     def __init__(self, make_facts: Any, *names: str) -> None:
         nodes = [
@@ -296,7 +296,7 @@ async def test_a_hundred_restarts_of_an_agent_leave_one_node_and_nothing_else(
 
 
 async def test_a_node_that_reconnects_while_it_is_awaited_finds_its_deployment_as_it_was(open_site: Any) -> None:
-    """The coordinator stood still; all streams broke meanwhile, and the nodes kept what they hold."""
+    """The coordinator stalled; all streams broke meanwhile, and the nodes kept their stages."""
     site = await open_site(lease_s=60.0, stall_s=0.6)
     agents, _ = await site.deployed()
     kinds = [agent.kinds() for agent in agents]
@@ -326,8 +326,8 @@ def test_an_error_ends_a_stream_after_what_was_put_on_it_before() -> None:
 async def test_a_node_whose_place_a_late_registration_took_comes_again(
     site: Any, make_registration: Any, comes_back: bool
 ) -> None:
-    """Of its earlier process, which the network delivered twice. The node heartbeats on, over a stream that counts for
-    nothing, and it would have stayed away for good."""
+    """The late registration of its earlier process, which the network delivered twice. The node
+    heartbeats on, over a stream that counts for nothing, and it would have stayed away for good."""
     (node,) = await site.connected("b")
     late = site.agent("b", incarnation="i0")
     await late.register()

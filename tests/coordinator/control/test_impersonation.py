@@ -1,4 +1,4 @@
-"""With certificates, a process acts only for itself, whatever name it gives."""
+"""If it has a certificate, a process acts only for itself, whatever name it gives."""
 
 from __future__ import annotations
 

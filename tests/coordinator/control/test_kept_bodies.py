@@ -1,4 +1,4 @@
-"""State directories of earlier versions are read, and what is written has the form that they have.
+"""State directories of earlier versions are read, and files are written in the same form.
 
 The bodies are as pydantic's adapters wrote them, and `json` with the fields of the classes of that time.
 """

@@ -53,7 +53,7 @@ class Caller:
         await asyncio.wait_for(self.listen.initial_metadata(), DEADLINE_S)
 
     async def start(self, name: str, number: int) -> Any:
-        """Start a request; what its call brings first."""
+        """Start a request; return the first message of its call."""
         self.calls[name] = self.site.inference.Generate(asking(name, number), timeout=DEADLINE_S)
         await self.head.next_start()
         await self.head.accept(name)
@@ -114,7 +114,7 @@ async def test_a_request_that_nobody_reads_holds_up_no_other(caller: Caller) -> 
     while len(heard) < UNREAD_TOKENS + 30:
         heard += [token for step in (await caller.hear()).steps for token in step.tokens]
     assert heard == list(range(3, 3 + UNREAD_TOKENS + 30)), "in order, nothing twice"
-    # What is still unread does not keep the end of another from coming.
+    # Unread messages of one request do not delay the end of another.
     await head.finish("fast")
     assert [end.number for end in (await caller.hear()).ends] == [2]
     assert site.coordinator.front.active_requests("tale") == 1

@@ -75,7 +75,9 @@ async def test_a_request_that_cannot_be_sent_to_the_head_fails_alone(site: Any, 
 async def test_texts_that_gathered_go_in_messages_that_can_be_sent(
     site: Any, longest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of several requests and of one; what a message has no room for is not lost, and the end comes last."""
+    """Texts of several requests and of one; a text that does not fit into a message is not lost,
+    and the end is last.
+    """
     monkeypatch.setattr(head_reports, "FIRST_CHARACTERS", 3 * longest)  # a head may send less for one token
     await site.deployed(concurrency=4)
     stream, names, expected = ListenerStream(), ("r1", "r2", "r3"), list[tuple[int, int]]()

@@ -158,7 +158,7 @@ def test_the_parts_of_a_request_make_up_the_whole() -> None:
     times, counts = meter.began(TALE, "", 10.0, resumed=False), meter.of(TALE)
     times.accepted(7)
     times.admitted(11.0)
-    times.admitted(99.0)  # set back for memory, and let in once more
+    times.admitted(99.0)  # preempted for memory, and admitted once more
     for now in (13.0, 13.5, 14.0):
         times.token(now)
     times.finished("stop", 14.25)

@@ -226,7 +226,7 @@ async def test_a_transaction_is_whole_or_not_at_all(tmp_path: Path, record: Depl
 
 
 async def test_replicas_are_written_together_or_not_at_all(tmp_path: Path, record: DeploymentRecord) -> None:
-    """A process that ends within the write leaves none of them: whoever looks meanwhile sees none."""
+    """If a process ends within the write, it leaves none of them: readers meanwhile see none."""
     path = tmp_path / "state.sqlite"
     store = StateStore(path)
     await store.open("one", Timings())

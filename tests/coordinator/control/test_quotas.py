@@ -1,4 +1,4 @@
-"""What one identity may use of a site, held against callers with certificates."""
+"""The limits of one identity's use of a site, applied to callers with certificates."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_one_client_cannot_keep_all_others_out(open_site: Callable[..., An
     modest, _ = site.own_inference("modest")
     generate(modest, "m")
     assert (await head.next_start()).request_id == "m"
-    # Nor does it get more by saying that it was let in before.
+    # Claiming an earlier admission does not give it more.
     error = await refusal(generate(greedy, "g-again", resume=True))
     assert isinstance(error, FailedPreconditionError) and (error.field, error.reason) == ("resume", "NOT_RESUMABLE")
 

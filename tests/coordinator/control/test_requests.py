@@ -59,7 +59,7 @@ async def test_a_token_counts_once_and_in_its_epoch_only(site: Any) -> None:
     await head.accept("r1", prompt_tokens=[1])
     await head.token("r1", 3, token=10)
     await head.token("r1", 3, token=66)  # Twice.
-    await head.token("r1", 4, token=66, epoch=0)  # Of an earlier epoch.
+    await head.token("r1", 4, token=66, epoch=0)  # A token of an earlier epoch.
     await head.token("r1", 6, token=66)  # Out of order.
     await head.token("other", 3, token=66)
     await head.token("r1", 4, token=11)
@@ -129,7 +129,7 @@ SCORES = {"scores": 3, "no scores": 0, "scores unasked": 2, "top of scores": 2, 
 
 @pytest.mark.parametrize("lie", [*LIES, *SCORES])
 async def test_a_head_that_reports_what_cannot_be_ends_its_request(site: Any, failing: Any, lie: str) -> None:
-    """A client's budget is charged by what its head reports."""
+    """A client's budget is charged by its head's reports."""
     _, head = await site.deployed()
     generation = head_pb2.Generation(max_new_tokens=2, prompt="" if lie == "ids" else "once")
     generation.prompt_logprobs = lie in SCORES and lie != "scores unasked"
@@ -232,7 +232,7 @@ async def test_a_client_that_leaves_stops_its_request(site: Any, how: str, when:
     request = inference_pb2.GenerateRequest(
         model="tale", request_id="r1", generation=head_pb2.Generation(prompt="once", max_new_tokens=8)
     )
-    # Long enough for what comes before it on a machine that pauses.
+    # Long enough for the preceding work on a machine that pauses.
     call = stub.Generate(request, timeout=5.0 if how == "deadline" else DEADLINE_S)
     await head.next_start()
     if when == "running":

@@ -42,7 +42,7 @@ NAME, OTHER = DeploymentName("tale"), DeploymentName("other")
 A, B = (NodeId("id-a"), NodeName("a")), (NodeId("id-b"), NodeName("b"))
 ONCE = Generation("once")
 LIMIT, SHARE = 20, 12
-"""Of a deployment of four slots, and what one identity may have of it."""
+"""Limit of a deployment of four slots, and one identity's share of it."""
 RECORD = DeploymentRecord(
     uid="u1",
     spec=parse_spec({"name": "tale", "model": "tiny", "source": "a", "concurrency": 4}),
@@ -161,7 +161,7 @@ def test_a_priority_is_looked_at_whether_resumed_or_not() -> None:
 
 
 def test_a_client_is_believed_once() -> None:
-    """Later it is as anybody who asks anew: in debt it waits, and the head may refuse it."""
+    """Later it counts as a new request: in debt it waits, and the head may refuse it."""
     site = Site(client_app=Quota(tokens_per_minute=60))
     site.start("mine")
     site.run("mine", prompt_tokens=100, new_tokens=2)
@@ -261,7 +261,7 @@ def test_who_comes_back_before_the_head_waits_for_what_it_says() -> None:
 
 @pytest.mark.parametrize("cancels", [True, False])
 def test_a_head_computes_for_no_client_that_left_before_it_was_back(cancels: bool) -> None:
-    """Whoever left without a word, as when a network failed, may be back: its request begins anew at the head."""
+    """A client that left silently, as in a network failure, may return: its request begins again at the head."""
     site = Site(restarted=True)
     request = site.back("mine", 7)
     site.back("waits")

@@ -1,4 +1,4 @@
-"""A suspicion of a link or a head, from who has it to what the coordinator does, over real sockets."""
+"""A suspicion of a link or a head, from its origin to the coordinator's action, over real sockets."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_a_recovery_clears_the_suspicion(open_site: Callable[..., Any]) ->
 
 
 async def _attached(site: Any, agents: Any, *, beacons: bool) -> FakeHead:
-    """The head's stream anew."""
+    """Attach the head's stream again."""
     head = agents[0].heads[-1]
     before = site.state.deployments["tale"].attachment
     await head.attach(beacons=beacons)
@@ -84,7 +84,7 @@ async def _attached(site: Any, agents: Any, *, beacons: bool) -> FakeHead:
 
 
 async def _next(head: FakeHead) -> str:
-    """What comes down next, in a word."""
+    """The next received message, in a word."""
     message = await asyncio.wait_for(head.down.get(), 30.0)
     kind = str(message.WhichOneof("message"))
     return f"{kind} follows" if kind == "beacon" and message.beacon.follows else kind

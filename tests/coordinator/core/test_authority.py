@@ -113,7 +113,7 @@ def status(stage: int = 1, phase: StagePhase = StagePhase.FAILED, epoch: int = 3
 
 
 def messages() -> Iterator[type]:
-    """The classes of what an agent sends, with those that a deployment's fate depends on within."""
+    """The classes of an agent's messages, including nested ones that a deployment's fate depends on."""
     yield from (Registration, ProfileReport, MeasuredLink, StageStatus, HeadEvent)
     yield from get_args(AgentMessage)
     yield from get_args(HeadMessage)

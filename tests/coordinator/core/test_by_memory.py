@@ -349,7 +349,7 @@ def test_what_fits_the_source_stays_there(place: Any) -> None:
 
 
 def test_what_does_not_fit_the_source_is_on_as_few_nodes_as_hold_it_those_with_most_memory(place: Any) -> None:
-    tight = {"concurrency": 64}  # of which all layers take 91 MiB, and a half 79
+    tight = {"concurrency": 64}  # all layers take 91 MiB of it, and a half 79
     a, b, c = node("a", 85 * MIB), node("b", 85 * MIB), node("c", 88 * MIB)
     assert cuts(place(a, b, c, **tight)) == "a=0:6,c=6:12"
     assert cuts(place(a, b, **tight)) == "a=0:6,b=6:12"

@@ -1,4 +1,4 @@
-"""Which models may be drafts for another; the memory of a draft is counted on the node of the first layer."""
+"""The models that may be drafts for others. A draft's memory is counted on the node of the first layer."""
 
 from __future__ import annotations
 

@@ -149,7 +149,9 @@ def test_two_of_two_nodes_that_vanish_are_lost_at_once(make_registration: Any) -
 
 
 def test_when_most_nodes_vanish_together_their_deployments_wait_for_them(make_registration: Any) -> None:
-    """The first of them were lost before it showed; who vanishes after that is awaited, and finds what it had."""
+    """The first of them were lost before the pattern showed; a node that vanishes later is awaited,
+    and finds its former stages.
+    """
     desk = Desk(make_registration, "abcdefghi")
     for name in "abcdef":
         desk.now += 0.1
@@ -230,7 +232,9 @@ def test_a_few_silent_nodes_are_lost_when_their_time_is_over(make_registration: 
 
 @pytest.mark.parametrize("names", ["ab", "abc", "abcdef"])
 def test_a_coordinator_that_stood_still_loses_nobody(make_registration: Any, names: str) -> None:
-    """The ends of streams may be the first that it hears of afterwards; they are put down to it, however few."""
+    """The ends of streams may be its first events afterwards; they are attributed to the stall,
+    however few they are.
+    """
     desk = Desk(make_registration, names)
     desk.stand_still(30.0)
     desk.vanish("a")

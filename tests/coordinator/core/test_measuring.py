@@ -1,4 +1,4 @@
-"""Which measurements nodes are ordered to take, and when: only decisions, without nodes or clock."""
+"""The measurements that nodes are ordered to take, and their times: only decisions, without nodes or clock."""
 
 from __future__ import annotations
 

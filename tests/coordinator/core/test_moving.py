@@ -289,7 +289,7 @@ def test_where_a_stage_cannot_be_loaded_it_goes_back_to_what_it_had(ready: State
 
 
 def test_where_the_head_does_not_open_it_goes_back_too(ready: State) -> None:
-    """As when the nodes do not reach each other, of which no node can be blamed."""
+    """As when the nodes do not reach each other, for which no node can be blamed."""
     state = issued(moving(ready))
     for stage in range(2):
         state = answer(state, CommandKind.PREPARE, stage)

@@ -1,4 +1,4 @@
-"""What nodes keep packed: found by the ids of its files, weighed by the planner, and never a reason to move."""
+"""The packed files of nodes: found by their ids, weighed by the planner, and never a reason to move."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from edgeshard.domain.nodes.profile import LinkProfile
 DIGEST = Digest("d" * 64)
 MIB = 1 << 20
 SLOW_S = 2e-2
-"""Of a source that had better compute one layer only."""
+"""Block time of a source that had better compute one layer only."""
 
 
 def spec_of(**changes: Any) -> DeploymentSpec:

@@ -1,4 +1,4 @@
-"""Nodes that register, connect and say how they are: who counts under a name, and what is kept of whom."""
+"""Nodes that register, connect and report their state: which process counts under a name, and its stored data."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def holding(state: State, *held: tuple[str, int], now: float = 2.0) -> State:
 
 
 def settled(state: State) -> tuple[State, list[Action]]:
-    """Every action issued until none is due."""
+    """Issue every action until none is due."""
     issued: list[Action] = []
     while actions := reconcile(state, 2.0):
         for action in actions:

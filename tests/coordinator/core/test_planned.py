@@ -506,7 +506,7 @@ def test_by_hand_and_without_measurements_it_streams_as_well(place: Any, measure
 
 @pytest.fixture(scope="module")
 def mixture(make_manifest: Callable[..., ModelManifest]) -> ModelManifest:
-    """Six layers of 16 experts, of which a token chooses two."""
+    """Six layers of 16 experts; a token chooses two."""
     config = make_manifest(layers=6).config | {
         "model_type": "qwen3_moe",
         "num_experts": 16,

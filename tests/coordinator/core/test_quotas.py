@@ -1,4 +1,4 @@
-"""The file of quotas: whose they are, and that what is wrong in it is named."""
+"""The file of quotas: their owners, and that errors in it are named."""
 
 from __future__ import annotations
 

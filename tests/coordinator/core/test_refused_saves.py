@@ -125,7 +125,7 @@ def test_a_deletion_that_the_disk_refuses_changes_nothing(ready: State) -> None:
     record = after.deployments[NAME]
     assert record.phase is DeploymentPhase.READY and after.refusal(OperationId("delete")) == FULL
     assert not reconcile(after, 1.5)
-    (save,) = reconcile(after, 2.0)  # the revision still has to reach the disk, as what it is now
+    (save,) = reconcile(after, 2.0)  # the present state of the revision still has to reach the disk
     assert isinstance(save, SaveDeployment) and save.record.on_disk.phase is DeploymentPhase.READY
     settled = apply(issued(after), DeploymentSaved(NAME, "u1", revision, Epoch(1), now=2.0))
     assert settled.deployments[NAME].phase is DeploymentPhase.READY

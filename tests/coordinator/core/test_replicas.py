@@ -69,7 +69,9 @@ def candidate(name: str, connected: bool = True) -> Candidate:
 
 
 class Planner:
-    """Uses all allowed nodes; the rate depends on their names, None for other able nodes, an error for the rest."""
+    """Uses all allowed nodes. The rate depends on their names; it is None if the nodes are other
+    able ones, and an error otherwise.
+    """
 
     def __init__(self, able: Mapping[str, float | None]) -> None:
         self.able = able

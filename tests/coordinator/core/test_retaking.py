@@ -144,7 +144,7 @@ def test_it_is_tried_less_and_less_and_then_no_more(site: Site) -> None:
         assert wanted <= waited < wanted + 5
     site.wait(2 * TIMES.retake_limit_s)
     assert not site.sent
-    # Whoever asks again begins anew.
+    # A caller that repeats it starts again.
     site.measured_busy()
     site.until_sent()
     site.measured(0.0)

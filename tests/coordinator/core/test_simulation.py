@@ -91,7 +91,7 @@ Step = tuple[str, int]
 
 @dataclass
 class Node:
-    """An agent as the contract has it: what it holds, and the commands that reached it and wait for an answer."""
+    """An agent according to the contract: its stages, and the commands that reached it and wait for an answer."""
 
     name: str
     incarnation: int = 0
@@ -212,7 +212,9 @@ class World:
             node.pending.append(action)
 
     def check_sent(self, node: Node, command: Command) -> None:
-        """A node never hears of an epoch that is not on disk, nor of one below what it saw; one that starts of none."""
+        """A node never receives an epoch that is not on disk, nor one below those it saw; a
+        starting node receives none.
+        """
         assert not node.starting or isinstance(command, ReleaseStage), "a node is asked for work while it starts"
         if isinstance(command, PrepareStage):
             assert self.saved[command.deployment].epoch >= command.epoch
@@ -224,7 +226,7 @@ class World:
                 holder = next(b for b in self.nodes.values() if b.node_id == stage.node_id)
                 assert holder.held.get(command.deployment) == command.epoch, "activated before every stage is prepared"
 
-    # What can happen
+    # Possible events
 
     def step(self, kind: str, pick: int) -> None:  # noqa: C901 - one line for each kind
         node = self.nodes[NODES[pick % len(NODES)]]

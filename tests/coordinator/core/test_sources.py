@@ -27,7 +27,9 @@ def node(name: str, free: int = 1 << 30, connected: bool = True) -> Candidate:
 
 
 class Planner:
-    """Places everything on the source; `seconds` of a request by node, None without figures, absent if none fits."""
+    """Places everything on the source; `seconds` of a request by node, None without figures, absent
+    if it does not fit.
+    """
 
     def __init__(self, **seconds: float | None) -> None:
         self.seconds = seconds

@@ -40,7 +40,7 @@ def spec_of(*standbys: str) -> DeploymentSpec:
 
 
 class Nodes:
-    """A placement of a model of four layers on a, b and c, and what its nodes have free."""
+    """A placement of a model of four layers on a, b and c, and its nodes' free memory."""
 
     def __init__(self, manifest: Any, facts: Any, **free_mib: float) -> None:
         self.manifest = manifest
@@ -112,7 +112,7 @@ def test_only_what_is_neither_held_nor_warm_is_cold(nodes: Any) -> None:
 
 
 class StandbySite(Site):
-    """The site of `test_suspicion`, whose deployment has standbys: what it sends is kept."""
+    """The site of `test_suspicion` with standbys for its deployment; its messages are recorded."""
 
     def __init__(self, make_registration: Any) -> None:
         self.actions: list[Action] = []

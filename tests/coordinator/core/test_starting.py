@@ -193,7 +193,7 @@ def beat(name: str, incarnation: str, now: float) -> Event:
 
 
 def test_a_waiting_deployment_waits_until_its_nodes_have_started(desk: Desk, manifest: ModelManifest) -> None:
-    """After a restart of the coordinator, with a record that an older one saved: nodes come back, and import anew."""
+    """After a restart of the coordinator, with a record that an older one saved: nodes reconnect, and import again."""
     desk.join("a", starting=False)
     desk.join("b", starting=False)
     record = restored_record(new_record(desk.state, record_of(desk, manifest, layers="a=0:6,b=6:12")))

@@ -171,7 +171,7 @@ def test_the_example_of_an_epoch_in_architecture_is_what_happens(start: State, m
     assert phase(apply(state, NodeDisconnected(NodeId("id-a"), 1, now=1.0))) == (Phase.WAITING, 4)
 
 
-# What changes the phase; everything else leaves it. In the columns: never ready before, ready before.
+# Triggers that change the phase; all others leave it. In the columns: never ready before, ready before.
 CHANGES: dict[tuple[Phase, str], tuple[Phase, Phase]] = {
     (Phase.LOADING, "all prepared"): (Phase.ACTIVATING, Phase.ACTIVATING),
     (Phase.LOADING, "prepare failed"): (Phase.FAILED, Phase.WAITING),
@@ -312,7 +312,7 @@ def test_the_state_a_broken_invariant_is_found_in(start: State) -> None:
         validate_state(replace(start, deployments={NAME: good}, retired={NAME: Epoch(3)}))
 
 
-# Of another epoch
+# Messages of another epoch
 
 
 def stage_status(epoch: int, phase: StagePhase) -> StageStatus:

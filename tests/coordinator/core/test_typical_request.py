@@ -1,4 +1,4 @@
-"""The typical request: as given, else as seen, else the default, and never beyond what the deployment takes."""
+"""The typical request: as given, else as observed, else the default, and never beyond the deployment's limits."""
 
 from __future__ import annotations
 

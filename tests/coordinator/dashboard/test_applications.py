@@ -1,4 +1,4 @@
-"""What the holder of an API key sees of a site."""
+"""The view of an API key's holder of a site."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fits: the largest of several sizes that can be placed, and the reason if none can."""
+"""The fitting size: the largest of several that can be placed, and the reason if none can."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where browsers find the dashboard, and how an address in front of it is named."""
+"""The addresses at which browsers find the dashboard, and the name of an address in front of it."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ async def test_an_earlier_coordinator_writes_keys_into_a_file_of_this_version(tm
 
 
 async def test_a_file_with_further_columns_is_one_that_an_earlier_coordinator_can_write(tmp_path: Path) -> None:
-    """A version that was not released wrote these columns; what they hold stays."""
+    """A version that was not released wrote these columns; their content stays."""
     tokens, keys = tmp_path / "membership.sqlite", tmp_path / "keys.sqlite"
     with changed(tokens) as database:
         database.execute(EARLIER_TOKENS)

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timing
 
 @pytest.fixture
 def settings(tmp_path: Path) -> CoordinatorSettings:
-    """Of a coordinator with its authority, which listens beyond loopback."""
+    """Settings of a coordinator with its authority, which listens beyond loopback."""
     authority = Authority.create("here", now())
     files = issue_files(authority, coordinator_of("here"), tmp_path / "pki")
     write_private(tmp_path / "ca.key", authority.key_pem)

@@ -1,4 +1,4 @@
-"""Joining by a token, against a coordinator's real process: what is let in, and all that is not."""
+"""Joining by a token, with a coordinator's real process: admissions and refusals."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_a_role_cannot_be_asked_for(mill: Mill) -> None:
 
 
 async def test_nobody_is_told_a_secret_before_it_proved_to_be_the_site(mill: Mill, tmp_path: Path) -> None:
-    """Whoever listens at the address with a certificate of another authority learns nothing."""
+    """A listener at the address with a certificate of another authority learns nothing."""
     async with mill.client() as admin:
         token = await admin.create_token(Role.AGENT, "b")
     other = Authority.create("mill", authority.now())
@@ -88,8 +88,8 @@ async def test_nobody_is_told_a_secret_before_it_proved_to_be_the_site(mill: Mil
 
 
 class Stranger(identity_pb2_grpc.EnrolmentServiceServicer):
-    """Who answers in the coordinator's place. The site's authority is no secret: it sends the same
-    as the site would.
+    """A server that answers instead of the coordinator. The site's authority is no secret: it sends
+    the same as the site would.
     """
 
     def __init__(self, trusted: bytes) -> None:
@@ -148,7 +148,7 @@ async def test_the_listener_for_joiners_serves_nothing_else(mill: Mill) -> None:
 
 
 def entrance(mill: Mill, token: JoinToken) -> grpc.aio.Channel:
-    """A channel to where processes join, without a certificate."""
+    """A channel to the listener for joiners, without a certificate."""
     trusted = grpc.ssl_channel_credentials(mill.identities.authority.certificate_pem)
     options = [("grpc.ssl_target_name_override", "coordinator.coordinator.mill")]
     return grpc.aio.secure_channel(token.enrolment, trusted, options)
@@ -254,8 +254,8 @@ async def test_expired_certificates_are_refused(mill: Mill) -> None:
 
 
 async def test_two_authorities_are_trusted_while_one_takes_over(tmp_path: Path) -> None:
-    """A coordinator that trusts both lets certificates of both in, issues with the one whose key it has, and hands the
-    bundle on to whoever joins or renews."""
+    """A coordinator that trusts both admits certificates of both. It issues with the authority
+    whose key it has, and sends the bundle to processes that join or renew."""
     async with opened(tmp_path) as site:
         old, new = site.identities.authority, Authority.create("mill", authority.now())
         files = await joined(site, Role.CLIENT, "app")

@@ -122,8 +122,8 @@ async def test_a_file_without_creators_keeps_its_tokens(tmp_path: Path) -> None:
 
 
 async def test_wrong_secrets_cost_their_sender_and_not_the_token(membership: Membership) -> None:
-    """Whoever guesses is refused for a while, also with a right secret; who joins from elsewhere does, and so does the
-    guesser's neighbour after the wait."""
+    """A guesser is refused for a while, also with a right secret. A joiner from elsewhere is
+    admitted, and so is the guesser's neighbour after the wait."""
     token = await membership.create_token(TokenRequest(Role.AGENT, "b", 600.0), "a:1", "a:2")
     wrong = Enrolment(token.token_id, b"x" * 16, request_for(new_key()))
     right = Enrolment(token.token_id, token.secret, request_for(new_key()))

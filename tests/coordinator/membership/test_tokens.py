@@ -1,4 +1,4 @@
-"""What makes a token good, and how many may try."""
+"""The conditions of a valid token, and the number of attempts."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ async def test_whoever_answers_cannot_steer_the_terminal(kind: str, tmp_path: Pa
     async with answering(tmp_path, HOSTILE[kind]) as address:
         offered = replace(token, packages=address, bootstrap_sha256="0" * 64)
         program = Path(tmp_path) / "join.py"
-        # Waiting between tries is not what is tested.
+        # Waiting between attempts is not tested here.
         program.write_text(Path(bootstrap.__file__).read_text("utf-8").replace("time.sleep(1.0)", "time.sleep(0.0)"))
         texts = await asyncio.gather(
             printed_by(sys.executable, *shlex.split(line_without_edgeshard(offered))[1:]),

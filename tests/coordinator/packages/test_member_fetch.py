@@ -1,4 +1,4 @@
-"""A member of a site fetches its wheels: all of them, none that was changed, and nothing from another site."""
+"""A member of a site fetches its wheels: all of them, no changed one, and nothing from another site."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ async def test_an_upload_goes_on_where_the_connection_broke(
     await adding
     manifest, _ = server.store.get("tiny")
     assert any(offset >= 2 << 20 for offset in server.servicer.put_offsets)
-    # Of what had arrived nothing but a chunk that was just being written was sent again.
+    # Of the bytes that had arrived, at most the chunk being written was sent again.
     assert server.servicer.put_bytes <= manifest.stored_bytes + (2 << 20)
 
 
@@ -331,7 +331,7 @@ async def test_a_damaged_manifest_is_reported_and_cured_by_adding_again(
 
 
 def wrong_manifests(good: ModelManifest) -> dict[str, tuple[pb.Manifest, str]]:
-    """Manifests with one thing wrong, by what it is, each with the field an error must name."""
+    """Manifests with one fault each, by the fault, with the field that the error must name."""
 
     def change(**changes: Any) -> pb.Manifest:
         message = manifest_to_wire(good)

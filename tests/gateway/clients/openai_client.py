@@ -105,7 +105,7 @@ def stops():
 
 
 def long_answers():
-    """A limit beyond the context, or none, is what the context has left."""
+    """With a limit beyond the context, or without one, an answer may fill the rest of the context."""
     asked = {"model": "handy", "temperature": 0, "extra_body": {"ignore_eos": True}}
     for limit in ({"max_tokens": 100_000}, {"max_completion_tokens": 4096}, {}):
         answer = client.chat.completions.create(**asked, messages=CHAT, **limit)

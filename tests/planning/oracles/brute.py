@@ -44,7 +44,7 @@ def every_plan(
 def _score(
     instance: Instance, nodes: Ints, cuts: Ints, done: Floats, held: Floats, threshold_s: float
 ) -> tuple[Ints, Floats, Floats]:
-    """Of the cuts that are allowed on these nodes: themselves, R and B. `done` and `held` are sums over layers."""
+    """The allowed cuts on these nodes: the cuts, R and B. `done` and `held` are sums over layers."""
     count = len(nodes)
     head = 0 if instance.head_on_source else count - 1
     stage = instance.overhead_s[nodes] + done[nodes, cuts[:, 1:]] - done[nodes, cuts[:, :-1]]

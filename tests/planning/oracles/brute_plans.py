@@ -58,7 +58,7 @@ def best_rate(problem: PlanProblem) -> Rate:
 
 
 def best_value(problem: PlanProblem) -> float:
-    """What the objective minimises at the least, infinite when nothing fits; of a rate, the seconds a token takes."""
+    """The least value of the objective, infinite if nothing fits; for a rate, the seconds a token takes."""
     if problem.goal is not Objective.THROUGHPUT:
         return least_seconds(problem, (problem.goal,))[problem.goal]
     rate = best_rate(problem).tokens_per_s
@@ -256,7 +256,7 @@ class Counted:
 
     @cached_property
     def _kinds(self) -> tuple[BlockSpec, ...]:
-        """The model's blocks, where those that are alike are one object."""
+        """The model's blocks; equal ones are one object."""
         kinds: dict[BlockSpec, BlockSpec] = {}
         return tuple(kinds.setdefault(block, block) for block in self.problem.model.blocks)
 
@@ -265,7 +265,7 @@ class Counted:
         return 2 * block.kv.heads * block.kv.head_dim * self.item
 
     def _state(self, block: BlockSpec) -> int:
-        """Bytes of what a request leaves in a block, whatever its length."""
+        """Bytes of a request's state in a block, at any length."""
         return sum(prod(size.shape) * (4 if size.float32 else self.item) for size in block.states)
 
     def _bytes(self, block: BlockSpec) -> int:

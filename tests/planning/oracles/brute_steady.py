@@ -90,7 +90,9 @@ def steady(
 
 
 def room_of(counted: Counted, nodes: tuple[int, ...], batch: int) -> int:
-    """Tokens of a prompt in a step: of 512 with its decodes, or what a link carries within a second."""
+    """Tokens of a prompt in a step: the rest of 512 after its decodes, or the number that a link
+    carries within a second.
+    """
     width = counted.problem.model.shape.frame_width * counted.item
     budget = float(STEP)
     for sender, receiver in pairwise(nodes):

@@ -92,7 +92,9 @@ def _instance(rng: np.random.Generator, speed_s: Floats, rooms: Floats, hop_s: F
 
 
 def arbitrary(seed: int, nodes: int = 100, memory: float = 1.5) -> Instance:
-    """Asymmetric links between any two nodes; total memory for `memory` times the layers; speeds over a decade."""
+    """Links differ between any two nodes and directions. The nodes together have memory for
+    `memory` times the layers, and their speeds span a decade.
+    """
     rng = np.random.default_rng(seed)
     speed_s = 10 ** rng.uniform(-3, -2, nodes)
     rooms = rng.dirichlet(np.full(nodes, 3.0)) * LAYERS * memory

@@ -1,7 +1,7 @@
 """The effect of noise in profiles on fitted costs and on plans: random sites with planted times,
 and samples that deviate.
 
-Every node has true times of its own: a block takes the time of reading its weights or of computing
+Every node has true times of its own. A block takes the time of reading its weights or of computing
 its rows, with a soft or a sharp bend between them, plus attention. A profile has these times at the
 profiler's points, each times a random factor within 1 - noise and 1 + noise. `plan` gets the fits
 of such profiles, and the true times. Its answer is scored with the true times: cut and load and,
@@ -32,7 +32,7 @@ from edgeshard.planning.solvers.solve import solve_throughput
 from edgeshard.profiles.grid import Grid
 
 LIMITS = {0.03: 0.05, 0.1: 0.1, 0.3: 0.25}
-"""Of how much worse a plan may be than the one from the true times, by the noise of the samples."""
+"""Limits of a plan's loss compared with the plan from the true times, by the noise of the samples."""
 OBJECTIVES = (Objective.REQUEST, Objective.THROUGHPUT)
 WIDTH, VOCABULARY, LONGEST = 2048, 32_000, 8192
 ROOM_BYTES = 3e8
@@ -44,7 +44,7 @@ _ROUNDING = 1 + 1e-9
 class PlantedTimes:
     """ComputeTimes of a made-up node. Seconds: `read_s` of a block's weights, the others of a row, a pair or a byte.
 
-    `bend` is 1 where reading and computing add up, and large where the longer hides the shorter.
+    `bend` is 1 if reading and computing add up, and large if the longer hides the shorter.
     """
 
     read_s: float
@@ -100,7 +100,7 @@ def made_times(typical_s: float, chance: Random) -> PlantedTimes:
 
 
 def profile_of(true: PlantedTimes, model: ModelSpec, grid: Grid, noise: float, chance: Random) -> ComputeProfile:
-    """What the profiler would report, every sample off by a factor within 1 - noise and 1 + noise."""
+    """The profiler's report, with every sample off by a factor within 1 - noise and 1 + noise."""
 
     def sample(count: int, context: int, seconds: float) -> Sample:
         return Sample(count, context, seconds * chance.uniform(1 - noise, 1 + noise), noise / 2)
@@ -136,7 +136,7 @@ def made_model(chance: Random) -> ModelSpec:
 
 
 def made_cluster(model: ModelSpec, chance: Random) -> Cluster:
-    """Two to five nodes, of which none or one holds the whole model."""
+    """Two to five nodes; at most one can hold the whole model."""
     names = [f"node{number}" for number in range(chance.randint(2, 5))]
     weights = 2.0 * (sum(block.parameters for block in model.blocks) + 2 * model.head_parameters)
     sizes = {name: weights * chance.uniform(0.4, 1.0) + ROOM_BYTES for name in names}
@@ -189,7 +189,7 @@ def loss(problem: PlanProblem, true: Mapping[str, ComputeTimes], noisy: Mapping[
 
 
 def falls(problem: PlanProblem, times: Mapping[str, MeasuredTimes]) -> Iterator[str]:
-    """Every fitted cost that falls where rows or positions grow, and every step of a plan's stages that does."""
+    """Every fitted cost that falls when rows or positions grow, and every step of a plan's stages that does."""
     rows, contexts = [1, 2, 3, 6, 16, 40, 64, 200, 512, 513, 1024, 4096], [0, 1, 64, 512, 5000]
     for name, measured in times.items():
         for fit in measured.fit.layers:

@@ -1,4 +1,4 @@
-"""Good cuts of large sites by chance and patience: a yardstick of what the planner finds, and of what it certifies.
+"""Good cuts of large sites by random search: a yardstick for the planner's plans and bounds.
 
 Random orders of nodes with random shares of the layers are improved by their neighbours until none
 is better. So are the solvers' cuts for other mixes of prompt and tokens. Cuts are scored as the
@@ -98,7 +98,7 @@ class RandomSearch:
                 yield fitting
 
     def _solved(self) -> Iterator[Cut]:
-        """What solvers find best for mixes of prompt and tokens."""
+        """The solvers' best cuts for mixes of prompt and tokens."""
         mixes: list[Instance] = [self._decode, self._prefill]
         mixes += [with_tokens(self._prefill, self._decode, tokens) for tokens in (1, self.problem.new_tokens)]
         for instance in mixes:

@@ -140,7 +140,7 @@ class _Brute:
         self.weights = [block.weight_bytes(problem.dtype) for block in problem.model.blocks]
 
     def best(self) -> tuple[float, bool]:
-        """The least cost, and whether a node streams in it, layers or experts; of equals none does."""
+        """The least cost, and whether a node streams in it, layers or experts; among equals, one without streaming."""
         best, streams = inf, False
         for cut in _cuts(len(self.costs.nodes), len(self.weights)):
             for load in self._loads():
@@ -197,7 +197,7 @@ class _Brute:
                 return (ttft + more * token) / (load.requests * self.problem.new_tokens)
 
     def _reads(self, sizes: list[int], others: int, budget: int, node: int, first: int, end: int) -> _Reads | None:
-        """What a stage with this budget reads, by the agents' own rules; None if it is impossible."""
+        """The reads of a stage with this budget, by the agents' own rules; None if it is impossible."""
         device, blocks = self.costs.nodes[node].device, self.problem.model.blocks[first:end]
         experts = [size for block in blocks for size in block.expert_bytes(self.problem.dtype)]
         cached = room_for_experts(others + sum(sizes) - sum(experts), experts, budget)

@@ -1,4 +1,4 @@
-"""Bundles: every byte of an archive counts, and a folder is what its checksums say."""
+"""Bundles: every byte of an archive counts, and a folder must match its checksums."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Dials each TARGET past the library's own checks, as a stranger would, and prints as JSON what each answered.
+"""Dials each TARGET past the library's own checks, as a stranger would, and prints the answers as
+JSON.
 
 Usage: bare_client.py [--trust CA_FILE [--cert FILE --key FILE]] TARGET=NAME...   Without --trust it speaks plaintext.
-NAME is what the certificate of whoever listens at TARGET, host:port, must be of.
+NAME must be in the certificate of the listener at TARGET, host:port.
 """
 
 from __future__ import annotations

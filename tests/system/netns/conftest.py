@@ -44,13 +44,13 @@ class Site:
         return self.launcher.edgectl("operator", self.coordinator, self.tls["operator"], *arguments)
 
     def ask(self, *arguments: str) -> Any:
-        """Run the operator's edgectl to its good end; what it printed as JSON."""
+        """Run the operator's edgectl, which must succeed; return its JSON output."""
         ended = self.edgectl(*arguments, "-o", "json").wait(COMMAND_S)
         assert ended.exit_code == 0, ended.stderr
         return json.loads(ended.stdout)
 
     def state(self) -> tuple[object, object]:
-        """What an operator sees, less what moves by itself."""
+        """An operator's view, without values that change by themselves."""
         nodes = [(n["name"], n["node_id"], n["address"], n["connected"]) for n in self.ask("get", "nodes")]
         deployments = [(d["spec"]["name"], d["phase"], d["epoch"]) for d in self.ask("get", "deployments")]
         return sorted(nodes), deployments
@@ -111,7 +111,7 @@ def site(starting: Starting, checkpoint: Path) -> Site:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random 4-layer Llama with so wide a hidden state that 512 tokens of it exceed what one message may carry.
+    """A random 4-layer Llama with a hidden state so wide that 512 tokens of it exceed one message.
 
     Its heads and MLPs are narrow, so that its weights are small. Its words are `w0` to `w95`, one token each.
     """

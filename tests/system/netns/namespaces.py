@@ -41,7 +41,7 @@ class Network:
 
     `rate` is that of each link, in both directions, as tc writes it; None does not limit it.
 
-    A context manager: what it made is gone at its end, also when making it failed half way.
+    A context manager: everything it made is gone at its end, also if making it failed half way.
     """
 
     def __init__(self, hosts: Sequence[str], rate: str | None) -> None:
@@ -96,7 +96,8 @@ class Network:
         port = f"to-{host}"[:15]
         # Both ends are created in their namespaces: the machine's own namespace never sees them.
         _run("ip", "-n", inside, "link", "add", DEVICE, "type", "veth", "peer", "name", port, "netns", switch)
-        # No IPv6 address by itself: what leaves a node is then what its processes send. A kernel without IPv6 refuses.
+        # No IPv6 address by itself: then only its processes' packets leave a node. A kernel without
+        # IPv6 refuses.
         with contextlib.suppress(Refused):
             _run("ip", "-n", inside, "link", "set", DEVICE, "addrgenmode", "none")
         _run("ip", "-n", switch, "link", "set", port, "master", _BRIDGE, "up")

@@ -33,7 +33,7 @@ class Entrance(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a process ended and what it wrote."""
+    """The end of a process and its output."""
 
     exit_code: int
     stdout: str
@@ -41,12 +41,14 @@ class Ended:
 
 
 class Running:
-    """One process on a host. Its output goes to files in `directory`, so that it can never block on a full pipe."""
+    """One process on a host. Its output is written to files in `directory`, so that it can never
+    block on a full pipe.
+    """
 
     def __init__(self, start: Callable[..., Process], directory: Path, label: str) -> None:
         self.label = label
         self._paths = (directory / f"{label}.out", directory / f"{label}.err")
-        # The operator's own settings must not change what a site under test does.
+        # The operator's own settings must not change a site under test.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGESHARD__")}
         with self._paths[0].open("wb") as out, self._paths[1].open("wb") as err:
             self._process = start(stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=directory, env=environment)

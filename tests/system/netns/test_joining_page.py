@@ -118,7 +118,7 @@ def test_the_page_leads_a_second_machine_to_a_site_whose_address_it_does_not_kno
 
 
 def settle(first: Machine, command: str) -> None:
-    """Until what was started shows: a reader waits for its line, too."""
+    """Wait until the started process shows: a reader waits for its line, too."""
     deadline = time.monotonic() + COMMAND_S
     wanted = 0 if "coordinator" in command else 1 if "--quiet" in command or not command else 2
     while True:

@@ -55,7 +55,7 @@ def reference(checkpoint: Path) -> list[tuple[list[int], list[int]]]:
 @pytest.mark.long
 def test_slow_mtls_links_give_the_unsplit_models_tokens(site: Any, deployment: Any, reference: Any) -> None:
     """All prompts at once, from a node of its own."""
-    # Nodes measure their links by themselves once the site is quiet; what that sends is not to be counted here.
+    # Nodes measure their links by themselves once the site is quiet; that traffic must not be counted here.
     wait_until(
         lambda: not any(node["unknown_links"] for node in site.ask("get", "nodes")), 90, lambda: "links stay unknown"
     )
@@ -120,7 +120,7 @@ def test_a_client_without_tls_is_refused_before_it_dials(site: Any) -> None:
 
 @pytest.fixture(scope="module")
 def intruders(site: Any) -> dict[str, tuple[Any, Path]]:
-    """Agents that must not get in, by what is wrong with them: process and ready file. All at once, torch is slow."""
+    """Agents that must be refused, by their fault: process and ready file. All at once, torch is slow."""
     options = ("--name", "d", "--listen", f"{site.network.address('operator')}:0", "--threads", "1")
     coordinator = ("--coordinator", site.coordinator)
     wrong_ca, wrong_certificate = (strangers_tls(site, f"agent-{trusts}", trusts) for trusts in (False, True))
@@ -149,8 +149,8 @@ def test_an_agent_of_another_authority_never_registers(site: Any, intruders: Any
 
 
 def test_listeners_answer_nobody_without_a_certificate(site: Any) -> None:
-    """Past the library's own checks: bare gRPC clients against every listener. With a certificate,
-    the same call succeeds.
+    """Past the library's own checks: bare gRPC clients against every listener. The same call
+    succeeds with a certificate.
     """
     names = {site.coordinator: "coordinator.coordinator.site"}
     names |= {address: f"{name}.agent.site" for name, address in site.agents.items()}

@@ -1,8 +1,9 @@
 """Attention over the paged KV pool, for our own blocks and for transformers' layers (`edgeshard_agent.model.library`).
 
-A step's spans are packed into one row of T tokens. A `StepAttention` is built once for a step and handed to every
-layer; it holds what the layers share: where the spans' keys and values go. Reads and writes use the layer's global
-index. On a CPU the operator of `ops.attention` does it all, elsewhere `GatheredSpans`.
+A step's spans are packed into one row of T tokens. A `StepAttention` is built once for a step and
+handed to every layer. It holds the layers' common data: the slots of the spans' keys and values.
+Reads and writes use the layer's global index. On a CPU the operator of `ops.attention` does it all,
+elsewhere `GatheredSpans`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ and the buffers between operators would grow."""
 
 class Rotary(NamedTuple):
     """Cosines and sines of a step's positions, [T, rotary_dim] each; and the factor of queries
-    after the rotation, [T, 1, 1], None for no factor."""
+    after the rotation, [T, 1, 1], or None."""
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -51,7 +52,7 @@ class StepAttention:
         self._in_chunks: SpansInChunks | None = SpansInChunks(pool, spans, made)
         self._layer_states = pool.layer_states
         self.span_states = _span_states(pool, spans, device) if pool.states.slots else None
-        """Where the spans' states are; None for models without states."""
+        """The places of the spans' states; None if the model has no states."""
 
     @classmethod
     def gathered(cls, pool: KvPool, spans: GatheredSpans) -> StepAttention:
@@ -75,8 +76,8 @@ class StepAttention:
         scoring: Scoring,
         chunk: int = 0,
     ) -> torch.Tensor:
-        """Write the step's keys and values, then attend. With a `chunk`, a token attends within its
-        own chunk of that many positions.
+        """Write the step's keys and values, then attend. A `chunk` limits each token to its own
+        chunk of that many positions.
 
         `query` is [T, heads, head_dim], `key` and `value` [T, kv_heads, head_dim], possibly views into one tensor.
         Returns [T, heads, head_dim], contiguous.
@@ -124,7 +125,7 @@ class SpansInChunks:
         self._made: dict[int, SpanTables | GatheredSpans] = {}
 
     def of(self, chunk: int) -> SpanTables | GatheredSpans:
-        """The pieces in chunks of `chunk` positions. Raises InvalidArgumentError where blocks do not fill a chunk."""
+        """The pieces in chunks of `chunk` positions. Raises InvalidArgumentError if blocks do not fill a chunk."""
         if chunk not in self._made:
             view = _ChunkView(self._pool, self._spans, chunk)
             self._made[chunk] = self._make(view, view.pieces)
@@ -157,7 +158,7 @@ class _ChunkView:
 
 
 def _span_states(pool: KvPool, spans: Sequence[Span], device: torch.device) -> SpanStates:
-    """The slots where a step's spans find their states. If their tokens include guesses, now or
+    """The slots in which a step's spans find their states. If their tokens include guesses, now or
     before, also the slots for the states of the guesses.
     """
     tables = [pool.table(span.request) for span in spans]

@@ -24,7 +24,9 @@ from edgeshard_agent.ops.attention import Scoring
 from edgeshard_agent.ops.kv_arena import RowArena
 
 MOST_GATHERED_BYTES = 128 << 20
-"""Of keys, and again of values, gathered at a time: one long request among many short ones would fill the memory."""
+"""Limit of keys, and again of values, gathered at a time: one long request among many short ones
+would fill the memory.
+"""
 MOST_SCORE_BYTES = 32 << 20
 """Limit of the scores at a time if they are computed explicitly (caps, sinks): within the slack of
 a stage's workspace.

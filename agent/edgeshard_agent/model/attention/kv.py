@@ -6,8 +6,8 @@ draft of the tables it touches and only then committed, so a refused step change
 Several tables may hold one block if it is full: they share its content, and no request writes to it
 any more.
 
-A block that is granted anew is zeroed first, whoever had it before: what one client's tokens left there is gone from
-every stage before another's are computed.
+A newly granted block is zeroed first, whatever request had it before. So one client's data is gone
+from every stage before another's tokens are computed.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ def padded_tables(tables: Tables, spans: Sequence[Span]) -> npt.NDArray[np.int32
 
 @dataclass(slots=True)
 class KvDraft:
-    """Changes that a validated step will make: None for a freed table, and the holders and state of
-    each block it touches.
+    """Changes that a validated step will make: None if a table is freed, and the holders and state
+    of each block it touches.
 
     `anew` are the blocks granted to be written, `slots` whether slots are taken, those in `anew_slots` to be written.
-    `saves` and `restores` are copies of states, from slot to slot; `saved` the position of what a slot keeps, 0 for
-    nothing.
+    `saves` and `restores` are copies of states, from slot to slot; `saved` the position of a slot's
+    saved states, 0 if it has none.
     """
 
     tables: dict[int, KvTable | None] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class KvMemory:
     swap_directory: Path | None = None
     """The directory of their files; they stay in memory without one."""
     slots: int = 0
-    """For the states of requests that run, and for copies of them, where the model has any."""
+    """Slots for the states of running requests, and for copies of them, if the model has states."""
     guess_slots: int = 0
     """For the states after each guess of a step."""
 
@@ -283,7 +283,7 @@ class KvPool:
         return draft
 
     def commit(self, draft: KvDraft) -> None:
-        """Make a draft, checked against the pool as it is, the state of the pool. Blocks granted anew become zeros."""
+        """Make a draft, checked against the pool as it is, the state of the pool. Newly granted blocks become zeros."""
         self._move(draft)
         for request, length in draft.kept.items():
             if not length:
@@ -324,7 +324,7 @@ class KvPool:
             self.states.copy(source, target)
 
     def _swap_in(self, request: int, places: Sequence[int], slot: int | None) -> None:
-        """Put what is kept of a request into these blocks and this slot."""
+        """Copy the kept KV of a request into these blocks and this slot."""
         parts = self.swap.take(request)
         for memory, part in zip(self._by_block, parts, strict=False):
             memory[:, list(places)] = part.to(memory.device)
@@ -502,7 +502,7 @@ class KvPool:
         return grant.slot
 
     def _check_swapped(self, grant: KvGrant, kept: int) -> None:
-        """Exactly the blocks for what is kept begin the table of a request that was swapped out."""
+        """The table of a swapped-out request must begin with exactly the blocks for its kept positions."""
         if not (grant.swapped and kept and len(grant.blocks) == self._blocks_for(kept) and not grant.filled):
             raise FailedPreconditionError(
                 f"a grant to request {grant.request} has {len(grant.blocks)} blocks for {kept} positions kept aside",
@@ -618,7 +618,7 @@ class KvPool:
         self.commit(self.check(StepPlan(frees=(request,))))
 
     def begin_span(self, request: int, first_position: int, token_count: int, truncate_allowed: bool) -> None:
-        """Extend (or, where allowed, cut) a request's KV length for a span about to run. Raises as `check` does."""
+        """Extend (or, if allowed, cut) a request's KV length for a span about to run. Raises as `check` does."""
         draft = KvDraft()
         sampling = Sampling() if truncate_allowed else None
         self._draft_span(draft, Span(request, first_position, token_count, sampling=sampling))

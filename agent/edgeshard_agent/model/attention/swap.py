@@ -55,7 +55,7 @@ class SwapSpace:
     def put(self, request: int, length: int, count: int, parts: Sequence[torch.Tensor]) -> None:
         """Keep `length` positions of a request: a copy of each of `parts`, which are its `count` blocks and its states.
 
-        Raises ResourceExhaustedError where the disk is full.
+        Raises ResourceExhaustedError if the disk is full.
         """
         if self._directory is None:
             kept = _Kept(length, count, [part.to("cpu", copy=True) for part in parts])
@@ -111,7 +111,7 @@ def _written(directory: Path, parts: Sequence[torch.Tensor]) -> BinaryIO:
         file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115 (it outlives this call)
         for part in parts:
             rest = part.cpu().contiguous().view(torch.uint8).numpy().data.cast("B")
-            while rest:  # one call writes no more than 2 GiB, and less where the disk is nearly full
+            while rest:  # one call writes no more than 2 GiB, and less if the disk is nearly full
                 rest = rest[file.write(rest) :]
     except OSError as error:
         if file is not None:

@@ -20,8 +20,9 @@ from edgeshard_agent.ops.recurrent import SpanStates, gated_delta_rule, short_co
 
 
 class KimiDelta(nn.Module):
-    """The mixer of a layer with two kinds of states: the convolution's last inputs [slots, taps -
-    1, 3 * heads * D], in the model's dtype, and the matrices [slots, heads, D, D], in float32."""
+    """The mixer of a layer with two kinds of states. These are the convolution's last inputs
+    [slots, taps - 1, 3 * heads * D], in the model's dtype, and the matrices [slots, heads, D, D],
+    in float32."""
 
     q_proj: Any
     k_proj: Any

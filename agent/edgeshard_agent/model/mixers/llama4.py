@@ -91,6 +91,6 @@ def llama4_experts(theirs: Any) -> nn.Module:
 
 
 def _turned(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """Vectors [T, heads, D], each two neighbours of which are a complex number, times `turns` [T, D / 2]."""
+    """Vectors [T, heads, D], whose neighbouring pairs are complex numbers, times `turns` [T, D / 2]."""
     pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * turns.unsqueeze(1)).flatten(2).to(x.dtype)

@@ -45,7 +45,7 @@ class SelectiveScan(nn.Module):
         self.gate_first = not getattr(self.norm, "norm_before_gate", False)
         self.input_scale: float = getattr(theirs, "ssm_in_multiplier", 1.0)
         self.widths = [self.inner, self.inner, self.group_width, self.group_width, self.heads]
-        """Of gate, x, b, c and step in a row, which `scales` multiply."""
+        """The widths of gate, x, b, c and step in a row, which `scales` multiply."""
         self.scales: list[float] = getattr(config, "ssm_multipliers", None) or [1.0] * 5
 
     @staticmethod

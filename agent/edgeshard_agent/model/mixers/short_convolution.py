@@ -18,8 +18,8 @@ from edgeshard_agent.ops.recurrent import SpanStates, short_convolution
 class ShortConvolution(nn.Module):
     """The mixer of a layer whose state is the convolution's last inputs, [slots, taps - 1, width] in the model's dtype.
 
-    One projection gives two gates and values: the first gate multiplies what goes into the convolution, the second one
-    what comes out.
+    One projection gives two gates and values: the first gate multiplies the inputs of the
+    convolution, the second one its outputs.
     """
 
     in_proj: Any

@@ -1,1 +1,1 @@
-"""Weights: from files into a stage's modules, and streamed where memory is short."""
+"""Weights: from files into a stage's modules, and streamed if memory is short."""

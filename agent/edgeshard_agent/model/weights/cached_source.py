@@ -30,7 +30,7 @@ class CachedTensorSource:
 
     A tensor with a file of its own shares its pages. The pin keeps that file while the tensor is in
     use; its contents were verified when it was fetched. A tensor in a linked file, or in a file
-    with others, is read and compared with its sha256: another owner of that file may write to it at
+    with others, is read and compared with its sha256. Another owner of that file may write to it at
     any time.
     """
 

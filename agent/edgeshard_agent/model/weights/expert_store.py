@@ -1,8 +1,8 @@
 """Experts of a mixture on the disk, with a cache in memory: EdgeMoE's run time.
 
 A layer's router determines the experts that a step needs. Missing ones are read while present ones
-compute. Between two routers one thread reads ahead what the cache holds likely, until the router
-has spoken: a read that it does not confirm is abandoned.
+compute. Between two routers one thread reads ahead the experts that the cache considers likely.
+When the next router has chosen, an unconfirmed read is abandoned.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class ExpertStore:
             self._changed.notify_all()
 
     def _request(self, loads: deque[Use], pending: set[Expert]) -> None:
-        """Queue the reads that there is room for: none in the place of an expert that this step still needs."""
+        """Queue the reads that fit: none replaces an expert that this step still needs."""
         state = self._state
         with self._changed:
             while loads and not any(expert in pending for expert in loads[0].gone):
@@ -220,7 +220,7 @@ class ExpertStore:
         return unit_memory(size)
 
     def _run(self) -> None:
-        """The reading thread: what steps wait for first, then what is likely."""
+        """The reading thread: first the experts that steps wait for, then the likely ones."""
         while (read := self._next()) is not None:
             try:
                 self._read(read)

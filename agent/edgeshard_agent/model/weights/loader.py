@@ -35,7 +35,7 @@ def check_filled(modules: StageModules) -> None:
 
 
 class ParameterLoader:
-    """Gives parameters their tensors, in the stage's dtype on its device; `arrived` hears of the bytes of each."""
+    """Gives parameters their tensors, in the stage's dtype on its device; `arrived` gets the bytes of each."""
 
     def __init__(
         self, modules: StageModules, source: TensorSource, arrived: Callable[[int], None] = lambda size: None
@@ -47,7 +47,7 @@ class ParameterLoader:
         self._stored = {canonical_name(context.shape.architecture, name): name for name in source.names()}
 
     def total_bytes(self, expected: Mapping[str, ExpectedTensor]) -> int:
-        """Bytes of these tensors, as `arrived` hears of them."""
+        """Bytes of these tensors, as `arrived` gets them."""
         return sum(self._held_bytes(name, tensor) for name, tensor in expected.items())
 
     def load(self, expected: Mapping[str, ExpectedTensor]) -> None:

@@ -125,7 +125,9 @@ class AdoptedUnit:
     """A unit whose modules read bytes as a packed file has them: wherever its large tensors are placed."""
 
     def __init__(self, unit: ModelUnit, file: PackedFile, small: torch.Tensor) -> None:
-        """`small` has the data of the file's small tensors. Raises DataLossError where the file is of another unit."""
+        """`small` has the data of the file's small tensors. Raises DataLossError if the file
+        belongs to another unit.
+        """
         self.file = file
         self._matrices: list[tuple[PackedLinear, int, int]] = []
         self._tensors: list[tuple[nn.Module, str, PackedEntry, int]] = []

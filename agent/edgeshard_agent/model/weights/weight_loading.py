@@ -143,7 +143,7 @@ class _UnitRead(NamedTuple):
 
 @dataclass(eq=False)
 class _WeightLoading:
-    """One load with packed files: what has them is read, the rest is loaded from `loader` and packed."""
+    """One load with packed files: units with a file are read, the rest is loaded by `loader` and packed."""
 
     modules: DecoderModules
     config: Mapping[str, Any]
@@ -214,7 +214,7 @@ class _WeightLoading:
         return self._filled
 
     def _expect(self, units: Iterable[ModelUnit]) -> None:
-        """Have the meter know what there is to do."""
+        """Tell the meter the total work."""
         itemsize = self.modules.context.dtype.itemsize
         for unit in units:
             if unit.name in self._lacking:
@@ -225,7 +225,9 @@ class _WeightLoading:
         self.meter.done(self._sizes[unit.name])
 
     def _room_for_experts(self, layers: Sequence[Sequence[ModelUnit]], others: int) -> int | None:
-        """Bytes for experts where all else stays in memory; None if everything fits, or if layers must pass whole."""
+        """Bytes for experts if everything else stays in memory; None if everything fits, or if
+        layers must pass whole.
+        """
         budget, itemsize = self.packing.budget, self.modules.context.dtype.itemsize
         experts = [_held_bytes(unit, itemsize) for group in layers for unit in group[1:]]
         others += sum(_held_bytes(group[0], itemsize) for group in layers)

@@ -1,6 +1,6 @@
 """Weights of a stage that does not fit into memory: layers pass through a few slots while others compute.
 
-(ZeRO-Inference; the slots are a ring, because layers are always used in the same order.)
+The slots are a ring, because layers are always used in the same order (ZeRO-Inference).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class StoreCounts:
 class ReadObserver(Protocol):
     """Told of every read, one after the other, on a thread that reads; times are monotonic seconds of this machine.
 
-    `expert` is the expert of the layer that was read, None for all streamed data of the layer.
+    `expert` is the expert of the layer that was read, None if the read has all streamed data of the
+    layer.
     """
 
     def read(self, layer: int, size_bytes: int, began_s: float, ended_s: float, expert: int | None = None) -> None: ...
@@ -60,7 +61,7 @@ class WeightStore:
         self._slots = [mapped((in_disk_blocks(size),), torch.uint8) for _ in range(min(slots, len(self._layers)))]
         self._changed = threading.Condition()
         self._begun = 0
-        """Reads begun, some of which may be finished before one that began earlier: they count once that has."""
+        """Reads begun. Some may be finished before an earlier one: they count once that one has finished."""
         self._used = 0
         """Reads that were used or passed over; those from here up to `counts.layers_read` are in memory."""
         self.failure: EdgeShardError | None = None
@@ -177,7 +178,7 @@ class WeightStore:
         _, units = self._layers[number % len(self._layers)]
         slot, offset = self._slots[number % len(self._slots)].numpy().data, 0
         for unit in units:
-            # Past the page cache: what is read in every step would push everything else out of it.
+            # Past the page cache: the data of every step's reads would evict everything else.
             unit.file.read_large(self._reader, slot[offset : offset + unit.large_bytes], cached=False)
             offset += unit.large_bytes
         return offset

@@ -1,4 +1,4 @@
-"""Weights of some layers without memory for keys and values: what a stage runs, or what is kept for one to come."""
+"""Weights of some layers without memory for keys and values: of a running stage, or kept for a later one."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class StageWeights:
 
         `config` is the decoded config.json. `packing` defines where units are read from and how
         much may stay in memory; without it everything stays. `reuse` are weights of the same model
-        that are in memory already: what they have is shared, not read again. `progress` receives
+        that are in memory already: their tensors are shared, not read again. `progress` receives
         the progress of the weights. Raises UnsupportedModelError, DataLossError for a missing
         tensor, InvalidArgumentError for one of the wrong shape or for layers the model does not
         have, ResourceExhaustedError when memory is short.

@@ -28,7 +28,7 @@ function keep(opened) {
   return session;
 }
 
-// The token of another tab; "" if none sends one.
+// The token of another tab; "" if no tab sends one.
 function askTabs() {
   return new Promise((done) => {
     arrived = done;
@@ -41,7 +41,7 @@ function shown(token = session?.token) {
   return token ? { "x-edgeshard-token": token } : {};
 }
 
-// The name of whoever is logged in here, as it is in the list of requests.
+// The name of the person logged in here, as the list of requests shows it.
 export function who() {
   return session?.who;
 }
@@ -99,7 +99,7 @@ async function resumed(token) {
   return keep({ ...(await answered(await reach("session", { headers: shown(token) }))), token });
 }
 
-// The key stays here no longer than this call: what is kept is a cookie and a token.
+// The key stays here no longer than this call: only a cookie and a token are kept.
 export async function enterByKey(key) {
   keep(await answered(await send("session", "POST", { key })));
 }

@@ -1,4 +1,4 @@
-// What happened, the newest first.
+// The events, the newest first.
 import { html } from "./html.js";
 import { moment } from "./format.js";
 import { Line, Table } from "./parts.js";

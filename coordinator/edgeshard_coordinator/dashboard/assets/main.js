@@ -81,7 +81,7 @@ enter().then(
   (session) => render(html`<${Frame} session=${session} />`, root),
   (error) => render(html`<${Outside} why=${error.message} />`, root),
 );
-// The address of a link that is opened where the page is open already.
+// The address of a link that is opened while the page is open already.
 addEventListener("hashchange", () => {
   if (location.hash.startsWith("#open=")) location.reload();
 });

@@ -8,8 +8,8 @@ import { progress } from "./parts.js";
 
 const MAX_LINKS = 200;
 const NARROW = matchMedia("(max-width: 40rem)");
-// In units of the drawing: a node's box. For a wide and a narrow window: the width, the columns of a
-// grid, and the most nodes that fit in a ring.
+// In units of the drawing: a node's box. And, each for a wide and a narrow window: the width, the
+// columns of a grid, and the most nodes that fit in a ring.
 const [BOX, HALF_HEIGHT] = [180, 46];
 const WIDE_MAP = { width: 900, columns: 4, ring: 8 };
 const NARROW_MAP = { width: 410, columns: 2, ring: 2 };

@@ -3,8 +3,9 @@ import { useEffect, useId, useLayoutEffect, useRef, useState } from "./vendor/ho
 import { html } from "./html.js";
 import { bytes, seconds } from "./format.js";
 
-// Whether a box is too narrow for what is in it, as it is drawn. `needed` is the width that its content had when it last
-// did not fit, in pixels, so that a folded table unfolds only if there is room for it.
+// Whether a box is too narrow for its content, as it is drawn. `needed` is the width that its
+// content had when it last did not fit, in pixels, so that a folded table unfolds only if there is
+// room for it.
 function useFolded() {
   const box = useRef(null);
   const needed = useRef(0);
@@ -26,8 +27,9 @@ function useFolded() {
   return [box, folded];
 }
 
-// `columns` are { title, cell, right }: `cell` draws a row's value, `right` is for numbers. Rows have a `key`. Where the
-// columns do not fit, each row becomes a list of its values with their titles: no table is cut, and none scrolls aside.
+// `columns` are { title, cell, right }: `cell` draws a row's value, `right` is for numbers. Rows
+// have a `key`. If the columns do not fit, each row becomes a list of its values with their titles:
+// no table is cut, and no table scrolls sideways.
 export function Table({ rows, empty, ...table }) {
   if (!rows.length) return html`<p class="quiet">${empty}</p>`;
   return html`<${Rows} rows=${rows} ...${table} />`;
@@ -59,7 +61,7 @@ export function Bar({ label, parts, total }) {
 // The states of a request, by their names in the picture.
 export const STATES = { parked: "waits for a head", queued: "waits", reading: "reads its prompt", writing: "writes" };
 
-// How far a stage is with its weights: what is done, of how much, and what it does.
+// A stage's progress with its weights: the work done, the total, and the present action.
 export function progress(stage) {
   return stage.to_fill ? [stage.filled, stage.to_fill, stage.work] : [stage.fetched ?? 0, stage.to_fetch ?? 0, "fetching"];
 }
@@ -94,7 +96,7 @@ export function Button({ text, why, danger, busy, type = "button", onClick }) {
     ${why && html`<small class="quiet why" id=${id}>${why}</small>`}`;
 }
 
-// A button that does something slow once, and shows the result, of which `done` makes a text, or what went wrong.
+// A button that runs a slow action once and shows its result, as the text that `done` makes of it, or its error.
 export function Doing({ text, does, done, danger, why }) {
   const [busy, setBusy] = useState(false);
   const [result, setResult] = useState("");

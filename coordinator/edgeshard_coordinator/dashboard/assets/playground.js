@@ -1,4 +1,4 @@
-// A conversation with a deployment: what it waits for, how fast it answers, and for each part the time before it.
+// A conversation with a deployment: the reason for waiting, the speed of answers, and the time before each part.
 import { useEffect, useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { chat, who } from "./calls.js";
@@ -46,7 +46,7 @@ function ownRequest(picture, name) {
   return own.reduce((newest, one) => (newest && newest.age_s <= one.age_s ? newest : one), undefined);
 }
 
-// What the request waits for or does, with its counts.
+// The request's wait or work, with its counts.
 function Progress({ picture, name, began, answer }) {
   const [, redraw] = useState(0);
   useEffect(() => {
@@ -64,7 +64,7 @@ function Progress({ picture, name, began, answer }) {
 
 export function Playground({ picture }) {
   const [model, setModel] = useState("");
-  // The one of the conversation stays while it is built anew.
+  // The conversation's deployment stays while it is built again.
   const ready = Object.entries(picture.deployments).filter(([name, deployment]) => deployment.phase === "ready" || name === model).map(([name]) => name);
   const [system, setSystem] = useState("");
   const [turns, setTurns] = useState([]);

@@ -39,7 +39,7 @@ function lookAt({ nodes, links, deployments }) {
   for (const name of Object.keys(known)) if (!deployments[name]) delete known[name];
 }
 
-// `version` is what an outlook depends on. Planning it costs time, so this page requests it only now and then.
+// An outlook depends on `version`. Planning it costs time, so this page requests it only now and then.
 function remember(name, { stages }, pauses, version) {
   const { askedAt = -ASK_MS, ...before } = known[name] ?? {};
   const asks = before.version !== version && performance.now() - askedAt >= ASK_MS;
@@ -72,7 +72,7 @@ export function recoveryOf(name) {
   return newest && (!newest.endedAt || Date.now() - newest.endedAt < SHOWN_MS) ? newest : null;
 }
 
-// What was last foretold of a deployment.
+// The last forecast for a deployment.
 export function outlookOf(name) {
   return known[name]?.outlook;
 }
@@ -96,7 +96,7 @@ function takers({ moves }) {
   return moves.map((move) => `${move.to} ${layers(move)}`).join(", ");
 }
 
-// The deployments that are being built anew, and the nodes that were lost while this page was open.
+// The deployments that are being built again, and the nodes that were lost while this page was open.
 export function Recoveries({ picture, of }) {
   const shown = recoveries.filter((one) => !of || one.name === of);
   if (!shown.length) return null;

@@ -30,7 +30,7 @@ export function now() {
   return { picture, state };
 }
 
-// A merge patch: null removes, objects are merged, all else replaces. What did not change stays the same object.
+// A merge patch: null removes, objects are merged, all else replaces. Unchanged parts stay the same objects.
 export function patched(before, patch) {
   const after = { ...before };
   for (const [key, value] of Object.entries(patch)) {

@@ -32,7 +32,7 @@ function Slices({ name }) {
     let open = true;
     const follow = async () => {
       while (open) {
-        // Also what goes wrong is shown, and asked for again.
+        // Errors are shown too, and the request is repeated.
         const next = document.hidden ? null : await act("timeline", { name }).then((slice) => ({ slice }), (error) => ({ problem: error.message }));
         if (open && next) setFound((before) => ({ ...before, problem: "", ...next }));
         await new Promise((done) => setTimeout(done, PAUSE_MS));

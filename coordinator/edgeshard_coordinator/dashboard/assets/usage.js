@@ -1,4 +1,4 @@
-// What the holder of an API key sees: its models, and what the key used.
+// The view of an API key's holder: its models, and the key's use.
 import { html } from "./html.js";
 import { count } from "./format.js";
 import { Table } from "./parts.js";

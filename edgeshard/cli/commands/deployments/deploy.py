@@ -103,7 +103,7 @@ def spec_of(file: Path | None, options: dict[str, Any]) -> DeploymentSpec:
 
 
 def _about_option(error: InvalidArgumentError) -> InvalidArgumentError:
-    """The error with the option's name in place of the key's, where the message begins with it."""
+    """The error with the option's name instead of the key's, if the message begins with it."""
     key = error.field.partition(".")[0]
     if key not in KEYS or not error.message.startswith(key):
         return error

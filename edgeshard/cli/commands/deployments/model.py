@@ -1,4 +1,4 @@
-"""edgectl model: what goes into the coordinator's store."""
+"""edgectl model: the contents of the coordinator's store."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _STEP_TOKENS = 16
 _LEAST_TOKENS = 512
 _NOMINAL_RATE = 1e9
-"""Of memory, links and operations, a second."""
+"""Rate of memory, links and operations, per second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,8 @@ def _row(model: LocalModel, nodes: Sequence[Node]) -> ListedModel:
 
 
 def fitting_context(model: ModelSpec, nodes: Sequence[Node]) -> int | None:
-    """The longest context in tokens for which one request fits the nodes' free memory; None if none does.
+    """The longest context in tokens for which one request fits the nodes' free memory; None if no
+    request fits.
 
     Only memory counts: figures of time, which the planner needs too, are the same for all nodes and links. Raises as
     `plan` does.

@@ -342,7 +342,7 @@ def _notes(found: SiteCluster, problem: PlanProblem, asked: Asked) -> tuple[str,
 
 
 def _link_notes(found: SiteCluster, asked: Asked) -> list[str]:
-    """What there is to know of the nodes and links, whatever the model."""
+    """Notes on the nodes and links, which hold for any model."""
     notes = []
     if any(change.lstrip().startswith("+") for change in asked.what_if):
         link = typical_link(found.cluster)

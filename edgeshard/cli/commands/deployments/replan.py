@@ -76,8 +76,8 @@ def replan(
 async def _replanned(
     client: Client, name: str, dry_run: bool, force: bool, wait: bool, timeout_s: float | None
 ) -> dict[str, Replan]:
-    """The outcome for a deployment, or for each replica of a name. Raises as `Client.replan`; what was done before is
-    printed then."""
+    """The outcome for a deployment, or for each replica of a name. Raises as `Client.replan`;
+    outcomes so far are printed then."""
     from edgeshard.cli.render.loading import DeployReporter
 
     done: dict[str, Replan] = {}

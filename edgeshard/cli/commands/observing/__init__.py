@@ -1,1 +1,1 @@
-"""Commands that show what a site does, and what is wrong with it."""
+"""Commands that show a site's activity and its faults."""

@@ -1,4 +1,4 @@
-"""edgectl debug: what the processes of a site know and did lately, in one file, and the replay of such a file."""
+"""edgectl debug: the state and recent actions of a site's processes in one file, and the replay of such a file."""
 
 from __future__ import annotations
 

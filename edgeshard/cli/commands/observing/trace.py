@@ -1,4 +1,4 @@
-"""edgectl trace: record what every node of a deployment does in each step, and show where the time goes."""
+"""edgectl trace: record the actions of every node of a deployment in each step, and show how they spend the time."""
 
 from __future__ import annotations
 

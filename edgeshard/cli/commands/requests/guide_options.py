@@ -13,7 +13,7 @@ from edgeshard.domain.requests.generation import GUIDE_LIMIT_BYTES, Guide, Guide
 
 @dataclass(frozen=True, slots=True)
 class GuideOptions:
-    """The options of which one may be given."""
+    """The options; at most one may be given."""
 
     json: Annotated[bool, switch("--json", "Make the answer a JSON object.")] = False
     json_schema: Annotated[Path | None, option("FILE", "Make the answer JSON that matches this JSON schema.")] = None

@@ -159,7 +159,7 @@ async def _demo(request: DemoRequest, model: Path, state: Path, narrator: Narrat
         narrator.say(NO_KERNELS)
     cluster = LocalCluster(state, nodes, secure=True)
     try:
-        # The coordinator's start takes one core; imports meanwhile take none from the nodes later.
+        # The coordinator's start takes one core; imports at the same time take none from the nodes later.
         await asyncio.gather(cluster.start_coordinator(), asyncio.to_thread(_import_client))
         narrator.say(f"the coordinator listens on {cluster.address}; every node dials it")
         joining = asyncio.ensure_future(cluster.start_agents())

@@ -157,7 +157,7 @@ def runs_systemd() -> bool:
 
 
 def systemctl(*arguments: str) -> None:
-    """Run systemctl. Raises FailedPreconditionError (COMMAND_FAILED) with what it prints."""
+    """Run systemctl. Raises FailedPreconditionError (COMMAND_FAILED) with its output."""
     result = subprocess.run(("systemctl", *arguments), capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise FailedPreconditionError(
@@ -319,7 +319,7 @@ def _take(steps: Sequence[Step], root: Path, dry_run: bool) -> None:
 
 
 def _said(step: Step) -> str:
-    """A line of one word and what it is about, for people and for awk."""
+    """A line of one word and its object, for people and for awk."""
     match step:
         case installation.MakeDirectory():
             return f"make    {step.path}/"

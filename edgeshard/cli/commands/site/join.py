@@ -187,7 +187,7 @@ def _enrol_once(token: Invitation, directory: Path) -> TlsFiles:
         if files.principal() == token.principal and _trusts(files, token):
             return files
     except EdgeShardError:
-        pass  # there are none, or none that are good
+        pass  # there are none, or no valid ones
     return _enrol(token, directory)
 
 

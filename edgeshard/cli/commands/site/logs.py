@@ -1,4 +1,4 @@
-"""edgectl logs: what a daemon of this machine wrote."""
+"""edgectl logs: the log of a daemon of this machine."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _unit_of(name: str, etc: Path) -> str | None:
 
 
 async def _passed_on(command: list[str]) -> int:
-    """Print what a command prints. Returns its exit code; it ends with this one, whatever ends this one."""
+    """Print a command's output. Returns its exit code; it ends with this one, whatever ends this one."""
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     text = codecs.getincrementaldecoder("utf-8")("replace")

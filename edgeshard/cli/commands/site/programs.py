@@ -77,7 +77,9 @@ def upgrade(
 
 
 def _upgrade_from_site(found: Scripted, connect: Connect, address: str) -> None:
-    """Install what the site of this machine's node hands out, from host:port `address` ("": the coordinator's)."""
+    """Install the programs that the site of this machine's node offers, from host:port `address`
+    ("": the coordinator's).
+    """
     from edgeshard.client.upgrades.site_wheels import SiteWheels, find_wheels
     from edgeshard.process.software.wheel_folders import REQUIREMENTS
 

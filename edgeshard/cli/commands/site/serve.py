@@ -405,7 +405,7 @@ async def _with_shorter_context(
 
 
 async def largest_context(most: int, fits: Callable[[int], Awaitable[bool]]) -> int:
-    """The largest number of tokens that fits, a multiple of a KV block and less than `most`; 0 if none does."""
+    """The largest number of tokens that fits, a multiple of a KV block and less than `most`; 0 if no number fits."""
     blocks, too_many = 0, -(-most // _CONTEXT_STEP)
     while blocks + 1 < too_many:
         middle = (blocks + too_many) // 2

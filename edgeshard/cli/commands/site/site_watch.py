@@ -124,7 +124,7 @@ class SiteWatch:
 
 
 class _Growth:
-    """Says what the site would gain with the nodes that it has now, or moves the model there."""
+    """Reports the gain from the site's present nodes, or moves the model to them."""
 
     def __init__(self, client: Client, name: str, say: Say, *, grow: bool) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""edgectl token: join tokens, each of which lets one process in."""
+"""edgectl token: join tokens, each of which admits one process."""
 
 from __future__ import annotations
 
