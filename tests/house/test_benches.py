@@ -63,6 +63,8 @@ RUNS = [
     ["token_cost --rounds 1 --stages 2 --streams 1"],
 ]
 """Programs with the arguments of their tiny form; what stands in one list runs one after the other."""
+OTHERS = {"llama_cpp_logits"}
+"""Programs for another interpreter, which `gguf_mixtures` runs if there is one."""
 LIMITS = {"lab", "promises", "saturation"}
 """They exit with 1 if measured and predicted are too far apart, which may happen in the tiny form."""
 
@@ -74,7 +76,7 @@ def programs() -> list[str]:
 
 
 def _is_program(path: Path) -> bool:
-    return 'if __name__ == "__main__":' in path.read_text()
+    return path.stem not in OTHERS and 'if __name__ == "__main__":' in path.read_text()
 
 
 def why_not(name: str) -> str:
