@@ -52,13 +52,19 @@ COMMANDS = (
     Lazy("describe", ".commands.deployments.describe:app", "Show the details of a node, model or deployment."),
     Lazy("deploy", ".commands.deployments.deploy:deploy", "Place a model on the nodes and load it."),
     Lazy("apply", ".commands.deployments.apply:apply", "Make the deployments that files describe."),
-    Lazy("replan", ".commands.deployments.replan:replan", "Plan a running deployment anew and move it."),
-    Lazy("delete", ".commands.deployments.delete:app", "Remove a deployment, model, node or packed unit."),
+    Lazy(
+        "replan", ".commands.deployments.replan:replan", "Choose new nodes for a running deployment and move it there."
+    ),
+    Lazy(
+        "delete",
+        ".commands.deployments.delete:app",
+        "Remove a deployment, a model, a node, or weights on a node's disk.",
+    ),
     Lazy("plan", ".commands.deployments.plan:plan", "Choose nodes and layers; predict the speed."),
     Lazy(
         "profile",
         ".commands.deployments.profile:profile",
-        "Measure the nodes and the links between them.",
+        "Measure the speed of the nodes and of the links between them.",
         bare=True,
     ),
     Lazy("model", ".commands.deployments.model:app", "Add models to the coordinator's store."),
@@ -71,7 +77,12 @@ COMMANDS = (
     Lazy("key", ".commands.site.key:app", "Manage API keys of the HTTP gateway."),
     Lazy("top", ".commands.observing.top:top", "Watch nodes, stages and links live.", bare=True),
     Lazy("trace", ".commands.observing.trace:trace", "Record where the time of a deployment goes."),
-    Lazy("bench", ".commands.requests.bench:bench", "Load a deployment and measure its latency.", bare=True),
+    Lazy(
+        "bench",
+        ".commands.requests.bench:bench",
+        "Send test requests to a deployment and measure its latency.",
+        bare=True,
+    ),
     Lazy("doctor", ".commands.observing.doctor:doctor", "Find faults of a site and print remedies.", bare=True),
     Lazy("logs", ".commands.site.logs:logs", "Print the log of a daemon on this machine."),
     Lazy("debug", ".commands.observing.debug:app", "Dump the state of a site's processes and replay it."),
@@ -83,10 +94,10 @@ COMMANDS = (
         ".commands.site.set_coordinator:set_coordinator",
         "Change the coordinator's address on this machine.",
     ),
-    Lazy("certificate", ".commands.site.certificate:certificate", "Make the certificate of a process."),
+    Lazy("certificate", ".commands.site.certificate:certificate", "Make a certificate for a node, client or operator."),
     Lazy("token", ".commands.site.token:app", "Manage join tokens."),
     Lazy("join", ".commands.site.join:join", "Join a site with a token."),
-    Lazy("node", ".commands.site.node:app", "Revoke certificates."),
+    Lazy("node", ".commands.site.node:app", "Revoke the certificates of a node, client or operator."),
     Lazy("label", ".commands.site.label:app", "Set or remove labels of a node."),
     Lazy("config", ".commands.site.config:app", "Check, show and list the daemons' settings."),
     Lazy("install", ".commands.site.install:app", "Install a daemon as a systemd service."),
@@ -208,7 +219,7 @@ def root(
         typer.Option(
             "--plaintext",
             envvar="EDGESHARD__CLIENT__PLAINTEXT",
-            help="Connect without TLS to a site on this machine that runs without it.",
+            help="Connect without TLS. Use it only for a site on this machine that runs without TLS.",
         ),
     ] = False,
     _version: Annotated[

@@ -75,7 +75,7 @@ USAGES = {
     "debug replay": Usage(("debug replay site.json", "debug replay - < site.json"), "failed or a state differs"),
     "init": Usage(("init mill", "init mill --http-listen 0.0.0.0:8443")),
     "backup": Usage(("backup site.backup", "backup site.backup --state-dir ~/site")),
-    "restore": Usage(("restore site.backup", "restore site.backup -d pki --state-dir state")),
+    "restore": Usage(("restore site.backup", "restore site.backup -d pki-restored --state-dir state-restored")),
     "set-coordinator": Usage(("set-coordinator mill:7600", "set-coordinator mill:7600 --config agent.toml")),
     "certificate": Usage(("certificate agent attic", "certificate client website -d pki")),
     "token create": Usage(("token create --node attic", "token create --name website --role client --ttl 1h")),

@@ -59,7 +59,11 @@ ModelName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the mode
 DeploymentName = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of the deployment.", autocompletion=completion.deployments)
 ]
-WaitTimeout = Annotated[float | None, option("SECONDS", "Wait at most SECONDS.", min=0)]
+
+
+def wait_timeout(then: str) -> Any:
+    """The limit of a wait, for `Annotated`; `then` is what continues after it, in words."""
+    return option("SECONDS", f"Wait at most SECONDS (default: no limit). Then exit with 6; {then}.", min=0)
 
 
 @dataclass(frozen=True, slots=True)

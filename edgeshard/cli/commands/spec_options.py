@@ -27,9 +27,10 @@ def spec_option(key: str, help: str = "", metavar: str = "") -> Any:
     return declared(KEYS[key], help, metavar, min=KEYS[key].option.low)
 
 
-_QUANTISE_HELP = "Quantise the weights to int8 or int4, or load them as stored."
-Quantise = Annotated[str | None, spec_option("quantisation", _QUANTISE_HELP, "FORMAT")]
-"""The same for all nodes."""
+def quantise_option(default: str) -> Any:
+    """The format of the weights on all nodes, for `Annotated`; `default` is the one that is used without it."""
+    text = f"Quantise the weights to int8 or int4. stored: use them as they are stored. Default: {default}."
+    return spec_option("quantisation", text, "FORMAT")
 
 
 def spec_options(*keys: str, **helps: str) -> OptionGroup:

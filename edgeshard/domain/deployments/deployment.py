@@ -53,25 +53,37 @@ class DeploymentSpec:
     name: str = option(MISSING, "Name the deployment.", flag=None)
     model: str = option(
         MISSING,
-        "Deploy this model of the store; ./DIR, FILE.gguf, OWNER/NAME and ollama:NAME are added first.",
+        "Deploy this model of the store. ./DIR, FILE.gguf, OWNER/NAME of the Hub, ollama:NAME and lmstudio:NAME are "
+        "added to the store first.",
         metavar="MODEL",
     )
     source: str = option(
-        "", "Put the first layer on this node; by default the first of --layers, or the best node.", metavar="NODE"
+        "",
+        "Put the first layer on this node (default: the first node of --layers, else the node with the best plan).",
+        metavar="NODE",
     )
     privacy: Literal["open", "source-only"] = option(
         "open", "Set who may see data; open is the only value so far.", flag=None
     )
     objective: Literal["request", "ttft", "latency", "throughput", "energy", "auto"] = option(
-        "auto", "Optimise the plan for request, ttft, latency, throughput, energy or auto (default).", metavar="WHAT"
+        "auto",
+        "Optimise for the time of a request (request), the first token (ttft), each token (latency), throughput or "
+        "energy. auto (default): throughput, or request with --concurrency 1.",
+        metavar="WHAT",
     )
     dtype: DType = option(DType.BFLOAT16, "Compute in float32, float16 or bfloat16 (default).", metavar="DTYPE")
     kv_dtype: KvFormat | None = option(
         None, "Store the KV cache in this dtype or as int4; by default as --dtype.", metavar="DTYPE"
     )
-    max_context: int = option(0, "Limit prompt plus answer to N tokens; 0: the model's context.", low=0, high=2**31)
+    max_context: int = option(
+        0, "Limit prompt plus answer to N tokens; 0 (default): the model's context.", low=0, high=2**31
+    )
     max_new_tokens: int = option(
-        0, "Limit the new tokens of a request; 0: the context.", low=0, high=2**31, alias="max_tokens"
+        0,
+        "Limit an answer to N tokens; 0 (default): as many as the context allows.",
+        low=0,
+        high=2**31,
+        alias="max_tokens",
     )
     prompt_tokens: int | None = option(
         None, "Plan for prompts of N tokens; by default for observed lengths.", low=1, high=2**31
@@ -79,12 +91,20 @@ class DeploymentSpec:
     new_tokens: int | None = option(
         None, "Plan for answers of N tokens; by default for observed lengths.", low=1, high=2**31
     )
-    concurrency: int = option(8, "Reserve KV memory for N requests of the longest context.", low=1, high=4096)
-    max_time_per_token_s: float | None = option(None, "Plan for at most SECONDS per token of a request.", above=0)
-    max_inter_token_latency_s: float | None = option(
-        None, "Limit how long prompts may delay the next token of a stream.", above=0
+    concurrency: int = option(
+        8, "Reserve KV memory for N requests of the longest context (default: 8).", low=1, high=4096
     )
-    kv_overcommit: bool = option(False, "Admit twice as many requests, and reserve KV memory for their prompts only.")
+    max_time_per_token_s: float | None = option(
+        None, "Use only plans that take at most SECONDS per token of an answer. If there is none, fail.", above=0
+    )
+    max_inter_token_latency_s: float | None = option(
+        None, "Let a new prompt delay the next token of a running answer by at most SECONDS.", above=0
+    )
+    kv_overcommit: bool = option(
+        False,
+        "Admit up to twice --concurrency requests: reserve KV memory for each prompt, not for the answer. If memory "
+        "runs out, preempt the newest request.",
+    )
     allow_streaming: bool = option(False, "Let nodes read part of their weights from disk in each step.")
     kv_swap_bytes: int = option(
         0, "Let each node keep up to SIZE of KV of preempted requests, such as 2GiB.", metavar="SIZE", low=0, high=2**50
@@ -92,47 +112,64 @@ class DeploymentSpec:
     kv_swap_on_disk: bool = option(False, "Keep the KV of preempted requests in files instead of memory.")
     prefix_cache: bool = option(False, "Enable prefix caching, per client.")
     speculation: Literal["auto", "on", "off"] = option(
-        "auto", "Speculate with draft tokens: auto (default), on or off; no setting changes an answer.", metavar="WHAT"
+        "auto",
+        "Compute draft tokens ahead to answer faster: auto (default), on or off. The answer stays the same.",
+        metavar="WHAT",
     )
     draft: str = option(
         NO_DRAFT,
-        "Draft tokens with this smaller model of the store; auto: EdgeShard chooses; off: none.",
+        "Draft tokens with this smaller model of the store. auto: EdgeShard chooses the model. off (default): use no "
+        "model.",
         metavar="MODEL",
     )
     mode: Literal["sequential", "bubbles", "no-bubbles"] = option(
-        "no-bubbles", "Schedule the pipeline as no-bubbles (default), bubbles or sequential.", metavar="MODE"
+        "no-bubbles",
+        "Schedule steps without waits between them (no-bubbles, default), with waits until all micro-batches are back "
+        "(bubbles), or one step at a time (sequential).",
+        metavar="MODE",
     )
     micro_batches: int = option(
-        0, "Keep M decode steps in flight; 0: the planner chooses.", metavar="M", low=0, high=4096
+        0,
+        "Keep M micro-batches in the pipeline at once; 0 (default): EdgeShard adapts M to the load.",
+        metavar="M",
+        low=0,
+        high=4096,
     )
     exclude: tuple[str, ...] = option((), "Exclude this node; repeatable.", metavar="NODE")
     standby: tuple[str, ...] = option(
         (),
-        "Keep other nodes' weights in this node's memory as a standby; auto: EdgeShard chooses; repeatable.",
+        "Keep a copy of other nodes' weights in this node's memory, so that it can replace a node that fails; "
+        "repeatable. auto: EdgeShard chooses the nodes.",
         metavar="NODE",
     )
-    reserve: dict[str, int] = option(dict, "Leave memory of a node free; repeatable.", metavar="NODE=SIZE")
+    reserve: dict[str, int] = option(
+        dict, "Leave SIZE of this node's memory free, such as attic=2GiB; repeatable.", metavar="NODE=SIZE"
+    )
     quantisation: dict[str, Literal[IntegerFormat.INT8, IntegerFormat.INT4, "stored", "none"]] = option(
         dict,
-        "Quantise the weights to int8 or int4, or keep them as stored (default) or unquantised "
-        "(none); repeatable per node.",
+        "Quantise the weights to int8 or int4. none: load them unquantised, even if they are stored quantised. "
+        "stored (default): load them as they are stored. NODE=FORMAT sets one node; repeatable.",
         metavar="FORMAT|NODE=FORMAT",
         flag="quantise",
         alias="quantize",
     )
     head_quantisation: Literal["int8", "int4", "none"] | None = option(
         None,
-        "With --quantise, quantise the LM head to int8 (default), int4 or none.",
+        "With --quantise, quantise the LM head to int8 (default) or int4; none: leave it unquantised.",
         metavar="FORMAT",
         alias="head_quantization",
     )
     rule: tuple[Rule, ...] = option(
         (), "Add a placement rule, such as 'apart a,b' or 'at-most 2 of zone=hall1'; repeatable.", metavar="RULE"
     )
-    layers: tuple[ExplicitStage, ...] = option((), "Place the layers by hand.", metavar="a=0:4,b=4:9")
+    layers: tuple[ExplicitStage, ...] = option(
+        (),
+        "Place the layers by hand: NODE=FIRST:END puts the layers FIRST to END, without layer END, on NODE.",
+        metavar="a=0:4,b=4:9",
+    )
     replicas: int = option(
         1,
-        "Serve the name with N pipelines, each on its own nodes; auto: EdgeShard chooses.",
+        "Run N copies of the deployment under one name, each on its own nodes (default: 1). auto: EdgeShard chooses N.",
         metavar="N|auto",
         low=0,
         high=4096,

@@ -69,13 +69,21 @@ class Sampling:
         0.0, "Drop tokens less likely than P times the likeliest; 0: off.", metavar="P", low=0, high=1
     )
     repetition_penalty: float = option(
-        1.0, "Avoid tokens of prompt and answer if above 1.", metavar="X", above=0, high=1_000_000
+        1.0,
+        "If above 1, avoid tokens that the prompt or answer contains; 1: off.",
+        metavar="X",
+        above=0,
+        high=1_000_000,
     )
     presence_penalty: float = option(
-        0.0, "Avoid tokens that the answer already contains if above 0.", metavar="X", low=-2, high=2
+        0.0, "If above 0, avoid tokens that the answer already contains; 0: off.", metavar="X", low=-2, high=2
     )
     frequency_penalty: float = option(
-        0.0, "Avoid tokens in proportion to their count in the answer if above 0.", metavar="X", low=-2, high=2
+        0.0,
+        "If above 0, avoid tokens the more often the answer contains them; 0: off.",
+        metavar="X",
+        low=-2,
+        high=2,
     )
     logit_bias: Biases = option(
         (), "Make the token ID likelier (up to 100) or less likely (down to -100); repeatable.", metavar="ID=BIAS"
@@ -136,7 +144,7 @@ class Generation:
     prompt: Prompt
     max_new_tokens: int = option(
         128,
-        "Generate at most N tokens; 0 needs the prompt's log-probabilities.",
+        "Generate at most N tokens. Use 0 only with the prompt's log-probabilities.",
         low=0,
         high=2**31,
         alias="max_tokens",

@@ -62,13 +62,23 @@ def apply(
         bool, switch("--replace", "Delete a deployment that differs and deploy it again; its running requests end.")
     ] = False,
     wait: Annotated[bool, switch("--wait/--no-wait", "Wait until all deployments are ready.")] = True,
-    timeout: Annotated[float | None, option("SECONDS", "Wait at most SECONDS for each deployment.", min=0)] = None,
+    timeout: Annotated[
+        float | None,
+        option(
+            "SECONDS",
+            "Wait at most SECONDS for each deployment (default: no limit). Then exit with 6; deployments that were "
+            "begun continue to load.",
+            min=0,
+        ),
+    ] = None,
     dry_run: Annotated[bool, switch("--dry-run", "Print the changes and placements, and change nothing.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Make the site's deployments match the files. Missing deployments and replicas are deployed; equal ones stay. A
-    key that a file leaves out takes its default, except source, which stays as it is. A running deployment cannot
-    be changed: if one differs, the command fails and names the fields, unless --replace is given.
+    """Make the site's deployments match the files. The command deploys missing deployments and replicas, and leaves
+    those that already match. A deployment that no file names stays as it is. A key that a file leaves out takes its
+    default, except source, which stays as it is. A running deployment cannot be changed. If one differs from its
+    file, the command names the fields and fails. If you give --replace, the command deletes that deployment and
+    deploys it again.
     """
     specs = specs_of(files)
 

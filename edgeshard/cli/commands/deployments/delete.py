@@ -7,12 +7,14 @@ from typing import Annotated
 import typer
 
 from edgeshard.cli import completion
-from edgeshard.cli.commands.options import DeploymentName, ModelName, NodeName, WaitTimeout, argument, switch
+from edgeshard.cli.commands.options import DeploymentName, ModelName, NodeName, argument, switch, wait_timeout
 from edgeshard.cli.connect import ask
 from edgeshard.cli.nouns import NounGroup
 from edgeshard.cli.render.output import Output, OutputOption, show_data, show_text
 
-app = typer.Typer(cls=NounGroup, help="Remove a deployment, model, node or packed unit.", no_args_is_help=True)
+app = typer.Typer(
+    cls=NounGroup, help="Remove a deployment, a model, a node, or weights on a node's disk.", no_args_is_help=True
+)
 
 
 @app.command(short_help="Stop a deployment and free its memory.")
@@ -20,7 +22,7 @@ def deployment(
     context: typer.Context,
     name: DeploymentName,
     wait: Annotated[bool, switch("--wait/--no-wait", "Wait until every node has released it.")] = True,
-    timeout: WaitTimeout = None,
+    timeout: Annotated[float | None, wait_timeout("the deletion continues")] = None,
     force: Annotated[bool, switch("--force", "Delete it even if a node does not release it.")] = False,
 ) -> None:
     """Stop a deployment and free its memory on every node. Running requests end."""
@@ -50,7 +52,7 @@ def node(context: typer.Context, name: NodeName) -> None:
     show_text(f"node {name} deleted")
 
 
-@app.command(short_help="Remove packed units from a node's disk.")
+@app.command(short_help="Remove packed units (files of weights) from a node's disk.")
 def packed(
     context: typer.Context,
     node: Annotated[

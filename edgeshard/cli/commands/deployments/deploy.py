@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeshard.cli.commands.deployments.model import add_model
-from edgeshard.cli.commands.options import WaitTimeout, argument, option, spec_file, switch, with_option_groups
+from edgeshard.cli.commands.options import argument, option, spec_file, switch, wait_timeout, with_option_groups
 from edgeshard.cli.commands.spec_options import KEYS, flag_of, read_texts, spec_options
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.loading import DeployReporter
@@ -37,7 +37,7 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     file: Annotated[Path | None, spec_file("Read the spec from a TOML or JSON file instead of options.")] = None,
     options: Annotated[dict[str, Any], spec_options()],
     wait: Annotated[bool, switch("--wait/--no-wait", "Wait until the deployment is ready.")] = True,
-    timeout: WaitTimeout = None,
+    timeout: Annotated[float | None, wait_timeout("the deployment continues to load")] = None,
     measure: Annotated[
         float,
         option("SECONDS", "Profile unmeasured idle nodes first, for up to SECONDS (0: skip).", min=0),
@@ -45,9 +45,9 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     dry_run: Annotated[bool, switch("--dry-run", "Print the placement, and deploy nothing.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Deploy a model, from --file or as NAME with --model. Without --layers, EdgeShard chooses nodes and layers from
-    measurements, which it takes first (--measure) or has from `edgectl profile`. If measurements are missing, it
-    uses data sheets or free memory, and prints a note.
+    """Deploy a model. Give either --file, or NAME and --model. Without --layers, EdgeShard chooses nodes and layers
+    from measurements. It uses what `edgectl profile` measured, and first measures idle nodes that have no measurement
+    (--measure). If measurements are still missing, it estimates from data sheets or free memory, and prints a note.
     """
     from edgeshard.cli.render.views import DEPLOYMENT_COLUMNS, PLACED_COLUMNS
 

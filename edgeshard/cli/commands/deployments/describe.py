@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 app = typer.Typer(cls=NounGroup, help="Show the details of a node, model or deployment.", no_args_is_help=True)
 
 
-@app.command()
+@app.command(short_help="Show a node: device, memory, stages, measurements.")
 def node(context: typer.Context, name: NodeName, output: OutputOption = Output.TABLE) -> None:
     """Show a node, by name or id: its device, memory and stages, the packed units on its disk, and the measurements of
     it and of its links.
@@ -74,11 +74,12 @@ def model(context: typer.Context, name: ModelName, output: OutputOption = Output
 
 @app.command(short_help="Show a deployment: phase, settings, placement, counters.")
 def deployment(context: typer.Context, name: DeploymentName, output: OutputOption = Output.TABLE) -> None:
-    """Show a deployment: its settings, its phase and the cause, the layers of each node, the prediction, the lengths
-    of its requests, and whether another placement would serve these better. Each node has counters: steps, tokens,
-    idle share, waiting steps and KV cache in use. Nodes that stream weights or swap KV have counters for that, too.
-    If the deployment is ready, the output also predicts how long requests pause if a node dies, and which node
-    replaces it. If a name has replicas, the output shows each of them.
+    """Show a deployment: its settings, its phase and the cause, the layers of each node, and the prediction. The output
+    also shows the usual lengths of its requests, and whether another placement would suit these lengths better. Each
+    node has counters: steps, tokens, idle share, waiting steps and KV cache in use. Nodes that stream weights or swap
+    KV have counters for that, too. If the deployment is ready, the output also predicts, for each node, which node
+    would replace it if it died and how long requests would pause. If a name has replicas, the output shows each of
+    them.
     """
     from edgeshard.cli.render.tier_views import tier_tables
     from edgeshard.cli.render.views import (

@@ -54,7 +54,9 @@ def deployments(context: typer.Context, watch: WatchOption = False, output: Outp
 @app.command(short_help="List events of nodes, deployments and links.")
 def events(
     context: typer.Context,
-    limit: Annotated[int, option("N", "Show the N newest.", "--limit", min=0, max=1000)] = 50,
+    limit: Annotated[
+        int, option("N", "Show the N newest. With --watch, 0 shows only new ones.", "--limit", min=0, max=1000)
+    ] = 50,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep printing events until Ctrl-C.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -78,12 +80,17 @@ def audit(
     context: typer.Context,
     limit: Annotated[int, option("N", "Show the N newest.", "--limit", min=1, max=1000)] = 50,
     verify: Annotated[
-        bool, switch("--verify", "Check the files against their seals instead; exit with 1 if a seal is broken.")
+        bool,
+        switch(
+            "--verify",
+            "Check whether the audit log was changed, instead of listing it: compare its files with their seals, and "
+            "exit with 1 if one does not match.",
+        ),
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List who changed the site and whose call was refused, newest last. If there are enough other entries, at most
-    half of the list are refusals.
+    """List who changed the site and whose call was refused, newest last. At most half of the entries shown are refused
+    calls, unless there are too few others to fill the list.
     """
     from edgeshard.cli.render.views import AUDIT_CHECK_COLUMNS, AUDIT_COLUMNS
 

@@ -31,29 +31,44 @@ def group() -> None:
     """Add models to the coordinator's store."""
 
 
-@app.command(short_help="Add a model to the store: of this disk, of the Hub, of Ollama or of LM Studio.")
+@app.command(short_help="Add a model from this disk, the Hugging Face Hub, Ollama or LM Studio to the store.")
 def add(
     context: typer.Context,
     model: Annotated[
         str,
-        argument("MODEL", "Add this model: DIR, FILE.gguf, OWNER/NAME[:TAG][@REVISION], ollama:NAME or lmstudio:NAME."),
+        argument(
+            "MODEL",
+            "Add this model: DIR or FILE.gguf on this disk, OWNER/NAME[:TAG][@REVISION] on the Hugging Face Hub (TAG: "
+            "a GGUF quantisation), ollama:NAME[:TAG] or lmstudio:NAME.",
+        ),
     ],
-    name: Annotated[str | None, option("NAME", "Name the model in the store; by default as MODEL.")] = None,
+    name: Annotated[str | None, option("NAME", "Store the model under this name (default: from MODEL).")] = None,
     width: Annotated[
         str,
         option(
             "WIDTH",
-            "Convert weights that cannot be stored exactly to int8 (default), int4, bfloat16, float16 or float32.",
+            "Convert a weight to WIDTH (int8, int4, bfloat16, float16 or float32) if the store has no exact form for "
+            "its source format, such as FP8 or NVFP4.",
         ),
     ] = "int8",
     dry_run: Annotated[
-        bool, switch("--dry-run", "Print whether, where and how fast it fits, from its config only.")
+        bool,
+        switch(
+            "--dry-run",
+            "Store nothing. Read only the model's config, and print whether the model fits, which nodes would hold it, "
+            "and the predicted speed.",
+        ),
     ] = False,
     cluster: Annotated[
         Path | None, option("FILE", "With --dry-run, read nodes and links from this TOML file instead of the site.")
     ] = None,
     source: Annotated[
-        str | None, option("NODE", "With --dry-run, put the first layer on this node; by default the largest.")
+        str | None,
+        option(
+            "NODE",
+            "With --dry-run, put the first layer on this node (default: the file's source, or the node with the most "
+            "free memory).",
+        ),
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -74,16 +89,22 @@ def add(
         show_list(stored, output, MODEL_COLUMNS, lambda model: model.name, stored[0])
 
 
-@app.command(name="list", short_help="List the models of the store, or with --found of this disk.")
+@app.command(name="list", short_help="List the models in the store, or with --found the models on this machine.")
 def list_models(
     context: typer.Context,
     on_disk: Annotated[
-        bool, switch("--found", "List models of Ollama, LM Studio, the Hub's cache and llama.cpp's, and what fits.")
+        bool,
+        switch(
+            "--found",
+            "List the models that Ollama, LM Studio, the Hugging Face cache and the llama.cpp cache hold on this "
+            "machine, and print whether each fits the site.",
+        ),
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List the models of the coordinator's store, or with --found those that other programs have on this machine.
-    The context is the longest for which a model fits the site's nodes with one request at a time.
+    """List the models in the coordinator's store, or with --found the models that other programs hold on this machine.
+    The CONTEXT column of --found shows the longest context, in tokens, that fits on the site's nodes when one request
+    runs at a time.
     """
     if on_disk:
         from edgeshard.cli.commands.deployments import model_inventory

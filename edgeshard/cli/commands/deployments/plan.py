@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeshard.cli.commands.options import option, switch, with_option_groups
-from edgeshard.cli.commands.spec_options import Quantise, pairs, read_texts, spec_option, spec_options
+from edgeshard.cli.commands.spec_options import pairs, quantise_option, read_texts, spec_option, spec_options
 from edgeshard.cli.render.output import Output, OutputOption, show_text
 from edgeshard.domain.deployments.rules import Rule
 from edgeshard.domain.errors import InvalidArgumentError
@@ -35,7 +35,11 @@ class ProblemOptions:
         bool, switch("--head-on-source", "Keep the LM head on the source, so that no other node sees a token.")
     ] = False
     rate: Annotated[
-        str, option("RATE", "Assume steady load (a request begins when another ends) or together (all begin at once).")
+        str,
+        option(
+            "RATE",
+            "Assume that a new request begins when another ends (steady), or that all begin at once (together).",
+        ),
     ] = "steady"
 
     def given(self) -> dict[str, Any]:
@@ -68,14 +72,16 @@ class QuestionOptions:
     what_if: Annotated[list[str] | None, option('"+2 orin-nx"', "Add nodes, or remove one with -NODE; repeatable.")] = (
         None
     )
-    sweep: Annotated[str | None, option("bandwidth=1:100", "Plan at many link rates, in Mb/s.")] = None
+    sweep: Annotated[str | None, option("bandwidth=MIN:MAX", "Plan for several link rates from MIN to MAX Mb/s.")] = (
+        None
+    )
     simulate: Annotated[
         str | None,
         option(
             "LOAD",
-            "Predict latency under a load. Give rate=2,requests=100,prompt=64:512,new=128,seed=1 to draw "
-            "requests, or file=arrivals.csv to read them (arrival_s,prompt_tokens,new_tokens). Give "
-            "together to run the planned batch, or saturated to keep as many requests running as fit.",
+            "Predict latency under one of four loads. together: run the planned batch. saturated: keep as many "
+            "requests running as fit. rate=2,requests=100: draw requests; prompt=64:512,new=128,seed=1 may follow. "
+            "file=arrivals.csv: read requests, with columns arrival_s,prompt_tokens,new_tokens.",
         ),
     ] = None
     verify: Annotated[
@@ -145,9 +151,11 @@ class QuestionOptions:
 
 
 _SPEC = spec_options(
-    *("objective", "concurrency", "head_quantisation", "kv_dtype", "max_time_per_token_s"),
+    *("objective", "head_quantisation", "kv_dtype", "max_time_per_token_s"),
     *("exclude", "reserve", "allow_streaming", "rule"),
-    source="Put the first layer on this node; by default the file's source, or the site's largest measured node.",
+    source="Put the first layer on this node (default: the file's source, or the measured node with the most free "
+    "memory).",
+    concurrency="Plan for at most N requests at once (default: the file's, else 1, or for throughput as many as fit).",
     dtype="Compute in float32, float16 or bfloat16.",
     prompt_tokens="Plan for prompts of N tokens.",
     new_tokens="Plan for answers of N tokens.",
@@ -171,7 +179,7 @@ def plan(
         ),
     ] = "",
     options: Annotated[dict[str, Any], _SPEC],
-    quantise: Quantise = None,
+    quantise: Annotated[str | None, quantise_option("stored; --dtype on a site with accelerators")] = None,
     own: ProblemOptions,
     question: QuestionOptions,
     output: OutputOption = Output.TABLE,

@@ -10,7 +10,7 @@ import typer
 
 from edgeshard.cli import completion
 from edgeshard.cli.commands.options import argument, switch
-from edgeshard.cli.commands.spec_options import Quantise, spec_option
+from edgeshard.cli.commands.spec_options import quantise_option, spec_option
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import TABLES, Output, OutputOption, show_below, show_list, show_text, stderr_console
 from edgeshard.domain.errors import InvalidArgumentError
@@ -31,21 +31,22 @@ def profile(  # noqa: PLR0913 - one parameter for each option
     context: typer.Context,
     nodes: Annotated[
         list[str] | None,
-        argument("[NODE]...", "Measure these nodes; by default all connected nodes.", autocompletion=completion.nodes),
+        argument("[NODE]...", "Measure these nodes (default: all connected nodes).", autocompletion=completion.nodes),
     ] = None,
     model: Annotated[
         str | None, spec_option("model", "Measure for this model of the store; without it, measure links only.")
     ] = None,
     dtype: Annotated[str | None, spec_option("dtype")] = None,
-    quantise: Quantise = None,
+    quantise: Annotated[str | None, quantise_option("--dtype")] = None,
     head_quantisation: Annotated[str | None, spec_option("head_quantisation")] = None,
     quick: Annotated[bool, switch("--quick", "Measure fewer points: takes seconds, and is less exact.")] = False,
     again: Annotated[bool, switch("--again", "Measure again, even if a stored profile exists.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Measure how fast nodes run a model, and the links between them, for `edgectl plan` and `edgectl deploy`. A node
-    measures one layer of each kind with random weights, so it needs neither the model nor memory for all of it. If
-    one node or link fails, the others are still measured.
+    """Measure the links between nodes and, with --model, how fast each node runs that model. `edgectl plan` and
+    `edgectl deploy` use the results. A node measures one layer of each kind with random weights. It therefore needs
+    neither the model's files nor memory for the whole model. If one node or link fails, the others are still
+    measured.
     """
     from edgeshard.cli.render.profile_views import node_rows
     from edgeshard.domain.models.dtypes import DType, parse_quantisation

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeshard.cli.commands.options import WaitTimeout, argument, switch
+from edgeshard.cli.commands.options import argument, switch, wait_timeout
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import (
     TABLES,
@@ -51,7 +51,7 @@ def replan(
     dry_run: Annotated[bool, switch("--dry-run", "Print what would change, and change nothing.")] = False,
     force: Annotated[bool, switch("--force", "Move it even if the gain is small or unknown.")] = False,
     wait: Annotated[bool, switch("--wait/--no-wait", "Wait until the deployment is ready again.")] = True,
-    timeout: WaitTimeout = None,
+    timeout: Annotated[float | None, wait_timeout("the move continues")] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Plan a running deployment for the site's current nodes, and move it if it gains 5 % or more. Running requests

@@ -47,12 +47,19 @@ FINDING_COLUMNS: list[Column[Finding]] = [
 
 def doctor(
     context: typer.Context,
-    ignore: Annotated[list[Fault] | None, option("FAULT", "Ignore this fault; repeatable.", "--ignore")] = None,
+    ignore: Annotated[
+        list[Fault] | None,
+        option(
+            "FAULT",
+            "Ignore the fault with this name, as the table prints it, for example clock-skew; repeatable.",
+            "--ignore",
+        ),
+    ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Find faults of the site and of this machine, and print a remedy for each. Checks clocks, ports, disks, memory,
-    swap, CUDA, kernels, versions, huge pages, CPU quotas, links, certificates and keys. The coordinator and the
-    nodes report their own values; this machine is checked directly. Changes nothing.
+    """Find faults of the site and of this machine, and print a remedy for each. Check clocks, ports, disks, memory,
+    swap, CUDA, compute kernels, versions, huge pages, CPU quotas, links, certificates and keys. The coordinator and
+    the nodes report their own values; this machine is checked directly. The command changes nothing.
     """
     facts = run(_gathered(connect_of(context)))
     left_out = set(ignore or ())

@@ -37,10 +37,11 @@ def trace(
     ] = None,
 ) -> None:
     """Record a deployment's steps on all its nodes and print where the time goes. Send requests meanwhile: only
-    steps that run during the recording are seen. The table shows the time that each node computed, only sent, and
-    was idle (bubbles). Nodes that read weights from disk have a row for that; a head with speculation has a row for
-    accepted draft tokens. The nodes' clocks need not agree. If a name has replicas, all ready ones are recorded
-    together; a file holds one of them.
+    steps that run during the recording are seen. The table shows, for each node, the time spent computing, the time
+    spent sending without computing, and the idle time (bubbles). A node that reads weights from disk has a row in a
+    second table for that time. If the deployment speculates, a further row for its first node shows the accepted
+    draft tokens. The nodes' clocks need not agree. If the deployment has replicas, all ready replicas are recorded.
+    A file of -o holds only one of them: name that replica, such as tales.1.
     """
     from edgeshard.domain.requests.trace import check_seconds
 

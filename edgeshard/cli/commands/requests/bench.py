@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 PROMPT_TOKENS, NEW_TOKENS = 128, 64
 """The defaults, or less if the context is smaller."""
+_LESS = "or fewer if the context is short"
 INTERRUPTED = 130
 
 
@@ -46,15 +47,23 @@ class LoadOptions:
         float | None,
         option("N", "Start N requests a second, even if earlier ones are still running.", min=0.001, max=10_000),
     ] = None
-    concurrency: Annotated[int | None, option("N", "Keep N requests running; by default 1.", min=1, max=4096)] = None
+    concurrency: Annotated[int | None, option("N", "Keep N requests running (default: 1).", min=1, max=4096)] = None
     requests: Annotated[int, option("N", "Send at most N requests.", min=1, max=100_000)] = 32
     duration: Annotated[float, option("SECONDS", "Start no request after SECONDS.", min=0.1, max=86_400)] = 60.0
-    prompt_tokens: Annotated[str | None, option("N|LOW:HIGH", "Draw prompts of N tokens, or of LOW to HIGH.")] = None
-    new_tokens: Annotated[str | None, option("N|LOW:HIGH", "Generate N tokens per answer, or LOW to HIGH.")] = None
+    prompt_tokens: Annotated[
+        str | None,
+        option(
+            "N|LOW:HIGH", f"Draw prompts of N tokens, or of LOW to HIGH tokens (default: {PROMPT_TOKENS}, {_LESS})."
+        ),
+    ] = None
+    new_tokens: Annotated[
+        str | None,
+        option("N|LOW:HIGH", f"Generate N tokens per answer, or LOW to HIGH tokens (default: {NEW_TOKENS}, {_LESS})."),
+    ] = None
     prompts: Annotated[
         Path | None, option("FILE", 'Read prompts from this file instead: one per line, or JSON lines with "prompt".')
     ] = None
-    seed: Annotated[int, option("N", "Seed the load; the same seed draws the same load.")] = 0
+    seed: Annotated[int, option("N", "Set the random seed. The same seed gives the same prompts and start times.")] = 0
 
     def load(self) -> Load:
         """Raises InvalidArgumentError for options that do not go together."""
@@ -75,13 +84,25 @@ class LoadOptions:
 def bench(
     context: typer.Context,
     *,
-    deployment: Annotated[str, argument("[DEPLOYMENT]", "Load this deployment; optional if the site has one.")] = "",
+    deployment: Annotated[
+        str, argument("[DEPLOYMENT]", "Use this deployment; optional if the site has only one.")
+    ] = "",
     options: LoadOptions,
     slo_ttft: Annotated[
-        float | None, option("SECONDS", "Count answers as good if their first token arrives within SECONDS.", min=0)
+        float | None,
+        option(
+            "SECONDS",
+            "Count an answer as good only if its time to first token (TTFT) is at most SECONDS.",
+            min=0,
+        ),
     ] = None,
     slo_itl: Annotated[
-        float | None, option("SECONDS", "Count answers as good if tokens are at most SECONDS apart on average.", min=0)
+        float | None,
+        option(
+            "SECONDS",
+            "Count an answer as good only if its mean inter-token latency (ITL) is at most SECONDS.",
+            min=0,
+        ),
     ] = None,
     timeout: Annotated[float, option("SECONDS", "Cancel a request after SECONDS.", min=0.1)] = 120.0,
     picture: Annotated[
@@ -89,10 +110,10 @@ def bench(
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Send a load to a deployment and measure its latency: N requests a second (--rate) or N at a time
-    (--concurrency). Prompts are random tokens, so their lengths are exact and no cache helps; answers continue
-    after end-of-text tokens. The first request is a warm-up. Ctrl-C ends the run early and prints the results so
-    far.
+    """Send test requests to a deployment and measure its latency. Give either --rate or --concurrency, not both. By
+    default, prompts are random tokens. Their lengths are therefore exact, and a prompt cache cannot help. An answer
+    does not stop at an end-of-text token, so its length is exact, too. The first request is a warm-up. Ctrl-C ends
+    the run early and prints the results so far.
     """
     from edgeshard.cli.render import bench_report
     from edgeshard.cli.render.svg import check_matplotlib

@@ -11,7 +11,7 @@ import typer
 
 from edgeshard.cli.commands.options import argument, option, with_option_groups
 from edgeshard.cli.commands.requests.generate import read_stdin, write_text
-from edgeshard.cli.commands.requests.generation_options import GENERATION, OPTIONS
+from edgeshard.cli.commands.requests.generation_options import CHAT_GENERATION, OPTIONS
 from edgeshard.cli.connect import connect_of
 from edgeshard.cli.render.output import show_text
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InvalidArgumentError
@@ -34,15 +34,22 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 def chat(
     context: typer.Context,
     model: Annotated[
-        str | None, argument("[MODEL]", "Chat with this deployment or model; optional if the site has one deployment.")
+        str | None,
+        argument(
+            "[MODEL]",
+            "Use this deployment, or this model if exactly one deployment serves it; optional if the site has only one "
+            "deployment.",
+        ),
     ] = None,
     *,
-    options: Annotated[dict[str, Any], GENERATION],
+    options: Annotated[dict[str, Any], CHAT_GENERATION],
     system: Annotated[str, option("TEXT", "Set the system message.")] = "",
-    timeout: Annotated[float | None, option("SECONDS", "Wait at most SECONDS for an answer.", min=0)] = None,
+    timeout: Annotated[
+        float | None, option("SECONDS", "Cancel an answer that takes longer than SECONDS (default: no limit).", min=0)
+    ] = None,
 ) -> None:
-    """Chat with a model. Piped input is one message. An option that you leave out takes the value that the model
-    recommends. The conversation is not stored.
+    """Chat with a model. Piped input is one message. The conversation is not stored. If you leave out an option of
+    sampling, it takes the value that the model recommends. If the model recommends none, it takes the default below.
     """
     wanted = cast("GenerateOptions", {**_given(context, options), "timeout_s": timeout})
     try:

@@ -45,7 +45,9 @@ def generate(  # noqa: PLR0913 - one parameter for each option
     model: Annotated[
         str,
         argument(
-            "MODEL", "Use this deployment, or the model of exactly one deployment.", autocompletion=completion.served
+            "MODEL",
+            "Use this deployment, or this model if exactly one deployment serves it.",
+            autocompletion=completion.served,
         ),
     ],
     prompt: Annotated[str | None, argument("[PROMPT]", "Continue this prompt; - reads stdin.")] = None,
@@ -55,12 +57,17 @@ def generate(  # noqa: PLR0913 - one parameter for each option
         str | None, option("TEXT", "Give the prompt as an option instead.", "--prompt", "-p")
     ] = None,
     request_id: Annotated[str, option("ID", "Name the request so that other processes can cancel it.")] = "",
-    timeout: Annotated[float | None, option("SECONDS", "Cancel the request after SECONDS.", min=0)] = None,
+    timeout: Annotated[
+        float | None,
+        option("SECONDS", "Cancel the request after SECONDS, and exit with 6 (default: no limit).", min=0),
+    ] = None,
     stats: Annotated[bool, switch("--stats", "Print timings to stderr at the end.")] = False,
     output: Annotated[TextOutput, typer.Option("--output", "-o", help="Choose the output format.")] = TextOutput.TEXT,
     guide: GuideOptions,
 ) -> None:
-    """Generate text and print it token by token. Ctrl-C cancels the request on every node."""
+    """Generate text and print it token by token. Ctrl-C cancels the request on every node. If you leave out an option,
+    it takes the default below, even if the model recommends another value; `edgectl chat` uses the model's.
+    """
     call = {"guide": guide.guide(), "request_id": request_id, "timeout_s": timeout}
     wanted = cast("GenerateOptions", {**options, **call})
     text = prompt_of(prompt, prompt_option)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from inspect import Parameter
 from typing import Annotated, Any
 
 from edgeshard.cli.commands.options import OptionGroup, declared, named_only
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.options import OptionField, option_fields
+from edgeshard.domain.requests.chat import GenerationDefaults
 from edgeshard.domain.requests.generation import Biases, Generation, Sampling
 
-UNSET = {"max_new_tokens": " By default 128, or for a chat all that the context has left."}
-"""Options for which it matters whether they were given at all, and the part of their help about that."""
+UNSET = {"max_new_tokens": "Generate at most N tokens (default: 128). Use 0 only with --prompt-logprobs."}
+"""Options for which it matters whether they were given at all, and their help."""
+
+_UNSET_IN_CHAT = {"max_new_tokens": "Generate at most N tokens (default: all that fit in the context)."}
+_RECOMMENDED = frozenset(item.name for item in fields(GenerationDefaults))
+"""Options whose default in a chat is the value that the model recommends, if it has one."""
 
 
 def _options() -> dict[str, OptionField]:
@@ -52,15 +58,23 @@ def _biases(texts: Sequence[str]) -> dict[int, float]:
     return biases
 
 
-def _parameter(name: str, item: OptionField) -> Parameter:
+def _parameter(name: str, item: OptionField, helps: Mapping[str, str], recommended: frozenset[str]) -> Parameter:
     kind, default = item.kind, item.default
     if item.keyword in UNSET:
         kind, default = kind | None, None
     if isinstance(default, tuple):
         kind, default = list[str] | None, None
-    about = declared(item, item.option.help + UNSET.get(item.keyword, ""), min=item.option.low)
+    default_text = {"show_default": f"the model's, else {default}"} if item.name in recommended else {}
+    about = declared(item, helps.get(item.keyword, ""), min=item.option.low, **default_text)
     return named_only(name, Annotated[kind, about], default)
 
 
-GENERATION = OptionGroup([_parameter(name, item) for name, item in OPTIONS.items()], _value_of)
+def _group(helps: Mapping[str, str], recommended: frozenset[str] = frozenset()) -> OptionGroup:
+    return OptionGroup([_parameter(name, item, helps, recommended) for name, item in OPTIONS.items()], _value_of)
+
+
+GENERATION = _group(UNSET)
 """All of them; a command gets their values by the SDK's keywords."""
+
+CHAT_GENERATION = _group(_UNSET_IN_CHAT, _RECOMMENDED)
+"""The same options, with the defaults of a chat in the help."""

@@ -28,7 +28,8 @@ def run(
         str,
         argument(
             "MODEL",
-            "Use this deployment or model of the store; ./DIR, FILE.gguf, OWNER/NAME and ollama:NAME are added first.",
+            "Use this deployment, or this model of the store. ./DIR, FILE.gguf, OWNER/NAME of the Hub, ollama:NAME and "
+            "lmstudio:NAME are added to the store first.",
             autocompletion=completion.models,
         ),
     ],
@@ -39,7 +40,13 @@ def run(
         int | None, option("N", "Limit the answer to N tokens.", "--max-new-tokens", "--max-tokens", min=1)
     ] = None,
     timeout: Annotated[
-        float | None, option("SECONDS", "Wait at most SECONDS until the deployment is ready.", min=0)
+        float | None,
+        option(
+            "SECONDS",
+            "Wait at most SECONDS until the deployment is ready (default: no limit). Then exit with 6; the deployment "
+            "continues to load.",
+            min=0,
+        ),
     ] = None,
 ) -> None:
     """Deploy a model if it is not deployed, then answer a prompt or start a chat. The deployment keeps running under

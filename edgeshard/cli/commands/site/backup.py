@@ -28,16 +28,17 @@ _FULL = (28, 122)
 
 def backup(
     file: Annotated[Path, argument("FILE", "Write the backup to this file, readable only by its owner (mode 0600).")],
-    config: Annotated[Path | None, option("FILE", "Back up the coordinator with this --config file.")] = None,
+    config: Annotated[Path | None, option("FILE", "Back up the coordinator that was started with this file.")] = None,
     state_dir: Annotated[
-        Path | None, option("DIR", "Back up the site of `edgectl serve` with this --state-dir.")
+        Path | None, option("DIR", "Back up the site that `edgectl serve` keeps in this directory.")
     ] = None,
     force: Annotated[bool, switch("--force", "Replace FILE if it exists.")] = False,
 ) -> None:
     """Back up a site to FILE, on the coordinator's machine: authority, certificates, state, keys, quotas and audit
-    log. The coordinator may keep running. The site is that of pki/coordinator.toml, else of the installed
-    coordinator, else of `edgectl serve`. Model weights are not copied: keep their sources. Keep FILE secret: it
-    holds the authority's key.
+    log. The coordinator may keep running. If you give neither --config nor --state-dir, the command backs up the
+    first site that it finds, and prints which one. It looks for ./pki/coordinator.toml, then for the coordinator
+    installed as a service, then for the site of `edgectl serve`. Model weights are not copied: keep their sources.
+    Keep FILE secret: it holds the authority's key.
     """
     from edgeshard.local import site_backup
 
@@ -68,15 +69,25 @@ def restore(
     directory: Annotated[
         Path,
         option(
-            "DIR", "Write the authority, the certificates and coordinator.toml to this directory.", "--directory", "-d"
+            "DIR",
+            "Write the authority, the certificates and coordinator.toml to this directory.",
+            "--directory",
+            "-d",
         ),
     ] = _PKI,
     state_dir: Annotated[
-        Path | None, option("DIR", "Write the coordinator's state here; for a site of `edgectl serve`, all files.")
+        Path | None,
+        option(
+            "DIR",
+            "Write the coordinator's state to this directory (default: ~/.local/state/edgeshard/coordinator). If the "
+            "backup is of an `edgectl serve` site, write all files here (default: ~/.local/state/edgeshard/serve) and "
+            "ignore --directory.",
+        ),
     ] = None,
 ) -> None:
-    """Restore a site from a backup into new directories, and print the remaining steps. Every hash is checked before
-    anything is written. Stop the original coordinator first, and do not start it again.
+    """Restore a site from a backup, and print the remaining steps. First stop the original coordinator, and never start
+    it again: two coordinators of one site would take nodes from each other. The directories of --directory and
+    --state-dir must be empty or must not exist yet. Every hash is checked before anything is written.
     """
     check_extras("edgectl restore", "coordinator")
     from edgeshard.local.site_backup import read_backup, restore_site

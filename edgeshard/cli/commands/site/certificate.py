@@ -24,17 +24,27 @@ def init(
     site: Annotated[str, argument("SITE", "Name the site, such as mill.")],
     directory: Directory = _PKI,
     listen: Annotated[
-        str, option("HOST:PORT", "Let the coordinator listen here; processes join at the next port.")
+        str,
+        option(
+            "HOST:PORT",
+            "Make the coordinator listen at this address. It accepts joins at the next port (7601 by default).",
+        ),
     ] = "0.0.0.0:7600",
     http_listen: Annotated[
         str | None,
-        option("HOST:PORT", "Let the HTTP gateway listen here: 127.0.0.1:8000, or over TLS such as 0.0.0.0:8443."),
+        option(
+            "HOST:PORT",
+            "Serve the HTTP gateway at this address (default: no gateway). A loopback address such as 127.0.0.1:8000 "
+            "uses plain HTTP, any other such as 0.0.0.0:8443 uses TLS.",
+        ),
     ] = None,
 ) -> None:
     """Create a site: its authority, and the certificates of its coordinator and of its first operator, admin. Keep
     DIR/ca.key on this machine and secret: it can sign any certificate of the site. DIR/coordinator and DIR/admin
-    hold ca.pem, cert.pem and key.pem each. DIR/coordinator.toml holds the coordinator's settings. This user's
-    edgectl becomes the admin, unless it already belongs to a site.
+    hold ca.pem, cert.pem and key.pem each. DIR/coordinator.toml holds the coordinator's settings: start it with
+    `edgeshard-coordinator --config DIR/coordinator.toml`. edgectl then acts as admin for your user. If your user
+    already belongs to a site, that stays so: pass --coordinator, and --tls-ca, --tls-cert and --tls-key from
+    DIR/admin.
     """
     from edgeshard.identity.authority import Authority, now
     from edgeshard.rpc.tls import split_address

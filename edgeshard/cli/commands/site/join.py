@@ -47,9 +47,16 @@ class AgentOptions:
     """More settings of an agent."""
 
     advertise: Annotated[
-        str | None, option("HOST:PORT", "Tell other nodes to dial this address, if it differs from --listen.")
+        str | None, option("HOST:PORT", "Announce this address to other nodes (default: the --listen address).")
     ] = None
-    memory: Annotated[str | None, option("SIZE", "Limit the memory of stages, such as 2GiB.")] = None
+    memory: Annotated[
+        str | None,
+        option(
+            "SIZE",
+            "Use at most SIZE of memory for weights and KV cache, for example 2GiB (default: the free memory less "
+            "512 MiB).",
+        ),
+    ] = None
     device: Annotated[str | None, option("DEVICE", "Compute on cpu (default) or cuda.")] = None
     labels: Annotated[
         str | None, option("KEY=VALUE,...", "Set labels for the rules of deployments, such as zone=hall1.")
@@ -74,17 +81,22 @@ def join(
     token: Annotated[str, argument("TOKEN", "Use this token of `edgectl token create`; - reads it from stdin.")],
     listen: Annotated[
         str | None,
-        option("HOST:PORT", f"Listen here for other nodes; by default on port {AGENT_PORT} or the next free port."),
+        option(
+            "HOST:PORT",
+            "Accept connections from other nodes at this address (default: this machine's address, at port "
+            f"{AGENT_PORT} or the next free port).",
+        ),
     ] = None,
     state_dir: Annotated[Path | None, option("DIR", "Keep the node's identity and weights in this directory.")] = None,
     *,
     agent: AgentOptions,
     foreground: Annotated[bool, switch("--foreground", "Run the agent here, even if systemd could run it.")] = False,
-    force: Annotated[bool, switch("--force", "Replace this user's credentials for another site.")] = False,
+    force: Annotated[bool, switch("--force", "Replace the credentials that your user has for another site.")] = False,
 ) -> None:
-    """Join a site with a token, as a node, an application or an operator. For a node, root on a machine with
-    systemd installs the agent as a service and starts it; otherwise the agent runs until Ctrl-C. The credentials of
-    an application or an operator are stored for this user; edgectl and the SDK use them.
+    """Join a site with a token, as a node, an application or an operator. A node runs an agent. If you are root and the
+    machine has systemd, this command installs the agent as a service and starts it. Otherwise, or if you give
+    --foreground or --state-dir, it runs the agent in the foreground until Ctrl-C. The credentials of an application
+    or an operator are stored for this user; edgectl and the SDK use them.
     """
     from edgeshard.client.joining import invitation_from_text, located
 

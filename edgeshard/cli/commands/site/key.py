@@ -30,10 +30,19 @@ def create(
     name: Annotated[str, argument("NAME", "Name the key; quotas refer to it as key/NAME.")],
     models: Annotated[
         list[str] | None,
-        option("NAME", "Limit the key to this deployment or model (default: all); repeatable.", "--model"),
+        option(
+            "NAME",
+            "Let the key use only this deployment, or all deployments of this model; repeatable (default: all).",
+            "--model",
+        ),
     ] = None,
-    tokens_per_minute: Annotated[int | None, option("N", "Limit prompt plus answer tokens per minute.", min=1)] = None,
-    requests: Annotated[int | None, option("N", "Limit concurrent requests.", min=1)] = None,
+    tokens_per_minute: Annotated[
+        int | None,
+        option("N", "Allow at most N tokens per minute, prompt and answer together (default: no limit).", min=1),
+    ] = None,
+    requests: Annotated[
+        int | None, option("N", "Allow at most N requests at a time (default: no limit).", min=1)
+    ] = None,
     metrics: Annotated[bool, typer.Option("--metrics", help="Let the key read all metrics, for Prometheus.")] = False,
 ) -> None:
     """Create an API key and print it to stdout. The site stores only its hash, so the key cannot be shown again."""

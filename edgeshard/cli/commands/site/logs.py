@@ -34,15 +34,20 @@ def logs(
             "NODE|coordinator", "Print the log of this node or of the coordinator.", autocompletion=completion.nodes
         ),
     ],
-    lines: Annotated[int, option("N", "Show the N newest.", "--lines", "-n", min=0)] = 100,
+    lines: Annotated[int, option("N", "Show the N newest lines.", "--lines", "-n", min=0)] = 100,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines until Ctrl-C.")] = False,
     directory: Annotated[
-        Path, option("DIR", "Read NAME.log in this directory, such as a lab's.", "--directory")
+        Path,
+        option(
+            "DIR",
+            "Read the log file NODE.log or coordinator.log in this directory, for example the directory of a lab.",
+            "--directory",
+        ),
     ] = DEFAULT_DIRECTORY,
 ) -> None:
-    """Print the newest lines of the log of a daemon on this machine: a systemd service, or a daemon of a lab in DIR.
-    Logs stay on their machines. For all nodes, use `edgectl get events`, and `edgectl debug dump` for the newest
-    events inside each process.
+    """Print the newest log lines of a daemon on this machine: from DIR/NAME.log if it exists, otherwise from the
+    systemd journal. Logs stay on their machines. To see events of all nodes, use `edgectl get events`. To see the
+    recent internal events of each process, use `edgectl debug dump`.
     """
     check_name(name, "name")
     raise typer.Exit(run(_passed_on(command_of(name, lines, follow, directory)), endless=follow))

@@ -12,7 +12,7 @@ from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import show_text
 from edgeshard.domain.identity import Role
 
-app = typer.Typer(help="Revoke certificates.", no_args_is_help=True)
+app = typer.Typer(help="Revoke the certificates of a node, client or operator.", no_args_is_help=True)
 
 
 @app.command(short_help="Revoke the certificates of a node, client or operator.")

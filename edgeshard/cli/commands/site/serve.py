@@ -104,23 +104,29 @@ class HttpOptions:
         str | None,
         option(
             "HOST:PORT",
-            "Serve the URL at this address instead of --port; with TLS beyond this machine, such as 0.0.0.0:8443.",
+            "Serve the API at this address instead of --port, such as 0.0.0.0:8443. An address beyond this machine "
+            "uses TLS.",
         ),
     ] = None
     http_names: Annotated[
         list[str] | None,
-        option("NAME", "Add this host name to the URL's certificate, such as myhost.local; repeatable.", "--http-name"),
+        option("NAME", "Add this host name to the API's certificate, such as myhost.local; repeatable.", "--http-name"),
     ] = None
     http_origins: Annotated[
         list[str] | None,
         option(
             "ORIGIN",
-            "Let web pages of this origin use the URL, such as http://localhost:3000; repeatable.",
+            "Let web pages of this origin call the API, such as http://localhost:3000; repeatable.",
             "--http-allow-origin",
         ),
     ] = None
     dashboard_url: Annotated[
-        str | None, option("URL", "Set the dashboard's public URL behind a proxy, such as https://edge.example.")
+        str | None,
+        option(
+            "URL",
+            "Set the public URL of the dashboard if clients reach it through a reverse proxy, such as "
+            "https://edge.example.",
+        ),
     ] = None
     model_folders: Annotated[
         list[str] | None,
@@ -150,12 +156,15 @@ def serve(  # noqa: PLR0913 - one parameter for each option
         ),
     ],
     name: Annotated[
-        str | None, option("NAME", "Set the name that API clients use; by default the model's name.")
+        str | None, option("NAME", "Set the model name that API clients send (default: the model's own).")
     ] = None,
     port: Annotated[
         int | None,
         option(
-            "N", "Serve the URL on this port of this machine; by default 8000 or the next free port.", min=0, max=65535
+            "N",
+            "Serve the API on this port of this machine (default: 8000 or the next free port).",
+            min=0,
+            max=65535,
         ),
     ] = None,
     http: HttpOptions,
@@ -163,29 +172,37 @@ def serve(  # noqa: PLR0913 - one parameter for each option
         str,
         spec_option(
             "quantisation",
-            "Load weights unquantised (none), as int8 or as int4; auto takes the widest format that fits.",
+            "Quantise the weights to int8 or int4. none: use them as they are stored. auto: use the widest of these "
+            "that fits.",
             "FORMAT",
         ),
     ] = "auto",
     nodes: Annotated[int, option("N", "Start N nodes on this machine.", "--nodes", min=1, max=16)] = 1,
     limits: Annotated[dict[str, int], spec_options(*LIMITS)],
-    state_dir: Annotated[Path | None, option("DIR", "Keep the site in this directory, also across restarts.")] = None,
+    state_dir: Annotated[
+        Path | None,
+        option("DIR", "Store the site's data in this directory (default: ~/.local/state/edgeshard/serve)."),
+    ] = None,
     listen: Annotated[
         str,
         option(
             "HOST:PORT",
-            "Listen here for other nodes, over mutual TLS; they join at the next port.",
+            "Accept other nodes at this address, over mutual TLS. They join at the next port (7601 by default).",
             envvar="EDGESHARD__SERVE__LISTEN",
         ),
     ] = _LISTEN,
     wheels: Annotated[
-        Path | None, option("DIR", "Offer this folder of wheels, one port further, to machines without EdgeShard.")
+        Path | None,
+        option(
+            "DIR",
+            "Let machines without EdgeShard install it from this directory of wheels, at the port of --listen plus 2.",
+        ),
     ] = None,
     grow: Annotated[bool, switch("--grow", "Move the model to more nodes when they join and make it faster.")] = False,
 ) -> None:
     """Serve a model from this machine. Print an OpenAI-compatible URL, an API key and the command that joins another
-    node. The same command starts the site again from --state-dir. If a process of the site exits, it is restarted.
-    Stop with Ctrl-C.
+    node. EdgeShard restarts each process of the site that exits. Stop with Ctrl-C. Run the same command again to
+    restart the same site from its --state-dir.
     """
     if quantise not in _FORMATS:
         raise InvalidArgumentError(f"--quantise {quantise!r}: use one of {', '.join(_FORMATS)}", field="quantise")

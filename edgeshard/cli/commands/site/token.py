@@ -21,10 +21,20 @@ app = typer.Typer(help="Manage join tokens.", no_args_is_help=True)
 def create(
     context: typer.Context,
     name: Annotated[str, option("NAME", "Name the node, the application or the operator.", "--node", "--name")],
-    role: Annotated[Role, option("ROLE", "Choose the role: agent, client or operator.")] = Role.AGENT,
+    role: Annotated[
+        Role,
+        option(
+            "ROLE", "Choose what joins: agent (a node), client (an application) or operator (a person with edgectl)."
+        ),
+    ] = Role.AGENT,
     ttl: Annotated[str, option("TIME", "Let the token expire after TIME, such as 15m.")] = "15m",
     host: Annotated[
-        str, option("HOST", "Let the process dial this host; by default the coordinator's own address.")
+        str,
+        option(
+            "HOST",
+            "Put this host name or IP address of the coordinator into the token, for the process to connect to "
+            "(default: the coordinator's own address).",
+        ),
     ] = "",
     discover: Annotated[
         bool,
@@ -32,7 +42,9 @@ def create(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the token.")] = False,
 ) -> None:
-    """Create a join token and print the command that uses it. A token admits one process. Keep it secret until then."""
+    """Create a join token and print the command that uses it. A token works once. Keep it secret until it is used or
+    has expired.
+    """
     from edgeshard.client.joining import invitation_to_text, line_without_edgeshard
     from edgeshard.process.config import parse_duration
     from edgeshard.rpc.tls import is_loopback, split_address
