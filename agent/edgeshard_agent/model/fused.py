@@ -15,8 +15,8 @@ from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.modules import Batch, StageContext
 from edgeshard_agent.model.projection import whole
 from edgeshard_agent.model.rotary import RotaryFrequencies
-from edgeshard_agent.ops.angles import rotary_angles
 from edgeshard_agent.ops.block_formats import Weight
+from edgeshard_agent.ops.elementwise import rotary_angles
 from edgeshard_agent.ops.fused_blocks import NativeBlock, NativePass, NativeRows, run_blocks
 from edgeshard_agent.ops.kv_arena import NativeArena
 

@@ -15,10 +15,10 @@ import torch
 from torch.nn.functional import pad
 
 from edgeshard.domain.models.dtypes import BlockLayout, IntegerFormat
-from edgeshard_agent.ops.block_grids import grid_of
 from edgeshard_agent.ops.block_numbers import (
     DECODERS,
     codes_of_iq4_xs,
+    grid_of,
     levels,
     nibbles,
     scales_and_minima,

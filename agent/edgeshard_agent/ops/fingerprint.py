@@ -16,7 +16,6 @@ import torch
 from edgeshard.domain.models.dtypes import BLOCK_FORMATS
 from edgeshard_agent.ops import native
 from edgeshard_agent.ops.activations import gelu, quick_gelu, softcap
-from edgeshard_agent.ops.angles import rotary_angles
 from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
 from edgeshard_agent.ops.block_formats import BlockWeight
 from edgeshard_agent.ops.elementwise import (
@@ -25,6 +24,7 @@ from edgeshard_agent.ops.elementwise import (
     geglu,
     rms_norm,
     rotary_,
+    rotary_angles,
     sigmoid_gate,
     swiglu,
 )
