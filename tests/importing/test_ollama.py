@@ -226,7 +226,7 @@ def test_system_text_and_parameters_become_defaults(store: OllamaFolder, demo: P
 def test_a_parameter_that_no_request_may_have_is_left_out(store: OllamaFolder, demo: Path) -> None:
     store.add("tales/latest", demo.read_bytes(), params=json.dumps({"temperature": "hot"}))
     with opened_model("tales") as imported:
-        assert imported.notes == ("its parameters: temperature is 'hot', which is no number; this one is left out",)
+        assert imported.notes == ("its parameters: temperature is 'hot'; it must be a number; this one is left out",)
         assert ChatModel.from_files(files_of(imported)).defaults.given() == {}
 
 

@@ -79,8 +79,8 @@ function send(path, method, body) {
   return reach(path, { method, headers, body: JSON.stringify(body) });
 }
 
-// The session of this browser. It uses the secret of a link in the address, which is removed from
-// the address at once, or its cookie and the token of this tab or another one.
+// The session of this browser. It uses the secret of a link, which the address loses at once, or its
+// cookie and the token of this tab or another one.
 export async function enter() {
   const opened = location.hash.match(/^#open=([\w-]+)$/);
   if (opened) {
