@@ -344,7 +344,7 @@ async def test_delete_waits_until_the_deployment_is_gone(site: Any) -> None:
         assert len(site.sent(admin_pb2.GetDeploymentRequest)) == 1
         site.gone_after_delete = False
         site.states = [site.deployment_in(DeploymentPhase.DELETING)]
-        with pytest.raises(DeadlineError, match="still there"):
+        with pytest.raises(DeadlineError, match="still exists"):
             await client.delete_deployment("tales", timeout_s=0.1)
         await client.delete_deployment("tales", wait=False)
         await client.delete_model("fairy-tales")

@@ -415,7 +415,7 @@ async def test_other_errors_have_the_same_form(http: Http) -> None:
     for method, path in (("POST", "/api/embed"), ("DELETE", "/api/delete"), ("HEAD", "/api/blobs/x")):
         nowhere = await http.send(method, path, None)
         assert nowhere.status == 404 and nowhere.headers["content-type"] == "application/json"
-        assert method == "HEAD" or nowhere.json == {"error": f"there is no {path} here"}
+        assert method == "HEAD" or nowhere.json == {"error": f"{path} does not exist here"}
     wrong = await http.get("/v1/completions")
     assert wrong.status == 405 and wrong.error["type"] == "invalid_request_error"
     assert "POST" in wrong.headers["allow"]

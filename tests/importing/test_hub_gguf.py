@@ -121,7 +121,7 @@ def test_a_gated_repository_names_the_remedy(hub: HubServer) -> None:
 def test_a_damaged_file_is_refused(hub: HubServer) -> None:
     hub.damaged.add("tiny-Q4_K_M.gguf")
     with (
-        pytest.raises(DataLossError, match="is not what the Hub says it is"),
+        pytest.raises(DataLossError, match="differs from the Hub's"),
         opened(parse_source(NAME), Width.INT8, nothing),
     ):
         pass

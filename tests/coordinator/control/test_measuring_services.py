@@ -157,7 +157,7 @@ async def test_a_node_that_goes_away_ends_its_part(site: Any, measuring: Any) ->
     await a.vanish()
     last = await rest(call)
     failure = from_failure(last["a"].failure)
-    assert isinstance(failure, UnavailableError) and "node a went away" in failure.message
+    assert isinstance(failure, UnavailableError) and "node a disconnected" in failure.message
     assert last["b"].finished and not last["b"].HasField("failure")
 
 

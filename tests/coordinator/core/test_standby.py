@@ -93,7 +93,7 @@ def test_a_node_without_room_does_not(nodes: Any) -> None:
 
 
 def test_auto_is_given_alone() -> None:
-    with pytest.raises(InvalidArgumentError, match="alone"):
+    with pytest.raises(InvalidArgumentError, match="lets the coordinator choose"):
         spec_of("auto", "d")
     assert parse_spec({"name": NAME, "model": "tiny", "source": "a", "standby": "c, d"}).standby == ("c", "d")
 
