@@ -18,12 +18,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,18 @@ from edgeshard_agent.model.weights.weights import StageWeights
 
 from bench.engine_others import usable_llama_cpp
 from bench.engine_stage import BLOCK_TOKENS, DecodingStage
-from bench.llama_cpp import batched_bench, head_format, write_gguf, write_quantised
+from bench.llama_cpp import head_format, write_gguf, write_quantised
+from bench.one_core import (
+    CONTEXT,
+    PROMPT_TOKENS,
+    STEPS,
+    STREAMS,
+    WORKLOADS,
+    Row,
+    line,
+    measure_llama_cpp,
+    take_turns,
+)
 from bench.quantisation import MODEL, VALIDATION
 from bench.random_llama import CONFIG
 from bench.safetensors_directory import SafetensorsDirectory
@@ -66,10 +76,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 """Random models by name; "1b" has the shape of TinyLlama 1.1B."""
-STREAMS = (1, 8)
-CONTEXT, STEPS = 16, sized(32, 2)
-PROMPT_TOKENS = sized(512, 16)
-SECONDS = sized(2.0, 0.0)
 TEXTS, TEXT_TOKENS, LIKELIEST = sized(16, 1), 180, 10
 
 
@@ -121,25 +127,6 @@ class File:
     perplexity: float
     ours: Quality
     llama_cpp: Quality | None
-
-
-@dataclass(slots=True)
-class Rate:
-    """Tokens per second of a random model; `what` is "1 stream", "8 streams" or "prompt of 512"."""
-
-    mixture: str
-    shape: str
-    what: str
-    head: str
-    turns: list[float] = field(default_factory=list)
-    llama_cpp_turns: list[float] = field(default_factory=list)
-
-    @property
-    def ratio(self) -> float | None:
-        """How many times llama.cpp's rate ours is: the median of the turns' ratios."""
-        pairs = zip(self.turns, self.llama_cpp_turns, strict=bool(self.llama_cpp_turns))
-        ratios = [ours / theirs for ours, theirs in pairs]
-        return statistics.median(ratios) if ratios else None
 
 
 def write_mixture(build: Path | None, source: Path, mixture: str, target: Path) -> None:
@@ -232,7 +219,7 @@ def measure_quality(build: Path | None, python: str | None, mixtures: Sequence[s
     return files
 
 
-def measure_speed(build: Path | None, mixture: str, shape: str, turns: int, core: int, folder: Path) -> list[Rate]:
+def measure_speed(build: Path | None, mixture: str, shape: str, turns: int, core: int, folder: Path) -> list[Row]:
     """The rows of one file; ours and llama.cpp's in turns."""
     source = folder / f"{shape}.gguf"
     if not source.exists():
@@ -250,24 +237,13 @@ def measure_speed(build: Path | None, mixture: str, shape: str, turns: int, core
         config=model.config,
         source=model.source,
     )
-    names = [*(f"{n} stream{'s' if n > 1 else ''}" for n in STREAMS), f"prompt of {PROMPT_TOKENS}"]
-    rates = [Rate(mixture, shape, name, head_format(path)) for name in names]
-    for _ in range(turns):
-        ours = [streams / statistics.median(stage.decode(streams, SECONDS)) for streams in STREAMS]
-        ours.append(PROMPT_TOKENS / stage.prompt(PROMPT_TOKENS))
-        for rate, value in zip(rates, ours, strict=True):
-            rate.turns.append(value)
-        if build is None:
-            continue
-        decoding = batched_bench(build, path, CONTEXT, STEPS, STREAMS, core=core)
-        (prompt,) = batched_bench(build, path, PROMPT_TOKENS, 1, (1,), core=core)
-        theirs = [*(each.tokens_per_s for each in decoding), PROMPT_TOKENS / prompt.prompt_s]
-        for rate, value in zip(rates, theirs, strict=True):
-            rate.llama_cpp_turns.append(value)
+    head = head_format(path)
+    rows = [Row(f"{mixture} {shape} ", workload, head, head) for workload in WORKLOADS]
+    take_turns(rows, stage, turns, None if build is None else lambda: measure_llama_cpp(build, path, core))
     path.unlink()
-    for rate in rates:
-        print(rate_line(rate), flush=True)
-    return rates
+    for row in rows:
+        print(line(row), flush=True)
+    return rows
 
 
 def quality_line(row: File) -> str:
@@ -275,13 +251,6 @@ def quality_line(row: File) -> str:
     text += f"ours {row.ours.perplexity:.3f}, rms {row.ours.rms:.4f}"
     if row.llama_cpp is not None:
         text += f"; llama.cpp {row.llama_cpp.perplexity:.3f}, rms {row.llama_cpp.rms:.4f}"
-    return text
-
-
-def rate_line(row: Rate) -> str:
-    text = f"{row.mixture:<8}{row.shape:<6}{row.what:<15}{statistics.median(row.turns):>8.1f} tokens/s"
-    if row.ratio is not None:
-        text += f"; llama.cpp {statistics.median(row.llama_cpp_turns):.1f}: {row.ratio:.2f}x"
     return text
 
 

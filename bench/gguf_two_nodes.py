@@ -1,8 +1,8 @@
 """A GGUF file over two nodes of one core each, next to llama.cpp's RPC backend with the same file.
 
 The file is the random Llama of `bench/random_llama.py` in a mixture of llama-quantize. Each round runs some streams
-over EdgeShard's two agents and then over two RPC servers, all with one thread. A row has the median of the rounds, and
-that of their ratios. Coordinator and client share the two cores with the agents.
+over EdgeShard's two agents and then over two RPC servers, all with one thread. A row has the medians of the
+rounds. Coordinator and client share the two cores with the agents.
 
     python -m bench.gguf_two_nodes [--llama-cpp DIR] [--mixture Q4_K_M] [--rounds N] [-o FILE]
 
@@ -14,47 +14,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 
 from bench.engine_others import tell, usable_llama_cpp
 from bench.engine_site import NODES, Setup, Site, site_with
 from bench.engine_streams import sample_of
 from bench.gguf_mixtures import write_mixture
-from bench.llama_cpp import LlamaCppRpc, write_gguf
+from bench.llama_cpp import LlamaCppRpc, head_format, write_gguf
+from bench.one_core import Row, line
 from bench.sizes import sized
 
 STREAMS = sized((1, 8, 16), (1, 2))
 PROMPT_TOKENS = sized(32, 8)
 NEW_TOKENS = sized(64, 6)
-
-
-@dataclass(slots=True)
-class Row:
-    """Tokens per second of `streams` at once, each round's."""
-
-    mixture: str
-    streams: int
-    rounds: list[float] = field(default_factory=list)
-    llama_cpp_rounds: list[float] = field(default_factory=list)
-
-    @property
-    def ratio(self) -> float | None:
-        """How many times llama.cpp's rate ours is: the median of the rounds' ratios."""
-        if not self.llama_cpp_rounds:
-            return None
-        pairs = zip(self.rounds, self.llama_cpp_rounds, strict=True)
-        return statistics.median(ours / theirs for ours, theirs in pairs)
-
-    def __str__(self) -> str:
-        text = f"{self.mixture} x{self.streams}: {statistics.median(self.rounds):.1f} tokens/s"
-        if self.ratio is not None:
-            text += f"; llama.cpp's RPC {statistics.median(self.llama_cpp_rounds):.1f}: {self.ratio:.2f}x"
-        return text
 
 
 async def ours(site: Site, setup: Setup, streams: int) -> float:
@@ -65,16 +41,17 @@ async def ours(site: Site, setup: Setup, streams: int) -> float:
 
 async def measure(model: Path, mixture: str, rounds: int, build: Path | None, scratch: Path) -> list[Row]:
     """A row for each number of streams; default options except the cut."""
-    rows = [Row(mixture, streams) for streams in STREAMS]
+    head = head_format(model)
+    rows = [Row(mixture, f"{streams} streams", head, head) for streams in STREAMS]
     setup = Setup(len(NODES), micro_batches=0)
     async with site_with(scratch, model=model) as site:
         await site.deploy(setup)
         for _ in range(rounds):
-            for row in rows:
-                row.rounds.append(await ours(site, setup, row.streams))
+            for row, streams in zip(rows, STREAMS, strict=True):
+                row.turns.append(await ours(site, setup, streams))
             if build is not None:
                 for row, rate in zip(rows, await asyncio.to_thread(theirs, build, model), strict=True):
-                    row.llama_cpp_rounds.append(rate)
+                    row.llama_cpp_turns.append(rate)
     return rows
 
 
@@ -101,7 +78,7 @@ def main() -> int:
         write_mixture(build, scratch / "bf16.gguf", mixture, model)
         rows = asyncio.run(measure(model, mixture, options.rounds, build, scratch))
     for row in rows:
-        print(row)
+        print(line(row))
     if options.output:
         figures = [{**asdict(row), "ratio": row.ratio} for row in rows]
         options.output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

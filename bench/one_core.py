@@ -16,7 +16,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -36,6 +36,7 @@ DTYPES = ("bf16", "int8", "int4")
 STREAMS = (1, 8)
 CONTEXT, STEPS = 16, sized(32, 2)
 PROMPT_TOKENS = sized(512, 16)
+WORKLOADS = (*(f"{n} stream{'s' if n > 1 else ''}" for n in STREAMS), f"prompt of {PROMPT_TOKENS}")
 SECONDS = sized(2.0, 0.0)
 """How long a turn decodes."""
 
@@ -78,9 +79,14 @@ class LlamaCpp:
 
     def measure(self, core: int) -> list[float]:
         """Tokens per second of STREAMS and of the prompt."""
-        decoding = batched_bench(self._build, self._model, CONTEXT, STEPS, STREAMS, core=core)
-        (prompt,) = batched_bench(self._build, self._model, PROMPT_TOKENS, 1, (1,), core=core)
-        return [*(rate.tokens_per_s for rate in decoding), PROMPT_TOKENS / prompt.prompt_s]
+        return measure_llama_cpp(self._build, self._model, core)
+
+
+def measure_llama_cpp(build: Path, model: Path, core: int) -> list[float]:
+    """Tokens per second of STREAMS and of the prompt, by llama.cpp."""
+    decoding = batched_bench(build, model, CONTEXT, STEPS, STREAMS, core=core)
+    (prompt,) = batched_bench(build, model, PROMPT_TOKENS, 1, (1,), core=core)
+    return [*(rate.tokens_per_s for rate in decoding), PROMPT_TOKENS / prompt.prompt_s]
 
 
 def measure_ours(stage: DecodingStage) -> list[float]:
@@ -90,20 +96,24 @@ def measure_ours(stage: DecodingStage) -> list[float]:
     return rates
 
 
+def take_turns(rows: Sequence[Row], stage: DecodingStage, turns: int, theirs: Callable[[], list[float]] | None) -> None:
+    """Measure the stage and llama.cpp in turns into `rows`, which are those of WORKLOADS."""
+    for _ in range(turns):
+        for row, rate in zip(rows, measure_ours(stage), strict=True):
+            row.turns.append(rate)
+        if theirs is not None:
+            for row, rate in zip(rows, theirs(), strict=True):
+                row.llama_cpp_turns.append(rate)
+
+
 def measure(dtype: str, turns: int, core: int, theirs: LlamaCpp | None) -> list[Row]:
     """The rows of one dtype."""
     quantisation = None if dtype == "bf16" else Quantisation(dtype)
     layers = LayerRange(0, int(CONFIG["num_hidden_layers"]))
     stage = DecodingStage(layers, max(STREAMS), CONTEXT, STEPS, max_prompt=PROMPT_TOKENS, quantisation=quantisation)
     head = "bf16" if quantisation is None else "int8"
-    names = [*(f"{n} stream{'s' if n > 1 else ''}" for n in STREAMS), f"prompt of {PROMPT_TOKENS}"]
-    rows = [Row(dtype, name, head, theirs.head if theirs else "") for name in names]
-    for _ in range(turns):
-        for row, rate in zip(rows, measure_ours(stage), strict=True):
-            row.turns.append(rate)
-        if theirs is not None:
-            for row, rate in zip(rows, theirs.measure(core), strict=True):
-                row.llama_cpp_turns.append(rate)
+    rows = [Row(dtype, name, head, theirs.head if theirs else "") for name in WORKLOADS]
+    take_turns(rows, stage, turns, None if theirs is None else lambda: theirs.measure(core))
     return rows
 
 

@@ -247,6 +247,22 @@ class ScanHeads:
     step_limits: tuple[float, float] = (0.0, math.inf)
 
 
+def _check_scan(x: Tensor, b: Tensor, c: Tensor, step: Tensor, own: ScanHeads, states: Tensor) -> None:
+    """Raise InvalidArgumentError for arguments of `selective_scan` whose shapes or types do not fit."""
+    rows, heads, head_dim = x.shape
+    groups, state_dim = b.shape[1:]
+    fits = b.shape == c.shape and len(b) == rows and heads % groups == 0 and step.shape == (rows, heads)
+    by_head = (own.step_bias, own.log_rate, own.skip)
+    fits = fits and all(one.shape == (heads,) for one in by_head) and states.shape[1:] == (heads, state_dim, head_dim)
+    if not fits or any(one.dtype is not torch.float32 for one in (*by_head, states)):
+        raise InvalidArgumentError(
+            f"x is {tuple(x.shape)}, b {tuple(b.shape)}, c {tuple(c.shape)}, step {tuple(step.shape)}, states "
+            f"{tuple(states.shape)}: groups must divide heads, and step_bias, log_rate, skip and states be float32 of "
+            "heads",
+            field="states",
+        )
+
+
 def selective_scan(
     x: Tensor,
     b: Tensor,
@@ -263,20 +279,11 @@ def selective_scan(
     docs/papers/agent.md#selective-scan. Heads share b and c in groups. `states` [slots, heads, N, P] are float32 and
     are brought up to date. Raises InvalidArgumentError where shapes do not fit or there is no such slot.
     """
-    rows, heads, head_dim = x.shape
+    _check_scan(x, b, c, step, own, states)
+    heads, head_dim = x.shape[1:]
     groups, state_dim = b.shape[1:]
-    fits = b.shape == c.shape and len(b) == rows and heads % groups == 0 and step.shape == (rows, heads)
-    by_head = (own.step_bias, own.log_rate, own.skip)
-    fits = fits and all(one.shape == (heads,) for one in by_head) and states.shape[1:] == (heads, state_dim, head_dim)
-    if not fits or any(one.dtype is not torch.float32 for one in (*by_head, states)):
-        raise InvalidArgumentError(
-            f"x is {tuple(x.shape)}, b {tuple(b.shape)}, c {tuple(c.shape)}, step {tuple(step.shape)}, states "
-            f"{tuple(states.shape)}: groups must divide heads, and step_bias, log_rate, skip and states be float32 of "
-            "heads",
-            field="states",
-        )
-    spans.check(rows)
-    library = _library(states, *by_head) if state_dim <= native.MOST_STATE_DIM else None
+    spans.check(len(x))
+    library = _library(states, own.step_bias, own.log_rate, own.skip) if state_dim <= native.MOST_STATE_DIM else None
     if library is None:
         return _scanned(x, b, c, step, own, states, spans)
     dtype = x.dtype if x.dtype in native.ELEMENTS else torch.float32

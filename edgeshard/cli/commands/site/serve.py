@@ -145,59 +145,67 @@ class HttpOptions:
         return words + [word for origin in self.http_origins or () for word in ("--http-allow-origin", origin)]
 
 
+ModelArgument = Annotated[
+    str,
+    argument(
+        "MODEL",
+        "Serve this model: DIR, FILE.gguf, OWNER/NAME of the Hub, ollama:NAME, a model of the site, or demo.",
+    ),
+]
+PortOption = Annotated[
+    int | None,
+    option(
+        "N",
+        "Serve the API on this port of this machine (default: 8000 or the next free port).",
+        min=0,
+        max=65535,
+    ),
+]
+QuantiseOption = Annotated[
+    str,
+    spec_option(
+        "quantisation",
+        "Quantise the weights to int8 or int4. none: use them as they are stored. auto: use the widest of these "
+        "that fits.",
+        "FORMAT",
+    ),
+]
+StateDirOption = Annotated[
+    Path | None,
+    option("DIR", "Store the site's data in this directory (default: ~/.local/state/edgeshard/serve)."),
+]
+ListenOption = Annotated[
+    str,
+    option(
+        "HOST:PORT",
+        "Accept other nodes at this address, over mutual TLS. They join at the next port (7601 by default).",
+        envvar="EDGESHARD__SERVE__LISTEN",
+    ),
+]
+WheelsOption = Annotated[
+    Path | None,
+    option(
+        "DIR",
+        "Let machines without EdgeShard install it from this directory of wheels, at the port of --listen plus 2.",
+    ),
+]
+
+
 @with_option_groups
 def serve(  # noqa: PLR0913 - one parameter for each option
     *,
-    model: Annotated[
-        str,
-        argument(
-            "MODEL",
-            "Serve this model: DIR, FILE.gguf, OWNER/NAME of the Hub, ollama:NAME, a model of the site, or demo.",
-        ),
-    ],
+    model: ModelArgument,
     name: Annotated[
         str | None, option("NAME", "Set the model name that API clients send (default: the model's own).")
     ] = None,
-    port: Annotated[
-        int | None,
-        option(
-            "N",
-            "Serve the API on this port of this machine (default: 8000 or the next free port).",
-            min=0,
-            max=65535,
-        ),
-    ] = None,
+    port: PortOption = None,
     http: HttpOptions,
-    quantise: Annotated[
-        str,
-        spec_option(
-            "quantisation",
-            "Quantise the weights to int8 or int4. none: use them as they are stored. auto: use the widest of these "
-            "that fits.",
-            "FORMAT",
-        ),
-    ] = "auto",
+    quantise: QuantiseOption = "auto",
     nodes: Annotated[int, option("N", "Start N nodes on this machine.", "--nodes", min=1, max=16)] = 1,
     limits: Annotated[dict[str, int], spec_options(*LIMITS)],
-    state_dir: Annotated[
-        Path | None,
-        option("DIR", "Store the site's data in this directory (default: ~/.local/state/edgeshard/serve)."),
-    ] = None,
-    listen: Annotated[
-        str,
-        option(
-            "HOST:PORT",
-            "Accept other nodes at this address, over mutual TLS. They join at the next port (7601 by default).",
-            envvar="EDGESHARD__SERVE__LISTEN",
-        ),
-    ] = _LISTEN,
-    wheels: Annotated[
-        Path | None,
-        option(
-            "DIR",
-            "Let machines without EdgeShard install it from this directory of wheels, at the port of --listen plus 2.",
-        ),
-    ] = None,
+    state_dir: StateDirOption = None,
+    listen: ListenOption = _LISTEN,
+    wheels: WheelsOption = None,
     grow: Annotated[bool, switch("--grow", "Move the model to more nodes when they join and make it faster.")] = False,
 ) -> None:
     """Serve a model from this machine. Print an OpenAI-compatible URL, an API key and the command that joins another
