@@ -97,7 +97,7 @@ def measure_ours(stage: DecodingStage) -> list[float]:
 
 
 def take_turns(rows: Sequence[Row], stage: DecodingStage, turns: int, theirs: Callable[[], list[float]] | None) -> None:
-    """Measure the stage and llama.cpp in turns into `rows`, which are those of WORKLOADS."""
+    """Measure the stage and llama.cpp in turns, and add the rates to `rows` (one row for each of WORKLOADS)."""
     for _ in range(turns):
         for row, rate in zip(rows, measure_ours(stage), strict=True):
             row.turns.append(rate)

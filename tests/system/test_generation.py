@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from edgeshard.architectures import stage_tensors
+from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT, layer_unit
 from edgeshard.domain.deployments.deployment import Deployment
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, InvalidArgumentError, NotFoundError
 from edgeshard.domain.models.dtypes import DType
@@ -82,19 +83,26 @@ async def test_text_stop_strings_and_logprobs(site: Site, tales: Deployment) -> 
 
 
 async def test_each_node_holds_its_tensors_and_no_others(site: Site, tales: Deployment) -> None:
+    """Packed: what a node fetched of a tensor is deleted once its unit is packed."""
     from edgeshard.domain.ids import ModelName
     from edgeshard.storage.checkpoint import build_manifest, open_checkpoint
 
     manifest = build_manifest(ModelName("fairy-tales"), open_checkpoint(DEMO_MODEL))
     for stage in tales.placement.stages:
         tensors = stage_tensors(manifest, stage.layers)
-        wanted = {tensor.sha256 for tensor in tensors}
+        wanted: set[str] = set()
         if stage.index == 0 or stage.layers.end == 12:  # the head's, and the last stage's for guides
             files = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
-            wanted |= {file.sha256 for file in manifest.files if file.name in files}
+            wanted = {file.sha256 for file in manifest.files if file.name in files}
         blobs = site.cluster.directory / stage.node_name / "cache" / "blobs"
         held = {hashlib.sha256(path.read_bytes()).hexdigest() for path in blobs.rglob("*") if path.is_file()}
         assert held == wanted
+        units = {layer_unit(layer) for layer in range(stage.layers.first, stage.layers.end)}
+        if stage.index == 0:
+            units.add(EMBEDDING_UNIT)
+        if stage.layers.end == 12:
+            units.add(HEAD_UNIT)
+        assert {unit.unit for unit in await site.client.packed_units(stage.node_name)} == units
         node = await site.client.node(stage.node_name)
         (status,) = node.stages
         assert status.parameter_bytes == parameter_bytes(tensors, DType.FLOAT32) == stage.parameter_bytes

@@ -116,7 +116,7 @@ async def test_a_node_that_dies_while_it_loads_sends_the_deployment_back(site: S
         await moving
     # Node a, whose layers move on to c, may first report that it cannot reach it.
     said = caught.value.message
-    assert caught.value.reason == "NOT_MOVED" and ("node c went away" in said or "a node failed" in said)
+    assert caught.value.reason == "NOT_MOVED" and ("node c disconnected" in said or "a node failed" in said)
     assert await layers(client) == before
     assert await running == undisturbed
 
