@@ -53,7 +53,7 @@ from edgeshard_agent.hosting.around import HostServices, MakeTools, ReadFacts
 from edgeshard_agent.hosting.hang_check import HangCheck
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.hosting.metrics import AgentMetrics
-from edgeshard_agent.hosting.operator_requests import Dumps, PackedRequests
+from edgeshard_agent.hosting.operator_requests import DumpRequests, PackedRequests
 from edgeshard_agent.measuring.huge_pages import HugePageWatch
 from edgeshard_agent.measuring.live_links import LiveLinks
 from edgeshard_agent.measuring.machine import (
@@ -203,7 +203,7 @@ class _Node:
         )
         self._hosting = Hosting(around, self.client.send_results, self.client.started)
         self._process = process = Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES)
-        self._dumps = Dumps(self._hosting, process.about, self.client.send_dump, self.client.send_results)
+        self._dumps = DumpRequests(self._hosting, process.about, self.client.send_dump, self.client.send_results)
         self._packed = PackedRequests(cache.packed, self.client.send_results)
         told = Metrics(AgentMetrics(self._hosting, cache).collect, OwnCondition(self._machine.condition).collect)
         self.metrics = MetricsListener(settings.metrics_listen, own.tls, told, ends.server.denials)

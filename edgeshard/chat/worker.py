@@ -34,7 +34,7 @@ MODELS_KEPT = 4
 """Models kept with their tokenizers, each up to some hundred MB."""
 
 
-class Worker:
+class ChatWorker:
     """Answers questions about models, the newest of which it keeps."""
 
     def __init__(self) -> None:
@@ -87,4 +87,4 @@ def _text(data: bytes) -> str:
 
 
 if __name__ == "__main__":
-    serve(Worker().answer)
+    serve(ChatWorker().answer)

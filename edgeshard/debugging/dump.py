@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from edgeshard.debugging.codec import Codec
-from edgeshard.debugging.ring import Entry, RingView
+from edgeshard.debugging.ring import RingEntry, RingView
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import NodeName
 
@@ -78,7 +78,7 @@ class Machine(Generic[StateT, EventT]):
                 return Replay(len(entries), (f"event {number}: taken, not refused with {refused}",))
         return Replay(len(entries), tuple(_differences(self.state.encode(state), dumped, "state")))
 
-    def _entry(self, entry: Entry[EventT]) -> dict[str, Any]:
+    def _entry(self, entry: RingEntry[EventT]) -> dict[str, Any]:
         return {
             "number": entry.number,
             "at": entry.at,

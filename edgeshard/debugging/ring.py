@@ -32,7 +32,7 @@ MOST_EARLIER = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Entry(Generic[EventT]):
+class RingEntry(Generic[EventT]):
     """An event, the how manieth it was, and when (monotonic seconds). `refused` is the reason if it changed nothing."""
 
     number: int
@@ -47,15 +47,15 @@ class RingView(Generic[StateT, EventT]):
     """`entries` lead from `checkpoint` to the newest state; `earlier` precede it, without routine ones."""
 
     checkpoint: StateT
-    entries: tuple[Entry[EventT], ...]
-    earlier: tuple[Entry[EventT], ...]
+    entries: tuple[RingEntry[EventT], ...]
+    earlier: tuple[RingEntry[EventT], ...]
     recorded: int
 
 
 @dataclass(slots=True)
 class _Segment(Generic[StateT, EventT]):
     before: StateT
-    entries: list[Entry[EventT]] = field(default_factory=list)
+    entries: list[RingEntry[EventT]] = field(default_factory=list)
     rough_bytes: int = 0
 
 
@@ -65,7 +65,7 @@ class EventRing(Generic[StateT, EventT]):
     def __init__(self, routine: tuple[type, ...] = ()) -> None:
         self._routine = routine
         self._segments: deque[_Segment[StateT, EventT]] = deque()
-        self._earlier: deque[Entry[EventT]] = deque()
+        self._earlier: deque[RingEntry[EventT]] = deque()
         self._bytes = self._earlier_bytes = 0
         self._count = 0
 
@@ -81,7 +81,7 @@ class EventRing(Generic[StateT, EventT]):
         if newest is None or len(newest.entries) >= SEGMENT_ENTRIES or newest.rough_bytes > MOST_BYTES // SEGMENTS:
             newest = _Segment(before)
             self._segments.append(newest)
-        newest.entries.append(Entry(self._count, at, event, refused, size))
+        newest.entries.append(RingEntry(self._count, at, event, refused, size))
         newest.rough_bytes += size
         self._bytes += size
         while len(self._segments) > 1 and (len(self._segments) > SEGMENTS or self._bytes > MOST_BYTES):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import pytest
-from edgeshard_agent.scheduler.guessing import Guessed, Guessing, Repeats
+from edgeshard_agent.scheduler.guessing import Guessed, Guessing, NgramDrafter
 
 from edgeshard.domain.deployments.guesses import MOST_GUESSES, NO_GUESSES, GuessCounts
 from edgeshard.domain.deployments.step_cost import InterTokenSeconds, Piece, StageCost, inter_token_s
@@ -37,7 +37,7 @@ def guessed_through(tokens: Sequence[int], cost: InterTokenSeconds, position: in
     """The steps in which a head guesses its way through a text, and their seconds. Its steps cost
     as much as at `position`, so that a plan uses the same costs."""
     guessing = Guessing(inter_token_s=lambda pieces, flight: cost(((position, 1),) * len(pieces), flight))
-    guessed, counted, seconds, place = Guessed(Repeats()), Counter[tuple[int, int]](), 0.0, 3
+    guessed, counted, seconds, place = Guessed(NgramDrafter()), Counter[tuple[int, int]](), 0.0, 3
     while place < len(tokens):
         guesses = guessing.guesses(guessed, tokens[:place], min(MOST_GUESSES, len(tokens) - place - 1))
         right = next((n for n, token in enumerate(guesses) if tokens[place + n] != token), len(guesses))

@@ -18,7 +18,7 @@ from unittest import mock
 import edgeshard_coordinator.core.deployments.deployments
 import edgeshard_coordinator.core.machine.reconcile
 from edgeshard_agent.engine.head import Head
-from edgeshard_agent.engine.journal import Entry
+from edgeshard_agent.engine.journal import JournalEntry
 from edgeshard_agent.model.attention.kv import KvTable
 from edgeshard_agent.model.attention.states import States
 from edgeshard_agent.net.attach import HeadStream
@@ -144,7 +144,7 @@ def acknowledged_before_it_is_on_disk() -> Any:
 def head_goes_on_a_token_too_far() -> Any:
     """A coordinator that reconnects misses the first token after the ones that it has."""
 
-    def follow(self: Head, entry: Entry, start: StartRequest) -> None:
+    def follow(self: Head, entry: JournalEntry, start: StartRequest) -> None:
         for said in entry.events_behind(len(start.emitted_tokens) + 1, start.scored):
             self._epoch.emit(said)
         entry.followed = True

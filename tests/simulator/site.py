@@ -14,7 +14,7 @@ from edgeshard_agent.hosting.around import HeldWeights, HostServices, LoadedMode
 from edgeshard_agent.hosting.hang_check import HangCheck
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.hosting.hosted_stage import HostedStage
-from edgeshard_agent.hosting.operator_requests import Dumps
+from edgeshard_agent.hosting.operator_requests import DumpRequests
 from edgeshard_agent.net.control import ControlClient
 from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_coordinator.control.coordinator import Coordinator
@@ -121,7 +121,7 @@ class Node:
             self.client.send,
         )
         self.hosting = Hosting(around, self.client.send_results, self.client.started)
-        self._dumps = Dumps(self.hosting, dict, self.client.send_dump, self.client.send_results)
+        self._dumps = DumpRequests(self.hosting, dict, self.client.send_dump, self.client.send_results)
         self._check = HangCheck(self.hosting.stages, worker, clock)
         self._process_start()
 

@@ -26,7 +26,7 @@ from edgeshard.domain.requests.head import (
     StartRequest,
 )
 from edgeshard.domain.requests.step import ReturnedStep
-from edgeshard_agent.engine.journal import Entry, Journal
+from edgeshard_agent.engine.journal import Journal, JournalEntry
 from edgeshard_agent.engine.long_texts import LEAST_BYTES, LongTexts
 from edgeshard_agent.engine.tokenising import Decoding, Tokenising
 from edgeshard_agent.engine.tokenizer import Tokenizer
@@ -192,7 +192,7 @@ class Head:
         self._journal.forget(request_id, self._now())
         self.cancel(request_id)
 
-    def _follow(self, entry: Entry, start: StartRequest) -> None:
+    def _follow(self, entry: JournalEntry, start: StartRequest) -> None:
         for said in entry.events_behind(len(start.emitted_tokens), start.scored):
             self._epoch.emit(said)
         entry.followed = True
@@ -203,7 +203,7 @@ class Head:
         """Admit a request or emit its refusal."""
         await self._admit(self._journal.open(start, self._now()))
 
-    async def _admit(self, entry: Entry) -> None:
+    async def _admit(self, entry: JournalEntry) -> None:
         start = entry.start
         request_id, generation = start.request_id, start.generation
         try:
@@ -241,7 +241,7 @@ class Head:
         self._pump()
 
     def _submit(
-        self, entry: Entry, prompt: list[int], emitted: tuple[int, ...], text: TextStream, *, resumed: bool
+        self, entry: JournalEntry, prompt: list[int], emitted: tuple[int, ...], text: TextStream, *, resumed: bool
     ) -> RequestEnd | None:
         start = entry.start
         return self._scheduler.submit(

@@ -73,21 +73,21 @@ class Journal:
     """The requests of one head, in the order in which they came. `now` are seconds of a steady clock."""
 
     def __init__(self) -> None:
-        self._entries: dict[RequestId, Entry] = {}
+        self._entries: dict[RequestId, JournalEntry] = {}
         self._over: OrderedDict[RequestId, tuple[HeldRequest, float]] = OrderedDict()
         self._arrivals = 0
 
-    def find(self, request_id: RequestId) -> Entry | None:
+    def find(self, request_id: RequestId) -> JournalEntry | None:
         return self._entries.get(request_id)
 
-    def open(self, start: StartRequest, now: float) -> Entry:
+    def open(self, start: StartRequest, now: float) -> JournalEntry:
         """A new request. Those that have ended, and whose coordinator has stayed away for too long, are forgotten."""
         late = [key for key, entry in self._entries.items() if entry.end is not None and now > entry.ended_at + KEPT_S]
         for request_id in late:
             del self._entries[request_id]
         self._over.pop(start.request_id, None)
         self._arrivals += 1
-        entry = Entry(start, self._arrivals)
+        entry = JournalEntry(start, self._arrivals)
         self._entries[start.request_id] = entry
         return entry
 
@@ -126,6 +126,6 @@ class Journal:
         over = [held for held, since in self._over.values() if since + OVER_S >= now]
         return (*(entry.held for entry in self._entries.values()), *over)
 
-    def unfinished(self) -> list[Entry]:
+    def unfinished(self) -> list[JournalEntry]:
         """Requests that were accepted and have no end."""
         return [entry for entry in self._entries.values() if entry.accepted is not None and entry.end is None]

@@ -11,7 +11,7 @@ from edgeshard.domain.requests.generation import check_prompt_size
 from edgeshard_agent.engine.tokenizer import Tokenizer
 
 
-class Worker:
+class LongTextWorker:
     """Answers what `edgeshard_agent.engine.long_texts` asks, as the tokenizer would in the head's own process."""
 
     def __init__(self) -> None:
@@ -30,4 +30,4 @@ class Worker:
 
 
 if __name__ == "__main__":
-    serve(Worker().answer)
+    serve(LongTextWorker().answer)

@@ -32,7 +32,7 @@ from edgeshard_agent.scheduler.scheduler import HeadStep
 log = structlog.get_logger()
 
 
-class Drafts(Protocol):
+class DraftRunner(Protocol):
     """A draft, on the compute thread: `edgeshard_agent.engine.drafter`."""
 
     def follow(self, plan: StepPlan, asks: Sequence[DraftAsk]) -> None:

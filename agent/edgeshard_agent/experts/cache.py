@@ -31,7 +31,7 @@ _SPENT = 0.99
 
 
 @dataclass(slots=True)
-class Counts:
+class CacheCounts:
     """Counts of a cache: experts that steps needed, how many of them were in memory, and bytes read from storage."""
 
     needed: int = 0
@@ -59,7 +59,7 @@ class ExpertCache(Protocol):
     """
 
     room: int
-    counts: Counts
+    counts: CacheCounts
 
     def likely(self, layer: int, tokens: int = 1) -> Sequence[int]:
         """Experts of a layer to be read while its router has not spoken, the likeliest first. Nothing is done yet."""
@@ -90,7 +90,7 @@ class LeastRecentlyUsed:
 
     room: int
     sizes: Sizes
-    counts: Counts = field(default_factory=Counts)
+    counts: CacheCounts = field(default_factory=CacheCounts)
     _resident: OrderedDict[Expert, None] = field(default_factory=OrderedDict)
     _held: int = 0
 
@@ -149,7 +149,7 @@ class ForecastCache:
     table: ExpertTable
     most_ahead: int = MOST_AHEAD
     least_likely: float = 0.5
-    counts: Counts = field(default_factory=Counts)
+    counts: CacheCounts = field(default_factory=CacheCounts)
     _plain: LeastRecentlyUsed = field(init=False)
     _resident: NDArray[np.bool_] = field(init=False)
     _held: int = 0

@@ -21,7 +21,7 @@ from edgeshard_agent.core.measuring import MeasuringTask
 from edgeshard_agent.engine.long_texts import LEAST_BYTES
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.measuring.live_links import LiveLinks
-from edgeshard_agent.measuring.node import Emulation, MeasuredNode, Reports
+from edgeshard_agent.measuring.node import MeasuredNode, NodeEmulation, Reports
 from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_agent.store.cache import BlobCache, Pin
 
@@ -146,7 +146,7 @@ class HostServices:
     clock: Clock
     changed: Callable[[], None]
     """Called when a stage's status is worth telling the coordinator early."""
-    emulation: Emulation | None = None
+    emulation: NodeEmulation | None = None
     """In the lab: the device and links that this node emulates."""
     links: LiveLinks | None = None
     """Takes the link samples of live traffic; None in the lab, whose links are not its sockets."""

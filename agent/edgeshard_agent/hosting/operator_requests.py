@@ -35,7 +35,7 @@ class _Requests:
 
 
 @dataclass(eq=False)
-class Dumps(_Requests):
+class DumpRequests(_Requests):
     """Takes dumps of the state and the newest events."""
 
     hosting: Hosting

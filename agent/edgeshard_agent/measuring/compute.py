@@ -35,7 +35,7 @@ from edgeshard_agent.measuring.rotation import (
     kv_bytes,
 )
 from edgeshard_agent.measuring.stops import Stops, no_stops
-from edgeshard_agent.measuring.stopwatch import Measurement, Quota, Stopwatch, is_steady, summarise
+from edgeshard_agent.measuring.stopwatch import CpuQuota, Measurement, Stopwatch, is_steady, summarise
 from edgeshard_agent.model.sampling import Sampler
 from edgeshard_agent.model.tensors import TORCH_DTYPES
 from edgeshard_agent.model.weights.weights import check_weights
@@ -124,7 +124,7 @@ class Profiler:
         self._prefill, self._decode = self._grid.prefill_points(limit), self._grid.decode_points(limit)
         self._is_first = self._grid.effort is profile.Effort.FIRST
         self._room_bytes = 0
-        self._quota = Quota(cpu_quota(), self.threads)
+        self._quota = CpuQuota(cpu_quota(), self.threads)
         self._watch = Stopwatch(self.form.device, self.stops, self._quota)
         self._cores = CoreMeter(self.threads, self.stops)
         self._done = 0

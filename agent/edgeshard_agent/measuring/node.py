@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edgeshard_agent.engine.stage_runner import Pace
 
 
-class Emulation(Protocol):
+class NodeEmulation(Protocol):
     """The device and the links that a node of the lab pretends to have (`edgeshard_agent.lab.emulation`)."""
 
     def facts(self, real: DeviceFacts) -> DeviceFacts:
@@ -57,7 +57,7 @@ class MeasuredNode:
     memory: int | None
     state_dir: Path
     tls: TlsFiles | None
-    emulation: Emulation | None = None
+    emulation: NodeEmulation | None = None
 
     def shown(self, facts: DeviceFacts) -> DeviceFacts:
         """The facts that the coordinator hears: in the lab the emulated device's."""

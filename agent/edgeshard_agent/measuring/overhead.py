@@ -26,7 +26,7 @@ from edgeshard_agent.engine.stage_runner import StageRunner
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.measuring.rotation import BLOCK_TOKENS, BlockRotation, LayerForm
 from edgeshard_agent.measuring.stops import Stops, no_stops
-from edgeshard_agent.measuring.stopwatch import Measurement, Quota, summarise
+from edgeshard_agent.measuring.stopwatch import CpuQuota, Measurement, summarise
 from edgeshard_agent.model.modules import Batch
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.weights import StageWeights
@@ -79,7 +79,7 @@ class _Ring:
 
 
 def measure_overhead(
-    form: LayerForm, layer: int, quota: Quota, prompt_tokens: int = PROMPT_TOKENS, stops: Stops = no_stops
+    form: LayerForm, layer: int, quota: CpuQuota, prompt_tokens: int = PROMPT_TOKENS, stops: Stops = no_stops
 ) -> StepOverhead:
     """The overhead of decode steps, and its growth with the bytes of hidden states, up to the bytes
     of a prompt. There is no growth for a prompt of one token. `quota` has the threads that compute.
@@ -87,7 +87,7 @@ def measure_overhead(
     return asyncio.run(_measure(form, layer, quota, prompt_tokens, stops))
 
 
-async def _measure(form: LayerForm, layer: int, quota: Quota, prompt_tokens: int, stops: Stops) -> StepOverhead:
+async def _measure(form: LayerForm, layer: int, quota: CpuQuota, prompt_tokens: int, stops: Stops) -> StepOverhead:
     shape, dtype = form.shape, form.dtype
     prompt = min(prompt_tokens, shape.max_context - 1)
     room = BLOCK_TOKENS * (2 + prompt // BLOCK_TOKENS)
@@ -122,7 +122,7 @@ class _Bench:
     model: StageModel
     around: _Ring
     timed: _Timed
-    quota: Quota
+    quota: CpuQuota
     stops: Stops
 
     async def measure(self, tokens: int) -> Measurement:

@@ -44,7 +44,7 @@ def is_steady(seconds: list[float]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Quota:
+class CpuQuota:
     """The cores that control groups leave a process, for a computation of `threads` threads; 0 cores: no limit.
 
     The kernel lets a process run at full speed until its share of a period is used up, and then stops it for the rest
@@ -71,10 +71,10 @@ class Stopwatch:
     of many calls in a row.
     """
 
-    def __init__(self, device: str, stops: Stops = no_stops, quota: Quota | None = None) -> None:
+    def __init__(self, device: str, stops: Stops = no_stops, quota: CpuQuota | None = None) -> None:
         self.device = torch.device(device)
         self._stops = stops
-        self._quota = quota or Quota()
+        self._quota = quota or CpuQuota()
         self._wall_s = 0.0
         self._processor_s = 0.0
 

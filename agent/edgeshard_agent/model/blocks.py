@@ -144,7 +144,7 @@ ExpertSource = Callable[[torch.Tensor], Iterator[int]]
 """The experts in `chosen` [tokens, per token], each once; one stays in memory until the next is requested."""
 
 
-class Experts(nn.ModuleList):
+class ExpertModules(nn.ModuleList):
     """The experts of a mixture, gated MLPs: the outputs of a token's experts are summed, weighted
     by the router's shares.
     """
@@ -201,7 +201,7 @@ class MixtureMlp(nn.Module):
         if "mlp.e_score_correction_bias" in shapes:
             self.e_score_correction_bias = nn.Parameter(torch.empty(count, device="meta"), requires_grad=False)
         kinds = [mlp_forms(forms, f"mlp.experts.{index}") for index in range(count)]
-        self.experts = Experts(GatedMlp(inner, hidden, gating, bias=bias, forms=kind) for kind in kinds)
+        self.experts = ExpertModules(GatedMlp(inner, hidden, gating, bias=bias, forms=kind) for kind in kinds)
         self.shared_expert: GatedMlp | None = None
         self.shared_expert_gate: Projection | None = None
         if (down := shapes.get("mlp.shared_expert.down_proj.weight")) is not None:
@@ -240,7 +240,7 @@ class MixtureBeside(nn.Module):
         self.input_norm, self.output_norm, self.mlp_norm = (_norm(hidden, options) for _ in range(3))
         kinds = [mlp_forms(options.forms, f"beside.experts.{index}") for index in range(count)]
         gating = _gating(options.style)
-        self.experts = Experts(GatedMlp(inner, hidden, gating, forms=kind) for kind in kinds)
+        self.experts = ExpertModules(GatedMlp(inner, hidden, gating, forms=kind) for kind in kinds)
         self._eps, self._root = options.style.eps, hidden**-0.5
 
     def forward(self, x: torch.Tensor, by_mlp: torch.Tensor) -> torch.Tensor:
@@ -280,9 +280,9 @@ def _sigmoid(x: torch.Tensor) -> torch.Tensor:
     return sigmoid_gate(torch.ones_like(x), x)
 
 
-def experts_of(block: nn.Module) -> tuple[str, Experts] | None:
+def experts_of(block: nn.Module) -> tuple[str, ExpertModules] | None:
     """The experts of a block that are modules of ours, with their path; None if it has none."""
-    return next(((path, part) for path, part in block.named_modules() if isinstance(part, Experts)), None)
+    return next(((path, part) for path, part in block.named_modules() if isinstance(part, ExpertModules)), None)
 
 
 class Block(nn.Module):

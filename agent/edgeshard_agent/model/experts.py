@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from edgeshard.architectures.record import Plugged
-from edgeshard_agent.model.blocks import Experts, GatedMlp, Gating, gating_of
+from edgeshard_agent.model.blocks import ExpertModules, GatedMlp, Gating, gating_of
 from edgeshard_agent.model.modules import StageContext
 from edgeshard_agent.model.projection import mlp_forms
 
@@ -32,7 +32,7 @@ def replace_experts(layer: nn.Module, context: StageContext, index: int) -> None
     forms = context.block_forms(index)
     kinds = [mlp_forms(forms, f"{runs.experts}.{expert}") for expert in range(count)]
     made = (GatedMlp(inner, hidden, gating, bias=bias, gated=gated, forms=kind) for kind in kinds)
-    setattr(owner, leaf, Experts(made))
+    setattr(owner, leaf, ExpertModules(made))
 
 
 def _gating(theirs: Any, context: StageContext, gated: bool) -> Gating:

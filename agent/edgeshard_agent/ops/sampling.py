@@ -16,7 +16,7 @@ import torch
 
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
 from edgeshard_agent.ops import native, sampling_reference
-from edgeshard_agent.ops.sampling_reference import Flags, LikelyTokens, Offsets, Sampling
+from edgeshard_agent.ops.sampling_reference import Flags, LikelyTokens, Offsets, SamplingOptions
 
 _MOST_INT32 = 2**31 - 1
 
@@ -27,7 +27,7 @@ class RequestSampler:
     __slots__ = ("_struct", "_vocab_size", "address", "offsets", "sampling", "seen")
 
     def __init__(
-        self, sampling: Sampling, seen_tokens: Iterable[int], vocab_size: int, answer: Iterable[int] = ()
+        self, sampling: SamplingOptions, seen_tokens: Iterable[int], vocab_size: int, answer: Iterable[int] = ()
     ) -> None:
         self.sampling = sampling
         self._vocab_size = vocab_size

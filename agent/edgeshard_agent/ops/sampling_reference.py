@@ -34,7 +34,7 @@ _BINS_A_NAT = 16
 _BINS = 1024
 
 
-class Sampling(Protocol):
+class SamplingOptions(Protocol):
     """How a request's tokens are chosen: the options of that name of a generation, 0 or 1 being off."""
 
     @property
@@ -69,7 +69,7 @@ class Offsets:
     A token's offset is a function of how often the answer has it, whatever became of the request meanwhile.
     """
 
-    def __init__(self, sampling: Sampling, answer: Iterable[int]) -> None:
+    def __init__(self, sampling: SamplingOptions, answer: Iterable[int]) -> None:
         self._sampling = sampling
         self._biases = dict(sampling.logit_bias)
         self._counts = Counter(answer if sampling.counts_answer else ())
@@ -125,7 +125,9 @@ def arrivals(uniform: Floats) -> Floats:
     return np.maximum(waited, np.finfo(np.float64).tiny, out=waited)
 
 
-def drawn(logits: Floats, sampling: Sampling, seen: Flags | None, position: int, offsets: Offsets | None = None) -> int:
+def drawn(
+    logits: Floats, sampling: SamplingOptions, seen: Flags | None, position: int, offsets: Offsets | None = None
+) -> int:
     """The token for `position` from its logits [vocab]; `seen` [vocab] are the tokens that the repetition penalty
     counts. `offsets` are added behind it."""
     if seen is not None:
@@ -144,17 +146,17 @@ def penalised(logits: Floats, seen: Flags, penalty: float) -> Floats:
     return np.where(seen, np.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def is_greedy(sampling: Sampling) -> bool:
+def is_greedy(sampling: SamplingOptions) -> bool:
     """Whether the likeliest token is taken always, of equal ones that of the lowest id."""
     return sampling.temperature == 0 or sampling.top_p == 0
 
 
-def reach(sampling: Sampling) -> float:
+def reach(sampling: SamplingOptions) -> float:
     """The number added to the largest logit for the least logit that `min_p` keeps."""
     return sampling.temperature * math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
 
 
-def candidates(logits: Floats, sampling: Sampling) -> tuple[Ids, Floats]:
+def candidates(logits: Floats, sampling: SamplingOptions) -> tuple[Ids, Floats]:
     """The tokens that may be drawn, in order of id, and their probabilities up to a common factor.
 
     Temperature first, 0 leaving the likeliest alone, as top-p 0 does; then top-k (ties at the edge: all are kept) and
@@ -212,7 +214,7 @@ def _cut(logits: Floats, scaled: Floats, probabilities: Floats, goal: float) -> 
     return np.flatnonzero(kept)
 
 
-def logprobs(logits: Floats, sampling: Sampling, token: int) -> tuple[float, LikelyTokens]:
+def logprobs(logits: Floats, sampling: SamplingOptions, token: int) -> tuple[float, LikelyTokens]:
     """The token's log-probability by the model alone, and the `top_logprobs` likeliest, best first, then by id."""
     shifted = logits - logits.max()
     shifted -= np.log(np.exp(shifted).sum())

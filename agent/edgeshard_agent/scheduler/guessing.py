@@ -95,16 +95,16 @@ class Pace:
     rest: int = 0
     misses: int = 0
 
-    def after(self, proposed: int, accepted: int) -> Pace:
+    def after(self, proposed: int, accepted: int) -> DraftPacing:
         """The pace after `accepted` of `proposed` guesses were right. All: twice as many are
         allowed. Some: this number plus one. None: it rests, twice as long each time."""
         if not proposed:
             return replace(self, rest=self.rest - 1) if self.rest else self
         if accepted == proposed:
-            return Pace(min(MOST_ROWS, 2 * max(self.length, proposed)))
+            return DraftPacing(min(MOST_ROWS, 2 * max(self.length, proposed)))
         if accepted:
-            return Pace(min(MOST_ROWS, accepted + 1))
-        return Pace(max(1, self.length // 2), min(MOST_REST, 2**self.misses), self.misses + 1)
+            return DraftPacing(min(MOST_ROWS, accepted + 1))
+        return DraftPacing(max(1, self.length // 2), min(MOST_REST, 2**self.misses), self.misses + 1)
 
     @property
     def most(self) -> int:
@@ -116,7 +116,7 @@ class Guessed:
     """The data kept of one request for its guesses."""
 
     proposer: Proposer
-    pace: Pace = field(default_factory=Pace)
+    pace: DraftPacing = field(default_factory=DraftPacing)
     are_forced: bool = False
     """Whether its guide forces its newest guesses: the pace learns nothing from them."""
     counted: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -142,7 +142,7 @@ class Guessing:
 
     ends: frozenset[int] = frozenset()
     inter_token_s: InterTokenSeconds | None = None
-    proposer: Callable[[], Proposer] = Repeats
+    proposer: Callable[[], Proposer] = NgramDrafter
     drafts: bool = False
     slots: int | None = None
 

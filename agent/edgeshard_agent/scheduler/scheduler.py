@@ -30,7 +30,7 @@ from edgeshard.domain.requests.step import (
     guessed_tokens,
 )
 from edgeshard_agent.scheduler.batching import Batching, Flight, Owed, check_owed
-from edgeshard_agent.scheduler.chunking import Chunking, Chunks
+from edgeshard_agent.scheduler.chunking import Chunking, ChunkSizer
 from edgeshard_agent.scheduler.drafting import DraftAsk
 from edgeshard_agent.scheduler.fairness import FairQueue, ServedTokens
 from edgeshard_agent.scheduler.forming import FormingStep
@@ -125,7 +125,7 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Counts:
+class SchedulerCounts:
     """Counts of a scheduler since it began."""
 
     steps: int = 0
@@ -187,7 +187,7 @@ class Scheduler:
         self._places = self.batching.places
         self._flight = Flight(self.batching)
         self._tuner = MicroBatchTuner(self.batching, self.chunking.inter_token_s)
-        self._chunks = Chunks(self.chunking, self._flight.window)
+        self._chunks = ChunkSizer(self.chunking, self._flight.window)
         self._reservation = Reservation(self.limits.answer_tokens, overcommit=self.limits.overcommit)
         self._served_tokens = ServedTokens()
         self._waiting = FairQueue(self._served_tokens)
@@ -213,7 +213,7 @@ class Scheduler:
         self._next_number = 0
         self._next_step = 0
         self._returned = 0
-        self._counts = Counts()
+        self._counts = SchedulerCounts()
         self._admitted: list[RequestId] = []
 
     @property

@@ -14,7 +14,7 @@ from edgeshard.domain.requests.step import MAX_STEP_TOKENS
 from edgeshard.planning.costs.step_budget import step_tokens
 from edgeshard_agent.scheduler.batching import MAX_MICRO_BATCH, Batching
 from edgeshard_agent.scheduler.chunking import Chunking
-from edgeshard_agent.scheduler.guessing import LONGEST_MATCH, Guessing, Repeats
+from edgeshard_agent.scheduler.guessing import LONGEST_MATCH, Guessing, NgramDrafter
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
 from edgeshard_agent.scheduler.scheduler import Limits, Scheduler
 from edgeshard_agent.scheduler.slices import PromptSlices
@@ -55,7 +55,7 @@ def make_scheduler(
     )
     slots = placement.slots_of(longest) if shape.states else 0
     allocator = BlockAllocator(placement.kv_blocks, placement.kv_block_tokens, slots)
-    proposer = partial(Repeats, LONGEST_MATCH) if drafts else Repeats
+    proposer = partial(NgramDrafter, LONGEST_MATCH) if drafts else NgramDrafter
     guess_slots = placement.used_guess_slots if shape.states else None
     guessing = Guessing(eos_tokens, chunking.inter_token_s, proposer, drafts, guess_slots)
     guesses = placement.speculation is Speculation.GUESSES

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from edgeshard_agent.experts.cache import Counts, Expert, ExpertCache, ForecastCache, LeastRecentlyUsed, Sizes
+from edgeshard_agent.experts.cache import CacheCounts, Expert, ExpertCache, ForecastCache, LeastRecentlyUsed, Sizes
 from edgeshard_agent.experts.table import Choices, ExpertTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +17,7 @@ from edgeshard.domain.errors import InvalidArgumentError
 LAYERS, EXPERTS, CHOSEN = 4, 8, 2
 
 
-def replay(choices: Choices, cache: ExpertCache) -> Counts:
+def replay(choices: Choices, cache: ExpertCache) -> CacheCounts:
     """The counts of a cache on recorded routing, token by token, if every read ahead finishes in time."""
     for token in choices:
         for layer, chosen in enumerate(token):

@@ -30,7 +30,7 @@ from edgeshard_agent.hosting.around import (
 )
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.hosting.hosted_stage import HostedStage
-from edgeshard_agent.hosting.operator_requests import Dumps
+from edgeshard_agent.hosting.operator_requests import DumpRequests
 from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.weight_store import ReadObserver
@@ -380,7 +380,7 @@ async def test_closing_a_node_ends_its_traces(node: Node) -> None:
 
 async def test_a_dump_of_a_node_replays_and_says_what_it_is(node: Node) -> None:
     sent: dict[str, bytes] = {}
-    dumps = Dumps(node.hosting, lambda: {"versions": {"edgeshard": "1"}}, sent.__setitem__, node._answered)
+    dumps = DumpRequests(node.hosting, lambda: {"versions": {"edgeshard": "1"}}, sent.__setitem__, node._answered)
     node.command("p", node.prepare(1))
     await node.answer("p")
     dumps.take(OperationId("d"))
@@ -396,7 +396,7 @@ async def test_a_dump_that_crashes_is_answered(node: Node) -> None:
         raise OSError("no /proc here")
 
     sent: dict[str, bytes] = {}
-    Dumps(node.hosting, about, sent.__setitem__, node._answered).take(OperationId("d"))
+    DumpRequests(node.hosting, about, sent.__setitem__, node._answered).take(OperationId("d"))
     answer = await node.answer("d")
     assert answer.failure is not None and not sent
 

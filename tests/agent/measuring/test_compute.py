@@ -25,7 +25,7 @@ from edgeshard_agent.measuring.rotation import (
     cache_bytes,
     copies_needed,
 )
-from edgeshard_agent.measuring.stopwatch import Quota, Stopwatch, is_steady, summarise
+from edgeshard_agent.measuring.stopwatch import CpuQuota, Stopwatch, is_steady, summarise
 from edgeshard_agent.model.library import library_config
 from edgeshard_agent.model.modules import weight_bytes
 from edgeshard_agent.model.projection import Projection
@@ -371,7 +371,7 @@ def test_the_overhead_of_a_step_is_small_and_leaves_the_layer_out(config: dict[s
     rotation = BlockRotation(form, 0, 1, 600)
     # Other work of the machine may double either of them, but not each time.
     for _ in range(8):
-        overhead = measure_overhead(form, 0, Quota())
+        overhead = measure_overhead(form, 0, CpuQuota())
         with torch.inference_mode():
             step = rotation.step(1, 1, 0)
             layer = min(Stopwatch("cpu").once(partial(rotation.run, step)) for _ in range(3))
@@ -425,14 +425,14 @@ def test_the_command_names_what_is_wrong(tiny_config: dict[str, Any], tmp_path: 
 
 
 def test_a_quota_makes_short_calls_as_long_as_many_in_a_row_are() -> None:
-    half = Quota(0.5, 1)
+    half = CpuQuota(0.5, 1)
     assert half.share == 0.5
     assert half.sustained_s(0.001, 0.001) == 0.002
     assert half.sustained_s(0.2, 0.1) == 0.2, "the kernel stopped it meanwhile"
     assert half.sustained_s(0.2, 0.001) == 0.2, "it waited"
-    assert Quota(1.5, 2).share == 0.75
-    assert Quota(4.0, 2).share == 1.0
-    assert (Quota(0.0, 4).share, Quota(0.0, 4).sustained_s(0.001, 0.004)) == (1.0, 0.001)
+    assert CpuQuota(1.5, 2).share == 0.75
+    assert CpuQuota(4.0, 2).share == 1.0
+    assert (CpuQuota(0.0, 4).share, CpuQuota(0.0, 4).sustained_s(0.001, 0.004)) == (1.0, 0.001)
 
 
 @pytest.mark.timing
@@ -442,6 +442,6 @@ def test_a_stopwatch_under_a_quota_counts_all_of_the_processor() -> None:
         while time.process_time() < ends:
             pass
 
-    watch = Stopwatch("cpu", quota=Quota(0.1, 1))
+    watch = Stopwatch("cpu", quota=CpuQuota(0.1, 1))
     assert watch.once(spin) >= 0.2
-    assert Stopwatch("cpu", quota=Quota(0.1, 1)).once(lambda: time.sleep(0.01)) < 0.2
+    assert Stopwatch("cpu", quota=CpuQuota(0.1, 1)).once(lambda: time.sleep(0.01)) < 0.2

@@ -10,7 +10,7 @@ import pytest
 import torch
 from edgeshard_agent.engine.recording import StepRecorder
 from edgeshard_agent.model.attention.kv import KvMemory
-from edgeshard_agent.model.blocks import Experts
+from edgeshard_agent.model.blocks import ExpertModules
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.expert_store import ExpertStore
@@ -98,7 +98,7 @@ def budget_of(plain: StageModel, share: float) -> int:
     sizes = [
         sum(part.packed_bytes for part in expert.modules() if isinstance(part, Projection))
         for experts in modules.modules()
-        if isinstance(experts, Experts)
+        if isinstance(experts, ExpertModules)
         for expert in experts
     ]
     rounded = [in_disk_blocks(size) for size in sizes]

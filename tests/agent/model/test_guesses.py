@@ -35,7 +35,7 @@ from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
-from edgeshard_agent.scheduler.guessing import LONGEST_MATCH, MOST_ROWS, Guessing, Repeats
+from edgeshard_agent.scheduler.guessing import LONGEST_MATCH, MOST_ROWS, Guessing, NgramDrafter
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
 from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, Scheduler, SchedulerStats
 from edgeshard_agent.scheduler.swapping import Swapping
@@ -304,7 +304,7 @@ def run(
     limits = Limits(512, 8, overcommit=blocks < 48, prefix_cache=True, save_every=SAVE_EVERY * has_states)
     of = stages(scheme, cuts)
     slots = MOST_GUESSES if has_states else None
-    proposer = Repeats if drafter is None else partial(Repeats, LONGEST_MATCH)
+    proposer = NgramDrafter if drafter is None else partial(NgramDrafter, LONGEST_MATCH)
     guessing = Guessing(frozenset({2}), proposer=proposer, drafts=drafter is not None, slots=slots)
     if known is not None:
         texts = [

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from edgeshard_agent.model.blocks import Experts, GatedMlp, gating_of
+from edgeshard_agent.model.blocks import ExpertModules, GatedMlp, gating_of
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.weights import cached_source
 from edgeshard_agent.model.weights.cached_source import CachedTensorSource
@@ -123,7 +123,7 @@ def test_experts_of_every_mixture_are_small_integers(variant: str, quantisation:
     stage = StageWeights.load(
         Source(), config, LayerRange(0, LAYERS), dtype=DType.BFLOAT16, device="cpu", quantisation=quantisation
     )
-    mixtures = [part for part in stage.modules.modules() if isinstance(part, Experts)]
+    mixtures = [part for part in stage.modules.modules() if isinstance(part, ExpertModules)]
     assert mixtures
     for experts in mixtures:
         projections = [part for part in experts.modules() if isinstance(part, Projection)]

@@ -27,7 +27,7 @@ from edgeshard_agent.net import link_sender
 from edgeshard_agent.net.link_receiver import LinkReceiver, StageServicer
 from edgeshard_agent.net.link_sender import LinkSender
 from edgeshard_agent.ops.native import native_available
-from edgeshard_agent.scheduler.guessing import Repeats
+from edgeshard_agent.scheduler.guessing import NgramDrafter
 from edgeshard_agent.store.cache import BlobCache, Pin
 
 from bench.safetensors_directory import SafetensorsDirectory
@@ -343,7 +343,7 @@ async def test_a_node_in_the_middle_learns_how_many_tokens_are_guessed_and_not_w
     monkeypatch.setattr(LinkSender, "_heard", listen)
     for token in wrong:
         captured.append([])
-        monkeypatch.setattr(Repeats, "propose", lambda self, tokens, limit, token=token: [token] * limit)
+        monkeypatch.setattr(NgramDrafter, "propose", lambda self, tokens, limit, token=token: [token] * limit)
         async with open_ring(tiny_llama, CUTS, tmp_path, speculation=Speculation.GUESSES) as ring:
             async with asyncio.timeout(60):
                 await ring.front.start("r", PROMPTS[0])
@@ -399,13 +399,13 @@ async def test_mishaps_between_guesses_never_change_a_token(
         assert ring.stages[0].status().guesses is None
     texts = [[*prompt, *right[f"r{number}"]] for number, prompt in enumerate(PROMPTS)]
 
-    def remembered(_: Repeats, tokens: Sequence[int], limit: int) -> list[int]:
+    def remembered(_: NgramDrafter, tokens: Sequence[int], limit: int) -> list[int]:
         end = len(tokens)
         text = next(text for text in texts if text[:end] == list(tokens))
         return [token if (end + number) % 4 else token ^ 1 for number, token in enumerate(text[end : end + limit])]
 
     if model.name == "tiny-hybrid":
-        monkeypatch.setattr(Repeats, "propose", remembered)
+        monkeypatch.setattr(NgramDrafter, "propose", remembered)
     mishaps = Mishaps(seed, rate=0.2)
     monkeypatch.setattr(link_sender, "_write", mishaps.write)
     monkeypatch.setattr(link_sender, "FIRST_RETRY_S", 0.001)

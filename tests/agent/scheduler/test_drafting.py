@@ -15,7 +15,7 @@ import pytest
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.drafting import DraftAsk, Prices, Trust, goes_on, is_kept
-from edgeshard_agent.scheduler.guessing import LONGEST_MATCH, MOST_REST, Guessed, Guessing, Pace, Repeats
+from edgeshard_agent.scheduler.guessing import LONGEST_MATCH, MOST_REST, DraftPacing, Guessed, Guessing, NgramDrafter
 from edgeshard_agent.scheduler.scheduler import HeadStep, Limits
 from edgeshard_agent.scheduler.swapping import Swapping
 
@@ -162,12 +162,12 @@ def test_a_draft_that_says_nothing_costs_no_row(make_rig: type[Rig], alone: Alon
 
 
 def test_it_is_asked_where_nothing_else_guesses(make_rig: type[Rig]) -> None:
-    guessed = Guessed(Repeats(LONGEST_MATCH))
+    guessed = Guessed(NgramDrafter(LONGEST_MATCH))
     short, long = [1, 2, 3, 9, 1, 2], [1, 2, 3, 4, 9, 1, 2, 3, 4]
     assert DRAFTS.guesses(guessed, short, 7) == () and DRAFTS.asked(guessed, (), 7) == 7
     guessed.noted(7, 0)
-    assert guessed.pace == Pace()
-    guessed = Guessed(Repeats(LONGEST_MATCH))
+    assert guessed.pace == DraftPacing()
+    guessed = Guessed(NgramDrafter(LONGEST_MATCH))
     found = DRAFTS.guesses(guessed, long, 7)
     assert found == (9, 1) and DRAFTS.asked(guessed, found, 7) == 0
     guessed.noted(2, 0)

@@ -18,7 +18,15 @@ import pytest
 from edgeshard_agent.model.attention.kv import KvTable
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
-from edgeshard_agent.scheduler.guessing import MOST_INDEXED, MOST_REST, MOST_ROWS, Guessed, Guessing, Pace, Repeats
+from edgeshard_agent.scheduler.guessing import (
+    MOST_INDEXED,
+    MOST_REST,
+    MOST_ROWS,
+    DraftPacing,
+    Guessed,
+    Guessing,
+    NgramDrafter,
+)
 from edgeshard_agent.scheduler.scheduler import Limits
 from edgeshard_agent.scheduler.swapping import Swapping
 
@@ -63,22 +71,22 @@ def oracle(wrong: float = 0.0, **options: Any) -> Guessing:
     ],
 )
 def test_what_followed_the_longest_match_is_guessed(tokens: list[int], guesses: list[int]) -> None:
-    assert Repeats().propose(tokens, 4) == guesses
-    grown = Repeats()
+    assert NgramDrafter().propose(tokens, 4) == guesses
+    grown = NgramDrafter()
     for end in range(len(tokens)):
         grown.propose(tokens[:end], end % 3)
     assert grown.propose(tokens, 4) == guesses and grown.propose(tokens, 0) == []
 
 
 def test_a_long_prompt_goes_into_the_index_piece_by_piece() -> None:
-    tokens, repeats = [1, 2, 3] * MOST_INDEXED, Repeats()
+    tokens, repeats = [1, 2, 3] * MOST_INDEXED, NgramDrafter()
     assert [repeats.propose(tokens, 2) for _ in range(4)] == [[], [], [1, 2], [1, 2]]
 
 
 def test_a_proposal_is_what_a_search_through_the_whole_text_finds() -> None:
     dice = random.Random(2)
     for _ in range(200):
-        tokens, grown = [dice.randrange(4) for _ in range(2)], Repeats()
+        tokens, grown = [dice.randrange(4) for _ in range(2)], NgramDrafter()
         for _ in range(14):
             tokens.append(dice.randrange(4))
             found = [(length, end) for length in (4, 3, 2) for end in range(length, len(tokens))
@@ -88,9 +96,9 @@ def test_a_proposal_is_what_a_search_through_the_whole_text_finds() -> None:
 
 
 def test_the_pace_follows_what_was_right() -> None:
-    pace = Pace()
+    pace = DraftPacing()
     assert pace.most == 2 and pace.after(2, 2).most == 4 and pace.after(2, 2).after(4, 4).after(7, 7).most == MOST_ROWS
-    assert pace.after(2, 1).most == 2 and Pace(8).after(7, 2).most == 3
+    assert pace.after(2, 1).most == 2 and DraftPacing(8).after(7, 2).most == 3
     rests = []
     for _ in range(12):
         pace = pace.after(pace.most, 0)
@@ -370,15 +378,15 @@ def test_the_schedules_had_all_that_they_were_to_have(has_states: bool) -> None:
 
 
 def test_forced_tokens_are_guessed_first_and_teach_the_pace_nothing() -> None:
-    guessing, guessed = Guessing(frozenset({9})), Guessed(Repeats(), Pace(rest=5))
+    guessing, guessed = Guessing(frozenset({9})), Guessed(NgramDrafter(), DraftPacing(rest=5))
     repeating = [1, 2, 3, 1, 2, 3, 1, 2]
     assert guessing.guesses(guessed, repeating, 7) == ()
     assert guessing.guesses(guessed, repeating, 3, (4, 5, 6, 7)) == (4, 5, 6)
     guessed.noted(3, 0)
-    assert guessed.pace == Pace(rest=5)
+    assert guessed.pace == DraftPacing(rest=5)
     assert guessing.guesses(guessed, repeating, 7, (4, 9, 5)) == (4,)
     assert guessing.guesses(guessed, repeating, 0, (4,)) == ()
     guessed.noted(0, 0)
-    assert guessed.pace == Pace(rest=4)
-    guessed.pace = Pace()
+    assert guessed.pace == DraftPacing(rest=4)
+    guessed.pace = DraftPacing()
     assert guessing.guesses(guessed, repeating, 7) == (3, 1)

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import pytest
 from edgeshard_agent.scheduler.batching import Batching
-from edgeshard_agent.scheduler.chunking import Chunking, Chunks
+from edgeshard_agent.scheduler.chunking import Chunking, ChunkSizer
 from edgeshard_agent.scheduler.scheduler import HeadStep, Limits
 from edgeshard_agent.scheduler.slices import PromptSlices
 
@@ -199,7 +199,7 @@ def test_nodes_slower_than_their_profile_get_smaller_chunks(make_rig: type[Rig])
 
 
 def test_a_slow_moment_is_forgotten() -> None:
-    chunks = Chunks(
+    chunks = ChunkSizer(
         Chunking(512, max_inter_token_latency_s=0.1, inter_token_s=lambda p, _: 0.001 * p[-1][1],
                  compute_s=lambda p: 0.001 * p[-1][1]), window=1,
     )  # fmt: skip
