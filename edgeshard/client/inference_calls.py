@@ -21,7 +21,7 @@ from edgeshard.domain.requests.chat import (
     ChatFinished,
     ChatPrompt,
     Conversation,
-    TokenizeRequest,
+    TokenizeCall,
     chat_reason,
 )
 from edgeshard.domain.requests.generation import (
@@ -206,7 +206,7 @@ class InferenceCalls(Calls):
 
     async def tokenize(self, model: str, text: str, special: bool = True) -> tuple[int, ...]:
         """The token ids of a text, by the tokenizer of a served model; `special` adds those around it."""
-        wanted = TokenizeRequest(checked("model", model, str), checked("text", text, str), special)
+        wanted = TokenizeCall(checked("model", model, str), checked("text", text, str), special)
         response = await self._inference("Tokenize", tokenize_request_to_wire(wanted))
         return tuple(response.tokens)
 

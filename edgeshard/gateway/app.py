@@ -28,7 +28,7 @@ from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.document import answers_of, body_of, refusals_of
 from edgeshard.gateway.errors import OLLAMA, error_body, error_response, json_response
 from edgeshard.gateway.metrics import HttpMetrics
-from edgeshard.gateway.routes.chat import ChatRequest, Chats
+from edgeshard.gateway.routes.chat import ChatCompletions, ChatRequest
 from edgeshard.gateway.routes.completions import CompletionRequest, Completions
 from edgeshard.gateway.routes.ollama import ChatBody, GenerateBody, Ollama, ShowBody
 from edgeshard.gateway.routes.responses import Responses, ResponsesRequest
@@ -53,10 +53,10 @@ def make_app(
     app.add_exception_handler(EdgeShardError, _refused)
     app.add_exception_handler(HTTPException, _not_a_route)
     app.add_exception_handler(Exception, _failed)
-    site, texts, ollama = Site(backend, metrics), Texts(backend), Ollama(backend, metrics)
+    site, texts, ollama = SiteRoutes(backend, metrics), Texts(backend), Ollama(backend, metrics)
     openai: _Posts = (
-        ("/v1/completions", Completions(backend, metrics).answer, forms.Completion, EVENT_STREAM),
-        ("/v1/chat/completions", Chats(backend, metrics).answer, forms.ChatCompletion, EVENT_STREAM),
+        ("/v1/completions", Completions(backend, metrics).answer, forms.CompletionObject, EVENT_STREAM),
+        ("/v1/chat/completions", ChatCompletions(backend, metrics).answer, forms.ChatCompletionObject, EVENT_STREAM),
         ("/v1/responses", Responses(backend, metrics).answer, forms.ResponseObject, EVENT_STREAM),
         ("/tokenize", texts.tokenize, forms.Tokens, ""),
         ("/detokenize", texts.detokenize, forms.Text, ""),
@@ -103,7 +103,7 @@ def _add_posts(app: FastAPI, posts: _Posts) -> None:
         app.add_api_route(path, answer, methods=["POST"], responses=responses, openapi_extra=body_of(FORMS[path]))
 
 
-def _add_site(app: FastAPI, site: Site) -> None:
+def _add_site(app: FastAPI, site: SiteRoutes) -> None:
     app.add_api_route("/", site.here, include_in_schema=False)
     app.add_api_route("/health", site.health, response_model=forms.Health, openapi_extra=forms.OPEN)
     app.add_api_route("/version", site.version, response_model=forms.Version, openapi_extra=forms.OPEN)
@@ -113,7 +113,7 @@ def _add_site(app: FastAPI, site: Site) -> None:
     app.add_api_route("/v1/embeddings", site.embeddings, methods=["POST"], responses=refusals_of(), status_code=400)
 
 
-class Site:
+class SiteRoutes:
     """The routes about the site itself."""
 
     def __init__(self, backend: Backend, metrics: HttpMetrics) -> None:

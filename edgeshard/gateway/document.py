@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from typing import Any, Literal
@@ -17,6 +19,8 @@ from edgeshard.gateway.field_tables import field_rows
 PAGE_HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
 """Headers of the page: a browser loads nothing for it."""
 _REF = "#/components/schemas/{model}"
+_SCHEMA_NAMES = {"ChatCompletionObject": "ChatCompletion", "CompletionObject": "Completion"}
+"""Names of schemas that differ from their classes' names, which the SDK uses for its own answers."""
 
 
 class Usage(BaseModel):
@@ -32,7 +36,7 @@ class TextChoice(BaseModel):
     finish_reason: Literal["stop", "length"]
 
 
-class Completion(BaseModel):
+class CompletionObject(BaseModel):
     id: str
     object: Literal["text_completion"]
     created: int
@@ -55,7 +59,7 @@ class ChatChoice(BaseModel):
     finish_reason: Literal["stop", "length", "tool_calls"]
 
 
-class ChatCompletion(BaseModel):
+class ChatCompletionObject(BaseModel):
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -179,10 +183,19 @@ def describe(app: FastAPI, bodies: Iterable[type[BaseModel]]) -> None:
                 "key_header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
             }
             made["security"] = [{"key": []}, {"key_header": []}]
-            app.openapi_schema = made
+            app.openapi_schema = _with_schema_names(made)
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
+
+
+def _with_schema_names(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with the names of `_SCHEMA_NAMES` as keys, titles and ends of references."""
+    text = json.dumps(document)
+    for kind, name in _SCHEMA_NAMES.items():
+        text = re.sub(rf'(?<=["/]){kind}(?=")', name, text)
+    renamed: dict[str, Any] = json.loads(text)
+    return renamed
 
 
 _STYLE = (

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import Metric
 
-from edgeshard.gateway.usage import Usage
+from edgeshard.gateway.usage import TokenUsage
 from edgeshard.metrics.exposition import Metrics, encoded
 
 FOR_ANY_KEY = frozenset(
@@ -59,7 +59,7 @@ class HttpMetrics:
         self._requests.labels(known, route, str(status or 499)).inc()
         self._seconds.labels(route).observe(seconds)
 
-    def tokens_used(self, usage: Usage) -> None:
+    def tokens_used(self, usage: TokenUsage) -> None:
         """Count the tokens of a request."""
         self._tokens.labels("prompt").inc(usage.prompt_tokens)
         self._tokens.labels("generated").inc(usage.new_tokens)

@@ -8,7 +8,7 @@ from edgeshard.domain.requests.generation import Finished, Started
 
 
 @dataclass(slots=True)
-class Usage:
+class TokenUsage:
     """The tokens of `per_prompt` answers to each prompt, in order; a prompt counts once."""
 
     per_prompt: int = 1

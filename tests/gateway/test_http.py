@@ -161,7 +161,8 @@ async def test_the_page_of_routes_is_open_on_loopback_and_loads_nothing(said: Sa
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert "//" not in text and "<script" not in text and "src=" not in text
     assert CHAT in text and "max_completion_tokens" in text
-    assert (await nobody.get("/openapi.json")).json["paths"][CHAT]
+    document = (await nobody.get("/openapi.json")).json
+    assert document["paths"][CHAT] and {"ChatCompletion", "Completion"} <= document["components"]["schemas"].keys()
     foreign = await nobody.get("/openapi.json", {"origin": "https://evil.example"})
     assert foreign.status == 403
     async with serving(said) as beyond:

@@ -239,10 +239,10 @@ class Parts:
         finally:
             self.closed = True
 
-    async def begun(self) -> keepalive.Streamed:
+    async def begun(self) -> keepalive.StreamedResponse:
         """As routes return it: its first event has been read, so that the request runs."""
         await anext(self.parts)
-        return keepalive.Streamed(self.parts, FORM)
+        return keepalive.StreamedResponse(self.parts, FORM)
 
 
 FORM = keepalive.StreamForm("text/event-stream", str)

@@ -88,7 +88,7 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizeRequest:
+class TokenizeCall:
     """A text to convert to token ids, by a served model; `special` adds those around a text."""
 
     model: str

@@ -63,7 +63,7 @@ def in_time(route: Route) -> Route:
     return answer
 
 
-class Streamed(Response):
+class StreamedResponse(Response):
     """A response that is written part by part, until the client leaves, with fillers if there is no part for long."""
 
     def __init__(self, parts: AsyncGenerator[bytes, None], form: StreamForm) -> None:
@@ -119,7 +119,7 @@ class Streamed(Response):
                 await self._send(send, self._form.filler().encode())
 
 
-class _Late(Streamed):
+class _Late(StreamedResponse):
     """A response that was not there in time: a filler, and its parts once it is there."""
 
     def __init__(self, response: asyncio.Future[Response], form: StreamForm) -> None:
@@ -133,7 +133,7 @@ class _Late(Streamed):
         except EdgeShardError as error:
             yield self._form.failed(error).encode()
             return
-        assert isinstance(streamed, Streamed)
+        assert isinstance(streamed, StreamedResponse)
         async with aclosing(streamed.parts) as parts:
             async for part in parts:
                 yield part
@@ -146,5 +146,5 @@ class _Late(Streamed):
         if self._response.cancelled() or self._response.exception() is not None:
             return
         streamed = self._response.result()
-        assert isinstance(streamed, Streamed)
+        assert isinstance(streamed, StreamedResponse)
         await streamed.end()

@@ -15,11 +15,11 @@ from starlette.responses import Response
 from edgeshard.domain.errors import CancelledRequestError, EdgeShardError
 from edgeshard.domain.requests.generation import FinishReason, GenerationEvent
 from edgeshard.gateway.answers.answers import Answers, Opened, answers, unless_left
-from edgeshard.gateway.answers.keepalive import Streamed, StreamForm
+from edgeshard.gateway.answers.keepalive import StreamedResponse, StreamForm
 from edgeshard.gateway.errors import body_of, json_response
 from edgeshard.gateway.json_text import json_text
 from edgeshard.gateway.metrics import HttpMetrics
-from edgeshard.gateway.usage import Usage
+from edgeshard.gateway.usage import TokenUsage
 from edgeshard.gateway.words import Words
 
 EVENT_STREAM = "text/event-stream"
@@ -34,7 +34,7 @@ AT_ONCE = 16
 class ResponseWriter(ABC):
     """A writer of one request's answers. It takes their events in turn: either by `part` or by `gather`."""
 
-    def __init__(self, usage: Usage, words: Words | None = None) -> None:
+    def __init__(self, usage: TokenUsage, words: Words | None = None) -> None:
         self.usage = usage
         self.words = words
         """The texts of single tokens, if they are requested."""
@@ -72,7 +72,9 @@ class ResponseWriter(ABC):
 class ChunkWriter(ResponseWriter):
     """A writer of chunks, each of which begins with the same head and has one choice."""
 
-    def __init__(self, usage: Usage, words: Words | None, prefix: str, kind: str, model: str, with_usage: bool) -> None:
+    def __init__(
+        self, usage: TokenUsage, words: Words | None, prefix: str, kind: str, model: str, with_usage: bool
+    ) -> None:
         super().__init__(usage, words)
         self.head = {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
         self._with_usage = with_usage
@@ -125,7 +127,7 @@ async def respond(
     except BaseException:
         await events.aclose()
         raise
-    return Streamed(_parts(first, events, run, metrics), request.state.stream_form)
+    return StreamedResponse(_parts(first, events, run, metrics), request.state.stream_form)
 
 
 async def _gathered(events: Answers, run: ResponseWriter) -> None:

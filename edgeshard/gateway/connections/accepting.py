@@ -21,9 +21,9 @@ _BREAKING = struct.pack("ii", 1, 0)
 
 
 class Guest(socket.socket):
-    """A connection that was accepted by a `Door`."""
+    """A connection that was accepted by a `ListeningSocket`."""
 
-    door: Door
+    door: ListeningSocket
     transport: asyncio.Transport | None = None
     deadline: asyncio.TimerHandle | None = None
 
@@ -45,7 +45,7 @@ class Guest(socket.socket):
         super().close()
 
 
-class Door(socket.socket):
+class ListeningSocket(socket.socket):
     """The listening socket. A `Crowd` decides which connections stay."""
 
     def __init__(self, family: int, kind: int, number: int) -> None:

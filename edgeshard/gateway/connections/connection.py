@@ -16,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgeshard.domain.errors import InvalidArgumentError, ResourceExhaustedError
 from edgeshard.gateway.connections import accepting
-from edgeshard.gateway.connections.accepting import Door, Guest
+from edgeshard.gateway.connections.accepting import Guest, ListeningSocket
 from edgeshard.gateway.errors import error_response
 
 STALLED_S = 120.0
@@ -76,10 +76,10 @@ class _Strict(h11.Connection):
         return event
 
 
-class Connection(H11Protocol):
+class HttpConnection(H11Protocol):
     """The class of uvicorn's connections, which all pass `door`."""
 
-    def __init__(self, door: Door, **options: Any) -> None:
+    def __init__(self, door: ListeningSocket, **options: Any) -> None:
         super().__init__(**options)
         self.conn = _Strict(self.config.h11_max_incomplete_event_size or 1 << 16)
         self.app_state = {**self.app_state, "connection": self}

@@ -14,8 +14,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from edgeshard.domain.errors import UnavailableError
-from edgeshard.gateway.connections.accepting import Door
-from edgeshard.gateway.connections.connection import Connection
+from edgeshard.gateway.connections.accepting import ListeningSocket
+from edgeshard.gateway.connections.connection import HttpConnection
 from edgeshard.gateway.connections.listen import Following, HttpListen
 from edgeshard.rpc.tls import join_address, split_address
 
@@ -65,7 +65,7 @@ class GatewayServer:
             access_log=False,
             lifespan="off",
             ws="none",
-            http=cast(type[asyncio.Protocol], partial(Connection, bound)),
+            http=cast(type[asyncio.Protocol], partial(HttpConnection, bound)),
             server_header=False,
             date_header=False,  # it would have to be made every second
             proxy_headers=False,
@@ -91,11 +91,11 @@ class GatewayServer:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._serving, STOP_LIMIT_S + 0.5)
 
-    def _bind(self) -> Door:
+    def _bind(self) -> ListeningSocket:
         host, port = split_address(self._listen.address, "http-listen")
         try:
             family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            bound = Door(family, kind, number)
+            bound = ListeningSocket(family, kind, number)
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
             bound.listen(BACKLOG)

@@ -36,9 +36,9 @@ from edgeshard.gateway.routes.fields import (
     only,
 )
 from edgeshard.gateway.routes.prompts import AnswerRoutes, ChatAnswers, ChatRequestModel, conversation_of
-from edgeshard.gateway.routes.reading import Reading
+from edgeshard.gateway.routes.reading import AnswerReader
 from edgeshard.gateway.routes.tools import ToolChoice
-from edgeshard.gateway.usage import Usage
+from edgeshard.gateway.usage import TokenUsage
 from edgeshard.gateway.words import Words
 
 NAMES = {
@@ -125,7 +125,7 @@ class ChatRequest(ChatRequestModel, FormedFields):
         return {**NAMES, "max_new_tokens": limit, "guide": self.guide_field()}
 
 
-class Chats(AnswerRoutes):
+class ChatCompletions(AnswerRoutes):
     """The route of chat completions."""
 
     async def answer(self, request: Request) -> Response:
@@ -147,7 +147,7 @@ class Chats(AnswerRoutes):
 class _Choice:
     """An answer as it gathers; `scores` are the log-probabilities of tokens that were not written yet."""
 
-    reading: Reading
+    reading: AnswerReader
     gathered: Gathered = field(default_factory=Gathered)
     scores: list[dict[str, Any]] = field(default_factory=list)
 
@@ -157,9 +157,9 @@ class ChatRun(ChunkWriter):
 
     def __init__(self, asked: ChatRequest, model: str, words: Words | None, made: ChatAnswers) -> None:
         with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-        super().__init__(Usage(asked.n or 1), words, "chatcmpl", "chat.completion.chunk", model, with_usage)
+        super().__init__(TokenUsage(asked.n or 1), words, "chatcmpl", "chat.completion.chunk", model, with_usage)
         one_call = asked.parallel_tool_calls is False
-        self._choices = [_Choice(Reading(made.parser(), one_call=one_call)) for _ in made.generations]
+        self._choices = [_Choice(AnswerReader(made.parser(), one_call=one_call)) for _ in made.generations]
 
     def part(self, answer: int, event: GenerationEvent) -> str:
         if isinstance(event, Started):

@@ -41,7 +41,7 @@ from edgeshard.gateway.routes.fields import (
     never,
 )
 from edgeshard.gateway.routes.prompts import AnswerRoutes
-from edgeshard.gateway.usage import Usage
+from edgeshard.gateway.usage import TokenUsage
 from edgeshard.gateway.words import Words
 
 DEFAULT_NEW_TOKENS = 16
@@ -162,7 +162,7 @@ class CompletionRun(ChunkWriter):
 
     def __init__(self, asked: CompletionRequest, model: str, words: Words | None, echoes: tuple[str, ...]) -> None:
         with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-        super().__init__(Usage(asked.n or 1), words, "cmpl", "text_completion", model, with_usage)
+        super().__init__(TokenUsage(asked.n or 1), words, "cmpl", "text_completion", model, with_usage)
         self._asked = asked
         self._echoes = echoes
         self._choices: defaultdict[int, _Choice] = defaultdict(_Choice)

@@ -38,8 +38,8 @@ from edgeshard.gateway.routes.fields import (
     schema_guide,
 )
 from edgeshard.gateway.routes.prompts import AnswerRoutes, ChatAnswers, ChatRequestModel, conversation_of
-from edgeshard.gateway.routes.reading import Reading
-from edgeshard.gateway.usage import Usage
+from edgeshard.gateway.routes.reading import AnswerReader
+from edgeshard.gateway.usage import TokenUsage
 
 NAMES = {
     "max_new_tokens": "options.num_predict",
@@ -333,10 +333,10 @@ class OllamaRun(ResponseWriter):
     """An answer as lines of JSON, or as one object."""
 
     def __init__(self, model: str, made: ChatAnswers, *, is_chat: bool) -> None:
-        super().__init__(Usage())
+        super().__init__(TokenUsage())
         self._model = model
         self._is_chat = is_chat
-        self._reading = Reading(made.parser())
+        self._reading = AnswerReader(made.parser())
         self._gathered = Gathered()
         self._began, self._first = time.monotonic(), 0.0
 

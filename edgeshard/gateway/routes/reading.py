@@ -10,7 +10,7 @@ from edgeshard.gateway.answers.response_writer import finish_reason
 from edgeshard.gateway.routes.prompts import Parser
 
 
-class Reading:
+class AnswerReader:
     """A reader of an answer's events. With `one_call` it drops all parts after the first call."""
 
     def __init__(self, parser: Parser, *, one_call: bool = False) -> None:

@@ -35,9 +35,9 @@ from edgeshard.gateway.routes.fields import (
     schema_guide,
 )
 from edgeshard.gateway.routes.prompts import AnswerRoutes, ChatAnswers, ChatRequestModel, conversation_of
-from edgeshard.gateway.routes.reading import Reading
+from edgeshard.gateway.routes.reading import AnswerReader
 from edgeshard.gateway.routes.tools import ToolChoice
-from edgeshard.gateway.usage import Usage
+from edgeshard.gateway.usage import TokenUsage
 
 NAMES = {
     "max_new_tokens": "max_output_tokens",
@@ -337,11 +337,11 @@ class ResponsesRun(ResponseWriter):
     """The answer to one request, whole or as events."""
 
     def __init__(self, asked: ResponsesRequest, model: str, made: ChatAnswers) -> None:
-        super().__init__(Usage())
+        super().__init__(TokenUsage())
         self._asked = asked
         self._model = model
         self._sampling = made.generations[0].sampling
-        self._reading = Reading(made.parser(), one_call=asked.parallel_tool_calls is False)
+        self._reading = AnswerReader(made.parser(), one_call=asked.parallel_tool_calls is False)
         self._id = f"resp_{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._items: list[_Item] = []
