@@ -51,7 +51,7 @@ from edgeshard_coordinator.control.services.api_key_auth import ApiKeyAuthentica
 from edgeshard_coordinator.control.services.auditing import CallAudit
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.values.seals import SealKey
-from edgeshard_coordinator.dashboard.places import Places, parse_place
+from edgeshard_coordinator.dashboard.places import PageOrigins, parse_place
 from edgeshard_coordinator.membership.addresses import Addresses
 from edgeshard_coordinator.membership.api_key_store import ApiKeyStore
 from edgeshard_coordinator.membership.api_keys import KeyBook
@@ -66,7 +66,7 @@ from edgeshard_coordinator.store import ModelStore, ModelStoreServicer
 
 if TYPE_CHECKING:
     from edgeshard.gateway.connections.server import GatewayServer
-    from edgeshard_coordinator.dashboard.door import Door
+    from edgeshard_coordinator.dashboard.door import Login
 
 log = structlog.get_logger()
 
@@ -329,12 +329,12 @@ def _origins(settings: CoordinatorSettings) -> Origins:
     return origins
 
 
-def _places(settings: CoordinatorSettings, listen: HttpListen | None) -> Places | None:
+def _places(settings: CoordinatorSettings, listen: HttpListen | None) -> PageOrigins | None:
     """The addresses at which browsers find the dashboard, None if there is none. Raises as
     `parse_place`, and InvalidArgumentError for a URL at which there would be none."""
     if listen is not None and not settings.no_dashboard:
         front = None if settings.dashboard_url is None else parse_place(settings.dashboard_url)
-        return Places(listen.cert is not None, listen.names, front)
+        return PageOrigins(listen.cert is not None, listen.names, front)
     if settings.dashboard_url is not None:
         raise InvalidArgumentError(
             "--dashboard-url needs --http-listen, and cannot be combined with --no-dashboard", field="dashboard-url"
@@ -348,12 +348,12 @@ async def _open_gateway(
     authenticator: ApiKeyAuthenticator,
     coordinator: Coordinator,
     site: _Site,
-    places: Places | None,
+    places: PageOrigins | None,
     adder: ModelAdder,
 ) -> GatewayServer:
     """`places` is None if there is no dashboard. Raises UnavailableError if the port is taken."""
 
-    def made() -> tuple[GatewayServer, Door | None]:
+    def made() -> tuple[GatewayServer, Login | None]:
         # Half a second that a coordinator without a gateway need not wait, and no node waits for with one.
         from edgeshard.gateway.app import make_app
         from edgeshard.gateway.connections.server import GatewayServer
@@ -406,7 +406,7 @@ async def _open_models(settings: CoordinatorSettings) -> ModelStore:
     return models
 
 
-async def _open_adder(settings: CoordinatorSettings, places: Places | None, models: ModelStore) -> ModelAdder:
+async def _open_adder(settings: CoordinatorSettings, places: PageOrigins | None, models: ModelStore) -> ModelAdder:
     """What adds models for the dashboard. Raises InvalidArgumentError for options that need a dashboard,
     FailedPreconditionError without the extra that reads the Hub."""
     if places is None and (settings.model_folder or settings.allow_hub):

@@ -12,7 +12,7 @@ from edgeshard_coordinator.control.persistence.persistence import StateStore
 from edgeshard_coordinator.core.values.state import ServedOperation, Timings
 from edgeshard_coordinator.membership.api_key_store import ApiKeyStore
 from edgeshard_coordinator.membership.store import MembershipStore
-from edgeshard_coordinator.membership.tokens import Token
+from edgeshard_coordinator.membership.tokens import TokenRecord
 from edgeshard_coordinator.sqlite_store import SqliteStore
 
 from edgeshard.domain.errors import InternalError, ResourceExhaustedError
@@ -39,7 +39,7 @@ async def _membership(path: Path) -> tuple[SqliteStore, Callable[[], Awaitable[N
     store = MembershipStore(path)
     await store.open()
     agent = principal_from_uri("edgeshard://site/agent/a")
-    return store, lambda: store.save(Token("id", LARGE, agent, time.time() + 60, "digest"))
+    return store, lambda: store.save(TokenRecord("id", LARGE, agent, time.time() + 60, "digest"))
 
 
 @pytest.mark.parametrize("opened", [_state, _keys, _membership])

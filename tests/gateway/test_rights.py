@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from edgeshard_coordinator.dashboard.actions import GET, POST
 from edgeshard_coordinator.dashboard.app import TOKEN, Dashboard
-from edgeshard_coordinator.dashboard.door import Door, Kind, Session
+from edgeshard_coordinator.dashboard.door import Kind, Login, Session
 from edgeshard_coordinator.dashboard.feed import Feed
 from edgeshard_coordinator.dashboard.own_calls import OwnConnection
-from edgeshard_coordinator.dashboard.places import Places
+from edgeshard_coordinator.dashboard.places import PageOrigins
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -237,11 +237,11 @@ class Page:
 
     def __init__(self, kind: Kind = Kind.OPERATOR) -> None:
         numbers = count()
-        self.door = Door(lambda: f"secret{next(numbers)}")
+        self.door = Login(lambda: f"secret{next(numbers)}")
         self.keys, self.actions = Keys(), Actions()
         feed = Feed(lambda: {"site": {}})
         operator: Any = lambda who, address, check: self.actions  # noqa: E731 - takes what the dashboard gives
-        places = Places(False, lambda host: True)
+        places = PageOrigins(False, lambda host: True)
         self.dashboard = Dashboard(self.door, places, feed, operator, self.keys, lambda _: feed, lambda: 0.0)
         self.deeds = Deeds()
         self.app: Any = make_app(self.deeds, self.keys, pages=self.dashboard)

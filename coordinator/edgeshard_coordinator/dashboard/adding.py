@@ -18,7 +18,7 @@ ADD, CANCEL = "AddModel", "CancelAddModel"
 CANCELLED = "CANCELLED"
 
 
-class Adding:
+class OperatorAdditions:
     """The additions of all operators."""
 
     def __init__(self, adder: ModelAdder, audit: CallAudit) -> None:
@@ -52,7 +52,7 @@ class Adding:
 class OperatorAdding:
     """The additions as one operator starts and cancels them. Each call checks the right to it after its last wait."""
 
-    adding: Adding
+    adding: OperatorAdditions
     source: CallFrom
     who: str
     check: Callable[[], object]

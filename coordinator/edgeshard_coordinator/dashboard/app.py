@@ -29,10 +29,10 @@ from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.connections.connection_limits import neighbourhood
 from edgeshard.gateway.errors import error_response, json_response
 from edgeshard_coordinator.dashboard.actions import GET, POST
-from edgeshard_coordinator.dashboard.door import SESSION_TTL_S, Door, Kind, Session, shows_token
+from edgeshard_coordinator.dashboard.door import SESSION_TTL_S, Kind, Login, Session, shows_token
 from edgeshard_coordinator.dashboard.feed import Feed
 from edgeshard_coordinator.dashboard.operator import Operator
-from edgeshard_coordinator.dashboard.places import Place, Places
+from edgeshard_coordinator.dashboard.places import PageOrigin, PageOrigins
 
 ROOT = "/dashboard/"
 """The beginning of all paths except the page's own, which is /."""
@@ -75,8 +75,8 @@ class Dashboard:
 
     def __init__(
         self,
-        door: Door,
-        places: Places,
+        door: Login,
+        places: PageOrigins,
         feed: Feed,
         operator: Callable[[str, str, Callable[[], object]], Operator],
         keys: Authenticator,
@@ -132,7 +132,7 @@ class Dashboard:
             return
         await self._app(scope, receive, tell)
 
-    def _place_of(self, request: Request) -> Place:
+    def _place_of(self, request: Request) -> PageOrigin:
         """The place of the page that sent a request. Raises DeniedError for any other page than the dashboard's."""
         return self._places.of_origin(request.headers.get("host", ""), request.headers.get("origin"))
 
@@ -305,7 +305,7 @@ def _told(session: Session) -> dict[str, Any]:
     return {"who": shown_identity(session.who), "kind": session.kind}
 
 
-def _scope_of(place: Place) -> Any:
+def _scope_of(place: PageOrigin) -> Any:
     """The paths to which browsers send its cookie."""
     return {"path": place.path or "/", "samesite": "strict", "secure": place.is_secure}
 

@@ -51,7 +51,7 @@ class Session:
             )
 
 
-class Door:
+class Login:
     """`secret` makes a new secret each time. Only digests of links and cookies are kept."""
 
     def __init__(self, secret: Callable[[], str]) -> None:

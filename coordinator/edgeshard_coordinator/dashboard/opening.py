@@ -16,29 +16,29 @@ from edgeshard.rpc.access import CallFrom
 from edgeshard_coordinator.additions.adder import ModelAdder
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.services.auditing import CallAudit
-from edgeshard_coordinator.dashboard.adding import Adding
+from edgeshard_coordinator.dashboard.adding import OperatorAdditions
 from edgeshard_coordinator.dashboard.app import Dashboard
 from edgeshard_coordinator.dashboard.applications import Applications
 from edgeshard_coordinator.dashboard.camera import Camera
-from edgeshard_coordinator.dashboard.door import LINK_TTL_S, Door
+from edgeshard_coordinator.dashboard.door import LINK_TTL_S, Login
 from edgeshard_coordinator.dashboard.feed import Feed
 from edgeshard_coordinator.dashboard.operator import Operator
 from edgeshard_coordinator.dashboard.own_calls import OwnConnection
-from edgeshard_coordinator.dashboard.places import Places
+from edgeshard_coordinator.dashboard.places import PageOrigins
 from edgeshard_coordinator.dashboard.timeline import Timeline
 
 CALL_TIMEOUT_S = 60.0
 
 
 def open_dashboard(
-    coordinator: Coordinator, places: Places, keys: Authenticator, site: str | None, adder: ModelAdder
-) -> tuple[Dashboard, Door]:
+    coordinator: Coordinator, places: PageOrigins, keys: Authenticator, site: str | None, adder: ModelAdder
+) -> tuple[Dashboard, Login]:
     """`keys` checks API keys; `site` is the name in the operators' certificates, None in plaintext; `adder` adds models
     to the coordinator's store."""
-    clock, door = SystemClock(), Door(partial(secrets.token_urlsafe, 32))
+    clock, door = SystemClock(), Login(partial(secrets.token_urlsafe, 32))
     audit = CallAudit(coordinator.audit)
     timeline = Timeline(coordinator.questions.traces, audit, clock.now)
-    adding = Adding(adder, audit)
+    adding = OperatorAdditions(adder, audit)
     applications = Applications(coordinator)
     services = {"AdminService": coordinator.admin, "IdentityService": coordinator.identities}
 
@@ -62,6 +62,6 @@ def open_dashboard(
     return dashboard, door
 
 
-def link(door: Door, url: str, who: str) -> DashboardLink:
+def link(door: Login, url: str, who: str) -> DashboardLink:
     """The page at `url`, for an operator."""
     return DashboardLink(f"{url}/#open={door.link(who, SystemClock().now())}", LINK_TTL_S)

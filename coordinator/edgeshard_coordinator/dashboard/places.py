@@ -16,7 +16,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PageOrigin:
     """An address at which browsers find the page. `origin` is its origin as they send it, such as
     https://edge.example:8443. `path` precedes all of the gateway's paths, "" or such as /edge."""
 
@@ -44,19 +44,19 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class PageOrigins:
     """`secure` is true if the gateway speaks TLS. `hosts` returns whether it has such a name.
     `front` is the address at a proxy in front of it, which may send either Host."""
 
     secure: bool
     hosts: Callable[[str], bool]
-    front: Place | None = None
+    front: PageOrigin | None = None
 
     def url(self, direct: str) -> str:
         """The page's, without a slash at its end; `direct` is the gateway's."""
         return direct if self.front is None else f"{self.front.origin}{self.front.path}"
 
-    def of_host(self, host: str) -> tuple[Place, ...]:
+    def of_host(self, host: str) -> tuple[PageOrigin, ...]:
         """The places of the page for a request with this Host. Raises DeniedError for a page of a
         name that was made to point here."""
         if self.front is not None and host in (self.front.host, f"{self.front.host}:{_port(self.front.origin)}"):
@@ -67,10 +67,10 @@ class Places:
                 field="host",
                 reason="FOREIGN_HOST",
             )
-        direct = Place(f"{'https' if self.secure else 'http'}://{host}")
+        direct = PageOrigin(f"{'https' if self.secure else 'http'}://{host}")
         return (direct,) if self.front is None else (direct, self.front)
 
-    def of_origin(self, host: str, origin: str | None) -> Place:
+    def of_origin(self, host: str, origin: str | None) -> PageOrigin:
         """The place of the page that sent a request. Raises DeniedError if another page than the
         dashboard's had the browser send it; other ports are other pages."""
         for place in self.of_host(host):
@@ -83,7 +83,7 @@ class Places:
         )
 
 
-def parse_place(text: str) -> Place:
+def parse_place(text: str) -> PageOrigin:
     """The place of a URL such as https://edge.example/edge/. Raises InvalidArgumentError for other
     texts, and DeniedError for plain HTTP beyond loopback, since a cookie could be intercepted."""
     try:
@@ -104,7 +104,7 @@ def parse_place(text: str) -> Place:
             reason="TLS_REQUIRED",
         )
     shown = f"[{host}]" if ":" in host else host
-    return Place(f"{parts.scheme}://{shown}{'' if port in (None, _PORTS[parts.scheme]) else f':{port}'}", path)
+    return PageOrigin(f"{parts.scheme}://{shown}{'' if port in (None, _PORTS[parts.scheme]) else f':{port}'}", path)
 
 
 def _refused(text: str) -> InvalidArgumentError:

@@ -31,7 +31,7 @@ from edgeshard.rpc.denials import Denials
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard_coordinator.membership import tokens
 from edgeshard_coordinator.membership.store import MembershipStore
-from edgeshard_coordinator.membership.tokens import Token
+from edgeshard_coordinator.membership.tokens import TokenRecord
 
 log = structlog.get_logger()
 
@@ -101,7 +101,7 @@ class Membership:
                 f"there are {tokens.MOST_TOKENS} tokens that have not expired; wait, or give shorter lives",
                 reason="TOO_MANY_TOKENS",
             )
-        token = Token(
+        token = TokenRecord(
             token_id_of(secret),
             tokens.digest_of(secret),
             principal,

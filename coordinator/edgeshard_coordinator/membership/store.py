@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeshard.domain.identity import Denial, principal_from_uri
-from edgeshard_coordinator.membership.tokens import Token
+from edgeshard_coordinator.membership.tokens import TokenRecord
 from edgeshard_coordinator.sqlite_store import SqliteStore, in_own_thread
 
 _SCHEMA = """\
@@ -60,12 +60,12 @@ class MembershipStore(SqliteStore):
         return Denial(principal_from_uri(uri), tuple(serial for (serial,) in rows))
 
     @in_own_thread
-    def find(self, token_id: str) -> Token | None:
+    def find(self, token_id: str) -> TokenRecord | None:
         row = self._open_database.execute(f"{_SELECT} WHERE token_id = ?", (token_id,)).fetchone()
         return None if row is None else _token(row)
 
     @in_own_thread
-    def open_tokens(self, now: float) -> tuple[Token, ...]:
+    def open_tokens(self, now: float) -> tuple[TokenRecord, ...]:
         """The tokens that are neither used nor expired at `now`, in seconds since 1970; the oldest first."""
         statement = f"{_SELECT} WHERE {_IS_OPEN} ORDER BY created_at, token_id"
         rows = self._open_database.execute(statement, (now,))
@@ -88,7 +88,7 @@ class MembershipStore(SqliteStore):
         return int(count)
 
     @in_own_thread
-    def save(self, token: Token) -> None:
+    def save(self, token: TokenRecord) -> None:
         values = (token.token_id, token.digest, token.principal.uri, token.expires_at, token.key_digest)
         with self._open_database as database:
             # `guesses` is read by older versions only: they destroyed a token after some wrong secrets.
@@ -125,6 +125,6 @@ class MembershipStore(SqliteStore):
         return self._denial(uri)
 
 
-def _token(row: tuple[Any, ...]) -> Token:
+def _token(row: tuple[Any, ...]) -> TokenRecord:
     token_id, digest, uri, *values = row
-    return Token(token_id, digest, principal_from_uri(uri), *values)
+    return TokenRecord(token_id, digest, principal_from_uri(uri), *values)

@@ -24,7 +24,7 @@ _WINDOW_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class TokenRecord:
     """`digest` is the sha256 of its secret, `key_digest` the sha256 of the key it was traded for
     ("" before). Times are in seconds of the wall clock. `creator` is the operator's name; it is ""
     and `created_at` is 0 if an older version created the token."""
@@ -54,7 +54,7 @@ def digest_of(secret: bytes) -> str:
     return sha256(secret).hexdigest()
 
 
-def redeemed(token: Token | None, secret: bytes, key_digest: str, now: float) -> Token:
+def redeemed(token: TokenRecord | None, secret: bytes, key_digest: str, now: float) -> TokenRecord:
     """The token once it is traded for a certificate of a key.
 
     Raises DeniedError, with the same words for a wrong secret and for a token that is made up.

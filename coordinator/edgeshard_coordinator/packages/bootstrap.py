@@ -56,7 +56,7 @@ def shown(text: str) -> str:
     return plain if len(plain) <= MOST_SHOWN else plain[:MOST_SHOWN] + "..."
 
 
-class Token:
+class TokenContent:
     """The content of a token's text: the name of its site, the digest of its authority, its secret.
 
     After the prefix, in base64: two addresses, role and length of the id, id, length of the site,
@@ -89,11 +89,11 @@ class Token:
         return taken
 
 
-class Site:
+class SiteClient:
     """Sends requests to the site at host:port, one a connection. Without a context it trusts no
     server and sends no secret."""
 
-    def __init__(self, address: str, token: Token) -> None:
+    def __init__(self, address: str, token: TokenContent) -> None:
         self._address = address
         host, _, port = address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
@@ -205,7 +205,7 @@ def folder_for(files: list[dict[str, Any]]) -> Path:
     return folder
 
 
-def fetch(site: Site, folder: Path, path: str, file: dict[str, Any]) -> None:
+def fetch(site: SiteClient, folder: Path, path: str, file: dict[str, Any]) -> None:
     """Fetch a file, whole and with the SHA-256 of the list, or end this program. It resumes an
     earlier run's file."""
     whole, part = folder / file["name"], folder / (file["name"] + ".part")
@@ -229,7 +229,7 @@ def fetch(site: Site, folder: Path, path: str, file: dict[str, Any]) -> None:
     fail(f"{file['name']} differs from the site's list: have its operator check the folder of --wheels")
 
 
-def append(site: Site, part: Path, path: str, size: int) -> None:
+def append(site: SiteClient, part: Path, path: str, size: int) -> None:
     """Fetch what a part lacks. Raises OSError and HTTPException."""
     have = part.stat().st_size if part.exists() else 0
     have = have if have < size else 0
@@ -278,8 +278,8 @@ def main() -> None:
         fail("this is run by the line that edgectl token create prints")
     address, text, options = sys.argv[1], sys.argv[3], sys.argv[4:]
     text = (sys.stdin.readline() if text == "-" else text).strip()
-    token = Token(text)
-    site = Site(address, token)
+    token = TokenContent(text)
+    site = SiteClient(address, token)
     say(f"requesting wheels from the site {token.site} at {address}, verified by the token")
     site.verify()
     this = machine()

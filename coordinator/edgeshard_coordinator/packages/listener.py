@@ -44,7 +44,7 @@ from edgeshard_coordinator.control.persistence.audit_log import AuditLog
 from edgeshard_coordinator.membership.membership import Membership
 from edgeshard_coordinator.membership.tokens import Failures, subscriber_of
 from edgeshard_coordinator.packages import bootstrap
-from edgeshard_coordinator.packages.shelf import Machine, Shelf
+from edgeshard_coordinator.packages.shelf import Shelf, WheelTarget
 
 log = structlog.get_logger()
 
@@ -253,7 +253,7 @@ class PackagesListener:
 
     async def _listing(self, request: _Request, principal: Principal) -> _Answer:
         pythons = request.asked("pythons").split(",") if request.query.get("pythons") else []
-        machine = Machine(request.asked("platform"), pythons[:8], request.asked("accelerator"))
+        machine = WheelTarget(request.asked("platform"), pythons[:8], request.asked("accelerator"))
         folder = self._shelf.folder_for(machine)
         async with self._hashing:  # the first asker hashes for all
             files = await asyncio.to_thread(self._shelf.files, folder)

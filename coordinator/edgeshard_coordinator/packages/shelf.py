@@ -21,7 +21,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class WheelTarget:
     """A machine that wants wheels: its architecture, its Pythons as `3.11`, the best first, and its accelerator."""
 
     platform: str
@@ -60,7 +60,7 @@ class Shelf:
         self.folders = _folders(directory)
         self._digests: dict[tuple[str, int, int, int], str] = {}
 
-    def folder_for(self, machine: Machine) -> Folder:
+    def folder_for(self, machine: WheelTarget) -> Folder:
         """The folder for machines with an accelerator, or for those without one, whichever the machine is; else the
         other, which works as well. Raises FailedPreconditionError naming what there is, and what the machine is."""
         wanted = machine.accelerator != PROCESSOR

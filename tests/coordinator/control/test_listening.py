@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from edgeshard_coordinator.control.requests.listeners import ListenerStream
+from edgeshard_coordinator.control.requests.listeners import ListenerFeed
 from edgeshard_coordinator.control.requests.running_request import RunningRequest
 
 from edgeshard.client import Client
@@ -162,7 +162,7 @@ async def test_a_request_that_leaves_takes_no_other_with_it(site: Any) -> None:
 
 async def test_nothing_is_said_of_a_request_whose_call_is_over() -> None:
     """Its last token may have come between: an end without it would be a wrong answer."""
-    stream = ListenerStream()
+    stream = ListenerFeed()
     request = RunningRequest(RequestId("r"), DeploymentName("tale"), Generation("once"))
     stream.leave(stream.follow(1, request))
     request.deliver(Finished(FinishReason.STOP, "", 1, 1))

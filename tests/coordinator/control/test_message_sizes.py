@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from edgeshard_coordinator.control.requests import head_reports
-from edgeshard_coordinator.control.requests.listeners import ListenerStream
+from edgeshard_coordinator.control.requests.listeners import ListenerFeed
 from edgeshard_coordinator.control.runtime.hub import MAX_UNREAD, ControlHub
 
 from edgeshard.domain.control.commands import CommandKey, CommandKind, MeasureCompute, ReleaseStage
@@ -80,7 +80,7 @@ async def test_texts_that_gathered_go_in_messages_that_can_be_sent(
     """
     monkeypatch.setattr(head_reports, "FIRST_CHARACTERS", 3 * longest)  # a head may send less for one token
     await site.deployed(concurrency=4)
-    stream, names, expected = ListenerStream(), ("r1", "r2", "r3"), list[tuple[int, int]]()
+    stream, names, expected = ListenerFeed(), ("r1", "r2", "r3"), list[tuple[int, int]]()
     for number, name in enumerate(names):
         request = site.coordinator.front.start("tale", Generation("once"), RequestId(name))
         tell = partial(say, site.coordinator.front, request.attachment, request.request_id)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from edgeshard_coordinator.additions.state import NO_ADDITIONS, Addition, Phase
-from edgeshard_coordinator.dashboard.adding import ADD, CANCEL, Adding, OperatorAdding
+from edgeshard_coordinator.dashboard.adding import ADD, CANCEL, OperatorAdding, OperatorAdditions
 
 from edgeshard.domain.audit import BEGUN, OK
 from edgeshard.domain.errors import InvalidArgumentError, NotFoundError, UnauthenticatedError
@@ -68,7 +68,7 @@ class Audit:
 def operator() -> tuple[OperatorAdding, Adder, Audit]:
     adder: Any = Adder()
     audit: Any = Audit()
-    return Adding(adder, audit).by(SOURCE, WHO, adder.check), adder, audit
+    return OperatorAdditions(adder, audit).by(SOURCE, WHO, adder.check), adder, audit
 
 
 async def test_an_addition_has_an_entry_when_it_begins_and_one_when_it_ends() -> None:

@@ -13,8 +13,8 @@ from edgeshard_coordinator.dashboard.door import (
     MOST_OF_KEY,
     MOST_SESSIONS,
     SESSION_TTL_S,
-    Door,
     Kind,
+    Login,
     shows_token,
 )
 
@@ -29,11 +29,11 @@ def secrets() -> Callable[[], str]:
 
 
 @pytest.fixture
-def door() -> Door:
-    return Door(secrets())
+def door() -> Login:
+    return Login(secrets())
 
 
-def test_a_link_lets_in_once(door: Door) -> None:
+def test_a_link_lets_in_once(door: Login) -> None:
     secret = door.link(ANNA, 0.0)
     cookie, session = door.enter(secret, 1.0)
     assert door.session(cookie, 2.0) is session and session.who == ANNA
@@ -44,13 +44,13 @@ def test_a_link_lets_in_once(door: Door) -> None:
     assert used.value.message == made_up.value.message, "it does not say which of the two it was"
 
 
-def test_an_old_link_does_not(door: Door) -> None:
+def test_an_old_link_does_not(door: Login) -> None:
     secret = door.link(ANNA, 0.0)
     with pytest.raises(UnauthenticatedError):
         door.enter(secret, LINK_TTL_S)
 
 
-def test_a_session_ends_by_time_and_by_leaving(door: Door) -> None:
+def test_a_session_ends_by_time_and_by_leaving(door: Login) -> None:
     (first, _), (second, _) = (door.enter(door.link(ANNA, 0.0), 0.0) for _ in range(2))
     door.leave(first)
     for cookie, now in ((first, 1.0), (second, SESSION_TTL_S), ("guess", 1.0), (None, 1.0)):
@@ -59,7 +59,7 @@ def test_a_session_ends_by_time_and_by_leaving(door: Door) -> None:
     assert door.session(second, SESSION_TTL_S - 1).who == ANNA
 
 
-def test_an_operator_who_is_revoked_has_neither_links_nor_sessions(door: Door) -> None:
+def test_an_operator_who_is_revoked_has_neither_links_nor_sessions(door: Login) -> None:
     links = [door.link(who, 0.0) for who in (ANNA, BERT)]
     cookies = [door.enter(door.link(who, 0.0), 0.0)[0] for who in (ANNA, BERT)]
     door.end_of(ANNA)
@@ -70,13 +70,13 @@ def test_an_operator_who_is_revoked_has_neither_links_nor_sessions(door: Door) -
     assert door.session(cookies[1], 1.0).who == door.enter(links[1], 1.0)[1].who == BERT
 
 
-def test_a_token_is_of_its_session(door: Door) -> None:
+def test_a_token_is_of_its_session(door: Login) -> None:
     one, other = (door.enter(door.link(ANNA, 0.0), 0.0)[1] for _ in range(2))
     assert shows_token(one, one.token)
     assert not any(shows_token(one, token) for token in (other.token, "", "ä"))
 
 
-def test_links_and_sessions_are_bounded_until_some_end(door: Door) -> None:
+def test_links_and_sessions_are_bounded_until_some_end(door: Login) -> None:
     for _ in range(MOST_LINKS):
         door.link(ANNA, 0.0)
     with pytest.raises(ResourceExhaustedError):
@@ -88,7 +88,7 @@ def test_links_and_sessions_are_bounded_until_some_end(door: Door) -> None:
     door.enter(door.link(ANNA, 99.0 + SESSION_TTL_S + MOST_SESSIONS), 99.0 + SESSION_TTL_S + MOST_SESSIONS)
 
 
-def test_the_session_of_a_key_is_of_another_kind_and_ends_with_the_key(door: Door) -> None:
+def test_the_session_of_a_key_is_of_another_kind_and_ends_with_the_key(door: Login) -> None:
     cookie, session = door.enter_by_key(KEY, frozenset({"tales"}), 0.0)
     operator, theirs = door.enter(door.link(ANNA, 0.0), 0.0)
     assert door.session(cookie, 1.0) is session and session.models == frozenset({"tales"})
@@ -103,7 +103,7 @@ def test_the_session_of_a_key_is_of_another_kind_and_ends_with_the_key(door: Doo
     assert door.session(operator, 1.0) is theirs
 
 
-def test_keys_take_no_place_of_operators_nor_of_each_other(door: Door) -> None:
+def test_keys_take_no_place_of_operators_nor_of_each_other(door: Login) -> None:
     other, _ = door.enter_by_key("key/other", None, 0.0)
     cookies = [door.enter_by_key(KEY, None, float(number))[0] for number in range(2 * MOST_SESSIONS)]
     alive = []
@@ -116,7 +116,7 @@ def test_keys_take_no_place_of_operators_nor_of_each_other(door: Door) -> None:
     assert door.enter(door.link(ANNA, 600.0), 600.0)[1].who == ANNA
 
 
-def test_secrets_are_not_shown(door: Door) -> None:
+def test_secrets_are_not_shown(door: Login) -> None:
     cookie, session = door.enter(door.link(ANNA, 0.0), 0.0)
     assert session.token not in repr(session)
     assert cookie not in repr(vars(door))

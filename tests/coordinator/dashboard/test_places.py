@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from edgeshard_coordinator.daemon import _places
-from edgeshard_coordinator.dashboard.places import Place, Places, parse_place
+from edgeshard_coordinator.dashboard.places import PageOrigin, PageOrigins, parse_place
 from edgeshard_coordinator.settings import CoordinatorSettings
 
 from edgeshard.domain.errors import DeniedError, InvalidArgumentError
 from edgeshard.gateway.connections.listen import HttpListen, is_loopback_name
 
-EDGE = Place("https://edge.example", "/edge")
+EDGE = PageOrigin("https://edge.example", "/edge")
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ EDGE = Place("https://edge.example", "/edge")
     ],
 )
 def test_a_url_is_read_as_browsers_say_it(text: str, origin: str, path: str) -> None:
-    assert parse_place(text) == Place(origin, path)
+    assert parse_place(text) == PageOrigin(origin, path)
 
 
 @pytest.mark.parametrize(
@@ -63,12 +63,12 @@ def test_plain_http_is_for_loopback_alone() -> None:
 
 def test_cookies_of_all_places_have_names_of_their_own() -> None:
     places = (
-        Place("http://127.0.0.1:8000"),
-        Place("http://127.0.0.1:8001"),
-        Place("https://edge.example:8000"),
-        Place("https://edge.example"),
-        Place("https://edge.example", "/a"),
-        Place("https://edge.example", "/a/b"),
+        PageOrigin("http://127.0.0.1:8000"),
+        PageOrigin("http://127.0.0.1:8001"),
+        PageOrigin("https://edge.example:8000"),
+        PageOrigin("https://edge.example"),
+        PageOrigin("https://edge.example", "/a"),
+        PageOrigin("https://edge.example", "/a/b"),
     )
     names = [place.cookie for place in places]
     assert len(set(names)) == len(names)
@@ -77,14 +77,14 @@ def test_cookies_of_all_places_have_names_of_their_own() -> None:
 
 
 def test_a_host_stands_for_the_places_where_a_browser_may_be() -> None:
-    places = Places(False, is_loopback_name, EDGE)
-    direct = Place("http://127.0.0.1:8000")
+    places = PageOrigins(False, is_loopback_name, EDGE)
+    direct = PageOrigin("http://127.0.0.1:8000")
     for host in ("edge.example", "edge.example:443"):
         assert places.of_host(host) == (EDGE,)
     assert places.of_host("127.0.0.1:8000") == (direct, EDGE), "proxies may say the gateway's own"
     assert places.of_origin("127.0.0.1:8000", EDGE.origin) == EDGE
     assert places.of_origin("127.0.0.1:8000", direct.origin) == direct
-    assert Places(False, is_loopback_name).of_host("127.0.0.1:8000") == (direct,)
+    assert PageOrigins(False, is_loopback_name).of_host("127.0.0.1:8000") == (direct,)
     for host in ("edge.example:80", "edge.example:8443", "evil.example", "127.0.0.1:x", ""):
         with pytest.raises(DeniedError):
             places.of_host(host)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from edgeshard_coordinator.membership.api_key_store import ApiKeyStore
 from edgeshard_coordinator.membership.store import MembershipStore
-from edgeshard_coordinator.membership.tokens import Token
+from edgeshard_coordinator.membership.tokens import TokenRecord
 
 from edgeshard.domain.identity import ApiKey, Principal, Role
 
 NODE = Principal("mill", Role.AGENT, "b")
-TOKEN = Token("0123456789abcdef", "d", NODE, 900.0, created_at=60.0, creator="operator/kim")
+TOKEN = TokenRecord("0123456789abcdef", "d", NODE, 900.0, created_at=60.0, creator="operator/kim")
 KEY = ApiKey("watch", ("tale",), 100, 2, "k1", 60.0, metrics=True)
 # The statements of the version before tokens had creators and keys could read all metrics.
 EARLIER_TOKENS = """
@@ -39,7 +39,7 @@ def changed(file: Path) -> Iterator[sqlite3.Connection]:
         yield database
 
 
-async def tokens_in(file: Path) -> dict[str, Token]:
+async def tokens_in(file: Path) -> dict[str, TokenRecord]:
     """The open tokens in a file, by their ids, as this version reads them."""
     store = MembershipStore(file)
     await store.open()

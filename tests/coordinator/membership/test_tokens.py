@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from edgeshard_coordinator.membership.tokens import (
     Failures,
-    Token,
+    TokenRecord,
     check_ttl,
     digest_of,
     redeemed,
@@ -16,7 +16,7 @@ from edgeshard.domain.errors import DeniedError, InvalidArgumentError, ResourceE
 from edgeshard.domain.identity import Principal, Role
 
 SECRET = b"s" * 32
-TOKEN = Token("t", digest_of(SECRET), Principal("mill", Role.AGENT, "b"), expires_at=100.0)
+TOKEN = TokenRecord("t", digest_of(SECRET), Principal("mill", Role.AGENT, "b"), expires_at=100.0)
 
 
 def test_a_token_is_good_for_one_key_until_it_expires() -> None:

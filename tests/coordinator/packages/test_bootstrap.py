@@ -31,14 +31,14 @@ def test_a_token_is_read_as_by_the_library(first: str, second: str) -> None:
     for site, id, role in (("mill", "b", Role.AGENT), ("m" * 63, "b" * 63, Role.OPERATOR), ("m", "b", Role.CLIENT)):
         authority = bytes(AUTHORITY_DIGEST_BYTES - 1) + b"x"
         said = Invitation(authority, Principal(site, role, id), f"{first}:7600", f"{second}:7601", SECRET)
-        token = bootstrap.Token(f" {invitation_to_text(said)}\n")
+        token = bootstrap.TokenContent(f" {invitation_to_text(said)}\n")
         assert (token.site, token.authority, token.secret) == (site, authority, SECRET)
 
 
 @pytest.mark.parametrize("text", ["", "edgeshard2-", "edgeshard2-AA", "edgeshard1-AMCoAQ", "edgeshard2-!!!!"])
 def test_what_is_no_token_ends_it(text: str) -> None:
     with pytest.raises(SystemExit) as end:
-        bootstrap.Token(text)
+        bootstrap.TokenContent(text)
     assert "the token is damaged" in str(end.value)
 
 

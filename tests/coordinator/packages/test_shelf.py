@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from edgeshard_coordinator.packages.shelf import Machine, Shelf
+from edgeshard_coordinator.packages.shelf import Shelf, WheelTarget
 
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
 
@@ -29,15 +29,15 @@ def test_the_accelerator_then_the_newest_python_chooses(tmp_path: Path) -> None:
         lay_out(tmp_path / name)
     shelf = Shelf(tmp_path)
     cases = [
-        (Machine("x86_64", ["3.12", "3.11"]), "x86_64-py312-cpu"),
-        (Machine("x86_64", ["3.12", "3.11"], "cuda"), "x86_64-py311-cu130"),
-        (Machine("x86_64", ["3.12"], "cuda"), "x86_64-py312-cpu"),
-        (Machine("x86_64", ["3.13"]), "x86_64-py313-cu130"),
-        (Machine("aarch64", ["3.13", "3.12"], "cuda"), "aarch64-py312-cpu"),
+        (WheelTarget("x86_64", ["3.12", "3.11"]), "x86_64-py312-cpu"),
+        (WheelTarget("x86_64", ["3.12", "3.11"], "cuda"), "x86_64-py311-cu130"),
+        (WheelTarget("x86_64", ["3.12"], "cuda"), "x86_64-py312-cpu"),
+        (WheelTarget("x86_64", ["3.13"]), "x86_64-py313-cu130"),
+        (WheelTarget("aarch64", ["3.13", "3.12"], "cuda"), "aarch64-py312-cpu"),
     ]
     assert [shelf.folder_for(machine).name for machine, _ in cases] == [name for _, name in cases]
     with pytest.raises(FailedPreconditionError) as refusal:
-        shelf.folder_for(Machine("aarch64", ["3.13"]))
+        shelf.folder_for(WheelTarget("aarch64", ["3.13"]))
     said = refusal.value.message
     assert (
         "aarch64 with Python 3.12, x86_64 with Python 3.11 and 3.12 and 3.13, "

@@ -32,7 +32,7 @@ class Followed:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class ListenerStream:
+class ListenerFeed:
     """One client's Listen stream: `follow` a request, and write what `heard` yields."""
 
     def __init__(self) -> None:
@@ -128,13 +128,13 @@ class Listeners:
     """
 
     def __init__(self) -> None:
-        self._streams: dict[tuple[str, str], ListenerStream] = {}
+        self._streams: dict[tuple[str, str], ListenerFeed] = {}
 
-    def open(self, owner: str, listener_id: str) -> ListenerStream:
+    def open(self, owner: str, listener_id: str) -> ListenerFeed:
         """Raises AlreadyExistsError if the client has a listener of this id."""
         if (owner, listener_id) in self._streams:
             raise AlreadyExistsError("listener: you have a listener of this id", field="listener")
-        stream = self._streams[owner, listener_id] = ListenerStream()
+        stream = self._streams[owner, listener_id] = ListenerFeed()
         return stream
 
     def close(self, owner: str, listener_id: str) -> None:
@@ -146,7 +146,7 @@ class Listeners:
         for stream in self._streams.values():
             stream.finish()
 
-    def find(self, owner: str, listener: Listener | None) -> ListenerStream | None:
+    def find(self, owner: str, listener: Listener | None) -> ListenerFeed | None:
         return None if listener is None else self._streams.get((owner, listener.id))
 
 

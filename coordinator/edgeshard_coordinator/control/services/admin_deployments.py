@@ -33,7 +33,7 @@ from edgeshard_coordinator.core.values.state import (
 )
 
 
-class DeploymentCalls(AdminCalls):
+class DeploymentAdminCalls(AdminCalls):
     """Plans and deployments."""
 
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:

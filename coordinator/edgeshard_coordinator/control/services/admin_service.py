@@ -13,12 +13,12 @@ from edgeshard.domain.ids import DeploymentName
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.wire.debug import dump_messages
 from edgeshard.wire.site import audit_checks_to_wire, audit_entry_to_wire, site_event_to_wire, trace_to_wire
-from edgeshard_coordinator.control.services.admin_deployments import DeploymentCalls
+from edgeshard_coordinator.control.services.admin_deployments import DeploymentAdminCalls
 from edgeshard_coordinator.control.services.admin_models import ModelCalls
 from edgeshard_coordinator.control.services.admin_nodes import NodeCalls
 
 
-class AdminServicer(NodeCalls, ModelCalls, DeploymentCalls):
+class AdminServicer(NodeCalls, ModelCalls, DeploymentAdminCalls):
     """The admin service: traces, dumps, the audit log and events here, the other subjects in its bases."""
 
     async def Trace(self, request: pb.TraceRequest, context: Any) -> AsyncIterator[pb.TraceResponse]:

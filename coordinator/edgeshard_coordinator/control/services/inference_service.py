@@ -24,7 +24,7 @@ from edgeshard.wire.generation import event_to_wire, generate_request_from_wire
 from edgeshard.wire.listening import heard_to_wire, listener_message_from_wire
 from edgeshard.wire.site import served_model_to_wire
 from edgeshard_coordinator.control.requests.chats import Chats
-from edgeshard_coordinator.control.requests.listeners import Listeners, ListenerStream, listener_lost
+from edgeshard_coordinator.control.requests.listeners import ListenerFeed, Listeners, listener_lost
 from edgeshard_coordinator.control.requests.models import Models, served_model
 from edgeshard_coordinator.control.requests.request_front import RequestFront
 from edgeshard_coordinator.control.runtime.loop import StateLoop
@@ -140,7 +140,7 @@ async def _listener_id(messages: AsyncIterator[pb.ListenRequest]) -> str:
     return check_id(hello.id, "listener")
 
 
-async def _take_reads(stream: ListenerStream, messages: AsyncIterator[pb.ListenRequest]) -> None:
+async def _take_reads(stream: ListenerFeed, messages: AsyncIterator[pb.ListenRequest]) -> None:
     try:
         async for message in messages:
             read = listener_message_from_wire(message)

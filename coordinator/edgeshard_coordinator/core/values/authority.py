@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edgeshard_coordinator.core.values.state import DeploymentRecord
 
 
-class Authority(StrEnum):
+class Writer(StrEnum):
     """The allowed writer of a field."""
 
     ITSELF = "itself"
@@ -39,11 +39,11 @@ class Authority(StrEnum):
     """No node: it is compared with what the coordinator knows, and a message that differs counts for nothing."""
 
 
-_ITSELF, _STAGE, _HEAD = Authority.ITSELF, Authority.STAGE, Authority.HEAD
-_COMMANDED, _NONE = Authority.COMMANDED, Authority.NONE
+_ITSELF, _STAGE, _HEAD = Writer.ITSELF, Writer.STAGE, Writer.HEAD
+_COMMANDED, _NONE = Writer.COMMANDED, Writer.NONE
 
 
-def _fields(authority: Authority, *names: str) -> dict[str, Authority]:
+def _fields(authority: Writer, *names: str) -> dict[str, Writer]:
     return dict.fromkeys(names, authority)
 
 
@@ -59,7 +59,7 @@ _CONDITION = (
     *("certificate_ends_s", "certificate_due_s", "clock_ahead_s"),
 )
 
-TABLE: Mapping[type, Mapping[str, Authority]] = {
+TABLE: Mapping[type, Mapping[str, Writer]] = {
     commands.Registration: {
         # The certificate has the name, and an id belongs to the name that used it first.
         **_fields(_NONE, "node_id", "name", "wire_version"),
@@ -104,12 +104,12 @@ TABLE: Mapping[type, Mapping[str, Authority]] = {
 def may_set(kind: type, field: str, record: DeploymentRecord, node_id: NodeId, stage: int = 0) -> bool:
     """Whether a node may set this field of a message that is about a stage of the deployment, by its row."""
     match TABLE[kind][field]:
-        case Authority.STAGE:
+        case Writer.STAGE:
             return has_stage(record, node_id, stage)
-        case Authority.HEAD:
+        case Writer.HEAD:
             return has_stage(record, node_id, 0)
         case rest:
-            return rest is Authority.ITSELF
+            return rest is Writer.ITSELF
 
 
 def has_stage(record: DeploymentRecord, node_id: NodeId, stage: int) -> bool:
