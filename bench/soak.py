@@ -41,7 +41,7 @@ from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, ResourceExhaustedError
 from edgeshard.domain.nodes.device import Node
 from edgeshard.domain.requests.generation import GenerateOptions, Token
-from edgeshard.local.child_daemons import Daemon
+from edgeshard.local.child_daemons import ChildDaemon
 from edgeshard.local.cluster import LocalCluster
 
 NODES = ("a", "b", "c")
@@ -181,7 +181,7 @@ class Gauges:
 
     def __init__(self, site: LocalCluster, client: Client) -> None:
         self._client = client
-        daemons: list[Daemon] = [site.coordinator, *site.agents.values()]
+        daemons: list[ChildDaemon] = [site.coordinator, *site.agents.values()]
         self._processes = {daemon.name: psutil.Process(daemon.pid) for daemon in daemons}
         self._processes["client"] = psutil.Process(os.getpid())
         self._logs = {daemon.name: daemon.log_path for daemon in daemons}

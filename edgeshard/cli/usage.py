@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from edgeshard.domain.errors import EXIT_CODES, INTERRUPTED
 
 
-class Usage(NamedTuple):
+class CommandUsage(NamedTuple):
     """Two or more command lines without `edgectl`, and the exit codes that differ from `EXIT_CODES`."""
 
     examples: tuple[str, ...]
@@ -23,49 +23,51 @@ class Usage(NamedTuple):
 ALWAYS = "always"
 
 USAGES = {
-    "serve": Usage(("serve demo", "serve ./my-model --port 8080 --quantise int8"), endless=ALWAYS),
-    "run": Usage(("run fairy-tales", 'run fairy-tales "Once upon a time"')),
-    "chat": Usage(("chat", "chat tales --system 'Answer in one sentence.'")),
-    "generate": Usage(
+    "serve": CommandUsage(("serve demo", "serve ./my-model --port 8080 --quantise int8"), endless=ALWAYS),
+    "run": CommandUsage(("run fairy-tales", 'run fairy-tales "Once upon a time"')),
+    "chat": CommandUsage(("chat", "chat tales --system 'Answer in one sentence.'")),
+    "generate": CommandUsage(
         ('generate tales "Once upon a time"', "generate tales --prompt Once --max-tokens 64 --seed 7 --stats")
     ),
-    "ps": Usage(("ps", "ps --watch"), endless="with --watch"),
-    "get nodes": Usage(("get nodes", "get nodes -o json"), endless="with --watch"),
-    "get models": Usage(("get models", "get models --watch"), endless="with --watch"),
-    "get deployments": Usage(("get deployments", "get deployments --watch"), endless="with --watch"),
-    "get events": Usage(("get events --limit 20", "get events --watch"), endless="with --watch"),
-    "get audit": Usage(("get audit --limit 20", "get audit --verify"), "failed or a seal is broken"),
-    "describe node": Usage(("describe node attic", "describe node attic -o json")),
-    "describe model": Usage(("describe model fairy-tales", "describe model fairy-tales -o json")),
-    "describe deployment": Usage(("describe deployment tales", "describe deployment tales -o json")),
-    "deploy": Usage(("deploy tales --model fairy-tales", "deploy tales --model ./my-model --layers a=0:6,b=6:12")),
-    "apply": Usage(
+    "ps": CommandUsage(("ps", "ps --watch"), endless="with --watch"),
+    "get nodes": CommandUsage(("get nodes", "get nodes -o json"), endless="with --watch"),
+    "get models": CommandUsage(("get models", "get models --watch"), endless="with --watch"),
+    "get deployments": CommandUsage(("get deployments", "get deployments --watch"), endless="with --watch"),
+    "get events": CommandUsage(("get events --limit 20", "get events --watch"), endless="with --watch"),
+    "get audit": CommandUsage(("get audit --limit 20", "get audit --verify"), "failed or a seal is broken"),
+    "describe node": CommandUsage(("describe node attic", "describe node attic -o json")),
+    "describe model": CommandUsage(("describe model fairy-tales", "describe model fairy-tales -o json")),
+    "describe deployment": CommandUsage(("describe deployment tales", "describe deployment tales -o json")),
+    "deploy": CommandUsage(
+        ("deploy tales --model fairy-tales", "deploy tales --model ./my-model --layers a=0:6,b=6:12")
+    ),
+    "apply": CommandUsage(
         ("apply -f tales.toml --dry-run", "apply -f tales.toml --replace"), "failed or a deployment was refused"
     ),
-    "replan": Usage(("replan tales --dry-run", "replan tales")),
-    "delete deployment": Usage(("delete deployment tales", "delete deployment tales --force --timeout 30")),
-    "delete model": Usage(("delete model fairy-tales", "delete model fairy-tales --coordinator mill:7600")),
-    "delete node": Usage(("delete node attic", "delete node attic --coordinator mill:7600")),
-    "delete packed": Usage(
+    "replan": CommandUsage(("replan tales --dry-run", "replan tales")),
+    "delete deployment": CommandUsage(("delete deployment tales", "delete deployment tales --force --timeout 30")),
+    "delete model": CommandUsage(("delete model fairy-tales", "delete model fairy-tales --coordinator mill:7600")),
+    "delete node": CommandUsage(("delete node attic", "delete node attic --coordinator mill:7600")),
+    "delete packed": CommandUsage(
         ("delete packed attic --unused", "delete packed attic 0123456789abcdef"), "failed or a unit is in use"
     ),
-    "plan": Usage(
+    "plan": CommandUsage(
         ("plan --model fairy-tales", "plan --cluster nodes.toml --model llama2-7b --compare"),
         "failed, no plan fits or --verify found a better plan",
     ),
-    "profile": Usage(
+    "profile": CommandUsage(
         ("profile", "profile attic garage --model fairy-tales --quick"), "failed or a node or link was not measured"
     ),
-    "model add": Usage(
+    "model add": CommandUsage(
         ("model add ./my-model --name mine", "model add OWNER/NAME --dry-run"), "failed or it does not fit"
     ),
-    "model list": Usage(("model list", "model list --found")),
-    "dashboard": Usage(("dashboard", "dashboard --coordinator mill:7600")),
-    "key create": Usage(("key create website --model tales", "key create prometheus --metrics")),
-    "key list": Usage(("key list", "key list -o json")),
-    "key revoke": Usage(("key revoke website", "key revoke website --coordinator mill:7600")),
-    "top": Usage(("top", "top --once"), endless="in the live view"),
-    "trace": Usage(
+    "model list": CommandUsage(("model list", "model list --found")),
+    "dashboard": CommandUsage(("dashboard", "dashboard --coordinator mill:7600")),
+    "key create": CommandUsage(("key create website --model tales", "key create prometheus --metrics")),
+    "key list": CommandUsage(("key list", "key list -o json")),
+    "key revoke": CommandUsage(("key revoke website", "key revoke website --coordinator mill:7600")),
+    "top": CommandUsage(("top", "top --once"), endless="in the live view"),
+    "trace": CommandUsage(
         ("trace tales --seconds 10", "trace tales -o trace.json"), "failed or no step ran during the recording"
     ),
     "bench": Usage(("bench tales --concurrency 4", "bench tales --rate 2 --requests 100 --slo-ttft 1"), "failed"),
@@ -90,19 +92,19 @@ USAGES = {
     "install agent": Usage(
         ("install agent --coordinator mill:7600 --name attic", "install agent --credentials attic --dry-run")
     ),
-    "install coordinator": Usage(("install coordinator --site pki", "install coordinator --site pki --dry-run")),
-    "uninstall": Usage(("uninstall --dry-run", "uninstall --purge --yes")),
-    "uninstall agent": Usage(("uninstall agent --dry-run", "uninstall agent --purge")),
-    "uninstall coordinator": Usage(("uninstall coordinator --dry-run", "uninstall coordinator --purge")),
-    "upgrade": Usage(("upgrade", "upgrade --back")),
-    "lab run": Usage(("lab run lab.toml", "lab run lab.toml -o json")),
-    "lab up": Usage(("lab up lab.toml", "lab up lab.toml --directory lab")),
-    "lab down": Usage(("lab down lab.toml", "lab down lab.toml --directory lab")),
-    "demo": Usage(('demo --prompt "Once upon a time"', "demo --serve --port 8080"), endless="with --serve"),
-    "version": Usage(("version", "--version")),
+    "install coordinator": CommandUsage(("install coordinator --site pki", "install coordinator --site pki --dry-run")),
+    "uninstall": CommandUsage(("uninstall --dry-run", "uninstall --purge --yes")),
+    "uninstall agent": CommandUsage(("uninstall agent --dry-run", "uninstall agent --purge")),
+    "uninstall coordinator": CommandUsage(("uninstall coordinator --dry-run", "uninstall coordinator --purge")),
+    "upgrade": CommandUsage(("upgrade", "upgrade --back")),
+    "lab run": CommandUsage(("lab run lab.toml", "lab run lab.toml -o json")),
+    "lab up": CommandUsage(("lab up lab.toml", "lab up lab.toml --directory lab")),
+    "lab down": CommandUsage(("lab down lab.toml", "lab down lab.toml --directory lab")),
+    "demo": CommandUsage(('demo --prompt "Once upon a time"', "demo --serve --port 8080"), endless="with --serve"),
+    "version": CommandUsage(("version", "--version")),
 }
 """By the command's words."""
-FIRST = Usage(("serve demo", "run ./my-model", "deploy --help"))
+FIRST = CommandUsage(("serve demo", "run ./my-model", "deploy --help"))
 """The examples of edgectl itself: from nothing to an answer, and where more is."""
 
 
@@ -120,7 +122,7 @@ def complete(command: Any, path: tuple[str, ...]) -> Any:
     return command
 
 
-def epilog(usage: Usage) -> str:
+def epilog(usage: CommandUsage) -> str:
     """The end of a help: examples and exit codes."""
     lines = "\n".join(f"  edgectl {line}" for line in usage.examples)
     return f"\b\nExamples:\n{lines}\n\n{_exit_codes(usage.failed, usage.endless)}"

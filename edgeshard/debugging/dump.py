@@ -36,7 +36,7 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine(Generic[StateT, EventT]):
+class StateMachine(Generic[StateT, EventT]):
     """A daemon's state machine: the forms of its states and events, and its pure step."""
 
     state: Codec[StateT]

@@ -50,7 +50,7 @@ _FLOATS = {Width.BFLOAT16: "BF16", Width.FLOAT16: "F16", Width.FLOAT32: "F32"}
 
 
 @dataclass(slots=True)
-class Loss:
+class RoundingLoss:
     """The loss of the numbers that were rounded."""
 
     elements: int = 0
@@ -89,7 +89,7 @@ class TensorWriter:
         self._least_bytes = least_bytes
         self._on_bytes = on_bytes
         self._file: BinaryIO | None = None
-        self.loss = Loss()
+        self.loss = RoundingLoss()
 
     def __enter__(self) -> TensorWriter:
         check_room(self._path, _WHAT, self._least_bytes, remedy=MOVE_SCRATCH)

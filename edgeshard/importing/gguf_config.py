@@ -156,14 +156,14 @@ class Target:
 
 
 @dataclass(slots=True)
-class Targets:
+class TensorTargets:
     """The tensors of the checkpoint, and the file's tensors that it does not have."""
 
     found: list[Target]
     left_out: list[GgufTensor]
 
 
-def targets_of(file: GgufFile, config: Mapping[str, Any]) -> Targets:
+def targets_of(file: GgufFile, config: Mapping[str, Any]) -> TensorTargets:
     """The tensors of the checkpoint with `config`, which is of `config_of`.
 
     Raises UnsupportedModelError for a tensor that the family has no place for.
@@ -194,7 +194,7 @@ def targets_of(file: GgufFile, config: Mapping[str, Any]) -> Targets:
     for name, target in targets.items():
         target.sources = [parts[name][index] for index in sorted(parts[name])]
         _check_shape(file, target)
-    return Targets(list(targets.values()), left_out)
+    return TensorTargets(list(targets.values()), left_out)
 
 
 def _check_shape(file: GgufFile, target: Target) -> None:

@@ -18,7 +18,7 @@ from edgeshard.domain.errors import FailedPreconditionError, UnsupportedModelErr
 from edgeshard.domain.models.dtypes import BLOCK_FORMATS, STORED_GROUP, IntegerFormat
 from edgeshard.domain.models.model import RowOrder
 from edgeshard.importing.blocks import AT_ONCE, BYTES, Floats, TensorWriter, Width
-from edgeshard.importing.gguf_config import Target, Targets, config_of, targets_of
+from edgeshard.importing.gguf_config import Target, TensorTargets, config_of, targets_of
 from edgeshard.importing.gguf_file import GgufFile, GgufTensor, read_gguf
 from edgeshard.importing.gguf_tokenizer import tokenizer_files
 from edgeshard.importing.imported import CONVERTING, Imported, Progress, mebibytes, size_notes
@@ -76,7 +76,7 @@ def _mapped(path: Path) -> mmap.mmap:
         return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def left_out_notes(targets: Targets) -> list[str]:
+def left_out_notes(targets: TensorTargets) -> list[str]:
     """A note for each kind of tensors that the file has and the model does not run with."""
     further = [tensor.size for tensor in targets.left_out if tensor.name.startswith("blk.")]
     others = [tensor.size for tensor in targets.left_out if not tensor.name.startswith("blk.")]
@@ -97,7 +97,7 @@ def _companion_notes(path: Path) -> list[str]:
     return [f"only its text is run: {found[0]}, for pictures, is left out"] if found else []
 
 
-def check_planned(file: GgufFile, config: Mapping[str, Any], targets: Targets, width: Width) -> None:
+def check_planned(file: GgufFile, config: Mapping[str, Any], targets: TensorTargets, width: Width) -> None:
     """Raise as `open_gguf` does for types that cannot be read, and as `check_manifest` does, before a conversion."""
     for kind in {source.type for target in targets.found for source in target.sources} - _KEPT:
         _decoder(kind)
@@ -111,7 +111,7 @@ def stored_types(file: GgufFile, config: Mapping[str, Any], width: Width) -> lis
     return _planned(config, targets_of(file, config), width)
 
 
-def _planned(config: Mapping[str, Any], targets: Targets, width: Width) -> list[StoredTensor]:
+def _planned(config: Mapping[str, Any], targets: TensorTargets, width: Width) -> list[StoredTensor]:
     opener, found = _Opener(config, width), []
     for target in targets.found:
         first = target.sources[0]
@@ -181,7 +181,7 @@ class _Opener:
             return writer.rounded(target.name, target.shape, numbers, width)
         return writer.rounded(target.name, _matrix_of(target), numbers, width)
 
-    def converted_bytes(self, targets: Targets) -> int:
+    def converted_bytes(self, targets: TensorTargets) -> int:
         """The bytes that will be written anew, about."""
         size = 0
         for target in targets.found:
@@ -191,7 +191,7 @@ class _Opener:
                 size += stored if exact else round(math.prod(target.shape) * BYTES[self._width])
         return size
 
-    def notes(self, targets: Targets, writer: TensorWriter) -> list[str]:
+    def notes(self, targets: TensorTargets, writer: TensorWriter) -> list[str]:
         rounded = Counter(
             source.type for target in targets.found if not self.is_exact(target) for source in target.sources
         )

@@ -44,7 +44,7 @@ def _private_log(path: Path) -> BinaryIO:
     return open(path, "ab", opener=open_private)
 
 
-class Daemon:
+class ChildDaemon:
     """One child process with a ready file and a log file in `directory`.
 
     `listen` has its addresses by option, such as `{"--listen": "127.0.0.1:0"}`. A daemon `in_view` logs to the stderr
@@ -231,7 +231,9 @@ def ended_how(exit_code: int) -> str:
     return f"with exit code {exit_code}" if exit_code >= 0 else f"by signal {-exit_code}"
 
 
-async def keep_running(daemon: Daemon, say: Callable[[str], None], proven: Callable[[], bool] = lambda: True) -> int:
+async def keep_running(
+    daemon: ChildDaemon, say: Callable[[str], None], proven: Callable[[], bool] = lambda: True
+) -> int:
     """Start a daemon again at its addresses whenever it ends; returns its exit code once it cannot start.
 
     A start has failed if the daemon ended before it listened, or while nothing is `proven`. `say` takes lines for

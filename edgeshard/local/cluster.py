@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from edgeshard.domain.identity import Principal, Role, coordinator_of
-from edgeshard.local.child_daemons import STOP_GRACE_S, Daemon
+from edgeshard.local.child_daemons import STOP_GRACE_S, ChildDaemon
 
 if TYPE_CHECKING:
     from edgeshard.client import Client
@@ -70,9 +70,9 @@ class LocalCluster:
     ) -> None:
         self.directory = directory
         self.nodes = tuple(nodes)
-        self.agents: dict[str, Daemon] = {}
+        self.agents: dict[str, ChildDaemon] = {}
         self._authority = authority or (_authority() if secure else None)
-        self._daemon = partial(Daemon, directory=directory, configured=configured, stays=stays, holding=holding)
+        self._daemon = partial(ChildDaemon, directory=directory, configured=configured, stays=stays, holding=holding)
         state = directory / "coordinator"
         self.coordinator = self._daemon(
             "coordinator",
@@ -126,7 +126,7 @@ class LocalCluster:
         """Start one agent, also one that was stopped or killed. Returns its address once layers can be placed on it."""
         return await self._started(self._agent(name))
 
-    async def _started(self, daemon: Daemon) -> str:
+    async def _started(self, daemon: ChildDaemon) -> str:
         if self._elsewhere:
             return await daemon.start_anywhere(self._startup_timeout_s)
         await daemon.start()
@@ -146,7 +146,7 @@ class LocalCluster:
             for daemon in (*self.agents.values(), self.coordinator):
                 daemon.send_signal(signal.SIGKILL)
 
-    def _agent(self, name: str) -> Daemon:
+    def _agent(self, name: str) -> ChildDaemon:
         if name not in self.agents:
             arguments = ["--coordinator", own_address(self.address or self._listen), "--name", name]
             arguments += ["--state-dir", str(self.directory / name), *self._identity(Principal(SITE, Role.AGENT, name))]

@@ -22,7 +22,7 @@ _RECLAIMABLE = ("active_file", "inactive_file", "slab_reclaimable")
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class ProcessMemory:
     """Bytes that a process may count on. `limited`: its groups leave it less than the machine has."""
 
     total_bytes: int
@@ -30,7 +30,7 @@ class Memory:
     limited: bool
 
 
-def process_memory(total_bytes: int, available_bytes: int, root: Path = ROOT) -> Memory:
+def process_memory(total_bytes: int, available_bytes: int, root: Path = ROOT) -> ProcessMemory:
     """The machine's memory, or the part of it that the groups of this process leave. `root` is for tests."""
     least_bytes = total_bytes
     for group in _groups(root, "memory"):
@@ -38,7 +38,7 @@ def process_memory(total_bytes: int, available_bytes: int, root: Path = ROOT) ->
         if limit < total_bytes:
             least_bytes = min(least_bytes, limit)
             available_bytes = min(available_bytes, max(0, limit - _used(group)))
-    return Memory(least_bytes, min(available_bytes, least_bytes), least_bytes < total_bytes)
+    return ProcessMemory(least_bytes, min(available_bytes, least_bytes), least_bytes < total_bytes)
 
 
 def cpu_quota(root: Path = ROOT) -> float:

@@ -30,7 +30,7 @@ _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class InstallOptions:
     """Choices of an operator; "" if one was not made.
 
     `programs` is the directory of the daemons, `credentials` the directory of the TLS files.
@@ -57,14 +57,14 @@ class Options:
 class Record:
     """An installation: sha256 of its files by path, its directories (outer ones first), whether it made the user."""
 
-    options: Options
+    options: InstallOptions
     files: Mapping[str, str] = field(default_factory=dict)
     directories: tuple[str, ...] = ()
     user: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SystemState:
     """The state of `interesting` paths: sha256 of files and links by path, directories, and whether the user exists.
 
     `shared` are directories in the record of the other daemon. `live` is True on the running machine, False in an
@@ -161,7 +161,7 @@ def drop_ins(daemon: Daemon) -> str:
     return f"{unit_path(daemon)}.d"
 
 
-def files(daemon: Daemon, options: Options) -> dict[str, str]:
+def files(daemon: Daemon, options: InstallOptions) -> dict[str, str]:
     """The files of an installation, by path. Raises InvalidArgumentError for programs that no unit can run."""
     check_visible(options.programs)
     given = {"credentials": options.credentials, "ca-key": options.ca_key, "wheels": options.wheels}
@@ -194,14 +194,14 @@ def check_visible(path: str) -> None:
             )
 
 
-def interesting(daemon: Daemon, options: Options, record: Record | None) -> set[str]:
+def interesting(daemon: Daemon, options: InstallOptions, record: Record | None) -> set[str]:
     """The paths whose state decides on the steps of an installation or of its removal."""
     paths = {*files(daemon, options), *(record.files if record else ()), record_path(daemon), enabled_path(daemon)}
     paths |= {str(parent) for path in paths for parent in PurePosixPath(path).parents}
     return paths | {state_directory(daemon), drop_ins(daemon), JOINED}
 
 
-def install_steps(daemon: Daemon, options: Options, record: Record | None, found: Found) -> list[Step]:
+def install_steps(daemon: Daemon, options: InstallOptions, record: Record | None, found: SystemState) -> list[Step]:
     """Steps that install missing files and renew those that were not changed by hand; empty if
     nothing is missing."""
     before = record or Record(options, user=not found.user)
@@ -229,7 +229,7 @@ def install_steps(daemon: Daemon, options: Options, record: Record | None, found
     return steps
 
 
-def uninstall_steps(daemon: Daemon, record: Record, found: Found, *, purge: bool) -> list[Step]:
+def uninstall_steps(daemon: Daemon, record: Record, found: SystemState, *, purge: bool) -> list[Step]:
     """Steps that stop the daemon and remove its installation; with `purge` also its state and files changed by hand."""
     steps: list[Step] = []
     unit = unit_path(daemon)
@@ -267,7 +267,7 @@ def uninstall_steps(daemon: Daemon, record: Record, found: Found, *, purge: bool
     return steps + [RemoveDirectory(path) for path in reversed(record.directories) if path not in in_use]
 
 
-def _state_steps(daemon: Daemon, record: Record, found: Found, keeps: bool) -> list[Step]:
+def _state_steps(daemon: Daemon, record: Record, found: SystemState, keeps: bool) -> list[Step]:
     """Keep the user while it has files: the system might assign its number to the next user."""
     state = state_directory(daemon)
     if keeps:

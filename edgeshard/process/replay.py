@@ -7,11 +7,11 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from edgeshard.debugging.dump import Machine
+from edgeshard.debugging.dump import StateMachine
 from edgeshard.domain.errors import EdgeShardError
 
 
-def replay_stdin(machine: Machine[Any, Any]) -> None:
+def replay_stdin(machine: StateMachine[Any, Any]) -> None:
     """Read a JSON object of documents from stdin; write one of their results, or of why one cannot be replayed."""
     results: dict[str, Any] = {}
     for name, document in json.load(sys.stdin).items():

@@ -15,7 +15,7 @@ BEATS = 3
 """Checks in the watchdog's time, so that one or two may be late on a busy machine."""
 
 
-class Progress:
+class StallDetector:
     """Compares counts of the work of each part, by the part's name, from check to check. Pure.
 
     A part without work must count its checks. The event loop needs no count, since it makes them.
@@ -34,7 +34,7 @@ async def feed_watchdog(notifier: Notifier, counts: Callable[[], Mapping[str, in
     """Beat from the event loop while every count grows. Returns at once without a watchdog."""
     if notifier.watchdog_s is None:
         return
-    progress, stuck = Progress(counts()), list[str]()
+    progress, stuck = StallDetector(counts()), list[str]()
     while True:
         await asyncio.sleep(notifier.watchdog_s / BEATS)
         before, stuck = stuck, progress.stuck(counts())

@@ -27,7 +27,7 @@ ALIVE = LinkBeacon(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class LinkFault:
     """A reason to drop the stream and to dial the receiver over a new connection. `is_new`: an incident begins."""
 
     why: str
@@ -85,7 +85,7 @@ class LinkWatch:
             self._heard_at = now
         self._is_open = False
 
-    def tick(self, now: float) -> Fault | None:
+    def tick(self, now: float) -> LinkFault | None:
         """The fault at `now`, reported once: from then on the next attempt is watched."""
         late = max(0.0, now - self._ticked_at - TICK_S)
         self._ticked_at = now
@@ -98,7 +98,7 @@ class LinkWatch:
         is_new, self._incident = not self._incident, True
         self._faults += 1
         self._is_open, self._heard_at = False, now
-        return Fault(why, is_new)
+        return LinkFault(why, is_new)
 
     @property
     def _owes(self) -> bool:

@@ -40,7 +40,7 @@ EnumT = TypeVar("EnumT", bound=Enum)
 _ABSENT = object()
 
 
-class Form(NamedTuple):
+class MessageForm(NamedTuple):
     """`write` returns the argument of a message's constructor; `read` takes the message's value,
     and the field's name."""
 
@@ -51,14 +51,14 @@ class Form(NamedTuple):
 class _Field(NamedTuple):
     name: str
     wire: str
-    form: Form | None
+    form: MessageForm | None
     """None if it is the same in both."""
     checks: tuple[Check, ...]
     absent: Any
     """Its value if the message has none and that can be detected; else `_ABSENT`."""
 
 
-_FORMS: dict[tuple[Any, str], Form] = {}
+_FORMS: dict[tuple[Any, str], MessageForm] = {}
 """By class and full name of a message."""
 
 
@@ -86,7 +86,7 @@ def by_fields(
     return _functions(kind, cache(lambda: _object(kind, message.DESCRIPTOR)))
 
 
-def _functions(kind: Any, form: Callable[[], Form]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+def _functions(kind: Any, form: Callable[[], MessageForm]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     def to_wire(value: Any) -> Any:
         return form().write(value)
 
@@ -141,7 +141,7 @@ def numbers(kind: type[EnumT], known: Any, field: str) -> tuple[Callable[[EnumT]
     return to_wire, from_wire
 
 
-def _form_of(kind: Any, message: Any) -> Form:
+def _form_of(kind: Any, message: Any) -> MessageForm:
     key = kind, message.full_name
     form = _FORMS.get(key)
     if form is None:
@@ -149,15 +149,15 @@ def _form_of(kind: Any, message: Any) -> Form:
     return form
 
 
-def _given(functions: tuple[Callable[[Any], Any], Callable[[Any], Any]]) -> Form:
+def _given(functions: tuple[Callable[[Any], Any], Callable[[Any], Any]]) -> MessageForm:
     to_wire, from_wire = functions
-    return Form(to_wire, lambda found, _: from_wire(found))
+    return MessageForm(to_wire, lambda found, _: from_wire(found))
 
 
-def _object(kind: Any, message: Any) -> Form:
+def _object(kind: Any, message: Any) -> MessageForm:
     hints = get_type_hints(kind, include_extras=True)
     fields = [_field(kind, name, hints[name], default, message) for name, default in _defaults(kind).items()]
-    return Form(_writer(fields, GetMessageClass(message)), _reader(fields, kind))
+    return MessageForm(_writer(fields, GetMessageClass(message)), _reader(fields, kind))
 
 
 def _writer(fields: list[_Field], made: Callable[..., Message]) -> Callable[[Any], Message]:
@@ -270,9 +270,9 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
     return kind, len(rest) < len(members)
 
 
-def _empty_is_none(form: Form | None, field: FieldDescriptor) -> Form:
+def _empty_is_none(form: MessageForm | None, field: FieldDescriptor) -> MessageForm:
     read = form.read if form is not None else _same
-    return Form(
+    return MessageForm(
         form.write if form is not None else lambda value: value, lambda item, name: read(item, name) if item else None
     )
 
@@ -281,35 +281,39 @@ def _same(item: Any, _: str) -> Any:
     return item
 
 
-def _items_form(hint: Any, field: FieldDescriptor, where: str, optional: bool) -> Form | None:
+def _items_form(hint: Any, field: FieldDescriptor, where: str, optional: bool) -> MessageForm | None:
     """The form of a field's value: of one thing, of several, or of a mapping."""
     origin, arguments = get_origin(hint), get_args(hint)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _json_form() if field.type == FieldDescriptor.TYPE_BYTES else Form(dict, lambda items, _: dict(items))
+        return (
+            _json_form()
+            if field.type == FieldDescriptor.TYPE_BYTES
+            else MessageForm(dict, lambda items, _: dict(items))
+        )
     if origin is not tuple:
         return _one_form(hint, field, where)
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        return Form(dict, lambda items, _: tuple(sorted(items.items())))
+        return MessageForm(dict, lambda items, _: tuple(sorted(items.items())))
     if not field.is_repeated:
         # A message around a list, so that it can be absent.
         around: Any = field.message_type
         (within,), wrapper = around.fields, GetMessageClass(around)
         items = _items_form(hint, within, where, optional)
         assert items is not None
-        return Form(
+        return MessageForm(
             lambda value: wrapper(**{within.name: items.write(value)}) if value or optional else None,
             lambda found, name: items.read(getattr(found, within.name), name),
         )
     one = _one_form(arguments[0], field, where)
     if one is None:
-        return Form(lambda value: value, lambda items, _: tuple(items))
-    return Form(
+        return MessageForm(lambda value: value, lambda items, _: tuple(items))
+    return MessageForm(
         lambda value: [one.write(item) for item in value],
         lambda items, name: tuple([one.read(item, name) for item in items]),
     )
 
 
-def _one_form(hint: Any, field: FieldDescriptor, where: str) -> Form | None:
+def _one_form(hint: Any, field: FieldDescriptor, where: str) -> MessageForm | None:
     hint, _ = checks_of(hint)
     if hint in (str, int, float, bool, bytes) or get_origin(hint) is Literal:
         return None
@@ -320,10 +324,10 @@ def _one_form(hint: Any, field: FieldDescriptor, where: str) -> Form | None:
         # For several different values: the message's fields, in their order.
         made, names = GetMessageClass(message), [item.name for item in message.fields]
         values = attrgetter(*names)
-        return Form(lambda value: made(**dict(zip(names, value, strict=True))), lambda found, _: values(found))
+        return MessageForm(lambda value: made(**dict(zip(names, value, strict=True))), lambda found, _: values(found))
     if message is not None:
         form = _form_of(hint, message)
-        return Form(form.write, _within(form.read))
+        return MessageForm(form.write, _within(form.read))
     if isinstance(hint, type) and issubclass(hint, Enum):
         return _enum_form(hint, field.enum_type)
     raise TypeError(f"{where}: {hint!r} has no form in a message; give it one by `by_hand`")
@@ -341,7 +345,7 @@ def _within(from_wire: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
     return read
 
 
-def _enum_form(kind: type[Enum], numbers: EnumDescriptor | None) -> Form:
+def _enum_form(kind: type[Enum], numbers: EnumDescriptor | None) -> MessageForm:
     """By the member's name if the message has an enumeration, such as STAGE_PHASE_READY; else by its text."""
     if numbers is None:
         known: dict[Any, Any] = {member.value: member for member in kind}
@@ -357,7 +361,7 @@ def _enum_form(kind: type[Enum], numbers: EnumDescriptor | None) -> Form:
         raise TypeError(f"{kind.__name__}: the message has no number for {missing}")
     parse = getattr(kind, "parse", None)
     if numbers is None and parse is not None:
-        return Form(back.__getitem__, parse)
+        return MessageForm(back.__getitem__, parse)
     unknown = rules.UNKNOWN.get(kind)
 
     def read(item: Any, name: str) -> Any:
@@ -366,7 +370,7 @@ def _enum_form(kind: type[Enum], numbers: EnumDescriptor | None) -> Form:
             raise _unknown(kind, name, item)
         return member
 
-    return Form(back.__getitem__, read)
+    return MessageForm(back.__getitem__, read)
 
 
 def _unknown(kind: type[Enum], field: str, item: Any) -> InvalidArgumentError:
@@ -375,7 +379,7 @@ def _unknown(kind: type[Enum], field: str, item: Any) -> InvalidArgumentError:
     return invalid(field, why, f"UNKNOWN_{kind.__name__.upper()}")
 
 
-def _json_form() -> Form:
+def _json_form() -> MessageForm:
     def read(text: bytes, name: str) -> dict[str, Any]:
         try:
             values = json.loads(text or b"{}")
@@ -385,4 +389,4 @@ def _json_form() -> Form:
             raise InvalidArgumentError(f"{name} is not a JSON object", field=name)
         return values
 
-    return Form(lambda values: json.dumps(dict(values)).encode() if values else b"", read)
+    return MessageForm(lambda values: json.dumps(dict(values)).encode() if values else b"", read)

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from edgeshard.cli.main import app
 from edgeshard.process import installation
-from edgeshard.process.installation import Options, Record
+from edgeshard.process.installation import InstallOptions, Record
 
 DIGEST = "ab" * 32
 
@@ -194,7 +194,7 @@ def test_the_installed_coordinator_is_found(
     shutil.copytree(home / "pki/coordinator", etc / "tls")
     (home / "pki").rename(home / "site")
     if has_record:
-        options = Options(
+        options = InstallOptions(
             "127.0.0.1:7600", "/bin", credentials=f"{home}/site/coordinator", ca_key=f"{home}/site/ca.key"
         )
         record = installation.to_text(Record(options))

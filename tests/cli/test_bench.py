@@ -15,7 +15,15 @@ from typing import Any
 
 import pytest
 
-from edgeshard.cli.commands.requests.bench_load import Lengths, Load, Loading, Wanted, arrivals, drawn, put_on
+from edgeshard.cli.commands.requests.bench_load import (
+    LengthRange,
+    Loading,
+    OfferedLoad,
+    Wanted,
+    arrivals,
+    drawn,
+    put_on,
+)
 from edgeshard.cli.render.bench_report import Goal, Served, report
 from edgeshard.domain.errors import InvalidArgumentError, ResourceExhaustedError
 from edgeshard.process.clock import SystemClock
@@ -24,14 +32,14 @@ pytestmark = pytest.mark.timing
 
 
 def test_the_same_seed_draws_the_same_load_in_the_lengths_asked_for() -> None:
-    first, again, other = (list(islice(drawn(s, Lengths(4, 9), Lengths(2, 5)), 40)) for s in (1, 1, 2))
+    first, again, other = (list(islice(drawn(s, LengthRange(4, 9), LengthRange(2, 5)), 40)) for s in (1, 1, 2))
     assert first == again != other
     assert {len(one.prompt) for one in first} == set(range(4, 10)) and {one.new_tokens for one in first} == {2, 3, 4, 5}
     assert len({one.prompt for one in first}) == 40, "no prompt begins as another, so that none is cached"
 
 
 def test_texts_of_a_file_are_taken_in_turn() -> None:
-    assert [one.prompt for one in islice(drawn(0, ["x", "y"], Lengths(1, 1)), 3)] == ["x", "y", "x"]
+    assert [one.prompt for one in islice(drawn(0, ["x", "y"], LengthRange(1, 1)), 3)] == ["x", "y", "x"]
 
 
 def test_requests_arrive_at_their_rate_by_seed() -> None:
@@ -45,7 +53,7 @@ def test_requests_arrive_at_their_rate_by_seed() -> None:
 @pytest.mark.parametrize("text", ["0", "", "8:4", "x", "1:2:3", "-1", "9999999"])
 def test_lengths_that_cannot_be_are_named(text: str) -> None:
     with pytest.raises(InvalidArgumentError) as refusal:
-        Lengths.parse(text, "new-tokens")
+        LengthRange.parse(text, "new-tokens")
     assert "--new-tokens" in refusal.value.message
 
 
@@ -69,19 +77,19 @@ class Service:
         return Served(began_s, 1.0, 0.5, 3, wanted.new_tokens)
 
 
-def put(load: Load, service: Service) -> Any:
-    wanted = drawn(0, Lengths(1, 1), Lengths(1, 1))
+def put(load: OfferedLoad, service: Service) -> Any:
+    wanted = drawn(0, LengthRange(1, 1), LengthRange(1, 1))
     return put_on(load, wanted, 0, service.serve, SystemClock(), lambda found: None)
 
 
 async def test_a_closed_loop_has_so_many_at_a_time_and_an_open_one_does_not_wait() -> None:
     closed = Service(3)
-    task = asyncio.create_task(put(Load(7, 60.0, None, 3), closed))
+    task = asyncio.create_task(put(OfferedLoad(7, 60.0, None, 3), closed))
     await closed.full.wait()
     closed.go.set()
     assert len((await task).served) == 7 and closed.most == 3
     opened = Service(7)
-    task = asyncio.create_task(put(Load(7, 60.0, 1e6, 1), opened))
+    task = asyncio.create_task(put(OfferedLoad(7, 60.0, 1e6, 1), opened))
     await opened.full.wait()
     opened.go.set()
     assert len((await task).served) == 7
@@ -90,12 +98,12 @@ async def test_a_closed_loop_has_so_many_at_a_time_and_an_open_one_does_not_wait
 async def test_none_begins_after_the_duration() -> None:
     service = Service()
     service.go.set()
-    assert len((await put(Load(1000, 0.0, 1.0, 1), service)).served) == 1, "the one at the beginning"
+    assert len((await put(OfferedLoad(1000, 0.0, 1.0, 1), service)).served) == 1, "the one at the beginning"
 
 
 async def test_an_interrupted_load_gives_what_it_has() -> None:
     service = Service(2)
-    task: asyncio.Task[Loading] = asyncio.create_task(put(Load(2, 60.0, 1e6, 1), service))
+    task: asyncio.Task[Loading] = asyncio.create_task(put(OfferedLoad(2, 60.0, 1e6, 1), service))
     await service.full.wait()
     task.cancel()
     found = await task

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from edgeshard.cli.commands.spec_options import flag_of
 from edgeshard.cli.render import loading
-from edgeshard.cli.render.loading import DeployReporter, Pace, loading_text
+from edgeshard.cli.render.loading import DeployReporter, RemainingTime, loading_text
 from edgeshard.domain.deployments.deployment import DeploymentPhase, DeploymentSpec
 from edgeshard.domain.deployments.placement import parse_layers
 from edgeshard.domain.errors import PlacementError, ResourceExhaustedError
@@ -99,7 +99,7 @@ def test_a_terminal_gets_a_bar_with_the_seconds_left_and_a_file_gets_lines(monke
 
 
 def test_the_pace_tells_what_is_left() -> None:
-    pace = Pace()
+    pace = RemainingTime()
     assert pace.left_s(0.2, 10.0) == 0.0, "nothing to go by yet"
     assert pace.left_s(0.6, 14.0) == pytest.approx(4.0)
     assert pace.left_s(1.0, 18.0) == 0.0

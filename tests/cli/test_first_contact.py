@@ -101,7 +101,7 @@ def test_all_that_is_not_installed_is_said_before_anything_starts(
     command: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgeshard.process.extras.find_spec", lambda name: None)
-    monkeypatch.setattr("edgeshard.local.child_daemons.Daemon.start", None)
+    monkeypatch.setattr("edgeshard.local.child_daemons.ChildDaemon.start", None)
     result = CliRunner().invoke(app, command)
     assert (result.exit_code, says in result.stderr) == (1, True), result.stderr
 

@@ -21,7 +21,7 @@ from edgeshard.domain.errors import (
     NotFoundError,
     UnavailableError,
 )
-from edgeshard.local.child_daemons import Daemon, keep_running
+from edgeshard.local.child_daemons import ChildDaemon, keep_running
 from edgeshard.process import restarts
 
 pytestmark = pytest.mark.timing
@@ -41,9 +41,9 @@ def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
 
-def daemon(directory: Path, source: str) -> Daemon:
+def daemon(directory: Path, source: str) -> ChildDaemon:
     (directory / "scripted.py").write_text(source)
-    return Daemon("node", "scripted", [], directory)
+    return ChildDaemon("node", "scripted", [], directory)
 
 
 def alive(pid: int) -> bool:
@@ -176,7 +176,7 @@ with open(path + ".tmp", "w") as file:
 
 async def test_one_whose_port_is_taken_takes_another(tmp_path: Path) -> None:
     (tmp_path / "scripted.py").write_text(LISTENS + RENAME + "signal.pause()\n")
-    node = Daemon("node", "scripted", [], tmp_path, listen={"--listen": "127.0.0.1:7600"})
+    node = ChildDaemon("node", "scripted", [], tmp_path, listen={"--listen": "127.0.0.1:7600"})
     assert await node.start_anywhere(60) == "127.0.0.1:0"
     await node.stop()
     assert await node.start_anywhere(60) == "127.0.0.1:0", "it stays there"
@@ -192,7 +192,7 @@ async def test_it_takes_its_ports_again_on_the_addresses_it_was_given(tmp_path: 
         + "signal.pause()\n"
     )
     first = ["--http-listen", "127.0.0.1:8000", "--http-listen", "0.0.0.0:0"]
-    node = Daemon("node", "scripted", first, tmp_path, listen={"--listen": "0.0.0.0:0"})
+    node = ChildDaemon("node", "scripted", first, tmp_path, listen={"--listen": "0.0.0.0:0"})
     await node.start()
     await node.wait_ready(60)
     await node.kill()
@@ -209,7 +209,7 @@ async def test_an_error_is_no_port_that_is_taken(tmp_path: Path) -> None:
     for listen, tries in (("127.0.0.1:0", 1), ("127.0.0.1:7600", 2)):
         (tmp_path / "tries").unlink(missing_ok=True)
         with pytest.raises(UnavailableError):
-            await Daemon("node", "scripted", [], tmp_path, listen={"--listen": listen}).start_anywhere(60)
+            await ChildDaemon("node", "scripted", [], tmp_path, listen={"--listen": listen}).start_anywhere(60)
         assert len((tmp_path / "tries").read_text()) == tries
 
 
@@ -251,4 +251,4 @@ def test_an_installation_without_the_demo_model_says_what_to_do(
 
 
 def test_python_is_the_one_that_runs_edgectl(tmp_path: Path) -> None:
-    assert Daemon("node", "m", [], tmp_path)._command[:4] == [sys.executable, "-P", "-m", "m"]
+    assert ChildDaemon("node", "m", [], tmp_path)._command[:4] == [sys.executable, "-P", "-m", "m"]

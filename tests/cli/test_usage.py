@@ -13,7 +13,7 @@ from edgeshard_agent.settings import AgentSettings
 from edgeshard_coordinator.settings import CoordinatorSettings
 
 from edgeshard.cli.main import Lazy, app, hoist_global_options
-from edgeshard.cli.usage import USAGES, Usage, complete
+from edgeshard.cli.usage import USAGES, CommandUsage, complete
 from edgeshard.domain.errors import EXIT_CODES, EdgeShardError
 
 ROOT = typer.main.get_command(app)
@@ -89,7 +89,7 @@ def test_the_exit_codes_are_those_of_the_errors() -> None:
             yield from below(inner)
 
     assert {kind.exit_code for kind in below(EdgeShardError)} <= set(EXIT_CODES)
-    assert Usage(("a", "b")).failed == EXIT_CODES[1]
+    assert CommandUsage(("a", "b")).failed == EXIT_CODES[1]
 
 
 @pytest.mark.parametrize("kind", [AgentSettings, CoordinatorSettings])

@@ -10,7 +10,7 @@ import pytest
 
 from edgeshard.debugging import ring as ring_module
 from edgeshard.debugging.codec import Codec
-from edgeshard.debugging.dump import Machine, refusal
+from edgeshard.debugging.dump import StateMachine, refusal
 from edgeshard.debugging.ring import (
     MOST_BYTES,
     MOST_EARLIER,
@@ -45,7 +45,7 @@ def apply(state: int, event: Event) -> int:
     return state + event.amount
 
 
-MACHINE: Machine[int, Event] = Machine(Codec(int), Codec(Event), apply)
+MACHINE: StateMachine[int, Event] = StateMachine(Codec(int), Codec(Event), apply)
 
 
 class World:

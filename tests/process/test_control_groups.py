@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeshard.process.control_groups import Memory, cpu_quota, process_memory
+from edgeshard.process.control_groups import ProcessMemory, cpu_quota, process_memory
 from edgeshard.process.machine import compute_threads, read_condition
 
 MIB = 1 << 20
@@ -58,22 +58,22 @@ def inside(directory: str, files: dict[str, str]) -> dict[str, str]:
 NONE: dict[str, str] = {}
 V2 = "sys/fs/cgroup"
 V1 = "sys/fs/cgroup/memory"
-UNLIMITED = Memory(TOTAL, AVAILABLE, False)
-MEMORIES: dict[str, tuple[dict[str, str], Memory]] = {
+UNLIMITED = ProcessMemory(TOTAL, AVAILABLE, False)
+MEMORIES: dict[str, tuple[dict[str, str], ProcessMemory]] = {
     "no groups": (NONE, UNLIMITED),
     "version 2, top": ({"proc/self/cgroup": "0::/\n"}, UNLIMITED),
     "version 2, no limit": ({"proc/self/cgroup": "0::/a\n", **inside(f"{V2}/a", v2("max", MIB))}, UNLIMITED),
     "version 2, its own": (
         {"proc/self/cgroup": "0::/a\n", **inside(f"{V2}/a", v2(str(900 * MIB), 300 * MIB))},
-        Memory(900 * MIB, 600 * MIB, True),
+        ProcessMemory(900 * MIB, 600 * MIB, True),
     ),
     "version 2, a container": (
         {"proc/self/cgroup": "0::/\n", **inside(V2, v2(str(900 * MIB), 300 * MIB))},
-        Memory(900 * MIB, 600 * MIB, True),
+        ProcessMemory(900 * MIB, 600 * MIB, True),
     ),
     "version 2, files are given back": (
         {"proc/self/cgroup": "0::/a\n", **inside(f"{V2}/a", v2(str(900 * MIB), 800 * MIB, 700 * MIB))},
-        Memory(900 * MIB, 800 * MIB, True),
+        ProcessMemory(900 * MIB, 800 * MIB, True),
     ),
     "version 2, the one around is smaller and fuller": (
         {
@@ -82,7 +82,7 @@ MEMORIES: dict[str, tuple[dict[str, str], Memory]] = {
             **inside(f"{V2}/a/b", v2("max", 650 * MIB)),
             **inside(f"{V2}/a", v2(str(700 * MIB), 650 * MIB)),
         },
-        Memory(700 * MIB, 50 * MIB, True),
+        ProcessMemory(700 * MIB, 50 * MIB, True),
     ),
     "version 2, the one around is larger and full": (
         {
@@ -90,15 +90,15 @@ MEMORIES: dict[str, tuple[dict[str, str], Memory]] = {
             **inside(f"{V2}/a/b", v2(str(500 * MIB), 100 * MIB)),
             **inside(f"{V2}/a", v2(str(1000 * MIB), 990 * MIB)),
         },
-        Memory(500 * MIB, 10 * MIB, True),
+        ProcessMemory(500 * MIB, 10 * MIB, True),
     ),
     "version 2, high": (
         {"proc/self/cgroup": "0::/a\n", **inside(f"{V2}/a", v2("max", 0, high=str(400 * MIB)))},
-        Memory(400 * MIB, 400 * MIB, True),
+        ProcessMemory(400 * MIB, 400 * MIB, True),
     ),
     "version 2, over its limit": (
         {"proc/self/cgroup": "0::/a\n", **inside(f"{V2}/a", v2(str(400 * MIB), 500 * MIB))},
-        Memory(400 * MIB, 0, True),
+        ProcessMemory(400 * MIB, 0, True),
     ),
     "version 2, more than the machine has": (
         {"proc/self/cgroup": "0::/a\n", **inside(f"{V2}/a", v2(str(2 * TOTAL), MIB))},
@@ -110,16 +110,16 @@ MEMORIES: dict[str, tuple[dict[str, str], Memory]] = {
             "proc/self/mountinfo": ELSEWHERE_V2,
             **inside("mnt/all groups/a", v2(str(900 * MIB))),
         },
-        Memory(900 * MIB, 900 * MIB, True),
+        ProcessMemory(900 * MIB, 900 * MIB, True),
     ),
     "version 2, a path out of the container": (
         {"proc/self/cgroup": "0::/../b\n", **inside(V2, v2(str(900 * MIB)))},
-        Memory(900 * MIB, 900 * MIB, True),
+        ProcessMemory(900 * MIB, 900 * MIB, True),
     ),
     "version 1, no limit": ({"proc/self/cgroup": "4:memory:/c\n", **inside(f"{V1}/c", v1(V1_NONE, MIB))}, UNLIMITED),
     "version 1, its own": (
         {"proc/self/cgroup": "4:memory:/c\n", **inside(f"{V1}/c", v1(900 * MIB, 500 * MIB, 200 * MIB))},
-        Memory(900 * MIB, 600 * MIB, True),
+        ProcessMemory(900 * MIB, 600 * MIB, True),
     ),
     "version 1, other controllers": (
         {"proc/self/cgroup": "5:cpu,cpuacct:/c\n", **inside(f"{V1}/c", v1(900 * MIB))},
@@ -131,7 +131,7 @@ MEMORIES: dict[str, tuple[dict[str, str], Memory]] = {
             "proc/self/mountinfo": OWN_MOUNTS,
             **inside(f"{V1}/c", v1(900 * MIB, 300 * MIB)),
         },
-        Memory(900 * MIB, 600 * MIB, True),
+        ProcessMemory(900 * MIB, 600 * MIB, True),
     ),
     "version 1, a container that sees its host's path": (
         {
@@ -140,11 +140,11 @@ MEMORIES: dict[str, tuple[dict[str, str], Memory]] = {
             **inside(V1, v1(900 * MIB, 300 * MIB)),
             **inside(f"{V1}/inner", v1(500 * MIB, 300 * MIB)),
         },
-        Memory(500 * MIB, 200 * MIB, True),
+        ProcessMemory(500 * MIB, 200 * MIB, True),
     ),
     "version 1, a limit around the container": (
         {"proc/self/cgroup": "4:memory:/c\n", **inside(f"{V1}/c", v1(V1_NONE, 300 * MIB, 0, 900 * MIB))},
-        Memory(900 * MIB, 600 * MIB, True),
+        ProcessMemory(900 * MIB, 600 * MIB, True),
     ),
 }
 

@@ -8,15 +8,15 @@ import pytest
 
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError
 from edgeshard.process.installation import (
-    Found,
+    InstallOptions,
     Leave,
     MakeDirectory,
-    Options,
     Record,
     Remove,
     RemoveDirectory,
     Run,
     Step,
+    SystemState,
     Write,
     config_path,
     digest,
@@ -33,12 +33,12 @@ from edgeshard.process.installation import (
 from edgeshard.process.systemd_units import Daemon
 
 AGENT = Daemon.AGENT
-OPTIONS = Options("127.0.0.1:0", "/opt/edgeshard/bin", "a", "127.0.0.1:7600")
+OPTIONS = InstallOptions("127.0.0.1:0", "/opt/edgeshard/bin", "a", "127.0.0.1:7600")
 THERE = frozenset({"/", "/etc", "/etc/systemd", "/etc/systemd/system"})
-BARE = Found({}, THERE, user=False, live=True)
+BARE = SystemState({}, THERE, user=False, live=True)
 
 
-def after(steps: list[Step], before: Found) -> tuple[Found, Record]:
+def after(steps: list[Step], before: SystemState) -> tuple[SystemState, Record]:
     """The state found after the steps, and the record that they wrote."""
     written = {step.path: step.content for step in steps if isinstance(step, Write)}
     made = {step.path for step in steps if isinstance(step, MakeDirectory)}
@@ -49,7 +49,7 @@ def after(steps: list[Step], before: Found) -> tuple[Found, Record]:
 
 
 @pytest.fixture
-def installed() -> tuple[Found, Record]:
+def installed() -> tuple[SystemState, Record]:
     return after(install_steps(AGENT, OPTIONS, None, BARE), BARE)
 
 
@@ -65,19 +65,19 @@ def test_below_another_root_no_command_is_run() -> None:
     assert steps and not [step for step in steps if isinstance(step, Run)]
 
 
-def test_a_second_time_there_is_nothing_to_do(installed: tuple[Found, Record]) -> None:
+def test_a_second_time_there_is_nothing_to_do(installed: tuple[SystemState, Record]) -> None:
     found, record = installed
     assert install_steps(AGENT, OPTIONS, record, found) == []
 
 
-def test_another_option_writes_what_it_changes(installed: tuple[Found, Record]) -> None:
+def test_another_option_writes_what_it_changes(installed: tuple[SystemState, Record]) -> None:
     found, record = installed
     steps = install_steps(AGENT, replace(OPTIONS, credentials="/keys"), record, found)
     assert [step.path for step in steps if isinstance(step, Write)] == [unit_path(AGENT), record_path(AGENT)]
     assert Run(("systemctl", "daemon-reload")) in steps
 
 
-def test_what_was_changed_by_hand_stays(installed: tuple[Found, Record]) -> None:
+def test_what_was_changed_by_hand_stays(installed: tuple[SystemState, Record]) -> None:
     found, record = installed
     found = replace(found, files={**found.files, config_path(AGENT): digest("by hand")})
     (left,) = install_steps(AGENT, OPTIONS, record, found)
@@ -104,7 +104,7 @@ def test_a_file_that_was_there_before_is_neither_written_nor_removed() -> None:
     assert Remove(unit_path(AGENT)) not in uninstall_steps(AGENT, record, found, purge=True)
 
 
-def test_state_and_its_user_stay_unless_they_are_to_go(installed: tuple[Found, Record]) -> None:
+def test_state_and_its_user_stay_unless_they_are_to_go(installed: tuple[SystemState, Record]) -> None:
     found, record = installed
     found = replace(found, directories=found.directories | {state_directory(AGENT)})
     delete_user = Run(("userdel", "edgeshard-agent"))
@@ -137,7 +137,7 @@ def test_programs_that_a_unit_cannot_run_are_refused(programs: str) -> None:
     assert refused.value.field == "bin"
 
 
-def test_a_record_survives_being_written(installed: tuple[Found, Record]) -> None:
+def test_a_record_survives_being_written(installed: tuple[SystemState, Record]) -> None:
     record = installed[1]
     assert from_text(to_text(record), "record") == record
     with pytest.raises(DataLossError, match="damaged"):

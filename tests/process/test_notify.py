@@ -12,7 +12,7 @@ import pytest
 
 from edgeshard.domain.errors import FailedPreconditionError
 from edgeshard.process.notify import Notifier
-from edgeshard.process.watchdog import Progress, feed_watchdog
+from edgeshard.process.watchdog import StallDetector, feed_watchdog
 
 pytestmark = pytest.mark.timing
 
@@ -76,7 +76,7 @@ def test_a_manager_that_goes_or_does_not_read_holds_up_nobody(manager: tuple[soc
 
 
 def test_every_part_must_have_done_something_since_the_last_look() -> None:
-    progress = Progress({"loop": 3, "compute thread": 0})
+    progress = StallDetector({"loop": 3, "compute thread": 0})
     assert progress.stuck({"loop": 4, "compute thread": 0}) == ["compute thread"]
     assert progress.stuck({"loop": 5, "compute thread": 1}) == []
     assert progress.stuck({"loop": 5, "compute thread": 1}) == ["loop", "compute thread"]

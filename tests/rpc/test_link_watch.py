@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeshard.domain.requests.link import LinkBeacon
-from edgeshard.rpc.link_watch import BEACON_S, FIRST_S, LONGEST_S, SUSPECT_S, TICK_S, Fault, LinkWatch
+from edgeshard.rpc.link_watch import BEACON_S, FIRST_S, LONGEST_S, SUSPECT_S, TICK_S, LinkFault, LinkWatch
 
 SLACK_S = 2 * TICK_S
 """A tick is late by up to a period, and its data is at most a period old."""
@@ -32,7 +32,7 @@ class Link:
     received_bytes: float = 0.0
     done_bytes: list[float] = field(default_factory=list)
     beacon_at: float = 0.0
-    faults: list[tuple[float, Fault]] = field(default_factory=list)
+    faults: list[tuple[float, LinkFault]] = field(default_factory=list)
     recoveries: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:

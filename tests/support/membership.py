@@ -14,7 +14,7 @@ from edgeshard.client import Client
 from edgeshard.client.joining import enrol
 from edgeshard.domain.identity import Role
 from edgeshard.identity.authority import new_key, private_pem
-from edgeshard.local.child_daemons import Daemon
+from edgeshard.local.child_daemons import ChildDaemon
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard.rpc.tls_files import write_files, write_private
 from tests.support.identities import Identities, tls_options
@@ -29,8 +29,8 @@ class Mill:
     directory: Path
     identities: Identities
     options: tuple[str, ...] = ()
-    agents: dict[str, Daemon] = field(default_factory=dict)
-    coordinator: Daemon = field(init=False)
+    agents: dict[str, ChildDaemon] = field(default_factory=dict)
+    coordinator: ChildDaemon = field(init=False)
     ready_s: float = READY_S
     """For a process to be ready."""
 
@@ -39,7 +39,7 @@ class Mill:
         arguments = ["--listen", "127.0.0.1:0", "--state-dir", str(self.directory / "coordinator")]
         arguments += ["--ca-key", str(self.directory / "ca.key"), "--enrol-listen", "127.0.0.1:0"]
         arguments += [*tls_options(self.identities.coordinator()), *self.options]
-        self.coordinator = Daemon("coordinator", "edgeshard_coordinator", arguments, self.directory)
+        self.coordinator = ChildDaemon("coordinator", "edgeshard_coordinator", arguments, self.directory)
 
     async def start(self) -> None:
         await self.coordinator.start()
@@ -51,11 +51,11 @@ class Mill:
     def client_with(self, files: TlsFiles) -> Client:
         return Client(self.coordinator.address, files)
 
-    async def start_agent(self, name: str, files: TlsFiles, *options: str) -> Daemon:
+    async def start_agent(self, name: str, files: TlsFiles, *options: str) -> ChildDaemon:
         """An agent of its own process, once layers can be placed on it."""
         arguments = ["--coordinator", self.coordinator.address, "--name", name, "--listen", "127.0.0.1:0"]
         arguments += ["--state-dir", str(self.directory / name), "--threads", "1", *tls_options(files), *options]
-        agent = self.agents[name] = Daemon(name, "edgeshard_agent", arguments, self.directory)
+        agent = self.agents[name] = ChildDaemon(name, "edgeshard_agent", arguments, self.directory)
         await agent.start()
         await agent.wait_ready(self.ready_s)
         return agent

@@ -17,7 +17,7 @@ from bench.cgroups import part_of_a_core
 from edgeshard.domain.control.commands import ProfileReport
 from edgeshard.domain.identity import Principal, Role
 from edgeshard.domain.nodes.profile import LinkProfile, MeasuredLink
-from edgeshard.local.child_daemons import Daemon
+from edgeshard.local.child_daemons import ChildDaemon
 from edgeshard.local.cluster import LocalCluster
 from edgeshard.proto.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from edgeshard.rpc.channel import open_channel
@@ -57,7 +57,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
         if group is not None:
             environment.setenv(GROUP, str(group))
         async with cluster, cluster.client() as client:
-            node = Daemon(
+            node = ChildDaemon(
                 "b",
                 "tests.support.ailing_agent",
                 [

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgeshard.domain.identity import Principal, Role
-from edgeshard.local.child_daemons import Daemon
+from edgeshard.local.child_daemons import ChildDaemon
 from edgeshard.local.cluster import SITE, LocalCluster
 from tests.support.forms import in_form
 from tests.support.site import Site
@@ -30,7 +30,7 @@ async def test_two_agents_with_one_identity_are_named(tmp_path: Path) -> None:
         (before,) = await client.nodes()
         arguments = ["--coordinator", cluster.address, "--name", "pi", "--listen", "127.0.0.1:0", "--threads", "1"]
         arguments += ["--state-dir", str(tmp_path / "copy"), *cluster._identity(Principal(SITE, Role.AGENT, "pi"))]
-        twin = Daemon("twin", "edgeshard_agent", arguments, tmp_path)
+        twin = ChildDaemon("twin", "edgeshard_agent", arguments, tmp_path)
         try:
             await twin.start()
 

@@ -13,7 +13,7 @@ import pytest
 
 from edgeshard import Client
 from edgeshard.domain.requests.generation import Token
-from edgeshard.local.child_daemons import Daemon
+from edgeshard.local.child_daemons import ChildDaemon
 from edgeshard.local.cluster import LocalCluster
 from tests.support.site import MakeSpec
 
@@ -53,7 +53,7 @@ async def test_an_old_agent_and_a_new_one_share_a_deployment(
     async with LocalCluster(tmp_path, ["a"]) as cluster, Client(cluster.address) as client:
         await client.add_model(DEMO_MODEL, "fairy-tales")
         state = ("--state-dir", str(tmp_path / "old"))
-        old = Daemon(
+        old = ChildDaemon(
             "old",
             "edgeshard_agent",
             ["--coordinator", cluster.address, "--name", "old", "--plaintext", "--threads", "1", *state],

@@ -30,7 +30,7 @@ from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, InvalidArgumentError
 from edgeshard.domain.identity import Role
 from edgeshard.domain.requests.generation import Finished, FinishReason, GenerateRequest, Generation, Started, Token
-from edgeshard.local.child_daemons import Daemon
+from edgeshard.local.child_daemons import ChildDaemon
 from edgeshard.local.cluster import LocalCluster
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.tls import TlsFiles
@@ -315,7 +315,7 @@ async def test_every_file_is_its_owners_alone_and_no_daemon_leaves_a_core(site: 
         if path.parent.name != "linked" and (mode := stat.S_IMODE(path.lstat().st_mode)) & 0o077
     }
     assert len(paths) > 100 and not open_to_others
-    daemons: list[Daemon] = [site.cluster.coordinator, site.cluster.agents["b"], site.cluster.agents["c"]]
+    daemons: list[ChildDaemon] = [site.cluster.coordinator, site.cluster.agents["b"], site.cluster.agents["c"]]
     for daemon in daemons:
         limits = Path(f"/proc/{daemon.pid}/limits").read_text()
         assert re.search(r"^Max core file size +0 ", limits, re.MULTILINE), daemon.name

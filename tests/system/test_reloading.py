@@ -11,14 +11,14 @@ import pytest
 from edgeshard.client import Client
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import ResourceExhaustedError
-from edgeshard.local.child_daemons import Daemon
+from edgeshard.local.child_daemons import ChildDaemon
 from edgeshard.local.cluster import LocalCluster
 from tests.system.conftest import DEMO_MODEL
 
 WAIT_S = 30.0
 
 
-async def hung_up(daemon: Daemon, says: str, times: int) -> str:
+async def hung_up(daemon: ChildDaemon, says: str, times: int) -> str:
     """The newest line of its log about the outcome."""
     daemon.send_signal(signal.SIGHUP)
     async with asyncio.timeout(WAIT_S):

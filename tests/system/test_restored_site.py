@@ -17,7 +17,7 @@ import pytest
 from edgeshard import Client
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.local.child_daemons import Daemon
+from edgeshard.local.child_daemons import ChildDaemon
 from edgeshard.local.user_files import to_toml
 from edgeshard.rpc.addresses import free_port
 from edgeshard.rpc.tls_files import tls_files
@@ -44,8 +44,8 @@ class Mill:
             "XDG_CONFIG_HOME": str(directory / "config"),
             "XDG_STATE_HOME": str(directory / "state"),
         }
-        self.coordinator: Daemon | None = None
-        self.agents: dict[str, Daemon] = {}
+        self.coordinator: ChildDaemon | None = None
+        self.agents: dict[str, ChildDaemon] = {}
 
     async def edgectl(self, *arguments: str) -> str:
         code, printed, said = await edgectl(*arguments, environment=self.environment)
@@ -56,7 +56,7 @@ class Mill:
         """At `port` of loopback, with its HTTP endpoint at any port."""
         listen = {"--listen": f"127.0.0.1:{port}", "--enrol-listen": "127.0.0.1:0", "--http-listen": "127.0.0.1:0"}
         arguments = ["--config", str(config)]
-        self.coordinator = Daemon("coordinator", "edgeshard_coordinator", arguments, self.directory, listen=listen)
+        self.coordinator = ChildDaemon("coordinator", "edgeshard_coordinator", arguments, self.directory, listen=listen)
         await self.coordinator.start()
         await self.coordinator.wait_ready(READY_S)
 
@@ -64,7 +64,7 @@ class Mill:
         return self.directory / f"{name}.toml"
 
     async def start_agent(self, name: str) -> None:
-        agent = Daemon(name, "edgeshard_agent", ["--config", str(self.agent_config(name))], self.directory)
+        agent = ChildDaemon(name, "edgeshard_agent", ["--config", str(self.agent_config(name))], self.directory)
         self.agents[name] = agent
         await agent.start()
         await agent.wait_ready(READY_S)

@@ -119,7 +119,7 @@ UNKNOWN: dict[str, Enum | None] = {
 """The replacement of a number that this version does not know; None if the message is refused."""
 
 
-def forms() -> dict[tuple[Any, str], codec.Form]:
+def forms() -> dict[tuple[Any, str], codec.MessageForm]:
     """All that the codec converts, once each pair was used."""
     for to_wire, from_wire in PAIRS.values():
         for arguments in arguments_of(to_wire, bare=False):
@@ -130,7 +130,7 @@ def forms() -> dict[tuple[Any, str], codec.Form]:
 FORMS = forms()
 
 
-def form_of(kind: type) -> codec.Form:
+def form_of(kind: type) -> codec.MessageForm:
     return next(form for (found, _), form in FORMS.items() if found is kind)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 from edgeshard.debugging.codec import Codec
-from edgeshard.debugging.dump import Machine
+from edgeshard.debugging.dump import StateMachine
 from edgeshard.domain.control.commands import CommandResult
 from edgeshard_agent.core.actions import SendResults
 from edgeshard_agent.core.events import ActionStarted, Event
@@ -15,9 +15,9 @@ from edgeshard_agent.core.tracing import TraceEnded
 
 
 @cache
-def machine() -> Machine[AgentState, Event]:
+def machine() -> StateMachine[AgentState, Event]:
     """Made at the first dump; nothing else needs it."""
-    return Machine(Codec(AgentState), Codec(Event), apply)
+    return StateMachine(Codec(AgentState), Codec(Event), apply)
 
 
 def worth_keeping(event: Event) -> Event:

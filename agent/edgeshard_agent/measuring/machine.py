@@ -13,7 +13,7 @@ import psutil
 from edgeshard import __version__
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.nodes.device import BF16_PRODUCTS, DeviceFacts
-from edgeshard.process.control_groups import Memory, process_memory
+from edgeshard.process.control_groups import ProcessMemory, process_memory
 from edgeshard.process.machine import AGENT_BYTES, usable_cores
 from edgeshard_agent.ops.sources import BF16_SWITCH, has_bf16_products, kernel_set
 
@@ -50,7 +50,7 @@ def no_device(device: str) -> InvalidArgumentError:
     return InvalidArgumentError(f"device {device!r} is not on this machine; use cpu", field="device")
 
 
-def own_memory() -> Memory:
+def own_memory() -> ProcessMemory:
     """The memory of the machine, or of this process's control groups."""
     system = psutil.virtual_memory()
     return process_memory(system.total, system.available)

@@ -26,7 +26,7 @@ class DeployReporter:
     def __init__(self, status: Status) -> None:
         self._status = status
         self._phase = ""
-        self._pace = Pace()
+        self._pace = RemainingTime()
         self._began_s = self._said_s = time.monotonic()
         self._told_measuring = False
 
@@ -51,7 +51,7 @@ class DeployReporter:
     def show(self, deployment: Deployment) -> None:
         now_s, console, name = time.monotonic(), self._status.console, deployment.spec.name
         if deployment.phase.value != self._phase:
-            self._phase, self._pace, self._said_s = deployment.phase.value, Pace(), now_s
+            self._phase, self._pace, self._said_s = deployment.phase.value, RemainingTime(), now_s
             # Above the live line, not into it.
             console.print(f"{name}: {self._phase}", markup=False)
         share = loaded_share(deployment)
@@ -65,7 +65,7 @@ class DeployReporter:
             console.print(f"{name}: {text}", markup=False)
 
 
-class Pace:
+class RemainingTime:
     """The time that is left at the pace so far. Pure: times are seconds of one clock."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ _SAFETENSORS = "safetensors"
 
 
 @dataclass(frozen=True, slots=True)
-class LocalModel:
+class InventoryModel:
     """A model on this disk. `text` names it for `edgectl model add`; `source` reads it without the network.
 
     `type` is the quantisation as its program names it. `problem` is why it cannot be added, "" if nothing is known.
@@ -43,15 +43,15 @@ class LocalModel:
 class Inventory:
     """The models by program, and a message for each folder that cannot be read."""
 
-    models: tuple[LocalModel, ...]
+    models: tuple[InventoryModel, ...]
     problems: tuple[str, ...]
 
 
 def local_models() -> Inventory:
     """All models that are found. Blocking."""
-    models: list[LocalModel] = []
+    models: list[InventoryModel] = []
     problems: list[str] = []
-    folders: list[Callable[[], Iterator[LocalModel]]] = [
+    folders: list[Callable[[], Iterator[InventoryModel]]] = [
         lambda folder=folder: _of_ollama(folder)  # type: ignore[misc]
         for folder in ollama.models_folders()
     ]
@@ -65,7 +65,7 @@ def local_models() -> Inventory:
     return Inventory(tuple(models), tuple(problems))
 
 
-def _of_ollama(folder: Path) -> Iterator[LocalModel]:
+def _of_ollama(folder: Path) -> Iterator[InventoryModel]:
     for manifest in ollama.list_manifests(folder):
         source = Source(ollama=manifest.name)
         text = OLLAMA + manifest.name
@@ -73,20 +73,20 @@ def _of_ollama(folder: Path) -> Iterator[LocalModel]:
             model = ollama.read_model(manifest)
             size = model.path.stat().st_size
         except EdgeShardError as error:
-            yield LocalModel(text, ollama.PROGRAM, source, 0, "", error.message.removeprefix(f"{text} "))
+            yield InventoryModel(text, ollama.PROGRAM, source, 0, "", error.message.removeprefix(f"{text} "))
         except OSError as error:
-            yield LocalModel(text, ollama.PROGRAM, source, 0, "", f"its weights cannot be read: {error.strerror}")
+            yield InventoryModel(text, ollama.PROGRAM, source, 0, "", f"its weights cannot be read: {error.strerror}")
         else:
-            yield LocalModel(text, ollama.PROGRAM, source, size, model.file_type)
+            yield InventoryModel(text, ollama.PROGRAM, source, size, model.file_type)
 
 
-def _of_lm_studio() -> Iterator[LocalModel]:
+def _of_lm_studio() -> Iterator[InventoryModel]:
     for directory in lm_studio.list_models(lm_studio.models_folder()):
         text = f"{LM_STUDIO}{directory.parent.name}/{directory.name}"
         yield from _of_directory(directory, text, lm_studio.PROGRAM)
 
 
-def _of_hub_cache() -> Iterator[LocalModel]:
+def _of_hub_cache() -> Iterator[InventoryModel]:
     cache = _hub_cache()
     for folder in sorted(cache.glob(f"{_FOLDER}*")):
         snapshots = folder / "snapshots"
@@ -98,15 +98,15 @@ def _of_hub_cache() -> Iterator[LocalModel]:
             yield from _of_directory(snapshots / commits[0], f"{owner}/{name}", HUB_CACHE)
 
 
-def _of_llama_cache() -> Iterator[LocalModel]:
+def _of_llama_cache() -> Iterator[InventoryModel]:
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cache = Path(os.environ.get("LLAMA_CACHE") or home / "llama.cpp")
     for name in first_files(sorted(path.name for path in cache.glob("*.gguf"))):
         path = cache / name
-        yield LocalModel(str(path), LLAMA_CACHE, Source(path=path), _size(parts_of(path)), tag_of(name))
+        yield InventoryModel(str(path), LLAMA_CACHE, Source(path=path), _size(parts_of(path)), tag_of(name))
 
 
-def _of_directory(directory: Path, text: str, program: str) -> Iterator[LocalModel]:
+def _of_directory(directory: Path, text: str, program: str) -> Iterator[InventoryModel]:
     """The GGUF models of a directory, each by its quantisation, or the safetensors in it."""
     names = sorted(str(path.relative_to(directory)) for path in directory.rglob("*.gguf"))
     firsts = first_files(names)
@@ -114,10 +114,10 @@ def _of_directory(directory: Path, text: str, program: str) -> Iterator[LocalMod
         path = directory / name
         tag = tag_of(name)
         full_text = f"{text}:{tag}" if tag and len(firsts) > 1 else text
-        yield LocalModel(full_text, program, Source(path=path), _size(parts_of(path)), tag)
+        yield InventoryModel(full_text, program, Source(path=path), _size(parts_of(path)), tag)
     weights = list(directory.glob("*.safetensors"))
     if weights and (directory / "config.json").is_file():
-        yield LocalModel(text, program, Source(path=directory), _size(weights), _SAFETENSORS)
+        yield InventoryModel(text, program, Source(path=directory), _size(weights), _SAFETENSORS)
 
 
 def _hub_cache() -> Path:

@@ -63,7 +63,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class OllamaModel:
+class StoredOllamaModel:
     """A model of the store that EdgeShard may run: `weights` is its GGUF file at `path`.
 
     `file_type` is its quantisation as Ollama names it, such as `Q4_K_M`.
@@ -129,7 +129,7 @@ def find_manifest(name: str) -> Manifest:
     raise NotFoundError(what, field="model", reason="UNKNOWN_MODEL")
 
 
-def read_model(manifest: Manifest) -> OllamaModel:
+def read_model(manifest: Manifest) -> StoredOllamaModel:
     """The parts of a model. Only small blobs are read, and their digests checked.
 
     Raises UnsupportedModelError for a cloud model, for weights in another format than GGUF and for adapters,
@@ -159,7 +159,7 @@ def read_model(manifest: Manifest) -> OllamaModel:
         left_out=tuple(kind for kind in ("projector", "draft", "messages") if kind in kinds),
     )
     path = _blob(manifest, weights[0].digest)
-    return OllamaModel(manifest.name, weights[0], path, settings, str(config.get("file_type") or "")[:40])
+    return StoredOllamaModel(manifest.name, weights[0], path, settings, str(config.get("file_type") or "")[:40])
 
 
 def read_header(name: str) -> GgufFile:
@@ -185,7 +185,7 @@ def open_model(name: str, scratch: Path, width: Width, progress: Progress) -> Im
 
 
 @contextmanager
-def _naming(manifest: Manifest, model: OllamaModel) -> Iterator[None]:
+def _naming(manifest: Manifest, model: StoredOllamaModel) -> Iterator[None]:
     """Put the model's name in place of its blob's into errors."""
     try:
         yield
@@ -318,7 +318,7 @@ def _parameters(manifest: Manifest, config: Mapping[str, Any], text: str | None)
     return parameters
 
 
-def _check_weights(manifest: Manifest, model: OllamaModel, progress: Progress) -> None:
+def _check_weights(manifest: Manifest, model: StoredOllamaModel, progress: Progress) -> None:
     hasher = hashlib.sha256()
     done = 0
     try:

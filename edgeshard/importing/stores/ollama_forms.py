@@ -26,7 +26,7 @@ _SECTIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class OllamaForm:
     """A kind of file of some architectures: `marks` is true for its files; `refused` is why it does not run, or ""."""
 
     name: str
@@ -147,7 +147,7 @@ def _left_out_notes(dropped: Iterable[GgufTensor]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def form_of_file(file: GgufFile) -> Form | None:
+def form_of_file(file: GgufFile) -> OllamaForm | None:
     """The kind of a file; None if it is in llama.cpp's form."""
     architecture = file.metadata.get(_ARCHITECTURE)
     for form in FORMS:
@@ -375,27 +375,29 @@ _PICTURES_ONLY = "it reads text in pictures, and only texts are run"
 _TOKEN_VECTORS = "every block reads vectors made from token ids, which only the first stage has"
 
 FORMS = (
-    Form("EmbeddingGemma", ("gemma3",), _has_dense, refused=_EMBEDDINGS),
-    Form("Gemma 3", ("gemma3",), _marks_gemma3, _gemma3),
-    Form("Snowflake Arctic Embed 2", ("bert",), _is_snowflake, refused=_EMBEDDINGS),
-    Form("Gemma 3n", ("gemma3n",), _has_own_vocabulary, refused=_TOKEN_VECTORS),
-    Form("Gemma 4", ("gemma4",), _marks_gemma4, _gemma4),
-    Form("gpt-oss", ("gptoss",), _always, _gpt_oss),
-    Form("LFM2", ("lfm2",), _marks_lfm2, _lfm2),
-    Form("OLMo 3", ("olmo3",), _always, _olmo3),
-    Form("Mistral 3", ("mistral3",), _marks_mistral3, _mistral3),
-    Form("Qwen3.5", ("qwen35", "qwen35moe"), _marks_qwen35, _qwen35),
-    Form("Qwen3-Next", ("qwen3next",), _marks_qwen3_next, _qwen3_next),
-    Form("Qwen2.5-VL", ("qwen25vl",), _always, _qwen25_vl),
-    Form("Qwen3-VL", ("qwen3vl", "qwen3vlmoe"), _marks_qwen3_vl, _qwen3_vl),
-    Form("DeepSeek-OCR", ("deepseekocr",), _always, refused=_PICTURES_ONLY),
-    Form("GLM-OCR", ("glmocr",), _always, refused=_PICTURES_ONLY),
-    Form("GLM-4.7-Flash", ("glm4moelite",), _always, refused="it keeps a latent state in place of keys and values"),
-    Form("Laguna", ("laguna",), _marks_laguna, refused="EdgeShard has no such family"),
-    Form("Nemotron-H", ("nemotron_h_moe",), _marks_nemotron, _nemotron),
-    Form("Nemotron 3 Omni", ("nemotron_h_omni",), _always, _nemotron_omni),
-    Form("Llama 3", ("llama",), _marks_llama3, _llama3),
-    Form("Llama 4", ("llama4",), _has_pictures, _drop_pictures),
-    Form("a projector for pictures", ("clip",), _lacks_projector_type, refused="it is no model by itself"),
+    OllamaForm("EmbeddingGemma", ("gemma3",), _has_dense, refused=_EMBEDDINGS),
+    OllamaForm("Gemma 3", ("gemma3",), _marks_gemma3, _gemma3),
+    OllamaForm("Snowflake Arctic Embed 2", ("bert",), _is_snowflake, refused=_EMBEDDINGS),
+    OllamaForm("Gemma 3n", ("gemma3n",), _has_own_vocabulary, refused=_TOKEN_VECTORS),
+    OllamaForm("Gemma 4", ("gemma4",), _marks_gemma4, _gemma4),
+    OllamaForm("gpt-oss", ("gptoss",), _always, _gpt_oss),
+    OllamaForm("LFM2", ("lfm2",), _marks_lfm2, _lfm2),
+    OllamaForm("OLMo 3", ("olmo3",), _always, _olmo3),
+    OllamaForm("Mistral 3", ("mistral3",), _marks_mistral3, _mistral3),
+    OllamaForm("Qwen3.5", ("qwen35", "qwen35moe"), _marks_qwen35, _qwen35),
+    OllamaForm("Qwen3-Next", ("qwen3next",), _marks_qwen3_next, _qwen3_next),
+    OllamaForm("Qwen2.5-VL", ("qwen25vl",), _always, _qwen25_vl),
+    OllamaForm("Qwen3-VL", ("qwen3vl", "qwen3vlmoe"), _marks_qwen3_vl, _qwen3_vl),
+    OllamaForm("DeepSeek-OCR", ("deepseekocr",), _always, refused=_PICTURES_ONLY),
+    OllamaForm("GLM-OCR", ("glmocr",), _always, refused=_PICTURES_ONLY),
+    OllamaForm(
+        "GLM-4.7-Flash", ("glm4moelite",), _always, refused="it keeps a latent state in place of keys and values"
+    ),
+    OllamaForm("Laguna", ("laguna",), _marks_laguna, refused="EdgeShard has no such family"),
+    OllamaForm("Nemotron-H", ("nemotron_h_moe",), _marks_nemotron, _nemotron),
+    OllamaForm("Nemotron 3 Omni", ("nemotron_h_omni",), _always, _nemotron_omni),
+    OllamaForm("Llama 3", ("llama",), _marks_llama3, _llama3),
+    OllamaForm("Llama 4", ("llama4",), _has_pictures, _drop_pictures),
+    OllamaForm("a projector for pictures", ("clip",), _lacks_projector_type, refused="it is no model by itself"),
 )
 """The kinds, in the order in which they are tried."""

@@ -14,7 +14,7 @@ from edgeshard import Client
 from edgeshard.cli.commands.site.demo import even_layers
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.identity import JoinToken, Role
-from edgeshard.local.child_daemons import Daemon
+from edgeshard.local.child_daemons import ChildDaemon
 from edgeshard.rpc.tls import TlsFiles
 from tests.attack.live.target import Target
 from tests.support.chat_models import DEMO_MODEL
@@ -84,7 +84,7 @@ class LiveSite:
         return target, token
 
     @property
-    def daemons(self) -> tuple[Daemon, ...]:
+    def daemons(self) -> tuple[ChildDaemon, ...]:
         return (self.mill.coordinator, *self.mill.agents.values())
 
     def dead(self) -> list[str]:

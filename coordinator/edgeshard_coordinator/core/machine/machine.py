@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import cache
 
 from edgeshard.debugging.codec import Codec
-from edgeshard.debugging.dump import Machine
+from edgeshard.debugging.dump import StateMachine
 from edgeshard_coordinator.core.machine.apply import apply
 from edgeshard_coordinator.core.values.events import Event
 from edgeshard_coordinator.core.values.state import State
 
 
 @cache
-def machine() -> Machine[State, Event]:
+def machine() -> StateMachine[State, Event]:
     """Made at the first dump; nothing else needs it."""
-    return Machine(Codec(State), Codec(Event), apply)
+    return StateMachine(Codec(State), Codec(Event), apply)

@@ -14,7 +14,7 @@ from edgeshard.domain.errors import EdgeShardError
 
 if TYPE_CHECKING:
     from edgeshard.domain.nodes.device import Node
-    from edgeshard.importing.stores.inventory import LocalModel
+    from edgeshard.importing.stores.inventory import InventoryModel
     from edgeshard.planning.inputs.shapes import ModelSpec
 
 _STEP_TOKENS = 16
@@ -67,7 +67,7 @@ def show_local(context: typer.Context, output: Output) -> None:
     show_list(rows, output, COLUMNS, lambda row: row.model)
 
 
-def _row(model: LocalModel, nodes: Sequence[Node]) -> ListedModel:
+def _row(model: InventoryModel, nodes: Sequence[Node]) -> ListedModel:
     row = ListedModel(model.text, model.program, model.size_bytes, model.type, note=model.problem)
     if model.problem:
         return row

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class LayerChange:
     """A node's layers now and then, "-" for none."""
 
     node: str
@@ -38,7 +38,7 @@ class Share:
     then: str
 
 
-_COLUMNS: list[Column[Share]] = [
+_COLUMNS: list[Column[LayerChange]] = [
     Column("NODE", lambda share: share.node),
     Column("LAYERS NOW", lambda share: share.now),
     Column("THEN", lambda share: share.then),
@@ -98,7 +98,7 @@ async def _replanned(
 def shares(found: Replan) -> list[Share]:
     """A row for each node of either placement: present nodes first, then new ones."""
     now, then = (_layers(placement) for placement in (found.current, found.found))
-    return [Share(node, now.get(node, "-"), then.get(node, "-")) for node in dict.fromkeys([*now, *then])]
+    return [LayerChange(node, now.get(node, "-"), then.get(node, "-")) for node in dict.fromkeys([*now, *then])]
 
 
 def _layers(placement: Placement) -> dict[str, str]:

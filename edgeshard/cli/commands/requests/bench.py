@@ -26,11 +26,11 @@ from edgeshard.cli.render.output import (
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 
 if TYPE_CHECKING:
-    from edgeshard.cli.commands.requests.bench_load import Lengths, Load, Loading
+    from edgeshard.cli.commands.requests.bench_load import LengthRange, Loading, OfferedLoad
     from edgeshard.client import Client
     from edgeshard.domain.control.site import ServedModel
 
-    _Wanted = tuple[Lengths | Sequence[str] | None, Lengths | None]
+    _Wanted = tuple[LengthRange | Sequence[str] | None, LengthRange | None]
     """Prompts and answers of a load; None if the request sets none."""
 
 PROMPT_TOKENS, NEW_TOKENS = 128, 64
@@ -65,15 +65,15 @@ class LoadOptions:
     ] = None
     seed: Annotated[int, option("N", "Set the random seed. The same seed gives the same prompts and start times.")] = 0
 
-    def load(self) -> Load:
+    def load(self) -> OfferedLoad:
         """Raises InvalidArgumentError for options that do not go together."""
-        from edgeshard.cli.commands.requests.bench_load import Load
+        from edgeshard.cli.commands.requests.bench_load import OfferedLoad
 
         if self.rate is not None and self.concurrency is not None:
             raise InvalidArgumentError("give one of --rate and --concurrency", field="rate")
         if self.prompts is not None and self.prompt_tokens is not None:
             raise InvalidArgumentError("give one of --prompts and --prompt-tokens", field="prompts")
-        return Load(self.requests, self.duration, self.rate, self.concurrency or 1)
+        return OfferedLoad(self.requests, self.duration, self.rate, self.concurrency or 1)
 
     def wanted(self) -> _Wanted:
         prompts = _parsed(self.prompt_tokens, "prompt-tokens") if self.prompts is None else _read(self.prompts)
@@ -137,10 +137,10 @@ def bench(
 
 
 async def _measured(
-    client: Client, load: Load, seed: int, wanted: _Wanted, deployment: str, timeout_s: float
+    client: Client, load: OfferedLoad, seed: int, wanted: _Wanted, deployment: str, timeout_s: float
 ) -> tuple[str, Loading]:
     """The deployment's name, and the result of the load."""
-    from edgeshard.cli.commands.requests.bench_load import Lengths, drawn, put_on, served
+    from edgeshard.cli.commands.requests.bench_load import LengthRange, drawn, put_on, served
     from edgeshard.process.clock import SystemClock
 
     clock = SystemClock()
@@ -148,11 +148,11 @@ async def _measured(
     room = chosen.max_context or PROMPT_TOKENS + NEW_TOKENS
     prompts, answers = wanted
     if prompts is None:
-        prompts = Lengths(*(min(PROMPT_TOKENS, max(1, room // 2)),) * 2)
+        prompts = LengthRange(*(min(PROMPT_TOKENS, max(1, room // 2)),) * 2)
     if answers is None:
-        left = room - (prompts.high if isinstance(prompts, Lengths) else room // 2)
-        answers = Lengths(*(max(1, min(NEW_TOKENS, left)),) * 2)
-    if isinstance(prompts, Lengths) and prompts.high + answers.high > room:
+        left = room - (prompts.high if isinstance(prompts, LengthRange) else room // 2)
+        answers = LengthRange(*(max(1, min(NEW_TOKENS, left)),) * 2)
+    if isinstance(prompts, LengthRange) and prompts.high + answers.high > room:
         raise InvalidArgumentError(
             f"--prompt-tokens: {prompts.high} tokens in and {answers.high} out exceed the {room} that deployment "
             f"{chosen.deployment} takes together; give fewer",
@@ -195,10 +195,10 @@ async def _chosen(client: Client, name: str) -> ServedModel:
     raise InvalidArgumentError(f"name a deployment; those that answer requests: {names}", field="deployment")
 
 
-def _parsed(text: str | None, option: str) -> Lengths | None:
-    from edgeshard.cli.commands.requests.bench_load import Lengths
+def _parsed(text: str | None, option: str) -> LengthRange | None:
+    from edgeshard.cli.commands.requests.bench_load import LengthRange
 
-    return None if text is None else Lengths.parse(text, option)
+    return None if text is None else LengthRange.parse(text, option)
 
 
 def _read(path: Path) -> list[str]:

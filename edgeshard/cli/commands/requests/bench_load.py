@@ -24,14 +24,14 @@ FIRST_ID, LAST_ID = 10, 200
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthRange:
     """From `low` to `high` tokens, both included."""
 
     low: int
     high: int
 
     @classmethod
-    def parse(cls, text: str, option: str) -> Lengths:
+    def parse(cls, text: str, option: str) -> LengthRange:
         """`64` or `32:128`. Raises InvalidArgumentError naming the option."""
         low, _, high = text.partition(":")
         if low.isdecimal() and (not high or high.isdecimal()):
@@ -57,12 +57,12 @@ class Wanted:
     new_tokens: int
 
 
-def drawn(seed: int, prompts: Lengths | Sequence[str], answers: Lengths) -> Iterator[Wanted]:
+def drawn(seed: int, prompts: LengthRange | Sequence[str], answers: LengthRange) -> Iterator[Wanted]:
     """Requests without an end, the same for the same seed: of drawn tokens, or of given texts in turn."""
     chance, number = random.Random(seed), 0
     while True:
         prompt: str | tuple[int, ...]
-        if isinstance(prompts, Lengths):
+        if isinstance(prompts, LengthRange):
             prompt = tuple(chance.randint(FIRST_ID, LAST_ID) for _ in range(prompts.draw(chance)))
         else:
             prompt = prompts[number % len(prompts)]
@@ -79,7 +79,7 @@ def arrivals(seed: int, rate: float) -> Iterator[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class OfferedLoad:
     """At most `requests`, none begun after `duration_s`: at `rate` a second independent of the
     answers, or, if that is None, `concurrency` at a time."""
 
@@ -106,7 +106,7 @@ Serve = Callable[[Wanted, float], Awaitable[Served]]
 
 
 async def put_on(
-    load: Load, wanted: Iterator[Wanted], seed: int, serve: Serve, clock: Clock, told: Callable[[Loading], None]
+    load: OfferedLoad, wanted: Iterator[Wanted], seed: int, serve: Serve, clock: Clock, told: Callable[[Loading], None]
 ) -> Loading:
     """Put the whole load on. Cancelled, it ends the running requests and returns its results so
     far; `told` receives each answer."""
@@ -139,7 +139,7 @@ async def put_on(
 
 
 async def _turns(
-    load: Load, seed: int, clock: Clock, began: float, running: set[asyncio.Task[None]]
+    load: OfferedLoad, seed: int, clock: Clock, began: float, running: set[asyncio.Task[None]]
 ) -> AsyncIterator[None]:
     """One for each request, when it is to begin."""
     times = arrivals(seed, load.rate) if load.rate is not None else None

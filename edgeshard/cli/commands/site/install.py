@@ -27,7 +27,7 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.ids import check_name
 from edgeshard.process import installation
-from edgeshard.process.installation import Found, Options, Record, Step
+from edgeshard.process.installation import InstallOptions, Record, Step, SystemState
 from edgeshard.process.systemd_units import CREDENTIALS, Daemon
 
 app = typer.Typer(help="Install a daemon as a systemd service.", no_args_is_help=True)
@@ -208,12 +208,12 @@ def _uninstall(daemon: Daemon, root: Path, purge: bool, dry_run: bool) -> None:
     )
 
 
-def _options(daemon: Daemon, record: Record | None, given: Mapping[str, str | None]) -> Options:
+def _options(daemon: Daemon, record: Record | None, given: Mapping[str, str | None]) -> InstallOptions:
     """The given options, else the last ones, else the defaults for a site on one machine."""
     # Without following links: the interpreter of a virtual environment is one.
     beside = _lasting(Path(sys.executable).absolute().parent)
     coordinator = "" if daemon == "coordinator" else _LOOPBACK["coordinator"]
-    before = record.options if record is not None else Options(_LOOPBACK[daemon], str(beside), "", coordinator)
+    before = record.options if record is not None else InstallOptions(_LOOPBACK[daemon], str(beside), "", coordinator)
     return replace(before, **{name: value for name, value in given.items() if value is not None})
 
 
@@ -225,7 +225,7 @@ def _lasting(programs: Path) -> Path:
     return current / programs.name if named_so else programs
 
 
-def _check(daemon: Daemon, options: Options, root: Path) -> None:
+def _check(daemon: Daemon, options: InstallOptions, root: Path) -> None:
     """Raise the error that the daemon would end with when it is started."""
     from edgeshard.rpc.tls import TlsFiles, check_private, check_secure
 
@@ -279,7 +279,7 @@ def _record(daemon: Daemon, root: Path) -> Record | None:
         raise _translated(error, str(path)) from None
 
 
-def _found(daemon: Daemon, options: Options, record: Record | None, root: Path) -> Found:
+def _found(daemon: Daemon, options: InstallOptions, record: Record | None, root: Path) -> SystemState:
     digests, directories = {}, set()
     for name in installation.interesting(daemon, options, record):
         path = below(root, name)
@@ -293,7 +293,7 @@ def _found(daemon: Daemon, options: Options, record: Record | None, root: Path) 
     with contextlib.suppress(DataLossError):  # a damaged record is mended when it matters to the other daemon
         beside = _record(Daemon.COORDINATOR if daemon is Daemon.AGENT else Daemon.AGENT, root)
         shared = frozenset(beside.directories if beside is not None else ())
-    return Found(digests, frozenset(directories), _user_exists(daemon.unit, root), shared, root == MACHINE)
+    return SystemState(digests, frozenset(directories), _user_exists(daemon.unit, root), shared, root == MACHINE)
 
 
 def _user_exists(name: str, root: Path) -> bool:

@@ -20,7 +20,7 @@ from edgeshard.cli.connect import run
 from edgeshard.cli.render.output import show_text
 from edgeshard.domain.errors import AlreadyExistsError, DeniedError, EdgeShardError
 from edgeshard.domain.identity import Invitation, Role, authority_digest
-from edgeshard.local.child_daemons import Daemon, keep_running
+from edgeshard.local.child_daemons import ChildDaemon, keep_running
 from edgeshard.local.user_files import (
     AGENT_PORT,
     AGENT_PORTS,
@@ -170,7 +170,9 @@ def _join_here(token: Invitation, listen: str | None, state_dir: Path | None, ex
 async def _serve(name: str, site: str, config: Path) -> int:
     """Run the agent until a signal ends this command, and again whenever the agent ends; its log is on stderr. Its exit
     code, 128 + the number of a signal that ended it."""
-    agent = Daemon(name, "edgeshard_agent", ["--config", str(config)], config.parent, in_view=True, configured=True)
+    agent = ChildDaemon(
+        name, "edgeshard_agent", ["--config", str(config)], config.parent, in_view=True, configured=True
+    )
     await agent.start()
     try:
         if await agent.ready(math.inf):
