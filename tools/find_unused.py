@@ -23,7 +23,7 @@ SDK = ("edgeshard", "edgeshard.client")
 
 DISCOVERED = {
     "edgeshard.architectures.families": ("ARCHITECTURE", "REFUSED"),
-    "edgeshard_agent.model.families": ("Modules",),
+    "edgeshard_agent.model.families": ("MODULES",),
 }
 """Packages whose modules are found by being there -> the names that their registry takes from each."""
 

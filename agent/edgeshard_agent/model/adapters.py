@@ -41,7 +41,7 @@ def _plugged(context: StageContext, own_modules: str) -> StageModules:
 
     made_for: Any = PluggedModules
     if own_modules:
-        made_for = importlib.import_module(f"{families.__name__}.{own_modules}").Modules
+        made_for = importlib.import_module(f"{families.__name__}.{own_modules}").MODULES
     decoder = context.decoder
     modules: StageModules = made_for(replace(context, config=library_config(decoder), library=library_of(decoder)))
     return modules

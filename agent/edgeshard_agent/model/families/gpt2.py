@@ -10,7 +10,7 @@ from edgeshard_agent.model.modules import StageContext
 from edgeshard_agent.model.plugged import LayerModules
 
 
-class Modules(LayerModules):
+class Gpt2Modules(LayerModules):
     """Blocks in `h`; embeddings and norm as GPT-2 has them."""
 
     token_embedding = "wte.weight"
@@ -33,3 +33,6 @@ class Modules(LayerModules):
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.lm_head(self.ln_f(hidden))
         return logits
+
+
+MODULES = Gpt2Modules

@@ -11,7 +11,7 @@ from edgeshard_agent.model.modules import StageContext
 from edgeshard_agent.model.plugged import LayerModules
 
 
-class Modules(LayerModules):
+class OptModules(LayerModules):
     """Embeddings and norm as OPT has them."""
 
     token_embedding = "embed_tokens.weight"
@@ -50,3 +50,6 @@ class Modules(LayerModules):
                 hidden = module(hidden)
         logits: torch.Tensor = self.lm_head(hidden)
         return logits
+
+
+MODULES = OptModules
