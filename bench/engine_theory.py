@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from bench.made_rings import linear_hop, steady_stage
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.planning.simulation.simulator import simulate
-from edgeshard.planning.simulation.timing import Pipeline, Traffic
+from edgeshard.planning.simulation.timing import Pipeline, SimulatedTraffic
 
 _TOKENS = 64
 
@@ -27,5 +27,5 @@ def simulated_tokens_per_s(
     """The same by the simulator, whose modes differ in when a micro-batch continues."""
     stages = tuple(steady_stage(0.0, seconds) for seconds in stage_s)
     hops = tuple(linear_hop(0.0, seconds) for seconds in hop_s)
-    traffic = Traffic(1, micro_batches, prompt_tokens=1, new_tokens=_TOKENS, decode_only=True)
+    traffic = SimulatedTraffic(1, micro_batches, prompt_tokens=1, new_tokens=_TOKENS, decode_only=True)
     return streams / micro_batches * simulate(Pipeline(stages, hops), traffic, mode).tokens_per_s

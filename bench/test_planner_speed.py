@@ -28,7 +28,7 @@ from edgeshard.planning.inputs.problem import Objective, PlanProblem
 from edgeshard.planning.inputs.shapes import built_in_model
 from edgeshard.planning.search.plan import PlanResult, plan
 from edgeshard.planning.simulation.simulator import simulate
-from edgeshard.planning.simulation.timing import Pipeline, Traffic
+from edgeshard.planning.simulation.timing import Pipeline, SimulatedTraffic
 from edgeshard.planning.solvers.instance import Instance, Solution
 from edgeshard.planning.solvers.solve import solve_latency, solve_throughput
 from tests.planning.oracles.instances import arbitrary, classed
@@ -161,4 +161,4 @@ def test_edgectl_plans_fifteen_nodes_offline(benchmark: BenchmarkFixture) -> Non
 def test_simulating_fifteen_stages(benchmark: BenchmarkFixture) -> None:
     """128 requests of 96 tokens each: 23 thousand steps around the ring."""
     pipeline = Pipeline((steady_stage(0.2, 0.01),) * 15, (linear_hop(0.001, latency_s=0.01),) * 15)
-    benchmark(simulate, pipeline, Traffic(batch=8, micro_batches=16))
+    benchmark(simulate, pipeline, SimulatedTraffic(batch=8, micro_batches=16))

@@ -13,7 +13,7 @@ from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT, place_of_ex
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.models.packed import NOTHING_HELD, Held
+from edgeshard.domain.models.packed import NOTHING_HELD, PackedParts
 
 LAYOUT = 3
 """Version of packed files and of the kernels' layout in them; a file of another one is made again."""
@@ -56,7 +56,7 @@ class UnitForm:
         return "" if chosen is None else f"{chosen}/{self.shape.group_of(chosen)}"
 
 
-def held_of(form: UnitForm, config: Mapping[str, Any], ids: Collection[int]) -> Held:
+def held_of(form: UnitForm, config: Mapping[str, Any], ids: Collection[int]) -> PackedParts:
     """The parts of a model that are packed on a node in the files of these ids; a layer counts with
     all its experts.
 
@@ -69,4 +69,4 @@ def held_of(form: UnitForm, config: Mapping[str, Any], ids: Collection[int]) -> 
     absent = [unit for unit in units if unit.startswith("layer-") and int(form.id(unit), 16) not in ids]
     lacking = {int(unit.split("-")[1]) for unit in absent}
     embedding, head = (int(form.id(unit), 16) in ids for unit in (EMBEDDING_UNIT, HEAD_UNIT))
-    return Held(frozenset(range(layer_count)) - lacking, embedding, head)
+    return PackedParts(frozenset(range(layer_count)) - lacking, embedding, head)

@@ -12,7 +12,7 @@ from edgeshard.domain.clock import Clock
 from edgeshard.domain.control.site import DeleteCall, DeployCall
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.deployments.placement import Placement
-from edgeshard.domain.deployments.replan import NO_OPERATION, Replan, ReplanCall
+from edgeshard.domain.deployments.replan import NO_OPERATION, ReplanCall, ReplanResult
 from edgeshard.domain.errors import AbortedError, DeadlineError, EdgeShardError, FailedPreconditionError, NotFoundError
 from edgeshard.domain.requests.trace import StageTrace
 from edgeshard.proto.v1 import admin_pb2
@@ -139,7 +139,7 @@ class DeploymentCalls(Calls):
         wait: bool = True,
         timeout_s: float | None = None,
         on_change: Callable[[Deployment], None] | None = None,
-    ) -> Replan:
+    ) -> ReplanResult:
         """Plan a deployment that is ready for the nodes that are there now, and move it if that gains 5 % or more.
 
         Its requests pause and continue with the next token. For replicas, give the name of one, not

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from edgeshard.planning.solvers.instance import Cut, Instance
-from edgeshard.planning.solvers.linear import Answer, Linear, Part, Question
+from edgeshard.planning.solvers.linear import GoalTerm, Linear, LinearAnswer, Question
 
 _COUNTS = ("max_layers",)
 """Fields of an Instance that are arrays of whole numbers."""
@@ -20,7 +20,7 @@ def question_values(question: Question) -> dict[str, Any]:
     instances = list({id(one): one for one in _instances(question)}.values())
     place = {id(one): at for at, one in enumerate(instances)}
 
-    def part(one: Part) -> list[Any]:
+    def part(one: GoalTerm) -> list[Any]:
         return [place[id(one.instance)], one.weight, one.busiest]
 
     return {
@@ -39,9 +39,9 @@ def read_question(values: Mapping[str, Any]) -> Question:
     """The question that `question_values` was made of."""
     instances = [_read_instance(one) for one in values["instances"]]
 
-    def part(one: list[Any]) -> Part:
+    def part(one: list[Any]) -> GoalTerm:
         place, weight, busiest = one
-        return Part(instances[place], weight, busiest)
+        return GoalTerm(instances[place], weight, busiest)
 
     return Question(
         memory=instances[values["memory"]],
@@ -54,15 +54,15 @@ def read_question(values: Mapping[str, Any]) -> Question:
     )
 
 
-def answer_values(answer: Answer) -> dict[str, Any]:
+def answer_values(answer: LinearAnswer) -> dict[str, Any]:
     cut = answer.cut
     return {"cut": None if cut is None else [list(cut.nodes), list(cut.ends)], "bound_s": answer.bound_s}
 
 
-def read_answer(values: Mapping[str, Any]) -> Answer:
+def read_answer(values: Mapping[str, Any]) -> LinearAnswer:
     """The answer that `answer_values` was made of."""
     cut = values["cut"]
-    return Answer(None if cut is None else Cut(tuple(cut[0]), tuple(cut[1])), values["bound_s"])
+    return LinearAnswer(None if cut is None else Cut(tuple(cut[0]), tuple(cut[1])), values["bound_s"])
 
 
 def _instances(question: Question) -> list[Instance]:

@@ -18,7 +18,7 @@ from typing import Self
 
 from edgeshard.cpsat.messages import question_values, read_answer
 from edgeshard.domain.errors import FailedPreconditionError, ResourceExhaustedError, extra_line
-from edgeshard.planning.solvers.linear import Answer, Question
+from edgeshard.planning.solvers.linear import LinearAnswer, Question
 from edgeshard.process.extras import missing
 
 EXTRA = "rules"
@@ -77,7 +77,7 @@ class CpSat:
         """The id of the process; None if there is none."""
         return None if self._process is None else self._process.pid
 
-    def ask(self, question: Question) -> Answer:
+    def ask(self, question: Question) -> LinearAnswer:
         """The answer, or the bound that was proven in time.
 
         Raises FailedPreconditionError without the extra, and ResourceExhaustedError if the process

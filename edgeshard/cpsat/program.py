@@ -25,7 +25,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from edgeshard.planning.solvers.instance import Cut, Floats, Instance
-from edgeshard.planning.solvers.linear import ROUNDING, Answer, Linear, Part, Question
+from edgeshard.planning.solvers.linear import ROUNDING, GoalTerm, Linear, LinearAnswer, Question
 from edgeshard.planning.solvers.scoring import SLACK
 
 UNIT = 1e-8
@@ -43,7 +43,7 @@ LEAST_WALL_S = 0.1
 MEMORY_MB = 1536
 
 
-class Held(NamedTuple):
+class NodeBlocks(NamedTuple):
     """Blocks [first, end) of a node."""
 
     node: int
@@ -60,42 +60,44 @@ class Sent(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class SolveLimits:
     """Limits for one question: CP-SAT's deterministic time, and seconds on the clock."""
 
     deterministic: float
     wall_s: float
 
 
-def answer(question: Question, effort: Effort) -> Answer:
+def answer(question: Question, effort: SolveLimits) -> LinearAnswer:
     """The best cut and a proven bound, within the effort; only a bound if no cut was found in it."""
     relaxed = _Relaxed(question)
     bound = max(relaxed.bound_s, 0.0)
     if bound >= question.below:
-        return Answer(None, math.inf)
+        return LinearAnswer(None, math.inf)
     if effort.wall_s < LEAST_WALL_S:
-        return Answer(None, bound)
+        return LinearAnswer(None, bound)
     if not question.sides or question.any_will_do:
         return _solved(question, relaxed, None, bound, effort)
-    first = Effort(min(FIRST_EFFORT, effort.deterministic), effort.wall_s / 4)
+    first = SolveLimits(min(FIRST_EFFORT, effort.deterministic), effort.wall_s / 4)
     found = _solved(question, relaxed, None, bound, first)
     if found.cut is None and found.bound_s == math.inf:
         return found
     value = question.below if found.cut is None else min(question.below, question.seconds(found.cut))
     if found.bound_s >= value * (1 - ROUNDING):
         return found
-    rest = Effort(effort.deterministic - first.deterministic, effort.wall_s - first.wall_s)
+    rest = SolveLimits(effort.deterministic - first.deterministic, effort.wall_s - first.wall_s)
     if rest.deterministic <= 0:
         return found
     again = _solved(replace(question, below=value * (1 + 4 * UNIT)), relaxed, found.cut, found.bound_s, rest)
     if again.cut is None and again.bound_s == math.inf:  # none below the first one: it is the best
-        return again if found.cut is None else Answer(found.cut, value)
+        return again if found.cut is None else LinearAnswer(found.cut, value)
     if again.cut is None:
-        return Answer(found.cut, max(found.bound_s, again.bound_s))
-    return Answer(again.cut, max(found.bound_s, again.bound_s))
+        return LinearAnswer(found.cut, max(found.bound_s, again.bound_s))
+    return LinearAnswer(again.cut, max(found.bound_s, again.bound_s))
 
 
-def _solved(question: Question, relaxed: _Relaxed, hint: Cut | None, bound_s: float, effort: Effort) -> Answer:
+def _solved(
+    question: Question, relaxed: _Relaxed, hint: Cut | None, bound_s: float, effort: SolveLimits
+) -> LinearAnswer:
     program = _Program(question, relaxed, bound_s)
     solver = cp_model.CpSolver()
     parameters = solver.parameters
@@ -114,17 +116,17 @@ def _solved(question: Question, relaxed: _Relaxed, hint: Cut | None, bound_s: fl
         program.hint(hint)
     status = solver.solve(program.model)
     if status == cp_model.INFEASIBLE:
-        return Answer(None, math.inf)
+        return LinearAnswer(None, math.inf)
     bound_s = max(bound_s, solver.best_objective_bound * program.unit_s) if question.sides else bound_s
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Answer(None, bound_s)
-    return Answer(program.cut(solver), bound_s)
+        return LinearAnswer(None, bound_s)
+    return LinearAnswer(program.cut(solver), bound_s)
 
 
 class _Times:
     """Seconds of a part's stages and hops, its weight in them."""
 
-    def __init__(self, part: Part, held: Sequence[Held], sent: Sequence[Sent]) -> None:
+    def __init__(self, part: GoalTerm, held: Sequence[NodeBlocks], sent: Sequence[Sent]) -> None:
         instance, weight = part.instance, part.weight
         done = np.concatenate([np.zeros((instance.nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1)
         nodes, firsts, ends = np.array(held, dtype=np.int64).reshape(-1, 3).T
@@ -167,10 +169,10 @@ class _Relaxed:
         begins = [bound for item, bound in zip(self.held, self.held_s, strict=True) if item.first == 0]
         self.bound_s = float(min(begins, default=np.inf))
 
-    def times(self, part: Part) -> _Times:
+    def times(self, part: GoalTerm) -> _Times:
         return _Times(part, self.held, self.sent)
 
-    def _least(self, sides: Sequence[Sequence[tuple[Part, _Times]]]) -> tuple[Floats, Floats]:
+    def _least(self, sides: Sequence[Sequence[tuple[GoalTerm, _Times]]]) -> tuple[Floats, Floats]:
         """A lower bound of the goal of each cut with such a stage, and with such a hop."""
         held_s, sent_s = np.zeros(len(self.held)), np.zeros(len(self.sent))
         for side in sides or [[]]:
@@ -300,7 +302,7 @@ class _Program:
             self.model.add(total >= _whole(condition.least, scale, up=True))
 
     def _leave_out(self, cut: Cut) -> None:
-        items = [Held(*stage) for stage in zip(cut.nodes, (0, *cut.ends[:-1]), cut.ends, strict=True)]
+        items = [NodeBlocks(*stage) for stage in zip(cut.nodes, (0, *cut.ends[:-1]), cut.ends, strict=True)]
         if all(item in self.held for item in items):
             self.model.add(sum(self.held[item] for item in items) <= len(items) - 1)
 
@@ -312,10 +314,10 @@ class _Program:
             self.model.add(value >= self._total(side, self.unit_s))
         self.model.minimize(value)
 
-    def _at_most(self, side: Sequence[tuple[Part, _Times]], most_s: float) -> None:
+    def _at_most(self, side: Sequence[tuple[GoalTerm, _Times]], most_s: float) -> None:
         self.model.add(self._total(side, most_s / LIMIT_UNITS) <= LIMIT_UNITS)
 
-    def _total(self, side: Sequence[tuple[Part, _Times]], unit_s: float) -> cp_model.LinearExpr:
+    def _total(self, side: Sequence[tuple[GoalTerm, _Times]], unit_s: float) -> cp_model.LinearExpr:
         """A side in whole units, rounded down."""
         rounds = [times for part, times in side if not part.busiest]
         terms: list[cp_model.LinearExpr] = []
@@ -327,7 +329,7 @@ class _Program:
         terms += [self._busiest(part, times, unit_s) for part, times in side if part.busiest]
         return cp_model.LinearExpr.sum(terms)
 
-    def _busiest(self, part: Part, times: _Times, unit_s: float) -> cp_model.LinearExpr:
+    def _busiest(self, part: GoalTerm, times: _Times, unit_s: float) -> cp_model.LinearExpr:
         busiest = self.model.new_int_var(0, MOST, "")
         stages, sends, returns = self._weighed(times.stage, times.hop, times.back, unit_s)
         computing, sending = (defaultdict[int, list[cp_model.LinearExpr]](list) for _ in "12")
@@ -361,7 +363,7 @@ class _Program:
 
     def hint(self, cut: Cut) -> None:
         """Begin at a cut that is known."""
-        chosen = {Held(*stage) for stage in zip(cut.nodes, (0, *cut.ends[:-1]), cut.ends, strict=True)}
+        chosen = {NodeBlocks(*stage) for stage in zip(cut.nodes, (0, *cut.ends[:-1]), cut.ends, strict=True)}
         for held, variable in self.held.items():
             self.model.add_hint(variable, held in chosen)
 
@@ -371,17 +373,17 @@ class _Program:
         return Cut(tuple(item.node for item in held), tuple(item.end for item in held))
 
 
-def _ranges(instance: Instance) -> list[Held]:
+def _ranges(instance: Instance) -> list[NodeBlocks]:
     """The source begins at block 0 and no other node does."""
     source, layers = instance.source, instance.layers
-    found = [Held(source, 0, end) for end in range(1, layers + 1)]
+    found = [NodeBlocks(source, 0, end) for end in range(1, layers + 1)]
     for node in range(instance.nodes):
         for first in range(1, layers) if node != source else ():
-            found += [Held(node, first, end) for end in range(first + 1, layers + 1)]
+            found += [NodeBlocks(node, first, end) for end in range(first + 1, layers + 1)]
     return found
 
 
-def _fits(instance: Instance, held: Held) -> bool:
+def _fits(instance: Instance, held: NodeBlocks) -> bool:
     first = held.node == instance.source
     head = first if instance.head_on_source else held.end == instance.layers
     need = instance.stage_bytes + float(instance.layer_bytes[held.first : held.end].sum())

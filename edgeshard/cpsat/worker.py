@@ -16,12 +16,12 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the library prints is no answer
     go_first()
-    from edgeshard.cpsat.program import Effort, answer
+    from edgeshard.cpsat.program import SolveLimits, answer
 
     bound_memory(int(sys.argv[2]))
     for line in sys.stdin.buffer:
         values = json.loads(line)
-        found = answer(read_question(values["question"]), Effort(values["deterministic"], values["wall_s"]))
+        found = answer(read_question(values["question"]), SolveLimits(values["deterministic"], values["wall_s"]))
         answers.write(json.dumps(answer_values(found)).encode() + b"\n")
         answers.flush()
 

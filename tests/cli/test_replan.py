@@ -10,7 +10,7 @@ import pytest
 
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase
 from edgeshard.domain.deployments.placement import PlacedStage, Placement, Prediction
-from edgeshard.domain.deployments.replan import Replan, ReplanReason
+from edgeshard.domain.deployments.replan import ReplanReason, ReplanResult
 from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.models.model import LayerRange
@@ -29,8 +29,8 @@ def wider(placement: Placement) -> Placement:
 
 
 @pytest.fixture
-def found(site: Any) -> Replan:
-    plan = Replan(site.placement, wider(site.placement), figures(0.04), 0.25, ReplanReason.MOVED)
+def found(site: Any) -> ReplanResult:
+    plan = ReplanResult(site.placement, wider(site.placement), figures(0.04), 0.25, ReplanReason.MOVED)
     site.replan = plan
     ready = site.deployment_in(DeploymentPhase.READY)
     site.states = [ready, site.deployment_in(DeploymentPhase.LOADING), moved(site)]
@@ -47,7 +47,7 @@ def asked(site: Any) -> Any:
     return request
 
 
-def test_a_move_is_a_table_of_nodes_and_two_rates(edgectl: Any, site: Any, found: Replan) -> None:
+def test_a_move_is_a_table_of_nodes_and_two_rates(edgectl: Any, site: Any, found: ReplanResult) -> None:
     result = edgectl("replan", "tales")
     assert result.exit_code == 0, result.stderr
     lines = result.stdout.splitlines()
@@ -71,7 +71,7 @@ def test_a_move_is_a_table_of_nodes_and_two_rates(edgectl: Any, site: Any, found
     assert request.operation_id and not request.dry_run and not request.force
 
 
-def test_a_dry_run_asks_and_does_not_wait(edgectl: Any, site: Any, found: Replan) -> None:
+def test_a_dry_run_asks_and_does_not_wait(edgectl: Any, site: Any, found: ReplanResult) -> None:
     site.replan = replace(found, reason=ReplanReason.WOULD_MOVE)
     result = edgectl("replan", "tales", "--dry-run", "--force", "-o", "json")
     data = json.loads(result.stdout)
@@ -83,7 +83,9 @@ def test_a_dry_run_asks_and_does_not_wait(edgectl: Any, site: Any, found: Replan
 
 
 @pytest.mark.parametrize("reason", [r for r in ReplanReason if r not in (ReplanReason.MOVED, ReplanReason.WOULD_MOVE)])
-def test_what_stays_says_why_and_is_no_failure(edgectl: Any, site: Any, found: Replan, reason: ReplanReason) -> None:
+def test_what_stays_says_why_and_is_no_failure(
+    edgectl: Any, site: Any, found: ReplanResult, reason: ReplanReason
+) -> None:
     site.replan = replace(found, reason=reason, gain=None, expected=None, note="node c was not measured")
     result = edgectl("replan", "tales")
     assert result.exit_code == 0
@@ -91,7 +93,9 @@ def test_what_stays_says_why_and_is_no_failure(edgectl: Any, site: Any, found: R
     assert "tales stays: " in result.stdout.splitlines()[-1]
 
 
-def test_a_deployment_that_could_not_move_fails_and_says_where_it_is(edgectl: Any, site: Any, found: Replan) -> None:
+def test_a_deployment_that_could_not_move_fails_and_says_where_it_is(
+    edgectl: Any, site: Any, found: ReplanResult
+) -> None:
     lost = UnavailableError("node c disconnected while deployment tales was loading", reason="NODE_LOST")
     site.states = [
         site.deployment_in(DeploymentPhase.LOADING),
@@ -104,13 +108,13 @@ def test_a_deployment_that_could_not_move_fails_and_says_where_it_is(edgectl: An
     assert "stays on a=0:4,b=4:9" in result.stderr
 
 
-def test_without_waiting_it_is_only_asked(edgectl: Any, site: Any, found: Replan) -> None:
+def test_without_waiting_it_is_only_asked(edgectl: Any, site: Any, found: ReplanResult) -> None:
     result = edgectl("replan", "tales", "--no-wait")
     assert result.exit_code == 0 and result.stdout.splitlines()[-1] == "tales moves to a=0:4,b=4:9,c=9:12."
     assert len(site.sent(admin_pb2.GetDeploymentRequest)) == 1, "whether it has replicas"
 
 
-def test_of_a_name_with_replicas_each_is_planned_and_moved(edgectl: Any, site: Any, found: Replan) -> None:
+def test_of_a_name_with_replicas_each_is_planned_and_moved(edgectl: Any, site: Any, found: ReplanResult) -> None:
     site.replicate(2)
     site.replan = replace(found, found=site.placement, reason=ReplanReason.MOVED)
     result = edgectl("replan", "tales")

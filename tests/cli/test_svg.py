@@ -15,7 +15,7 @@ from edgeshard.cli.render.svg import WIDTH, bar_chart, line_chart, timeline
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
 from edgeshard.planning.report.baselines import COMPARED
 from edgeshard.planning.simulation.simulator import simulate
-from edgeshard.planning.simulation.timing import Pipeline, Traffic
+from edgeshard.planning.simulation.timing import Pipeline, SimulatedTraffic
 
 SVG = "{http://www.w3.org/2000/svg}"
 Box = tuple[float, float, float, float]
@@ -95,7 +95,9 @@ def test_bars_are_as_high_as_their_values_and_missing_ones_are_marked() -> None:
 
 def test_a_timeline_shows_every_service_until_it_is_cut() -> None:
     pipeline = Pipeline((steady_stage(1, 0.5),) * 2, (linear_hop(0.01),) * 2, names=("a", "b"), head_s=lambda b: 0.1)
-    visits = simulate(pipeline, Traffic(micro_batches=2, prompt_tokens=4, new_tokens=3, slices=(2, 2))).timeline
+    visits = simulate(
+        pipeline, SimulatedTraffic(micro_batches=2, prompt_tokens=4, new_tokens=3, slices=(2, 2))
+    ).timeline
 
     def shown(until_s: float | None) -> int:
         root = parsed(timeline(visits, "t", until_s))

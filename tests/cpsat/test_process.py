@@ -14,10 +14,10 @@ import pytest
 from edgeshard.cpsat import process
 from edgeshard.cpsat.messages import answer_values, question_values, read_answer, read_question
 from edgeshard.cpsat.process import CpSat
-from edgeshard.cpsat.program import Effort, answer
+from edgeshard.cpsat.program import SolveLimits, answer
 from edgeshard.domain.errors import FailedPreconditionError, ResourceExhaustedError
 from edgeshard.planning.solvers.instance import Cut
-from edgeshard.planning.solvers.linear import ROUNDING, Answer, Linear, Part, Question
+from edgeshard.planning.solvers.linear import ROUNDING, GoalTerm, Linear, LinearAnswer, Question
 from edgeshard.planning.solvers.scoring import violations
 from tests.planning.oracles.instances import arbitrary, random_instance
 
@@ -26,27 +26,27 @@ pytestmark = pytest.mark.timing
 
 def question(seed: int = 8) -> Question:
     instance = random_instance(seed, 5, 9)
-    sides = (Part(instance),), (Part(instance, 4, busiest=True),)
+    sides = (GoalTerm(instance),), (GoalTerm(instance, 4, busiest=True),)
     return Question(instance, sides, conditions=(Linear((0.0, 1.0, 1.0, 1.0, 1.0), most=3.0),))
 
 
 def hard() -> Question:
     """A question that takes longer than any test."""
     instance = arbitrary(1, nodes=14, memory=1.3)
-    return Question(instance, ((Part(instance),), (Part(instance, 9, busiest=True),)))
+    return Question(instance, ((GoalTerm(instance),), (GoalTerm(instance, 9, busiest=True),)))
 
 
 def test_the_process_answers_as_the_program_does() -> None:
     with CpSat() as prover:
         for seed in range(8, 12):
             asked = question(seed)
-            assert answer_values(prover.ask(asked)) == answer_values(answer(asked, Effort(6.0, 20.0)))
+            assert answer_values(prover.ask(asked)) == answer_values(answer(asked, SolveLimits(6.0, 20.0)))
 
 
 def test_questions_and_answers_come_back_as_they_were() -> None:
     asked = question()
     assert question_values(read_question(question_values(asked))) == question_values(asked)
-    for found in (Answer(Cut((0, 2), (3, 9)), 0.25), Answer(None, float("inf"))):
+    for found in (LinearAnswer(Cut((0, 2), (3, 9)), 0.25), LinearAnswer(None, float("inf"))):
         assert read_answer(answer_values(found)) == found
 
 

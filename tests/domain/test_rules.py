@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeshard.domain.deployments.rules import (
-    Condition,
     Rule,
+    RuleCondition,
     RuledNode,
     RuleKind,
     barred,
@@ -168,7 +168,7 @@ def rules_of_sets() -> st.SearchStrategy[list[Rule]]:
 def test_more_nodes_never_mend_a_monotone_condition_and_barred_nodes_are_in_no_allowed_set(
     rules: list[Rule], used: Collection[str], more: str
 ) -> None:
-    conditions: tuple[Condition, ...] = resolve(rules, NODES)
+    conditions: tuple[RuleCondition, ...] = resolve(rules, NODES)
     for condition in conditions:
         if condition.is_monotone and not condition.holds(used):
             assert not condition.holds({*used, more})

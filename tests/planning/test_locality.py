@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgeshard.domain.models.dtypes import DType
-from edgeshard.domain.models.packed import NOTHING_HELD, Held
+from edgeshard.domain.models.packed import NOTHING_HELD, PackedParts
 from edgeshard.planning.costs.costs import Costs
 from edgeshard.planning.inputs.catalogue import DeviceSpec
 from edgeshard.planning.inputs.devices import Cluster, ClusterNode, Link
@@ -30,7 +30,7 @@ def node(name: str, speed: float = 1.0, memory: float = 10 * GB) -> ClusterNode:
     return ClusterNode(name, DeviceSpec("test", memory, 0.0, 100 * GB * speed, flops, False, "made up"), name)
 
 
-def problem_of(held: dict[str, Held], *nodes: ClusterNode, **changes: object) -> PlanProblem:
+def problem_of(held: dict[str, PackedParts], *nodes: ClusterNode, **changes: object) -> PlanProblem:
     """Llama2-7B in float16 needs two nodes of these."""
     cluster = Cluster(nodes, Link(1e9, 1e-3), source="a")
     model = built_in_model("llama2-7b")
@@ -39,8 +39,8 @@ def problem_of(held: dict[str, Held], *nodes: ClusterNode, **changes: object) ->
     return replace(problem, **changes)  # type: ignore[arg-type]
 
 
-def layers(first: int, end: int, **ends: bool) -> Held:
-    return Held(frozenset(range(first, end)), **ends)
+def layers(first: int, end: int, **ends: bool) -> PackedParts:
+    return PackedParts(frozenset(range(first, end)), **ends)
 
 
 def test_of_nodes_that_are_alike_the_one_that_holds_the_layers_is_taken() -> None:
@@ -97,7 +97,7 @@ def test_it_costs_at_most_the_margin_and_breaks_no_rule(seed: int, objective: Ob
     random = np.random.default_rng(seed)
     count = problem.model.layer_count
     held = {
-        name: Held(
+        name: PackedParts(
             frozenset(np.flatnonzero(random.random(count) < random.random()).tolist()), bool(random.random() < 0.5)
         )
         for name in problem.cluster.names

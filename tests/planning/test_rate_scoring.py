@@ -12,7 +12,7 @@ from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.inputs.problem import Objective
 from edgeshard.planning.search.load_search import loads, sizes
 from edgeshard.planning.search.plan import predict
-from edgeshard.planning.search.rate_scoring import Best, Rates, most_micro_batches
+from edgeshard.planning.search.rate_scoring import Best, CutRates, most_micro_batches
 from edgeshard.planning.solvers.all_cuts import every_cut
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.neighbours import neighbours
@@ -32,7 +32,7 @@ def allowed_loads(costs: Costs, cut: Cut, batch: int) -> list[Load]:
 @pytest.mark.parametrize("seed", range(0, 40, 2))
 def test_a_cut_is_rated_at_its_best_load(seed: int) -> None:
     costs = Costs(replace(random_problem(seed), batch=5))
-    rates, rng = Rates(costs), np.random.default_rng(seed)
+    rates, rng = CutRates(costs), np.random.default_rng(seed)
     for cuts in every_cut(rates.least, single_kinds(rates.least)):
         some = cuts.take(np.sort(rng.choice(len(cuts), size=min(3, len(cuts)), replace=False)))
         places = rates.places(some)
@@ -60,7 +60,7 @@ def test_micro_batches_that_only_wait_are_left_out() -> None:
     problem = replace(random_problem(1), max_nodes=1, **free)
     roomy = tuple(replace(n, device=replace(n.device, memory_bytes=1e12)) for n in problem.cluster.nodes)
     costs = Costs(replace(problem, cluster=replace(problem.cluster, nodes=roomy), concurrency=None))
-    rates = Rates(costs)
+    rates = CutRates(costs)
     best = Best()
     best.look(rates, [rates.places(cuts) for cuts in every_cut(rates.least)])
     assert best.cut is not None and best.micro_batches == 1
@@ -76,7 +76,7 @@ def test_sizes_are_all_up_to_eight_and_then_grow() -> None:
 
 
 def test_neighbours_are_cuts_of_distinct_nodes_with_all_layers() -> None:
-    least = Rates(Costs(random_problem(5))).least
+    least = CutRates(Costs(random_problem(5))).least
     kinds = single_kinds(least)
     for cuts in every_cut(least, kinds):
         cut = cuts.cut(len(cuts) // 2)

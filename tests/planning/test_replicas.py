@@ -20,7 +20,7 @@ from edgeshard.planning.report.baselines import COMPARED, StrategyRow, compare
 from edgeshard.planning.report.verdict import MOST_ADVISED, MOST_TRIED, advice, plan_wins, verdict
 from edgeshard.planning.search.plan import plan
 from edgeshard.planning.search.rate_search import MOST_COUNTED
-from edgeshard.planning.search.replicas import Replicas, replicas, shared_out, whole_fastest
+from edgeshard.planning.search.replicas import ReplicaPlan, replicas, shared_out, whole_fastest
 from edgeshard.planning.solvers.all_cuts import count_cuts
 
 SMALL_CONFIG = BUILT_IN_CONFIGS["llama2-7b"] | {"num_hidden_layers": 8, "vocab_size": 2000}
@@ -52,7 +52,7 @@ def rate_alone(problem: PlanProblem, spec: dict[str, Any], requests: int | None)
     return 0.0 if found.prediction is None else found.prediction.throughput_tps
 
 
-def shares(found: Replicas) -> dict[str, int]:
+def shares(found: ReplicaPlan) -> dict[str, int]:
     return {item.node: item.requests for item in found.replicas}
 
 

@@ -19,7 +19,7 @@ from edgeshard.planning.search.plan import predict
 from edgeshard.planning.simulation.serving import Schedule, ServedRequest, StepSpan, serve
 from edgeshard.planning.simulation.simulated_pipeline import ring, serving_ring, traffic
 from edgeshard.planning.simulation.simulator import simulate
-from edgeshard.planning.simulation.timing import Traffic
+from edgeshard.planning.simulation.timing import SimulatedTraffic
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.scoring import score
 
@@ -88,7 +88,7 @@ def test_a_node_that_computes_and_sends_in_turn_is_one_station() -> None:
     costs = Costs(problem(asynchronous=False))
     cut, load = CUTS[2], Load(1, 8)
     busiest_s = score(costs.decode(load), cut).bottleneck_s
-    work = Traffic(1, 8, prompt_tokens=64, new_tokens=200, decode_only=True)
+    work = SimulatedTraffic(1, 8, prompt_tokens=64, new_tokens=200, decode_only=True)
     assert simulate(ring(costs, cut, 1), work).tokens_per_s == pytest.approx(1 / busiest_s, rel=0.02)
 
 

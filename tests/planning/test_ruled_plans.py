@@ -12,14 +12,14 @@ from edgeshard.cpsat.process import CpSat
 from edgeshard.domain.deployments.placement import parse_layers
 from edgeshard.domain.deployments.rules import RuledNode, broken, parse_rule, resolve
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
-from edgeshard.domain.models.packed import Held
+from edgeshard.domain.models.packed import PackedParts
 from edgeshard.planning.inputs.problem import Objective, PlanProblem, Rate
 from edgeshard.planning.report.baselines import compare
 from edgeshard.planning.search import rate_search
 from edgeshard.planning.search.plan import GAP_OF_STEADY, plan
 from edgeshard.planning.search.steady_scoring import NEARLY
 from edgeshard.planning.search.verify import verify
-from edgeshard.planning.solvers.linear import ROUNDING, Answer, Question
+from edgeshard.planning.solvers.linear import ROUNDING, LinearAnswer, Question
 from tests.planning.oracles.brute_plans import best_value
 from tests.planning.oracles.brute_steady import best_steady
 from tests.planning.oracles.instances import random_problem
@@ -145,8 +145,8 @@ def test_streaming_and_energy_are_refused_under_rules(changes: dict[str, object]
 class Slow:
     """A prover whose time was over before it found anything."""
 
-    def ask(self, question: Question) -> Answer:
-        return Answer(None, 0.0, spent=True)
+    def ask(self, question: Question) -> LinearAnswer:
+        return LinearAnswer(None, 0.0, spent=True)
 
 
 class Hasty:
@@ -155,7 +155,7 @@ class Hasty:
     def __init__(self, prover: CpSat, questions: int) -> None:
         self._prover, self._left = prover, questions
 
-    def ask(self, question: Question) -> Answer:
+    def ask(self, question: Question) -> LinearAnswer:
         if not self._left:
             return Slow().ask(question)
         self._left -= 1
@@ -182,7 +182,7 @@ def test_a_plan_near_what_nodes_hold_keeps_the_rules(prover: CpSat) -> None:
     for seed in range(40):
         problem = ruled(seed)
         layers = range(problem.model.layer_count)
-        everywhere = {name: Held(frozenset(layers), True, True) for name in problem.cluster.names[1:]}
+        everywhere = {name: PackedParts(frozenset(layers), True, True) for name in problem.cluster.names[1:]}
         found = plan(replace(problem, held=everywhere), 0, prover)
         assert broken(problem.rules, [stage.node for stage in found.stages]) == () or not found.feasible
 

@@ -23,7 +23,7 @@ from edgeshard.planning.simulation.serving import (
     serve,
 )
 from edgeshard.planning.simulation.simulator import simulate
-from edgeshard.planning.simulation.timing import HopTimes, Pipeline, StageTimes, Traffic
+from edgeshard.planning.simulation.timing import HopTimes, Pipeline, SimulatedTraffic, StageTimes
 
 
 def a_second_a_token(spans: Sequence[StepSpan]) -> float:
@@ -139,7 +139,7 @@ def test_a_batch_that_starts_together_is_the_simulators(seed: int) -> None:
     ring = ServingRing(
         tuple(partial(lambda s, spans: seconds(s, sum(x.tokens for x in spans)), s) for s in range(stages)), hops
     )
-    expected = simulate(pipeline, Traffic(batch, micro_batches, prompt, new))
+    expected = simulate(pipeline, SimulatedTraffic(batch, micro_batches, prompt, new))
     schedule = Schedule(batch, micro_batches, token_budget=batch * prompt)
     result = serve(ring, [ServedRequest(0.0, prompt, new)] * (batch * micro_batches), schedule)
     for request, times in enumerate(result.token_s):

@@ -18,8 +18,8 @@ from edgeshard.planning.simulation.simulator import Simulation, simulate
 from edgeshard.planning.simulation.timing import (
     HopTimes,
     Pipeline,
+    SimulatedTraffic,
     StageTimes,
-    Traffic,
     Visit,
 )
 from tests.planning.oracles.time_table import TimeTable
@@ -39,7 +39,7 @@ def tandem(seed: int, stages: int) -> Pipeline:
     )
 
 
-def round_and_bottleneck(pipeline: Pipeline, traffic: Traffic, prefill: bool) -> tuple[float, float]:
+def round_and_bottleneck(pipeline: Pipeline, traffic: SimulatedTraffic, prefill: bool) -> tuple[float, float]:
     """R and B of one micro-batch's step by hand: sums and the busiest station."""
     tokens = traffic.batch * (traffic.prompt_tokens if prefill else 1)
     stations = [
@@ -55,7 +55,7 @@ def round_and_bottleneck(pipeline: Pipeline, traffic: Traffic, prefill: bool) ->
 def test_decode_rates_are_those_of_the_formulas(seed: int) -> None:
     stages, micro_batches = seed % 6 + 1, (1, 2, 3, 5, 8, 12)[(seed * 7) % 6]
     pipeline = tandem(seed, stages)
-    traffic = Traffic(batch=2, micro_batches=micro_batches, prompt_tokens=8, new_tokens=500, decode_only=True)
+    traffic = SimulatedTraffic(batch=2, micro_batches=micro_batches, prompt_tokens=8, new_tokens=500, decode_only=True)
     round_s, busiest_s = round_and_bottleneck(pipeline, traffic, prefill=False)
     in_flight = 2 * micro_batches
     rate = simulate(pipeline, traffic, Mode.NO_BUBBLES).tokens_per_s
@@ -68,7 +68,7 @@ def test_decode_rates_are_those_of_the_formulas(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_a_batch_with_its_prompts_takes_the_two_phases_time(seed: int) -> None:
     pipeline = tandem(seed + 100, seed % 5 + 2)
-    traffic = Traffic(batch=4, micro_batches=(1, 2, 4, 8)[seed % 4], prompt_tokens=64, new_tokens=400)
+    traffic = SimulatedTraffic(batch=4, micro_batches=(1, 2, 4, 8)[seed % 4], prompt_tokens=64, new_tokens=400)
     m = traffic.micro_batches
     prefill_s, prefill_busiest_s = round_and_bottleneck(pipeline, traffic, prefill=True)
     decode_s, decode_busiest_s = round_and_bottleneck(pipeline, traffic, prefill=False)
@@ -81,7 +81,7 @@ def test_bubble_times_are_the_papers_in_its_ideal_setting(devices: int, tokens: 
     """Equal stages, free links, as many micro-batches as devices; the paper counts the G - 1 decode iterations."""
     slowest = 0.5
     pipeline = Pipeline((steady_stage(1.0, slowest),) * devices, (linear_hop(0.0),) * devices)
-    traffic = Traffic(micro_batches=devices, new_tokens=tokens - 1, decode_only=True)
+    traffic = SimulatedTraffic(micro_batches=devices, new_tokens=tokens - 1, decode_only=True)
     bubbles = simulate(pipeline, traffic, Mode.BUBBLES)
     assert bubbles.bubble_s == pytest.approx([(devices - 1) * slowest * (tokens - 1)] * devices)
     no_bubbles = simulate(pipeline, traffic, Mode.NO_BUBBLES)
@@ -92,8 +92,8 @@ def test_eight_slices_of_a_prompt_over_three_equal_stages_reach_the_first_token_
     whole_s = 8.0
     stage = StageTimes(lambda tokens, context: whole_s * tokens / 64, lambda batch, context: 0.1)
     pipeline = Pipeline((stage,) * 3, (linear_hop(0.0, latency_s=0.01),) * 3)
-    whole = simulate(pipeline, Traffic(prompt_tokens=64, new_tokens=1)).ttft_s
-    sliced = simulate(pipeline, Traffic(prompt_tokens=64, new_tokens=1, slices=(8,) * 8)).ttft_s
+    whole = simulate(pipeline, SimulatedTraffic(prompt_tokens=64, new_tokens=1)).ttft_s
+    sliced = simulate(pipeline, SimulatedTraffic(prompt_tokens=64, new_tokens=1, slices=(8,) * 8)).ttft_s
     assert whole == pytest.approx(3 * whole_s + 0.03)
     assert sliced == pytest.approx(10 / 24 * 3 * whole_s + 0.03)
     assert sliced <= 0.5 * whole
@@ -111,7 +111,7 @@ def test_slices_and_tokens_see_the_context_before_them() -> None:
         decodes.append((batch, context))
         return 1.0
 
-    traffic = Traffic(batch=2, prompt_tokens=10, new_tokens=3, slices=(5, 3, 2))
+    traffic = SimulatedTraffic(batch=2, prompt_tokens=10, new_tokens=3, slices=(5, 3, 2))
     simulate(Pipeline((StageTimes(prefill_s, decode_s),)), traffic)
     assert prefills == [(10, 0), (6, 5), (4, 8)]
     assert decodes == [(2, 10), (2, 11)]
@@ -119,7 +119,7 @@ def test_slices_and_tokens_see_the_context_before_them() -> None:
 
 def test_without_asynchronous_sends_a_node_computes_and_sends_in_turn() -> None:
     stages, hops = (steady_stage(1.0, 0.3),) * 2, (linear_hop(0.2),) * 2
-    traffic = Traffic(micro_batches=6, prompt_tokens=1, new_tokens=600, decode_only=True)
+    traffic = SimulatedTraffic(micro_batches=6, prompt_tokens=1, new_tokens=600, decode_only=True)
     together = simulate(Pipeline(stages, hops, asynchronous=False), traffic)
     assert together.tokens_per_s == pytest.approx(1 / 0.5, rel=0.01)
     assert simulate(Pipeline(stages, hops), traffic).tokens_per_s == pytest.approx(1 / 0.3, rel=0.01)
@@ -132,16 +132,16 @@ def test_a_head_on_the_source_serves_the_first_stage_first() -> None:
     pipeline = Pipeline(
         (steady_stage(1.0, 0.4), steady_stage(1.0, 0.5)), (linear_hop(0.0),) * 2, head_s=lambda batch: 0.3
     )
-    alone = simulate(pipeline, Traffic(new_tokens=50, decode_only=True))
+    alone = simulate(pipeline, SimulatedTraffic(new_tokens=50, decode_only=True))
     assert alone.inter_token_s == pytest.approx(1.2)
-    full = simulate(pipeline, Traffic(micro_batches=4, new_tokens=400, decode_only=True))
+    full = simulate(pipeline, SimulatedTraffic(micro_batches=4, new_tokens=400, decode_only=True))
     assert full.tokens_per_s == pytest.approx(1 / 0.7, rel=0.01)
     source = [visit for visit in full.timeline if visit.station == "stage 0"]
     assert [visit.kind for visit in source[:4]] == ["decode"] * 4  # all there at once: no head work between them
 
 
 def test_a_single_stage_has_no_links() -> None:
-    result = simulate(Pipeline((steady_stage(0.5, 0.1, overhead_s=0.01),)), Traffic(batch=2, new_tokens=11))
+    result = simulate(Pipeline((steady_stage(0.5, 0.1, overhead_s=0.01),)), SimulatedTraffic(batch=2, new_tokens=11))
     assert result.ttft_s == pytest.approx(0.51)
     assert result.inter_token_s == pytest.approx(0.11)
     assert result.tokens_per_s == pytest.approx(22 / (0.51 + 10 * 0.11))
@@ -153,8 +153,8 @@ def test_a_single_stage_has_no_links() -> None:
 
 def test_latency_delays_but_occupies_nothing() -> None:
     pipeline = Pipeline((steady_stage(1.0, 0.1),) * 2, (linear_hop(0.0, latency_s=1.0),) * 2)
-    one = simulate(pipeline, Traffic(new_tokens=100, decode_only=True))
-    many = simulate(pipeline, Traffic(micro_batches=20, new_tokens=100, decode_only=True))
+    one = simulate(pipeline, SimulatedTraffic(new_tokens=100, decode_only=True))
+    many = simulate(pipeline, SimulatedTraffic(micro_batches=20, new_tokens=100, decode_only=True))
     assert many.tokens_per_s == pytest.approx(20 * one.tokens_per_s, rel=0.02)
     assert many.link_utilisation == (0.0, 0.0)
 
@@ -173,7 +173,7 @@ seconds = st.floats(0, 2, allow_nan=False).map(lambda value: round(value, 3))
 
 
 @st.composite
-def cases(draw: st.DrawFn, head: bool = True) -> tuple[Pipeline, Traffic]:
+def cases(draw: st.DrawFn, head: bool = True) -> tuple[Pipeline, SimulatedTraffic]:
     count = draw(st.integers(1, 5))
     stages = []
     for _ in range(count):
@@ -191,7 +191,7 @@ def cases(draw: st.DrawFn, head: bool = True) -> tuple[Pipeline, Traffic]:
         tuple(stages), tuple(hops), draw(st.booleans()), None if headed is None else (lambda batch: headed)
     )
     slices = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
-    return pipeline, Traffic(
+    return pipeline, SimulatedTraffic(
         batch=draw(st.integers(1, 3)),
         micro_batches=draw(st.integers(1, 5)),
         prompt_tokens=sum(slices),
@@ -207,7 +207,9 @@ def close(limit: float) -> float:
 
 @settings(max_examples=200, deadline=None)
 @given(cases(head=False))
-def test_no_bubbles_is_never_slower_than_bubbles_nor_that_than_sequential(case: tuple[Pipeline, Traffic]) -> None:
+def test_no_bubbles_is_never_slower_than_bubbles_nor_that_than_sequential(
+    case: tuple[Pipeline, SimulatedTraffic],
+) -> None:
     spans = [simulate(*case, mode).makespan_s for mode in (Mode.NO_BUBBLES, Mode.BUBBLES, Mode.SEQUENTIAL)]
     assert spans[0] <= close(spans[1])
     assert spans[1] <= close(spans[2])
@@ -215,7 +217,7 @@ def test_no_bubbles_is_never_slower_than_bubbles_nor_that_than_sequential(case: 
 
 @settings(max_examples=200, deadline=None)
 @given(cases(), st.sampled_from(Mode))
-def test_nothing_is_lost_repeated_or_served_twice_at_once(case: tuple[Pipeline, Traffic], mode: Mode) -> None:
+def test_nothing_is_lost_repeated_or_served_twice_at_once(case: tuple[Pipeline, SimulatedTraffic], mode: Mode) -> None:
     pipeline, traffic = case
     result = simulate(pipeline, traffic, mode)
     timeline = result.timeline
@@ -238,7 +240,7 @@ def check_stations(timeline: list[Visit]) -> None:
             assert end <= close(start)
 
 
-def check_passages(pipeline: Pipeline, traffic: Traffic, timeline: list[Visit]) -> None:
+def check_passages(pipeline: Pipeline, traffic: SimulatedTraffic, timeline: list[Visit]) -> None:
     """Every step of every micro-batch is at each of its stations once, in order, and a token after the one before."""
     nodes = pipeline.node_names
     links = pipeline.link_names if pipeline.asynchronous else nodes
@@ -298,25 +300,25 @@ def check_figures(result: Simulation) -> None:
 @pytest.mark.parametrize(
     ("pipeline", "traffic", "field"),
     [
-        (Pipeline(()), Traffic(), "stages"),
-        (Pipeline((steady_stage(1, 1),) * 2), Traffic(), "hops"),
-        (Pipeline((steady_stage(1, 1),), (linear_hop(0),)), Traffic(), "hops"),
-        (Pipeline((steady_stage(1, 1),), names=("a", "b")), Traffic(), "names"),
-        (Pipeline((steady_stage(1, 1, overhead_s=-1),)), Traffic(), "stages[0].overhead_s"),
+        (Pipeline(()), SimulatedTraffic(), "stages"),
+        (Pipeline((steady_stage(1, 1),) * 2), SimulatedTraffic(), "hops"),
+        (Pipeline((steady_stage(1, 1),), (linear_hop(0),)), SimulatedTraffic(), "hops"),
+        (Pipeline((steady_stage(1, 1),), names=("a", "b")), SimulatedTraffic(), "names"),
+        (Pipeline((steady_stage(1, 1, overhead_s=-1),)), SimulatedTraffic(), "stages[0].overhead_s"),
         (
             Pipeline((steady_stage(1, 1),) * 2, (HopTimes(lambda n: 0, float("nan")),) * 2),
-            Traffic(),
+            SimulatedTraffic(),
             "hops[0].latency_s",
         ),
-        (Pipeline((steady_stage(float("nan"), 1),)), Traffic(), "stages[0].prefill_s"),
-        (Pipeline((steady_stage(1, -1),)), Traffic(), "stages[0].decode_s"),
-        (Pipeline((steady_stage(1, 1),) * 2, (HopTimes(lambda n: -1.0),) * 2), Traffic(), "hops[0].station_s"),
-        (Pipeline((steady_stage(1, 1),)), Traffic(micro_batches=0), "micro_batches"),
-        (Pipeline((steady_stage(1, 1),)), Traffic(prompt_tokens=8, slices=(4, 3)), "slices"),
-        (Pipeline((steady_stage(1, 1),)), Traffic(prompt_tokens=8, slices=(8, 0)), "slices[1]"),
+        (Pipeline((steady_stage(float("nan"), 1),)), SimulatedTraffic(), "stages[0].prefill_s"),
+        (Pipeline((steady_stage(1, -1),)), SimulatedTraffic(), "stages[0].decode_s"),
+        (Pipeline((steady_stage(1, 1),) * 2, (HopTimes(lambda n: -1.0),) * 2), SimulatedTraffic(), "hops[0].station_s"),
+        (Pipeline((steady_stage(1, 1),)), SimulatedTraffic(micro_batches=0), "micro_batches"),
+        (Pipeline((steady_stage(1, 1),)), SimulatedTraffic(prompt_tokens=8, slices=(4, 3)), "slices"),
+        (Pipeline((steady_stage(1, 1),)), SimulatedTraffic(prompt_tokens=8, slices=(8, 0)), "slices[1]"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(pipeline: Pipeline, traffic: Traffic, field: str) -> None:
+def test_what_cannot_be_is_refused_by_name(pipeline: Pipeline, traffic: SimulatedTraffic, field: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         simulate(pipeline, traffic)
     assert caught.value.field == field

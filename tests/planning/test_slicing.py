@@ -13,7 +13,7 @@ from bench.hpipe_paper.partition import balanced_partition
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.costs.slicing import best_slices
 from edgeshard.planning.simulation.simulator import simulate
-from edgeshard.planning.simulation.timing import HopTimes, Pipeline, StageTimes, Traffic
+from edgeshard.planning.simulation.timing import HopTimes, Pipeline, SimulatedTraffic, StageTimes
 from tests.planning.oracles.slicings import slice_times, slicing_seconds
 
 
@@ -83,7 +83,9 @@ def test_the_simulator_gives_the_recurrence(seed: int) -> None:
         for device in devices
     )
     hops = (*(HopTimes(lambda tokens: 0.0, delay) for _ in range(3)), HopTimes(lambda tokens: 0.0))
-    simulated = simulate(Pipeline(stages, hops), Traffic(prompt_tokens=sum(lengths), new_tokens=1, slices=lengths))
+    simulated = simulate(
+        Pipeline(stages, hops), SimulatedTraffic(prompt_tokens=sum(lengths), new_tokens=1, slices=lengths)
+    )
     assert simulated.ttft_s == pytest.approx(slicing_seconds(devices, lengths, lambda length: delay))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from edgeshard.planning.solvers import subset
 from edgeshard.planning.solvers.instance import Instance
-from edgeshard.planning.solvers.paper import Memory, algorithm_1, algorithm_2
+from edgeshard.planning.solvers.paper import MemoryModel, algorithm_1, algorithm_2
 from edgeshard.planning.solvers.scoring import score, violations
 from tests.planning.oracles import brute
 from tests.planning.oracles.instances import RANDOM_SEEDS, random_instance
@@ -36,8 +36,8 @@ def four_layers() -> Instance:
     )
 
 
-@pytest.mark.parametrize(("memory", "wanted_s"), [(Memory.LITERAL, 40e-3), (Memory.TRACKED, 32e-3)])
-def test_algorithm_1_misses_the_27_ms_of_the_four_layer_case(memory: Memory, wanted_s: float) -> None:
+@pytest.mark.parametrize(("memory", "wanted_s"), [(MemoryModel.LITERAL, 40e-3), (MemoryModel.TRACKED, 32e-3)])
+def test_algorithm_1_misses_the_27_ms_of_the_four_layer_case(memory: MemoryModel, wanted_s: float) -> None:
     found = algorithm_1(four_layers(), memory)
     assert found is not None and found.value_s == pytest.approx(wanted_s, rel=1e-9)
 
@@ -45,7 +45,7 @@ def test_algorithm_1_misses_the_27_ms_of_the_four_layer_case(memory: Memory, wan
 def test_algorithm_1_is_worse_than_the_optimum_on_part_of_the_instances(
     record_property: Callable[[str, object], None],
 ) -> None:
-    counts: Counter[tuple[Memory, str]] = Counter()
+    counts: Counter[tuple[MemoryModel, str]] = Counter()
     feasible, worst = 0, 0.0
     for seed in RANDOM_SEEDS:
         instance = random_instance(seed)
@@ -53,7 +53,7 @@ def test_algorithm_1_is_worse_than_the_optimum_on_part_of_the_instances(
         if best is None:
             continue
         feasible += 1
-        for memory in Memory:
+        for memory in MemoryModel:
             found = algorithm_1(instance, memory)
             if found is None:
                 counts[memory, "found nothing"] += 1
@@ -69,16 +69,16 @@ def test_algorithm_1_is_worse_than_the_optimum_on_part_of_the_instances(
                 assert found.value_s >= best.value_s * (1 - 1e-9), "a plan below the optimum"
     # Shown by `pytest -rP` and in the JUnit report.
     record_property("algorithm_1", f"of {feasible} feasible, worse by up to {worst:.0%}: {dict(counts)}")
-    assert counts[Memory.LITERAL, "worse"] > 10
-    assert counts[Memory.LITERAL, "found nothing"] > feasible / 2
-    assert counts[Memory.TRACKED, "worse"] > feasible / 4
-    assert counts[Memory.DISTINCT, "worse"] > feasible / 4
+    assert counts[MemoryModel.LITERAL, "worse"] > 10
+    assert counts[MemoryModel.LITERAL, "found nothing"] > feasible / 2
+    assert counts[MemoryModel.TRACKED, "worse"] > feasible / 4
+    assert counts[MemoryModel.DISTINCT, "worse"] > feasible / 4
 
 
 def test_the_distinct_variant_gives_plans_that_may_be_used() -> None:
     for seed in range(0, 200, 3):
         instance = random_instance(seed)
-        found = algorithm_1(instance, Memory.DISTINCT)
+        found = algorithm_1(instance, MemoryModel.DISTINCT)
         if found is not None:
             assert found.cut is not None
             assert violations(instance, found.cut) == ()

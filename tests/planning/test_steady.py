@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bench.saturation import played_rate
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.costs.costs import Costs, Load
-from edgeshard.planning.costs.steady import MOST_TOGETHER, Chunks, SteadyTimes, steady
+from edgeshard.planning.costs.steady import MOST_TOGETHER, PromptChunks, SteadyTimes, steady
 from edgeshard.planning.inputs.problem import Objective, PlanProblem, Rate
 from edgeshard.planning.search import rate_search
 from edgeshard.planning.search.plan import GAP_OF_RATE, GAP_OF_STEADY, PlanResult, plan, predict
@@ -104,7 +104,7 @@ def test_no_time_makes_it_quicker_and_no_request_slower(
 ) -> None:
     batch, rounds = data.draw(st.integers(1, 16)), data.draw(st.integers(0, 600))
     room, prompt = 16, 16 * chunks - data.draw(st.integers(0, 15))
-    parts = Chunks.of(prompt, np.array([float(room)]), rounds, batch)
+    parts = PromptChunks.of(prompt, np.array([float(room)]), rounds, batch)
     rest = data.draw(st.floats(0.1, 1.0))
     times = {"round_s": max(round_s, busiest_s), "busiest_s": min(round_s, busiest_s)}
     times["full_round_s"] = times["round_s"] + more_s + busier_s

@@ -19,7 +19,7 @@ from edgeshard.domain.control.site import StoredLink, UnknownFigures
 from edgeshard.domain.control.site_event import SiteEvent
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.deployments.placement import PlacedStage, Placement
-from edgeshard.domain.deployments.replan import Replan
+from edgeshard.domain.deployments.replan import ReplanResult
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Traffic
 from edgeshard.domain.errors import EdgeShardError, NotFoundError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
@@ -185,7 +185,7 @@ class ScriptedSite:
     """None if the coordinator is older than seals."""
     events: list[SiteEvent] = field(default_factory=list)
     placement: Placement = field(default_factory=placement)
-    replan: Replan | None = None
+    replan: ReplanResult | None = None
     traffic: Traffic = NO_TRAFFIC
     requests: list[Any] = field(default_factory=list)
     held: threading.Event = field(default_factory=threading.Event)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edgeshard.domain.deployments.deployment import Deployment
 from edgeshard.domain.deployments.placement import Placement
-from edgeshard.domain.deployments.replan import Replan, ReplanReason
+from edgeshard.domain.deployments.replan import ReplanReason, ReplanResult
 from edgeshard.domain.deployments.rules import RuledNode, RuleKind, broken, resolve
 from edgeshard.domain.deployments.traffic import WORTH_SAYING
 from edgeshard.domain.errors import InvalidArgumentError
@@ -56,7 +56,7 @@ def cause_without_plan(node: Node, deployment: Deployment, nodes: Sequence[Node]
     return None
 
 
-def cause_of_plan(node: Node, name: str, plan: Replan) -> Cause:
+def cause_of_plan(node: Node, name: str, plan: ReplanResult) -> Cause:
     """The cause by a plan for all nodes of the site, which `plan` compares with the placement that runs."""
     best = plan.found
     note = f" {best.note}" if best.note else ""

@@ -37,7 +37,7 @@ class ReplanCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Replan:
+class ReplanResult:
     """A deployment's placement (`current`), compared with the best one for the nodes that are there now (`found`).
 
     `expected` is the current one's prediction now, and `found.predicted` the other's; each is None

@@ -1,6 +1,6 @@
 """Rules of an operator: which nodes may, must or must not hold stages of a deployment together.
 
-A `Rule` is an operator's text, by names and labels of nodes. `resolve` makes `Condition`s of it for
+A `Rule` is an operator's text, by names and labels of nodes. `resolve` makes `RuleCondition`s of it for
 the nodes of a site: the planner's input.
 """
 
@@ -171,7 +171,7 @@ class ConditionKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class RuleCondition:
     """A rule for the nodes of a site, by their names; a rule may be several. A node is used if it holds a stage.
 
     `text` names the rule for people: as it was written. If nodes lack a figure or a label, their
@@ -208,14 +208,14 @@ class RuledNode:
     busy_w: float | None = None
 
 
-def resolve(rules: Sequence[Rule], nodes: Collection[RuledNode]) -> tuple[Condition, ...]:
+def resolve(rules: Sequence[Rule], nodes: Collection[RuledNode]) -> tuple[RuleCondition, ...]:
     """The conditions of rules for all nodes of a site, those that are away among them.
 
     A node without the label of a "by", or without the figure of a cap, is not used under that rule,
     because it might break it. Raises InvalidArgumentError naming `rule[i]` for a node, a key or a
     figure that no node has, and for a label that no node has and one must.
     """
-    found: list[Condition] = []
+    found: list[RuleCondition] = []
     for index, rule in enumerate(rules):
         try:
             rule.check()
@@ -225,12 +225,14 @@ def resolve(rules: Sequence[Rule], nodes: Collection[RuledNode]) -> tuple[Condit
     return tuple(found)
 
 
-def broken(conditions: Sequence[Condition], used: Collection[str]) -> tuple[str, ...]:
+def broken(conditions: Sequence[RuleCondition], used: Collection[str]) -> tuple[str, ...]:
     """The texts of the conditions that a set of used nodes breaks, each once."""
     return tuple(dict.fromkeys(condition.text for condition in conditions if not condition.holds(used)))
 
 
-def conflicting(conditions: Sequence[Condition], impossible: Callable[[Sequence[Condition]], bool]) -> tuple[str, ...]:
+def conflicting(
+    conditions: Sequence[RuleCondition], impossible: Callable[[Sequence[RuleCondition]], bool]
+) -> tuple[str, ...]:
     """The texts of conditions that cannot hold together, a smallest set of them, if all cannot.
 
     `impossible` returns whether no plan keeps some of them.
@@ -243,29 +245,29 @@ def conflicting(conditions: Sequence[Condition], impossible: Callable[[Sequence[
     return tuple(kept)
 
 
-def barred(conditions: Sequence[Condition], name: str) -> bool:
+def barred(conditions: Sequence[RuleCondition], name: str) -> bool:
     """Whether no set with this node meets the conditions."""
     return any(condition.is_monotone and not condition.holds((name,)) for condition in conditions)
 
 
-def _conditions(rule: Rule, nodes: Collection[RuledNode]) -> Iterator[Condition]:
+def _conditions(rule: Rule, nodes: Collection[RuledNode]) -> Iterator[RuleCondition]:
     text = str(rule)
     if rule.kind in _CAPS:
         yield from _cap(rule, nodes)
     elif rule.kind in _GROUPING and rule.label:
         yield from _by_label(rule, nodes)
     elif rule.kind is RuleKind.TOGETHER:
-        yield Condition(text, ConditionKind.ALL_OR_NONE, nodes=_chosen(rule, nodes))
+        yield RuleCondition(text, ConditionKind.ALL_OR_NONE, nodes=_chosen(rule, nodes))
     elif rule.kind is RuleKind.USE:
         chosen = _chosen(rule, nodes)
         if not chosen:
             raise InvalidArgumentError.about(
                 "label", f"no node has {rule.label}; {_remedy(rule.label)}", "UNKNOWN_LABEL"
             )
-        yield Condition(text, ConditionKind.AT_LEAST, limit=1 if rule.label else len(chosen), nodes=chosen)
+        yield RuleCondition(text, ConditionKind.AT_LEAST, limit=1 if rule.label else len(chosen), nodes=chosen)
     else:
         limit = {RuleKind.APART: 1.0, RuleKind.AVOID: 0.0}.get(rule.kind, rule.limit or 0.0)
-        yield Condition(text, ConditionKind.AT_MOST, dict.fromkeys(sorted(_chosen(rule, nodes)), 1.0), limit)
+        yield RuleCondition(text, ConditionKind.AT_MOST, dict.fromkeys(sorted(_chosen(rule, nodes)), 1.0), limit)
 
 
 def _chosen(rule: Rule, nodes: Collection[RuledNode]) -> frozenset[str]:
@@ -292,20 +294,20 @@ def _remedy(label: str) -> str:
     return f"`edgectl label node NAME {label}` gives it"
 
 
-def _by_label(rule: Rule, nodes: Collection[RuledNode]) -> Iterator[Condition]:
+def _by_label(rule: Rule, nodes: Collection[RuledNode]) -> Iterator[RuleCondition]:
     key, text = rule.label, str(rule)
     _check_known(key, nodes)
     values = sorted({node.labels[key] for node in nodes if key in node.labels})
     groups = [frozenset(node.name for node in nodes if node.labels.get(key) == value) for value in values]
     if rule.kind is RuleKind.TOGETHER:
-        yield Condition(text, ConditionKind.ONE_GROUP, groups=tuple(groups))
+        yield RuleCondition(text, ConditionKind.ONE_GROUP, groups=tuple(groups))
     else:
         for group in groups:
-            yield Condition(text, ConditionKind.AT_MOST, dict.fromkeys(sorted(group), 1.0), 1.0)
+            yield RuleCondition(text, ConditionKind.AT_MOST, dict.fromkeys(sorted(group), 1.0), 1.0)
         yield from _unusable(text, f"has no label {key}", [node.name for node in nodes if key not in node.labels])
 
 
-def _cap(rule: Rule, nodes: Collection[RuledNode]) -> Iterator[Condition]:
+def _cap(rule: Rule, nodes: Collection[RuledNode]) -> Iterator[RuleCondition]:
     is_watts, text = rule.kind is RuleKind.MAX_WATTS, str(rule)
     label = WATTS_LABEL if is_watts else COST_LABEL
     figures = {node.name: (node.busy_w if is_watts else None) or _number(node.labels.get(label)) for node in nodes}
@@ -315,7 +317,7 @@ def _cap(rule: Rule, nodes: Collection[RuledNode]) -> Iterator[Condition]:
         why = f"{measured}no node has a number as its label {label}; {_remedy(f'{label}=NUMBER')}"
         raise InvalidArgumentError.about("limit", why, "UNKNOWN_FIGURE")
     weights = {name: figure for name, figure in sorted(known.items()) if figure > 0}
-    yield Condition(text, ConditionKind.AT_MOST, weights, rule.limit or 0.0)
+    yield RuleCondition(text, ConditionKind.AT_MOST, weights, rule.limit or 0.0)
     yield from _unusable(text, f"{label} is unknown", [name for name in figures if name not in known])
 
 
@@ -327,7 +329,9 @@ def _number(text: str | None) -> float | None:
     return number if math.isfinite(number) and number >= 0 else None
 
 
-def _unusable(text: str, why: str, names: Sequence[str]) -> Iterator[Condition]:
+def _unusable(text: str, why: str, names: Sequence[str]) -> Iterator[RuleCondition]:
     if names:
         listed = sorted(names)
-        yield Condition(f"{text}: {why}: {', '.join(listed)}", ConditionKind.AT_MOST, dict.fromkeys(listed, 1.0), 0.0)
+        yield RuleCondition(
+            f"{text}: {why}: {', '.join(listed)}", ConditionKind.AT_MOST, dict.fromkeys(listed, 1.0), 0.0
+        )

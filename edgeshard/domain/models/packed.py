@@ -36,7 +36,7 @@ class PackedOn:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PackedParts:
     """The parts of one model that a node keeps packed, in a deployment's form: loading them is reading them."""
 
     layers: frozenset[int] = frozenset()
@@ -44,7 +44,7 @@ class Held:
     head: bool = False
 
 
-NOTHING_HELD = Held()
+NOTHING_HELD = PackedParts()
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class SteadyTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunks:
+class PromptChunks:
     """[K] n, and the full chunks and rests of a request: fewer if rests go with others."""
 
     count: Floats
@@ -76,7 +76,7 @@ class Chunks:
         return np.asarray((self.count == 1) & (self.rest > 0))
 
     @classmethod
-    def of(cls, prompt_tokens: int, room: Floats, rounds: float, batch: int) -> Chunks:
+    def of(cls, prompt_tokens: int, room: Floats, rounds: float, batch: int) -> PromptChunks:
         """The chunks of prompts in steps with `room` tokens for them."""
         count = np.ceil(prompt_tokens / room)
         alone = rounds / batch >= count
@@ -116,7 +116,7 @@ def steady(
     requests: Floats,
     micro_batches: Floats,
     stages: int,
-    chunks: Chunks,
+    chunks: PromptChunks,
     rounds: float,
     most: Most | None = None,
 ) -> Steady:

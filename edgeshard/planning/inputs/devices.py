@@ -12,7 +12,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
-from edgeshard.domain.deployments.rules import Condition, Rule, RuledNode, resolve
+from edgeshard.domain.deployments.rules import Rule, RuleCondition, RuledNode, resolve
 from edgeshard.domain.errors import InvalidArgumentError, invalid
 from edgeshard.domain.ids import check_name
 from edgeshard.domain.models.dtypes import DType, KvFormat
@@ -83,7 +83,7 @@ class Cluster:
     def names(self) -> tuple[str, ...]:
         return tuple(node.name for node in self.nodes)
 
-    def under(self, rules: Sequence[Rule]) -> tuple[Condition, ...]:
+    def under(self, rules: Sequence[Rule]) -> tuple[RuleCondition, ...]:
         """Rules as conditions on these nodes. Raises InvalidArgumentError naming `rule[i]`."""
         return resolve(rules, [RuledNode(node.name, node.labels, node.device.busy_w) for node in self.nodes])
 

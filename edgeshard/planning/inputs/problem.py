@@ -9,11 +9,11 @@ from types import MappingProxyType
 from typing import Protocol
 
 from edgeshard.architectures import check_quantisation
-from edgeshard.domain.deployments.rules import Condition
+from edgeshard.domain.deployments.rules import RuleCondition
 from edgeshard.domain.errors import invalid
 from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.models.model import attended_pairs
-from edgeshard.domain.models.packed import Held
+from edgeshard.domain.models.packed import PackedParts
 from edgeshard.planning.inputs.devices import Cluster
 from edgeshard.planning.inputs.fields import check_count, check_number
 from edgeshard.planning.inputs.shapes import BlockSpec, ModelSpec
@@ -132,7 +132,7 @@ class PlanProblem:
     max_time_per_token_s: float | None = None
     exclude: tuple[str, ...] = ()
     """Nodes that may not be used."""
-    rules: tuple[Condition, ...] = ()
+    rules: tuple[RuleCondition, ...] = ()
     """Conditions on the set of used nodes. A name that is not in the cluster is a node that is away."""
     reserve: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Bytes to leave free, by node."""
@@ -153,7 +153,7 @@ class PlanProblem:
     passes all stages before the next begins."""
     times: Mapping[str, ComputeTimes] = field(default_factory=lambda: MappingProxyType({}))
     """Measured nodes by name; the others are estimated from their figures."""
-    held: Mapping[str, Held] = field(default_factory=lambda: MappingProxyType({}))
+    held: Mapping[str, PackedParts] = field(default_factory=lambda: MappingProxyType({}))
     """The parts of the model that nodes keep packed on their disks, by node (`planning.search.locality`)."""
 
     @property

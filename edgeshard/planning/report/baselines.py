@@ -16,17 +16,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from edgeshard.domain.deployments.rules import Condition, broken
+from edgeshard.domain.deployments.rules import RuleCondition, broken
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.costs.shortage import Shortage, node_room_text, too_slow
 from edgeshard.planning.inputs.problem import PlanProblem
 from edgeshard.planning.report.explain import bottleneck
 from edgeshard.planning.search.load_search import loads
 from edgeshard.planning.search.plan import CutPrediction, PlanResult, figures_of, plan, predict, result_of
-from edgeshard.planning.search.replicas import Replicas, replicas, whole_fastest
+from edgeshard.planning.search.replicas import ReplicaPlan, replicas, whole_fastest
 from edgeshard.planning.solvers.instance import Cut, Instance
 from edgeshard.planning.solvers.linear import Prover
-from edgeshard.planning.solvers.paper import Memory, algorithm_1, algorithm_2
+from edgeshard.planning.solvers.paper import MemoryModel, algorithm_1, algorithm_2
 from edgeshard.planning.solvers.scoring import SLACK, stage_bytes, violations
 
 STRATEGIES = (
@@ -101,7 +101,7 @@ def strategies(problem: PlanProblem, best: PlanResult, names: Sequence[str] = ST
     return {name: _kept(known[name](), rules) for name in names}
 
 
-def _kept(result: PlanResult, rules: Sequence[Condition]) -> PlanResult:
+def _kept(result: PlanResult, rules: Sequence[RuleCondition]) -> PlanResult:
     """The result, if its nodes keep the rules."""
     if result.prediction is None or not (texts := broken(rules, [stage.node for stage in result.stages])):
         return result
@@ -216,7 +216,7 @@ def _paper(costs: Costs) -> PlanResult:
     Algorithm 2 knows no load. For each b it gets the memory of the largest m for which it finds a cut.
     """
     if costs.problem.request_limit == 1:
-        assignment = algorithm_1(costs.decode(Load()), Memory.DISTINCT)
+        assignment = algorithm_1(costs.decode(Load()), MemoryModel.DISTINCT)
         return _fixed(costs, lambda load: assignment.cut if assignment is not None else None)
     cuts: dict[int, Cut] = {}
     last: Cut | None = None
@@ -268,7 +268,7 @@ def _row(name: str, result: PlanResult, best: PlanResult) -> StrategyRow:
 
 
 def _row_of(
-    name: str, found: CutPrediction | Replicas | None, best: PlanResult, nodes: int, placement: str, reason: str
+    name: str, found: CutPrediction | ReplicaPlan | None, best: PlanResult, nodes: int, placement: str, reason: str
 ) -> StrategyRow:
     gap = None if found is None else _gap(found, best)
     return StrategyRow(
@@ -276,7 +276,7 @@ def _row_of(
     )
 
 
-def _gap(found: CutPrediction | Replicas, best: PlanResult) -> float | None:
+def _gap(found: CutPrediction | ReplicaPlan, best: PlanResult) -> float | None:
     """How much better any plan could at most be: from the plan's own value and its certified gap."""
     if best.prediction is None or best.gap is None:
         return None

@@ -23,7 +23,7 @@ from edgeshard.planning.inputs.site import listed
 from edgeshard.planning.report.baselines import StrategyRow
 from edgeshard.planning.search.load_search import search_rate
 from edgeshard.planning.search.plan import PlanResult, cost_of, plan, predict
-from edgeshard.planning.search.replicas import NodeAlone, Replicas, nodes_alone, replicas
+from edgeshard.planning.search.replicas import NodeAlone, ReplicaPlan, nodes_alone, replicas
 from edgeshard.planning.search.spare import kinds_of
 
 CLEARLY = 0.05
@@ -255,7 +255,7 @@ def _cost(row: StrategyRow, goal: Objective) -> float:
     return cost_of(row, goal) if row.feasible else float("inf")
 
 
-def _whole(problem: PlanProblem, whole: Replicas) -> str:
+def _whole(problem: PlanProblem, whole: ReplicaPlan) -> str:
     """`the model whole on each of 2 nodes (a=0:24 x4 | b=0:24 x4)`."""
     if len(whole.replicas) > 1:
         placement = f" ({whole.placement})" if len(whole.replicas) <= _NAMES_SHOWN else ""

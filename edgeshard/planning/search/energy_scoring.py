@@ -16,7 +16,7 @@ import numpy as np
 
 from edgeshard.planning.costs.costs import Costs
 from edgeshard.planning.costs.energy import watts
-from edgeshard.planning.search.rate_scoring import Figures, Places, Rates
+from edgeshard.planning.search.rate_scoring import CutRates, CutTable, Figures
 from edgeshard.planning.solvers.all_cuts import Cuts
 from edgeshard.planning.solvers.instance import Floats
 from edgeshard.planning.solvers.walks import Integers
@@ -61,14 +61,14 @@ class EnergyRates:
     """The tokens per joule of one problem's cuts."""
 
     def __init__(self, costs: Costs) -> None:
-        self.rates = Rates(costs)
+        self.rates = CutRates(costs)
         self.problem, self.least = costs.problem, self.rates.least
         self._idle_w, self._more_w = watts(costs)
 
-    def places(self, cuts: Cuts) -> Places:
+    def places(self, cuts: Cuts) -> CutTable:
         return self.rates.places(cuts)
 
-    def figures(self, places: Places, batch: int) -> EnergyFigures:
+    def figures(self, places: CutTable, batch: int) -> EnergyFigures:
         prompt, token = (places.stages(table) for table in self.rates.tables(batch))
         seconds = prompt + (self.problem.new_tokens - 1) * token
         computing_j = (self._more_w.take(places.nodes) * seconds).sum(axis=0)

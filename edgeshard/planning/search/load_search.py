@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.search.rate_bound import RateBound
-from edgeshard.planning.search.rate_scoring import Best, Rates, most_micro_batches
+from edgeshard.planning.search.rate_scoring import Best, CutRates, most_micro_batches
 from edgeshard.planning.search.rate_search import Pool, count_out
 from edgeshard.planning.search.spare import kinds_of, without_spare
 from edgeshard.planning.search.steady_search import search_steady
@@ -48,7 +48,7 @@ def search_rate(costs: Costs, target: float | None = None) -> RateSearch:
 
 
 def _search_together(costs: Costs, kinds: Kinds | None, target: float | None) -> tuple[Best, float]:
-    rates = Rates(costs)
+    rates = CutRates(costs)
     best = count_out(rates, kinds)
     if best is not None:
         return best, best.rate

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
-from edgeshard.domain.deployments.rules import Condition, broken, conflicting
+from edgeshard.domain.deployments.rules import RuleCondition, broken, conflicting
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError, extra_line
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.planning.costs.batch_time import batch_times
@@ -308,7 +308,7 @@ def _rules_shortage(ruled: Ruled, proven: bool) -> Shortage:
             reason="CPSAT_EXHAUSTED",
         )
 
-    def impossible(conditions: Sequence[Condition]) -> bool:
+    def impossible(conditions: Sequence[RuleCondition]) -> bool:
         cut, _, proven = any_plan(Ruled(ruled.costs, conditions, ruled.prover))
         return cut is None and proven
 
@@ -511,7 +511,7 @@ def _none(costs: Costs, fastest_s: float | None) -> PlanResult:
 
 
 def runner_ups(
-    costs: Costs, best: CutPrediction, count: int, rules: Sequence[Condition] = ()
+    costs: Costs, best: CutPrediction, count: int, rules: Sequence[RuleCondition] = ()
 ) -> tuple[Alternative, ...]:
     """The best plans that use other nodes: with one fewer of each kind in use, and only the source.
     Plans that break rules are left out."""

@@ -34,7 +34,7 @@ def most_micro_batches(costs: Costs, batch: int) -> int:
     return MOST_IN_FLIGHT if limit is None else min(limit // batch, MOST_IN_FLIGHT)
 
 
-class Places:
+class CutTable:
     """Cuts of one number of stages with the positions of their summands in flat tables; arrays are [S, K]."""
 
     def __init__(self, cuts: Cuts, instance: Instance) -> None:
@@ -52,8 +52,8 @@ class Places:
     def __len__(self) -> int:
         return len(self.cuts)
 
-    def take(self, index: Integers | Booleans) -> Places:
-        taken = object.__new__(Places)
+    def take(self, index: Integers | Booleans) -> CutTable:
+        taken = object.__new__(CutTable)
         taken.cuts = self.cuts.take(index)
         for name in ("nodes", "start_at", "end_at", "hop_at"):
             setattr(taken, name, np.ascontiguousarray(getattr(self, name)[:, index]))
@@ -170,7 +170,7 @@ class Scored(Protocol):
 
 
 class Scorer(Protocol):
-    """Yields of one problem's cuts; `Rates` is one."""
+    """Yields of one problem's cuts; `CutRates` is one."""
 
     @property
     def problem(self) -> PlanProblem: ...
@@ -178,12 +178,12 @@ class Scorer(Protocol):
     @property
     def least(self) -> Instance: ...
 
-    def places(self, cuts: Cuts) -> Places: ...
+    def places(self, cuts: Cuts) -> CutTable: ...
 
-    def figures(self, places: Places, batch: int) -> Scored: ...
+    def figures(self, places: CutTable, batch: int) -> Scored: ...
 
 
-class Rates:
+class CutRates:
     """The rates of one problem's cuts."""
 
     def __init__(self, costs: Costs) -> None:
@@ -193,8 +193,8 @@ class Rates:
         """The smallest load, which every cut has to keep."""
         self._tables: dict[int, tuple[Table, Table]] = {}
 
-    def places(self, cuts: Cuts) -> Places:
-        return Places(cuts, self.least)
+    def places(self, cuts: Cuts) -> CutTable:
+        return CutTable(cuts, self.least)
 
     def tables(self, batch: int) -> tuple[Table, Table]:
         """The prompt's and a token's."""
@@ -203,7 +203,7 @@ class Rates:
             self._tables[batch] = Table.of(self.costs.prefill(load)), Table.of(self.costs.decode(load))
         return self._tables[batch]
 
-    def figures(self, places: Places, batch: int) -> Figures:
+    def figures(self, places: CutTable, batch: int) -> Figures:
         """Times and the most micro-batches at one b."""
         prompt, token = (places.times(table) for table in self.tables(batch))
         round_s, busiest_s = token
@@ -216,7 +216,7 @@ class Rates:
         micro_batches = np.maximum(most, 0).astype(np.int64)
         return Figures(batch, self.problem.new_tokens, self.problem.request_limit, *prompt, *token, micro_batches)
 
-    def fitting(self, places: Places, batch: int) -> Floats:
+    def fitting(self, places: CutTable, batch: int) -> Floats:
         """[K] the most micro-batches that memory holds; below 1 if it holds none."""
         one, two = self.costs.decode(Load(batch)), self.costs.decode(Load(batch, 2))
         held = np.concatenate([[0.0], np.cumsum(one.layer_bytes)])
@@ -247,7 +247,7 @@ class Best:
     def load(self) -> Load:
         return Load(self.batch, self.micro_batches)
 
-    def look(self, rates: Scorer, groups: list[Places]) -> bool:
+    def look(self, rates: Scorer, groups: list[CutTable]) -> bool:
         """Every cut at every b and m allowed; whether one was better. Cuts and ranges of b that cannot be are left."""
         before = self.rate
         high = rates.problem.batch_limit
@@ -258,7 +258,7 @@ class Best:
             high = low
         return self.rate > before
 
-    def _range(self, rates: Scorer, groups: list[Places], low: int, high: int) -> None:
+    def _range(self, rates: Scorer, groups: list[CutTable], low: int, high: int) -> None:
         """Every b from `low` to `high`."""
         left = []
         for places in groups:

@@ -14,7 +14,7 @@ from itertools import groupby
 
 import numpy as np
 
-from edgeshard.planning.search.rate_scoring import Best, Places, Scorer
+from edgeshard.planning.search.rate_scoring import Best, CutTable, Scorer
 from edgeshard.planning.solvers.all_cuts import Cuts, allowed, count_cuts, every_cut
 from edgeshard.planning.solvers.instance import Cut, Instance
 from edgeshard.planning.solvers.neighbours import neighbours
@@ -90,7 +90,7 @@ class Pool:
                 self.best = own
         return self.best.rate > before
 
-    def _groups(self, cuts: list[Cut]) -> list[Places]:
+    def _groups(self, cuts: list[Cut]) -> list[CutTable]:
         by_stages: dict[int, list[Cut]] = {}
         for cut in cuts:
             by_stages.setdefault(len(cut.nodes), []).append(cut)

@@ -66,7 +66,7 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class Replicas:
+class ReplicaPlan:
     """The model on each of several nodes. Times are the slowest node's, the rate is the sum of all nodes'.
 
     `left_out` are the nodes that cannot hold the model, or may not. There is no replica if no node can.
@@ -158,7 +158,7 @@ def whole_fastest(problem: PlanProblem) -> PlanResult:
     return result_of(Costs(_problem_alone(problem, node)), best.figures[-1])
 
 
-def replicas(problem: PlanProblem, nodes: Sequence[NodeAlone] | None = None) -> Replicas:
+def replicas(problem: PlanProblem, nodes: Sequence[NodeAlone] | None = None) -> ReplicaPlan:
     """The model on each node that can hold it, with the requests shared out for the highest total
     rate. `nodes` are the result of `nodes_alone`, if known.
 
@@ -177,7 +177,7 @@ def replicas(problem: PlanProblem, nodes: Sequence[NodeAlone] | None = None) -> 
         rates = [[figure.throughput_tps for figure in node.figures] for node in able]
         split = shared_out(rates, problem.request_limit, problem.max_nodes)
         chosen = [Replica(node.node, node.figures[k - 1]) for node, k in zip(able, split, strict=True) if k]
-    return Replicas(problem.model.layer_count, tuple(chosen), left_out)
+    return ReplicaPlan(problem.model.layer_count, tuple(chosen), left_out)
 
 
 def shared_out(rates: Sequence[Sequence[float]], requests: int | None, most_nodes: int | None = None) -> list[int]:

@@ -51,7 +51,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class BestCut:
     """The best cut found; `value` is its cost in the objective, and `bound` a lower bound of all."""
 
     cut: Cut
@@ -63,7 +63,7 @@ class Found:
         return gap_of(self.bound, self.value, _ROUNDING)
 
 
-def search_request(costs: Costs, objective: Objective) -> Found | None:
+def search_request(costs: Costs, objective: Objective) -> BestCut | None:
     """The best cut of all nodes, without those that a plan cannot use. None if no cut keeps every limit."""
     some, _, index = without_spare(costs, kinds_of(costs))
     found = RequestSearch(some, objective).run()
@@ -105,7 +105,7 @@ class RequestSearch:
         """Instances that distinguish nodes."""
         return [self._prefill, self._decode, floor.first, floor.last, floor.whole]
 
-    def run(self) -> Found | None:
+    def run(self) -> BestCut | None:
         """The best cut; None if no cut keeps every limit."""
         floor = self._floor()
         kinds = kinds_of_all(self._instances(floor))
@@ -120,7 +120,7 @@ class RequestSearch:
             self._closer = CutFloor(tables)
         return PromptFloor.of(tables)
 
-    def _among(self, floor: PromptFloor, parts: Iterable[Cuts]) -> Found | None:
+    def _among(self, floor: PromptFloor, parts: Iterable[Cuts]) -> BestCut | None:
         """The best of all cuts, examined in the order of their bounds."""
         kept, bounds = list[Cuts](), list[Floats]()
         for part in parts:
@@ -144,10 +144,10 @@ class RequestSearch:
 
         for number, (low, cut) in enumerate(self._by_closer_bounds(floor, rising())):
             if low >= value * (1 - _ROUNDING) or number == MOST_SCORED:
-                return None if best is None else Found(best, value, min(value, low))
+                return None if best is None else BestCut(best, value, min(value, low))
             if (own := self.value(cut)) < value:
                 best, value = cut, own
-        return None if best is None else Found(best, value, value)
+        return None if best is None else BestCut(best, value, value)
 
     def _by_closer_bounds(self, floor: PromptFloor, rising: Iterable[tuple[float, Cut]]) -> Iterator[tuple[float, Cut]]:
         """Cuts in the order of closer bounds, each made when no cut left over can have a lower one."""
@@ -162,7 +162,7 @@ class RequestSearch:
         while waiting:
             yield waiting[0][0], heappop(waiting)[2]
 
-    def _improved(self, floor: PromptFloor, kinds: Kinds) -> Found | None:
+    def _improved(self, floor: PromptFloor, kinds: Kinds) -> BestCut | None:
         """The best of the solvers' candidates and of their changed forms, with a certified bound."""
         bound = self._bound(floor)
         candidates = dict.fromkeys(self._candidates(floor))
@@ -179,7 +179,7 @@ class RequestSearch:
             others = [cut for cut in values if len(cut.nodes) != len(best.nodes)]
             start = min(others, key=values.__getitem__, default=best)
             best = min(best, self._climb(floor, kinds, start, values), key=values.__getitem__)
-        return Found(best, values[best], min(bound, values[best]))
+        return BestCut(best, values[best], min(bound, values[best]))
 
     def _climb(self, floor: PromptFloor, kinds: Kinds, start: Cut, values: dict[Cut, float]) -> Cut:
         """The cut after changes step by step for the better; each cut on the way is added to `values`."""

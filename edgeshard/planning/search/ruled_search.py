@@ -25,24 +25,23 @@ from math import inf
 
 import numpy as np
 
-from edgeshard.domain.deployments.rules import Condition, ConditionKind
+from edgeshard.domain.deployments.rules import ConditionKind, RuleCondition
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.costs.prompt_floor import PromptFloor
 from edgeshard.planning.inputs.problem import Objective
 from edgeshard.planning.search.prompt_bound import PromptBound
 from edgeshard.planning.search.rate_bound import TOLERANCE
-from edgeshard.planning.search.rate_scoring import Best, Places, Rates, Scored, Scorer, most_micro_batches
+from edgeshard.planning.search.rate_scoring import Best, CutRates, CutTable, Scored, Scorer, most_micro_batches
 from edgeshard.planning.search.rate_search import Pool, count_out
-from edgeshard.planning.search.request_search import Found, RequestSearch
+from edgeshard.planning.search.request_search import BestCut, RequestSearch
 from edgeshard.planning.search.spare import kinds_of
 from edgeshard.planning.search.steady_scoring import SteadyRates
 from edgeshard.planning.search.steady_search import SteadyBound, Walks
 from edgeshard.planning.solvers.all_cuts import Cuts
 from edgeshard.planning.solvers.instance import Cut, Instance, with_tokens
-from edgeshard.planning.solvers.linear import ROUNDING, Answer, Linear, Part, Prover, Question, Side, ones
+from edgeshard.planning.solvers.linear import ROUNDING, GoalTerm, Linear, LinearAnswer, Prover, Question, Side, ones
 from edgeshard.planning.solvers.scoring import score
-from edgeshard.planning.solvers.thresholds import STRICTLY
-from edgeshard.planning.solvers.thresholds import Answer as Bounded
+from edgeshard.planning.solvers.thresholds import STRICTLY, ThresholdAnswer
 from edgeshard.planning.solvers.walks import Kinds, single_kinds
 
 MOST_ASKED = 60
@@ -56,7 +55,7 @@ _EVERY_BATCH = 8
 class Ruled:
     """The conditions on the nodes of one problem, as its searches and its `Prover` need them."""
 
-    def __init__(self, costs: Costs, conditions: Sequence[Condition], prover: Prover) -> None:
+    def __init__(self, costs: Costs, conditions: Sequence[RuleCondition], prover: Prover) -> None:
         self.costs, self.conditions, self.prover = costs, tuple(conditions), prover
         self.linear = tuple(one for condition in conditions for one in linear_of(condition, costs))
         self._known: dict[frozenset[int], bool] = {}
@@ -69,12 +68,12 @@ class Ruled:
             self._known[used] = all(condition.holds(names) for condition in self.conditions)
         return self._known[used]
 
-    def quickest(self, any_will_do: bool = False) -> Answer:
+    def quickest(self, any_will_do: bool = False) -> LinearAnswer:
         """The cut of the least time per token of a single request, or any cut that keeps all
         limits; or the answer that there is none."""
         decode, most_s, without = self.costs.decode(Load()), self.costs.problem.max_time_per_token_s, list[Cut]()
         while True:
-            answer = self.ask(Load(), ((Part(decode),),), without=without, any_will_do=any_will_do)
+            answer = self.ask(Load(), ((GoalTerm(decode),),), without=without, any_will_do=any_will_do)
             # A limit of time is kept there except for rounding.
             if answer.cut is None or most_s is None or score(decode, answer.cut).round_s <= most_s:
                 return answer
@@ -88,12 +87,12 @@ class Ruled:
         without: Sequence[Cut] = (),
         *,
         any_will_do: bool = False,
-    ) -> Answer:
+    ) -> LinearAnswer:
         """The cut of the least goal that a load of at least this one may use."""
         decode, most_s = self.costs.decode(load), self.costs.problem.max_time_per_token_s
         limits = []
         if most_s is not None:
-            limits = [(Part(decode), most_s), (Part(decode, load.micro_batches, busiest=True), most_s)]
+            limits = [(GoalTerm(decode), most_s), (GoalTerm(decode, load.micro_batches, busiest=True), most_s)]
         question = Question(decode, sides, tuple(limits), self.linear, tuple(without), below, any_will_do)
         return self.prover.ask(question)
 
@@ -105,7 +104,7 @@ class Ruled:
         return found if found is None or not weights else found.split(lambda node: weights[node])
 
 
-def linear_of(condition: Condition, costs: Costs) -> list[Linear]:
+def linear_of(condition: RuleCondition, costs: Costs) -> list[Linear]:
     """A condition by weights of the nodes that may be used. The groups of one have no node in common."""
     names, nodes_count = costs.names, len(costs.names)
     place = {name: node for node, name in enumerate(names)}
@@ -132,7 +131,7 @@ def linear_of(condition: Condition, costs: Costs) -> list[Linear]:
             return [Linear(ones([place[name] for name in names if name not in allowed], nodes_count), most=0.0)]
 
 
-def unusable(costs: Costs, conditions: Sequence[Condition]) -> tuple[str, ...]:
+def unusable(costs: Costs, conditions: Sequence[RuleCondition]) -> tuple[str, ...]:
     """The nodes, except the source, that no cut can use under these conditions."""
     source, strict = costs.names[costs.source], [one for one in conditions if one.is_monotone]
     others = [name for name in costs.names if name != source]
@@ -154,7 +153,7 @@ class _RequestSearch(RequestSearch):
     def value(self, cut: Cut) -> float:
         return super().value(cut) if self._ruled.keeps(cut.nodes) else inf
 
-    def under_rules(self, start: Cut) -> Found:
+    def under_rules(self, start: Cut) -> BestCut:
         """The best cut found, with a bound of all that keep the rules."""
         floor, kinds = self._floor(), single_kinds(self._decode)
         sides = self._sides(floor)
@@ -173,18 +172,18 @@ class _RequestSearch(RequestSearch):
                     best = min(best, self._climb(floor, kinds, answer.cut, values), key=values.__getitem__)
             if bound >= values[best] * (1 - ROUNDING) or len(without) == MOST_ASKED or answer.spent:
                 break
-        return Found(best, values[best], _up_to(bound, values[best]))
+        return BestCut(best, values[best], _up_to(bound, values[best]))
 
     def _sides(self, floor: PromptFloor) -> tuple[Side, ...]:
         """Lower bounds of the objective of every cut."""
-        way = (Part(with_tokens(floor.way, self._decode, self._tokens)),)
+        way = (GoalTerm(with_tokens(floor.way, self._decode, self._tokens)),)
         if self._closer is None:
             return (way,)
         bound = PromptBound(floor, self._decode, self._tokens, single_kinds(self._decode))
-        return way, (Part(bound.rounds), Part(bound.stations, busiest=True))
+        return way, (GoalTerm(bound.rounds), GoalTerm(bound.stations, busiest=True))
 
 
-def search_request(ruled: Ruled, objective: Objective, start: Cut) -> Found:
+def search_request(ruled: Ruled, objective: Objective, start: Cut) -> BestCut:
     """The cut of the least time of a single request, or of its first token."""
     return _RequestSearch(ruled, objective).under_rules(start)
 
@@ -196,11 +195,11 @@ class _Kept:
         self._ruled, self._rates = ruled, rates
         self.problem, self.least = rates.problem, rates.least
 
-    def places(self, cuts: Cuts) -> Places:
+    def places(self, cuts: Cuts) -> CutTable:
         kept = np.fromiter((self._ruled.keeps(nodes) for nodes in cuts.nodes.tolist()), dtype=np.bool_, count=len(cuts))
         return self._rates.places(cuts.take(kept))
 
-    def figures(self, places: Places, batch: int) -> Scored:
+    def figures(self, places: CutTable, batch: int) -> Scored:
         return self._rates.figures(places, batch)
 
 
@@ -212,7 +211,7 @@ def search_rate(ruled: Ruled, start: Cut, most_rate: float = inf, *, alone: bool
     If no cut with a load in time keeps the rules, there is none; it is proven if nothing exceeds 0.
     """
     costs = ruled.costs
-    rates = _Kept(ruled, SteadyRates(costs) if costs.problem.is_steady else Rates(costs))
+    rates = _Kept(ruled, SteadyRates(costs) if costs.problem.is_steady else CutRates(costs))
     best = None if alone else count_out(rates, ruled.kinds)
     if best is not None:
         return best, best.rate
@@ -252,7 +251,7 @@ class _RuledLeast:
     def is_spent(self) -> bool:
         return self._spent or self._asked >= _MOST_STEADY
 
-    def ask(self, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float) -> Bounded:
+    def ask(self, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float) -> ThresholdAnswer:
         """As described at `Least`."""
         low_s = 0.0
         if self._walks is not None:
@@ -262,19 +261,19 @@ class _RuledLeast:
                 return found
             low_s = found.bound_s
         self._asked += 1
-        limits = tuple((Part(other, busiest=True), most_s) for other, most_s in kept if most_s < inf)
+        limits = tuple((GoalTerm(other, busiest=True), most_s) for other, most_s in kept if most_s < inf)
         known, linear = tuple(self._pool.known), self._ruled.linear
-        question = Question(instance, ((Part(instance),),), limits, linear, known, ceiling_s)
+        question = Question(instance, ((GoalTerm(instance),),), limits, linear, known, ceiling_s)
         answer = self._ruled.prover.ask(question)
         self._spent = answer.spent
-        return Bounded(answer.cut, min(ceiling_s, max(low_s, answer.bound_s)))
+        return ThresholdAnswer(answer.cut, min(ceiling_s, max(low_s, answer.bound_s)))
 
 
 def batch_sides(costs: Costs, batch: int, micro_batches: float) -> tuple[Side, ...]:
     """The seconds of a batch of m micro-batches of b requests, from its prompts to its last tokens."""
     prefill, decode, tokens = costs.prefill(Load(batch)), costs.decode(Load(batch)), costs.problem.new_tokens - 1
-    prompts = (Part(prefill), Part(prefill, micro_batches - 1, busiest=True))
-    waits = (*prompts, Part(decode, tokens)), (*prompts, Part(decode, tokens * micro_batches, busiest=True))
+    prompts = (GoalTerm(prefill), GoalTerm(prefill, micro_batches - 1, busiest=True))
+    waits = (*prompts, GoalTerm(decode, tokens)), (*prompts, GoalTerm(decode, tokens * micro_batches, busiest=True))
     return tuple(tuple(part for part in side if part.weight) for side in waits)
 
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from edgeshard.domain.requests.step import STEP_TOKENS
 from edgeshard.planning.costs.costs import KV_BLOCK_TOKENS, Costs, Load
-from edgeshard.planning.costs.steady import MOST_TOGETHER, Chunks, Most, Steady, SteadyTimes, steady
+from edgeshard.planning.costs.steady import MOST_TOGETHER, Most, PromptChunks, Steady, SteadyTimes, steady
 from edgeshard.planning.costs.step_budget import chunk_room, link_tokens
-from edgeshard.planning.search.rate_scoring import SAME, Places, Rates, Table, most_micro_batches
+from edgeshard.planning.search.rate_scoring import SAME, CutRates, CutTable, Table, most_micro_batches
 from edgeshard.planning.solvers.all_cuts import Cuts
 from edgeshard.planning.solvers.instance import Cut, Floats
 from edgeshard.planning.solvers.walks import Integers
@@ -28,7 +28,7 @@ class SteadyFigures:
     """[K] times at one b, the room that a step has for a prompt, and the most micro-batches allowed, 0 for none."""
 
     costs: Costs
-    places: Places
+    places: CutTable
     batch: int
     budget: Floats
     times: SteadyTimes
@@ -48,7 +48,7 @@ class SteadyFigures:
         requests = batch * micro_batches
         if limit is not None:
             requests = np.minimum(requests, limit)
-        chunks = Chunks.of(problem.prompt_tokens, chunk_room(self.budget, self.batch), rounds, sharing or batch)
+        chunks = PromptChunks.of(problem.prompt_tokens, chunk_room(self.budget, self.batch), rounds, sharing or batch)
         decodes = np.maximum(0.0, rounds / batch - chunks.full - chunks.rest)
         with np.errstate(invalid="ignore"):  # without a link
             station_s = chunks.full * self.full_s + chunks.rest * self.rest_s + decodes * self.decode_s
@@ -56,7 +56,7 @@ class SteadyFigures:
         times = replace(self.times, station_s=station_s.max(axis=0), together_s=together_s)
         return steady(times, requests, micro_batches, len(self.places.nodes), chunks, rounds, most)
 
-    def _together_s(self, micro_batches: Floats, chunks: Chunks) -> Floats:
+    def _together_s(self, micro_batches: Floats, chunks: PromptChunks) -> Floats:
         """[J, K] seconds that k rounds with 1 to J prompts take the busiest station; J is 1 if no
         prompt is one chunk."""
         steps = micro_batches * (1 + (chunks.count - 1) / np.maximum(micro_batches, len(self.places.nodes)))
@@ -114,15 +114,15 @@ class SteadyRates:
 
     def __init__(self, costs: Costs) -> None:
         self.costs, self.problem = costs, costs.problem
-        self._memory = Rates(costs)
+        self._memory = CutRates(costs)
         self.least = self._memory.least
         self._tables: dict[tuple[int, int], Table] = {}
         self._link_tokens = link_tokens(costs).ravel()
 
-    def places(self, cuts: Cuts) -> Places:
-        return Places(cuts, self.least)
+    def places(self, cuts: Cuts) -> CutTable:
+        return CutTable(cuts, self.least)
 
-    def figures(self, places: Places, batch: int) -> SteadyFigures:
+    def figures(self, places: CutTable, batch: int) -> SteadyFigures:
         """Times and the most micro-batches at one b."""
         hops = self._link_tokens.take(places.hop_at[:-1])
         budget = np.min(hops, axis=0, initial=STEP_TOKENS)
@@ -189,7 +189,7 @@ class _Stations:
     station_s: Floats
 
     @classmethod
-    def of(cls, places: Places, table: Table) -> _Stations:
+    def of(cls, places: CutTable, table: Table) -> _Stations:
         return cls(*places.stations(table))
 
     def copy(self) -> _Stations:

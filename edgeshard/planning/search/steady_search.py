@@ -31,7 +31,7 @@ from edgeshard.planning.search.steady_scoring import SteadyRates
 from edgeshard.planning.solvers.bounded_search import Oracle
 from edgeshard.planning.solvers.instance import STEP_TIMES, Instance, with_tokens
 from edgeshard.planning.solvers.scoring import score, within
-from edgeshard.planning.solvers.thresholds import Answer
+from edgeshard.planning.solvers.thresholds import ThresholdAnswer
 from edgeshard.planning.solvers.walks import INFINITY, Booleans, Kinds, Problem
 
 _NARROWING = (0.005, 0.02, 0.06, 0.15, 0.4)
@@ -62,7 +62,7 @@ class Least(Protocol):
         """Whether cuts that the pool has are left out, so that asking again brings another one."""
         ...
 
-    def ask(self, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float) -> Answer:
+    def ask(self, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float) -> ThresholdAnswer:
         """The least R below the ceiling of an instance, of the cuts whose stations keep the thresholds of others."""
         ...
 
@@ -79,7 +79,7 @@ class Walks:
     def is_spent(self) -> bool:
         return self._left <= 0
 
-    def ask(self, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float) -> Answer:
+    def ask(self, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float) -> ThresholdAnswer:
         """As described at `Least`."""
         self._left -= 1
         problem = Problem(instance, self._kinds, INFINITY)
@@ -232,25 +232,25 @@ class SteadyBound:
 
     def _least(
         self, slow: Booleans | None, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float
-    ) -> Answer:
+    ) -> ThresholdAnswer:
         """The least R of an instance, of the cuts with one of the slow links whose stations keep
         the thresholds of others. The cut of the answer is offered, and may have none of these
         links."""
         if slow is None:
             return self._answer(instance, kept, ceiling_s)
         if any(_quickest_s(other, slow) > threshold_s for other, threshold_s in kept):
-            return Answer(None, ceiling_s)
+            return ThresholdAnswer(None, ceiling_s)
         # The least extra cost of one of these links over all others is paid here, and by no link again.
         paid_s = _quickest_s(instance, slow) - _quickest_s(instance, self._others & ~slow)
         if not 0 < paid_s < INFINITY:
             return self._answer(instance, kept, ceiling_s)
         if paid_s >= ceiling_s:
-            return Answer(None, ceiling_s)
+            return ThresholdAnswer(None, ceiling_s)
         freed = replace(instance, hop_s=np.where(slow, instance.hop_s - paid_s, instance.hop_s))
         answer = self._answer(freed, kept, ceiling_s - paid_s)
-        return Answer(answer.cut, answer.bound_s + paid_s)
+        return ThresholdAnswer(answer.cut, answer.bound_s + paid_s)
 
-    def _answer(self, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float) -> Answer:
+    def _answer(self, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float) -> ThresholdAnswer:
         """The answer to a question; its cut is offered."""
         answer = self._asked.ask(instance, kept, ceiling_s)
         self._pool.offer(answer.cut)

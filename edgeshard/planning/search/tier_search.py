@@ -53,7 +53,7 @@ class StreamedLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Streamed:
+class StreamedCut:
     """The best cut, and under what load; `cost` as the goal minimises it, and a lower bound of all cuts."""
 
     cut: Cut
@@ -72,7 +72,7 @@ class StreamSearch:
         self._kinds = _kinds_of(costs, self._least)
         self._best: tuple[float, Cut, StreamedLoad] | None = None
 
-    def run(self) -> Streamed | None:
+    def run(self) -> StreamedCut | None:
         """The best plan; None if no cut keeps all limits."""
         loads = stream_loads(self._costs)
         exact = count_cuts(self._least, self._kinds) <= MOST_COUNTED
@@ -86,7 +86,7 @@ class StreamSearch:
         cost, cut, load = self._best
         all_loads = self._problem.request_limit is not None and len(list(_loads(self._costs, every=True))) <= MOST_LOADS
         bound = cost if exact and all_loads else min(cost, self._bound())
-        return Streamed(cut, load, cost, bound)
+        return StreamedCut(cut, load, cost, bound)
 
     def _look(self, cuts: Cuts, loads: Sequence[StreamedLoad]) -> None:
         for load in loads:

@@ -31,7 +31,7 @@ ASSUMPTIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class ForecastSpread:
     """A figure over requests or tokens, in seconds."""
 
     mean: float
@@ -40,7 +40,7 @@ class Spread:
     p99: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def of(cls, values: Sequence[float]) -> ForecastSpread:
         """The spread of values; all 0 if there are none, as for the gaps between tokens when every
         answer is one token."""
         mean = sum(values) / len(values) if values else 0.0
@@ -64,13 +64,13 @@ class Forecast:
 
     requests: int
     tokens: int
-    ttft_s: Spread
+    ttft_s: ForecastSpread
     """From a request's arrival to its first token."""
-    inter_token_s: Spread
+    inter_token_s: ForecastSpread
     """Gaps between two tokens of a request, over all gaps."""
-    time_per_token_s: Spread
+    time_per_token_s: ForecastSpread
     """The mean gap of each request."""
-    end_to_end_s: Spread
+    end_to_end_s: ForecastSpread
     """From a request's arrival to its last token."""
     span_s: float
     tokens_per_s: float
@@ -175,10 +175,12 @@ def _forecast(
     return Forecast(
         requests=len(token_s),
         tokens=tokens,
-        ttft_s=Spread.of([times[0] - arrival for arrival, times in arrived]),
-        inter_token_s=Spread.of([later - earlier for times in token_s for earlier, later in pairwise(times)]),
-        time_per_token_s=Spread.of([(times[-1] - times[0]) / (len(times) - 1) for times in token_s if len(times) > 1]),
-        end_to_end_s=Spread.of([times[-1] - arrival for arrival, times in arrived]),
+        ttft_s=ForecastSpread.of([times[0] - arrival for arrival, times in arrived]),
+        inter_token_s=ForecastSpread.of([later - earlier for times in token_s for earlier, later in pairwise(times)]),
+        time_per_token_s=ForecastSpread.of(
+            [(times[-1] - times[0]) / (len(times) - 1) for times in token_s if len(times) > 1]
+        ),
+        end_to_end_s=ForecastSpread.of([times[-1] - arrival for arrival, times in arrived]),
         span_s=span_s,
         tokens_per_s=tokens / span_s if span_s else float("inf"),
         nodes=tuple(

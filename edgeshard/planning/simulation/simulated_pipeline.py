@@ -14,7 +14,7 @@ from edgeshard.planning.costs.costs import KV_BLOCK_TOKENS, Costs, Load
 from edgeshard.planning.costs.step_budget import prompt_slices, rounded_prompt, stage_costs, step_tokens, with_rest
 from edgeshard.planning.inputs.problem import PlanProblem, StepShape
 from edgeshard.planning.simulation.serving import Schedule, ServingRing, StepSeconds, StepSpan
-from edgeshard.planning.simulation.timing import HopTimes, Pipeline, StageTimes, Traffic
+from edgeshard.planning.simulation.timing import HopTimes, Pipeline, SimulatedTraffic, StageTimes
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.scoring import stages
 
@@ -72,9 +72,9 @@ def _slices(stages: Sequence[StageCost]) -> Callable[[int], Sequence[int]]:
     return lengths
 
 
-def traffic(problem: PlanProblem, batch: int, micro_batches: int, slices: tuple[int, ...] = ()) -> Traffic:
+def traffic(problem: PlanProblem, batch: int, micro_batches: int, slices: tuple[int, ...] = ()) -> SimulatedTraffic:
     """The problem's prompts and answers, in `micro_batches` groups of `batch`."""
-    return Traffic(batch, micro_batches, problem.prompt_tokens, problem.new_tokens, slices)
+    return SimulatedTraffic(batch, micro_batches, problem.prompt_tokens, problem.new_tokens, slices)
 
 
 def _stage(costs: Costs, stage: Stage, batch: int, headed: bool) -> StageTimes:

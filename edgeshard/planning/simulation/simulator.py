@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from edgeshard.domain.deployments.mode import Mode
-from edgeshard.planning.simulation.timing import Pipeline, Traffic, Visit, checked_seconds
+from edgeshard.planning.simulation.timing import Pipeline, SimulatedTraffic, Visit, checked_seconds
 
 _ARRIVAL, _WAKE = 0, 1
 """At equal times arrivals precede a station's choice of its next step, so that it sees all that wait."""
@@ -70,7 +70,7 @@ class Simulation:
         return sorted(self._path.named(self._visits), key=lambda visit: visit.start_s)
 
 
-def simulate(pipeline: Pipeline, traffic: Traffic, mode: Mode = Mode.NO_BUBBLES) -> Simulation:
+def simulate(pipeline: Pipeline, traffic: SimulatedTraffic, mode: Mode = Mode.NO_BUBBLES) -> Simulation:
     """Run the traffic through the ring. Raises InvalidArgumentError naming the field that cannot be."""
     pipeline.check()
     traffic.check()
@@ -106,7 +106,7 @@ class _Path:
     shared: bool
 
     @classmethod
-    def build(cls, pipeline: Pipeline, traffic: Traffic) -> _Path:
+    def build(cls, pipeline: Pipeline, traffic: SimulatedTraffic) -> _Path:
         count, hops, separate = len(pipeline.stages), len(pipeline.hops), pipeline.asynchronous
         nodes, links = pipeline.node_names, pipeline.link_names
         stops: list[tuple[int, int | None, int | None, float, bool]] = []
@@ -166,7 +166,7 @@ class _Path:
 
 def _tables(
     pipeline: Pipeline,
-    traffic: Traffic,
+    traffic: SimulatedTraffic,
     stage: Sequence[int | None],
     link: Sequence[int | None],
     headed: Sequence[bool],
@@ -213,7 +213,7 @@ def _hop_s(pipeline: Pipeline, index: int, tokens: int, batch: int) -> float:
 class _Run:
     """The event loop. An event is (time, arrival or wake, number, position, micro-batch, token, piece)."""
 
-    def __init__(self, path: _Path, traffic: Traffic, mode: Mode) -> None:
+    def __init__(self, path: _Path, traffic: SimulatedTraffic, mode: Mode) -> None:
         self._path = path
         self._traffic = traffic
         self._mode = mode
@@ -296,7 +296,7 @@ class _Run:
             self._push(self._free_s[0], _WAKE, 0, 0, 0, 0)
 
 
-def _result(path: _Path, traffic: Traffic, run: _Run, mode: Mode) -> Simulation:
+def _result(path: _Path, traffic: SimulatedTraffic, run: _Run, mode: Mode) -> Simulation:
     times = run.token_s
     count, tokens = traffic.micro_batches, traffic.new_tokens
     makespan = max(row[-1] for row in times)

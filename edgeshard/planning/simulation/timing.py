@@ -68,7 +68,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class SimulatedTraffic:
     """`micro_batches` groups of `batch` sequences that are all there at the start, each I tokens in and G tokens out.
 
     slices       lengths of the pieces a prompt is prefilled in, in order; one piece if empty

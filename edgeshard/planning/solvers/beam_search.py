@@ -142,7 +142,7 @@ def join(parts: list[Labels]) -> Labels:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class BeamResult:
     """`stages` = (kind, end) from the source on, empty when nothing was found below the ceiling.
 
     `dropped_s` is the least bound of what a width or the effort dropped: nothing undiscovered is below
@@ -174,7 +174,7 @@ class Search:
         self._next = 0
         self._best: tuple[tuple[tuple[int, int], ...], float] | None = None
 
-    def run(self) -> Found:
+    def run(self) -> BeamResult:
         self._begin()
         for start in range(1, self._problem.layers):
             if not self._waiting[start]:
@@ -182,8 +182,8 @@ class Search:
             self._advance(start)
             self._waiting[start] = []
         if self._best is None:
-            return Found((), INFINITY, self._dropped)
-        return Found(*self._best, self._dropped)
+            return BeamResult((), INFINITY, self._dropped)
+        return BeamResult(*self._best, self._dropped)
 
     def _begin(self) -> None:
         problem = self._problem

@@ -16,7 +16,7 @@ from edgeshard.planning.solvers.beam_search import Search
 from edgeshard.planning.solvers.instance import Cut, Floats, Instance
 from edgeshard.planning.solvers.lagrangian_bound import Relaxed, relax
 from edgeshard.planning.solvers.scoring import SLACK, score, violations
-from edgeshard.planning.solvers.thresholds import Answer
+from edgeshard.planning.solvers.thresholds import ThresholdAnswer
 from edgeshard.planning.solvers.walks import INFINITY, Kinds, Problem
 
 
@@ -40,16 +40,16 @@ class Oracle:
         self._prices: Floats = np.zeros(len(kinds.members))
         self._stage_price = 0.0
 
-    def __call__(self, threshold_s: float, ceiling_s: float) -> Answer:
+    def __call__(self, threshold_s: float, ceiling_s: float) -> ThresholdAnswer:
         """The plan of least R < `ceiling_s` with every station <= `threshold_s`."""
         return self.answer(Problem(self._instance, self._kinds, threshold_s), ceiling_s)
 
-    def answer(self, problem: Problem, ceiling_s: float) -> Answer:
+    def answer(self, problem: Problem, ceiling_s: float) -> ThresholdAnswer:
         """The same for a problem made from this instance and these kinds, whatever its limits."""
         question = _Question(problem, ceiling_s, self._prices, self._stage_price)
         question.solve(self._effort)
         self._prices, self._stage_price = question.prices, question.stage_price
-        return Answer(question.cut, min(question.bound, question.value))
+        return ThresholdAnswer(question.cut, min(question.bound, question.value))
 
 
 class _Question:

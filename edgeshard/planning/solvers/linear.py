@@ -22,7 +22,7 @@ ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GoalTerm:
     """`weight` times the round of an instance, or times its busiest station."""
 
     instance: Instance
@@ -35,7 +35,7 @@ class Part:
         return self.weight * (found.bottleneck_s if self.busiest else found.round_s)
 
 
-Side = tuple[Part, ...]
+Side = tuple[GoalTerm, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Question:
     """Limits of memory, layers, links and stages."""
     sides: tuple[Side, ...] = ()
     """The goal is the largest of these; empty if any cut will do."""
-    limits: tuple[tuple[Part, float], ...] = ()
+    limits: tuple[tuple[GoalTerm, float], ...] = ()
     """Most seconds that a part may be."""
     conditions: tuple[Linear, ...] = ()
     without: tuple[Cut, ...] = ()
@@ -72,7 +72,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LinearAnswer:
     """The best cut found, None if there is none, and a proven lower bound, in seconds, of the goal
     of all cuts below `below`. The bound is infinite if no such cut exists."""
 
@@ -90,7 +90,7 @@ class Answer:
 class Prover(Protocol):
     """Answers queries in bounded time; its bound covers what it has not proven by then."""
 
-    def ask(self, question: Question) -> Answer: ...
+    def ask(self, question: Question) -> LinearAnswer: ...
 
 
 def ones(nodes: Sequence[int], count: int, weight: float = 1.0) -> tuple[float, ...]:

@@ -26,7 +26,7 @@ from edgeshard.planning.solvers.scoring import violations, within
 from edgeshard.planning.solvers.solve import round_oracle
 
 
-class Memory(StrEnum):
+class MemoryModel(StrEnum):
     """How Algorithm 1 accounts for memory."""
 
     LITERAL = "literal"
@@ -52,10 +52,10 @@ class Assignment:
         return Cut(tuple(nodes), tuple(ends)) if len(set(nodes)) == len(nodes) else None
 
 
-def algorithm_1(instance: Instance, memory: Memory = Memory.LITERAL) -> Assignment | None:
+def algorithm_1(instance: Instance, memory: MemoryModel = MemoryModel.LITERAL) -> Assignment | None:
     """The paper's latency DP; None when it finds nothing. Time N M^2."""
     costs = _Costs(instance)
-    return _literal(costs) if memory is Memory.LITERAL else _tracked(costs, memory is Memory.DISTINCT)
+    return _literal(costs) if memory is MemoryModel.LITERAL else _tracked(costs, memory is MemoryModel.DISTINCT)
 
 
 def algorithm_2(instance: Instance, known: Cut | None = None) -> Cut | None:

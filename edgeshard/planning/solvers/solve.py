@@ -34,11 +34,11 @@ def round_oracle(instance: Instance) -> thresholds.Oracle:
     if not _is_small(instance):
         return Oracle(instance, single_kinds(instance), general.EFFORT)
 
-    def exact(threshold_s: float, ceiling_s: float) -> thresholds.Answer:
+    def exact(threshold_s: float, ceiling_s: float) -> thresholds.ThresholdAnswer:
         found = subset.solve_round(instance, threshold_s)
         if found is None or found.value_s >= ceiling_s:
-            return thresholds.Answer(None, ceiling_s)
-        return thresholds.Answer(found.cut, found.bound_s)
+            return thresholds.ThresholdAnswer(None, ceiling_s)
+        return thresholds.ThresholdAnswer(found.cut, found.bound_s)
 
     return exact
 

@@ -15,7 +15,7 @@ from edgeshard.planning.solvers.scoring import SLACK, score
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ThresholdAnswer:
     """One question "least R with every station <= T and R <= `ceiling`".
 
     `cut` is the best plan found, None if none; `bound_s` a proven lower bound of R over the plans that keep T: above
@@ -35,7 +35,7 @@ NARROWING_STEPS = 5
 _NEAR = 0.02
 """If a plan's bottleneck is within this part of the least one, the search queries for a better plan."""
 
-Oracle = Callable[[float, float], Answer]
+Oracle = Callable[[float, float], ThresholdAnswer]
 
 
 def value_of(instance: Instance, cut: Cut, micro_batches: int) -> float:

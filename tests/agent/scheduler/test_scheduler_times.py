@@ -21,7 +21,7 @@ from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.deployments.step_cost import Piece, StageCost, compute_s, inter_token_s
 from edgeshard.domain.requests.generation import StageTiming, Token
 from edgeshard.planning.simulation.simulator import simulate
-from edgeshard.planning.simulation.timing import HopTimes, Pipeline, StageTimes, Traffic
+from edgeshard.planning.simulation.timing import HopTimes, Pipeline, SimulatedTraffic, StageTimes
 from tests.support.rig import Rig
 
 DECODE_S = 0.017
@@ -105,7 +105,7 @@ def simulated(costs: Sequence[StageCost], batch: int, micro_batches: int, mode: 
 
     stages = tuple(times(cost) for cost in costs)
     hops = tuple(HopTimes(cost.transfer_s, cost.hop_delay_s) for cost in costs)
-    traffic = Traffic(batch, micro_batches, prompt_tokens=4, new_tokens=40, decode_only=True)
+    traffic = SimulatedTraffic(batch, micro_batches, prompt_tokens=4, new_tokens=40, decode_only=True)
     return simulate(Pipeline(stages, hops), traffic, mode).inter_token_s
 
 

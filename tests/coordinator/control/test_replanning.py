@@ -10,7 +10,7 @@ from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 
 from edgeshard.domain.control.commands import PrepareStage
 from edgeshard.domain.deployments.placement import ExplicitStage
-from edgeshard.domain.deployments.replan import Replan, ReplanReason
+from edgeshard.domain.deployments.replan import ReplanReason, ReplanResult
 from edgeshard.domain.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -67,7 +67,7 @@ def call(operation_id: str = "op-replan", **changes: Any) -> pb.ReplanRequest:
     return pb.ReplanRequest(**{"operation_id": operation_id, "name": "tale", **changes})
 
 
-async def replan(site: Any, *arguments: Any, **changes: Any) -> Replan:
+async def replan(site: Any, *arguments: Any, **changes: Any) -> ReplanResult:
     return replan_from_wire(await site.admin.Replan(call(*arguments, **changes), timeout=DEADLINE_S))
 
 

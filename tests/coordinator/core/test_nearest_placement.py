@@ -29,7 +29,7 @@ from edgeshard.domain.deployments.traffic import NO_TRAFFIC
 from edgeshard.domain.ids import Digest, NodeId, NodeName
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import ModelManifest
-from edgeshard.domain.models.packed import NOTHING_HELD, Held
+from edgeshard.domain.models.packed import NOTHING_HELD, PackedParts
 from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.domain.nodes.profile import LinkProfile
 
@@ -45,14 +45,14 @@ def spec_of(**changes: Any) -> DeploymentSpec:
     )
 
 
-def node(name: str, held: Held = NOTHING_HELD, free: int = 1024 * MIB, **changes: Any) -> Candidate:
+def node(name: str, held: PackedParts = NOTHING_HELD, free: int = 1024 * MIB, **changes: Any) -> Candidate:
     facts = DeviceFacts("cpu", "some CPU", 2, 1024 * MIB, 1024 * MIB, False, "test")
     node = Candidate(NodeId(f"id-{name}"), NodeName(name), f"{name}:7000", free, True, facts, held=held)
     return replace(node, **changes)
 
 
-def layers(first: int, end: int) -> Held:
-    return Held(frozenset(range(first, end)))
+def layers(first: int, end: int) -> PackedParts:
+    return PackedParts(frozenset(range(first, end)))
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +97,13 @@ def test_what_is_held_counts_in_the_form_that_is_wanted(manifest: ModelManifest)
         node("c"),
     ]
     found = with_held(nodes, spec_of(), manifest, DIGEST)
-    assert [node.held for node in found] == [Held(frozenset({0, 3}), embedding=True), NOTHING_HELD, NOTHING_HELD]
+    assert [node.held for node in found] == [PackedParts(frozenset({0, 3}), embedding=True), NOTHING_HELD, NOTHING_HELD]
     found = with_held(nodes, spec_of(quantisation={"*": "int8"}), manifest, DIGEST)
-    assert [node.held for node in found] == [Held(embedding=True), Held(frozenset({5}), head=True), NOTHING_HELD]
+    assert [node.held for node in found] == [
+        PackedParts(embedding=True),
+        PackedParts(frozenset({5}), head=True),
+        NOTHING_HELD,
+    ]
     found = with_held(nodes, spec_of(dtype="bfloat16"), manifest, DIGEST)
     assert [node.held for node in found] == [NOTHING_HELD] * 3
     assert with_held(nodes, spec_of(), manifest, Digest("e" * 64))[0].held == NOTHING_HELD, "of another model"

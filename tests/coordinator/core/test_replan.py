@@ -15,7 +15,7 @@ from edgeshard_coordinator.core.values.measurements import Measurements, Reporte
 
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.deployments.placement import Placement
-from edgeshard.domain.deployments.replan import Replan, ReplanReason
+from edgeshard.domain.deployments.replan import ReplanReason, ReplanResult
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC
 from edgeshard.domain.errors import ResourceExhaustedError
 from edgeshard.domain.ids import NodeId, NodeName
@@ -27,7 +27,7 @@ from edgeshard.domain.nodes.profile import LinkProfile
 MIB = 1 << 20
 SPEC = parse_spec({"name": "tale", "model": "tiny", "source": "a", "dtype": "float32", "concurrency": 4})
 PLACER = PlanningPlacer()
-Afresh = Callable[..., Replan]
+Afresh = Callable[..., ReplanResult]
 
 
 def node(name: str, **changes: Any) -> Candidate:
@@ -59,7 +59,7 @@ def measured(make_profile: Any, manifest: ModelManifest) -> Callable[..., Mappin
 
 @pytest.fixture(scope="module")
 def afresh(manifest: ModelManifest) -> Afresh:
-    def plan(current: Placement, candidates: Sequence[Candidate], known: Any, spec: Any = SPEC) -> Replan:
+    def plan(current: Placement, candidates: Sequence[Candidate], known: Any, spec: Any = SPEC) -> ReplanResult:
         return planned_again(PLACER, PlacementProblem(spec, manifest, candidates, known, NO_TRAFFIC), current)
 
     return plan

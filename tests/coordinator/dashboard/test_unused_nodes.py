@@ -10,7 +10,7 @@ from edgeshard_coordinator.dashboard.unused_nodes import cause_of_plan, cause_wi
 
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, parse_spec
 from edgeshard.domain.deployments.placement import PlacedStage, Placement, Prediction
-from edgeshard.domain.deployments.replan import Replan, ReplanReason
+from edgeshard.domain.deployments.replan import ReplanReason, ReplanResult
 from edgeshard.domain.ids import Epoch, NodeId, NodeName
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import Node
@@ -79,8 +79,8 @@ def test_a_rule_that_is_kept_and_a_cap_are_no_cause() -> None:
     )
 
 
-def plan(best: Placement, gain: float | None, reason: ReplanReason, note: str = "") -> Replan:
-    return Replan(placement("a"), best, PREDICTED, gain, reason, note)
+def plan(best: Placement, gain: float | None, reason: ReplanReason, note: str = "") -> ReplanResult:
+    return ReplanResult(placement("a"), best, PREDICTED, gain, reason, note)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def plan(best: Placement, gain: float | None, reason: ReplanReason, note: str = 
         ),
     ],
 )
-def test_causes_of_a_plan(found: Replan, said: str, line: str) -> None:
+def test_causes_of_a_plan(found: ReplanResult, said: str, line: str) -> None:
     cause = cause_of_plan(node("b"), "tales", found)
     assert said in cause.text and cause.line == line
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from edgeshard.cpsat.program import Effort, answer
+from edgeshard.cpsat.program import SolveLimits, answer
 from edgeshard.planning.solvers.instance import Instance
-from edgeshard.planning.solvers.linear import ROUNDING, Part, Question
+from edgeshard.planning.solvers.linear import ROUNDING, GoalTerm, Question
 
-EFFORT = Effort(60.0, 60.0)
+EFFORT = SolveLimits(60.0, 60.0)
 
 
 def least(instance: Instance, micro_batches: int | None = None) -> float | None:
     """The least R, or the least max(R, m B) with `micro_batches`, in seconds; None when infeasible."""
-    sides = [(Part(instance),)]
+    sides = [(GoalTerm(instance),)]
     if micro_batches is not None:
-        sides.append((Part(instance, micro_batches, busiest=True),))
+        sides.append((GoalTerm(instance, micro_batches, busiest=True),))
     question = Question(instance, tuple(sides))
     found = answer(question, EFFORT)
     if found.cut is None:

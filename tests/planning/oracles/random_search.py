@@ -15,7 +15,7 @@ import numpy as np
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.costs.prompt_time import PromptTimes
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
-from edgeshard.planning.search.rate_scoring import Best, Rates
+from edgeshard.planning.search.rate_scoring import Best, CutRates
 from edgeshard.planning.solvers.all_cuts import Cuts, allowed, kinds_of_all, scores
 from edgeshard.planning.solvers.instance import Cut, Instance, with_tokens
 from edgeshard.planning.solvers.neighbours import neighbours
@@ -33,7 +33,7 @@ class RandomSearch:
         self._rng = np.random.default_rng(seed)
         self._prefill, self._decode = self.costs.prefill(Load()), self.costs.decode(Load())
         self._kinds = kinds_of_all([self._decode, self._prefill])
-        self._rates, self._times = Rates(self.costs), PromptTimes(self.costs)
+        self._rates, self._times = CutRates(self.costs), PromptTimes(self.costs)
         self._tokens = problem.new_tokens - 1 if problem.goal is Objective.REQUEST else 0
         self.best: Cut | None = None
         self.value_s = inf

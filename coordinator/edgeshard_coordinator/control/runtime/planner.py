@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.loss import Loss
 from edgeshard.domain.deployments.placement import PlacedDraft, Placement
-from edgeshard.domain.deployments.replan import Replan
+from edgeshard.domain.deployments.replan import ReplanResult
 from edgeshard.domain.deployments.traffic import Outlook, Traffic
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import DeploymentName, Digest, ModelName, NodeId, NodeName
@@ -84,7 +84,7 @@ class Planner:
 
         return await self._solver.run(placed)
 
-    async def replan(self, state: State, record: DeploymentRecord) -> Replan:
+    async def replan(self, state: State, record: DeploymentRecord) -> ReplanResult:
         """The placement of a deployment compared with the best one for the nodes of `state`."""
         problem = self._problem(state, record)
         return await self._solver.run(lambda: planned_again(self._placer, problem(), record.placement))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from edgeshard.domain.deployments.placement import Placement
-from edgeshard.domain.deployments.replan import Replan, ReplanReason
+from edgeshard.domain.deployments.replan import ReplanReason, ReplanResult
 from edgeshard.domain.errors import AbortedError
 from edgeshard.domain.ids import DeploymentName, NodeId
 from edgeshard.wire.deployment import replan_to_wire
@@ -35,7 +35,7 @@ class _Planned:
     uid: str
     candidates: Sequence[Candidate]
     measured: Mapping[NodeId, Measurements]
-    plan: Replan
+    plan: ReplanResult
 
     def holds(self, now: _Planned) -> bool:
         """Whether nodes, links, profiles and the deployment's placement are the same."""
@@ -56,7 +56,7 @@ class Replans:
         """A new deployment was planned in `state`."""
         self._keep(record, _planned(state, record, _as_it_is(record.placement)))
 
-    async def look(self, name: DeploymentName, *, force: bool) -> Replan:
+    async def look(self, name: DeploymentName, *, force: bool) -> ReplanResult:
         """The result that `move` would have. Raises as that does."""
         state = self._loop.state
         record = _movable(state, name)
@@ -113,7 +113,7 @@ def _movable(state: State, name: DeploymentName) -> DeploymentRecord:
     return record
 
 
-def _planned(state: State, record: DeploymentRecord, plan: Replan) -> _Planned:
+def _planned(state: State, record: DeploymentRecord, plan: ReplanResult) -> _Planned:
     # Packed units decide where a deployment moves, not whether. A disk's figures always differ slightly.
     nodes = tuple(replace(node, packed=(), disk=None) for node in state.candidates(record.name))
     return _Planned(record.uid, nodes, state.measured, plan)
@@ -133,7 +133,7 @@ def _figures(known: Measurements) -> object:
     return profiles, {receiver: reported.value for receiver, reported in known.links.items()}
 
 
-def _as_it_is(placement: Placement) -> Replan:
+def _as_it_is(placement: Placement) -> ReplanResult:
     """The plan in which the best placement is the present one."""
     gain = None if placement.predicted is None else 0.0
-    return Replan(placement, placement, placement.predicted, gain, ReplanReason.SAME_LAYERS)
+    return ReplanResult(placement, placement, placement.predicted, gain, ReplanReason.SAME_LAYERS)

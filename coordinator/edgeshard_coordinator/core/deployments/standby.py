@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from edgeshard.domain.deployments.deployment import AUTO_STANDBY, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.deployments.placement import Placement
-from edgeshard.domain.deployments.rules import Condition, broken
+from edgeshard.domain.deployments.rules import RuleCondition, broken
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StagePhase
@@ -68,7 +68,7 @@ def choose(
     return tuple(chosen)
 
 
-def _may_take_over(conditions: Sequence[Condition], placement: Placement, name: NodeName, index: int) -> bool:
+def _may_take_over(conditions: Sequence[RuleCondition], placement: Placement, name: NodeName, index: int) -> bool:
     """Whether rules allow a node in place of a stage's node."""
     others = [stage.node_name for stage in placement.stages if stage.index != index]
     return not broken(conditions, {*others, name})

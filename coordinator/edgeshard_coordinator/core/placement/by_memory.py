@@ -24,7 +24,7 @@ from edgeshard.domain.deployments.placement import (
     Speculation,
     check_cover,
 )
-from edgeshard.domain.deployments.rules import Condition
+from edgeshard.domain.deployments.rules import RuleCondition
 from edgeshard.domain.ids import NodeName
 from edgeshard.domain.models.dtypes import UNSUPPORTED_KV_DTYPE, WHOLE_HEAD, DType, KvFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange, ModelManifest, Part, Unit, units_of_stage
@@ -325,7 +325,7 @@ def _chosen(
         return _on_fewest(spec, layer_count, sizes_on, usable)
     by_room = [str(node.name) for node in usable]
 
-    def found(under: Sequence[Condition]) -> tuple[ExplicitStage, ...]:
+    def found(under: Sequence[RuleCondition]) -> tuple[ExplicitStage, ...]:
         refused: errors.EdgeShardError | None = None
         allowed = itertools.islice(allowed_sets(under, by_room, spec.source), MOST_SETS)
         for names in sorted((names for names in allowed if len(names) <= layer_count), key=len):
@@ -336,7 +336,7 @@ def _chosen(
                 refused = refused or error
         raise refused or errors.ResourceExhaustedError("no set of nodes meets the rules", field="rule")
 
-    def is_possible(under: Sequence[Condition]) -> bool:
+    def is_possible(under: Sequence[RuleCondition]) -> bool:
         with suppress(errors.ResourceExhaustedError):
             return bool(found(under))
         return False

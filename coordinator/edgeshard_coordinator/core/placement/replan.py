@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgeshard.domain.deployments.placement import Placement, Prediction
-from edgeshard.domain.deployments.replan import Replan, ReplanReason
+from edgeshard.domain.deployments.replan import ReplanReason, ReplanResult
 from edgeshard.domain.deployments.traffic import WORTH_SAYING
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.models.packed import NOTHING_HELD
@@ -14,7 +14,7 @@ from edgeshard_coordinator.core.placement.problem import PlacementProblem, Place
 from edgeshard_coordinator.core.placement.repair import layers_of, moved_bits
 
 
-def planned_again(placer: Placer, problem: PlacementProblem, current: Placement) -> Replan:
+def planned_again(placer: Placer, problem: PlacementProblem, current: Placement) -> ReplanResult:
     """The gain by another placement than the current one.
 
     The source is the spec's or, while that is away, the node that has the head instead. Raises as the placer does.
@@ -39,11 +39,11 @@ def planned_again(placer: Placer, problem: PlacementProblem, current: Placement)
     found = replace(found, note=f"{found.note} {moved_bits(current, found, candidates)}".strip())
     if gain is None and found.predicted is None:
         note = found.note
-    plan = Replan(current, found, expected, gain, ReplanReason.SAME_LAYERS, note if gain is None else "")
+    plan = ReplanResult(current, found, expected, gain, ReplanReason.SAME_LAYERS, note if gain is None else "")
     return judged(plan)
 
 
-def judged(plan: Replan, *, force: bool = False) -> Replan:
+def judged(plan: ReplanResult, *, force: bool = False) -> ReplanResult:
     """The plan with the reason `WOULD_MOVE`, or the reason why it does not move. Only other layers move, with `force`
     whatever their gain."""
     if is_same(plan.current, plan.found):

@@ -6,7 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from edgeshard.domain.deployments.deployment import DeploymentSpec
-from edgeshard.domain.deployments.rules import Condition, ConditionKind, RuledNode, barred, broken, conflicting, resolve
+from edgeshard.domain.deployments.rules import (
+    ConditionKind,
+    RuleCondition,
+    RuledNode,
+    barred,
+    broken,
+    conflicting,
+    resolve,
+)
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, PlacementError
 from edgeshard_coordinator.core.values.candidate import Candidate
 
@@ -17,7 +25,7 @@ MOST_STEPS = 1 << 16
 """Steps of one search for sets."""
 
 
-def conditions_of(spec: DeploymentSpec, candidates: Collection[Candidate]) -> tuple[Condition, ...]:
+def conditions_of(spec: DeploymentSpec, candidates: Collection[Candidate]) -> tuple[RuleCondition, ...]:
     """The conditions of a spec's rules. Raises InvalidArgumentError naming the rule that is about nothing there is,
     or for an option that does not go with rules."""
     if not spec.rule:
@@ -30,14 +38,14 @@ def conditions_of(spec: DeploymentSpec, candidates: Collection[Candidate]) -> tu
     return resolve(spec.rule, [RuledNode(node.name, node.labels, node.busy_w) for node in by_name.values()])
 
 
-def check_rules(conditions: Sequence[Condition], used: Collection[str]) -> None:
+def check_rules(conditions: Sequence[RuleCondition], used: Collection[str]) -> None:
     """Raise PlacementError naming the rules that a placement on these nodes would break."""
     if found := broken(conditions, used):
         why = f"layers on {', '.join(sorted(used))} break {_quoted(found)}; place them otherwise, or change the rule"
         raise PlacementError.about("rule", why, "RULE_BROKEN")
 
 
-def allowed_sets(conditions: Sequence[Condition], names: Sequence[str], must: str) -> Iterator[frozenset[str]]:
+def allowed_sets(conditions: Sequence[RuleCondition], names: Sequence[str], must: str) -> Iterator[frozenset[str]]:
     """The sets of `names` with `must` that meet the conditions: sets with the first names precede others.
 
     All of them for at most 16 nodes; for more it ends after `MOST_STEPS`.
@@ -72,7 +80,7 @@ def allowed_sources(
     return allowed or [node for node in sources if not barred(conditions, node.name)] or sources
 
 
-def _may_yet(condition: Condition, used: frozenset[str], left: Sequence[str]) -> bool:
+def _may_yet(condition: RuleCondition, used: frozenset[str], left: Sequence[str]) -> bool:
     """Whether a set may meet a condition with nodes of `left` added."""
     if condition.is_monotone:
         return condition.holds(used)
@@ -82,7 +90,10 @@ def _may_yet(condition: Condition, used: frozenset[str], left: Sequence[str]) ->
 
 
 def conflict(
-    conditions: Sequence[Condition], possible: Callable[[Sequence[Condition]], bool], source: str, short: str = ""
+    conditions: Sequence[RuleCondition],
+    possible: Callable[[Sequence[RuleCondition]], bool],
+    source: str,
+    short: str = "",
 ) -> FailedPreconditionError | None:
     """The error that names rules which no placement meets together, as few that without any of them
     one does. None if there is no placement without rules. `possible` returns whether there is a

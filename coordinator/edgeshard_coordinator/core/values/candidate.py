@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from edgeshard.domain.deployments.placement import PlacedStage
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.models.packed import NOTHING_HELD, Held
+from edgeshard.domain.models.packed import NOTHING_HELD, PackedParts
 from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.domain.nodes.profile import DiskProfile
 
@@ -33,7 +33,7 @@ class Candidate:
     starting: bool = False
     warm: LayerRange | None = None
     packed: tuple[int, ...] = ()
-    held: Held = NOTHING_HELD
+    held: PackedParts = NOTHING_HELD
     disk: DiskProfile | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     busy_w: float | None = None

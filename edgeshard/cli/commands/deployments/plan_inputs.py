@@ -21,7 +21,7 @@ from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Traffic
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
 from edgeshard.domain.ids import Digest, NodeId
 from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
-from edgeshard.domain.models.packed import NOTHING_HELD, Held
+from edgeshard.domain.models.packed import NOTHING_HELD, PackedParts
 from edgeshard.planning.inputs.devices import Cluster, Workload, parse_cluster
 from edgeshard.planning.inputs.measured import doubtful, doubts_line
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
@@ -215,7 +215,7 @@ def _format_notes(problem: PlanProblem, asked: Asked) -> tuple[str, ...]:
     return (f"its weights would be stored as {problem.quantisation}, and are planned so",)
 
 
-def _held(site: Site, asked: Asked, dtype: DType) -> dict[str, Held]:
+def _held(site: Site, asked: Asked, dtype: DType) -> dict[str, PackedParts]:
     """The packed parts of the model on each node, in the requested form."""
     if not (site.packed and site.manifest_digest):
         return {}

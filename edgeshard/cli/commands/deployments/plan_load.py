@@ -34,8 +34,8 @@ from edgeshard.planning.search.plan import PlanResult, plan
 from edgeshard.planning.simulation.forecast import (
     ASSUMPTIONS,
     Forecast,
+    ForecastSpread,
     NodeLoad,
-    Spread,
     forecast,
     most_held,
     saturated,
@@ -229,7 +229,7 @@ def _wrong(what: str, why: str) -> InvalidArgumentError:
     return InvalidArgumentError(f"--simulate {what}: {why}", field="simulate")
 
 
-SPREAD_COLUMNS: list[Column[tuple[str, Spread]]] = [
+SPREAD_COLUMNS: list[Column[tuple[str, ForecastSpread]]] = [
     Column("LATENCY", lambda row: row[0]),
     Column("MEAN", lambda row: human_seconds(row[1].mean), right=True),
     Column("MEDIAN", lambda row: human_seconds(row[1].median), right=True),

@@ -26,7 +26,7 @@ from edgeshard.domain.errors import EdgeShardError
 if TYPE_CHECKING:
     from edgeshard.client import Client
     from edgeshard.domain.deployments.placement import Placement, Prediction
-    from edgeshard.domain.deployments.replan import Replan
+    from edgeshard.domain.deployments.replan import ReplanResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ async def _replanned(
     outcomes so far are printed then."""
     from edgeshard.cli.render.loading import DeployReporter
 
-    done: dict[str, Replan] = {}
+    done: dict[str, ReplanResult] = {}
     try:
         for each in [one.spec.name for one in await client.replicas(name)]:
             with stderr_console().status(f"planning {each}") as status:
@@ -95,7 +95,7 @@ async def _replanned(
     return done
 
 
-def shares(found: Replan) -> list[Share]:
+def shares(found: ReplanResult) -> list[Share]:
     """A row for each node of either placement: present nodes first, then new ones."""
     now, then = (_layers(placement) for placement in (found.current, found.found))
     return [LayerChange(node, now.get(node, "-"), then.get(node, "-")) for node in dict.fromkeys([*now, *then])]
@@ -105,7 +105,7 @@ def _layers(placement: Placement) -> dict[str, str]:
     return {str(stage.node_name): str(stage.layers) for stage in placement.stages}
 
 
-def _figures(found: Replan) -> dict[str, str]:
+def _figures(found: ReplanResult) -> dict[str, str]:
     from edgeshard.cli.render.views import lengths_text
 
     fields = {"Now": _rates(found.expected), "Then": _rates(found.found.predicted)}
@@ -120,7 +120,7 @@ def _rates(predicted: Prediction | None) -> str:
     return f"{predicted.throughput_tps:.2f} tokens/s, {human_seconds(predicted.time_per_token_s)} per token"
 
 
-def sentence_of_gain(found: Replan) -> str:
+def sentence_of_gain(found: ReplanResult) -> str:
     """Such as `41 % more tokens/s (62.1 instead of 44.0)`."""
     now, then = found.expected, found.found.predicted
     if now is None or then is None or found.gain is None:
@@ -131,7 +131,7 @@ def sentence_of_gain(found: Replan) -> str:
     return f"{100 * found.gain:.0f} % less time ({times})"
 
 
-def sentence(name: str, found: Replan, *, wait: bool) -> str:
+def sentence(name: str, found: ReplanResult, *, wait: bool) -> str:
     """The outcome in one sentence."""
     from edgeshard.cli.render.views import layers_text
     from edgeshard.domain.deployments.replan import ReplanReason
