@@ -70,26 +70,32 @@ USAGES = {
     "trace": CommandUsage(
         ("trace tales --seconds 10", "trace tales -o trace.json"), "failed or no step ran during the recording"
     ),
-    "bench": Usage(("bench tales --concurrency 4", "bench tales --rate 2 --requests 100 --slo-ttft 1"), "failed"),
-    "doctor": Usage(("doctor", "doctor -o json"), "failed or a fault was found"),
-    "logs": Usage(("logs coordinator", "logs attic -n 20 --follow"), endless="with --follow"),
-    "debug dump": Usage(("debug dump", "debug dump -o site.json --force")),
-    "debug replay": Usage(("debug replay site.json", "debug replay - < site.json"), "failed or a state differs"),
-    "init": Usage(("init mill", "init mill --http-listen 0.0.0.0:8443")),
-    "backup": Usage(("backup site.backup", "backup site.backup --state-dir ~/site")),
-    "restore": Usage(("restore site.backup", "restore site.backup -d pki-restored --state-dir state-restored")),
-    "set-coordinator": Usage(("set-coordinator mill:7600", "set-coordinator mill:7600 --config agent.toml")),
-    "certificate": Usage(("certificate agent attic", "certificate client website -d pki")),
-    "token create": Usage(("token create --node attic", "token create --name website --role client --ttl 1h")),
-    "token list": Usage(("token list", "token list -o json")),
-    "token revoke": Usage(("token revoke 0123456789abcdef", "token revoke 0123456789abcdef --coordinator mill:7600")),
-    "join": Usage(("join edgeshard2-...", "join - --memory 8GiB < token.txt"), endless="if it runs the agent itself"),
-    "node revoke": Usage(("node revoke attic", "node revoke website --role client")),
-    "label node": Usage(("label node attic zone=hall1", "label node attic zone-")),
-    "config check": Usage(("config check", "config check agent.toml"), "failed"),
-    "config show": Usage(("config show agent", "config show coordinator --config site.toml --resolved")),
-    "config docs": Usage(("config docs agent", "config docs coordinator -o json")),
-    "install agent": Usage(
+    "bench": CommandUsage(
+        ("bench tales --concurrency 4", "bench tales --rate 2 --requests 100 --slo-ttft 1"), "failed"
+    ),
+    "doctor": CommandUsage(("doctor", "doctor -o json"), "failed or a fault was found"),
+    "logs": CommandUsage(("logs coordinator", "logs attic -n 20 --follow"), endless="with --follow"),
+    "debug dump": CommandUsage(("debug dump", "debug dump -o site.json --force")),
+    "debug replay": CommandUsage(("debug replay site.json", "debug replay - < site.json"), "failed or a state differs"),
+    "init": CommandUsage(("init mill", "init mill --http-listen 0.0.0.0:8443")),
+    "backup": CommandUsage(("backup site.backup", "backup site.backup --state-dir ~/site")),
+    "restore": CommandUsage(("restore site.backup", "restore site.backup -d pki-restored --state-dir state-restored")),
+    "set-coordinator": CommandUsage(("set-coordinator mill:7600", "set-coordinator mill:7600 --config agent.toml")),
+    "certificate": CommandUsage(("certificate agent attic", "certificate client website -d pki")),
+    "token create": CommandUsage(("token create --node attic", "token create --name website --role client --ttl 1h")),
+    "token list": CommandUsage(("token list", "token list -o json")),
+    "token revoke": CommandUsage(
+        ("token revoke 0123456789abcdef", "token revoke 0123456789abcdef --coordinator mill:7600")
+    ),
+    "join": CommandUsage(
+        ("join edgeshard2-...", "join - --memory 8GiB < token.txt"), endless="if it runs the agent itself"
+    ),
+    "node revoke": CommandUsage(("node revoke attic", "node revoke website --role client")),
+    "label node": CommandUsage(("label node attic zone=hall1", "label node attic zone-")),
+    "config check": CommandUsage(("config check", "config check agent.toml"), "failed"),
+    "config show": CommandUsage(("config show agent", "config show coordinator --config site.toml --resolved")),
+    "config docs": CommandUsage(("config docs agent", "config docs coordinator -o json")),
+    "install agent": CommandUsage(
         ("install agent --coordinator mill:7600 --name attic", "install agent --credentials attic --dry-run")
     ),
     "install coordinator": CommandUsage(("install coordinator --site pki", "install coordinator --site pki --dry-run")),

@@ -24,7 +24,7 @@ next one that the request was admitted."""
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class JournalEntry:
     """One request and its emitted outputs. `followed`: whether further outputs go to the current stream."""
 
     start: StartRequest

@@ -100,7 +100,7 @@ class StageRunner:
     recorder: StepRecorder | None = field(default=None, init=False)
     """Told of each step, while there is one."""
     failure: EdgeShardError | None = field(default=None, init=False)
-    drafter: Drafts | None = field(default=None, init=False)
+    drafter: DraftRunner | None = field(default=None, init=False)
     """Makes the head's guesses; dropped when it fails, which costs no step."""
 
     def __post_init__(self) -> None:

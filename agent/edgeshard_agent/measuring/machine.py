@@ -56,7 +56,7 @@ def own_memory() -> ProcessMemory:
     return process_memory(system.total, system.available)
 
 
-def reserve_bytes(memory: Memory, resident_bytes: int) -> int:
+def reserve_bytes(memory: ProcessMemory, resident_bytes: int) -> int:
     """Bytes that stages must leave free. `resident_bytes` is the present size of this process.
 
     A control group holds this daemon and not the operating system.

@@ -55,7 +55,7 @@ class Chunking:
                 raise InvalidArgumentError(f"{name} is {getattr(self, name)}; it must be 1 or more", field=name)
 
 
-class Chunks:
+class ChunkSizer:
     """Sizes the chunks of the steps of one pipeline, which has at most `window` in flight."""
 
     def __init__(self, chunking: Chunking, window: int) -> None:

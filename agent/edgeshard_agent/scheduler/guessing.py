@@ -39,7 +39,7 @@ class Proposer(Protocol):
         """At most `limit` guesses of the continuation of `tokens`, which begin with the tokens of the previous call."""
 
 
-class Repeats:
+class NgramDrafter:
     """The tokens after the longest match of the newest tokens, of four to two; of several the
     latest. If the continuation runs into the newest token itself, the text repeats, and so does the
     guess.
@@ -87,7 +87,7 @@ class Repeats:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class DraftPacing:
     """How many guesses a request gets: `length`, or 0 while it rests: for the next `rest` tokens
     after its last `misses` rounds in a row were all wrong."""
 

@@ -144,7 +144,7 @@ class SchedulerCounts:
 
 
 @dataclass(slots=True, kw_only=True)
-class SchedulerStats(Counts):
+class SchedulerStats(SchedulerCounts):
     """The counts, and the present numbers of requests and blocks. Blocks used, cached and free make the pool."""
 
     running: int

@@ -75,7 +75,7 @@ def replan(
 
 async def _replanned(
     client: Client, name: str, dry_run: bool, force: bool, wait: bool, timeout_s: float | None
-) -> dict[str, Replan]:
+) -> dict[str, ReplanResult]:
     """The outcome for a deployment, or for each replica of a name. Raises as `Client.replan`;
     outcomes so far are printed then."""
     from edgeshard.cli.render.loading import DeployReporter
@@ -95,7 +95,7 @@ async def _replanned(
     return done
 
 
-def shares(found: ReplanResult) -> list[Share]:
+def shares(found: ReplanResult) -> list[LayerChange]:
     """A row for each node of either placement: present nodes first, then new ones."""
     now, then = (_layers(placement) for placement in (found.current, found.found))
     return [LayerChange(node, now.get(node, "-"), then.get(node, "-")) for node in dict.fromkeys([*now, *then])]
