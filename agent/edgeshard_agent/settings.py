@@ -21,7 +21,7 @@ def _labels(value: object) -> object:
 
 
 Labels = Annotated[
-    dict[str, str], NoDecode, BeforeValidator(_labels), AfterValidator(lambda found: check_labels(found, "labels"))
+    dict[str, str], NoDecode, BeforeValidator(_labels), AfterValidator(lambda labels: check_labels(labels, "labels"))
 ]
 
 

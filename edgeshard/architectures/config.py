@@ -172,10 +172,10 @@ def _nested_fields(
     """As `decoder_fields`, of a config.json that nests one of the `wrapped` decoders."""
     if not isinstance(nested, Mapping):
         raise refuse("text_config", f"is missing or not an object; a {model_type} checkpoint needs it")
-    found = nested.get("model_type", next(iter(wrapped)) if len(wrapped) == 1 else None)
-    if not isinstance(found, str) or found not in wrapped:
-        raise refuse("text_config.model_type", f"is {shown(found)}; it must be {' or '.join(wrapped)}")
-    record = wrapped[found]
+    nested_type = nested.get("model_type", next(iter(wrapped)) if len(wrapped) == 1 else None)
+    if not isinstance(nested_type, str) or nested_type not in wrapped:
+        raise refuse("text_config.model_type", f"is {shown(nested_type)}; it must be {' or '.join(wrapped)}")
+    record = wrapped[nested_type]
     defaults = {**record.defaults, **record.nested_defaults}
     return record, ConfigFields(record.current(nested), "text_config.", defaults, record.name)
 

@@ -168,10 +168,10 @@ def sliding(fields: GgufFields) -> dict[str, Any]:
     pattern = fields.get("attention.sliding_window_pattern")
     if window in (None, 0):
         return {"sliding_window": None}
-    found: dict[str, Any] = {"sliding_window": fields.size("attention.sliding_window")}
+    config: dict[str, Any] = {"sliding_window": fields.size("attention.sliding_window")}
     if isinstance(pattern, list):
-        found["layer_types"] = [SLIDING if slides else FULL for slides in pattern[: fields.layers]]
-    return found
+        config["layer_types"] = [SLIDING if slides else FULL for slides in pattern[: fields.layers]]
+    return config
 
 
 def attending(fields: GgufFields, attention: str, other: str) -> list[str]:

@@ -212,11 +212,11 @@ FLAGS: Mapping[str, str] = {
 
 def known_keys(fields: GgufFields, read: Container[str]) -> dict[str, Any]:
     """The keys among those that a family reads for which the file has the metadata or the tensor."""
-    found = {}
+    config = {}
     for key, (name, how) in KEYS.items():
         if key in read and fields.get(name) is not None:
-            found[key] = how(fields, name)
+            config[key] = how(fields, name)
     for key, stem in FLAGS.items():
         if key in read:
-            found[key] = fields.has(stem)
-    return found
+            config[key] = fields.has(stem)
+    return config

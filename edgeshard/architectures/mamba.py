@@ -134,13 +134,13 @@ def plain(values: Mapping[str, Any], kinds: str = "", names: Mapping[str, str] |
     """A config.json with an infinite `time_step_limit` as a number, which transformers writes as an
     object. The layer types are under the key `kinds` by today's names; `names` maps older ones to
     these."""
-    found = dict(values)
-    limits = found.get(_LIMITS)
+    config = dict(values)
+    limits = config.get(_LIMITS)
     if isinstance(limits, list | tuple):
-        found[_LIMITS] = [math.inf if limit == {"__float__": "Infinity"} else limit for limit in limits]
-    if names and isinstance(listed := found.get(kinds), list):
-        found[kinds] = [names.get(kind, kind) if isinstance(kind, str) else kind for kind in listed]
-    return found
+        config[_LIMITS] = [math.inf if limit == {"__float__": "Infinity"} else limit for limit in limits]
+    if names and isinstance(listed := config.get(kinds), list):
+        config[kinds] = [names.get(kind, kind) if isinstance(kind, str) else kind for kind in listed]
+    return config
 
 
 def check_limits(fields: ConfigFields, layer_count: int) -> None:

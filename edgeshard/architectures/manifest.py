@@ -81,24 +81,24 @@ def check_names(config: Mapping[str, Any], names: Iterable[str]) -> None:
     """
     architecture = parse_config(config).architecture
     expected = expected_tensors(config)
-    found: dict[str, str] = {}
+    stored_names: dict[str, str] = {}
     for stored in names:
         name = canonical_name(architecture, stored)
         if name not in expected:
             remedy = "use the config.json that belongs to the checkpoint"
             why = f"has no place in the model that config.json describes; {remedy}"
             raise _wrong(stored, why, "UNEXPECTED_TENSOR")
-        if name in found:
+        if name in stored_names:
             raise InvalidArgumentError(
-                f"tensors {found[name]} and {stored} are the same part of the model; keep one",
+                f"tensors {stored_names[name]} and {stored} are the same part of the model; keep one",
                 field=stored,
                 reason="DUPLICATE_TENSOR",
             )
-        found[name] = stored
-    missing = next((name for name in expected if name not in found), None)
+        stored_names[name] = stored
+    missing = next((name for name in expected if name not in stored_names), None)
     if missing is not None:
         # Named like its neighbours in this checkpoint; the LM head is next to the decoder they are part of.
-        beside = ((name, stored) for name, stored in found.items() if name != HEAD_WEIGHT)
+        beside = ((name, stored) for name, stored in stored_names.items() if name != HEAD_WEIGHT)
         prefix = next((stored.removesuffix(name) for name, stored in beside if stored.endswith(name)), "")
         if missing == HEAD_WEIGHT:
             prefix = prefix.removesuffix("model.") if prefix.endswith(".model.") else ""

@@ -229,9 +229,9 @@ def fixed_values(**values: object) -> Check:
 
     def check(fields: ConfigFields, layer_count: int) -> None:
         for key, value in values.items():
-            found = fields.values.get(key)
-            if found is not None and (found != value or isinstance(found, bool) is not isinstance(value, bool)):
-                raise fields.refuse(key, f"is {shown(found)}; {fields.family} runs with {shown(value)} only")
+            config_value = fields.values.get(key)
+            if config_value is not None and (config_value != value or isinstance(config_value, bool) is not isinstance(value, bool)):
+                raise fields.refuse(key, f"is {shown(config_value)}; {fields.family} runs with {shown(value)} only")
 
     return check
 

@@ -347,8 +347,8 @@ class Architecture:
         """The index of the expert of this tensor in a block, if experts are modules; else None."""
         if not self.has_expert_modules or not self.is_expert(name):
             return None
-        found = re.search(r"\bexperts\.(\d+)\.", self.place(name).parameter)
-        return None if found is None else int(found[1])
+        match = re.search(r"\bexperts\.(\d+)\.", self.place(name).parameter)
+        return None if match is None else int(match[1])
 
     def matrix(self, name: str, size: tuple[int, ...], hidden: int) -> tuple[int, ...]:
         """The size [outputs, inputs] of the matrix in a block that is stored in this `size`; others are as stored."""

@@ -18,7 +18,7 @@ from edgeshard.domain.errors import InternalError
 
 def family_modules() -> list[ModuleType]:
     """The files of `families/`, by name. Raises InternalError for one that has neither."""
-    names = sorted(found.name for found in pkgutil.iter_modules(families.__path__))
+    names = sorted(module_info.name for module_info in pkgutil.iter_modules(families.__path__))
     modules = [importlib.import_module(f"{families.__name__}.{name}") for name in names]
     for module in modules:
         if not (hasattr(module, "ARCHITECTURE") or hasattr(module, "REFUSED")):

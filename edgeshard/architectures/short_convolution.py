@@ -37,13 +37,13 @@ _INDICES = "full_attn_idxs"
 def current(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The values under the keys of transformers' class, if older files have others; the older ones
     win, as there."""
-    found = {key: value for key, value in values.items() if key not in _NAMES}
-    found |= {_NAMES[key]: value for key, value in values.items() if key in _NAMES and value is not None}
-    layers, attending = found.get("num_hidden_layers"), found.get(_INDICES)
-    if found.get("layer_types") is None and isinstance(attending, list) and type(layers) is int:
+    config = {key: value for key, value in values.items() if key not in _NAMES}
+    config |= {_NAMES[key]: value for key, value in values.items() if key in _NAMES and value is not None}
+    layers, attending = config.get("num_hidden_layers"), config.get(_INDICES)
+    if config.get("layer_types") is None and isinstance(attending, list) and type(layers) is int:
         types = [FULL if layer in attending else CONVOLUTION for layer in range(min(layers, MAX_LAYERS))]
-        found["layer_types"] = types
-    return found
+        config["layer_types"] = types
+    return config
 
 
 def is_convolution(fields: ConfigFields, layer: int) -> bool:

@@ -89,8 +89,8 @@ def parts_of_joined(config: Mapping[str, Any], tensor_name: str, size: tuple[int
     if block is None or block[1] != record.block_list:
         return {}
     inside, end = block[3], ""
-    if (found := _QUANTISED.search(inside)) is not None:
-        inside, end = inside[: found.start()], found[0]
+    if (match := _QUANTISED.search(inside)) is not None:
+        inside, end = inside[: match.start()], match[0]
     joined = next((joined for joined in record.experts.joined if joined.tensor == inside), None)
     if joined is None or not size or size[0] != expert_count(record.experts, fields):
         return {}

@@ -27,8 +27,8 @@ def expert_unit(layer: int, expert: int) -> str:
 
 def place_of_expert(unit: str) -> tuple[int, int] | None:
     """The layer and the index of a unit that is an expert."""
-    found = re.fullmatch(r"layer-(\d+)-expert-(\d+)", unit)
-    return None if found is None else (int(found[1]), int(found[2]))
+    match = re.fullmatch(r"layer-(\d+)-expert-(\d+)", unit)
+    return None if match is None else (int(match[1]), int(match[2]))
 
 
 def tensors_of_units(

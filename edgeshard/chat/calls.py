@@ -46,12 +46,12 @@ def calls_in_tag(text: str, tools: Sequence[Any]) -> tuple[Called, ...]:
     if stripped.startswith(("{", "[")):
         return _calls_in_json(stripped) or _written(python_calls(stripped) or ())
     if stripped.startswith("call:"):
-        found = gemma_call(stripped)
-        return () if found is None else _written([found])
+        call = gemma_call(stripped)
+        return () if call is None else _written([call])
     if stripped.startswith(SECTION_MARKERS[0]):
         return _calls_in_section(stripped)
     if stripped.startswith("<invoke"):
-        return tuple(_invoked(found[1].strip(), found[2], tools) for found in _all(_INVOKED, stripped))
+        return tuple(_invoked(call[1].strip(), call[2], tools) for call in _all(_INVOKED, stripped))
     function = _FUNCTION.fullmatch(stripped)
     if function is not None:
         name = function[1].strip()
@@ -91,10 +91,10 @@ def calls_in_bare(text: str, tools: Sequence[Any]) -> tuple[Called, ...]:
             value, end = STRICT_DECODER.raw_decode(rest)
         except (ValueError, RecursionError):
             return ()
-        found = _calls_of(value)
-        if not found:
+        parsed_calls = _calls_of(value)
+        if not parsed_calls:
             return ()
-        calls += found
+        calls += parsed_calls
         rest = rest[end:].lstrip(" \t\r\n;")
     return tuple(calls) if {call.name for call in calls} <= _names(tools) else ()
 
@@ -108,8 +108,8 @@ def _calls_in_json(text: str) -> tuple[Called, ...]:
 
 def _calls_of(value: Any) -> tuple[Called, ...]:
     calls = [_call_of(item) for item in (value if isinstance(value, list) else [value])]
-    found = tuple(call for call in calls if call is not None)
-    return found if len(found) == len(calls) else ()
+    valid_calls = tuple(call for call in calls if call is not None)
+    return valid_calls if len(valid_calls) == len(calls) else ()
 
 
 def _call_of(value: Any) -> Called | None:
@@ -137,25 +137,25 @@ def _invoked(name: str, inside: str, tools: Sequence[Any]) -> Called:
 
 def _calls_in_section(text: str) -> tuple[Called, ...]:
     calls: list[Called] = []
-    for found in _all(_IN_SECTION, text):
-        arguments = _json_or(found["arguments"].strip() or "{}", None)
+    for match in _all(_IN_SECTION, text):
+        arguments = _json_or(match["arguments"].strip() or "{}", None)
         if not isinstance(arguments, dict):
             return ()
-        calls.append(Called(found["name"], _to_json(arguments), found["id"]))
+        calls.append(Called(match["name"], _to_json(arguments), match["id"]))
     return tuple(calls)
 
 
 def _all(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
     """All matches, if the text is only these, one after the other."""
-    found: list[re.Match[str]] = []
+    matches: list[re.Match[str]] = []
     at = 0
     while at < len(text):
         match = pattern.match(text, at)
         if match is None:
             return []
-        found.append(match)
+        matches.append(match)
         at = match.end()
-    return found
+    return matches
 
 
 def _typed(name: str, pairs: Sequence[tuple[str, str]], tools: Sequence[Any]) -> str:
@@ -234,6 +234,6 @@ def _names(tools: Sequence[Any]) -> set[str]:
 
 def _properties(name: str, tools: Sequence[Any]) -> dict[str, Any]:
     described = (function.get("parameters") for function in _functions(tools) if function.get("name") == name)
-    parameters = next((found for found in described if isinstance(found, dict)), {})
+    parameters = next((schema for schema in described if isinstance(schema, dict)), {})
     properties = parameters.get("properties")
     return properties if isinstance(properties, dict) else {}

@@ -59,9 +59,9 @@ class _Reader:
         """Whether this is next, after white space; then it is consumed."""
         while self._at < len(self._text) and self._text[self._at].isspace():
             self._at += 1
-        found = self._text.startswith(sign, self._at)
-        self._at += len(sign) * found
-        return found
+        is_next = self._text.startswith(sign, self._at)
+        self._at += len(sign) * is_next
+        return is_next
 
     def need(self, sign: str) -> None:
         if not self.take(sign):
@@ -82,25 +82,25 @@ class _Reader:
 
     def pairs(self, close: str, sign: str, depth: int) -> dict[str, Any]:
         """Keys and values up to `close`, with `sign` between the two and commas between pairs."""
-        found: dict[str, Any] = {}
+        pairs: dict[str, Any] = {}
         while not self.take(close):
             key = self._string()
             key = self.name() if key is None else key
             self.need(sign)
-            found[key] = self._value(depth + 1)
+            pairs[key] = self._value(depth + 1)
             if not self.take(","):
                 self.need(close)
                 break
-        return found
+        return pairs
 
     def _items(self, close: str, depth: int) -> list[Any]:
-        found: list[Any] = []
+        items: list[Any] = []
         while not self.take(close):
-            found.append(self._value(depth + 1))
+            items.append(self._value(depth + 1))
             if not self.take(","):
                 self.need(close)
                 break
-        return found
+        return items
 
     def _value(self, depth: int) -> Any:
         if depth > _MOST_DEPTH:
@@ -118,22 +118,22 @@ class _Reader:
 
     def _next(self, pattern: re.Pattern[str]) -> str:
         self.take("")
-        found = pattern.match(self._text, self._at)
-        if found is None:
+        match = pattern.match(self._text, self._at)
+        if match is None:
             raise ValueError("something else")
-        self._at = found.end()
-        return found[0]
+        self._at = match.end()
+        return match[0]
 
     def _string(self) -> str | None:
         """The next text in quotes; None if there is none."""
         self.take("")
         marked = _MARKED.match(self._text, self._at)
         quoted = None if marked else _QUOTED.match(self._text, self._at)
-        found = marked or quoted
-        if found is None:
+        match = marked or quoted
+        if match is None:
             return None
-        self._at = found.end()
-        inside = next(part for part in found.groups() if part is not None)
+        self._at = match.end()
+        inside = next(part for part in match.groups() if part is not None)
         return inside if marked else _unescaped(inside)
 
 
@@ -162,9 +162,9 @@ STRICT_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 
 
 def _unescaped(text: str) -> str:
-    def character(found: re.Match[str]) -> str:
-        code = found[1] or found[2]
-        return chr(int(code, 16)) if code else _ESCAPES.get(found[3], found[0] if found[3].isalnum() else found[3])
+    def character(match: re.Match[str]) -> str:
+        code = match[1] or match[2]
+        return chr(int(code, 16)) if code else _ESCAPES.get(match[3], match[0] if match[3].isalnum() else match[3])
 
     joined = _ESCAPE.sub(character, text)
     # Two escapes may be the halves of one character.

@@ -170,8 +170,8 @@ class ChatModel:
     @property
     def vocabulary(self) -> str:
         """The sha256 of all tokens with their ids: equal for tokenizers whose ids mean the same."""
-        found = sorted(self._tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: (item[1], item[0]))
-        return hashlib.sha256(json.dumps(found, separators=(",", ":")).encode()).hexdigest()
+        tokens = sorted(self._tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: (item[1], item[0]))
+        return hashlib.sha256(json.dumps(tokens, separators=(",", ":")).encode()).hexdigest()
 
     def texts(self, ids: Sequence[int]) -> list[str]:
         """The text of each id within a text; U+FFFD for a part of a character. Raises as `detokenize`."""

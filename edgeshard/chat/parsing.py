@@ -122,8 +122,8 @@ class _Tagged:
         parts: list[_Part] = []
         goes_on = True
         while goes_on:
-            found, goes_on = self._read(over)
-            parts += found
+            new_parts, goes_on = self._read(over)
+            parts += new_parts
         return parts
 
     def _beginning(self, over: bool) -> tuple[list[_Part], bool]:
@@ -144,9 +144,9 @@ class _Tagged:
         return [], True
 
     def _reasoning(self, over: bool) -> tuple[list[_Part], bool]:
-        before, found, self._held = _split(self._held, (self._end,), over)
+        before, marker, self._held = _split(self._held, (self._end,), over)
         parts: list[_Part] = [ReasoningDelta(before)]
-        if not found:
+        if not marker:
             return parts, False
         self._read = self._after_reasoning
         return parts, True
@@ -158,21 +158,21 @@ class _Tagged:
 
     def _content(self, over: bool) -> tuple[list[_Part], bool]:
         markers = {ToolFormat.TAGGED: (self._tag_begin,), ToolFormat.LISTED: (_LIST,)}.get(self._format, ())
-        before, found, self._held = _split(self._held, markers, over)
-        if found:
+        before, marker, self._held = _split(self._held, markers, over)
+        if marker:
             self._read = self._tag if self._format is ToolFormat.TAGGED else self._whole
-        return [self._said(before)] if before or over else [], bool(found)
+        return [self._said(before)] if before or over else [], bool(marker)
 
     def _tag(self, over: bool) -> tuple[list[_Part], bool]:
-        inside, found, rest = _split(self._held, (self._tag_end,), over)
-        if not found and not over and len(self._held) <= _LONGEST_CALL:
+        inside, marker, rest = _split(self._held, (self._tag_end,), over)
+        if not marker and not over and len(self._held) <= _LONGEST_CALL:
             return [], False
-        calls = calls_in_tag(inside, self._tools) if found or over else ()
+        calls = calls_in_tag(inside, self._tools) if marker or over else ()
         self._held, self._read = rest, self._between_tags if calls else self._content
-        if not found and not calls:
+        if not marker and not calls:
             self._held, rest = "", self._held
             return [self._said(self._tag_begin + inside + rest)], False
-        return self._called(calls) or [self._said(self._tag_begin + inside + found)], True
+        return self._called(calls) or [self._said(self._tag_begin + inside + marker)], True
 
     def _between_tags(self, over: bool) -> tuple[list[_Part], bool]:
         """White space between calls, and after the last one, is no content."""
@@ -221,20 +221,20 @@ class _Channels:
         self._held += text
         parts: list[_Part] = []
         while True:
-            before, found, self._held = _split(self._held, CHANNEL_MARKERS, over)
+            before, marker, self._held = _split(self._held, CHANNEL_MARKERS, over)
             if self._in_body:
                 parts += self._body(before)
             else:
                 self._header += before
-            if not found:
+            if not marker:
                 break
             self._is_marked = True
-            if found == _MESSAGE:
+            if marker == _MESSAGE:
                 self._in_body = True
-            elif found in (*_ENDS, _START) or (self._in_body and found == _CHANNEL):
+            elif marker in (*_ENDS, _START) or (self._in_body and marker == _CHANNEL):
                 parts += self._end_message()
             if not self._in_body:
-                self._header += " channel=" if found == _CHANNEL else " "
+                self._header += " channel=" if marker == _CHANNEL else " "
         if over:
             parts += self._end_message() if self._is_marked else [ContentDelta(self._header)]
         return parts
@@ -247,8 +247,8 @@ class _Channels:
 
     def _function(self) -> str:
         """The function that this message calls, "" if it calls none."""
-        _, found, rest = self._header.partition(_TO_FUNCTION)
-        return rest.split()[0] if found and rest.split() else ""
+        _, marker, rest = self._header.partition(_TO_FUNCTION)
+        return rest.split()[0] if marker and rest.split() else ""
 
     def _end_message(self) -> list[_Part]:
         parts: list[_Part] = [Called(self._function(), self._call.strip() or "{}")] if self._call else []

@@ -27,7 +27,7 @@ def models(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def deployments(ctx: typer.Context, incomplete: str) -> list[str]:
-    return _asked(ctx, incomplete, lambda client: client.deployments(), lambda found: [found.spec.name])
+    return _asked(ctx, incomplete, lambda client: client.deployments(), lambda deployment: [deployment.spec.name])
 
 
 def served(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -48,11 +48,11 @@ def _asked(
             return await ask(client)
 
     try:
-        found = asyncio.run(work())
+        items = asyncio.run(work())
     except Exception:
         # Any output here would appear in the middle of the line that is being typed.
         return []
-    return sorted({name for item in found for name in names(item) if name.startswith(incomplete)})
+    return sorted({name for item in items for name in names(item) if name.startswith(incomplete)})
 
 
 def _connect(params: dict[str, Any]) -> Connect:

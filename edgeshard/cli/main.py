@@ -33,12 +33,12 @@ class Lazy(TyperCommand):
 
     def load(self) -> Any:
         module, _, attribute = self.place.partition(":")
-        found = getattr(import_module(module), attribute)
+        command = getattr(import_module(module), attribute)
         app = typer.Typer(**_STYLE)
-        if isinstance(found, typer.Typer):
-            app.add_typer(found, name=self.name)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=self.name)
         else:
-            app.command(name=self.name, no_args_is_help=not self._bare, short_help=self.short_help)(found)
+            app.command(name=self.name, no_args_is_help=not self._bare, short_help=self.short_help)(command)
         return usage.complete(typer.main.get_group(app).commands[str(self.name)], (str(self.name),))
 
 

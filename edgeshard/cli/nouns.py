@@ -19,9 +19,9 @@ class NounGroup(TyperGroup):
     """A group whose commands are nouns: each is found by any of its names."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        found = super().get_command(ctx, cmd_name)
-        for names in _SAME if found is None else ():
+        subcommand = super().get_command(ctx, cmd_name)
+        for names in _SAME if subcommand is None else ():
             if cmd_name in names:
                 candidates = (TyperGroup.get_command(self, ctx, name) for name in names)
-                found = next((command for command in candidates if command is not None), None)
-        return found
+                subcommand = next((command for command in candidates if command is not None), None)
+        return subcommand

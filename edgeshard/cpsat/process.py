@@ -89,10 +89,10 @@ class CpSat:
         line = {"question": question_values(question), "deterministic": self._effort, "wall_s": wall_s}
         began_s = time.monotonic()
         try:
-            found = read_answer(json.loads(self._exchanged(process, json.dumps(line).encode() + b"\n", wall_s)))
+            answer = read_answer(json.loads(self._exchanged(process, json.dumps(line).encode() + b"\n", wall_s)))
         finally:
             self._left_s -= time.monotonic() - began_s
-        return replace(found, spent=self._left_s <= 0)
+        return replace(answer, spent=self._left_s <= 0)
 
     def close(self) -> None:
         """End the process."""

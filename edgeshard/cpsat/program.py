@@ -78,21 +78,21 @@ def answer(question: Question, effort: SolveLimits) -> LinearAnswer:
     if not question.sides or question.any_will_do:
         return _solved(question, relaxed, None, bound, effort)
     first = SolveLimits(min(FIRST_EFFORT, effort.deterministic), effort.wall_s / 4)
-    found = _solved(question, relaxed, None, bound, first)
-    if found.cut is None and found.bound_s == math.inf:
-        return found
-    value = question.below if found.cut is None else min(question.below, question.seconds(found.cut))
-    if found.bound_s >= value * (1 - ROUNDING):
-        return found
+    solution = _solved(question, relaxed, None, bound, first)
+    if solution.cut is None and solution.bound_s == math.inf:
+        return solution
+    value = question.below if solution.cut is None else min(question.below, question.seconds(solution.cut))
+    if solution.bound_s >= value * (1 - ROUNDING):
+        return solution
     rest = SolveLimits(effort.deterministic - first.deterministic, effort.wall_s - first.wall_s)
     if rest.deterministic <= 0:
-        return found
-    again = _solved(replace(question, below=value * (1 + 4 * UNIT)), relaxed, found.cut, found.bound_s, rest)
+        return solution
+    again = _solved(replace(question, below=value * (1 + 4 * UNIT)), relaxed, solution.cut, solution.bound_s, rest)
     if again.cut is None and again.bound_s == math.inf:  # none below the first one: it is the best
-        return again if found.cut is None else LinearAnswer(found.cut, value)
+        return again if solution.cut is None else LinearAnswer(solution.cut, value)
     if again.cut is None:
-        return LinearAnswer(found.cut, max(found.bound_s, again.bound_s))
-    return LinearAnswer(again.cut, max(found.bound_s, again.bound_s))
+        return LinearAnswer(solution.cut, max(solution.bound_s, again.bound_s))
+    return LinearAnswer(again.cut, max(solution.bound_s, again.bound_s))
 
 
 def _solved(
@@ -189,8 +189,8 @@ class _Relaxed:
             for part, one in side:
                 if part.busiest:
                     sums.append(walks_through(self, one.stage, one.hop, one.back, add=False))
-            held_s = np.maximum(held_s, sum(found[0] for found in sums))
-            sent_s = np.maximum(sent_s, sum(found[1] for found in sums))
+            held_s = np.maximum(held_s, sum(bounds[0] for bounds in sums))
+            sent_s = np.maximum(sent_s, sum(bounds[1] for bounds in sums))
         return held_s, sent_s
 
 
@@ -376,11 +376,11 @@ class _Program:
 def _ranges(instance: Instance) -> list[NodeBlocks]:
     """The source begins at block 0 and no other node does."""
     source, layers = instance.source, instance.layers
-    found = [NodeBlocks(source, 0, end) for end in range(1, layers + 1)]
+    ranges = [NodeBlocks(source, 0, end) for end in range(1, layers + 1)]
     for node in range(instance.nodes):
         for first in range(1, layers) if node != source else ():
-            found += [NodeBlocks(node, first, end) for end in range(first + 1, layers + 1)]
-    return found
+            ranges += [NodeBlocks(node, first, end) for end in range(first + 1, layers + 1)]
+    return ranges
 
 
 def _fits(instance: Instance, held: NodeBlocks) -> bool:

@@ -21,8 +21,8 @@ def main() -> None:
     bound_memory(int(sys.argv[2]))
     for line in sys.stdin.buffer:
         values = json.loads(line)
-        found = answer(read_question(values["question"]), SolveLimits(values["deterministic"], values["wall_s"]))
-        answers.write(json.dumps(answer_values(found)).encode() + b"\n")
+        solution = answer(read_question(values["question"]), SolveLimits(values["deterministic"], values["wall_s"]))
+        answers.write(json.dumps(answer_values(solution)).encode() + b"\n")
         answers.flush()
 
 

@@ -82,4 +82,4 @@ def _is_count(hint: Any) -> bool:
 
 
 def _error_kinds(kind: type[EdgeShardError]) -> list[type[EdgeShardError]]:
-    return [kind, *(found for direct in kind.__subclasses__() for found in _error_kinds(direct))]
+    return [kind, *(descendant for direct in kind.__subclasses__() for descendant in _error_kinds(direct))]

@@ -140,8 +140,8 @@ def _differences(replayed: Any, dumped: Any, path: str) -> list[str]:
     if replayed == dumped:
         return []
     if isinstance(replayed, dict) and isinstance(dumped, dict) and replayed.keys() == dumped.keys():
-        return [found for key in replayed for found in _differences(replayed[key], dumped[key], f"{path}.{key}")]
+        return [difference for key in replayed for difference in _differences(replayed[key], dumped[key], f"{path}.{key}")]
     if isinstance(replayed, list) and isinstance(dumped, list) and len(replayed) == len(dumped):
         pairs = enumerate(zip(replayed, dumped, strict=True))
-        return [found for index, (a, b) in pairs for found in _differences(a, b, f"{path}[{index}]")]
+        return [difference for index, (a, b) in pairs for difference in _differences(a, b, f"{path}[{index}]")]
     return [path]

@@ -22,28 +22,28 @@ def labels(value: Any) -> dict[str, Any]:
 
     Whatever is not of these few names stays out.
     """
-    found: dict[str, Any] = {"kind": type(value).__name__}
-    _collect(value, found, _DEPTH)
-    return found
+    label_values: dict[str, Any] = {"kind": type(value).__name__}
+    _collect(value, label_values, _DEPTH)
+    return label_values
 
 
-def _collect(value: Any, found: dict[str, Any], depth: int) -> None:
+def _collect(value: Any, label_values: dict[str, Any], depth: int) -> None:
     inner: list[Any] = []
     for name in field_names(type(value)):
         part = getattr(value, name)
         if isinstance(part, EdgeShardError):
-            found.setdefault("reason", part.reason)
+            label_values.setdefault("reason", part.reason)
         elif isinstance(part, CommandKey):
-            found.setdefault("operation_id", part.operation_id)
+            label_values.setdefault("operation_id", part.operation_id)
         elif name in _NAMED and isinstance(part, str | int | float | Enum):
-            found.setdefault(_label(value, name), part)
+            label_values.setdefault(_label(value, name), part)
         elif field_names(type(part)):
             inner.append((name, part))
     for name, part in inner:
         if name in ("command", "task", "action"):
-            found.setdefault(name, type(part).__name__)
+            label_values.setdefault(name, type(part).__name__)
         if depth:
-            _collect(part, found, depth - 1)
+            _collect(part, label_values, depth - 1)
 
 
 def _label(value: Any, name: str) -> str:

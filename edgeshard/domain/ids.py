@@ -69,9 +69,9 @@ def check_plain(text: str, field: str) -> str:
 
     Raises InvalidArgumentError naming `field` if it has control characters, new lines or characters
     that turn its direction."""
-    found = _STEERING.search(text)
-    if found is not None:
-        why = f"holds U+{ord(found[0]):04X}, which steers whatever shows it: leave it out"
+    match = _STEERING.search(text)
+    if match is not None:
+        why = f"holds U+{ord(match[0]):04X}, which steers whatever shows it: leave it out"
         raise invalid(field, why, "NOT_PLAIN")
     return text
 
@@ -90,7 +90,7 @@ def cut_text(text: str, _: str) -> str:
     Escaping takes time, so a text with many characters that steer what shows it is cut before the fifth.
     """
     text = text[:MAX_TEXT]
-    steering = [found.start() for found in islice(_STEERING.finditer(text), MAX_ESCAPED + 1)]
+    steering = [match.start() for match in islice(_STEERING.finditer(text), MAX_ESCAPED + 1)]
     if len(steering) > MAX_ESCAPED:
         text = text[: steering[-1]]
     return escaped(text) if steering else text
@@ -104,7 +104,7 @@ def finite(value: float, _: str) -> float:
 def escaped(text: str, keep: str = "") -> str:
     """A text with control characters as escapes such as `\\x1b` and `\\u202e`, except those in
     `keep`: it cannot steer a terminal."""
-    return _STEERING.sub(lambda found: found[0] if found[0] in keep else _escape(ord(found[0])), text)
+    return _STEERING.sub(lambda match: match[0] if match[0] in keep else _escape(ord(match[0])), text)
 
 
 def _escape(number: int) -> str:

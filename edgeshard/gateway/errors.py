@@ -111,9 +111,9 @@ def refusal_of(error: ValidationError) -> InvalidArgumentError:
     """The first fault of a body, by the field's name; never the field's value, which is private."""
     if error.error_count() > _MOST_FAULTS:
         return InvalidArgumentError(f"the body has {error.error_count()} faults", reason="INVALID_VALUE")
-    found = error.errors(include_url=False, include_context=True, include_input=False)
+    faults = error.errors(include_url=False, include_context=True, include_input=False)
     # A union reports each of its kinds; the deepest one was meant.
-    first = max(found, key=lambda item: len(item["loc"])) if len({item["loc"][:1] for item in found}) == 1 else found[0]
+    first = max(faults, key=lambda item: len(item["loc"])) if len({item["loc"][:1] for item in faults}) == 1 else faults[0]
     name = _name(first["loc"])
     match first["type"]:
         case "extra_forbidden":

@@ -36,8 +36,8 @@ def read_array(tensor: StoredTensor) -> NDArray[Any]:
     if kind == "F8_E5M2":  # the upper half of a float16
         halves = np.frombuffer(data, np.uint8).astype(np.uint16) << 8
         return halves.view(np.float16).astype(np.float32).reshape(tensor.shape)
-    found = np.frombuffer(data, _PLAIN.get(kind, "u1")).reshape(tensor.shape)
-    return found.astype(np.float32) if kind in ("F16", "F64") else found
+    numbers = np.frombuffer(data, _PLAIN.get(kind, "u1")).reshape(tensor.shape)
+    return numbers.astype(np.float32) if kind in ("F16", "F64") else numbers
 
 
 def _e4m3() -> Floats:

@@ -159,7 +159,7 @@ class Target:
 class TensorTargets:
     """The tensors of the checkpoint, and the file's tensors that it does not have."""
 
-    found: list[Target]
+    tensors: list[Target]
     left_out: list[GgufTensor]
 
 
@@ -238,12 +238,12 @@ def _places(
     stem, _, end = inner.rpartition(".")
     if end not in ("weight", "bias"):
         stem, end = inner, ""
-    found = _candidate(path, BLOCK.get(inner, ()), ("",), expected)
-    if found is None:
-        found = _candidate(path, BLOCK.get(stem, ()), (f".{end}",) if end else ("", ".weight"), expected)
-    if found is None:
+    place = _candidate(path, BLOCK.get(inner, ()), ("",), expected)
+    if place is None:
+        place = _candidate(path, BLOCK.get(stem, ()), (f".{end}",) if end else ("", ".weight"), expected)
+    if place is None:
         raise _no_place(file, tensor)
-    yield found[0], found[1], tensor
+    yield place[0], place[1], tensor
 
 
 def _experts(tensor: GgufTensor) -> list[GgufTensor]:
@@ -267,12 +267,12 @@ def _expert_places(
     file: GgufFile, path: str, inner: str, expected: Mapping[str, ExpectedTensor], experts: list[GgufTensor]
 ) -> Iterator[tuple[str, int, GgufTensor]]:
     """As `_places`, of the tensors of experts that a file names `inner`."""
-    found = _candidate(path, EXPERTS[inner], ("",), expected)
+    place = _candidate(path, EXPERTS[inner], ("",), expected)
     for index, expert in enumerate(experts):
-        name = "" if found is None else found[0].format(index)
-        if found is None or name not in expected:
+        name = "" if place is None else place[0].format(index)
+        if place is None or name not in expected:
             raise _no_place(file, expert)
-        yield name, found[1], expert
+        yield name, place[1], expert
 
 
 def _candidate(

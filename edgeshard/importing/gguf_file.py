@@ -114,19 +114,19 @@ def read_gguf(path: Path) -> GgufFile:
 
 def parts_of(path: Path) -> list[Path]:
     """All files that a model with this file may be read from, whether they exist or not: parts by their numbers."""
-    found = _PART.fullmatch(path.name)
-    if found is None or not 1 < int(found[4]) <= _PARTS_LIMIT:
+    match = _PART.fullmatch(path.name)
+    if match is None or not 1 < int(match[4]) <= _PARTS_LIMIT:
         return [path]
-    names = [f"{found[1]}{number + 1:05}{found[3]}{found[4]}{found[5]}" for number in range(int(found[4]))]
+    names = [f"{match[1]}{number + 1:05}{match[3]}{match[4]}{match[5]}" for number in range(int(match[4]))]
     return [path.with_name(name) for name in names]
 
 
 def _joined(one: GgufFile) -> GgufFile:
     """The model of which `one` is a part. The others lie in the same folder; their names differ in the number."""
-    count, found = one.metadata["split.count"], _PART.fullmatch(one.path.name)
+    count, match = one.metadata["split.count"], _PART.fullmatch(one.path.name)
     if not isinstance(count, int) or not 1 < count <= _PARTS_LIMIT:
         raise _malformed(one.path, f"declares {str(count)[:20]} parts; EdgeShard reads 1 to {_PARTS_LIMIT}")
-    if found is None or int(found[4]) != count:
+    if match is None or int(match[4]) != count:
         what = f"is one of {count} parts; give all of them their names back, NAME-00001-of-{count:05}.gguf and so on"
         raise _malformed(one.path, what, "split.count")
     paths = parts_of(one.path)
@@ -180,7 +180,7 @@ def parse_gguf(path: Path, data: mmap.mmap | bytes, size: int) -> GgufFile:
         if key in metadata:
             raise _malformed(path, f"has the key {key[:80]!r} twice")
         metadata[key] = reader.value(reader.scalar("<I"))
-    found = [reader.tensor() for _ in range(tensor_count)]
+    header_tensors = [reader.tensor() for _ in range(tensor_count)]
     place = path.resolve()
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 0 < alignment <= _ALIGNMENT_LIMIT:
@@ -188,7 +188,7 @@ def parse_gguf(path: Path, data: mmap.mmap | bytes, size: int) -> GgufFile:
     start = -(-reader.position // alignment) * alignment
     tensors: dict[str, GgufTensor] = {}
     end = start
-    for tensor in sorted(found, key=lambda tensor: tensor.offset):
+    for tensor in sorted(header_tensors, key=lambda tensor: tensor.offset):
         if tensor.name in tensors:
             raise _malformed(path, f"has the tensor {tensor.name[:80]!r} twice", tensor.name)
         begin = start + tensor.offset

@@ -93,8 +93,8 @@ def left_out_notes(targets: TensorTargets) -> list[str]:
 def _companion_notes(path: Path) -> list[str]:
     """A note if a file for pictures lies next to the model's."""
     names = (entry.name for entry in path.parent.iterdir() if entry.suffix.lower() == ".gguf")
-    found = sorted(name for name in names if name.lower().startswith("mmproj") and name != path.name)
-    return [f"only its text is run: {found[0]}, for pictures, is left out"] if found else []
+    companions = sorted(name for name in names if name.lower().startswith("mmproj") and name != path.name)
+    return [f"only its text is run: {companions[0]}, for pictures, is left out"] if companions else []
 
 
 def check_planned(file: GgufFile, config: Mapping[str, Any], targets: TensorTargets, width: Width) -> None:
@@ -112,7 +112,7 @@ def stored_types(file: GgufFile, config: Mapping[str, Any], width: Width) -> lis
 
 
 def _planned(config: Mapping[str, Any], targets: TensorTargets, width: Width) -> list[StoredTensor]:
-    opener, found = _Opener(config, width), []
+    opener, tensors = _Opener(config, width), []
     for target in targets.found:
         first = target.sources[0]
         chosen = opener.kept_format(target)
@@ -122,8 +122,8 @@ def _planned(config: Mapping[str, Any], targets: TensorTargets, width: Width) ->
                 chosen = width.integers
         shape = target.shape if chosen is None else _matrix_of(target)
         size = sum(source.size for source in target.sources)
-        found.append(StoredTensor(target.name, "F32", shape, first.path, first.offset, size, chosen))
-    return found
+        tensors.append(StoredTensor(target.name, "F32", shape, first.path, first.offset, size, chosen))
+    return tensors
 
 
 def _matrix_of(target: Target) -> tuple[int, ...]:

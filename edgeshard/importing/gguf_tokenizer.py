@@ -275,15 +275,15 @@ def _config(file: GgufFile) -> dict[str, Any]:
 def _templates(file: GgufFile) -> dict[str, Any]:
     """The chat template as a tokenizer_config.json has it: a text, or a list if the file names others."""
     default = file.metadata.get(_TEMPLATE)
-    found = {"default": default} if isinstance(default, str) else {}
+    templates = {"default": default} if isinstance(default, str) else {}
     for key, template in file.metadata.items():
         if key.startswith(f"{_TEMPLATE}.") and isinstance(template, str):
-            found.setdefault(key.removeprefix(f"{_TEMPLATE}."), template)
-    if not found:
+            templates.setdefault(key.removeprefix(f"{_TEMPLATE}."), template)
+    if not templates:
         return {}
-    if found.keys() == {"default"}:
+    if templates.keys() == {"default"}:
         return {"chat_template": default}
-    return {"chat_template": [{"name": name, "template": text} for name, text in found.items()]}
+    return {"chat_template": [{"name": name, "template": text} for name, text in templates.items()]}
 
 
 def _generation(file: GgufFile) -> dict[str, Any]:
@@ -308,10 +308,10 @@ def _text_of(tokens: Sequence[str], index: object) -> str | None:
 
 
 def _list(file: GgufFile, key: str, kind: type) -> list[Any]:
-    found = file.metadata.get(f"tokenizer.ggml.{key}")
-    if not isinstance(found, list) or any(type(item) is not kind for item in found):
+    items = file.metadata.get(f"tokenizer.ggml.{key}")
+    if not isinstance(items, list) or any(type(item) is not kind for item in items):
         raise _malformed(file, key)
-    return found
+    return items
 
 
 def _malformed(file: GgufFile, key: str) -> InvalidArgumentError:

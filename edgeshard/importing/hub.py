@@ -84,48 +84,48 @@ def fetch(name: str, revision: str, progress: Progress, tag: str = "") -> Path:
     """
     hub = _Hub(name, progress)
     with _translated(name, revision):
-        found = hub.find(revision)
-    if found is None:
+        repository = hub.find(revision)
+    if repository is None:
         return hub.cached_gguf(revision, tag) or hub.cached(revision)
-    if _is_gguf(found, tag):
-        return _fetch_gguf(hub, found, revision, tag)
-    if _CONFIG not in found.sizes:
+    if _is_gguf(repository, tag):
+        return _fetch_gguf(hub, repository, revision, tag)
+    if _CONFIG not in repository.sizes:
         raise NotFoundError(f"{name} has no config.json: it is not a model in Hugging Face's format", field="model")
-    _check_weights(found)
-    _check_sizes(found)
+    _check_weights(repository)
+    _check_sizes(repository)
     with _translated(name, revision):
-        first = hub.config(found, revision)
+        first = hub.config(repository, revision)
     _check_config(first)
-    wanted = [file for file in (*SMALL_FILES, *OLDER_FILES) if file in found.sizes]
+    wanted = [file for file in (*SMALL_FILES, *OLDER_FILES) if file in repository.sizes]
     with _translated(name, revision):
-        wanted += _ranks(hub, found)
+        wanted += _ranks(hub, repository)
     with _translated(name, revision):
-        if _SINGLE in found.sizes:
+        if _SINGLE in repository.sizes:
             wanted.append(_SINGLE)
         else:
-            hub.download(found, [_INDEX])
-            wanted += [_INDEX, *_shards(first, found)]
-        hub.progress_of(found, wanted)
-        return hub.download(found, wanted)[0].parent
+            hub.download(repository, [_INDEX])
+            wanted += [_INDEX, *_shards(first, repository)]
+        hub.progress_of(repository, wanted)
+        return hub.download(repository, wanted)[0].parent
 
 
-def _is_gguf(found: Repository, tag: str) -> bool:
+def _is_gguf(repository: Repository, tag: str) -> bool:
     """Whether the repository's GGUF files are the model, not its safetensors."""
     if tag:
         return True
-    has_tensors = _SINGLE in found.sizes or _INDEX in found.sizes
-    return not has_tensors and any(file.endswith(".gguf") for file in found.sizes)
+    has_tensors = _SINGLE in repository.sizes or _INDEX in repository.sizes
+    return not has_tensors and any(file.endswith(".gguf") for file in repository.sizes)
 
 
-def _fetch_gguf(hub: _Hub, found: Repository, revision: str, tag: str) -> Path:
-    files = select_gguf(list(found.sizes), tag, found.name)
-    if any(hub.cached_file(found, file) is None for file in files):
-        with _translated(found.name, revision), hub.headers(found, files) as header:
+def _fetch_gguf(hub: _Hub, repository: Repository, revision: str, tag: str) -> Path:
+    files = select_gguf(list(repository.sizes), tag, repository.name)
+    if any(hub.cached_file(repository, file) is None for file in files):
+        with _translated(repository.name, revision), hub.headers(repository, files) as header:
             gguf_config.config_of(llama_cpp_form(header)[0])
-    hub.progress_of(found, files)
-    with _translated(found.name, revision):
-        path = hub.download(found, files)[0]
-    hub.note_revision(found, revision)
+    hub.progress_of(repository, files)
+    with _translated(repository.name, revision):
+        path = hub.download(repository, files)[0]
+    hub.note_revision(repository, revision)
     return path
 
 
@@ -137,14 +137,14 @@ def gguf_header(name: str, revision: str, tag: str) -> Iterator[GgufFile | None]
     """
     hub = _Hub(name, lambda what, done, total: None)
     with _translated(name, revision):
-        found = hub.find(revision)
-        if found is None:
+        repository = hub.find(revision)
+        if repository is None:
             cached = hub.cached_gguf(revision, tag)
             yield None if cached is None else read_gguf(cached)
-        elif not _is_gguf(found, tag):
+        elif not _is_gguf(repository, tag):
             yield None
         else:
-            with hub.headers(found, select_gguf(list(found.sizes), tag, name)) as header:
+            with hub.headers(repository, select_gguf(list(repository.sizes), tag, name)) as header:
                 yield header
 
 
@@ -152,10 +152,10 @@ def config_of(name: str, revision: str) -> dict[str, Any]:
     """The config.json alone, for planning; the cached one offline, whatever else is there. Raises as `fetch` does."""
     hub = _Hub(name, lambda what, done, total: None)
     with _translated(name, revision):
-        found = hub.find(revision)
-        if found is not None:
-            _check_sizes(found)
-        directory = hub.cached(revision, whole=False) if found is None else hub.config(found, revision)
+        repository = hub.find(revision)
+        if repository is not None:
+            _check_sizes(repository)
+        directory = hub.cached(revision, whole=False) if repository is None else hub.config(repository, revision)
     return read_config(directory)
 
 
@@ -206,10 +206,10 @@ class _Hub:
             )
         return directory
 
-    def config(self, found: Repository, revision: str) -> Path:
+    def config(self, repository: Repository, revision: str) -> Path:
         """The snapshot's directory with its config.json; the cache notes the revision's commit."""
         directory = self._downloaded(_CONFIG, revision or "main").parent
-        if directory.name != found.commit:
+        if directory.name != repository.commit:
             raise UnavailableError(f"{self._name} changed while it was downloaded: try again", field="model")
         return directory
 
@@ -228,51 +228,51 @@ class _Hub:
         commit = reference.read_text().strip() if reference.is_file() else revision or "none"
         return folder / "snapshots" / commit
 
-    def note_revision(self, found: Repository, revision: str) -> None:
+    def note_revision(self, repository: Repository, revision: str) -> None:
         """Write the commit of a revision's name into the cache, as a download by that name does."""
-        if revision == found.commit:
+        if revision == repository.commit:
             return
         reference = _blobs(self._name).parent / "refs" / (revision or "main")
         reference.parent.mkdir(parents=True, exist_ok=True)
-        reference.write_text(found.commit)
+        reference.write_text(repository.commit)
 
-    def headers(self, found: Repository, files: Sequence[str]) -> AbstractContextManager[GgufFile]:
+    def headers(self, repository: Repository, files: Sequence[str]) -> AbstractContextManager[GgufFile]:
         """The header of a GGUF model, as `remote_header` reads it."""
-        sizes = {file: found.sizes[file] for file in files}
-        return remote_header(self._library, self._name, found.commit, sizes)
+        sizes = {file: repository.sizes[file] for file in files}
+        return remote_header(self._library, self._name, repository.commit, sizes)
 
-    def progress_of(self, found: Repository, files: Sequence[str]) -> None:
+    def progress_of(self, repository: Repository, files: Sequence[str]) -> None:
         """Tell the progress of these files from now on."""
-        self._tally.done, self._tally.total = 0, sum(found.sizes[file] for file in files)
+        self._tally.done, self._tally.total = 0, sum(repository.sizes[file] for file in files)
 
-    def download(self, found: Repository, files: Sequence[str]) -> list[Path]:
+    def download(self, repository: Repository, files: Sequence[str]) -> list[Path]:
         """The paths of these files in the snapshot, each with the sha256 that the Hub names.
 
         Raises ResourceExhaustedError before the first byte if the cache's disk has no room for those that are missing.
         """
-        missing = [file for file in files if self.cached_file(found, file) is None]
+        missing = [file for file in files if self.cached_file(repository, file) is None]
         begun = sum(path.stat().st_size for path in _blobs(self._name).glob("*.incomplete"))
-        needed = sum(found.sizes[file] for file in missing) - begun
+        needed = sum(repository.sizes[file] for file in missing) - begun
         check_room(_blobs(self._name), self._name, needed, remedy=_MOVE_CACHE)
         with ThreadPoolExecutor(_PARALLEL) as pool:
-            pending = [pool.submit(self._file, found, file) for file in files]
+            pending = [pool.submit(self._file, repository, file) for file in files]
             try:
                 return [one.result() for one in pending]
             except BaseException:
                 self._tally.stopped = True
                 raise
 
-    def cached_file(self, found: Repository, file: str) -> Path | None:
-        path = self._library.try_to_load_from_cache(self._name, file, revision=found.commit)
+    def cached_file(self, repository: Repository, file: str) -> Path | None:
+        path = self._library.try_to_load_from_cache(self._name, file, revision=repository.commit)
         return Path(path) if isinstance(path, str) else None
 
-    def _file(self, found: Repository, file: str) -> Path:
-        known = self.cached_file(found, file)
+    def _file(self, repository: Repository, file: str) -> Path:
+        known = self.cached_file(repository, file)
         if known is not None:
-            self._tally.add(found.sizes[file])
+            self._tally.add(repository.sizes[file])
             return known
-        path = self._downloaded(file, found.commit)
-        expected = found.sha256.get(file)
+        path = self._downloaded(file, repository.commit)
+        expected = repository.sha256.get(file)
         if expected is not None and sha256_of(path) != expected:
             path.resolve().unlink(missing_ok=True)
             path.unlink(missing_ok=True)
@@ -343,40 +343,40 @@ class _Tally:
         return Bar
 
 
-def _check_weights(found: Repository) -> None:
-    if _SINGLE in found.sizes or _INDEX in found.sizes:
+def _check_weights(repository: Repository) -> None:
+    if _SINGLE in repository.sizes or _INDEX in repository.sizes:
         return
-    pickled = sorted(file for file in found.sizes if file.endswith(_PICKLED))
+    pickled = sorted(file for file in repository.sizes if file.endswith(_PICKLED))
     if pickled:
         raise UnsupportedModelError(
-            f"{found.name} has its weights as {pickled[0]} only, a format that can run code when it is read; take a "
+            f"{repository.name} has its weights as {pickled[0]} only, a format that can run code when it is read; take a "
             "revision with safetensors (many repositories have one at @refs/pr/1), or convert it",
             field="model",
             reason="PICKLED_WEIGHTS",
         )
-    raise NotFoundError(f"{found.name} has neither {_SINGLE} nor {_INDEX}", field="model")
+    raise NotFoundError(f"{repository.name} has neither {_SINGLE} nor {_INDEX}", field="model")
 
 
-def _ranks(hub: _Hub, found: Repository) -> list[str]:
+def _ranks(hub: _Hub, repository: Repository) -> list[str]:
     """The file of tiktoken's, where it is the model's only tokenizer. One that cannot be read is refused now."""
-    name = None if TOKENIZER in found.sizes else ranks_file(found.sizes)
+    name = None if TOKENIZER in repository.sizes else ranks_file(repository.sizes)
     if name is None:
         return []
     settings: dict[str, Any] = {}
-    if TOKENIZER_SETTINGS in found.sizes:
-        data = hub.download(found, [TOKENIZER_SETTINGS])[0].read_bytes()
+    if TOKENIZER_SETTINGS in repository.sizes:
+        data = hub.download(repository, [TOKENIZER_SETTINGS])[0].read_bytes()
         settings = parse_json_object(decode_text(data, TOKENIZER_SETTINGS), TOKENIZER_SETTINGS)
     check_kind(name, settings)
-    if found.sizes[name] > RANKS_LIMIT_BYTES:
+    if repository.sizes[name] > RANKS_LIMIT_BYTES:
         raise InvalidArgumentError(f"{name} is too large", field=name, reason="FILE_TOO_LARGE")
     return [name]
 
 
-def _check_sizes(found: Repository) -> None:
+def _check_sizes(repository: Repository) -> None:
     """Refuse files that would not be read, before they are fetched: anybody can make a repository."""
     limits = {_CONFIG: CONFIG_LIMIT_BYTES, _INDEX: HEADER_LIMIT_BYTES, **dict.fromkeys(OLDER_FILES, LIMIT_BYTES)}
     for file in (*SMALL_FILES, *limits):
-        size = found.sizes.get(file, 0)
+        size = repository.sizes.get(file, 0)
         if size > limits.get(file, size):
             raise InvalidArgumentError(f"{file} has {size} bytes, too many", field=file, reason="FILE_TOO_LARGE")
         check_file_size(file, size)
@@ -407,17 +407,17 @@ def _index_of(directory: Path) -> dict[str, Any]:
     return parse_json_object(decode_text(data, _INDEX), _INDEX)
 
 
-def _shards(directory: Path, found: Repository) -> list[str]:
+def _shards(directory: Path, repository: Repository) -> list[str]:
     """The files of the weights, sorted. Raises InvalidArgumentError for names of files that the model does not have."""
     named = _index_of(directory).get("weight_map")
     places = named if isinstance(named, dict) and all(isinstance(file, str) for file in named.values()) else {}
     check_layout(places.keys())
     needed = needed_files(places, without_quantisation(read_config(directory)))
-    shards = sorted(file for file in set(places.values()) if file in found.sizes or file in needed)
-    missing = [shard for shard in shards if shard not in found.sizes or not shard.endswith(".safetensors")]
+    shards = sorted(file for file in set(places.values()) if file in repository.sizes or file in needed)
+    missing = [shard for shard in shards if shard not in repository.sizes or not shard.endswith(".safetensors")]
     if missing or not shards:
         raise InvalidArgumentError(
-            f"{_INDEX} of {found.name} names files that it does not have: {', '.join(missing[:3])[:200]}",
+            f"{_INDEX} of {repository.name} names files that it does not have: {', '.join(missing[:3])[:200]}",
             field="weight_map",
             reason="MALFORMED_CHECKPOINT",
         )

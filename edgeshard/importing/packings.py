@@ -208,8 +208,8 @@ def _repeated(name: str, of_groups: NDArray[Any], columns: int) -> NDArray[Any]:
 
 
 def _scales(name: str, scales: NDArray[Any]) -> Floats:
-    found = scales.astype(np.float32)
-    return found.reshape(1, 1) if found.size == 1 else found.reshape(len(found), -1)
+    values = scales.astype(np.float32)
+    return values.reshape(1, 1) if values.size == 1 else values.reshape(len(values), -1)
 
 
 def _bits(name: str, columns: int, words: int) -> int:

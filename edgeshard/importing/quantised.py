@@ -86,10 +86,10 @@ def checked_quantisation(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
             settings = part.get(key)
             if isinstance(settings, Mapping) and "quant_method" not in settings and settings.keys() >= _MLX_SETTINGS:
                 raise _refused(f"{key} is of MLX, whose quantised weights are not read")
-    found = quantisation_of(config)
-    if found is not None:
-        check_method(found)
-    return found
+    quantisation = quantisation_of(config)
+    if quantisation is not None:
+        check_method(quantisation)
+    return quantisation
 
 
 def check_layout(names: Collection[str]) -> None:
@@ -294,15 +294,15 @@ class Converter:
         if str(self.settings.get("quant_algo", "")).upper() == "FP8_PB_WO":  # a name that says the size
             return 128, 128
         groups = self.settings.get("config_groups")
-        found = self.settings.get("weight_block_size")
+        block_size = self.settings.get("weight_block_size")
         for group in groups.values() if isinstance(groups, Mapping) else ():
             weights = group.get("weights") if isinstance(group, Mapping) else None
-            found = found or (weights.get("block_structure") if isinstance(weights, Mapping) else None)
-        if found is None:
+            block_size = block_size or (weights.get("block_structure") if isinstance(weights, Mapping) else None)
+        if block_size is None:
             return None
-        if not isinstance(found, list) or len(found) != 2 or not all(type(size) is int and size > 0 for size in found):
+        if not isinstance(block_size, list) or len(block_size) != 2 or not all(type(size) is int and size > 0 for size in block_size):
             raise _refused("weight_block_size is not a pair of sizes")
-        return found[0], found[1]
+        return block_size[0], block_size[1]
 
     def _expert(self, name: str, arrays: dict[str, NDArray[Any]]) -> StoredTensor:
         """The matrix of an expert in MXFP4, [outputs, inputs]: the same numbers as int8, or where float16 does not hold

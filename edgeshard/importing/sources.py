@@ -124,10 +124,10 @@ def parse_source(text: str) -> Source:
 
 def parse_repository(text: str) -> Source | None:
     """The source `OWNER/NAME[:TAG][@REVISION]` of the Hub; None if the text has another form."""
-    found = _REPOSITORY.fullmatch(text)
-    if found is None or ".." in text:
+    match = _REPOSITORY.fullmatch(text)
+    if match is None or ".." in text:
         return None
-    return Source(repository=found[1], tag=found[2] or "", revision=found[3] or "")
+    return Source(repository=match[1], tag=match[2] or "", revision=match[3] or "")
 
 
 def named_source(source: Path | str, name: str | None) -> tuple[Source, str]:

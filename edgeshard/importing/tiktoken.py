@@ -84,8 +84,8 @@ _CLASSES = {"TikTokenTokenizer": "kimi", "HYTokenizer": "hunyuan"}
 
 def ranks_file(names: Iterable[str]) -> str | None:
     """The one of a model's files that has its tokens in tiktoken's form; None where no or no single one has."""
-    found = [name for name in names if name == "tiktoken.model" or name.endswith(".tiktoken")]
-    return found[0] if len(found) == 1 else None
+    candidates = [name for name in names if name == "tiktoken.model" or name.endswith(".tiktoken")]
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def check_kind(ranks: str, settings: Mapping[str, Any]) -> None:
@@ -141,7 +141,7 @@ def _tokens(name: str, data: bytes) -> list[bytes]:
     """The tokens in the order of their ranks."""
     if len(data) > RANKS_LIMIT_BYTES:
         raise malformed(name, f"has more than the {RANKS_LIMIT_BYTES} bytes that are accepted")
-    found: dict[int, bytes] = {}
+    token_by_rank: dict[int, bytes] = {}
     for line in data.splitlines():
         if not (parts := line.split()):
             continue
@@ -151,10 +151,10 @@ def _tokens(name: str, data: bytes) -> list[bytes]:
             raise malformed(name, f"has a line {line[:40]!r} that is not a base64 token with its rank") from None
         if not 0 < len(token) <= _TOKEN_LIMIT_BYTES:
             raise malformed(name, f"has a token of {len(token)} bytes; 1 to {_TOKEN_LIMIT_BYTES} are valid")
-        found[rank] = token
-    tokens = [found[rank] for rank in range(len(found)) if rank in found]
+        token_by_rank[rank] = token
+    tokens = [token_by_rank[rank] for rank in range(len(token_by_rank)) if rank in token_by_rank]
     known = set(tokens)
-    if len(known) != len(found) or not known.issuperset(bytes((byte,)) for byte in range(256)):
+    if len(known) != len(token_by_rank) or not known.issuperset(bytes((byte,)) for byte in range(256)):
         raise malformed(name, "has no token for some byte, one token twice, or ranks other than 0, 1, 2 and so on")
     return tokens
 
@@ -175,14 +175,14 @@ def _merges(name: str, tokens: list[bytes]) -> list[list[str]]:
 def _named(settings: Mapping[str, Any], base: int) -> dict[int, tuple[str, bool]]:
     """The tokens that tokenizer_config.json names, by their ids, and whether each is special."""
     decoder = settings.get("added_tokens_decoder") or {}
-    found: dict[int, tuple[str, bool]] = {}
+    added_tokens: dict[int, tuple[str, bool]] = {}
     for index, token in decoder.items() if isinstance(decoder, Mapping) else ():
         text = token.get("content") if isinstance(token, Mapping) else None
         if not index.isdecimal() or len(index) > 9 or int(index) < base or not isinstance(text, str) or not text:
             what = f"has added_tokens_decoder[{index[:20]!r}], which is not a token after the {base} of the model"
             raise malformed(TOKENIZER_SETTINGS, what, TOKENIZER_SETTINGS)
-        found[int(index)] = text, token.get("special") is not False
-    return found
+        added_tokens[int(index)] = text, token.get("special") is not False
+    return added_tokens
 
 
 def _letters() -> str:

@@ -48,11 +48,11 @@ def _coordinator(config: Path) -> str:
 def _user() -> Member:
     from edgeshard.client.settings import access
 
-    found = access()
-    if found.tls is None:
+    site_access = access()
+    if site_access.tls is None:
         raise FailedPreconditionError(
             "no node on this machine has joined a site to upgrade from: give --from FILE",
             field="from",
             reason="NO_SITE",
         )
-    return Member(found.target, found.tls)
+    return Member(site_access.target, site_access.tls)

@@ -57,8 +57,8 @@ class Histogram:
 
     def buckets(self) -> list[tuple[str, float]]:
         """Each bound as Prometheus writes it, with the count of figures up to it; the last one counts all."""
-        found, reached = [], 0
+        pairs, reached = [], 0
         for bound, count in zip((*map(repr, self._bounds), "+Inf"), self._counts, strict=True):
             reached += count
-            found.append((bound, float(reached)))
-        return found
+            pairs.append((bound, float(reached)))
+        return pairs

@@ -66,9 +66,9 @@ class MetricsListener:
                 reason="LISTEN",
             ) from None
         host, port = self._server.sockets[0].getsockname()[:2]
-        found = join_address(host, port)
-        log.info("metrics_listener_opened", address=found)
-        return found
+        address = join_address(host, port)
+        log.info("metrics_listener_opened", address=address)
+        return address
 
     async def stop(self) -> None:
         if self._server is not None:

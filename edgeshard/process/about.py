@@ -48,16 +48,16 @@ class Process:
 
 def versions(libraries: Sequence[str]) -> dict[str, str]:
     """The versions of these distributions, of Python and of the system, by name."""
-    found = {
+    version_of = {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
     for name in libraries:
         try:
-            found[name] = version(name)
+            version_of[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            version_of[name] = "not installed"
+    return version_of
 
 
 def public_settings(settings: DaemonSettings) -> dict[str, Any]:

@@ -218,8 +218,8 @@ def given(kind: type[DaemonSettings], file: Path | None, line: Mapping[str, Any]
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a message on an unknown name: the nearest known one, '' if none is near."""
-    found = get_close_matches(name[:80], list(known), n=1)
-    return f"; did you mean {found[0]}?" if found else ""
+    matches = get_close_matches(name[:80], list(known), n=1)
+    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 def build_settings(kind: type[SettingsT], values: Mapping[str, Any]) -> SettingsT:

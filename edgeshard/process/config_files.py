@@ -43,29 +43,29 @@ def problems(path: Path, kinds: Mapping[str, type[DaemonSettings]]) -> list[str]
     """All mistakes in the daemons' sections of a file, in words that name the key. A missing key
     may be on a command line, so it is no mistake. Raises InvalidArgumentError for a file that is no
     file of settings."""
-    found = []
+    mistakes = []
     for section, values in read_sections(path).items():
         if section in kinds:
-            found += _wrong(path, kinds[section], values)
-    return found
+            mistakes += _wrong(path, kinds[section], values)
+    return mistakes
 
 
 def _wrong(path: Path, kind: type[DaemonSettings], values: Mapping[str, Any]) -> list[str]:
-    found = [unknown_key(path, key, kind) for key in values if key not in kind.model_fields]
+    mistakes = [unknown_key(path, key, kind) for key in values if key not in kind.model_fields]
     known = {key: value for key, value in values.items() if key in kind.model_fields}
     known = _completed(kind, with_paths(path, kind, known))
     where = f"--config {path}: [{kind.section}]"
     while True:
         try:
             kind(**known).check()
-            return found
+            return mistakes
         except ValidationError as error:
             wrong = {key: f"{key}: {one['msg'].lower()}" for one in error.errors() if (key := str(one["loc"][0]))}
         except EdgeShardError as error:
             wrong = {error.field.replace("-", "_"): error.message}
-        found += [f"{where} {why}" for why in wrong.values()]
+        mistakes += [f"{where} {why}" for why in wrong.values()]
         if not wrong.keys() & known.keys():
-            return found
+            return mistakes
         # The next pass checks the rest.
         known = _completed(kind, {key: value for key, value in known.items() if key not in wrong})
 

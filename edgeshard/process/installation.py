@@ -201,18 +201,18 @@ def interesting(daemon: Daemon, options: InstallOptions, record: Record | None) 
     return paths | {state_directory(daemon), drop_ins(daemon), JOINED}
 
 
-def install_steps(daemon: Daemon, options: InstallOptions, record: Record | None, found: SystemState) -> list[Step]:
+def install_steps(daemon: Daemon, options: InstallOptions, record: Record | None, system: SystemState) -> list[Step]:
     """Steps that install missing files and renew those that were not changed by hand; empty if
     nothing is missing."""
-    before = record or Record(options, user=not found.user)
+    before = record or Record(options, user=not system.user)
     wanted = files(daemon, options)
     parents = {str(parent) for path in wanted for parent in PurePosixPath(path).parents}
-    missing = sorted(parents - found.directories)
+    missing = sorted(parents - system.directories)
     steps: list[Step] = [MakeDirectory(path) for path in missing]
-    made = {*before.directories, *missing, *(found.shared & parents)}
+    made = {*before.directories, *missing, *(system.shared & parents)}
     digests = dict(before.files)
     for path, content in wanted.items():
-        seen, new = found.files.get(path), digest(content)
+        seen, new = system.files.get(path), digest(content)
         if seen not in (None, new, before.files.get(path)):
             steps.append(Leave(path, "it was changed by hand; remove it to have it written again"))
             continue
@@ -220,63 +220,63 @@ def install_steps(daemon: Daemon, options: InstallOptions, record: Record | None
         if seen != new:
             steps.append(Write(path, content))
     after = replace(before, options=options, files=digests, directories=tuple(sorted(made)))
-    if found.files.get(record_path(daemon)) != digest(to_text(after)):
+    if system.files.get(record_path(daemon)) != digest(to_text(after)):
         steps.append(Write(record_path(daemon), to_text(after)))
-    if found.live and not found.user:
+    if system.live and not system.user:
         steps.append(Run(("systemd-sysusers", user_path(daemon))))
-    if found.live and any(isinstance(step, Write) and step.path == unit_path(daemon) for step in steps):
+    if system.live and any(isinstance(step, Write) and step.path == unit_path(daemon) for step in steps):
         steps.append(Run(("systemctl", "daemon-reload")))
     return steps
 
 
-def uninstall_steps(daemon: Daemon, record: Record, found: SystemState, *, purge: bool) -> list[Step]:
+def uninstall_steps(daemon: Daemon, record: Record, system: SystemState, *, purge: bool) -> list[Step]:
     """Steps that stop the daemon and remove its installation; with `purge` also its state and files changed by hand."""
     steps: list[Step] = []
     unit = unit_path(daemon)
-    if found.live and unit in found.files:
+    if system.live and unit in system.files:
         steps.append(Run(("systemctl", "disable", "--now", f"{daemon.unit}.service")))
-    elif enabled_path(daemon) in found.files:
+    elif enabled_path(daemon) in system.files:
         steps.append(Remove(enabled_path(daemon)))
     left = {}
     for path, recorded in record.files.items():
-        seen = found.files.get(path)
+        seen = system.files.get(path)
         if seen is not None and (seen == recorded or purge):
             steps.append(Remove(path))
         elif seen is not None:
             steps.append(Leave(path, "it was changed by hand; --purge removes it"))
             left[path] = recorded
-    if found.live and Remove(unit) in steps:
+    if system.live and Remove(unit) in steps:
         steps.append(Run(("systemctl", "daemon-reload")))
-    if daemon is Daemon.AGENT and JOINED in found.directories:
+    if daemon is Daemon.AGENT and JOINED in system.directories:
         steps.append(
             RemoveDirectory(JOINED, whole=True) if purge else Leave(JOINED, "its certificate; --purge removes it")
         )
-    keeps_state = state_directory(daemon) in found.directories and not purge
-    steps += _state_steps(daemon, record, found, keeps_state)
-    if drop_ins(daemon) in found.directories:
+    keeps_state = state_directory(daemon) in system.directories and not purge
+    steps += _state_steps(daemon, record, system, keeps_state)
+    if drop_ins(daemon) in system.directories:
         steps.append(Leave(drop_ins(daemon), "it is not of edgectl install"))
     remaining = [*left, record_path(daemon)] if left or keeps_state else []
     in_use = tuple(path for path in record.directories if any(file.startswith(f"{path}/") for file in remaining))
     if remaining:
         # State for the next run.
         content = to_text(replace(record, files=left, directories=in_use))
-        if found.files.get(record_path(daemon)) != digest(content):
+        if system.files.get(record_path(daemon)) != digest(content):
             steps.append(Write(record_path(daemon), content))
     else:
         steps.append(Remove(record_path(daemon)))
     return steps + [RemoveDirectory(path) for path in reversed(record.directories) if path not in in_use]
 
 
-def _state_steps(daemon: Daemon, record: Record, found: SystemState, keeps: bool) -> list[Step]:
+def _state_steps(daemon: Daemon, record: Record, system: SystemState, keeps: bool) -> list[Step]:
     """Keep the user while it has files: the system might assign its number to the next user."""
     state = state_directory(daemon)
     if keeps:
         return [Leave(state, "its state; --purge removes it, and the user whom it belongs to")]
-    steps: list[Step] = [RemoveDirectory(state, whole=True)] if state in found.directories else []
-    if record.user and found.user:
+    steps: list[Step] = [RemoveDirectory(state, whole=True)] if state in system.directories else []
+    if record.user and system.user:
         command = ("userdel", daemon.unit)
         why = f"--root is not the machine that runs; there: {' '.join(command)}"
-        steps.append(Run(command) if found.live else Leave(f"user {daemon.unit}", why))
+        steps.append(Run(command) if system.live else Leave(f"user {daemon.unit}", why))
     return steps
 
 

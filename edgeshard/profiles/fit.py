@@ -88,15 +88,15 @@ class ProfileFit:
 
     def of_kind(self, kind: LayerKind, parameters: int | None = None) -> tuple[LayerFit, ...]:
         """The fits of a kind, of layers of this size when it is given. Raises InvalidArgumentError for none."""
-        found = tuple(
+        fits = tuple(
             fit
             for fit in self.layers
             if fit.profile.kind is kind and (parameters is None or fit.profile.parameters == parameters)
         )
-        if not found:
+        if not fits:
             size = "" if parameters is None else f" of {parameters} parameters"
             raise InvalidArgumentError(f"the profile has no {kind}{size}; profile this model", field="profile")
-        return found
+        return fits
 
 
 def fit_profile(profile: ComputeProfile) -> ProfileFit:
@@ -131,10 +131,10 @@ def _fit_phase(samples: Sequence[Sample], pairs_of: Callable[[Sample], float], m
         shares.append(masked)
     steps = [np.clip((rows - low) / (high - low), 0.0, 1.0) for low, high in pairwise(nodes)]
     design = np.column_stack([np.ones_like(rows), *steps, *shares])
-    found = _relative(design, seconds)
-    values = np.cumsum(found[: len(nodes)])
-    pair_s, masked_row_s = (*found[len(nodes) :], 0.0, 0.0)[:2]
-    error = _error(np.abs(design @ found - seconds) / seconds, np.array([sample.spread for sample in samples]))
+    coefficients = _relative(design, seconds)
+    values = np.cumsum(coefficients[: len(nodes)])
+    pair_s, masked_row_s = (*coefficients[len(nodes) :], 0.0, 0.0)[:2]
+    error = _error(np.abs(design @ coefficients - seconds) / seconds, np.array([sample.spread for sample in samples]))
     return PhaseFit(nodes, values, _tail(nodes, values), float(pair_s), float(masked_row_s), error)
 
 
@@ -147,9 +147,9 @@ def _relative(design: Floats, seconds: Floats) -> Floats:
     """Non-negative least squares of relative deviations."""
     scale = seconds
     for _ in range(REWEIGHTED):
-        found = non_negative(design / scale[:, None], seconds / scale)
-        scale = np.maximum(design @ found, seconds / 10)
-    return found
+        coefficients = non_negative(design / scale[:, None], seconds / scale)
+        scale = np.maximum(design @ coefficients, seconds / 10)
+    return coefficients
 
 
 def _tail(nodes: Floats, values: Floats) -> float:

@@ -19,9 +19,9 @@ def non_negative(design: Floats, wanted: Floats) -> Floats:
     scale = np.linalg.norm(design, axis=0)
     columns = design / scale
     count = columns.shape[1]
-    found, free = np.zeros(count), np.zeros(count, dtype=bool)
+    solution, free = np.zeros(count), np.zeros(count, dtype=bool)
     for _ in range(3 * count):
-        gradient = columns.T @ (wanted - columns @ found)
+        gradient = columns.T @ (wanted - columns @ solution)
         gradient[free] = -np.inf
         entering = int(np.argmax(gradient))
         if gradient[entering] <= _ROUNDING * np.linalg.norm(wanted):
@@ -34,11 +34,11 @@ def non_negative(design: Floats, wanted: Floats) -> Floats:
             if not len(falling):
                 break
             # As far towards it as nothing turns negative; what reaches 0 first leaves.
-            shares = found[falling] / np.maximum(found[falling] - tried[falling], _ROUNDING)
-            found = found + float(np.min(shares)) * (tried - found)
+            shares = solution[falling] / np.maximum(solution[falling] - tried[falling], _ROUNDING)
+            solution = solution + float(np.min(shares)) * (tried - solution)
             free[falling[np.argmin(shares)]] = False
-            free &= found > 0
-            found[~free] = 0.0
-        found = tried
-    result: Floats = found / scale
+            free &= solution > 0
+            solution[~free] = 0.0
+        solution = tried
+    result: Floats = solution / scale
     return result

@@ -34,11 +34,11 @@ def may_improve(profile: ComputeProfile) -> bool:
 
 def quality_warnings(fit: ProfileFit) -> tuple[str, ...]:
     """Reasons why a plan from this profile may be wrong, in words for an operator; empty for a sound one."""
-    found = ["few points, measured once while a deployment waited"] if fit.profile.effort is Effort.FIRST else []
+    reasons = ["few points, measured once while a deployment waited"] if fit.profile.effort is Effort.FIRST else []
     signs = busy(fit.profile)
-    found += ["measured while stages ran"] if fit.profile.beside_stages else []
-    found += [f"busy while measured ({', '.join(signs)})"] if signs else []
-    return (*found, *_missed(fit))
+    reasons += ["measured while stages ran"] if fit.profile.beside_stages else []
+    reasons += [f"busy while measured ({', '.join(signs)})"] if signs else []
+    return (*reasons, *_missed(fit))
 
 
 def _busy(profile: ComputeProfile) -> Iterator[str]:

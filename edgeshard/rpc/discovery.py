@@ -141,13 +141,13 @@ def _own_addresses(host: str) -> list[str]:
     import ifaddr
 
     versions = (4,) if host == WILDCARDS[0] else (4, 6)
-    found: list[str] = []
+    addresses: list[str] = []
     for adapter in ifaddr.get_adapters():
         for entry in adapter.ips:
             address = ipaddress.ip_address(entry.ip if isinstance(entry.ip, str) else entry.ip[0])
             if address.version in versions and not address.is_loopback and not address.is_link_local:
-                found.append(str(address))
-    return sorted(found)
+                addresses.append(str(address))
+    return sorted(addresses)
 
 
 async def _farewell(sender: Any) -> None:

@@ -126,12 +126,12 @@ class TlsFiles:
         seen: list[int] = []
         for path, field in ((self.ca, "tls-ca"), (self.cert, "tls-cert"), (self.key, "tls-key")):
             try:
-                found = path.stat()
+                file_stat = path.stat()
             except OSError as error:
                 raise InvalidArgumentError(
                     f"--{field} {path}: {error.strerror}", field=field, reason="TLS_FILE"
                 ) from None
-            seen += (found.st_mtime_ns, found.st_ino, found.st_size)
+            seen += (file_stat.st_mtime_ns, file_stat.st_ino, file_stat.st_size)
         return tuple(seen)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:

@@ -99,14 +99,14 @@ def read_archive(path: Path) -> Archive:
 
     Raises InvalidArgumentError for a file that cannot be read or is no archive, DataLossError for one that was changed.
     """
-    found: dict[str, ArchivedFile] = {}
+    files: dict[str, ArchivedFile] = {}
     document: dict[str, Any] | None = None
     with _naming(path):
         for member, file in _members(path):
             if member.name == MANIFEST:
                 document = _manifest(path, file)
             else:
-                found[member.name] = _hashed(file)
+                files[member.name] = _hashed(file)
     if document is None:
         raise DataLossError(f"{path}: its end is missing: use another copy of the backup", field="file")
     try:
@@ -114,14 +114,14 @@ def read_archive(path: Path) -> Archive:
         about = dict(document["about"])
     except (AttributeError, KeyError, TypeError, ValueError):
         raise _no_archive(path, f"{MANIFEST} has another form") from None
-    for name in sorted(listed.keys() | found.keys()):
-        if listed.get(name) != found.get(name):
+    for name in sorted(listed.keys() | files.keys()):
+        if listed.get(name) != files.get(name):
             raise DataLossError(
                 f"{path}: {name} has changed since the backup was made: use another copy of the backup",
                 field="file",
                 reason="BACKUP_CHANGED",
             )
-    return Archive(path, about, found)
+    return Archive(path, about, files)
 
 
 def extract(archive: Archive, place: Callable[[str], Path]) -> None:

@@ -111,8 +111,8 @@ class BlobDirectory:
         """
         path, partial = self.path(digest), self.partial_path(digest)
         hashed, sha256 = self._hashed.pop(digest, (-1, None))
-        found = _size(partial)
-        if found != size or (sha256.hexdigest() if hashed == size else sha256_of(partial)) != digest:
+        partial_size = _size(partial)
+        if partial_size != size or (sha256.hexdigest() if hashed == size else sha256_of(partial)) != digest:
             partial.unlink(missing_ok=True)
             raise DataLossError(f"the bytes received for blob {digest} do not match its sha256", field="sha256")
         with naming_full_disk(partial):

@@ -186,16 +186,16 @@ def experts_apart(config: Mapping[str, Any], tensors: Iterable[StoredTensor]) ->
 
     Each is a range of the bytes, so that nothing is read here, and nothing larger than one expert's later.
     """
-    found: list[StoredTensor] = []
+    split_tensors: list[StoredTensor] = []
     for tensor in tensors:
         parts = parts_of_joined(config, tensor.name, tensor.shape)
         if not parts or tensor.size % len(parts):
-            found.append(tensor)
+            split_tensors.append(tensor)
             continue
         size = tensor.size // len(parts)
         for number, (name, shape) in enumerate(parts.items()):
-            found.append(replace(tensor, name=name, shape=shape, offset=tensor.offset + number * size, size=size))
-    return tuple(found)
+            split_tensors.append(replace(tensor, name=name, shape=shape, offset=tensor.offset + number * size, size=size))
+    return tuple(split_tensors)
 
 
 def small_files(model: ModelDirectory) -> tuple[StoredFile, ...]:

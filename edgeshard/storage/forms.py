@@ -105,8 +105,8 @@ def skim_small_file(name: str, chunks: Iterable[bytes]) -> None:
 
 def eos_tokens_of(generation_config: dict[str, Any]) -> frozenset[int] | None:
     """The end-of-sequence ids of a generation_config.json, None where it has none. Raises InvalidArgumentError."""
-    found = generation_config.get("eos_token_id")
-    items = found if isinstance(found, list) else [] if found is None else [found]
+    eos = generation_config.get("eos_token_id")
+    items = eos if isinstance(eos, list) else [] if eos is None else [eos]
     if len(items) > _EOS_LIMIT or not all(_is_token(item) for item in items):
         raise malformed(GENERATION, "has an eos_token_id that is neither a token id nor a list of them")
     return frozenset(items) or None
@@ -172,8 +172,8 @@ def token_id(tokenizer: dict[str, Any], text: str) -> int | None:
             return item.get("id") if _is_token(item.get("id")) else None
     model = tokenizer.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
-    found = vocab.get(text) if isinstance(vocab, dict) else None
-    return found if _is_token(found) else None
+    vocab_id = vocab.get(text) if isinstance(vocab, dict) else None
+    return vocab_id if _is_token(vocab_id) else None
 
 
 def templates_of(tokenizer_settings: dict[str, Any]) -> dict[str, str]:
@@ -181,12 +181,12 @@ def templates_of(tokenizer_settings: dict[str, Any]) -> dict[str, str]:
 
     Raises InvalidArgumentError.
     """
-    found = tokenizer_settings.get("chat_template")
-    if found is None:
+    templates = tokenizer_settings.get("chat_template")
+    if templates is None:
         return {}
-    if isinstance(found, str):
-        return {"default": found}
-    items = found if isinstance(found, list) else [None]
+    if isinstance(templates, str):
+        return {"default": templates}
+    items = templates if isinstance(templates, list) else [None]
     pairs = [(item.get("name"), item.get("template")) if isinstance(item, dict) else (None, None) for item in items]
     if len(pairs) > _TEMPLATES_LIMIT or not all(isinstance(part, str) for pair in pairs for part in pair):
         raise malformed(TOKENIZER_SETTINGS, "has a chat_template that is neither a text nor a list of named ones")
@@ -224,22 +224,22 @@ def _check_tokenizer(values: dict[str, Any]) -> None:
     if not isinstance(added, list) or not all(isinstance(item, dict) and _is_token(item.get("id")) for item in added):
         raise malformed(TOKENIZER, f"has added_tokens with an id that is not between 0 and {TOKEN_LIMIT}")
     _check_merges(model)
-    for found in _found({key: part for key, part in values.items() if key != "model"}, growth.CHARSMAP):
-        _check_charsmap(found)
+    for charsmap in _found({key: part for key, part in values.items() if key != "model"}, growth.CHARSMAP):
+        _check_charsmap(charsmap)
     _check_growth(values)
 
 
 def _check_growth(values: dict[str, Any]) -> None:
     """Refuse steps that make a text too long: a chain that doubles it takes all memory for a prompt of four letters."""
-    for found, most, what in (
+    for factor, most, what in (
         (growth.text_growth(values), growth.MOST_GROWTH, "a normalizer and a pre_tokenizer that make a text"),
         (growth.decoded_growth(values), growth.MOST_DECODED_GROWTH, "a decoder that makes a text"),
         (growth.repeats(values), growth.MOST_REPEATS, "a post_processor that makes a text's tokens"),
     ):
-        if found > most:
+        if factor > most:
             raise malformed(
                 TOKENIZER,
-                f"has {what} {found:.3g} times as long, and at most {most:g} are taken; use the tokenizer.json of the "
+                f"has {what} {factor:.3g} times as long, and at most {most:g} are taken; use the tokenizer.json of the "
                 "checkpoint",
                 reason="TOKENIZER_GROWS",
             )

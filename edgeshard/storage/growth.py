@@ -71,11 +71,11 @@ def _leaves(step: object) -> Iterator[Mapping[str, Any]]:
     """The steps of a sequence, in some order; a step alone is one by itself."""
     waiting = [step]
     while waiting:
-        found = waiting.pop()
-        if isinstance(found, dict):
-            inner = next((found[key] for key in _SEQUENCES if isinstance(found.get(key), list)), None)
+        entry = waiting.pop()
+        if isinstance(entry, dict):
+            inner = next((entry[key] for key in _SEQUENCES if isinstance(entry.get(key), list)), None)
             if inner is None:
-                yield found
+                yield entry
             else:
                 waiting += inner
 

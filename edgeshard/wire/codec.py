@@ -90,8 +90,8 @@ def _functions(kind: Any, form: Callable[[], MessageForm]) -> tuple[Callable[[An
     def to_wire(value: Any) -> Any:
         return form().write(value)
 
-    def from_wire(found: Any) -> Any:
-        return form().read(found, "")
+    def from_wire(wire_message: Any) -> Any:
+        return form().read(wire_message, "")
 
     to_wire.__annotations__ = {"value": kind}
     return to_wire, from_wire
@@ -112,11 +112,11 @@ def choice(
         name = names[type(value)]
         return message(**{name: _form_of(type(value), fields[name].message_type).write(value)})
 
-    def from_wire(found: MessageT) -> Any | None:
-        name = found.WhichOneof(oneof.name)
+    def from_wire(wire_message: MessageT) -> Any | None:
+        name = wire_message.WhichOneof(oneof.name)
         if name not in members:
             return None
-        return _form_of(members[name], fields[name].message_type).read(getattr(found, name), name)
+        return _form_of(members[name], fields[name].message_type).read(getattr(wire_message, name), name)
 
     to_wire.__annotations__ = {"value": Union[tuple(names)]}  # noqa: UP007 (of types in a variable)
     return to_wire, from_wire
@@ -151,7 +151,7 @@ def _form_of(kind: Any, message: Any) -> MessageForm:
 
 def _given(functions: tuple[Callable[[Any], Any], Callable[[Any], Any]]) -> MessageForm:
     to_wire, from_wire = functions
-    return MessageForm(to_wire, lambda found, _: from_wire(found))
+    return MessageForm(to_wire, lambda wire_message, _: from_wire(wire_message))
 
 
 def _object(kind: Any, message: Any) -> MessageForm:
@@ -191,12 +191,12 @@ def _reader(fields: list[_Field], kind: Any) -> Callable[[Message, str], Any]:
         if field.checks or field.absent is not _ABSENT
     ]
 
-    def read(found: Message, _: str) -> Any:
-        items = list(values(found))
+    def read(wire_message: Message, _: str) -> Any:
+        items = list(values(wire_message))
         for index, from_wire, name in formed:
             items[index] = from_wire(items[index], name)
         for index, convert in others:
-            items[index] = convert(found, items[index])
+            items[index] = convert(wire_message, items[index])
         value = make(*items)
         if check is not None:
             check(value)
@@ -245,21 +245,21 @@ def _defaults(kind: Any) -> dict[str, Any]:
 
 def _field(kind: Any, name: str, hint: Any, default: Any, message: Descriptor) -> _Field:
     wire = rules.NAMES.get((kind, name), name)
-    found = message.fields_by_name.get(wire)
+    wire_field = message.fields_by_name.get(wire)
     where = f"{kind.__name__}.{name}"
-    if found is None:
+    if wire_field is None:
         raise TypeError(f"{where}: {message.full_name} has no field {wire}; give it one, or its name in wire/rules.py")
     inner, checks = checks_of(hint)
     inner, optional = _without_none(inner)
     inner, more = checks_of(inner)
-    form = _items_form(inner, found, where, optional)
+    form = _items_form(inner, wire_field, where, optional)
     absent = _ABSENT
-    if found.has_presence:
+    if wire_field.has_presence:
         # A message that is absent, of a class that cannot be: each of its fields is as it is in an empty one.
-        has_default = default is not dataclasses.MISSING and found.message_type is None
+        has_default = default is not dataclasses.MISSING and wire_field.message_type is None
         absent = None if optional else default if has_default else _ABSENT
     elif optional:
-        form = _empty_is_none(form, found)
+        form = _empty_is_none(form, wire_field)
     return _Field(name, wire, form, (*checks, *more), absent)
 
 
@@ -302,7 +302,7 @@ def _items_form(hint: Any, field: FieldDescriptor, where: str, optional: bool) -
         assert items is not None
         return MessageForm(
             lambda value: wrapper(**{within.name: items.write(value)}) if value or optional else None,
-            lambda found, name: items.read(getattr(found, within.name), name),
+            lambda wire_message, name: items.read(getattr(wire_message, within.name), name),
         )
     one = _one_form(arguments[0], field, where)
     if one is None:
@@ -324,7 +324,7 @@ def _one_form(hint: Any, field: FieldDescriptor, where: str) -> MessageForm | No
         # For several different values: the message's fields, in their order.
         made, names = GetMessageClass(message), [item.name for item in message.fields]
         values = attrgetter(*names)
-        return MessageForm(lambda value: made(**dict(zip(names, value, strict=True))), lambda found, _: values(found))
+        return MessageForm(lambda value: made(**dict(zip(names, value, strict=True))), lambda wire_message, _: values(wire_message))
     if message is not None:
         form = _form_of(hint, message)
         return MessageForm(form.write, _within(form.read))
@@ -336,9 +336,9 @@ def _one_form(hint: Any, field: FieldDescriptor, where: str) -> MessageForm | No
 def _within(from_wire: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
     """As `from_wire`, with an error that names the way to its field."""
 
-    def read(found: Any, name: str) -> Any:
+    def read(wire_message: Any, name: str) -> Any:
         try:
-            return from_wire(found, name)
+            return from_wire(wire_message, name)
         except InvalidArgumentError as error:
             raise error.within(name) from None
 

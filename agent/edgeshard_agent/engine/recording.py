@@ -26,10 +26,10 @@ class BusyMeter:
 
     def share(self, now: float) -> float:
         since, busy_s = self._older
-        found = min(1.0, (self._busy_s - busy_s) / max(now - since, 1e-9))
+        share = min(1.0, (self._busy_s - busy_s) / max(now - since, 1e-9))
         if now - self._newer[0] >= BUSY_WINDOW_S:
             self._older, self._newer = self._newer, (now, self._busy_s)
-        return found
+        return share
 
 
 class StepCounts:

@@ -77,8 +77,8 @@ class ExpertCache(Protocol):
 
 
 def _distinct(chosen: Chosen) -> list[int]:
-    found: list[int] = np.unique(chosen).tolist()
-    return found
+    experts: list[int] = np.unique(chosen).tolist()
+    return experts
 
 
 @dataclass(slots=True)
@@ -166,7 +166,7 @@ class ForecastCache:
             return ()
         spare = _SPENT * self._plain.counts.bytes_read - self.counts.bytes_read
         forecast = self.table.forecast(layer, *self._seen.of(tokens))
-        found: list[int] = []
+        experts: list[int] = []
         for expert in np.argsort(-forecast)[: self.most_ahead].tolist():
             if forecast[expert] < self.least_likely:
                 break
@@ -174,8 +174,8 @@ class ForecastCache:
             if spare < 0:
                 break
             if not self._resident[layer, expert]:
-                found.append(expert)
-        return found
+                experts.append(expert)
+        return experts
 
     def bring(self, layer: int, expert: int) -> Sequence[Expert]:
         forecast = self.table.forecast(layer, *self._seen.of(1))

@@ -434,8 +434,8 @@ def _eos_tokens(fetched: _Fetched) -> frozenset[int]:
     ends.update(named_eos_tokens(needs.manifest.config) if ends else shape.eos_tokens)
     text = _small_file(fetched, forms.TOKENIZER_SETTINGS, forms.end_text_of)
     if text is not None:
-        found = _small_file(fetched, forms.TOKENIZER, lambda tokenizer: forms.token_id(tokenizer, text))
-        ends.update(() if found is None else (found,))
+        token_id = _small_file(fetched, forms.TOKENIZER, lambda tokenizer: forms.token_id(tokenizer, text))
+        ends.update(() if token_id is None else (token_id,))
     return frozenset(token for token in ends if token < shape.vocab_size)
 
 

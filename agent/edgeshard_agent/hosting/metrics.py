@@ -82,9 +82,9 @@ def _parts(
     stages: Iterable[HostedStage], part: Callable[[StageModel], Part | None]
 ) -> list[tuple[tuple[str, str], Part]]:
     return [
-        ((stage.prepare.deployment, str(stage.prepare.stage)), found)
+        ((stage.prepare.deployment, str(stage.prepare.stage)), component)
         for stage in stages
-        if (found := part(stage.loaded.model)) is not None
+        if (component := part(stage.loaded.model)) is not None
     ]
 
 

@@ -31,8 +31,8 @@ def read_huge_pages(maps: Path = _MAPS) -> HugePages | None:
 
 
 def _kilobytes(entry: bytes, key: bytes) -> int:
-    found = re.search(rb"\n" + key + rb": +(\d+) kB", entry)
-    return 0 if found is None else int(found[1])
+    match = re.search(rb"\n" + key + rb": +(\d+) kB", entry)
+    return 0 if match is None else int(match[1])
 
 
 class HugePageWatch:

@@ -50,11 +50,11 @@ class Nvml:
         """The accelerator of this id, None when NVML has no power for it."""
         try:
             library.nvmlInit()
-            found = cls(library, library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
-            found.watts()
+            nvml = cls(library, library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
+            nvml.watts()
         except (OSError, library.NVMLError):
             return None
-        return found
+        return nvml
 
     def watts(self) -> float:
         try:

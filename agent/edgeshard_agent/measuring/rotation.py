@@ -42,11 +42,11 @@ def cache_bytes(device: str, root: Path = _CACHES) -> int:
     sizes = [0]
     for path in root.glob("cpu*/cache/index*/size"):
         try:
-            found = re.fullmatch(r"(\d+)([KMG]?)", path.read_text(encoding="ascii").strip())
+            match = re.fullmatch(r"(\d+)([KMG]?)", path.read_text(encoding="ascii").strip())
         except OSError:
             continue
-        if found:
-            sizes.append(int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[found[2]])
+        if match:
+            sizes.append(int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]])
     return max(sizes) or CACHE_FALLBACK_BYTES
 
 

@@ -75,7 +75,7 @@ class DeltaMixer(nn.Module):
         if self._repeats > 1:
             query = query.repeat(1, self._repeats, 1)
             key = key.repeat(1, self._repeats, 1)
-        found = gated_delta_rule(
+        outputs = gated_delta_rule(
             query,
             key,
             mixed[:, 2 * keys :].view(rows, self.value_heads, self.value_dim),
@@ -84,7 +84,7 @@ class DeltaMixer(nn.Module):
             memory,
             spans,
         )
-        gated = gated_head_norm(found, inputs[:, 2 * keys + values :], self.norm.weight, self._eps)
+        gated = gated_head_norm(outputs, inputs[:, 2 * keys + values :], self.norm.weight, self._eps)
         result: torch.Tensor = self.output(gated.view(rows, values))
         return result
 

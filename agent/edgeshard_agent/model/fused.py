@@ -77,9 +77,9 @@ class FusedModules(DecoderModules):
         """Run all micro-batches through consecutive blocks, in order; in one native call if possible."""
         native = self._native_blocks(blocks)
         arenas = passing[0].step.native_arenas([block.layer_idx for block in blocks]) if native else []
-        found = [(batch, batch.native(arenas[0]) if arenas else None) for batch in passing]
+        pairs = [(batch, batch.native(arenas[0]) if arenas else None) for batch in passing]
         # A step may need keys that the one before it writes, so their order stays.
-        for is_alone, together in groupby(found, lambda one: one[1] is None):
+        for is_alone, together in groupby(pairs, lambda one: one[1] is None):
             if is_alone:
                 for batch, _ in together:
                     batch.run(blocks)

@@ -317,5 +317,5 @@ def block_rows(packed: torch.Tensor, kind: IntegerFormat, columns: int, indices:
         signed = scales.contiguous().view(torch.int8).float()
         whole = levels(values) if form.has_levels else (values.to(torch.int8) - 32).float()
         numbers = (factors * signed) * whole
-    found: torch.Tensor = numbers.reshape(count, columns)
-    return found
+    rows: torch.Tensor = numbers.reshape(count, columns)
+    return rows

@@ -203,9 +203,9 @@ def scales_of_bytes(kind: IntegerFormat) -> torch.Tensor:
         return (2.0 ** (exact - 128)).float()
     exponents, fractions = exact // 8 % 16, exact % 8
     small, normal = fractions * 2.0**-9, (1 + fractions / 8) * 2.0 ** (exponents - 7)
-    found = torch.where(exponents == 0, small, normal) / 2
-    found[127] = 0.0
-    return found.float()
+    scales = torch.where(exponents == 0, small, normal) / 2
+    scales[127] = 0.0
+    return scales.float()
 
 
 def _mxfp4(blocks: torch.Tensor) -> torch.Tensor:

@@ -231,12 +231,12 @@ def gated_norm(
     library = _library(gate[:1], *(() if weight is None else (weight,)))
     if library is None or not x.is_contiguous():
         opened = gate.float() / (1 + (-gate.float()).exp())
-        found = x * opened if gate_first else x
+        product = x * opened if gate_first else x
         if weight is not None:
-            grouped = found.view(rows, groups, -1)
+            grouped = product.view(rows, groups, -1)
             grouped = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + eps)
-            found = grouped.view(rows, width) * weight.float()
-        return (found if gate_first else found * opened).to(gate.dtype)
+            product = grouped.view(rows, width) * weight.float()
+        return (product if gate_first else product * opened).to(gate.dtype)
     out = torch.empty(x.shape, dtype=gate.dtype)
     call = native.GatedNormStruct(
         x=x.data_ptr(),

@@ -136,9 +136,9 @@ def _advanced(dtype: torch.dtype) -> Iterator[torch.Tensor]:
     opening, decaying = (_made(_ROWS, 4) * 4).to(dtype).chunk(2, dim=1)
     gates = delta_gates(opening, decaying, _made(2), _made(2).flip(0))
     states = _made(1, 2, _HEAD_DIM, _HEAD_DIM)
-    found = gated_delta_rule(query, key, value, *gates, states, spans)
+    outputs = gated_delta_rule(query, key, value, *gates, states, spans)
     yield from (mixed, *gates, states)
-    yield gated_head_norm(found, _made(_ROWS, 2 * _HEAD_DIM).to(dtype), _made(_HEAD_DIM).to(dtype), 1e-6)
+    yield gated_head_norm(outputs, _made(_ROWS, 2 * _HEAD_DIM).to(dtype), _made(_HEAD_DIM).to(dtype), 1e-6)
 
 
 def _made(*shape: int) -> torch.Tensor:

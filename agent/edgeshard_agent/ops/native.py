@@ -290,8 +290,8 @@ def crc32c(data: memoryview) -> int | None:
     loaded = active()
     if loaded is None:
         return None
-    found: int = loaded.edgeshard_crc32c(np.frombuffer(data, np.uint8).ctypes.data, len(data))
-    return found
+    checksum: int = loaded.edgeshard_crc32c(np.frombuffer(data, np.uint8).ctypes.data, len(data))
+    return checksum
 
 
 def idle_spin(seconds: float, cores: int) -> None:

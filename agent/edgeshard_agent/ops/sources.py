@@ -16,11 +16,11 @@ _BF16_KERNELS = "avx512bf16"
 
 def digest() -> str:
     """SHA-256 of the kernels' sources, their names included."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for path in sorted(SOURCES.iterdir()):
         if path.suffix in (".cpp", ".h"):
-            found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return found.hexdigest()
+            hasher.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return hasher.hexdigest()
 
 
 def kernel_set() -> str:

@@ -155,8 +155,8 @@ class Guessing:
         most = min(most, len(forced) if guessed.are_forced else guessed.pace.most)
         if most < 1:
             return ()
-        found = forced[:most] if guessed.are_forced else guessed.proposer.propose(tokens, most)
-        guesses = tuple(takewhile(lambda token: token not in self.ends, found))
+        proposal = forced[:most] if guessed.are_forced else guessed.proposer.propose(tokens, most)
+        guesses = tuple(takewhile(lambda token: token not in self.ends, proposal))
         return self._that_pay(guesses, len(tokens) - 1)
 
     def asked(self, guessed: Guessed, guesses: Sequence[int], most: int) -> int:

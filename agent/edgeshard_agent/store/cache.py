@@ -117,10 +117,10 @@ class BlobCache:
 
     def location(self, digest: Digest) -> BlobLocation:
         """The place of a blob that is here. Raises NotFoundError if it is missing."""
-        found = self.blobs.locate(digest) or (self._shared.locate(digest) if self._shared is not None else None)
-        if found is None:
+        location = self.blobs.locate(digest) or (self._shared.locate(digest) if self._shared is not None else None)
+        if location is None:
             raise missing_blob(digest)
-        return found
+        return location
 
     def pin(self, digests: Iterable[Digest]) -> Pin:
         """Keep these blobs, whether they are there already or come later, until the pin is released."""
@@ -155,11 +155,11 @@ class BlobCache:
         if await in_thread(self.blobs.size, digest) is not None:
             log.warning("cached_blob_damaged", digest=digest)
             await self.discard(digest)
-        found = None if self._shared is None else await in_thread(self._shared.locate, digest)
-        if self._shared is None or found is None:
+        location = None if self._shared is None else await in_thread(self._shared.locate, digest)
+        if self._shared is None or location is None:
             return False
-        if found.is_linked:
-            return is_weights and found.size == size
+        if location.is_linked:
+            return is_weights and location.size == size
         return await in_thread(self._shared.is_intact, digest, size)
 
     async def reserve(self, digest: Digest, size: int) -> None:
@@ -216,17 +216,17 @@ class BlobCache:
 
     async def settle(self, digest: Digest) -> None:
         """Count the bytes that are really there after a fetch, failed or not, and leave no empty partial file."""
-        found = list[int]()
+        sizes = list[int]()
 
         def look() -> None:
-            found.append((self.blobs.size(digest) or 0) + self.blobs.received(digest))
+            sizes.append((self.blobs.size(digest) or 0) + self.blobs.received(digest))
 
         try:
             await in_thread(look)
         finally:  # a fetch that is called off may be called off twice
-            for size in found:
+            for size in sizes:
                 self._account(digest, size)
-        if not found[0]:
+        if not sizes[0]:
             await self.discard(digest)
 
     async def manifest(self, digest: Digest) -> ModelManifest | None:

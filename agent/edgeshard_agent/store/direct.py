@@ -43,14 +43,14 @@ def cached_share(path: Path) -> float:
         # A private, writable mapping, because ctypes takes the address of no other; nothing is written.
         with mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE) as pages:
             count = -(-size // mmap.PAGESIZE)
-            found = (ctypes.c_ubyte * count)()
+            page_flags = (ctypes.c_ubyte * count)()
             anchor = ctypes.c_char.from_buffer(pages)
             mincore = ctypes.CDLL(None, use_errno=True).mincore
             try:
-                refused = mincore(ctypes.c_void_p(ctypes.addressof(anchor)), ctypes.c_size_t(size), found)
+                refused = mincore(ctypes.c_void_p(ctypes.addressof(anchor)), ctypes.c_size_t(size), page_flags)
             finally:
                 del anchor
-            return 0.0 if refused else int((np.frombuffer(bytes(found), np.uint8) & 1).sum()) / count
+            return 0.0 if refused else int((np.frombuffer(bytes(page_flags), np.uint8) & 1).sum()) / count
 
 
 Wanted = Callable[[], bool]

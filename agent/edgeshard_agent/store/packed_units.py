@@ -72,8 +72,8 @@ class PackedUnits:
         known = self._known()
         with self.lock:
             if self._ids is None:
-                found = (_NAME.fullmatch(name) for name in known)
-                self._ids = tuple(sorted({int(parts[4], 16) for parts in found if parts}))
+                matches = (_NAME.fullmatch(name) for name in known)
+                self._ids = tuple(sorted({int(parts[4], 16) for parts in matches if parts}))
             return self._ids
 
     def _known(self) -> dict[str, int]:
@@ -97,18 +97,18 @@ class PackedUnits:
 
     def files(self) -> list[PackedInfo]:
         """All packed files, least recently used first."""
-        found, changes = [], self._changes
+        infos, changes = [], self._changes
         for path in self._directory.glob("*" + SUFFIX):
             try:
                 status = path.stat()
             except FileNotFoundError:
                 continue
             name = path.name.removesuffix(SUFFIX)
-            found.append(PackedInfo(name, status.st_size, status.st_mtime_ns, self._pins[name] > 0))
+            infos.append(PackedInfo(name, status.st_size, status.st_mtime_ns, self._pins[name] > 0))
         with self.lock:
             if self._changes == changes:  # else a scan slower than a write would forget the written file
-                self._sizes, self._ids = {info.name: info.size for info in found}, None
-        return sorted(found, key=lambda info: info.used_ns)
+                self._sizes, self._ids = {info.name: info.size for info in infos}, None
+        return sorted(infos, key=lambda info: info.used_ns)
 
     def units(self) -> tuple[PackedUnit, ...]:
         """All packed files as an operator sees them, by model and layer."""
@@ -120,10 +120,10 @@ class PackedUnits:
 
         Raises NotFoundError naming the missing ones; then no file is removed.
         """
-        found = self._named()
-        if unknown := sorted(set(ids) - {unit.id for _, unit in found}):
+        named_units = self._named()
+        if unknown := sorted(set(ids) - {unit.id for _, unit in named_units}):
             raise NotFoundError(f"there are no packed units {', '.join(unknown)[:400]}", field="ids")
-        chosen = [(name, unit) for name, unit in found if (unit.id in ids if ids else not unit.in_use)]
+        chosen = [(name, unit) for name, unit in named_units if (unit.id in ids if ids else not unit.in_use)]
         dropped = tuple(replace(unit, in_use=not self._drop_unused(name)) for name, unit in chosen)
         for unit in dropped:
             if not unit.in_use:
@@ -131,12 +131,12 @@ class PackedUnits:
         return dropped
 
     def _named(self) -> list[tuple[str, PackedUnit]]:
-        found = []
+        named_units = []
         for info in self.files():
             if parts := _NAME.fullmatch(info.name):
                 model, unit, form, id_ = parts.groups()
-                found.append((info.name, PackedUnit(id_, model, unit, form, info.size, info.in_use)))
-        return sorted(found, key=lambda named: (named[1].model, _in_order(named[1].unit), named[1].form))
+                named_units.append((info.name, PackedUnit(id_, model, unit, form, info.size, info.in_use)))
+        return sorted(named_units, key=lambda named: (named[1].model, _in_order(named[1].unit), named[1].form))
 
     def _drop_unused(self, name: str) -> bool:
         """Whether it is gone. It cannot be taken into use meanwhile."""
@@ -154,7 +154,7 @@ class PackedUnits:
         """
         path = self._path(name)
         try:
-            found = PackedFile(path, key)
+            file = PackedFile(path, key)
         except DataLossError:
             with self.lock:  # another load may just have made and counted it again
                 path.unlink(missing_ok=True)
@@ -162,7 +162,7 @@ class PackedUnits:
             raise
         with suppress(FileNotFoundError):  # its next reader notices it
             os.utime(path)
-        return found
+        return file
 
     def take(self, name: str, most: int | None = None) -> int | None:
         """Pin a file if it exists and has at most `most` bytes; return its size, or None if there

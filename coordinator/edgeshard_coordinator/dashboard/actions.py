@@ -33,28 +33,28 @@ async def delete(operator: Operator, asked: Mapping[str, Any]) -> Any:
 
 async def replan(operator: Operator, asked: Mapping[str, Any]) -> Any:
     """With `look` it only returns what a replan would do."""
-    found = await operator.replan(_text(asked, "name"), dry_run=asked.get("look") is True, wait=False)
+    result = await operator.replan(_text(asked, "name"), dry_run=asked.get("look") is True, wait=False)
     return known(
-        reason=found.reason.value,
-        changed=found.changed,
-        gain=found.gain,
-        found=placement_picture(found.found),
-        note=found.note or None,
+        reason=result.reason.value,
+        changed=result.changed,
+        gain=result.gain,
+        found=placement_picture(result.found),
+        note=result.note or None,
     )
 
 
 async def outlook(operator: Operator, asked: Mapping[str, Any]) -> Any:
     """How a deployment does for the traffic it has seen, and what the death of each of its nodes would cost."""
-    found = (await operator.deployment(_text(asked, "name"), outlook=True)).outlook
-    if found is None:
+    forecast = (await operator.deployment(_text(asked, "name"), outlook=True)).outlook
+    if forecast is None:
         return {}
     return known(
-        expected=None if found.expected is None else prediction_picture(found.expected),
-        better=None if found.better is None else prediction_picture(found.better),
-        gain=found.gain,
-        layers=_layers(found.layers),
-        note=found.note or None,
-        losses=[_loss(loss) for loss in found.losses],
+        expected=None if forecast.expected is None else prediction_picture(forecast.expected),
+        better=None if forecast.better is None else prediction_picture(forecast.better),
+        gain=forecast.gain,
+        layers=_layers(forecast.layers),
+        note=forecast.note or None,
+        losses=[_loss(loss) for loss in forecast.losses],
     )
 
 

@@ -96,9 +96,9 @@ class Camera:
         )
 
     def _models_now(self) -> dict[str, Any]:
-        found = self._models.list()
-        key = tuple((manifest.name, digest) for manifest, digest in found)
-        return self._unless_known("models", key, lambda: _models(found))
+        models = self._models.list()
+        key = tuple((manifest.name, digest) for manifest, digest in models)
+        return self._unless_known("models", key, lambda: _models(models))
 
     def _adding_now(self) -> dict[str, Any]:
         """The additions of models, and the sources that are allowed."""
@@ -134,7 +134,7 @@ class Camera:
         )
 
 
-def _models(found: Iterable[tuple[ModelManifest, Digest]]) -> dict[str, Any]:
-    stored = [(stored_model(*one), parse_config(one[0].config).stored_as) for one in found]
+def _models(models: Iterable[tuple[ModelManifest, Digest]]) -> dict[str, Any]:
+    stored = [(stored_model(*one), parse_config(one[0].config).stored_as) for one in models]
     formats = {str(model.name): weights_text(model.dtype, stored_as) for model, stored_as in stored}
     return picture.models_picture((model for model, _ in stored), formats)

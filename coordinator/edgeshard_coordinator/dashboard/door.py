@@ -109,13 +109,13 @@ class Login:
 
     def session(self, cookie: str | None, now: float) -> Session:
         """The session of a browser. Raises UnauthenticatedError if it has none, or if it ended."""
-        found = None if cookie is None else self._sessions.get(digest_of(cookie.encode()))
-        if found is None or found.ends_at <= now:
+        session = None if cookie is None else self._sessions.get(digest_of(cookie.encode()))
+        if session is None or session.ends_at <= now:
             raise UnauthenticatedError(
                 "this browser is not logged in: open the link that edgectl dashboard prints, or show an API key",
                 reason="NO_SESSION",
             )
-        return found
+        return session
 
     def leave(self, cookie: str) -> None:
         """End a session."""

@@ -76,15 +76,15 @@ def _node(node: Node) -> dict[str, Any]:
 
 def links_picture(links: Iterable[StoredLink], names: Mapping[str, str]) -> dict[str, Any]:
     """Links by "FROM TO", the names of two nodes."""
-    found = {}
+    entries = {}
     for stored in links:
         link = stored.link
         if link.sender in names and link.receiver in names:
-            found[f"{names[link.sender]} {names[link.receiver]}"] = known(
+            entries[f"{names[link.sender]} {names[link.receiver]}"] = known(
                 bps=link.profile.bandwidth_bps,
                 latency_s=link.profile.latency_s,
             )
-    return found
+    return entries
 
 
 def deployments_picture(

@@ -43,8 +43,8 @@ class Recent:
 
 def percentiles(figures: Histogram, before: tuple[int, ...] = ()) -> dict[str, float] | None:
     """Percentiles of all figures, or of those since `before`, in their unit; None if there are none."""
-    found = {name: figures.quantile(share, before) for name, share in SHARES.items()}
-    return {name: round(value, 5) for name, value in found.items() if value is not None} or None
+    quantiles = {name: figures.quantile(share, before) for name, share in SHARES.items()}
+    return {name: round(value, 5) for name, value in quantiles.items() if value is not None} or None
 
 
 def _kept(counts: DeploymentCounts) -> _Kept:

@@ -90,13 +90,13 @@ class KeyBook:
     async def revoke(self, name: str) -> None:
         """Refuse a key from now on. Raises NotFoundError."""
         async with self._lock:
-            found = self._named(name)
-            if found is None:
+            key = self._named(name)
+            if key is None:
                 raise NotFoundError(f"name: there is no key {name[:80]!r}", field="name", reason="UNKNOWN_KEY")
-            await self._store.forget(found.key_id)
-            del self._kept[found.key_id]
-        log.warning("key_revoked", name=name, key_id=found.key_id)
-        self._on_revoked(key_identity(name, found.key_id))
+            await self._store.forget(key.key_id)
+            del self._kept[key.key_id]
+        log.warning("key_revoked", name=name, key_id=key.key_id)
+        self._on_revoked(key_identity(name, key.key_id))
 
     def find(self, text: str) -> ApiKey:
         """The key of this text. Raises UnauthenticatedError, which never reveals how much of it was right."""

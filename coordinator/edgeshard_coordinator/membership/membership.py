@@ -115,8 +115,8 @@ class Membership:
 
     async def open_tokens(self) -> tuple[OpenToken, ...]:
         """The tokens that are neither used nor expired, the oldest first."""
-        found = await self._store.open_tokens(self._now().timestamp())
-        return tuple(token.without_secret() for token in found)
+        records = await self._store.open_tokens(self._now().timestamp())
+        return tuple(token.without_secret() for token in records)
 
     async def revoke_token(self, token_id: str) -> None:
         """Refuse every join with this token from now on. Raises NotFoundError if no open token has this id."""

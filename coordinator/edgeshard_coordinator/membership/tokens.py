@@ -84,14 +84,14 @@ def subscriber_of(address: str) -> str:
     one."""
     host = address.rpartition(":")[0].removeprefix("[").removesuffix("]").partition("%")[0]
     try:
-        found = ipaddress.ip_address(host)
+        ip = ipaddress.ip_address(host)
     except ValueError:
         return host
-    if isinstance(found, ipaddress.IPv6Address):
-        if found.ipv4_mapped is None:
-            return str(ipaddress.IPv6Network((found, 64), strict=False))
-        found = found.ipv4_mapped
-    return str(found)
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip.ipv4_mapped is None:
+            return str(ipaddress.IPv6Network((ip, 64), strict=False))
+        ip = ip.ipv4_mapped
+    return str(ip)
 
 
 class Failures:

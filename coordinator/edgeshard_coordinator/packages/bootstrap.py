@@ -240,11 +240,11 @@ def append(site: SiteClient, part: Path, path: str, size: int) -> None:
 
 
 def digest_of(path: Path) -> str:
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
-            found.update(chunk)
-    return found.hexdigest()
+            hasher.update(chunk)
+    return hasher.hexdigest()
 
 
 def install(folder: Path, text: str, options: list[str]) -> NoReturn:

@@ -258,21 +258,21 @@ class PackagesListener:
         async with self._hashing:  # the first asker hashes for all
             files = await asyncio.to_thread(self._shelf.files, folder)
         self._note(principal, "ListWheels", folder.name, request.address)
-        found = {"folder": folder.name, "python": folder.python, "files": [asdict(file) for file in files]}
-        return _Answer(json.dumps(found).encode())
+        listing = {"folder": folder.name, "python": folder.python, "files": [asdict(file) for file in files]}
+        return _Answer(json.dumps(listing).encode())
 
     async def _file(self, request: _Request, principal: Principal, folder_name: str, name: str) -> _Answer:
         folder = self._shelf.named(folder_name)
         async with self._hashing:
             files = await asyncio.to_thread(self._shelf.files, folder)
-        found = next((file for file in files if file.name == name), None)
-        if found is None:
+        served_file = next((file for file in files if file.name == name), None)
+        if served_file is None:
             raise NotFoundError("the folder does not contain this file", field="name")
         asked = _RANGE.fullmatch(request.headers.get("range", "bytes=0-"))
-        offset = min(int(asked[1]), found.size) if asked is not None else 0
+        offset = min(int(asked[1]), served_file.size) if asked is not None else 0
         self._note(principal, "FetchWheel", name, request.address)
         status = "206 Partial Content" if offset else "200 OK"
-        return _Answer(b"", "application/octet-stream", status, folder.path / found.name, offset, found.size)
+        return _Answer(b"", "application/octet-stream", status, folder.path / served_file.name, offset, served_file.size)
 
     def _note(self, principal: Principal, what: str, target: str, address: str) -> None:
         self._audit.add(f"{principal.role}/{principal.id}", what, target, OK, address, by_operator=False)

@@ -92,12 +92,12 @@ class Shelf:
         """
         try:
             known = (folder.path / REQUIREMENTS).read_text(encoding="utf-8", errors="replace")
-            found = [self._file(path) for path in sorted(folder.path.iterdir()) if _is_handed(path)]
+            files = [self._file(path) for path in sorted(folder.path.iterdir()) if _is_handed(path)]
         except OSError as error:
             raise FailedPreconditionError(
                 f"the site's wheels for {folder.name} cannot be read: {error.strerror}", field="wheels"
             ) from None
-        for file in found:
+        for file in files:
             if file.name.endswith(".whl") and f"sha256:{file.sha256}" not in known:
                 raise FailedPreconditionError(
                     f"{file.name} is not the file that {REQUIREMENTS} of {folder.name} names: the site's operator "
@@ -105,7 +105,7 @@ class Shelf:
                     field="wheels",
                     reason="OTHER_WHEEL",
                 )
-        return tuple(found)
+        return tuple(files)
 
     def _file(self, path: Path) -> File:
         seen = path.stat()
@@ -122,25 +122,25 @@ def _is_handed(path: Path) -> bool:
 
 
 def _digest(path: Path) -> str:
-    found = sha256()
+    hasher = sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
-            found.update(chunk)
-    return found.hexdigest()
+            hasher.update(chunk)
+    return hasher.hexdigest()
 
 
 def _folders(directory: Path) -> tuple[Folder, ...]:
     try:
         within = [path for path in sorted(directory.iterdir()) if path.is_dir() and _FOLDER.fullmatch(path.name)]
-        found = [_folder(path) for path in within or [directory]]
+        folders = [_folder(path) for path in within or [directory]]
     except OSError as error:
         raise InvalidArgumentError(f"--wheels {directory}: {error.strerror}", field="wheels") from None
-    return tuple(found)
+    return tuple(folders)
 
 
 def _folder(path: Path) -> Folder:
     """The folder by its name, else by its wheels."""
-    names = [found.name for found in path.iterdir()]
+    names = [item.name for item in path.iterdir()]
     for needed in (INSTALLER, REQUIREMENTS):
         if needed not in names:
             raise InvalidArgumentError(
@@ -151,8 +151,8 @@ def _folder(path: Path) -> Folder:
     if named is not None:
         return Folder(path, named[1], f"3.{named[2]}", named[3])
     wheels = [name for name in names if name.endswith(".whl")]
-    platforms = {found[1] for name in wheels if (found := _OF_PLATFORM.search(name))}
-    pythons = {f"3.{found[1]}" for name in wheels if (found := _OF_PYTHON.search(name))}
+    platforms = {item[1] for name in wheels if (item := _OF_PLATFORM.search(name))}
+    pythons = {f"3.{item[1]}" for name in wheels if (item := _OF_PYTHON.search(name))}
     if len(platforms) != 1 or len(pythons) != 1:
         raise InvalidArgumentError(
             f"--wheels {path}: the names of its wheels give no platform and Python version: name the "

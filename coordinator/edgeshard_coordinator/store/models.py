@@ -188,9 +188,9 @@ class ModelStore:
         with self._lock:
             self._check_name_free(manifest.name, digest)
             self._expect(digest, sizes)  # so that nobody takes its blobs for unneeded
-        found = {item.sha256: at for item, at in zip(manifest.tensors, locations, strict=False)}
+        tensor_locations = {item.sha256: at for item, at in zip(manifest.tensors, locations, strict=False)}
         copied = {item.sha256: at for item, at in zip(manifest.files, locations[len(manifest.tensors) :], strict=True)}
-        self.blobs.linked.keep({of: at for of, at in found.items() if self.blobs.size(of) != at.size})
+        self.blobs.linked.keep({of: at for of, at in tensor_locations.items() if self.blobs.size(of) != at.size})
         try:
             for of, at in copied.items():
                 if not self.blobs.path(of).exists():
@@ -201,7 +201,7 @@ class ModelStore:
         except BaseException:
             with self._lock:
                 self._forget(digest)
-                self.blobs.remove(*((found.keys() | copied.keys()) - self._needed_blobs()))
+                self.blobs.remove(*((tensor_locations.keys() | copied.keys()) - self._needed_blobs()))
             raise
         return digest
 

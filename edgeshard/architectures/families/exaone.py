@@ -20,11 +20,11 @@ _INNER = "intermediate_size"
 
 def _current(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The values under the keys of llama, with the width inside the MLP that a file may leave out."""
-    found = {_NAMES.get(key, key): value for key, value in values.items()}
-    hidden = found.get("hidden_size")
-    if found.get(_INNER) is None and type(hidden) is int:
-        found[_INNER] = 4 * hidden
-    return found
+    config = {_NAMES.get(key, key): value for key, value in values.items()}
+    hidden = config.get("hidden_size")
+    if config.get(_INNER) is None and type(hidden) is int:
+        config[_INNER] = 4 * hidden
+    return config
 
 
 def _check(fields: ConfigFields, layer_count: int) -> None:

@@ -132,15 +132,15 @@ def _kv(fields: ConfigFields, shape: ModelShape, layer: int) -> KvHeads:
         own = {"head_dim": fields.size("global_head_dim", _GLOBAL_HEAD_DIM)}
         if fields.flag("attention_k_eq_v") and fields.given("num_global_key_value_heads"):
             own |= {"num_key_value_heads": fields.size("num_global_key_value_heads")}
-    found = KvHeads(own.get("num_key_value_heads", shape.kv_heads), own.get("head_dim", shape.head_dim))
+    kv_heads = KvHeads(own.get("num_key_value_heads", shape.kv_heads), own.get("head_dim", shape.head_dim))
     key = f"the num_key_value_heads of layer {layer}"
-    even_split(fields, "num_attention_heads", shape.attention_heads, key, found.heads)
-    if found.head_dim % 2 or shape.attention_heads * found.head_dim > MAX_SIZE:
+    even_split(fields, "num_attention_heads", shape.attention_heads, key, kv_heads.heads)
+    if kv_heads.head_dim % 2 or shape.attention_heads * kv_heads.head_dim > MAX_SIZE:
         raise fields.refuse(
             "head_dim",
-            f"of layer {layer} is {found.head_dim}; it must be even, and all heads together have {MAX_SIZE} at most",
+            f"of layer {layer} is {kv_heads.head_dim}; it must be even, and all heads together have {MAX_SIZE} at most",
         )
-    return found
+    return kv_heads
 
 
 def _own_heads(fields: ConfigFields) -> dict[int, dict[str, int]]:
@@ -148,7 +148,7 @@ def _own_heads(fields: ConfigFields) -> dict[int, dict[str, int]]:
     layers = fields.values["per_layer_config"]
     if not isinstance(layers, Mapping) or not all(isinstance(entry, Mapping) for entry in layers.values()):
         raise fields.refuse("per_layer_config", "must be an object with an object for each layer")
-    found: dict[int, dict[str, int]] = {}
+    sizes: dict[int, dict[str, int]] = {}
     for layer, entry in layers.items():
         if not str(layer).isdecimal():
             raise fields.refuse("per_layer_config", f"has {shown(layer)}, which is not a layer")
@@ -156,8 +156,8 @@ def _own_heads(fields: ConfigFields) -> dict[int, dict[str, int]]:
         for key in entry:
             if key not in ("head_dim", "num_key_value_heads"):
                 raise inner.refuse(str(key), "is unknown; a layer may have head_dim and num_key_value_heads")
-        found[int(layer)] = {key: inner.size(key) for key in entry}
-    return found
+        sizes[int(layer)] = {key: inner.size(key) for key in entry}
+    return sizes
 
 
 def _check_rope(fields: ConfigFields, types: tuple[str, ...]) -> None:
@@ -172,15 +172,15 @@ def _check_rope(fields: ConfigFields, types: tuple[str, ...]) -> None:
 
 def _gguf(fields: GgufFields) -> dict[str, Any]:
     """The keys of config.json: layers without a window have heads of their own, and frequencies that do not turn."""
-    found = sliding(fields)
+    config = sliding(fields)
     full_dim, sliding_dim = fields.size("attention.key_length"), fields.size("attention.key_length_swa")
     kv_heads = fields.get("attention.head_count_kv")
     values = fields.layers_with("attn_v.weight")
-    full = [layer for layer, kind in enumerate(found.get("layer_types", ())) if kind == FULL]
+    full = [layer for layer, kind in enumerate(config.get("layer_types", ())) if kind == FULL]
     slides = [layer for layer in range(fields.layers) if layer not in full]
     if isinstance(kv_heads, list) and len(kv_heads) >= fields.layers:
-        found["num_key_value_heads"] = kv_heads[slides[0]] if slides else kv_heads[0]
-        found["num_global_key_value_heads"] = kv_heads[full[0]] if full else None
+        config["num_key_value_heads"] = kv_heads[slides[0]] if slides else kv_heads[0]
+        config["num_global_key_value_heads"] = kv_heads[full[0]] if full else None
     turning = [factor for factor in fields.rope_factors if factor == 1.0]
     entry = {
         "rope_type": "proportional",
@@ -190,7 +190,7 @@ def _gguf(fields: GgufFields) -> dict[str, Any]:
     windowed = {"rope_type": "default", "rope_theta": fields.number("rope.freq_base_swa", 10_000.0)}
     cap = fields.get("final_logit_softcapping")
     return (
-        found
+        config
         | {
             "head_dim": sliding_dim,
             "global_head_dim": full_dim,

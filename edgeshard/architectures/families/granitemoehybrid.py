@@ -39,8 +39,8 @@ _KEYS = MambaKeys()
 
 def _current(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """With a flag of our own, for no experts at all is a count of 0."""
-    found = {_KINDS if key == "layers_block_type" else key: value for key, value in values.items()}
-    return mamba.plain(found, _KINDS, _NAMES_OF_KINDS) | {_SWITCH: found.get("num_local_experts") != 0}
+    config = {_KINDS if key == "layers_block_type" else key: value for key, value in values.items()}
+    return mamba.plain(config, _KINDS, _NAMES_OF_KINDS) | {_SWITCH: config.get("num_local_experts") != 0}
 
 
 def _mamba(fields: ConfigFields) -> Mamba:

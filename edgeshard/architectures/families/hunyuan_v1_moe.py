@@ -19,12 +19,12 @@ _BY_LAYER = ("moe_topk", "num_experts", "moe_intermediate_size", "num_shared_exp
 
 def _current(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Lists by layer as the one number that they repeat."""
-    found = {_NAMES.get(key, key): value for key, value in with_head_dim(values).items()}
+    config = {_NAMES.get(key, key): value for key, value in with_head_dim(values).items()}
     for key in _BY_LAYER:
-        listed = found.get(key)
+        listed = config.get(key)
         if isinstance(listed, list) and listed and all(item == listed[0] for item in listed):
-            found[key] = listed[0]
-    return found
+            config[key] = listed[0]
+    return config
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:

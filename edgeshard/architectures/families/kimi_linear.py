@@ -50,28 +50,28 @@ _DENSE, _SPARSE = "dense", "sparse"
 
 def _current(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The values under the keys of transformers' class, where published files have others, with types of layers."""
-    found = {key: value for key, value in values.items() if key not in _NAMES}
-    found |= {_NAMES[key]: value for key, value in values.items() if key in _NAMES}
-    layers = found.get("num_hidden_layers")
+    config = {key: value for key, value in values.items() if key not in _NAMES}
+    config |= {_NAMES[key]: value for key, value in values.items() if key in _NAMES}
+    layers = config.get("num_hidden_layers")
     count = min(layers, MAX_LAYERS) if type(layers) is int else 0
-    own = found.get(_LINEAR_CONFIG)
+    own = config.get(_LINEAR_CONFIG)
     if isinstance(own, Mapping):
-        found |= {_LINEAR_NAMES[key]: own[key] for key in _LINEAR_NAMES if key in own}
+        config |= {_LINEAR_NAMES[key]: own[key] for key in _LINEAR_NAMES if key in own}
         full, delta = (own.get(key) for key in _LAYER_LISTS)
-        if found.get("layer_types") is None and isinstance(full, list) and isinstance(delta, list):
+        if config.get("layer_types") is None and isinstance(full, list) and isinstance(delta, list):
             # These begin at 1. A layer in neither list has no type, which the check refuses.
-            found["layer_types"] = [
+            config["layer_types"] = [
                 FULL if layer + 1 in full else LINEAR if layer + 1 in delta else None for layer in range(count)
             ]
-    if found.get("layer_types") is None:
-        found["layer_types"] = [FULL if layer and layer % 4 == 0 else LINEAR for layer in range(count)]
-    dense = found.get("first_k_dense_replace", 1)
-    if found.get("mlp_layer_types") is None and type(dense) is int:
-        found["mlp_layer_types"] = [_DENSE if layer < dense else _SPARSE for layer in range(count)]
-    widths = (found.get("qk_nope_head_dim", 128), found.get("qk_rope_head_dim", 64))
+    if config.get("layer_types") is None:
+        config["layer_types"] = [FULL if layer and layer % 4 == 0 else LINEAR for layer in range(count)]
+    dense = config.get("first_k_dense_replace", 1)
+    if config.get("mlp_layer_types") is None and type(dense) is int:
+        config["mlp_layer_types"] = [_DENSE if layer < dense else _SPARSE for layer in range(count)]
+    widths = (config.get("qk_nope_head_dim", 128), config.get("qk_rope_head_dim", 64))
     if all(type(width) is int for width in widths):
-        found["qk_head_dim"] = sum(widths)
-    return found
+        config["qk_head_dim"] = sum(widths)
+    return config
 
 
 def _is_linear(fields: ConfigFields, layer: int) -> bool:

@@ -35,19 +35,19 @@ _TUNING = "attn_temperature_tuning"
 
 def _current(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The values with the lists by layer that transformers' class makes of intervals, where files leave them out."""
-    found = dict(values)
-    layers = found.get("num_hidden_layers")
+    config = dict(values)
+    layers = config.get("num_hidden_layers")
     count = min(layers, MAX_LAYERS) if type(layers) is int else 0
-    interval, step = found.get("no_rope_layer_interval", 4), found.get("interleave_moe_layer_step", 1)
-    if not found.get("no_rope_layers") and type(interval) is int and interval > 0:
-        found["no_rope_layers"] = [int((layer + 1) % interval != 0) for layer in range(count)]
-    if found.get("moe_layers") is None and type(step) is int and step > 0:
-        found["moe_layers"] = list(range(step - 1, count, step))
-    if found.get("layer_types") is None and isinstance(found.get("no_rope_layers"), list):
-        found["layer_types"] = [_CHUNKED if rotates else FULL for rotates in found["no_rope_layers"]]
-    if type(found.get(_TUNING)) is int:  # as older files have it
-        found[_TUNING] = bool(found[_TUNING])
-    return found
+    interval, step = config.get("no_rope_layer_interval", 4), config.get("interleave_moe_layer_step", 1)
+    if not config.get("no_rope_layers") and type(interval) is int and interval > 0:
+        config["no_rope_layers"] = [int((layer + 1) % interval != 0) for layer in range(count)]
+    if config.get("moe_layers") is None and type(step) is int and step > 0:
+        config["moe_layers"] = list(range(step - 1, count, step))
+    if config.get("layer_types") is None and isinstance(config.get("no_rope_layers"), list):
+        config["layer_types"] = [_CHUNKED if rotates else FULL for rotates in config["no_rope_layers"]]
+    if type(config.get(_TUNING)) is int:  # as older files have it
+        config[_TUNING] = bool(config[_TUNING])
+    return config
 
 
 def _chunk(fields: ConfigFields, layer: int) -> int:

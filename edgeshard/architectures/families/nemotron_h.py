@@ -33,13 +33,13 @@ _KEYS = MambaKeys("mamba_num_heads", "n_groups", "ssm_state_size", "conv_kernel"
 
 def _current(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The layers' types for their pattern, whose length is the number of layers; names of today for older keys."""
-    found = {_NAMES.get(key, key): value for key, value in values.items()}
-    pattern = found.pop(_PATTERN, None)
-    if found.get(_KINDS) is None and isinstance(pattern, str):
-        found[_KINDS] = list(pattern[: MAX_LAYERS + 1])
-    if isinstance(found.get(_KINDS), list):
-        found["num_hidden_layers"] = len(found[_KINDS])
-    return mamba.plain(found, _KINDS, _NAMES_OF_KINDS)
+    config = {_NAMES.get(key, key): value for key, value in values.items()}
+    pattern = config.pop(_PATTERN, None)
+    if config.get(_KINDS) is None and isinstance(pattern, str):
+        config[_KINDS] = list(pattern[: MAX_LAYERS + 1])
+    if isinstance(config.get(_KINDS), list):
+        config["num_hidden_layers"] = len(config[_KINDS])
+    return mamba.plain(config, _KINDS, _NAMES_OF_KINDS)
 
 
 def _mamba(fields: ConfigFields) -> Mamba:
@@ -71,8 +71,8 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
     if kind == LINEAR:
         return block | _mamba(fields).tensors(hidden, "mixer")
     if kind == FULL:
-        found = attention(shape)
-        return block | {name.replace("self_attn.", "mixer."): size for name, size in found.items()}
+        sizes = attention(shape)
+        return block | {name.replace("self_attn.", "mixer."): size for name, size in sizes.items()}
     if kind == "mlp":
         return block | _mlp(hidden, fields.size("intermediate_size"), "mixer", fields.flag("mlp_bias"))
     return block | _mixture(fields, hidden)

@@ -48,20 +48,20 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
 
 def _gguf(fields: GgufFields) -> dict[str, Any]:
     """The window, and the factors of frequencies, which are tensors in a file."""
-    found: dict[str, Any] = {_TRAINED: fields.size("rope.scaling.original_context_length", 4096)}
-    found["sliding_window"] = fields.get("attention.sliding_window") or None
+    config: dict[str, Any] = {_TRAINED: fields.size("rope.scaling.original_context_length", 4096)}
+    config["sliding_window"] = fields.get("attention.sliding_window") or None
     if fields.long_factors:
         heads = fields.size("attention.head_count")
         head_dim = fields.size("attention.key_length", max(1, fields.size("embedding_length") // heads))
         share = fields.size("rope.dimension_count") / head_dim
-        found["rope_parameters"] = {
+        config["rope_parameters"] = {
             "rope_type": "longrope",
             "rope_theta": fields.number("rope.freq_base", 10_000.0),
             "long_factor": list(fields.long_factors),
             "short_factor": list(fields.short_factors),
             "partial_rotary_factor": share,
         }
-    return found
+    return config
 
 
 ARCHITECTURE = Architecture(

@@ -49,26 +49,26 @@ def _current(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
     Lists by layer lose their entries of further blocks, rotary embeddings become those of each layer type.
     """
-    found = {_NAMES.get(key, key): value for key, value in values.items()}
-    layers, further = found.get("num_hidden_layers"), found.get("num_nextn_predict_layers")
+    config = {_NAMES.get(key, key): value for key, value in values.items()}
+    layers, further = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers")
     if type(layers) is int and type(further) is int:
         for key in (*_BY_LAYER, *_LIMITS):
-            if isinstance(found.get(key), list) and len(found[key]) == layers + further:
-                found[key] = found[key][:layers]
-    if isinstance(other := found.get(_OTHER), Mapping) and "num_attention_heads" in other:
-        found.setdefault("num_sliding_attention_heads", other["num_attention_heads"])
-    if isinstance(listed := found.pop("moe_layers_enum", None), str | list | tuple) and type(layers) is int:
+            if isinstance(config.get(key), list) and len(config[key]) == layers + further:
+                config[key] = config[key][:layers]
+    if isinstance(other := config.get(_OTHER), Mapping) and "num_attention_heads" in other:
+        config.setdefault("num_sliding_attention_heads", other["num_attention_heads"])
+    if isinstance(listed := config.pop("moe_layers_enum", None), str | list | tuple) and type(layers) is int:
         chosen = {str(item).strip() for item in (listed.split(",") if isinstance(listed, str) else listed)}
         kinds = ["sparse" if str(layer) in chosen else "dense" for layer in range(min(layers, 1024))]
-        found["mlp_layer_types"] = found.get("mlp_layer_types") or kinds
-    return found if found.get("rope_parameters") else found | {"rope_parameters": _rotary(found)}
+        config["mlp_layer_types"] = config.get("mlp_layer_types") or kinds
+    return config if config.get("rope_parameters") else config | {"rope_parameters": _rotary(config)}
 
 
-def _rotary(found: dict[str, Any]) -> dict[str, Any]:
+def _rotary(config: dict[str, Any]) -> dict[str, Any]:
     """The rotary embedding of each layer type, of lists by layer, which this takes out."""
-    types = found.get("layer_types") or [FULL]
-    thetas, shares = found.pop("rope_theta", None), found.pop("partial_rotary_factors", None)
-    scaling = found.pop("rope_scaling", None)
+    types = config.get("layer_types") or [FULL]
+    thetas, shares = config.pop("rope_theta", None), config.pop("partial_rotary_factors", None)
+    scaling = config.pop("rope_scaling", None)
     entries: dict[str, Any] = {}
     for kind in sorted({kind for kind in types if isinstance(kind, str)}) if isinstance(types, list) else ():
         entry: dict[str, Any] = {"rope_type": "default", "rope_theta": 10_000.0}

@@ -73,27 +73,27 @@ def read_texts(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[InvalidAr
 
 def pairs(items: Sequence[str], key: str) -> list[tuple[str, str]]:
     """`NODE=VALUE`, repeated. Raises InvalidArgumentError for one that is not."""
-    found = [(node, value) for node, _, value in (item.partition("=") for item in items)]
-    for item, (node, value) in zip(items, found, strict=True):
+    node_values = [(node, value) for node, _, value in (item.partition("=") for item in items)]
+    for item, (node, value) in zip(items, node_values, strict=True):
         if not node or not value:
             option = key.replace("_", "-")
             raise InvalidArgumentError(f"--{option} {item!r} is not NODE=VALUE", field=key)
-    return found
+    return node_values
 
 
 def _quantisation(items: Sequence[str], key: str) -> dict[str, str]:
     """A format for every node that is not named, `NODE=FORMAT` for one."""
-    found: dict[str, str] = {}
+    formats: dict[str, str] = {}
     for item in items:
         node, equals, text = item.rpartition("=")
         is_unknown = text not in ("none", "stored", *MODEL_FORMATS) or (equals and (not node or text == "none"))
-        if is_unknown or (node or "*") in found:
+        if is_unknown or (node or "*") in formats:
             raise InvalidArgumentError(
                 f"--quantise {item!r}: give none, int8, int4 or stored once, and NODE=FORMAT once for a node",
                 field=key,
             )
-        found[node or EVERY_NODE] = text
-    return found
+        formats[node or EVERY_NODE] = text
+    return formats
 
 
 def _size(text: str, key: str) -> int:

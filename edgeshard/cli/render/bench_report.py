@@ -140,29 +140,29 @@ SPREAD_COLUMNS: list[Column[Row]] = [
 ]
 
 
-def rows(found: Report) -> list[Row]:
-    named = (("first token", found.ttft_s), ("between tokens", found.inter_token_s), ("request", found.request_s))
+def rows(load_report: Report) -> list[Row]:
+    named = (("first token", load_report.ttft_s), ("between tokens", load_report.inter_token_s), ("request", load_report.request_s))
     return [(name, spread) for name, spread in named if spread is not None]
 
 
-def fields(found: Report) -> dict[str, str]:
+def fields(load_report: Report) -> dict[str, str]:
     """Everything but the times."""
     shown = {
-        "Deployment": found.deployment,
-        "Load": f"{found.load}, seed {found.seed}",
-        "Requests": f"{found.answered} answered of {found.requests} in {found.seconds:.1f} s"
-        + (f", {found.unfinished} not finished" if found.unfinished else ""),
-        "Rate": f"{found.requests_per_s:.2f} requests/s, {found.new_tokens_per_s:.1f} tokens/s "
-        f"({found.prompt_tokens} tokens in, {found.new_tokens} out)",
+        "Deployment": load_report.deployment,
+        "Load": f"{load_report.load}, seed {load_report.seed}",
+        "Requests": f"{load_report.answered} answered of {load_report.requests} in {load_report.seconds:.1f} s"
+        + (f", {load_report.unfinished} not finished" if load_report.unfinished else ""),
+        "Rate": f"{load_report.requests_per_s:.2f} requests/s, {load_report.new_tokens_per_s:.1f} tokens/s "
+        f"({load_report.prompt_tokens} tokens in, {load_report.new_tokens} out)",
     }
-    if found.goodput is not None and found.good_share is not None:
-        shown["Goodput"] = f"{found.goodput:.2f} requests/s within the goal, {100 * found.good_share:.0f} % of them"
-    if found.errors:
-        shown["Errors"] = ", ".join(f"{count} {reason}" for reason, count in found.errors.items())
+    if load_report.goodput is not None and load_report.good_share is not None:
+        shown["Goodput"] = f"{load_report.goodput:.2f} requests/s within the goal, {100 * load_report.good_share:.0f} % of them"
+    if load_report.errors:
+        shown["Errors"] = ", ".join(f"{count} {reason}" for reason, count in load_report.errors.items())
     return shown
 
 
-def picture(found: Report, served: Sequence[Served]) -> str:
+def picture(load_report: Report, served: Sequence[Served]) -> str:
     """An SVG of the share of first tokens and of tokens that arrived within each time. '' if no token arrived."""
     good = [one for one in served if not one.error]
     times = {
@@ -176,5 +176,5 @@ def picture(found: Report, served: Sequence[Served]) -> str:
     }
     if not lines:
         return ""
-    title = f"{found.deployment}: {found.load}, {found.new_tokens_per_s:.1f} tokens/s"
+    title = f"{load_report.deployment}: {load_report.load}, {load_report.new_tokens_per_s:.1f} tokens/s"
     return line_chart(lines, title, "seconds", "% within", log_x=True)

@@ -129,8 +129,8 @@ def link_rows(links: Sequence[StoredLink], names: Mapping[Any, str]) -> list[Lin
 
 def profile_data(stored: StoredProfile) -> dict[str, Any]:
     """A node's profile as plain data; `samples` of the layers and all."""
-    found = quality_warnings(fit_profile(stored.profile))
-    return {"models": list(stored.models), "age_s": stored.age_s, "doubts": list(found), **plain(stored.profile)}
+    doubts = quality_warnings(fit_profile(stored.profile))
+    return {"models": list(stored.models), "age_s": stored.age_s, "doubts": list(doubts), **plain(stored.profile)}
 
 
 def node_data(details: NodeDetails, names: Mapping[Any, str]) -> dict[str, Any]:

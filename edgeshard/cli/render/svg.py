@@ -228,11 +228,11 @@ def _text(figure: Figure, title: str, titles: Mapping[str, str]) -> str:
     for gid, words in titles.items():
         text = text.replace(f'<g id="{gid}">', f'<g id="{gid}"><title>{escape(words)}</title>', 1)
     # A hundredth of a point is enough, and the same on every machine.
-    return _PLACES.sub(lambda found: _FRACTION.sub(_rounded, found[0]), text)
+    return _PLACES.sub(lambda match: _FRACTION.sub(_rounded, match[0]), text)
 
 
-def _rounded(found: re.Match[str]) -> str:
-    return f"{float(found[0]):.2f}".rstrip("0").rstrip(".")
+def _rounded(match: re.Match[str]) -> str:
+    return f"{float(match[0]):.2f}".rstrip("0").rstrip(".")
 
 
 def _scale(axes: Axes, name: str, values: Sequence[float], log: bool, from_zero: bool) -> None:

@@ -92,8 +92,8 @@ class TopView(App[None]):
         self.query_one("#status", Static).update(Text(escaped(f"{self._target}: {words}{paused}")))
 
     def _table(self, shape: TableShape) -> Table:
-        found: Table = self.query_one(f"#{shape.title.lower()}", DataTable)
-        return found
+        table: Table = self.query_one(f"#{shape.title.lower()}", DataTable)
+        return table
 
 
 def _fill(table: Table, shape: TableShape, rows: list[Row]) -> None:

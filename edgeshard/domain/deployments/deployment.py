@@ -258,20 +258,20 @@ def spec_mistakes(values: Mapping[str, Any]) -> list[InvalidArgumentError]:
     try:
         _spec_of(values)
     except InvalidArgumentError as error:
-        found = [error]
+        mistakes = [error]
     except ValidationError as error:
-        found = [_mistake(item["loc"], item["type"], item["msg"]) for item in error.errors()]
+        mistakes = [_mistake(item["loc"], item["type"], item["msg"]) for item in error.errors()]
     else:
-        found = []
-    wrong = {mistake.field for mistake in found}
+        mistakes = []
+    wrong = {mistake.field for mistake in mistakes}
     for name in ("name", "model", "source", "draft"):
         text = values.get(name)
         if isinstance(text, str) and name not in wrong and (text or name != "source"):
             try:
                 check_name(text, name)
             except InvalidArgumentError as error:
-                found.append(error)
-    return found
+                mistakes.append(error)
+    return mistakes
 
 
 def _mistake(where: tuple[int | str, ...], kind: str, message: str) -> InvalidArgumentError:

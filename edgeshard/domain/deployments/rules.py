@@ -142,13 +142,13 @@ def parse_rule(text: str) -> Rule:
 
 def parse_rules(texts: Sequence[str]) -> tuple[Rule, ...]:
     """The rules of lines. Raises as `parse_rule`, naming `rule[i]`."""
-    found = []
+    rules = []
     for index, text in enumerate(texts):
         try:
-            found.append(parse_rule(text))
+            rules.append(parse_rule(text))
         except InvalidArgumentError as error:
             raise error.within(f"rule[{index}]") from None
-    return tuple(found)
+    return tuple(rules)
 
 
 def _number_of(words: list[str], kind: RuleKind) -> float:
@@ -215,14 +215,14 @@ def resolve(rules: Sequence[Rule], nodes: Collection[RuledNode]) -> tuple[RuleCo
     because it might break it. Raises InvalidArgumentError naming `rule[i]` for a node, a key or a
     figure that no node has, and for a label that no node has and one must.
     """
-    found: list[RuleCondition] = []
+    conditions: list[RuleCondition] = []
     for index, rule in enumerate(rules):
         try:
             rule.check()
-            found += _conditions(rule, nodes)
+            conditions += _conditions(rule, nodes)
         except InvalidArgumentError as error:
             raise error.within(f"rule[{index}]") from None
-    return tuple(found)
+    return tuple(conditions)
 
 
 def broken(conditions: Sequence[RuleCondition], used: Collection[str]) -> tuple[str, ...]:

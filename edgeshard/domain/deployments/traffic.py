@@ -82,14 +82,14 @@ class Traffic:
 
     @classmethod
     def of_all(cls, items: Iterable[Traffic]) -> Traffic:
-        found = [item for item in items if item.requests]
-        weight = sum(item.prompts.weight for item in found)
+        parts = [item for item in items if item.requests]
+        weight = sum(item.prompts.weight for item in parts)
         return cls(
-            requests=sum(item.requests for item in found),
-            prompts=Lengths.of_all(item.prompts for item in found),
-            answers=Lengths.of_all(item.answers for item in found),
-            at_once=sum(item.at_once * item.prompts.weight for item in found) / weight if weight else 0.0,
-            guesses=GuessCounts.of_all(item.guesses for item in found),
+            requests=sum(item.requests for item in parts),
+            prompts=Lengths.of_all(item.prompts for item in parts),
+            answers=Lengths.of_all(item.answers for item in parts),
+            at_once=sum(item.at_once * item.prompts.weight for item in parts) / weight if weight else 0.0,
+            guesses=GuessCounts.of_all(item.guesses for item in parts),
         )
 
 

@@ -66,21 +66,21 @@ def parse_labels(text: str, field: str = "labels") -> dict[str, str]:
 def parse_changes(items: Sequence[str], field: str = "labels") -> tuple[dict[str, str], tuple[str, ...]]:
     """The labels to set and the keys to remove, of `KEY=VALUE` and `KEY-`. Raises InvalidArgumentError naming `field`,
     also for a key that is given twice."""
-    found: dict[str, str] = {}
+    labels: dict[str, str] = {}
     removed: list[str] = []
     for item in items:
         key, equals, value = item.partition("=")
         if not equals and not item.endswith("-"):
             raise _wrong(field, f"{item[:80]!r} is not KEY=VALUE")
         key = key if equals else item[:-1]
-        if key in found or key in removed:
+        if key in labels or key in removed:
             raise _wrong(field, f"label {key[:80]} is given twice")
         if equals:
-            found[key] = value
+            labels[key] = value
         else:
             removed.append(check_key(key, field))
-    check_labels(found, field)
-    return found, tuple(removed)
+    check_labels(labels, field)
+    return labels, tuple(removed)
 
 
 def labels_text(labels: Mapping[str, str]) -> str:

@@ -115,5 +115,5 @@ def neighbourhood(address: str) -> str:
     return address
 
 
-def _first(found: int | None, otherwise: int) -> int:
-    return otherwise if found is None else found
+def _first(value: int | None, otherwise: int) -> int:
+    return otherwise if value is None else value

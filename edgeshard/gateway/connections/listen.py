@@ -77,10 +77,10 @@ class HttpListen:
         """A value that changes with the files and with their permissions; () if one is gone."""
         assert self.cert is not None and self.key is not None
         try:
-            found = [path.stat() for path in (self.cert, self.key)]
+            stats = [path.stat() for path in (self.cert, self.key)]
         except OSError:
             return ()
-        return tuple(value for one in found for value in (one.st_ctime_ns, one.st_mtime_ns, one.st_ino, one.st_size))
+        return tuple(value for one in stats for value in (one.st_ctime_ns, one.st_mtime_ns, one.st_ino, one.st_size))
 
 
 def is_loopback_name(host: str) -> bool:
@@ -105,13 +105,13 @@ def host_of(url: str) -> str:
 def _names_of(cert: Path, version: tuple[int, ...]) -> frozenset[str]:
     """Hosts of a PEM file's first certificate. `version` is its state, so that a new one is read."""
     try:
-        found = x509.load_pem_x509_certificate(cert.read_bytes()).extensions.get_extension_for_class(
+        extension = x509.load_pem_x509_certificate(cert.read_bytes()).extensions.get_extension_for_class(
             x509.SubjectAlternativeName
         )
     except (OSError, ValueError, x509.ExtensionNotFound):
         return frozenset()
-    names = found.value.get_values_for_type(x509.DNSName)
-    return frozenset((*names, *map(str, found.value.get_values_for_type(x509.IPAddress))))
+    names = extension.value.get_values_for_type(x509.DNSName)
+    return frozenset((*names, *map(str, extension.value.get_values_for_type(x509.IPAddress))))
 
 
 def _no_password() -> str:

@@ -187,15 +187,15 @@ def _referred(node: Schema, root: Schema) -> Iterator[Schema]:
     reference = node.get("$ref")
     if not isinstance(reference, str) or not reference.startswith("#"):
         return
-    found: Any = root
+    target: Any = root
     for name in unquote(reference[1:]).split("/")[1:]:
         name = name.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, dict):
-            found = found.get(name)
-        elif isinstance(found, list):
-            found = found[int(name)] if name.isdecimal() and int(name) < len(found) else None
-    if isinstance(found, dict):
-        yield found
+        if isinstance(target, dict):
+            target = target.get(name)
+        elif isinstance(target, list):
+            target = target[int(name)] if name.isdecimal() and int(name) < len(target) else None
+    if isinstance(target, dict):
+        yield target
 
 
 class _Walk:
@@ -206,14 +206,14 @@ class _Walk:
 
     def reached(self, first: list[Schema], following: Callable[[Schema], Iterable[Schema]]) -> list[Schema]:
         """Each schema that is reached from the first ones, once."""
-        found = {id(node): node for node in first}
+        schemas = {id(node): node for node in first}
         waiting = list(first)
         while waiting:
             for node in following(waiting.pop()):
                 self._left -= 1
                 if self._left < 0:
                     raise _too_much("guide", "refers too often to itself")
-                if id(node) not in found:
-                    found[id(node)] = node
+                if id(node) not in schemas:
+                    schemas[id(node)] = node
                     waiting.append(node)
-        return list(found.values())
+        return list(schemas.values())

@@ -32,8 +32,8 @@ from edgeshard.planning.solvers.scoring import stages
 
 def slice_edges(tokens: int) -> tuple[int, ...]:
     """The positions at which steps of a prompt may begin and end: multiples of a unit and of a step's room, its end."""
-    found = {*range(0, tokens, slice_unit(tokens)), *range(0, tokens, STEP_TOKENS), tokens}
-    return tuple(sorted(found))
+    edges = {*range(0, tokens, slice_unit(tokens)), *range(0, tokens, STEP_TOKENS), tokens}
+    return tuple(sorted(edges))
 
 
 def step_room(budget: int, tokens: int) -> int:
@@ -192,12 +192,12 @@ class CutFloor:
 
     def seconds(self, cut: Cut) -> float:
         """A lower bound of the seconds until the first token."""
-        found = [self._stage(node, first, end) for node, first, end in stages(cut)]
-        firsts = np.array([steps[0] for steps, _ in found])  # [S, E] of the first slice, by its end
-        lasts = np.array([steps[:, -1] for steps, _ in found])  # [S, E] of the last one, by its start
-        between = np.array([least for _, least in found])  # [S, E, E]
+        stage_times = [self._stage(node, first, end) for node, first, end in stages(cut)]
+        firsts = np.array([steps[0] for steps, _ in stage_times])  # [S, E] of the first slice, by its end
+        lasts = np.array([steps[:, -1] for steps, _ in stage_times])  # [S, E] of the last one, by its start
+        between = np.array([least for _, least in stage_times])  # [S, E, E]
         source = self._prefill.source
-        if len(found) == 1:
+        if len(stage_times) == 1:
             return float(between[0, 0, -1] + self._prefill.head_s[source])
         senders, receivers = list(cut.nodes[:-1]), list(cut.nodes[1:])
         rate_bps = self._costs.bandwidth_bps[senders, receivers][:, None]

@@ -63,9 +63,9 @@ class PromptTimes:
         room = step_room(step_tokens(costs_of_stages, KV_BLOCK_TOKENS), tokens)
         lengths: tuple[int, ...] = (tokens,)
         if self._costs.problem.sliced and len(cut.nodes) > 1 and tokens >= 2 * unit:
-            found = prompt_slices(costs_of_stages, rounded_prompt(tokens))
-            if len(found) > 1:
-                lengths = with_rest(found, tokens)
+            slices = prompt_slices(costs_of_stages, rounded_prompt(tokens))
+            if len(slices) > 1:
+                lengths = with_rest(slices, tokens)
                 room = max(room, MAX_STEP_TOKENS // unit * unit)
         return tuple(min(room, length - first) for length in lengths for first in range(0, length, room))
 
@@ -103,17 +103,17 @@ class PromptTimes:
     def computing_s(self, cut: Cut) -> tuple[float, ...]:
         """Seconds that the node of each stage computes for the prompt, all its slices together."""
         slices, apart = self.first_token(cut).slices, self._head_apart(len(cut.nodes))
-        found = []
+        stage_seconds = []
         for stage, (node, begin, end) in enumerate(stages(cut)):
             seconds, first = 0.0, 0
             for index, length in enumerate(slices):
                 headed = index == len(slices) - 1 and self._costs.has_head(cut, stage) and not apart
                 seconds += self._step_s(node, begin, end, stage == 0, headed, (first, length))
                 first += length
-            found.append(seconds)
+            stage_seconds.append(seconds)
         if apart:
-            found[0] += self._costs.times[cut.nodes[0]].head_s(_SAMPLED)
-        return tuple(found)
+            stage_seconds[0] += self._costs.times[cut.nodes[0]].head_s(_SAMPLED)
+        return tuple(stage_seconds)
 
     def _head_apart(self, count: int) -> bool:
         return self._costs.problem.head_on_source and count > 1

@@ -63,24 +63,24 @@ def best_slices(times: SliceTimes, label_limit: int = 20_000) -> Slices:
     returns the incumbent with `exact` False.
     """
     lengths, value = _by_ceilings(times)
-    found = _by_labels(times, value, label_limit)
-    if found is None:
+    label_lengths = _by_labels(times, value, label_limit)
+    if label_lengths is None:
         return Slices(lengths, value, exact=False)
-    if found and (better := _recurrence(times, found)) < value * (1 - _SLACK):
-        lengths, value = found, better
+    if label_lengths and (better := _recurrence(times, label_lengths)) < value * (1 - _SLACK):
+        lengths, value = label_lengths, better
     return Slices(_longest_first(times, lengths, value), value, exact=True)
 
 
 def _step(times: SliceTimes, finish: Sequence[float], start: int, end: int) -> tuple[float, ...]:
     """Finish times of the slice [start, end) on each device after the previous slice's."""
-    arrived, found = 0.0, []
+    arrived, finish_times = 0.0, []
     work, comm = times.work_s[start, end], times.comm_s[end - start]
     for device, before in enumerate(finish):
         arrived = max(before, arrived) + float(work[device])
-        found.append(arrived)
+        finish_times.append(arrived)
         if device < len(comm):
             arrived += float(comm[device])
-    return tuple(found)
+    return tuple(finish_times)
 
 
 def _recurrence(times: SliceTimes, lengths: Sequence[int]) -> float:
@@ -121,9 +121,9 @@ def _by_ceilings(times: SliceTimes) -> tuple[tuple[int, ...], float]:
     best: tuple[int, ...] = (units,)
     value = _recurrence(times, best)
     before = _before(longest, ceilings)
-    found = {_trace(row, units) for row in before if row[units] >= 0}
-    found |= {_greedy(longest, float(ceiling)) for ceiling in ceilings} - {()}
-    shortest_first = sorted(found, key=len)
+    slicings = {_trace(row, units) for row in before if row[units] >= 0}
+    slicings |= {_greedy(longest, float(ceiling)) for ceiling in ceilings} - {()}
+    shortest_first = sorted(slicings, key=len)
     for lengths, seconds in zip(shortest_first, _recurrences(times, shortest_first), strict=True):
         if seconds < value * (1 - _SLACK):
             best, value = lengths, seconds

@@ -160,8 +160,8 @@ def _period_s(stall_s: Floats, decode_s: Floats, requests: Floats, prompt_s: Flo
 
 def _whole_s(together_s: Floats, requests: Floats, rounds: float, prompt_s: Floats) -> Floats:
     """W if rounds have one prompt or more: the largest by the lines between neighbours of max(T, fj) [J, K]."""
-    found = np.zeros_like(prompt_s)
+    whole_s = np.zeros_like(prompt_s)
     for number, (fewer_s, more_s) in enumerate(pairwise(together_s), 1):
         slope_s = more_s - fewer_s
-        found = np.maximum(found, _period_s(slope_s, rounds * (fewer_s - number * slope_s), requests, prompt_s))
-    return found
+        whole_s = np.maximum(whole_s, _period_s(slope_s, rounds * (fewer_s - number * slope_s), requests, prompt_s))
+    return whole_s

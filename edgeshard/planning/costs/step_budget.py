@@ -48,13 +48,13 @@ class StageCosts:
 
     def of(self, cut: Cut) -> tuple[StageCost, ...]:
         """A StageCost for each stage of the cut, in its order."""
-        costs, found = self._costs, []
+        costs, costs_of_stages = self._costs, []
         for index, (node, first, end) in enumerate(stages(cut)):
             returns = index == len(cut.nodes) - 1
             receiver = cut.nodes[0] if returns else cut.nodes[index + 1]
             rate_bps = float(costs.bandwidth_bps[node, receiver])
             back = returns and not costs.problem.head_on_source
-            found.append(
+            costs_of_stages.append(
                 replace(
                     self._without_hop(
                         costs.times[node], self.kinds(first, end), index == 0, costs.has_head(cut, index)
@@ -64,7 +64,7 @@ class StageCosts:
                     hop_token_s=8.0 * (RETURNED_TOKEN_BYTES if back else costs.hidden_bytes) / rate_bps,
                 )
             )
-        return tuple(found)
+        return tuple(costs_of_stages)
 
     def kinds(self, first: int, end: int) -> Blocks:
         """The blocks from `first` to `end`, equal ones together."""

@@ -164,15 +164,15 @@ class StreamTables:
     def streaming(self, load: Load, cut: Cut) -> tuple[Streaming | None, ...]:
         """How each stage of a cut streams; None if it stays in memory."""
         bytes_of, experts = self.streamed(load), self._experts
-        found: list[Streaming | None] = []
+        stage_streamings: list[Streaming | None] = []
         for index, (node, first, end) in enumerate(stages(cut)):
             size = bytes_of.streamed[node, first, end]
             if not size:
-                found.append(None)
+                stage_streamings.append(None)
                 continue
             ends = self.costs.ends_bytes(index == 0, self.costs.has_head(cut, index))
             caches = bool(bytes_of.caches[node, first, end])
-            found.append(
+            stage_streamings.append(
                 Streaming(
                     weight_bytes=int(self.weights[first:end].sum()) + ends,
                     streamed_bytes=int(size),
@@ -185,7 +185,7 @@ class StreamTables:
                     expert_share=self._expert_share(first, end) if caches else 0.0,
                 )
             )
-        return tuple(found)
+        return tuple(stage_streamings)
 
     def _expert_share(self, first: int, end: int) -> float:
         """The experts' part of what these layers compute for a token."""
@@ -263,7 +263,7 @@ def _held_by_count(weights: Floats) -> list[Floats]:
     The last row has all of them.
     """
     layers = len(weights)
-    found = [np.zeros((1, layers + 1))]
+    tables = [np.zeros((1, layers + 1))]
     for count in range(1, layers + 1):
         starts = np.arange(layers + 1 - count)
         rows = [np.zeros(len(starts))]
@@ -271,8 +271,8 @@ def _held_by_count(weights: Floats) -> list[Floats]:
             places = (2 * np.arange(kept) + 1) * count // (2 * kept)
             rows.append(weights[starts[:, None] + places[None]].sum(axis=1))
         rows.append(weights[starts[:, None] + np.arange(count)[None]].sum(axis=1))
-        found.append(np.array(rows))
-    return found
+        tables.append(np.array(rows))
+    return tables
 
 
 def _ranges(values: Floats | NDArray[np.bool_]) -> Floats:

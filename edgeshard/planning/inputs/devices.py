@@ -279,10 +279,10 @@ def _check_pairs(pairs: int, field_name: str) -> None:
 
 
 def _named(name: str, field_name: str, nodes: Sequence[ClusterNode]) -> list[str]:
-    found = [node.name for node in nodes if node.name == name] or [node.name for node in nodes if node.group == name]
-    if not found:
+    names = [node.name for node in nodes if node.name == name] or [node.name for node in nodes if node.group == name]
+    if not names:
         raise InvalidArgumentError.about(field_name, f"there is no node {name!r}", "UNKNOWN_NODE")
-    return found
+    return names
 
 
 def with_nodes(cluster: Cluster, kind: str, count: int, field_name: str) -> Cluster:

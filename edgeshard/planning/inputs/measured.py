@@ -55,17 +55,17 @@ def power_measured(problem: PlanProblem, name: str) -> bool:
 
 def doubtful(problem: PlanProblem) -> dict[str, tuple[str, ...]]:
     """Doubts about the profiles of a problem, in words, by node; nodes left out count too."""
-    found = {
+    doubts = {
         name: quality_warnings(times.fit)
         for name, times in problem.times.items()
         if isinstance(times, MeasuredTimes) and name in problem.cluster.names and name not in problem.exclude
     }
-    return {name: words for name, words in found.items() if words}
+    return {name: words for name, words in doubts.items() if words}
 
 
-def doubts_line(found: Mapping[str, Sequence[str]]) -> str:
+def doubts_line(doubts: Mapping[str, Sequence[str]]) -> str:
     """`doubtful` as one text: `b: busy while measured (...); c: ...`."""
-    return "; ".join(f"{name}: {', '.join(words)}" for name, words in found.items())
+    return "; ".join(f"{name}: {', '.join(words)}" for name, words in doubts.items())
 
 
 def _seconds(fit: LayerFit, phase: StepShape) -> float:

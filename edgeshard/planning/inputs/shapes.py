@@ -149,10 +149,10 @@ class BlockSpec:
 
     def expert_bytes(self, dtype: DType, quantisation: Quantisation | None = None) -> list[int]:
         """Bytes of each expert that a node can read by itself."""
-        found: list[int] = []
+        sizes: list[int] = []
         for kind in self.expert_kinds:
-            found += [kind.matrices.weight_bytes(kind.parameters, dtype, quantisation)] * kind.count
-        return found
+            sizes += [kind.matrices.weight_bytes(kind.parameters, dtype, quantisation)] * kind.count
+        return sizes
 
     @property
     def expert_share(self) -> float:

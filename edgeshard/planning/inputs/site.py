@@ -124,8 +124,8 @@ def site_cluster(  # noqa: PLR0913 - the site's figures, and the request
     )
     measured = [node for node in usable if node.node_id in profiles]
     times: dict[str, ComputeTimes] = {node.name: MeasuredTimes.of(profiles[node.node_id]) for node in measured}
-    found, unmeasured = _links(usable, links)
-    cluster = Cluster(planned, _NO_LINK, source=usable[0].name, links=MappingProxyType(found))
+    measured_links, unmeasured = _links(usable, links)
+    cluster = Cluster(planned, _NO_LINK, source=usable[0].name, links=MappingProxyType(measured_links))
     estimated = tuple(node.name for node in usable if node.name not in times)
     starting = tuple(sorted(n.name for n in nodes if n.connected and not n.placeable and n.name not in exclude))
     return SiteCluster(cluster, MappingProxyType(times), estimated, unmeasured, starting, without_times)
@@ -194,11 +194,11 @@ def node_starting(field: str, name: str) -> UnavailableError:
 
 def _usable(every: Sequence[SiteNode], source: str, exclude: Collection[str]) -> list[SiteNode]:
     """Placeable nodes by name, the source first. `source` is a name or an id."""
-    found = sorted((node for node in every if source in (node.name, node.node_id)), key=lambda node: node.connected)
-    if not found:
+    matches = sorted((node for node in every if source in (node.name, node.node_id)), key=lambda node: node.connected)
+    if not matches:
         names = listed(sorted(node.name for node in every)) or "none"
         raise NotFoundError.about("source", f"there is no node {source}; nodes are {names}")
-    first = found[-1]
+    first = matches[-1]
     if not first.connected:
         raise UnavailableError(
             f"source: node {source} is not connected", field="source", reason="NODE_AWAY", retry_after_s=1.0
@@ -221,13 +221,13 @@ def _links(
 ) -> tuple[dict[tuple[str, str], Link], tuple[tuple[NodeName, NodeName], ...]]:
     """Measured links by names, and the pairs that have none."""
     names = {node.node_id: node.name for node in nodes}
-    found: dict[tuple[str, str], Link] = {
+    measured_links: dict[tuple[str, str], Link] = {
         (names[link.sender], names[link.receiver]): Link(link.profile.bandwidth_bps, link.profile.latency_s)
         for link in links
         if link.sender in names and link.receiver in names
     }
     pairs = ((sender.name, receiver.name) for sender in nodes for receiver in nodes if sender is not receiver)
-    return found, tuple(pair for pair in pairs if pair not in found)
+    return measured_links, tuple(pair for pair in pairs if pair not in measured_links)
 
 
 def _figures(profile: ComputeProfile, known: DeviceSpec | None) -> DeviceSpec:

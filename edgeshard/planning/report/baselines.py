@@ -76,8 +76,8 @@ def compare(problem: PlanProblem, prover: Prover | None = None) -> tuple[Strateg
         rows["replicas"] = _row_of("replicas", None, best, 0, "", "rules are about the nodes of one plan")
     else:
         shared = replicas(problem)
-        found = shared if shared.replicas else None
-        rows["replicas"] = _row_of("replicas", found, best, len(shared.replicas), shared.placement, shared.reason)
+        replica_plan = shared if shared.replicas else None
+        rows["replicas"] = _row_of("replicas", replica_plan, best, len(shared.replicas), shared.placement, shared.reason)
     return tuple(rows[name] for name in COMPARED)
 
 
@@ -261,25 +261,25 @@ def _why_not(costs: Costs, cut: Cut | None) -> Shortage:
 
 
 def _row(name: str, result: PlanResult, best: PlanResult) -> StrategyRow:
-    found, reason, source = result.prediction, bottleneck(result), result.problem.cluster.source
-    if found is not None and source != best.problem.cluster.source:
+    prediction, reason, source = result.prediction, bottleneck(result), result.problem.cluster.source
+    if prediction is not None and source != best.problem.cluster.source:
         reason = f"requests enter at {source}; {reason}"
-    return _row_of(name, found, best, len(result.stages), result.placement, reason)
+    return _row_of(name, prediction, best, len(result.stages), result.placement, reason)
 
 
 def _row_of(
-    name: str, found: CutPrediction | ReplicaPlan | None, best: PlanResult, nodes: int, placement: str, reason: str
+    name: str, outcome: CutPrediction | ReplicaPlan | None, best: PlanResult, nodes: int, placement: str, reason: str
 ) -> StrategyRow:
-    gap = None if found is None else _gap(found, best)
+    gap = None if outcome is None else _gap(outcome, best)
     return StrategyRow(
-        name, found is not None, **figures_of(found), nodes=nodes, placement=placement, gap=gap, reason=reason
+        name, outcome is not None, **figures_of(outcome), nodes=nodes, placement=placement, gap=gap, reason=reason
     )
 
 
-def _gap(found: CutPrediction | ReplicaPlan, best: PlanResult) -> float | None:
+def _gap(outcome: CutPrediction | ReplicaPlan, best: PlanResult) -> float | None:
     """How much better any plan could at most be: from the plan's own value and its certified gap."""
     if best.prediction is None or best.gap is None:
         return None
     goal = best.problem.goal
-    own = found.cost(goal)
+    own = outcome.cost(goal)
     return max(0.0, 1.0 - best.prediction.cost(goal) * (1.0 - best.gap) / own) if own > 0 else 0.0

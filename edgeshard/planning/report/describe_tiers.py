@@ -70,8 +70,8 @@ def advice_without_streaming(result: PlanResult) -> str:
     more = plan(changed(result.problem, [f"+1 {group}"]), alternatives=0)
     if more.prediction is not None:
         parts.append(f"one more node like {largest.node} would bring {_figures(more)} instead of {now}{_still(more)}")
-    if (found := _enough_memory(result, streaming)) is not None:
-        size, after = found
+    if (upgrade := _enough_memory(result, streaming)) is not None:
+        size, after = upgrade
         nodes = " and ".join(stage.node for stage in streaming)
         each = " each" if len(streaming) > 1 else ""
         parts.append(f"{size} GB more memory in {nodes}{each} would bring {_figures(after)}, without reading the disk")
@@ -99,13 +99,13 @@ def speeds(result: PlanResult) -> tuple[CutPrediction, CutPrediction | None]:
         return alone, prediction
     for requests in _MANY:
         asked = replace(problem, concurrency=requests, objective=Objective.THROUGHPUT, batch=_BATCH)
-        found = [
+        predictions = [
             predict_streaming(tables, load, prediction.cut)
             for load in stream_loads(Costs(asked))
             if load.load.requests == requests and _fits(tables, load.load, prediction.cut)
         ]
-        if found:
-            return alone, max(found, key=lambda one: one.throughput_tps)
+        if predictions:
+            return alone, max(predictions, key=lambda one: one.throughput_tps)
     return alone, None
 
 

@@ -49,8 +49,8 @@ def describe_locality(result: PlanResult) -> str:
     holds = []
     for stage in result.stages:
         held = problem.held.get(stage.node, NOTHING_HELD).layers
-        if found := sorted(held & frozenset(range(stage.layers.first, stage.layers.end))):
-            holds.append(f"{stage.node} holds layers {_ranges(found)} packed")
+        if stage_layers := sorted(held & frozenset(range(stage.layers.first, stage.layers.end))):
+            holds.append(f"{stage.node} holds layers {_ranges(stage_layers)} packed")
     more = "more energy" if problem.goal is Objective.ENERGY else "slower"
     costs = f"{100 * locality.slower:.1f} % {more}" if locality.slower >= 0.0005 else "as good"
     saved = gibibytes(locality.saved_bytes)
@@ -117,8 +117,8 @@ def explain(result: PlanResult) -> tuple[str, ...]:
             f"Not measured but from figures of data sheets or the cluster file: {', '.join(estimated)}. "
             "Real kernels are slower."
         )
-    if found := doubtful(problem):
-        lines.append(f"Doubtful figures of {doubts_line(found)}. Plan again when they are measured again.")
+    if doubts := doubtful(problem):
+        lines.append(f"Doubtful figures of {doubts_line(doubts)}. Plan again when they are measured again.")
     return tuple(lines)
 
 

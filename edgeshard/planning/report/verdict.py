@@ -71,8 +71,8 @@ def plan_wins(problem: PlanProblem, nodes: Sequence[NodeAlone] | None = None) ->
         whole_cost = whole.cost(problem.goal) if whole.replicas else float("inf")
         return planned is not None and Pair(planned.cost(problem.goal), whole_cost).plan_wins
     costs, target = Costs(problem), whole.throughput_tps / (1 - _SAME)
-    found = search_rate(costs, target)
-    return found.cut is not None and predict(costs, found.load, found.cut).throughput_tps > target
+    best = search_rate(costs, target)
+    return best.cut is not None and predict(costs, best.load, best.cut).throughput_tps > target
 
 
 def advice(result: PlanResult) -> str:
@@ -131,10 +131,10 @@ def _changes(problem: PlanProblem, nodes: Sequence[NodeAlone], pair: Pair) -> li
     def other(changed: PlanProblem, known: Sequence[NodeAlone] | None) -> bool:
         return plan_wins(changed, known) is not pair.plan_wins
 
-    found = [] if problem.goal.is_single else [_by_requests(problem, pair, better, other)]
-    found.append(_by_links(problem, nodes, pair.plan_wins, better, other))
-    found.append(_lacking(nodes) if pair.plan_wins else _by_memory(problem, nodes, better, other))
-    return [sentence for sentence in found if sentence]
+    sentences = [] if problem.goal.is_single else [_by_requests(problem, pair, better, other)]
+    sentences.append(_by_links(problem, nodes, pair.plan_wins, better, other))
+    sentences.append(_lacking(nodes) if pair.plan_wins else _by_memory(problem, nodes, better, other))
+    return [sentence for sentence in sentences if sentence]
 
 
 def _quickly_searched(problem: PlanProblem) -> bool:

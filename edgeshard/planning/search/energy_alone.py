@@ -158,7 +158,7 @@ def stage_sums(instance: Instance, cuts: Cuts) -> Floats:
     """[K] the sum over a cut's stages of `compute_s` and the like, without links."""
     nodes = cuts.nodes
     done = np.concatenate([np.zeros((instance.nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1)
-    found = (instance.overhead_s[nodes] + done[nodes, cuts.ends] - done[nodes, cuts.starts]).sum(axis=1)
-    found += instance.embed_s[instance.source]
+    sums = (instance.overhead_s[nodes] + done[nodes, cuts.ends] - done[nodes, cuts.starts]).sum(axis=1)
+    sums += instance.embed_s[instance.source]
     head = nodes[:, 0] if instance.head_on_source else nodes[:, -1]
-    return np.asarray(found + instance.head_s[head])
+    return np.asarray(sums + instance.head_s[head])

@@ -121,12 +121,12 @@ class _Sums:
         if self._few:
             batches = sizes(limit)
             return [(low, after - 1) for low, after in pairwise([*batches, limit + 1])][::-1]
-        found, high = list[tuple[int, int]](), limit
+        ranges, high = list[tuple[int, int]](), limit
         while high:
-            low = high if not found else high // 2 + 1
-            found.append((low, high))
+            low = high if not ranges else high // 2 + 1
+            ranges.append((low, high))
             high = low - 1
-        return found
+        return ranges
 
     def _offer_with_room(self, instance: Instance, batch: int, pool: Pool) -> None:
         """Offer cuts whose nodes hold many micro-batches: a token's part of the idle time is less then."""

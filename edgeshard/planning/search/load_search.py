@@ -66,15 +66,15 @@ def loads(costs: Costs) -> list[Load]:
 
 def sizes(limit: int) -> list[int]:
     """Micro-batch sizes: every one up to 8, then in steps that grow, and the limit itself."""
-    found = [*range(1, min(limit, EVERY_BATCH) + 1)]
-    while found[-1] < limit:
-        found.append(min(limit, found[-1] + found[-1] // 4))
-    return found
+    batches = [*range(1, min(limit, EVERY_BATCH) + 1)]
+    while batches[-1] < limit:
+        batches.append(min(limit, batches[-1] + batches[-1] // 4))
+    return batches
 
 
 def _steps(most: int) -> list[int]:
-    found, m = [], 1
+    counts, m = [], 1
     while m < most:
-        found.append(m)
+        counts.append(m)
         m += max(1, m // 4)
-    return [*found, most] if most >= 1 else found
+    return [*counts, most] if most >= 1 else counts

@@ -109,7 +109,7 @@ def nearest_cut(costs: Costs, load: Load, best: Cut, cost: Cost) -> Cut:
                 chosen, least = at, here
             steps = (step for step in dict.fromkeys(neighbours(at, kinds)) if len(step.nodes) <= len(best.nodes))
             ranks = ((step, rank(step)) for step in sorted(steps, key=lacking.of) if lacking.of(step) <= here[0])
-            at, here = next(((step, found) for step, found in ranks if found is not None and found < here), (at, None))
+            at, here = next(((step, step_rank) for step, step_rank in ranks if step_rank is not None and step_rank < here), (at, None))
     return chosen
 
 

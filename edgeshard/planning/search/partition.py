@@ -25,7 +25,7 @@ Group = tuple[str, ...]
 class Worth(Generic[FoundT]):
     """A pipeline on some nodes: its `rate` in tokens/s, 0 if unknown, and its number of stages."""
 
-    found: FoundT
+    pipeline: FoundT
     rate: float
     stages: int
 
@@ -76,8 +76,8 @@ def _exact(nodes: Group, worth: Callable[[Group], Worth[FoundT] | None], count: 
         tried.append(best(rest, wanted))  # the first node serves nothing
         return max((choice for choice in tried if choice is not None), key=lambda choice: choice.rank, default=None)
 
-    found = best(nodes, count)
-    return found if found is not None and found.pipelines else None
+    best_choice = best(nodes, count)
+    return best_choice if best_choice is not None and best_choice.pipelines else None
 
 
 def _subsets(nodes: Group) -> Iterator[Group]:
@@ -86,13 +86,13 @@ def _subsets(nodes: Group) -> Iterator[Group]:
 
 
 def _some(nodes: Group, worth: Callable[[Group], Worth[FoundT] | None], count: int | None) -> Choice[FoundT] | None:
-    found = []
+    choices = []
     for groups in (*_alone_and_rest(nodes), *_dealt(nodes, count)):
         pipelines = tuple(one for group in groups if (one := worth(group)) is not None)
         if pipelines and (count is None or len(pipelines) >= count):
             best = sorted(pipelines, key=lambda one: (-one.rate, one.stages))[:count]
-            found.append(Choice(tuple(one for one in pipelines if one in best)))
-    return max(found, key=lambda choice: choice.rank, default=None)
+            choices.append(Choice(tuple(one for one in pipelines if one in best)))
+    return max(choices, key=lambda choice: choice.rank, default=None)
 
 
 def _alone_and_rest(nodes: Group) -> Iterator[tuple[Group, ...]]:

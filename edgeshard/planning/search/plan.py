@@ -81,20 +81,20 @@ _FIGURE_OF = {
 """The figure that an objective minimises; another one maximises the throughput."""
 
 
-def figures_of(found: Any) -> dict[str, Any]:
+def figures_of(outcome: Any) -> dict[str, Any]:
     """The figures by name, all of them None if there are none."""
-    return {name: getattr(found, name, None) for name in FIGURES}
+    return {name: getattr(outcome, name, None) for name in FIGURES}
 
 
-def figure_of(found: Any, goal: Objective) -> float | None:
+def figure_of(outcome: Any, goal: Objective) -> float | None:
     """The figure that an objective is about."""
-    value: float | None = getattr(found, _FIGURE_OF.get(goal, "throughput_tps"))
+    value: float | None = getattr(outcome, _FIGURE_OF.get(goal, "throughput_tps"))
     return value
 
 
-def cost_of(found: Any, goal: Objective) -> float:
+def cost_of(outcome: Any, goal: Objective) -> float:
     """Cost in an objective: seconds, or joules per token; of a throughput, the seconds a token takes."""
-    value = figure_of(found, goal)
+    value = figure_of(outcome, goal)
     assert value is not None  # `plan` refuses nodes of unknown power
     return value if goal in _FIGURE_OF else 1.0 / value
 
@@ -289,8 +289,8 @@ def _searched(ruled: Ruled, start: Cut, quickest_s: float, free: PlanResult) -> 
     elif goal is Objective.LATENCY:
         best, bound = predict(costs, Load(), start), max(bound, quickest_s)
     else:
-        found = search_ruled_request(ruled, goal, start)
-        best, bound = predict(costs, Load(), found.cut), max(bound, found.bound)
+        answer = search_ruled_request(ruled, goal, start)
+        best, bound = predict(costs, Load(), answer.cut), max(bound, answer.bound)
     return result_of(costs, best, gap_of(bound, best.cost(goal), PROVEN), _gap_objective(costs))
 
 
@@ -338,12 +338,12 @@ def predict(costs: Costs, load: Load, cut: Cut) -> CutPrediction:
 
 def _steadily(costs: Costs, together: CutPrediction) -> CutPrediction:
     """The same cut and load with the figures of the steady rate."""
-    found = steady_of(costs, together.load, together.cut)
-    between_s = float(found.between_s[0])
+    figures = steady_of(costs, together.load, together.cut)
+    between_s = float(figures.between_s[0])
     return replace(
         together,
-        ttft_s=float(found.prompt_s[0]),
-        time_per_token_s=float(found.time_per_token_s[0]),
+        ttft_s=float(figures.prompt_s[0]),
+        time_per_token_s=float(figures.time_per_token_s[0]),
         request_s=together.load.requests * between_s,
         throughput_tps=costs.problem.new_tokens / between_s,
         together_tps=together.throughput_tps,
@@ -377,11 +377,11 @@ def streaming_result(costs: Costs) -> PlanResult | None:
     tables = StreamTables(costs)
     if not tables.any_disk or costs.problem.goal is Objective.ENERGY:
         return None
-    found = StreamSearch(costs).run()
-    result = None if found is None else given_streaming(costs, found.cut, found.load)
-    if found is None or result is None or not result.streams:
+    best = StreamSearch(costs).run()
+    result = None if best is None else given_streaming(costs, best.cut, best.load)
+    if best is None or result is None or not result.streams:
         return None
-    return replace(result, gap=gap_of(found.bound, found.cost, _SAME_ENERGY))
+    return replace(result, gap=gap_of(best.bound, best.cost, _SAME_ENERGY))
 
 
 def given_streaming(costs: Costs, cut: Cut, load: StreamedLoad) -> PlanResult | None:
@@ -472,28 +472,28 @@ def _latency(costs: Costs) -> PlanResult:
 
 def _request(costs: Costs) -> PlanResult:
     goal = costs.problem.goal
-    found = search_request(costs, goal)
-    if found is None:
+    answer = search_request(costs, goal)
+    if answer is None:
         return _none(costs, _fastest_s(costs))
-    return result_of(costs, predict(costs, Load(), found.cut), found.gap, _GAPS[goal])
+    return result_of(costs, predict(costs, Load(), answer.cut), answer.gap, _GAPS[goal])
 
 
 def _throughput(costs: Costs) -> PlanResult:
     """The cut and load of the highest rate, prompts included."""
-    found = search_rate(costs)
-    if found.cut is None:
-        return _none(costs, found.fastest_s)
-    best = predict(costs, found.load, found.cut)
-    return result_of(costs, best, gap_of(best.throughput_tps, found.rate_bound, _ROUNDING), _gap_objective(costs))
+    answer = search_rate(costs)
+    if answer.cut is None:
+        return _none(costs, answer.fastest_s)
+    best = predict(costs, answer.load, answer.cut)
+    return result_of(costs, best, gap_of(best.throughput_tps, answer.rate_bound, _ROUNDING), _gap_objective(costs))
 
 
 def _energy(costs: Costs) -> PlanResult:
     """The cut and load of the fewest joules per token."""
-    found = search_energy(costs)
-    if found is None:
+    answer = search_energy(costs)
+    if answer is None:
         return _none(costs, _fastest_s(costs))
-    best = predict(costs, found.load, found.cut)
-    return result_of(costs, best, gap_of(found.bound_j, best.cost(Objective.ENERGY), _SAME_ENERGY), GAP_OF_ENERGY)
+    best = predict(costs, answer.load, answer.cut)
+    return result_of(costs, best, gap_of(answer.bound_j, best.cost(Objective.ENERGY), _SAME_ENERGY), GAP_OF_ENERGY)
 
 
 def _fastest_s(costs: Costs) -> float | None:
@@ -520,21 +520,21 @@ def runner_ups(
     if problem.goal is not Objective.THROUGHPUT:
         solved = (solve_latency(costs.decode(load)), solve_latency(costs.prefill(load)))
         others += [solution.cut for solution in solved if solution is not None]
-    found = [(costs, predict(costs, load, cut)) for cut in others if not violations(costs.decode(load), cut)]
+    candidates = [(costs, predict(costs, load, cut)) for cut in others if not violations(costs.decode(load), cut)]
     kinds = equal_kinds(costs.decode(load), _MANY_NODES)
     groups = kinds.members if kinds is not None else ()
     for excluded in _one_fewer(costs, best.cut, groups):
         other = Costs(replace(problem, exclude=(*problem.exclude, *excluded)))
         solution = _quick_solution(other, load)
         if solution is not None:
-            found.append((other, predict(other, load, solution.cut)))
-    found.sort(key=lambda item: item[1].cost(problem.goal))
+            candidates.append((other, predict(other, load, solution.cut)))
+    candidates.sort(key=lambda item: item[1].cost(problem.goal))
     kind_of = {costs.names[node]: kind for kind, members in enumerate(groups) for node in members}
     limit = problem.max_time_per_token_s
-    found = [item for item in found if limit is None or item[1].time_per_token_s <= limit]
-    found = [item for item in found if not broken(rules, [item[0].names[node] for node in item[1].cut.nodes])]
+    candidates = [item for item in candidates if limit is None or item[1].time_per_token_s <= limit]
+    candidates = [item for item in candidates if not broken(rules, [item[0].names[node] for node in item[1].cut.nodes])]
     distinct, seen = dict[tuple[object, ...], Alternative](), _signature(costs, best.cut, kind_of)
-    for other, prediction in found:
+    for other, prediction in candidates:
         key = _signature(other, prediction.cut, kind_of)
         if key != seen and key not in distinct:
             placement = result_of(other, prediction).placement

@@ -62,10 +62,10 @@ def asking(instance: Instance, kinds: Kinds | None) -> tuple[Kinds, bool, Effort
     """The kinds of nodes for the solvers, whether they are few, the effort for a query, and the
     number of queries."""
     few = kinds is not None and len(kinds.members) <= classes.MOST_KINDS + 1
-    found = kinds if few and kinds is not None else single_kinds(instance)
-    one = len(found.members) ** 2.5 * instance.layers
+    node_kinds = kinds if few and kinds is not None else single_kinds(instance)
+    one = len(node_kinds.members) ** 2.5 * instance.layers
     effort = classes.EFFORT if few else general.EFFORT_PER_THRESHOLD
-    return found, few, effort, min(QUESTIONS[1], max(QUESTIONS[0], int(WORK / one)))
+    return node_kinds, few, effort, min(QUESTIONS[1], max(QUESTIONS[0], int(WORK / one)))
 
 
 @dataclass(slots=True)

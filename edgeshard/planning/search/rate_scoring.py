@@ -139,8 +139,8 @@ class Figures:
         """The fewest micro-batches with the rate of the most: more of them would only wait."""
         most = int(self.micro_batches[index])
         one: dict[str, Any] = {name: np.repeat(getattr(self, name)[index], most) for name in _TIMES}
-        found = replace(self, **one, micro_batches=np.arange(1, most + 1)).rates()
-        return int(np.argmax(found >= found[-1] * (1 - SAME))) + 1
+        rates = replace(self, **one, micro_batches=np.arange(1, most + 1)).rates()
+        return int(np.argmax(rates >= rates[-1] * (1 - SAME))) + 1
 
     def at_most(self, batch: int) -> Floats:
         """[K] an upper bound for any b from this one to `batch`."""
@@ -265,10 +265,10 @@ class Best:
             if not len(places):
                 continue
             figures = rates.figures(places, low)
-            found = figures.rates()
-            index = figures.first(found)
-            if found[index] > self.rate * (1 + SAME):
-                self.rate, self.cut = float(found[index]), places.cuts.cut(index)
+            cut_rates = figures.rates()
+            index = figures.first(cut_rates)
+            if cut_rates[index] > self.rate * (1 + SAME):
+                self.rate, self.cut = float(cut_rates[index]), places.cuts.cut(index)
                 self.batch, self.micro_batches = low, figures.fewest(index)
             if high > low:
                 left.append((places, figures.at_most(high)))

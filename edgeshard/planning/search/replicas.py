@@ -134,7 +134,7 @@ class ReplicaPlan:
 def nodes_alone(problem: PlanProblem) -> tuple[NodeAlone, ...]:
     """Every node that may be used, with the whole model on it; indistinguishable nodes are computed once."""
     known: dict[tuple[object, ...], NodeAlone] = {}
-    found = []
+    nodes = []
     for node in problem.cluster.nodes:
         if node.name in problem.exclude:
             continue
@@ -142,8 +142,8 @@ def nodes_alone(problem: PlanProblem) -> tuple[NodeAlone, ...]:
         key = (id(node.device), id(problem.times.get(node.name)), *asked, node.name == problem.cluster.source)
         if key not in known:
             known[key] = _node_alone(problem, node)
-        found.append(replace(known[key], node=node.name))
-    return tuple(found)
+        nodes.append(replace(known[key], node=node.name))
+    return tuple(nodes)
 
 
 def whole_fastest(problem: PlanProblem) -> PlanResult:
@@ -248,12 +248,12 @@ def _node_alone(problem: PlanProblem, node: ClusterNode) -> NodeAlone:
         load = Load(batch)
         if violations(costs.decode(load), cut):
             break  # memory and time per token only grow with the batch
-        found = predict(costs, load, cut)
-        if limit_s is not None and found.time_per_token_s > limit_s:
+        prediction = predict(costs, load, cut)
+        if limit_s is not None and prediction.time_per_token_s > limit_s:
             if not figures:
-                return NodeAlone(node.name, (), memory, f"needs {1000 * found.time_per_token_s:.1f} ms per token")
+                return NodeAlone(node.name, (), memory, f"needs {1000 * prediction.time_per_token_s:.1f} ms per token")
             break
-        figures.append(min(figures[-1], found, key=lambda item: item.cost(problem.goal)) if figures else found)
+        figures.append(min(figures[-1], prediction, key=lambda item: item.cost(problem.goal)) if figures else prediction)
     while len(figures) > 1 and figures[-1] is figures[-2]:
         figures.pop()
     return NodeAlone(node.name, tuple(figures), memory)

@@ -66,10 +66,10 @@ class BestCut:
 def search_request(costs: Costs, objective: Objective) -> BestCut | None:
     """The best cut of all nodes, without those that a plan cannot use. None if no cut keeps every limit."""
     some, _, index = without_spare(costs, kinds_of(costs))
-    found = RequestSearch(some, objective).run()
-    if found is None:
+    best = RequestSearch(some, objective).run()
+    if best is None:
         return None
-    return replace(found, cut=Cut(tuple(index[node] for node in found.cut.nodes), found.cut.ends))
+    return replace(best, cut=Cut(tuple(index[node] for node in best.cut.nodes), best.cut.ends))
 
 
 class RequestSearch:
@@ -242,12 +242,12 @@ class RequestSearch:
 
     def _near(self, floor: PromptFloor, kinds: Kinds, cut: Cut, value: float) -> Iterator[Cut]:
         """Cuts one change away that may be used and whose bound is below the value, the lowest bound first."""
-        found: dict[int, list[Cut]] = {}
+        cuts_by_length: dict[int, list[Cut]] = {}
         for other in dict.fromkeys(neighbours(cut, kinds)):
             if not violations(self._decode, other):
-                found.setdefault(len(other.nodes), []).append(other)
+                cuts_by_length.setdefault(len(other.nodes), []).append(other)
         bounded = []
-        for same in found.values():
+        for same in cuts_by_length.values():
             cuts = Cuts.of(same)
             request_s = floor.seconds(cuts) + self._tokens * scores(self._decode, cuts)[0]
             bound = self._floors(floor, cuts, request_s)

@@ -99,9 +99,9 @@ class Ruled:
     @cached_property
     def kinds(self) -> Kinds | None:
         """Groups of nodes that neither figures nor rules distinguish; None if there are too many groups."""
-        found = kinds_of(self.costs)
+        groups = kinds_of(self.costs)
         weights = tuple(zip(*(linear.weights for linear in self.linear), strict=True))
-        return found if found is None or not weights else found.split(lambda node: weights[node])
+        return groups if groups is None or not weights else groups.split(lambda node: weights[node])
 
 
 def linear_of(condition: RuleCondition, costs: Costs) -> list[Linear]:
@@ -255,11 +255,11 @@ class _RuledLeast:
         """As described at `Least`."""
         low_s = 0.0
         if self._walks is not None:
-            found = self._walks.ask(instance, kept, ceiling_s)
-            is_new = found.cut is not None and found.cut not in self._pool.known and self._ruled.keeps(found.cut.nodes)
-            if is_new or found.bound_s >= ceiling_s * STRICTLY:
-                return found
-            low_s = found.bound_s
+            walk_answer = self._walks.ask(instance, kept, ceiling_s)
+            is_new = walk_answer.cut is not None and walk_answer.cut not in self._pool.known and self._ruled.keeps(walk_answer.cut.nodes)
+            if is_new or walk_answer.bound_s >= ceiling_s * STRICTLY:
+                return walk_answer
+            low_s = walk_answer.bound_s
         self._asked += 1
         limits = tuple((GoalTerm(other, busiest=True), most_s) for other, most_s in kept if most_s < inf)
         known, linear = tuple(self._pool.known), self._ruled.linear
@@ -318,15 +318,15 @@ class _RateSearch:
                 bound = max(bound, -most)
                 break
             asked += 1
-            found, fitting = self._ask(region)
-            found = min(found, -most)
-            if found <= self._best_rate * (1 + ROUNDING):
+            region_bound, fitting = self._ask(region)
+            region_bound = min(region_bound, -most)
+            if region_bound <= self._best_rate * (1 + ROUNDING):
                 continue
             parts = self._allowed(region.parts(fitting))
             if not parts:
-                bound = max(bound, found)
+                bound = max(bound, region_bound)
             for part in parts:
-                heappush(waiting, (-found, next(number), part))
+                heappush(waiting, (-region_bound, next(number), part))
         return self._pool.best, max(bound, self._best_rate)
 
     @property
@@ -339,8 +339,8 @@ class _RateSearch:
         ends = list(range(1, min(limit, _EVERY_BATCH) + 1))
         while ends[-1] < limit:
             ends.append(min(limit, 2 * ends[-1]))
-        found = [_Region(before + 1, end, 1, 1 << 30) for before, end in zip([0, *ends[:-1]], ends, strict=True)]
-        return self._allowed(found[::-1])
+        regions = [_Region(before + 1, end, 1, 1 << 30) for before, end in zip([0, *ends[:-1]], ends, strict=True)]
+        return self._allowed(regions[::-1])
 
     def _allowed(self, regions: Sequence[_Region]) -> list[_Region]:
         """Regions without the m that the number of requests does not allow."""

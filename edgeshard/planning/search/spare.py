@@ -16,8 +16,8 @@ _FEW_NODES = 64
 def kinds_of(costs: Costs) -> Kinds | None:
     """Nodes that are equal at every load, as kinds; None when there are too many kinds."""
     instance = costs.decode(Load())
-    found = equal_kinds(instance, MOST_KINDS if instance.nodes > _FEW_NODES else instance.nodes)
-    if found is None:
+    groups = equal_kinds(instance, MOST_KINDS if instance.nodes > _FEW_NODES else instance.nodes)
+    if groups is None:
         return None
     # Links that are equal for one size are for all; times that are equal at one load may be so by chance.
     distinct: list[ComputeTimes] = []
@@ -30,7 +30,7 @@ def kinds_of(costs: Costs) -> Kinds | None:
         distinct.append(times)
         return len(distinct) - 1
 
-    kinds = found.split(number)
+    kinds = groups.split(number)
     return kinds if instance.nodes <= _FEW_NODES or len(kinds.members) <= MOST_KINDS + 1 else None
 
 

@@ -62,15 +62,15 @@ class SteadyFigures:
         steps = micro_batches * (1 + (chunks.count - 1) / np.maximum(micro_batches, len(self.places.nodes)))
         prompt_s, parts = chunks.full * self.full_s + chunks.rest * self.rest_s, chunks.full + chunks.rest
         numbers = range(1, (MOST_TOGETHER if chunks.single.any() else 1) + 1)
-        found = [number * prompt_s + np.maximum(0.0, steps - number * parts) * self.decode_s for number in numbers]
-        return np.stack([one.max(axis=0) for one in found])
+        seconds = [number * prompt_s + np.maximum(0.0, steps - number * parts) * self.decode_s for number in numbers]
+        return np.stack([one.max(axis=0) for one in seconds])
 
     def _rates(
         self, micro_batches: Floats, most: Most | None = None, high: int | None = None, sharing: int | None = None
     ) -> Floats:
         with np.errstate(invalid="ignore", divide="ignore"):
-            found = self.costs.problem.new_tokens / self.steady(micro_batches, most, high, sharing).between_s
-        return np.where((micro_batches >= 1) & np.isfinite(found), found, 0.0)
+            rates = self.costs.problem.new_tokens / self.steady(micro_batches, most, high, sharing).between_s
+        return np.where((micro_batches >= 1) & np.isfinite(rates), rates, 0.0)
 
     def rates(self) -> Floats:
         """[K] tokens a second at the most micro-batches."""
@@ -86,8 +86,8 @@ class SteadyFigures:
         """The fewest micro-batches with nearly the rate of the most."""
         most = int(self.micro_batches[index])
         one = self.take(np.repeat(index, most))
-        found = one._rates(np.arange(1.0, most + 1))
-        return int(np.argmax(found >= found[-1] * (1 - NEARLY))) + 1
+        rates = one._rates(np.arange(1.0, most + 1))
+        return int(np.argmax(rates >= rates[-1] * (1 - NEARLY))) + 1
 
     def take(self, index: Integers) -> SteadyFigures:
         times = SteadyTimes(*(getattr(self.times, field.name)[..., index] for field in fields(SteadyTimes)))
@@ -103,10 +103,10 @@ class SteadyFigures:
         below = m if limit is None else np.minimum(m, limit // batch)
         above = m if limit is None else np.minimum(m, below + 1)
         tries = [(some, sharing) for some in (below, above) for sharing in (self.batch, batch)]
-        found = np.max([self._rates(some, most, batch, sharing) for some, sharing in tries], axis=0)
+        bounds = np.max([self._rates(some, most, batch, sharing) for some, sharing in tries], axis=0)
         # Over the slowest links a larger b may leave more room to a chunk: nothing is known then.
         grows = chunk_room(self.budget, batch) > chunk_room(self.budget, self.batch)
-        return np.where(grows | (self.budget < batch + KV_BLOCK_TOKENS), np.inf, found)
+        return np.where(grows | (self.budget < batch + KV_BLOCK_TOKENS), np.inf, bounds)
 
 
 class SteadyRates:
@@ -168,8 +168,8 @@ class SteadyRates:
         kept = figures.micro_batches.copy()
         late = np.flatnonzero(kept > 0)
         while len(late):
-            found = figures.take(late).steady(kept[late].astype(np.float64))
-            late = late[found.time_per_token_s > limit_s]
+            steady_figures = figures.take(late).steady(kept[late].astype(np.float64))
+            late = late[steady_figures.time_per_token_s > limit_s]
             kept[late] -= 1
             late = late[kept[late] > 0]
         return replace(figures, micro_batches=kept)

@@ -163,14 +163,14 @@ class SteadyBound:
         """The largest b on its own, and below it ranges in which it doubles."""
         # A cut of one node has no link, and the budget of the quickest.
         budgets = tuple(np.unique([*self._link_tokens.ravel(), STEP_TOKENS]).tolist())
-        found, high = list[_Region](), self._costs.problem.batch_limit
+        regions, high = list[_Region](), self._costs.problem.batch_limit
         while high:
-            low = high if not found else max(1, (high + 1) // 2)
+            low = high if not regions else max(1, (high + 1) // 2)
             most = most_micro_batches(self._costs, low)
             if most:
-                found.append(_Region(low, high, 1, most, budgets, self._most_rate))
+                regions.append(_Region(low, high, 1, most, budgets, self._most_rate))
             high = low - 1
-        return found
+        return regions
 
     def _ask(self, region: _Region) -> None:
         """Lower the region's bound, and offer the cuts that are found."""
@@ -207,8 +207,8 @@ class SteadyBound:
         kept, more, most_s = [(stations, threshold_s)], 0.0, threshold_s * requests
         ceiling_s = min((most_s - beyond_s) / part for beyond_s, part in parts)
         for _ in range(2):  # the second time with the bound on a decode's stations from the first
-            found = self._least(slow, prompt, kept, ceiling_s)
-            prompt_s, beyond_s, part = max((beyond + share * found.bound_s, beyond, share) for beyond, share in parts)
+            answer = self._least(slow, prompt, kept, ceiling_s)
+            prompt_s, beyond_s, part = max((beyond + share * answer.bound_s, beyond, share) for beyond, share in parts)
             decoding = requests - prompt_s / threshold_s if prompt_s < INFINITY else 0.0
             if decoding <= 0:
                 return threshold_s
@@ -219,7 +219,7 @@ class SteadyBound:
             if busiest_s <= 0:
                 return threshold_s
             kept = [(stations, threshold_s), (decode, busiest_s)]
-            if found.cut is not None and within(score(decode, found.cut).bottleneck_s, busiest_s):
+            if answer.cut is not None and within(score(decode, answer.cut).bottleneck_s, busiest_s):
                 break  # it would be found again
         joint = self._least(slow, with_tokens(prompt, decode, more / part), kept, (threshold_s - beyond_s) / part)
         return min(threshold_s, beyond_s + part * joint.bound_s)
@@ -259,8 +259,8 @@ class SteadyBound:
     def _rooms(self, region: _Region) -> list[int]:
         """The token budgets that a step of this region may have besides its decodes."""
         budgets = np.array(region.budgets)
-        found = [chunk_room(budgets, batch) for batch in range(region.low_b, region.high_b + 1)]
-        return [int(room) for room in np.unique(np.concatenate(found))]
+        rooms = [chunk_room(budgets, batch) for batch in range(region.low_b, region.high_b + 1)]
+        return [int(room) for room in np.unique(np.concatenate(rooms))]
 
     def _prompt(self, region: _Region, rooms: Sequence[int], decode: Instance, *, alone: bool) -> Instance:
         """The least time of the steps of a whole prompt together, with any of these budgets and

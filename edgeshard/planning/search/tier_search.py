@@ -153,9 +153,9 @@ class StreamSearch:
         if self._least.nodes <= _FEW_NODES:
             for load in {loads[0], loads[-1]}:
                 phases = (self._tables.instance(load.load, load.sweep, prefill=phase) for phase in (True, False))
-                found = subset.solve_throughput(self._sum(*phases), load.in_flight)
-                if found is not None:
-                    yield found.cut
+                solution = subset.solve_throughput(self._sum(*phases), load.in_flight)
+                if solution is not None:
+                    yield solution.cut
 
     def _sum(self, prefill: Instance, decode: Instance) -> Instance:
         """The instance whose round is what the goal is about: a token's, a prompt's, or a prompt's and its answer's."""
@@ -202,8 +202,8 @@ def _counts(most: int, every: bool) -> list[int]:
     """Numbers up to the most: all, or powers of two and the most itself."""
     if every:
         return list(range(1, most + 1))
-    found = [1 << power for power in range(most.bit_length()) if 1 << power <= most]
-    return sorted({*found, most}) if most else []
+    powers = [1 << power for power in range(most.bit_length()) if 1 << power <= most]
+    return sorted({*powers, most}) if most else []
 
 
 def _kinds_of(costs: Costs, least: Instance) -> Kinds:

@@ -19,13 +19,13 @@ def streaming_costs(costs: Costs, result: PlanResult) -> tuple[StageCost, ...]:
     caches experts reads those that are expected to lack, while it computes others.
     """
     assert result.prediction is not None
-    found = []
+    adjusted_costs = []
     for cost, stage in zip(stage_costs(costs, result.prediction.cut), result.stages, strict=True):
         if (one := stage.streaming) is not None:
             decode_s, prefill_s = (_streamed(one, cost.rows, curve) for curve in (cost.decode_s, cost.prefill_s))
             cost = replace(cost, decode_s=decode_s, prefill_s=prefill_s)
-        found.append(cost)
-    return tuple(found)
+        adjusted_costs.append(cost)
+    return tuple(adjusted_costs)
 
 
 def _streamed(one: Streaming, rows: Sequence[int], curve: Sequence[float]) -> tuple[float, ...]:

@@ -59,13 +59,13 @@ def verify(result: PlanResult, prover: Prover) -> Verified:
         if cut is None:
             return Verified(proven=proven)
         return Verified(better=result_of(costs, predict(costs, load, cut)).placement)
-    found, bound = _best(ruled, result.prediction)
+    best, bound = _best(ruled, result.prediction)
     # A plan chosen for the parts that its nodes hold must be as good as the best one, minus the
     # price of that choice.
     plan_cost = result.prediction.cost(problem.goal) / (1.0 + (result.locality.slower if result.locality else 0.0))
-    cost = found.cost(problem.goal)
+    cost = best.cost(problem.goal)
     if cost < plan_cost * (1 - SAME):
-        return Verified(result_of(costs, found).placement, 1.0 - cost / plan_cost, gap_of(bound, plan_cost))
+        return Verified(result_of(costs, best).placement, 1.0 - cost / plan_cost, gap_of(bound, plan_cost))
     return Verified(gap=gap_of(bound, plan_cost, SAME), proven=bound >= plan_cost * (1 - SAME))
 
 
@@ -79,5 +79,5 @@ def _best(ruled: Ruled, known: CutPrediction) -> tuple[CutPrediction, float]:
     if goal is Objective.LATENCY:
         answer = ruled.quickest()
         return (known if answer.cut is None else predict(costs, Load(), answer.cut)), answer.bound_s
-    found = search_request(ruled, goal, known.cut)
-    return predict(costs, Load(), found.cut), found.bound
+    best = search_request(ruled, goal, known.cut)
+    return predict(costs, Load(), best.cut), best.bound

@@ -108,8 +108,8 @@ def saturated(result: PlanResult) -> Forecast:
     run as it holds. Raises InvalidArgumentError for `head_on_source`."""
     assert result.prediction is not None
     running, problem = result.prediction.load.requests, result.problem
-    found, token_s = _served(result, saturating(running, problem.prompt_tokens, problem.new_tokens))
-    return replace(found, tokens_per_s=steady_rate(token_s, running))
+    outcome, token_s = _served(result, saturating(running, problem.prompt_tokens, problem.new_tokens))
+    return replace(outcome, tokens_per_s=steady_rate(token_s, running))
 
 
 def _served(result: PlanResult, requests: Sequence[ServedRequest]) -> tuple[Forecast, Sequence[Sequence[float]]]:
@@ -118,7 +118,7 @@ def _served(result: PlanResult, requests: Sequence[ServedRequest]) -> tuple[Fore
     costs, cut, load = Costs(result.problem), result.prediction.cut, result.prediction.load
     schedule = head_schedule(costs, cut, load)
     served = serve(serving_ring(costs, cut), requests, schedule)
-    found = _forecast(
+    outcome = _forecast(
         result,
         [request.arrival_s for request in requests],
         served.token_s,
@@ -126,7 +126,7 @@ def _served(result: PlanResult, requests: Sequence[ServedRequest]) -> tuple[Fore
         _visits(result, served, schedule),
         schedule.token_budget,
     )
-    return found, served.token_s
+    return outcome, served.token_s
 
 
 def together(result: PlanResult, mode: Mode = Mode.NO_BUBBLES) -> Forecast:
@@ -204,13 +204,13 @@ def _visits(result: PlanResult, served: Serving, schedule: Schedule) -> list[Vis
     """The time of each step at each station. Steps in flight at once differ in `micro_batch`, their
     number is `token`."""
     names = [stage.node for stage in result.stages]
-    found = []
+    visits = []
     for number, step in enumerate(served.steps):
         turn = number % schedule.steps_in_flight
         kind = "prefill" if len(step.spans) > step.decodes else "decode"
         for node, (start, end) in zip(names, step.stage_s, strict=True):
-            found.append(Visit(node, turn, kind, number, start, end))
+            visits.append(Visit(node, turn, kind, number, start, end))
         for index, (start, end) in enumerate(step.hop_s):
             link = f"{names[index]} -> {names[(index + 1) % len(names)]}"
-            found.append(Visit(link, turn, "return" if index == len(names) - 1 else "send", number, start, end))
-    return sorted(found, key=lambda visit: visit.start_s)
+            visits.append(Visit(link, turn, "return" if index == len(names) - 1 else "send", number, start, end))
+    return sorted(visits, key=lambda visit: visit.start_s)

@@ -68,9 +68,9 @@ class Lab:
         nodes = tuple(costs.names.index(stage.node) for stage in run.stages)
         cut = Cut(nodes, tuple(stage.layers.end for stage in run.stages))
         counts = [count for count in range(1, run.streams + 1) if run.streams % count == 0]
-        found = [predict(costs, Load(run.streams // count, count), cut) for count in counts]
-        best = max(found, key=lambda prediction: prediction.throughput_tps)
-        return replace(best, ttft_s=found[-1].ttft_s)
+        predictions = [predict(costs, Load(run.streams // count, count), cut) for count in counts]
+        best = max(predictions, key=lambda prediction: prediction.throughput_tps)
+        return replace(best, ttft_s=predictions[-1].ttft_s)
 
 
 def parse_lab(values: Mapping[str, Any], read_config: Callable[[str], Mapping[str, Any]]) -> Lab:

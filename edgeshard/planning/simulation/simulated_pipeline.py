@@ -26,13 +26,13 @@ def ring(costs: Costs, cut: Cut, batch: int) -> Pipeline:
     """The ring of a cut, for micro-batches of `batch` sequences. Nodes are indices of `costs.nodes`."""
     problem = costs.problem
     head_apart = problem.head_on_source and len(cut.nodes) > 1
-    found = [
+    ring_stages = [
         _stage(costs, stage, batch, costs.has_head(cut, index) and not head_apart)
         for index, stage in enumerate(stages(cut))
     ]
     middle, times = problem.prompt_tokens + problem.new_tokens / 2, costs.times[cut.nodes[0]]
     return Pipeline(
-        stages=tuple(found),
+        stages=tuple(ring_stages),
         hops=_hops(costs, cut),
         asynchronous=problem.asynchronous,
         head_s=(lambda sequences: times.head_s(StepShape(sequences, 1, middle, middle))) if head_apart else None,
@@ -45,8 +45,8 @@ def serving_ring(costs: Costs, cut: Cut) -> ServingRing:
     if costs.problem.head_on_source:
         why = "is set, but arrivals are simulated with the head on the last node; leave it out, or simulate together"
         raise invalid("head_on_source", why)
-    found = [_mixed_stage(costs, stage, costs.has_head(cut, index)) for index, stage in enumerate(stages(cut))]
-    return ServingRing(tuple(found), _hops(costs, cut))
+    ring_stages = [_mixed_stage(costs, stage, costs.has_head(cut, index)) for index, stage in enumerate(stages(cut))]
+    return ServingRing(tuple(ring_stages), _hops(costs, cut))
 
 
 def head_schedule(costs: Costs, cut: Cut, load: Load) -> Schedule:
@@ -120,12 +120,12 @@ def _work(costs: Costs, stage: Stage) -> Callable[[StepShape], float]:
 
 
 def _hops(costs: Costs, cut: Cut) -> tuple[HopTimes, ...]:
-    count, found = len(cut.nodes), list[HopTimes]()
+    count, hops = len(cut.nodes), list[HopTimes]()
     for index, sender in enumerate(cut.nodes if count > 1 else ()):
         receiver = cut.nodes[(index + 1) % count]
         station_s = partial(_station_s, costs, float(costs.bandwidth_bps[sender, receiver]), index == count - 1)
-        found.append(HopTimes(station_s, float(costs.delay_s[sender, receiver])))
-    return tuple(found)
+        hops.append(HopTimes(station_s, float(costs.delay_s[sender, receiver])))
+    return tuple(hops)
 
 
 def _station_s(costs: Costs, bandwidth_bps: float, returns: bool, count: int) -> float:

@@ -145,7 +145,7 @@ class _Path:
 
     def named(self, visits: list[_Raw]) -> list[Visit]:
         """Visits with the names of stations. A node that sends itself has two: its compute, then its send."""
-        found = []
+        station_visits = []
         for position, micro_batch, token, piece, start, end in visits:
             stage, link = self.stage[position], self.link[position]
             split = end
@@ -155,13 +155,13 @@ class _Path:
                 kind = "decode" if token or self.decode_only else "prefill"
                 kind = "head" if self.is_head[position] else kind
                 name = self.nodes[stage]
-                found.append(Visit(name, micro_batch, kind, token, start, split if link is not None else end, piece))
+                station_visits.append(Visit(name, micro_batch, kind, token, start, split if link is not None else end, piece))
             returns = link is not None and link == len(self.links) - 1
             if link is None or (returns and self.pieces and token == 0 and piece < self.pieces - 1):
                 continue
             name = self.stations[self.station[position]]
-            found.append(Visit(name, micro_batch, "return" if returns else "send", token, split, end, piece))
-        return found
+            station_visits.append(Visit(name, micro_batch, "return" if returns else "send", token, split, end, piece))
+        return station_visits
 
 
 def _tables(

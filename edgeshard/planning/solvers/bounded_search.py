@@ -82,11 +82,11 @@ class _Question:
             if round_.width == 0:
                 continue
             assert self._best is not None
-            found = Search(self._problem, self._best, self.value, round_.width, round_.labels).run()
-            if found.stages:
-                self._offer(self._expand(found.stages))
+            answer = Search(self._problem, self._best, self.value, round_.width, round_.labels).run()
+            if answer.stages:
+                self._offer(self._expand(answer.stages))
             # A plan not found yet costs at least the bound of the dropped labels, or the search's ceiling.
-            self.bound = max(self.bound, min(found.dropped_s, self.value))
+            self.bound = max(self.bound, min(answer.dropped_s, self.value))
             if self._closed:
                 break
 

@@ -31,8 +31,8 @@ class GoalTerm:
 
     def seconds(self, cut: Cut) -> float:
         """What it is of a cut."""
-        found = score(self.instance, cut)
-        return self.weight * (found.bottleneck_s if self.busiest else found.round_s)
+        cut_score = score(self.instance, cut)
+        return self.weight * (cut_score.bottleneck_s if self.busiest else cut_score.round_s)
 
 
 Side = tuple[GoalTerm, ...]

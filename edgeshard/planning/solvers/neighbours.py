@@ -25,14 +25,14 @@ def neighbours(cut: Cut, kinds: Kinds) -> list[Cut]:
     shares = [end - start for start, end in zip((0, *cut.ends), cut.ends, strict=False)]
     spare = [next((node for node in members if node not in cut.nodes), None) for members in kinds.members[1:]]
     unused = [node for node in spare if node is not None]
-    found = [
+    variants = [
         *_moved(nodes, shares),
         *_dropped(nodes, shares),
         *_swapped(nodes, shares),
         *_replaced(nodes, shares, unused),
         *_added(nodes, shares, unused),
     ]
-    whole = [(nodes, counts) for nodes, counts in found if counts[0] > 0 and counts[-1] > 0]
+    whole = [(nodes, counts) for nodes, counts in variants if counts[0] > 0 and counts[-1] > 0]
     return [Cut(tuple(nodes), tuple(np.cumsum(counts).tolist())) for nodes, counts in whole]
 
 

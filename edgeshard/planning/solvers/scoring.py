@@ -98,29 +98,29 @@ def stage_bytes(instance: Instance, cut: Cut) -> tuple[float, ...]:
 
 def violations(instance: Instance, cut: Cut) -> tuple[str, ...]:
     """Every rule the cut breaks, in words; empty when it may be used."""
-    found = _shape_violations(instance, cut)
-    if found:
-        return tuple(found)
+    faults = _shape_violations(instance, cut)
+    if faults:
+        return tuple(faults)
     if len(set(cut.nodes)) != len(cut.nodes):
         twice = sorted({node for node in cut.nodes if cut.nodes.count(node) > 1})
-        found.append(f"a node is more than one stage: {twice}")
+        faults.append(f"a node is more than one stage: {twice}")
     if cut.nodes[0] != instance.source:
-        found.append(f"the first stage is node {cut.nodes[0]}, not the source {instance.source}")
+        faults.append(f"the first stage is node {cut.nodes[0]}, not the source {instance.source}")
     if not instance.min_nodes <= len(cut.nodes) <= instance.max_nodes:
-        found.append(f"{len(cut.nodes)} stages, not {instance.min_nodes} to {instance.max_nodes}")
+        faults.append(f"{len(cut.nodes)} stages, not {instance.min_nodes} to {instance.max_nodes}")
     for (node, start, end), need in zip(stages(cut), stage_bytes(instance, cut), strict=True):
         if end <= start:
-            found.append(f"node {node} has no layers")
+            faults.append(f"node {node} has no layers")
         if end - start > instance.max_layers[node]:
-            found.append(f"node {node} has {end - start} layers, more than its {instance.max_layers[node]}")
+            faults.append(f"node {node} has {end - start} layers, more than its {instance.max_layers[node]}")
         if instance.stage_s is not None:
             if not np.isfinite(instance.stage_s[node, start, end]):
-                found.append(f"node {node} cannot hold {end - start} layers, not even streaming them")
+                faults.append(f"node {node} cannot hold {end - start} layers, not even streaming them")
         elif not within(need, float(instance.capacity_bytes[node])):
-            found.append(f"node {node} needs {need:.0f} bytes of its {instance.capacity_bytes[node]:.0f}")
+            faults.append(f"node {node} needs {need:.0f} bytes of its {instance.capacity_bytes[node]:.0f}")
     if not np.isfinite(score(instance, cut).round_s):
-        found.append("two neighbours have no link")
-    return tuple(found)
+        faults.append("two neighbours have no link")
+    return tuple(faults)
 
 
 def _shape_violations(instance: Instance, cut: Cut) -> list[str]:

@@ -35,10 +35,10 @@ def round_oracle(instance: Instance) -> thresholds.Oracle:
         return Oracle(instance, single_kinds(instance), general.EFFORT)
 
     def exact(threshold_s: float, ceiling_s: float) -> thresholds.ThresholdAnswer:
-        found = subset.solve_round(instance, threshold_s)
-        if found is None or found.value_s >= ceiling_s:
+        solution = subset.solve_round(instance, threshold_s)
+        if solution is None or solution.value_s >= ceiling_s:
             return thresholds.ThresholdAnswer(None, ceiling_s)
-        return thresholds.ThresholdAnswer(found.cut, found.bound_s)
+        return thresholds.ThresholdAnswer(solution.cut, solution.bound_s)
 
     return exact
 

@@ -37,13 +37,13 @@ def solve_throughput(instance: Instance, micro_batches: int) -> Solution | None:
     # Below `low` no plan has R <= the best value; from `high` on, m B is no better than the best value.
     while low < high:
         middle = (low + high) // 2
-        found = solve_round(instance, float(values[middle]))
-        if found is None or found.value_s > micro_batches * values[middle]:
+        answer = solve_round(instance, float(values[middle]))
+        if answer is None or answer.value_s > micro_batches * values[middle]:
             low = middle + 1
         else:
             high = middle
-        if found is not None and (challenger := value_of(instance, found.cut, micro_batches)) < value:
-            cut, value = found.cut, challenger
+        if answer is not None and (challenger := value_of(instance, answer.cut, micro_batches)) < value:
+            cut, value = answer.cut, challenger
     return solution(instance, cut, value, value)
 
 

@@ -40,8 +40,8 @@ Oracle = Callable[[float, float], ThresholdAnswer]
 
 def value_of(instance: Instance, cut: Cut, micro_batches: int) -> float:
     """max(R, m B): the steady time between two rounds of m micro-batches."""
-    found = score(instance, cut)
-    return max(found.round_s, micro_batches * found.bottleneck_s)
+    cut_score = score(instance, cut)
+    return max(cut_score.round_s, micro_batches * cut_score.bottleneck_s)
 
 
 def solution(instance: Instance, cut: Cut, value_s: float, bound_s: float) -> Solution:
@@ -66,14 +66,14 @@ def least_value(instance: Instance, oracle: Oracle, micro_batches: int, prove: O
     strict = False
     while low < high * STRICTLY:
         target = high * STRICTLY if strict else (low + high) / 2
-        found = oracle(target / micro_batches, target)
-        value = infinity if found.cut is None else value_of(instance, found.cut, micro_batches)
+        answer = oracle(target / micro_batches, target)
+        value = infinity if answer.cut is None else value_of(instance, answer.cut, micro_batches)
         if value < high:
-            best, high, strict = found.cut or best, value, not strict
+            best, high, strict = answer.cut or best, value, not strict
             continue
         low = target
         # A plan above the threshold costs more than the target anyway, one that keeps it at least the answer's bound.
-        bound = max(bound, min(target, found.bound_s))
+        bound = max(bound, min(target, answer.bound_s))
         strict = not strict
     if prove is not None and bound < high * STRICTLY:
         bound = _narrowed(prove, micro_batches, bound, high)

@@ -91,8 +91,8 @@ def this_distribution() -> Scripted | Managed:
 
 def program_words(name: str) -> str:
     """The shell's words for a program of this installation: its name if PATH leads to it, else its path."""
-    found = this_distribution()
-    environment = found.prefix / "current" if isinstance(found, Scripted) else Path(sys.prefix)
+    distribution = this_distribution()
+    environment = distribution.prefix / "current" if isinstance(distribution, Scripted) else Path(sys.prefix)
     path = environment / "bin" / name
     on_path = shutil.which(name)
     if not path.exists() or (on_path is not None and Path(on_path).resolve() == path.resolve()):

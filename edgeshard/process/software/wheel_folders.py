@@ -39,10 +39,10 @@ def check_folder(folder: Path) -> None:
         if name not in names or not path.is_file():
             raise _damage(name, "is missing")
         try:
-            found = digest_of(path)
+            file_digest = digest_of(path)
         except OSError as error:
             raise _damage(name, f"cannot be read ({error.strerror})") from None
-        if found != listed[name]:
+        if file_digest != listed[name]:
             raise _damage(name, f"has another SHA-256 than in {CHECKSUMS}")
 
 

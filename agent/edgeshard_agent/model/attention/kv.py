@@ -235,10 +235,10 @@ class KvPool:
 
     def arena(self, layer: int) -> RowArena | NativeArena:
         """Keys and values of a layer, by its global index."""
-        found = self._arenas.get(layer - self.layers.first)
-        if found is None:
+        arena = self._arenas.get(layer - self.layers.first)
+        if arena is None:
             raise InvalidArgumentError(f"layer {layer} is not in this stage, which holds {self.layers}", field="layer")
-        return found
+        return arena
 
     def layer_states(self, layer: int) -> tuple[torch.Tensor, ...]:
         """The states that a layer keeps, by its global index, each [slots, ...]."""

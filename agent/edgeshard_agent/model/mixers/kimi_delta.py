@@ -65,8 +65,8 @@ class KimiDelta(nn.Module):
         opened = softplus(forget.f_b_proj(forget.f_a_proj(hidden))[0].float() + forget.dt_bias).view(by_head)
         log_decay = -forget.A_log.view(1, -1, 1).exp() * opened
         beta = self.b_proj(hidden)[0].sigmoid().float()
-        found = gated_delta_rule(query, key, value, log_decay, beta, memory, spans)
-        wide = found.view(-1, self.head_dim).float()
+        outputs = gated_delta_rule(query, key, value, log_decay, beta, memory, spans)
+        wide = outputs.view(-1, self.head_dim).float()
         normed, _ = rms_norm(wide, self.o_norm.weight.float(), self.eps)
         gated = normed * self.g_b_proj(self.g_a_proj(hidden)).view_as(wide).float().sigmoid()
         result: torch.Tensor = self.o_proj(gated.to(hidden.dtype).view(1, rows, -1))

@@ -67,7 +67,7 @@ class SelectiveScan(nn.Module):
         heads = ScanHeads(self.dt_bias.float(), self.A_log.float(), self.D.float(), self.step_limits)
         mixed = short_convolution(inputs, self.conv1d.weight.squeeze(1), tails, spans, self.conv1d.bias)
         x, b, c = mixed.split([self.inner, self.group_width, self.group_width], dim=1)
-        found = selective_scan(
+        outputs = selective_scan(
             x.view(rows, self.heads, -1),
             b.view(rows, self.group_count, -1),
             c.view(rows, self.group_count, -1),
@@ -78,7 +78,7 @@ class SelectiveScan(nn.Module):
         ).view(rows, self.inner)
         weight = getattr(self.norm, "weight", None)
         eps = 0.0 if weight is None else self.norm.variance_epsilon
-        result: torch.Tensor = self.out_proj(gated_norm(found, gate, weight, eps, self.norm_groups, self.gate_first))
+        result: torch.Tensor = self.out_proj(gated_norm(outputs, gate, weight, eps, self.norm_groups, self.gate_first))
         return result.unsqueeze(0)
 
     def _projected(self, hidden: torch.Tensor) -> list[torch.Tensor]:

@@ -117,8 +117,8 @@ def unit_memory(size: int) -> torch.Tensor:
 
 def unit_checksum(data: memoryview) -> int:
     """CRC32C, by the processor's instruction if it has one."""
-    found = crc32c(data)
-    return checksum(data) if found is None else found
+    crc = crc32c(data)
+    return checksum(data) if crc is None else crc
 
 
 class AdoptedUnit:

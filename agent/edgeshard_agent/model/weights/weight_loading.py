@@ -246,8 +246,8 @@ class _WeightLoading:
         cache = ForecastCache(room, sizes, *self._forecasts(sizes))
         store = self._filled.experts = ExpertStore(adopted, mixtures, cache)
         self.modules.has_all = False
-        found = (experts_of(block) for block in self.modules.layers.values())
-        for number, (_, experts) in enumerate(each for each in found if each is not None):
+        block_experts = (experts_of(block) for block in self.modules.layers.values())
+        for number, (_, experts) in enumerate(each for each in block_experts if each is not None):
             experts.source = partial(store.use, number)
 
     def _forecasts(self, sizes: Sizes) -> tuple[ExpertTable, int]:
@@ -350,11 +350,11 @@ def units_of(modules: DecoderModules) -> list[ModelUnit]:
 
 
 def _units_of_block(index: int, block: nn.Module) -> Iterator[ModelUnit]:
-    found = experts_of(block)
-    if found is None:
+    block_experts = experts_of(block)
+    if block_experts is None:
         yield ModelUnit(layer_unit(index), (("", block),))
         return
-    path, experts = found
+    path, experts = block_experts
     yield ModelUnit(layer_unit(index), (("", block),), without=f"{path}.")
     for number, expert in enumerate(experts):
         yield ModelUnit(expert_unit(index, number), (("", expert),))

@@ -129,33 +129,33 @@ class AuditLog:
         if now - self._told_at >= TOLD_EVERY_S:
             self._told_at = now
             self._tell_suppressed()
-        found = self._of_operators if by_operator else self._kind(kind or what, result, who, now)
-        if found.pace is not None:
-            if found.pace.debt_s(now) > 0:
-                found.suppressed += 1
+        entry_kind = self._of_operators if by_operator else self._kind(kind or what, result, who, now)
+        if entry_kind.pace is not None:
+            if entry_kind.pace.debt_s(now) > 0:
+                entry_kind.suppressed += 1
                 return
-            found.pace = found.pace.charged(1, now)
+            entry_kind.pace = entry_kind.pace.charged(1, now)
         who, what, target, result, address = (text[:_LONGEST] for text in (who, what, target, result, address))
-        self._put_entry(AuditEntry(_time(), who, what, target, result, address, found.suppressed), found)
+        self._put_entry(AuditEntry(_time(), who, what, target, result, address, entry_kind.suppressed), entry_kind)
 
     def _kind(self, what: str, result: str, who: str, now: float) -> _Kind:
         is_done = result == OK
         key = (what, f"{OK} {who}" if is_done else result)
-        found = self._kinds.get(key)
-        if found is None and len(self._kinds) >= MOST_KINDS:
+        kind = self._kinds.get(key)
+        if kind is None and len(self._kinds) >= MOST_KINDS:
             self._forget_quiet(now)
             if is_done and len(self._kinds) >= MOST_KINDS:
                 return _Kind(self._others)
             if len(self._kinds) >= MOST_KINDS:
                 what, result, key = "", "", ("", "")
-                found = self._kinds.get(key)
-        if found is None and is_done:
-            found = _Kind(self._others, what, result, who, TokenBucket(1.0, REPEATS_HELD - 1.0))
-        elif found is None:
+                kind = self._kinds.get(key)
+        if kind is None and is_done:
+            kind = _Kind(self._others, what, result, who, TokenBucket(1.0, REPEATS_HELD - 1.0))
+        elif kind is None:
             pace = TokenBucket(REFUSALS_PER_S, (REFUSALS_HELD - 1) / REFUSALS_PER_S)
-            found = _Kind(self._refusals, what, result, pace=pace)
-        self._kinds[key] = found
-        return found
+            kind = _Kind(self._refusals, what, result, pace=pace)
+        self._kinds[key] = kind
+        return kind
 
     def _forget_quiet(self, now: float) -> None:
         for key, kind in list(self._kinds.items()):

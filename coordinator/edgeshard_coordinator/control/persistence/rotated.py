@@ -55,11 +55,11 @@ class RotatedLines:
     def newest(self, count: int) -> list[bytes]:
         """The newest `count` lines at most, the oldest first and no seals. A line that the end of a process cut off is
         left out."""
-        found: list[bytes] = []
+        newest_lines: list[bytes] = []
         for _, content in self._files():
             lines = [line for line in content.splitlines(keepends=True) if seal_of(line) is None]
-            found[:0] = lines[-(count - len(found)) :] if count > len(found) else []
-        return found
+            newest_lines[:0] = lines[-(count - len(newest_lines)) :] if count > len(newest_lines) else []
+        return newest_lines
 
     def check(self) -> tuple[AuditCheck, ...]:
         """The verdict of the seals on each file, the oldest first; all lines until now are sealed first. () without a

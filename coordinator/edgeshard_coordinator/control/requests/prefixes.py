@@ -32,11 +32,11 @@ class PrefixBook:
     def marks(self, name: DeploymentName, client: str, prompt: str | tuple[int, ...]) -> list[bytes]:
         """A mark for each whole block of a prompt and the preceding blocks. Replicas are of one `name`."""
         mark = blake2b(f"{name}\0{client}\0{type(prompt).__name__}".encode(), key=self._key, digest_size=16).digest()
-        found = []
+        marks = []
         for block in _blocks(prompt):
             mark = blake2b(mark + block, key=self._key, digest_size=16).digest()
-            found.append(mark)
-        return found
+            marks.append(mark)
+        return marks
 
     def holder(self, marks: list[bytes]) -> DeploymentName | None:
         """The replica that had the longest of these beginnings."""

@@ -111,19 +111,19 @@ class ActionExecutor:
         record = state.deployments.get(action.deployment)
         if record is None or record.uid != action.uid:
             return
-        found: Placement | EdgeShardError
+        outcome: Placement | EdgeShardError
         try:
-            found = await self._planner.repair(state, record)
+            outcome = await self._planner.repair(state, record)
         except EdgeShardError as error:
             log.warning("replan_failed", deployment=record.name, reason=error.reason, why=error.message)
-            found = error
+            outcome = error
         except Exception as error:
             log.exception("replan_crashed", deployment=record.name)
-            found = InternalError(f"planning failed: {type(error).__name__}")
+            outcome = InternalError(f"planning failed: {type(error).__name__}")
         else:
-            stages = ",".join(f"{stage.node_name}={stage.layers}" for stage in found.stages)
+            stages = ",".join(f"{stage.node_name}={stage.layers}" for stage in outcome.stages)
             log.info("replanned", deployment=record.name, epoch=record.epoch, layers=stages)
-        self._loop.post(events.Replanned(record.name, record.uid, state.version, found, self._loop.now()))
+        self._loop.post(events.Replanned(record.name, record.uid, state.version, outcome, self._loop.now()))
 
     async def _plan_standby(self, action: actions.PlanStandby) -> None:
         state = self._loop.state

@@ -103,12 +103,12 @@ class Planner:
         def repaired(node_id: NodeId, name: NodeName, problem: PlacementProblem) -> Repaired:
             began = time.monotonic()
             lost = Lost(frozenset({node_id}), frozenset(state.bad_links))
-            found: Placement | EdgeShardError
+            outcome: Placement | EdgeShardError
             try:
-                found = self._placer.repair(problem, placement, lost)
+                outcome = self._placer.repair(problem, placement, lost)
             except EdgeShardError as error:
-                found = error
-            return Repaired(name, found, time.monotonic() - began)
+                outcome = error
+            return Repaired(name, outcome, time.monotonic() - began)
 
         def weighed() -> tuple[Loss, ...]:
             problem = made()

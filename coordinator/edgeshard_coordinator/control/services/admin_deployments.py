@@ -65,10 +65,10 @@ class DeploymentAdminCalls(AdminCalls):
 
     async def GetDeployment(self, request: pb.GetDeploymentRequest, context: Any) -> pb.GetDeploymentResponse:
         record = self._loop.state.deployment_named(request.name)
-        found = self._view(record)
+        view = self._view(record)
         if request.outlook:
-            found = replace(found, outlook=await self._outlook(record, found.traffic))
-        return pb.GetDeploymentResponse(deployment=wire.deployment_to_wire(found))
+            view = replace(view, outlook=await self._outlook(record, view.traffic))
+        return pb.GetDeploymentResponse(deployment=wire.deployment_to_wire(view))
 
     async def DeleteDeployment(self, request: pb.DeleteDeploymentRequest, context: Any) -> pb.DeleteDeploymentResponse:
         """Returns once the deletion is on disk. The deployment is listed as deleting until its nodes have released it,

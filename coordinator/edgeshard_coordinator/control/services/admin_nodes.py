@@ -55,10 +55,10 @@ class NodeCalls(AdminCalls):
         if node.joined:
             await answered(self._store.save_node(node.relabelled(call.labels, call.removed)))
         await self._loop.ask(NodeLabelled(node.node_id, call.labels, call.removed, self._loop.now()))
-        found = node_details(
+        details = node_details(
             self._loop.state, self._loop.state.node_named(node.node_id), self._models, self._loop.now()
         )
-        return pb.LabelNodeResponse(node=node_to_wire(self._conditions.with_condition(found.node)))
+        return pb.LabelNodeResponse(node=node_to_wire(self._conditions.with_condition(details.node)))
 
     async def GetSite(self, request: pb.GetSiteRequest, context: Any) -> pb.GetSiteResponse:
         site = site_details(self._loop.state, self._models, request.model, self._loop.now())

@@ -40,7 +40,7 @@ class ApiKeyAuthenticator:
                 field="api_key",
                 reason="NO_API_KEY",
             )
-        found = self._keys.find(key)
-        identity = key_identity(found.name, found.key_id)
-        models = frozenset(found.models) if found.models else None
-        return Caller(identity, models, found.metrics, check=partial(self._keys.check, identity))
+        api_key = self._keys.find(key)
+        identity = key_identity(api_key.name, api_key.key_id)
+        models = frozenset(api_key.models) if api_key.models else None
+        return Caller(identity, models, api_key.metrics, check=partial(self._keys.check, identity))

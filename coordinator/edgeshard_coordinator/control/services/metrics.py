@@ -161,13 +161,13 @@ class CoordinatorMetrics:
         yield gauge("edgeshard_requests_running", "Requests that are computed now.", _OF, running)
         yield gauge("edgeshard_requests_waiting", "Requests that wait for their turn.", _OF, waiting)
         for metric, meaning, label, part in _BY_WORD:
-            words = [(name, getattr(found, part)) for name, found in counts.items()]
+            words = [(name, getattr(totals, part)) for name, totals in counts.items()]
             figures = [((*of[name], word), n) for name, counted in words for word, n in counted.items()]
             yield counter(metric, meaning, (*_OF, label), figures)
         refused = [((code,), count) for code, count in self._front.meter.refused.items()]
         meaning = "Requests that never began, by the error's code."
         yield counter("edgeshard_requests_refused", meaning, ("code",), refused)
-        pauses = [(of[name], found.pauses) for name, found in counts.items()]
+        pauses = [(of[name], totals.pauses) for name, totals in counts.items()]
         yield histogram("edgeshard_recovery_pause_seconds", "How long each recovery took.", _OF, pauses)
         yield from _parts(counts, _OF, of, "edgeshard_")
         yield from self._as_vllm(state, counts, load)
@@ -273,9 +273,9 @@ def _stages(state: State) -> Iterator[Metric]:
     experts = [(labels, stage.experts) for labels, stage in held if stage.experts is not None]
     yield from EXPERTS.metrics("edgeshard_stage_experts", _STAGE, experts)
     heads = [(labels, stage.guesses) for labels, stage in held if stage.guesses is not None]
-    guessed = [(labels, found.guessed) for labels, found in heads]
+    guessed = [(labels, guesses.guessed) for labels, guesses in heads]
     yield counter("edgeshard_stage_guesses", "Draft tokens of this head, in this epoch.", _STAGE, guessed)
-    right = [(labels, found.right) for labels, found in heads]
+    right = [(labels, guesses.right) for labels, guesses in heads]
     yield counter("edgeshard_stage_right_guesses", "Those that were drawn; others were in vain.", _STAGE, right)
 
 
@@ -317,5 +317,5 @@ def _parts(
     """Tokens and times, by deployment, whose labels are in `of`."""
     for part, ours, theirs, meaning in _PARTS:
         family = counter if part in ("prompt_tokens", "new_tokens") else histogram
-        found = [(of[name], getattr(values, part)) for name, values in counts.items()]
-        yield family(prefix + (theirs if prefix == "vllm:" else ours), meaning, label, found)
+        figures = [(of[name], getattr(values, part)) for name, values in counts.items()]
+        yield family(prefix + (theirs if prefix == "vllm:" else ours), meaning, label, figures)

@@ -69,14 +69,14 @@ class Packed:
         return True
 
     async def _ask(self, node: str, command: ListPacked | DropPacked) -> tuple[PackedUnit, ...]:
-        found = self._loop.state.node_named(node)
+        target = self._loop.state.node_named(node)
         operation_id = OperationId(f"{uuid.uuid4().hex}/packed")
         answer = asyncio.get_running_loop().create_future()
-        self._asked[operation_id] = _Asked(found.node_id, answer)
+        self._asked[operation_id] = _Asked(target.node_id, answer)
         try:
-            units = await self._node_requests.answer(found, operation_id, command, answer)
+            units = await self._node_requests.answer(target, operation_id, command, answer)
         except EdgeShardError as error:
-            raise at_node(error, found.name) from None
+            raise at_node(error, target.name) from None
         finally:
             del self._asked[operation_id]
         names = {digest[:12]: manifest.name for manifest, digest in self._models.list()}

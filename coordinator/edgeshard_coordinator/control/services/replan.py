@@ -62,9 +62,9 @@ class Replans:
         record = _movable(state, name)
         now, known = _planned(state, record, _as_it_is(record.placement)), self._known.get(name)
         if known is None or not known.holds(now):
-            found = await self._planner.replan(state, record)
-            self._keep(record, replace(now, plan=found))
-            return judged(found, force=force)
+            plan = await self._planner.replan(state, record)
+            self._keep(record, replace(now, plan=plan))
+            return judged(plan, force=force)
         again = judged(known.plan, force=force)
         return again if again.reason is ReplanReason.WOULD_MOVE else replace(again, reason=ReplanReason.NOTHING_NEW)
 

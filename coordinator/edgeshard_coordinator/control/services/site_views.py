@@ -112,10 +112,10 @@ def all_links(state: State, now: float) -> tuple[StoredLink, ...]:
 
 
 def _links(state: State, wanted: Callable[[MeasuredLink], bool], now: float) -> tuple[StoredLink, ...]:
-    found = []
+    stored_links = []
     for sender, known in state.measured.items():
         for receiver, reported in known.links.items():
             link = MeasuredLink(sender, receiver, reported.value)
             if wanted(link):
-                found.append(StoredLink(link, max(0.0, now - reported.reported_at)))
-    return tuple(found)
+                stored_links.append(StoredLink(link, max(0.0, now - reported.reported_at)))
+    return tuple(stored_links)

@@ -184,8 +184,8 @@ def replanned(state: State, record: DeploymentRecord, event: Replanned) -> Deplo
     if isinstance(event.found, Placement):
         if not state.holds_still(record.spec, event.found, event.version):
             return replace(record, planned_for=-1, search_after=next_search(state, event.version, event.now))
-        found = replace(record, placement=event.found, former=None)
-        return _load(state, found, Trigger.REPLANNED, event.now)
+        moved_record = replace(record, placement=event.found, former=None)
+        return _load(state, moved_record, Trigger.REPLANNED, event.now)
     failure = record.failure
     if not missing_nodes(state, record):
         return replace(record, avoided=frozenset(), planned_for=IN_VAIN)

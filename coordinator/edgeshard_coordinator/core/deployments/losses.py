@@ -31,7 +31,7 @@ class Repaired:
     find, in seconds."""
 
     node: NodeName
-    found: Placement | EdgeShardError
+    outcome: Placement | EdgeShardError
     plan_s: float
 
 
@@ -39,10 +39,10 @@ def loss_of(
     state: State, record: DeploymentRecord, repaired: Repaired, candidates: Sequence[Candidate], typical: Typical
 ) -> Loss:
     """The cost of a repair. `candidates` are the record's, with the layers that they keep warm for it."""
-    found = repaired.found
-    if isinstance(found, EdgeShardError):
-        return Loss(repaired.node, note=f"It could not continue: {found.message}.")
-    changed = cold_layers(found, record.placement, candidates)
+    outcome = repaired.found
+    if isinstance(outcome, EdgeShardError):
+        return Loss(repaired.node, note=f"It could not continue: {outcome.message}.")
+    changed = cold_layers(outcome, record.placement, candidates)
     taken_by = tuple(ExplicitStage(stage.node_name, stage.layers) for stage, _ in changed)
     warm = not any(layers for _, layers in changed)
     rates = load_rates(state)

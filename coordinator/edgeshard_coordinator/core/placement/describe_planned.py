@@ -49,8 +49,8 @@ def placed_note(spec: DeploymentSpec, site: SiteCluster, result: PlanResult, req
             f"Not measured but estimated from data sheets: {listed(site.estimated)}; run "
             f"`{profile_command(spec.model, spec.dtype, problem.quantisation)}`."
         )
-    if found := doubtful(problem):
-        parts.append(f"Doubtful figures of {doubts_line(found)}.")
+    if doubts := doubtful(problem):
+        parts.append(f"Doubtful figures of {doubts_line(doubts)}.")
     if not spec.layers:
         parts.append(unused_links(site))
     if words := explain.describe_locality(result):

@@ -60,7 +60,7 @@ def may_draft(
     model: ModelManifest, others: Iterable[tuple[ModelManifest, Digest]]
 ) -> list[tuple[ModelManifest, Digest]]:
     """The models of a store that may be chosen as its draft, the largest first: larger ones draft better."""
-    found = []
+    drafts = []
     for other, digest in others:
         if other.parameter_count * CHOSEN_SHARE > model.parameter_count:
             continue
@@ -68,8 +68,8 @@ def may_draft(
             check_draft(model, other)
         except EdgeShardError:
             continue
-        found.append((other, digest))
-    return sorted(found, key=lambda item: (-item[0].parameter_count, item[0].name))
+        drafts.append((other, digest))
+    return sorted(drafts, key=lambda item: (-item[0].parameter_count, item[0].name))
 
 
 def placed_draft(spec: DeploymentSpec, model: ModelManifest, draft: ModelManifest, digest: Digest) -> PlacedDraft:

@@ -40,16 +40,16 @@ def without_held(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
 
 
 def nearest(
-    found: Sequence[Placement], rank: Callable[[Placement], tuple[bool, float]], candidates: Sequence[Candidate]
+    placements: Sequence[Placement], rank: Callable[[Placement], tuple[bool, float]], candidates: Sequence[Candidate]
 ) -> Placement:
     """The best by rank or, among placements within `LOCALITY_MARGIN` of it, the one with the fewest
     layers to fetch and pack.
 
-    A rank is whether something is amiss, then the cost of a placement, 0 if that is unknown. `found` is not empty.
+    A rank is whether something is amiss, then the cost of a placement, 0 if that is unknown. `placements` is not empty.
     """
-    best = min(found, key=rank)
+    best = min(placements, key=rank)
     amiss, cost = rank(best)
-    near = [one for one in found if rank(one)[0] == amiss and is_near(rank(one)[1], cost)]
+    near = [one for one in placements if rank(one)[0] == amiss and is_near(rank(one)[1], cost)]
     return min(near, key=lambda one: (lacking_layers(one, candidates), rank(one)))
 
 

@@ -118,19 +118,19 @@ class PlanningPlacer:
         barred = [node.name for node in candidates if rules.barred(conditions, node.name)]
         unusable = (*problem.spec.exclude, *barred)
         left = [repair.survivors(broken, candidates, gone, unusable) for gone in without]
-        found: list[Placement] = []
+        placements: list[Placement] = []
         ways = [repair.ways(one, lambda used: not rules.broken(conditions, used)) for one in left]
         for stages in itertools.chain.from_iterable(ways):
             with suppress(EdgeShardError):
                 placement = _Site(problem.with_spec(layers=stages, source=stages[0].node), self._provers).kept(broken)
                 if not lost.crosses(placement):
-                    found.append(placement)
+                    placements.append(placement)
         # Weights in memory count more than a better pace, and those on the disk more than a
         # slightly better one. Without figures, the first placement wins, which touches the fewest
         # nodes.
-        if found:
-            rank = rank_among(placement.predicted for placement in found)
-            best = nearest(found, lambda one: (_is_cold(one, broken, candidates), _cost(one, rank)), candidates)
+        if placements:
+            rank = rank_among(placement.predicted for placement in placements)
+            best = nearest(placements, lambda one: (_is_cold(one, broken, candidates), _cost(one, rank)), candidates)
         else:
             best = self._without(replace(problem, measured=_without_links(problem.measured, lost)), lost)
         return replace(best, note=f"{best.note} {repair.moved_bits(broken, best, candidates)}".strip())
@@ -315,8 +315,8 @@ class _Site:
         assert result.prediction is not None
         if wanted := self.spec.micro_batches:
             # If no load with the spec's own number of micro-batches fits the cut, the plan stays as it is.
-            found = [load for load in stream_loads(costs) if load.load.micro_batches == wanted]
-            result = _fastest(costs, result.prediction.cut, found) or result
+            matching_loads = [load for load in stream_loads(costs) if load.load.micro_batches == wanted]
+            result = _fastest(costs, result.prediction.cut, matching_loads) or result
         assert result.prediction is not None
         load = result.prediction.load
         stages = [ExplicitStage(NodeName(stage.node), stage.layers) for stage in result.stages]

@@ -103,10 +103,10 @@ def cold_layers(
     ]
 
 
-def moved_bits(former: Placement, found: Placement, candidates: Sequence[Candidate]) -> str:
+def moved_bits(former: Placement, new_placement: Placement, candidates: Sequence[Candidate]) -> str:
     """A note whether the nodes of a placement compute the bits of the one before."""
     prints = {node.node_id: node.facts.bits_fingerprint for node in candidates}
-    before, after = ({stage.node_id for stage in placement.stages} for placement in (former, found))
+    before, after = ({stage.node_id for stage in placement.stages} for placement in (former, new_placement))
     told = {prints.get(node_id, "") for node_id in before | after}
     if len(told) == 1 and "" not in told:
         return "Answers continue with the same bits."

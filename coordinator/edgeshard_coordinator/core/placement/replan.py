@@ -22,7 +22,7 @@ def planned_again(placer: Placer, problem: PlacementProblem, current: Placement)
     head, candidates = current.head.node_name, problem.candidates
     is_there = any(node.name == problem.spec.source and node.placeable for node in candidates)
     anew = problem if is_there else problem.with_spec(source=head)
-    found = placer.place(anew)
+    placement = placer.place(anew)
     expected, note = current.predicted, ""
     try:
         now = placer.place(problem.with_spec(layers=layers_of(current), source=head))
@@ -30,16 +30,16 @@ def planned_again(placer: Placer, problem: PlacementProblem, current: Placement)
     except EdgeShardError as error:
         # Such as a pool for all requests that does not fit: the earlier prediction remains.
         note = error.message
-    gain = _gain(expected, found.predicted)
+    gain = _gain(expected, placement.predicted)
     if gain is not None and gain < WORTH_SAYING and any(node.held != NOTHING_HELD for node in candidates):
         # Packed units of nodes decide where to move, not whether.
         best = placer.place(replace(anew, candidates=without_held(candidates)))
         if (more := _gain(expected, best.predicted)) is not None and more >= WORTH_SAYING:
-            found, gain = best, more
-    found = replace(found, note=f"{found.note} {moved_bits(current, found, candidates)}".strip())
-    if gain is None and found.predicted is None:
-        note = found.note
-    plan = ReplanResult(current, found, expected, gain, ReplanReason.SAME_LAYERS, note if gain is None else "")
+            placement, gain = best, more
+    placement = replace(placement, note=f"{placement.note} {moved_bits(current, placement, candidates)}".strip())
+    if gain is None and placement.predicted is None:
+        note = placement.note
+    plan = ReplanResult(current, placement, expected, gain, ReplanReason.SAME_LAYERS, note if gain is None else "")
     return judged(plan)
 
 

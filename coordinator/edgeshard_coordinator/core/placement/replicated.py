@@ -40,11 +40,11 @@ def place_replicas(spec: DeploymentSpec, candidates: Sequence[Candidate], place:
 
     def worth(group: Group) -> Worth[Placement] | None:
         try:
-            found = place(only_on(candidates, group))
+            placement = place(only_on(candidates, group))
         except EdgeShardError as error:
             everywhere.extend([error] if len(group) == len(usable) else [])
             return None
-        return Worth(found, 0.0 if found.predicted is None else found.predicted.throughput_tps, len(found.stages))
+        return Worth(placement, 0.0 if placement.predicted is None else placement.predicted.throughput_tps, len(placement.stages))
 
     count = None if spec.replicas == AUTO_REPLICAS else spec.replicas
     chosen = partition([str(node.name) for node in usable], worth, count)

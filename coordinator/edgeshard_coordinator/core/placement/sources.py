@@ -35,7 +35,7 @@ def place_from_any(spec: DeploymentSpec, candidates: Sequence[Candidate], place:
     sources = [node for node in candidates if node.placeable and node.name not in spec.exclude]
     sources.sort(key=lambda node: (-node.free_bytes, node.name))
     sources = [*allowed_sources(spec, candidates, sources)]
-    found: list[Placement] = []
+    placements: list[Placement] = []
     error: EdgeShardError = UnavailableError(
         "source: no connected node can be the source; `edgectl get nodes` lists the nodes",
         field="source",
@@ -44,33 +44,33 @@ def place_from_any(spec: DeploymentSpec, candidates: Sequence[Candidate], place:
     )
     for number, node in enumerate(sources[:MOST_SPARES]):
         try:
-            found.append(place(replace(spec, source=str(node.name)), plain))
+            placements.append(place(replace(spec, source=str(node.name)), plain))
         except EdgeShardError as refused:
             error = refused if number == 0 else error
-    if not found:
+    if not placements:
         raise error
-    rank = _rank_among(found)
-    best = min(found, key=rank)
-    chosen, why = best, f"the best of the {len(found)} nodes that could be it"
+    rank = _rank_among(placements)
+    best = min(placements, key=rank)
+    chosen, why = best, f"the best of the {len(placements)} nodes that could be it"
     if plain is not candidates:
-        chosen = _nearest(best, found, lambda one: place(_from(spec, one), candidates), candidates)
+        chosen = _nearest(best, placements, lambda one: place(_from(spec, one), candidates), candidates)
         if chosen.head.node_id != best.head.node_id:
-            why = f"whose plan has less to fetch and pack than that of {best.head.node_name}, the best of {len(found)}"
-    if len(found) == 1:
+            why = f"whose plan has less to fetch and pack than that of {best.head.node_name}, the best of {len(placements)}"
+    if len(placements) == 1:
         return chosen
     return replace(chosen, note=f"{chosen.note} Source: {chosen.head.node_name}, {why}.".strip())
 
 
 def _nearest(
     best: Placement,
-    found: Sequence[Placement],
+    placements: Sequence[Placement],
     again: Callable[[Placement], Placement],
     candidates: Sequence[Candidate],
 ) -> Placement:
     """The placement with the least to fetch and pack, among those nearly as good as the best of all
     sources, so that the margin is not used twice. `again` places for the units that nodes hold,
     from the same source."""
-    allowed = [placement for one in found if _is_near(one, best) and _is_near(placement := again(one), best)]
+    allowed = [placement for one in placements if _is_near(one, best) and _is_near(placement := again(one), best)]
     return nearest([best, *allowed], lambda one: (False, 0.0), candidates)
 
 
@@ -83,6 +83,6 @@ def _from(spec: DeploymentSpec, placement: Placement) -> DeploymentSpec:
     return replace(spec, source=str(placement.head.node_name))
 
 
-def _rank_among(found: Sequence[Placement]) -> Callable[[Placement], tuple[bool, float]]:
-    rank = rank_among(one.predicted for one in found)
+def _rank_among(placements: Sequence[Placement]) -> Callable[[Placement], tuple[bool, float]]:
+    rank = rank_among(one.predicted for one in placements)
     return lambda one: (one.predicted is None, 0.0 if one.predicted is None else rank(one.predicted))

@@ -256,17 +256,17 @@ def _peers(state: State, job: Job) -> Iterator[NodeId]:
 def _missing(state: State, sender: NodeId, placeable: Sequence[NodeId], now: float) -> tuple[NodeId, ...]:
     """A batch of the links from a node that may be tried now."""
     links, tries = state.links_from(sender), state.tries.get(sender, {})
-    found: list[NodeId] = []
+    receivers: list[NodeId] = []
     for receiver in placeable:
         if receiver == sender or receiver in links:
             continue
         tried = tries.get(receiver)
         if tried is not None and (tried.attempts >= state.timings.probe_attempts or now < tried.not_before):
             continue
-        found.append(receiver)
-        if len(found) == PEERS_AT_ONCE:
+        receivers.append(receiver)
+        if len(receivers) == PEERS_AT_ONCE:
             break
-    return tuple(found)
+    return tuple(receivers)
 
 
 def _peer(state: State, node_id: NodeId) -> Peer:

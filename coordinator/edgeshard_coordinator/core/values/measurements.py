@@ -87,8 +87,8 @@ def same_device(old: DeviceFacts, new: DeviceFacts) -> bool:
 
 def profiles_for(measured: Mapping[NodeId, Measurements], key: ProfileKey) -> dict[NodeId, ComputeProfile]:
     """The profiles of one model with one sort of weights, by node."""
-    found = {node_id: known.profiles.get(key) for node_id, known in measured.items()}
-    return {node_id: profile.value for node_id, profile in found.items() if profile is not None}
+    profiles = {node_id: known.profiles.get(key) for node_id, known in measured.items()}
+    return {node_id: profile.value for node_id, profile in profiles.items() if profile is not None}
 
 
 def disk_of(known: Measurements | None) -> DiskProfile | None:

@@ -472,8 +472,8 @@ class State:
         record = self.deployments.get(name)
         if record is not None:
             return (record,)
-        found = [record for record in self.deployments.values() if record.served_name == name]
-        return tuple(sorted(found, key=lambda record: record.spec.replica))
+        replicas = [record for record in self.deployments.values() if record.served_name == name]
+        return tuple(sorted(replicas, key=lambda record: record.spec.replica))
 
     def siblings_of(self, spec: DeploymentSpec) -> tuple[DeploymentRecord, ...]:
         """The other replicas of its name, if it is one."""

@@ -84,13 +84,13 @@ def apply(
 
     async def work(client: Client) -> list[Change]:
         # All are checked before any change.
-        found = [(spec, await _current(client, spec)) for spec in specs]
+        pairs = [(spec, await _current(client, spec)) for spec in specs]
         if not (dry_run or replace):
-            for spec, current in found:
+            for spec, current in pairs:
                 _check(spec, current)
         if dry_run:
-            return [await _would_apply(client, spec, current, replace) for spec, current in found]
-        return [await _applied(client, spec, current, wait, timeout) for spec, current in found]
+            return [await _would_apply(client, spec, current, replace) for spec, current in pairs]
+        return [await _applied(client, spec, current, wait, timeout) for spec, current in pairs]
 
     changes = ask(context, work)
     show_list(changes, output, _COLUMNS, lambda change: change.name)
@@ -168,13 +168,13 @@ def _check(spec: DeploymentSpec, current: Sequence[Deployment]) -> None:
     """Raise FailedPreconditionError naming the fields of a deployment that would have to change, or why it failed."""
     if not current:
         return
-    found = differences(current[0].spec, spec)
+    spec_differences = differences(current[0].spec, spec)
     again = f"`edgectl delete deployment {spec.name}` first, or give --replace"
-    if found:
-        texts = "; ".join(map(_difference_text, found))
+    if spec_differences:
+        texts = "; ".join(map(_difference_text, spec_differences))
         raise FailedPreconditionError(
             f"deployment {spec.name} exists and cannot be changed: {texts}. {again}",
-            field=found[0].field,
+            field=spec_differences[0].field,
             reason="SPEC_DIFFERS",
         )
     for one in filter(_is_dead, current):
@@ -191,9 +191,9 @@ def _is_dead(deployment: Deployment) -> bool:
 async def _would_apply(client: Client, spec: DeploymentSpec, current: Sequence[Deployment], replace: bool) -> Change:
     if not current:
         return Change(spec.name, "created", placement=await client.plan(spec))
-    found = differences(current[0].spec, spec)
-    if found or any(map(_is_dead, current)):
-        return Change(spec.name, "replaced" if replace else REFUSED, found)
+    spec_differences = differences(current[0].spec, spec)
+    if spec_differences or any(map(_is_dead, current)):
+        return Change(spec.name, "replaced" if replace else REFUSED, spec_differences)
     gone = missing(current)
     for one in gone[:1]:  # raises if there is no capacity for it
         await client.plan(one)
@@ -203,10 +203,10 @@ async def _would_apply(client: Client, spec: DeploymentSpec, current: Sequence[D
 async def _applied(
     client: Client, spec: DeploymentSpec, current: Sequence[Deployment], wait: bool, timeout_s: float | None
 ) -> Change:
-    found = differences(current[0].spec, spec) if current else ()
+    spec_differences = differences(current[0].spec, spec) if current else ()
     with stderr_console().status(f"applying {spec.name}") as status:
         reporter = DeployReporter(status)
-        if current and not found and not any(map(_is_dead, current)):
+        if current and not spec_differences and not any(map(_is_dead, current)):
             gone = missing(current)
             for one in gone:
                 await client.deploy(one, wait, timeout_s, reporter.show)
@@ -215,7 +215,7 @@ async def _applied(
         if current:
             await client.delete_deployment(spec.name, timeout_s=timeout_s)
         deployment = await client.deploy(spec, wait, timeout_s, reporter.show)
-    return Change(spec.name, "replaced" if current else "created", found, deployment.placement)
+    return Change(spec.name, "replaced" if current else "created", spec_differences, deployment.placement)
 
 
 def _difference_text(difference: Difference) -> str:

@@ -131,8 +131,8 @@ async def _deployed(
             console.print(f"before it starts: {first.note}", markup=False)
         reporter = DeployReporter(status)
         try:
-            found = await deploy_measured(client, spec, reporter, measure_s, wait=wait, timeout_s=timeout_s)
-            deployments = await client.replicas(spec.name) if found.spec.replica else [found]
+            deployment = await deploy_measured(client, spec, reporter, measure_s, wait=wait, timeout_s=timeout_s)
+            deployments = await client.replicas(spec.name) if deployment.spec.replica else [deployment]
             for warning in await placed_kernel_warnings(client, deployments):
                 console.print(warning, markup=False)
             return deployments

@@ -46,14 +46,14 @@ def node(context: typer.Context, name: NodeName, output: OutputOption = Output.T
             says = packed_text(packed)
         except EdgeShardError as error:  # all else of a node is known also while it is away
             says = f"unknown: {error.message}"
-        found = details.node
+        site_node = details.node
         _show(
             node_data(details, names) | {"packed": plain(packed)},
-            found.name,
+            site_node.name,
             output,
-            node_fields(found) | {"Packed": says} | unknown_fields(details),
+            node_fields(site_node) | {"Packed": says} | unknown_fields(details),
             [
-                (found.stages, STAGE_COLUMNS),
+                (site_node.stages, STAGE_COLUMNS),
                 (packed or (), PACKED_COLUMNS),
                 (link_rows(details.links, names), LINK_COLUMNS),
             ],
@@ -68,8 +68,8 @@ def model(context: typer.Context, name: ModelName, output: OutputOption = Output
     """Show a model of the store."""
     from edgeshard.cli.render.views import model_fields
 
-    found = ask(context, lambda client: client.stored_model(name))
-    _show(found, found.name, output, model_fields(found), [])
+    stored_model = ask(context, lambda client: client.stored_model(name))
+    _show(stored_model, stored_model.name, output, model_fields(stored_model), [])
 
 
 @app.command(short_help="Show a deployment: phase, settings, placement, counters.")
@@ -90,11 +90,11 @@ def deployment(context: typer.Context, name: DeploymentName, output: OutputOptio
         running_stages,
     )
 
-    found = ask(context, lambda client: client.replicas(name, outlook=True))
+    replicas = ask(context, lambda client: client.replicas(name, outlook=True))
     if output not in TABLES:
-        show_value(found[0] if len(found) == 1 else found, output, [one.spec.name for one in found])
+        show_value(replicas[0] if len(replicas) == 1 else replicas, output, [one.spec.name for one in replicas])
         return
-    for number, one in enumerate(found):
+    for number, one in enumerate(replicas):
         show_text("\n" * (number > 0), nl=False)
         _show(
             one,

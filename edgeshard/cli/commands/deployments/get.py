@@ -46,7 +46,7 @@ def deployments(context: typer.Context, watch: WatchOption = False, output: Outp
 
     ask(
         context,
-        lambda client: show(client.deployments, output, DEPLOYMENT_COLUMNS, lambda found: found.spec.name, watch),
+        lambda client: show(client.deployments, output, DEPLOYMENT_COLUMNS, lambda deployment: deployment.spec.name, watch),
         endless=watch,
     )
 
@@ -69,8 +69,8 @@ def events(
         if watch:
             await follow(client.events(limit, follow=True), output, EVENT_COLUMNS, lambda event: str(event.number))
         else:
-            found = [event async for event in client.events(limit)]
-            show_list(found, output, EVENT_COLUMNS, lambda event: str(event.number))
+            site_events = [event async for event in client.events(limit)]
+            show_list(site_events, output, EVENT_COLUMNS, lambda event: str(event.number))
 
     ask(context, work, endless=watch)
 

@@ -54,13 +54,13 @@ class ProblemOptions:
 
 def _shares(items: Sequence[str]) -> dict[str, float]:
     """`--max-share NODE=PART`, repeated. Raises InvalidArgumentError for one that is not."""
-    found = {}
+    shares = {}
     for name, value in pairs(items, "max_share"):
         try:
-            found[name] = float(value)
+            shares[name] = float(value)
         except ValueError:
             raise InvalidArgumentError(f"--max-share {name}={value} is not a number", field="max_share") from None
-    return found
+    return shares
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,9 +133,9 @@ def online_problem(context: typer.Context, asked: Asked) -> tuple[PlanProblem, t
         return *unstored_problem(context, read_model(asked.model), asked), None
     site = _fetch_site(context, asked.model)
     model = model_from_config(asked.model, site.config)
-    problem, found, asked = _on_site(site, model, asked)
+    problem, measured_site, asked = _on_site(site, model, asked)
     guesses = SiteGuesses({str(node.name): node.facts for node in site.nodes if node.placeable}, site.traffic.guesses)
-    return problem, (*_notes(found, problem, asked), *_lengths_notes(problem, asked, site.traffic)), guesses
+    return problem, (*_notes(measured_site, problem, asked), *_lengths_notes(problem, asked, site.traffic)), guesses
 
 
 def unstored_problem(context: typer.Context, model: ModelSpec, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
@@ -147,13 +147,13 @@ def unstored_problem(context: typer.Context, model: ModelSpec, asked: Asked) -> 
     site, details = ask(context, _fetch_details)
     # A node without a data sheet goes by another model.
     others = {
-        found.node.node_id: max(found.profiles, key=lambda profile: -profile.age_s).profile
-        for found in details
-        if found.profiles
+        measured_site.node.node_id: max(measured_site.profiles, key=lambda profile: -profile.age_s).profile
+        for measured_site in details
+        if measured_site.profiles
     }
     asked = replace(asked, model=model.name)
     try:
-        problem, found, asked = _on_site(site, model, asked, others)
+        problem, measured_site, asked = _on_site(site, model, asked, others)
     except FailedPreconditionError as error:
         if error.reason != NOT_MEASURED:
             raise
@@ -163,11 +163,11 @@ def unstored_problem(context: typer.Context, model: ModelSpec, asked: Asked) -> 
             field=error.field,
             reason=error.reason,
         ) from None
-    estimated = ", ".join(sorted(found.estimated))
-    notes = [f"estimated by data sheets or by other models' measurements: {estimated}", *_link_notes(found, asked)]
-    if found.without_times:
-        command = f"edgectl profile {' '.join(found.without_times)} --model NAME"
-        notes.append(f"{', '.join(found.without_times)}: left out, not measured for any model; run `{command}`")
+    estimated = ", ".join(sorted(measured_site.estimated))
+    notes = [f"estimated by data sheets or by other models' measurements: {estimated}", *_link_notes(measured_site, asked)]
+    if measured_site.without_times:
+        command = f"edgectl profile {' '.join(measured_site.without_times)} --model NAME"
+        notes.append(f"{', '.join(measured_site.without_times)}: left out, not measured for any model; run `{command}`")
     return problem, (*_format_notes(problem, asked), *notes, *_lengths_notes(problem, asked, NO_TRAFFIC))
 
 
@@ -192,15 +192,15 @@ def _on_site(
         asked = replace(asked, quantisation=_as_stored(asked, model))
     profiles = {key: stored.profile for key, stored in site.profiles_of(dtype, asked.quantisation).items()}
     asked = _with_source(site, asked, profiles, others)
-    found = _measured_cluster(site, asked, dtype, profiles, others)
-    fields = _of_nodes(found.cluster, asked.fields(_seen_workload(site.traffic)))
+    measured_site = _measured_cluster(site, asked, dtype, profiles, others)
+    fields = _of_nodes(measured_site.cluster, asked.fields(_seen_workload(site.traffic)))
     energies = {stored.node_id: stored.profile.energy for stored in site.profiles}
     watts = {node_id: energy.working_w for node_id, energy in energies.items() if energy is not None}
     nodes = [RuledNode(node.name, node.labels, watts.get(node.node_id)) for node in site.nodes]
     fields["rules"] = resolve(asked.given.get("rule", ()), nodes)
-    problem = site_problem(found, model, held=_held(site, asked, dtype), **fields)
+    problem = site_problem(measured_site, model, held=_held(site, asked, dtype), **fields)
     problem.check()
-    return problem, found, asked
+    return problem, measured_site, asked
 
 
 def _as_stored(asked: Asked, model: ModelSpec) -> Quantisation | None:
@@ -221,10 +221,10 @@ def _held(site: Site, asked: Asked, dtype: DType) -> dict[str, PackedParts]:
         return {}
     names = {node.node_id: str(node.name) for node in site.nodes}
     form = UnitForm(Digest(site.manifest_digest), dtype, asked.quantisation, parse_config(site.config))
-    found = {
+    parts_by_node = {
         names[on.node_id]: held_of(form, site.config, frozenset(on.ids)) for on in site.packed if on.node_id in names
     }
-    return {name: held for name, held in found.items() if held != NOTHING_HELD}
+    return {name: held for name, held in parts_by_node.items() if held != NOTHING_HELD}
 
 
 def _seen_workload(traffic: Traffic) -> Workload:
@@ -327,33 +327,33 @@ def _measured_cluster(
     )
 
 
-def _notes(found: SiteCluster, problem: PlanProblem, asked: Asked) -> tuple[str, ...]:
-    notes, dtype = _link_notes(found, asked), problem.dtype
-    if found.without_times:
-        command = profile_command(asked.model, dtype, asked.quantisation, found.without_times)
-        notes.append(f"{', '.join(found.without_times)}: left out, not measured for {asked.model}; run `{command}`")
-    if found.estimated:
-        command = profile_command(asked.model, dtype, asked.quantisation, found.estimated)
-        notes.append(f"{', '.join(found.estimated)}: not measured, figures are of data sheets; run `{command}`")
+def _notes(measured_site: SiteCluster, problem: PlanProblem, asked: Asked) -> tuple[str, ...]:
+    notes, dtype = _link_notes(measured_site, asked), problem.dtype
+    if measured_site.without_times:
+        command = profile_command(asked.model, dtype, asked.quantisation, measured_site.without_times)
+        notes.append(f"{', '.join(measured_site.without_times)}: left out, not measured for {asked.model}; run `{command}`")
+    if measured_site.estimated:
+        command = profile_command(asked.model, dtype, asked.quantisation, measured_site.estimated)
+        notes.append(f"{', '.join(measured_site.estimated)}: not measured, figures are of data sheets; run `{command}`")
     if doubted := doubtful(problem):
         command = profile_command(asked.model, dtype, asked.quantisation, tuple(doubted))
         notes.append(f"doubtful figures of {doubts_line(doubted)}; run `{command} --again` when these nodes are idle")
     return tuple(notes)
 
 
-def _link_notes(found: SiteCluster, asked: Asked) -> list[str]:
+def _link_notes(measured_site: SiteCluster, asked: Asked) -> list[str]:
     """Notes on the nodes and links, which hold for any model."""
     notes = []
     if any(change.lstrip().startswith("+") for change in asked.what_if):
-        link = typical_link(found.cluster)
+        link = typical_link(measured_site.cluster)
         rate = human_rate(link.bandwidth_bps)
         notes.append(f"added nodes get the median of the site's links: {rate}, {human_seconds(link.latency_s)}")
-    if found.starting:
-        notes.append(f"{', '.join(found.starting)}: left out, still starting; try again in a moment")
-    if found.unmeasured:
-        shown = ", ".join(f"{sender} -> {receiver}" for sender, receiver in found.unmeasured[:4])
-        more = f" and {len(found.unmeasured) - 4} more" if len(found.unmeasured) > 4 else ""
-        senders = " ".join(sorted({str(sender) for sender, _ in found.unmeasured}))
+    if measured_site.starting:
+        notes.append(f"{', '.join(measured_site.starting)}: left out, still starting; try again in a moment")
+    if measured_site.unmeasured:
+        shown = ", ".join(f"{sender} -> {receiver}" for sender, receiver in measured_site.unmeasured[:4])
+        more = f" and {len(measured_site.unmeasured) - 4} more" if len(measured_site.unmeasured) > 4 else ""
+        senders = " ".join(sorted({str(sender) for sender, _ in measured_site.unmeasured}))
         notes.append(f"no link was measured for {shown}{more}: none is planned with; run `edgectl profile {senders}`")
     return notes
 

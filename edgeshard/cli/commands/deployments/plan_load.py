@@ -111,15 +111,15 @@ def show_simulation(
         show_text(f"no plan: {bottleneck(result)}", err=True)
         return False
     if load.saturated:
-        found = saturated(result)
+        simulation = saturated(result)
     else:
-        found = forecast(result, load.requests) if load.requests else together(result, load.mode)
+        simulation = forecast(result, load.requests) if load.requests else together(result, load.mode)
     if plot is not None:
-        draw(plot, _picture(found, load, problem.model.name))
+        draw(plot, _picture(simulation, load, problem.model.name))
     if output in TABLES:
-        _show_tables(result, found, load, output)
+        _show_tables(result, simulation, load, output)
     else:
-        show_value(plan_data(result) | {"simulation": _data(found, load)}, output, [result.placement])
+        show_value(plan_data(result) | {"simulation": _data(simulation, load)}, output, [result.placement])
     return True
 
 
@@ -246,55 +246,55 @@ NODE_COLUMNS: list[Column[NodeLoad]] = [
 ]
 
 
-def _show_tables(result: PlanResult, found: Forecast, load: AskedLoad, output: Output) -> None:
+def _show_tables(result: PlanResult, simulation: Forecast, load: AskedLoad, output: Output) -> None:
     assert result.prediction is not None
-    steps = f"; at most {found.token_budget} tokens a step" if found.token_budget is not None else ""
+    steps = f"; at most {simulation.token_budget} tokens a step" if simulation.token_budget is not None else ""
     waiting = {}
-    if found.waiting:
-        waiting["waiting"] = f"{found.waiting} of {found.requests} requests for a place when the last one came"
+    if simulation.waiting:
+        waiting["waiting"] = f"{simulation.waiting} of {simulation.requests} requests for a place when the last one came"
     show_fields(
         {
             "model": describe_plan(result.problem),
             "plan": result.placement,
             "load": load.words,
             "at once": f"at most {describe_load(result)}{steps}",
-            "throughput": f"{found.tokens_per_s:.2f} tokens/s, {found.requests_per_s:.3g} requests/s over "
-            f"{human_seconds(found.span_s)}",
+            "throughput": f"{simulation.tokens_per_s:.2f} tokens/s, {simulation.requests_per_s:.3g} requests/s over "
+            f"{human_seconds(simulation.span_s)}",
             "planned": f"{result.prediction.throughput_tps:.2f} tokens/s with {describe_load(result)} all the time",
-            "idle": f"{percent(found.bubble_share)} of the nodes' time",
+            "idle": f"{percent(simulation.bubble_share)} of the nodes' time",
         }
         | waiting
     )
     spreads = [
-        ("time to first token", found.ttft_s),
-        ("between two tokens", found.inter_token_s),
-        ("per token of a request", found.time_per_token_s),
-        ("whole request", found.end_to_end_s),
+        ("time to first token", simulation.ttft_s),
+        ("between two tokens", simulation.inter_token_s),
+        ("per token of a request", simulation.time_per_token_s),
+        ("whole request", simulation.end_to_end_s),
     ]
     show_text()
     stdout_console().print(table(spreads, SPREAD_COLUMNS))
     show_text()
-    stdout_console().print(table(found.nodes, visible(NODE_COLUMNS, output)))
+    stdout_console().print(table(simulation.nodes, visible(NODE_COLUMNS, output)))
     show_text("\nassumed: " + ";\n         ".join(ASSUMPTIONS))
 
 
-def _data(found: Forecast, load: AskedLoad) -> dict[str, Any]:
-    values = {name: value for name, value in plain(found).items() if name != "visits"}
-    return {"load": load.words, **values, "requests_per_s": found.requests_per_s, "assumed": list(ASSUMPTIONS)}
+def _data(simulation: Forecast, load: AskedLoad) -> dict[str, Any]:
+    values = {name: value for name, value in plain(simulation).items() if name != "visits"}
+    return {"load": load.words, **values, "requests_per_s": simulation.requests_per_s, "assumed": list(ASSUMPTIONS)}
 
 
-def _picture(found: Forecast, load: AskedLoad, model: str) -> str:
+def _picture(simulation: Forecast, load: AskedLoad, model: str) -> str:
     """Some steps from the middle of the run: a row for each node and each link, in the order of the ring."""
     from edgeshard.cli.render.svg import timeline
 
-    rows = [row for node in found.nodes for row in (node.node, f"{node.node} -> {node.receiver}")]
-    steps = [visit for visit in found.visits if visit.station == rows[0]]
+    rows = [row for node in simulation.nodes for row in (node.node, f"{node.node} -> {node.receiver}")]
+    steps = [visit for visit in simulation.visits if visit.station == rows[0]]
     first = max(0, (len(steps) - PICTURED_STEPS) // 2)
     from_s = steps[first].start_s
     until_s = steps[min(first + PICTURED_STEPS, len(steps)) - 1].end_s
     shown = [
         visit._replace(start_s=max(0.0, visit.start_s - from_s), end_s=visit.end_s - from_s)
-        for visit in found.visits
+        for visit in simulation.visits
         if from_s < visit.end_s and visit.start_s < until_s
     ]
     names = ("turn", "step") if load.requests else ("micro-batch", "token")

@@ -60,17 +60,17 @@ def replan(
     """
     plans = ask(context, lambda client: _replanned(client, name, dry_run, force, wait, timeout))
     if output not in TABLES:
-        rows = [share for found in plans.values() for share in shares(found)]
-        data = [{"changed": found.changed, **plain(found)} for found in plans.values()]
+        rows = [share for outcome in plans.values() for share in shares(outcome)]
+        data = [{"changed": outcome.changed, **plain(outcome)} for outcome in plans.values()]
         show_list(rows, output, _COLUMNS, lambda share: share.node, data[0] if len(data) == 1 else data)
         return
-    for number, (each, found) in enumerate(plans.items()):
+    for number, (each, outcome) in enumerate(plans.items()):
         show_text("\n" * (number > 0), nl=False)
-        show_list(shares(found), output, _COLUMNS, lambda share: share.node)
+        show_list(shares(outcome), output, _COLUMNS, lambda share: share.node)
         show_text()
-        show_fields(_figures(found))
+        show_fields(_figures(outcome))
         show_text()
-        show_text(sentence(each, found, wait=wait))
+        show_text(sentence(each, outcome, wait=wait))
 
 
 async def _replanned(
@@ -89,15 +89,15 @@ async def _replanned(
                     each, dry_run=dry_run, force=force, wait=wait, timeout_s=timeout_s, on_change=shown
                 )
     except EdgeShardError:
-        for each, found in done.items():
-            show_text(sentence(each, found, wait=wait), err=True)
+        for each, outcome in done.items():
+            show_text(sentence(each, outcome, wait=wait), err=True)
         raise
     return done
 
 
-def shares(found: ReplanResult) -> list[LayerChange]:
+def shares(outcome: ReplanResult) -> list[LayerChange]:
     """A row for each node of either placement: present nodes first, then new ones."""
-    now, then = (_layers(placement) for placement in (found.current, found.found))
+    now, then = (_layers(placement) for placement in (outcome.current, outcome.found))
     return [LayerChange(node, now.get(node, "-"), then.get(node, "-")) for node in dict.fromkeys([*now, *then])]
 
 
@@ -105,13 +105,13 @@ def _layers(placement: Placement) -> dict[str, str]:
     return {str(stage.node_name): str(stage.layers) for stage in placement.stages}
 
 
-def _figures(found: ReplanResult) -> dict[str, str]:
+def _figures(outcome: ReplanResult) -> dict[str, str]:
     from edgeshard.cli.render.views import lengths_text
 
-    fields = {"Now": _rates(found.expected), "Then": _rates(found.found.predicted)}
-    if found.gain is not None and found.expected is not None:
-        fields["Gain"] = f"{100 * found.gain:.1f} % ({found.expected.objective}, {lengths_text(found.expected)})"
-    return fields | ({"Note": found.note} if found.note else {})
+    fields = {"Now": _rates(outcome.expected), "Then": _rates(outcome.found.predicted)}
+    if outcome.gain is not None and outcome.expected is not None:
+        fields["Gain"] = f"{100 * outcome.gain:.1f} % ({outcome.expected.objective}, {lengths_text(outcome.expected)})"
+    return fields | ({"Note": outcome.note} if outcome.note else {})
 
 
 def _rates(predicted: Prediction | None) -> str:
@@ -120,24 +120,24 @@ def _rates(predicted: Prediction | None) -> str:
     return f"{predicted.throughput_tps:.2f} tokens/s, {human_seconds(predicted.time_per_token_s)} per token"
 
 
-def sentence_of_gain(found: ReplanResult) -> str:
+def sentence_of_gain(outcome: ReplanResult) -> str:
     """Such as `41 % more tokens/s (62.1 instead of 44.0)`."""
-    now, then = found.expected, found.found.predicted
-    if now is None or then is None or found.gain is None:
+    now, then = outcome.expected, outcome.found.predicted
+    if now is None or then is None or outcome.gain is None:
         return "an unknown gain"
     if now.objective == "throughput":
-        return f"{100 * found.gain:.0f} % more tokens/s ({then.throughput_tps:.1f} instead of {now.throughput_tps:.1f})"
+        return f"{100 * outcome.gain:.0f} % more tokens/s ({then.throughput_tps:.1f} instead of {now.throughput_tps:.1f})"
     times = f"{human_seconds(then.time_per_token_s)} per token instead of {human_seconds(now.time_per_token_s)}"
-    return f"{100 * found.gain:.0f} % less time ({times})"
+    return f"{100 * outcome.gain:.0f} % less time ({times})"
 
 
-def sentence(name: str, found: ReplanResult, *, wait: bool) -> str:
+def sentence(name: str, outcome: ReplanResult, *, wait: bool) -> str:
     """The outcome in one sentence."""
     from edgeshard.cli.render.views import layers_text
     from edgeshard.domain.deployments.replan import ReplanReason
 
-    then = layers_text(found.found)
-    match found.reason:
+    then = layers_text(outcome.found)
+    match outcome.reason:
         case ReplanReason.MOVED:
             return f"{name} {'moved' if wait else 'moves'} to {then}."
         case ReplanReason.WOULD_MOVE:

@@ -97,8 +97,8 @@ async def _gathered(connect: Connect) -> Facts:
     ahead_s = 0.0
     try:
         given = tls_from_options(connect.tls_ca, connect.tls_cert, connect.tls_key)
-        found = access(connect.coordinator, given, connect.plaintext)
-        target, tls = found.target, found.tls
+        site_access = access(connect.coordinator, given, connect.plaintext)
+        target, tls = site_access.target, site_access.tls
         async with connect.client() as client, asyncio.timeout(ANSWER_S):
             asked_s = utc_s()
             site = await client.site()

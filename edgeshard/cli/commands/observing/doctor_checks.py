@@ -190,11 +190,11 @@ class Facts:
 
 def diagnose(facts: Facts) -> tuple[Finding, ...]:
     """All that is wrong, the gravest first, and by place."""
-    found = [*_from_here(facts)]
+    findings = [*_from_here(facts)]
     if facts.site is not None:
-        found += _site(facts, facts.site)
+        findings += _site(facts, facts.site)
     order = list(Fault)
-    return tuple(sorted(found, key=lambda finding: (order.index(finding.fault), finding.where)))
+    return tuple(sorted(findings, key=lambda finding: (order.index(finding.fault), finding.where)))
 
 
 def _from_here(facts: Facts) -> Iterator[Finding]:
@@ -224,8 +224,8 @@ def _site(facts: Facts, site: Site) -> Iterator[Finding]:
         link, profile = stored.link, stored.link.profile
         slow = profile.bandwidth_bps < LINK_BPS or profile.latency_s > LINK_S
         if slow and link.sender in names and link.receiver in names:
-            found = f"{human_rate(profile.bandwidth_bps)}, {human_seconds(profile.latency_s)} one way"
-            yield Finding(Fault.LINK_SLOW, f"{names[link.sender]} -> {names[link.receiver]}", found)
+            figures = f"{human_rate(profile.bandwidth_bps)}, {human_seconds(profile.latency_s)} one way"
+            yield Finding(Fault.LINK_SLOW, f"{names[link.sender]} -> {names[link.receiver]}", figures)
     for deployment in facts.deployments:
         if deployment.phase in (DeploymentPhase.WAITING, DeploymentPhase.FAILED):
             why = f": {deployment.failure.message}" if deployment.failure is not None else ""

@@ -69,14 +69,14 @@ async def _recorded(
     from edgeshard.domain.deployments.deployment import DeploymentPhase
     from edgeshard.domain.requests.trace import aligned
 
-    found = await client.replicas(deployment)
-    if len(found) > 1 and output is not None:
-        each = ", ".join(one.spec.name for one in found)
+    replicas = await client.replicas(deployment)
+    if len(replicas) > 1 and output is not None:
+        each = ", ".join(one.spec.name for one in replicas)
         raise InvalidArgumentError(
-            f"--output {output}: a file is of one replica, and {deployment} has {len(found)}; name one of {each}",
+            f"--output {output}: a file is of one replica, and {deployment} has {len(replicas)}; name one of {each}",
             field="output",
         )
-    ready = [one for one in found if one.phase is DeploymentPhase.READY] or found[:1]
+    ready = [one for one in replicas if one.phase is DeploymentPhase.READY] or replicas[:1]
     names = [one.spec.name for one in ready]
     traces = await asyncio.gather(*(client.trace(name, seconds) for name in names))
     return {name: aligned(stages) for name, stages in zip(names, traces, strict=True)}

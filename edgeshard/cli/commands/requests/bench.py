@@ -126,13 +126,13 @@ def bench(
     wanted = options.wanted()
     name, loading = ask(context, lambda client: _measured(client, load, options.seed, wanted, deployment, timeout))
     goal = bench_report.Goal(slo_ttft, slo_itl)
-    found = bench_report.report(name, str(load), options.seed, loading.served, loading.unfinished, goal)
+    report = bench_report.report(name, str(load), options.seed, loading.served, loading.unfinished, goal)
     if picture is not None:
-        _write(picture, bench_report.picture(found, loading.served))
-    _show(found, output)
+        _write(picture, bench_report.picture(report, loading.served))
+    _show(report, output)
     if loading.interrupted:
         raise typer.Exit(INTERRUPTED)
-    if not found.answered:
+    if not report.answered:
         raise typer.Exit(1)
 
 
@@ -185,12 +185,12 @@ async def _measured(
 async def _chosen(client: Client, name: str) -> ServedModel:
     """By a deployment's name, or a model's; without one the only deployment there is."""
     models = await client.served_models()
-    found = [model for model in models if name in ("", model.deployment, model.model)]
-    exact = [model for model in found if model.deployment == name]
-    if len(exact or found) == 1:
-        return (exact or found)[0]
+    matches = [model for model in models if name in ("", model.deployment, model.model)]
+    exact = [model for model in matches if model.deployment == name]
+    if len(exact or matches) == 1:
+        return (exact or matches)[0]
     names = ", ".join(model.deployment for model in models) or "none"
-    if name and not found:
+    if name and not matches:
         raise NotFoundError(f"deployment {name} answers no requests; those that do: {names}", field="deployment")
     raise InvalidArgumentError(f"name a deployment; those that answer requests: {names}", field="deployment")
 
@@ -208,10 +208,10 @@ def _read(path: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise InvalidArgumentError(f"--prompts {path}: {why}", field="prompts") from None
-    found = [_prompt(line) for line in lines]
-    if not found:
+    prompts = [_prompt(line) for line in lines]
+    if not prompts:
         raise InvalidArgumentError(f"--prompts {path} holds no prompt", field="prompts")
-    return found
+    return prompts
 
 
 def _prompt(line: str) -> str:
@@ -226,14 +226,14 @@ def _prompt(line: str) -> str:
     return line
 
 
-def _show(found: Any, output: Output) -> None:
+def _show(report: Any, output: Output) -> None:
     from edgeshard.cli.render.bench_report import SPREAD_COLUMNS, fields, rows
 
     if output not in TABLES:
-        show_value(found, output, [found.deployment])
+        show_value(report, output, [report.deployment])
         return
-    show_fields(fields(found))
-    show_below(rows(found), SPREAD_COLUMNS)
+    show_fields(fields(report))
+    show_below(rows(report), SPREAD_COLUMNS)
 
 
 def _write(path: Path, text: str) -> None:

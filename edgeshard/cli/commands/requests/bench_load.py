@@ -35,9 +35,9 @@ class LengthRange:
         """`64` or `32:128`. Raises InvalidArgumentError naming the option."""
         low, _, high = text.partition(":")
         if low.isdecimal() and (not high or high.isdecimal()):
-            found = cls(int(low), int(high or low))
-            if 1 <= found.low <= found.high <= 1 << 20:
-                return found
+            length_range = cls(int(low), int(high or low))
+            if 1 <= length_range.low <= length_range.high <= 1 << 20:
+                return length_range
         raise InvalidArgumentError(
             f"--{option} {text[:40]!r} is neither a number of tokens nor LOW:HIGH, such as 64 or 32:128", field=option
         )
@@ -110,12 +110,12 @@ async def put_on(
 ) -> Loading:
     """Put the whole load on. Cancelled, it ends the running requests and returns its results so
     far; `told` receives each answer."""
-    found, running = Loading([]), set[asyncio.Task[None]]()
+    loading, running = Loading([]), set[asyncio.Task[None]]()
     began = clock.now()
 
     async def one(request: Wanted) -> None:
-        found.served.append(await serve(request, clock.now() - began))
-        told(found)
+        loading.served.append(await serve(request, clock.now() - began))
+        told(loading)
 
     async def begin() -> None:
         async for _ in _turns(load, seed, clock, began, running):
@@ -128,14 +128,14 @@ async def put_on(
     try:
         await begin()
     except asyncio.CancelledError:
-        found.interrupted, found.unfinished = True, len(running)
+        loading.interrupted, loading.unfinished = True, len(running)
         if (task := asyncio.current_task()) is not None:
             task.uncancel()
         for request in list(running):
             request.cancel()
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*running, return_exceptions=True)
-    return found
+    return loading
 
 
 async def _turns(

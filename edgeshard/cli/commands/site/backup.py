@@ -92,16 +92,16 @@ def restore(
     check_extras("edgectl restore", "coordinator")
     from edgeshard.local.site_backup import read_backup, restore_site
 
-    found = read_backup(file)
-    state = (state_dir or state_home() / ("serve" if found.served else "coordinator")).absolute()
+    saved_site = read_backup(file)
+    state = (state_dir or state_home() / ("serve" if saved_site.served else "coordinator")).absolute()
     # No coordinator starts once a second since 1970, so that this is above any term, also after an earlier restore.
     prepare = partial(resolve_name(_PREPARE), least_term=int(time.time()))
     try:
-        place = restore_site(found, directory.absolute(), state, prepare)
+        place = restore_site(saved_site, directory.absolute(), state, prepare)
     except OSError as error:
         raise _translated(error, state, "state-dir") from None
-    _show_restored(found, file)
-    _show_next(found, place)
+    _show_restored(saved_site, file)
+    _show_next(saved_site, place)
 
 
 def _show_restored(backup: Backup, file: Path) -> None:

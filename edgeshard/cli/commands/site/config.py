@@ -33,13 +33,13 @@ def check(
     """Check settings files for errors before you start or reload a daemon with them."""
     from edgeshard.process.config_files import problems
 
-    found = []
+    faults = []
     for file in files or _installed():
         wrong = problems(file, {daemon.value: _kind(daemon) for daemon in Daemon})
         show_text(f"{file}: {len(wrong) or 'nothing'} wrong")
-        found += wrong
-    if found:
-        raise InvalidArgumentError("\n       ".join(found), field="config", reason="CONFIG_FILE")
+        faults += wrong
+    if faults:
+        raise InvalidArgumentError("\n       ".join(faults), field="config", reason="CONFIG_FILE")
 
 
 @app.command("show")
@@ -111,7 +111,7 @@ def _kind(daemon: Daemon) -> type[DaemonSettings]:
 
 def _installed() -> list[Path]:
     """The files that edgectl install lays out."""
-    found = [path for daemon in Daemon if (path := Path(config_path(daemon))).is_file()]
-    if not found:
+    paths = [path for daemon in Daemon if (path := Path(config_path(daemon))).is_file()]
+    if not paths:
         raise NotFoundError(f"there is no settings file in {CONFIGURATION}: name one", field="file")
-    return found
+    return paths

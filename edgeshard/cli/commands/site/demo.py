@@ -132,9 +132,9 @@ NO_KERNELS = (
 
 def has_kernels() -> bool:
     """Whether the agent of this installation has its compiled kernels, without importing it."""
-    found = importlib.util.find_spec("edgeshard_agent")
-    return found is None or any(
-        (Path(place) / "ops" / "libedgeshard_ops.so").exists() for place in found.submodule_search_locations or ()
+    spec = importlib.util.find_spec("edgeshard_agent")
+    return spec is None or any(
+        (Path(place) / "ops" / "libedgeshard_ops.so").exists() for place in spec.submodule_search_locations or ()
     )
 
 

@@ -31,5 +31,5 @@ def node(
     deployment stays until it is placed again.
     """
     given, removed = parse_changes(labels)
-    found = ask(context, lambda client: client.label_node(name, given, removed))
-    show_text(f"node {found.name} has labels {labels_text(found.labels) or '-'}")
+    labelled_node = ask(context, lambda client: client.label_node(name, given, removed))
+    show_text(f"node {labelled_node.name} has labels {labels_text(labelled_node.labels) or '-'}")

@@ -30,16 +30,16 @@ def uninstall_programs(purge: bool, yes: bool, dry_run: bool) -> None:
 
     Raises FailedPreconditionError naming the right command for another installation.
     """
-    found = this_distribution()
-    if isinstance(found, Managed):
-        raise found.error(found.purge if purge else found.remove)
-    command = _script_command(found, "purge" if purge else "remove")
+    distribution = this_distribution()
+    if isinstance(distribution, Managed):
+        raise distribution.error(distribution.purge if purge else distribution.remove)
+    command = _script_command(distribution, "purge" if purge else "remove")
     if yes and purge:
         command.append("--yes")
     if dry_run:
         show_text(f"run     {shlex.join(command)}")
         return
-    _check_owner(found)
+    _check_owner(distribution)
     sys.stdout.flush()
     os.execvp(command[0], command)  # this program is removed, too
 
@@ -59,24 +59,24 @@ def upgrade(
     """
     if back and source is not None:
         raise InvalidArgumentError("--back takes the version that is kept here: leave out --from", field="from")
-    found = this_distribution()
-    if isinstance(found, Managed):
-        raise found.error(found.back if back else found.upgrade)
-    found.check()
-    _check_owner(found)
+    distribution = this_distribution()
+    if isinstance(distribution, Managed):
+        raise distribution.error(distribution.back if back else distribution.upgrade)
+    distribution.check()
+    _check_owner(distribution)
     if back:
-        _run(_script_command(found, "back"))
+        _run(_script_command(distribution, "back"))
         return
     url = urlsplit(source or "")
     if source is None or (url.scheme == "https" and url.path in ("", "/")):
-        _upgrade_from_site(found, connect_of(context), url.netloc)
+        _upgrade_from_site(distribution, connect_of(context), url.netloc)
     elif url.scheme and "://" in source:
-        _upgrade_from_web(found, source)
+        _upgrade_from_web(distribution, source)
     else:
-        _upgrade_from_file(found, Path(source))
+        _upgrade_from_file(distribution, Path(source))
 
 
-def _upgrade_from_site(found: Scripted, connect: Connect, address: str) -> None:
+def _upgrade_from_site(distribution: Scripted, connect: Connect, address: str) -> None:
     """Install the programs that the site of this machine's node offers, from host:port `address`
     ("": the coordinator's).
     """
@@ -87,14 +87,14 @@ def _upgrade_from_site(found: Scripted, connect: Connect, address: str) -> None:
     address = address or run(find_wheels(member.coordinator, member.files))
     site = SiteWheels(address, member.files)
     folder = site.folder()
-    if any(file.name == REQUIREMENTS and found.is_of(file.sha256) for file in folder.files):
+    if any(file.name == REQUIREMENTS and distribution.is_of(file.sha256) for file in folder.files):
         show_text(f"nothing to do: this node already has the version of {address}", err=True)
         return
     size = sum(file.size for file in folder.files)
     show_text(f"fetching {folder.name} from {address}: {len(folder.files)} files, {size / 1e6:.0f} MB", err=True)
     with _directory("wheels") as directory:
         site.fetch(folder, directory)
-        _install(found, directory)
+        _install(distribution, directory)
         shutil.rmtree(directory)
 
 
@@ -110,7 +110,7 @@ def _member(connect: Connect) -> Member:
     return Member(connect.coordinator or member.coordinator, member.files)
 
 
-def _upgrade_from_web(found: Scripted, url: str) -> None:
+def _upgrade_from_web(distribution: Scripted, url: str) -> None:
     from edgeshard.client.upgrades.downloads import download
     from edgeshard.process.software.wheel_folders import unpack
 
@@ -118,30 +118,30 @@ def _upgrade_from_web(found: Scripted, url: str) -> None:
         show_text(f"fetching {url}", err=True)
         archive = download(url, directory)
         folder = unpack(archive, directory)
-        _install(found, folder)
+        _install(distribution, folder)
 
 
-def _upgrade_from_file(found: Scripted, source: Path) -> None:
+def _upgrade_from_file(distribution: Scripted, source: Path) -> None:
     from edgeshard.process.software.wheel_folders import check_folder, unpack
 
     show_text(f"comparing the files of {source} with their SHA-256", err=True)
     if source.is_dir():
         check_folder(source)
-        _install(found, source)
+        _install(distribution, source)
         return
     with _directory("upgrade", fresh=True) as directory:
-        _install(found, unpack(source, directory))
+        _install(distribution, unpack(source, directory))
 
 
-def _install(found: Scripted, wheels: Path) -> None:
+def _install(distribution: Scripted, wheels: Path) -> None:
     """Install from a folder whose files were checked."""
-    _run(["sh", str(wheels / "install.sh"), "--wheels", str(wheels), "--prefix", str(found.prefix)])
+    _run(["sh", str(wheels / "install.sh"), "--wheels", str(wheels), "--prefix", str(distribution.prefix)])
 
 
-def _script_command(found: Scripted, *arguments: str) -> list[str]:
+def _script_command(distribution: Scripted, *arguments: str) -> list[str]:
     """The command line of an installation's script. Raises FailedPreconditionError if the script is missing."""
-    found.check()
-    return ["sh", str(found.script), *arguments, "--prefix", str(found.prefix)]
+    distribution.check()
+    return ["sh", str(distribution.script), *arguments, "--prefix", str(distribution.prefix)]
 
 
 def _run(command: list[str]) -> None:
@@ -151,10 +151,10 @@ def _run(command: list[str]) -> None:
         raise typer.Exit(code if code > 0 else 128 - code)
 
 
-def _check_owner(found: Scripted) -> None:
-    if not os.access(found.prefix, os.W_OK):
+def _check_owner(distribution: Scripted) -> None:
+    if not os.access(distribution.prefix, os.W_OK):
         raise DeniedError(
-            f"{found.prefix} belongs to another user: run this as its owner, such as by sudo",
+            f"{distribution.prefix} belongs to another user: run this as its owner, such as by sudo",
             field="prefix",
             reason="NOT_OWNER",
         )

@@ -146,15 +146,15 @@ class _Growth:
             return
         name = self._name
         try:
-            found = await self._client.replan(name, dry_run=True)
-            if found.reason is ReplanReason.NOT_WEIGHED:
+            outcome = await self._client.replan(name, dry_run=True)
+            if outcome.reason is ReplanReason.NOT_WEIGHED:
                 self._say_once(
                     f"the gain of moving {name} is unknown, because a serving node is not measured; `edgectl "
-                    f"replan {name} --force` moves it to {layers_text(found.found)}"
+                    f"replan {name} --force` moves it to {layers_text(outcome.found)}"
                 )
-            if found.reason is not ReplanReason.WOULD_MOVE:
+            if outcome.reason is not ReplanReason.WOULD_MOVE:
                 return
-            gain = f"{layers_text(found.found)}: {sentence_of_gain(found)}"
+            gain = f"{layers_text(outcome.found)}: {sentence_of_gain(outcome)}"
             if self._grow:
                 self._say(f"moving {name} to {gain}")
                 await self._client.replan(name)
