@@ -30,8 +30,8 @@ class UnitForm:
 
     def key(self, unit: str) -> str:
         """A text that two units share if one file serves as both."""
-        known = {"model": self.model, "unit": unit, "dtype": str(self.dtype), "layout": LAYOUT}
-        return json.dumps(known | {"integers": self._integers(unit)}, sort_keys=True)
+        fields = {"model": self.model, "unit": unit, "dtype": str(self.dtype), "layout": LAYOUT}
+        return json.dumps(fields | {"integers": self._integers(unit)}, sort_keys=True)
 
     def name(self, unit: str) -> str:
         """The name of the unit's file: readable in its beginning, unique in its end."""

@@ -221,8 +221,8 @@ class ChatModel:
         if written is None:
             # Some templates leave that to the model, LFM2's and Kimi K2's among them. The first tags are in the
             # vocabularies of many models that were not taught them.
-            known = self._tokenizer.token_to_id
-            written = next((tags for tags in _TAGS[1:] if known(tags[0]) is not None), None)
+            token_to_id = self._tokenizer.token_to_id
+            written = next((tags for tags in _TAGS[1:] if token_to_id(tags[0]) is not None), None)
         return (ToolFormat.BARE, ("", "")) if written is None else (ToolFormat.TAGGED, written)
 
     def _answer_format(self, source: str, tools: ToolFormat, tags: tuple[str, str], prompt: str) -> AnswerFormat:

@@ -37,8 +37,8 @@ def check_options(options: GenerateOptions) -> None:
     # Python does not check the keys of a TypedDict; an option misspelt must not be an option ignored.
     for name in options:
         if name not in GenerateOptions.__annotations__:
-            known = ", ".join(GenerateOptions.__annotations__)
-            raise InvalidArgumentError(f"{name} is not an option; the options are {known}", field=name)
+            names = ", ".join(GenerateOptions.__annotations__)
+            raise InvalidArgumentError(f"{name} is not an option; the options are {names}", field=name)
     checked("request_id", options.get("request_id", ""), str)
     checked("timeout_s", options.get("timeout_s"), float | None)
 

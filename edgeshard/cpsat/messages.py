@@ -76,8 +76,8 @@ def _instance_values(instance: Instance) -> dict[str, Any]:
 
 
 def _read_instance(values: Mapping[str, Any]) -> Instance:
-    known: dict[str, Any] = {
+    instance_values: dict[str, Any] = {
         name: np.array(value, dtype=np.int64 if name in _COUNTS else np.float64) if isinstance(value, list) else value
         for name, value in values.items()
     }
-    return Instance(**known)
+    return Instance(**instance_values)

@@ -109,8 +109,8 @@ def check_bounds(value: Any, reason: str = "") -> None:
 def option_fields(owner: type) -> tuple[OptionField, ...]:
     """The options among a dataclass's fields, in their order."""
     # A class is no Hashable for type checkers.
-    known: Any = _option_fields
-    return known(owner)  # type: ignore[no-any-return]
+    lookup: Any = _option_fields
+    return lookup(owner)  # type: ignore[no-any-return]
 
 
 @cache

@@ -55,8 +55,8 @@ class HttpMetrics:
 
     def request_ended(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request; `status` is 0 if it got no answer."""
-        known = method if method in ("GET", "POST", "HEAD", "DELETE") else "other"
-        self._requests.labels(known, route, str(status or 499)).inc()
+        method_label = method if method in ("GET", "POST", "HEAD", "DELETE") else "other"
+        self._requests.labels(method_label, route, str(status or 499)).inc()
         self._seconds.labels(route).observe(seconds)
 
     def tokens_used(self, usage: TokenUsage) -> None:

@@ -207,13 +207,13 @@ def _vocab(tokens: Sequence[str]) -> dict[str, int]:
 
 def merges_by_score(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[list[str]]:
     """The merges of BPE that join as SentencePiece does: two neighbours whose union has the highest score go first."""
-    known = {token for token, kind in zip(tokens, types, strict=True) if kind in (_NORMAL, _USER_DEFINED)}
-    ranked = sorted((-score, index) for index, score in enumerate(scores) if tokens[index] in known)
+    vocabulary = {token for token, kind in zip(tokens, types, strict=True) if kind in (_NORMAL, _USER_DEFINED)}
+    ranked = sorted((-score, index) for index, score in enumerate(scores) if tokens[index] in vocabulary)
     return [
         [token[:cut], token[cut:]]
         for token in (tokens[index] for _, index in ranked)
         for cut in range(1, len(token))
-        if token[:cut] in known and token[cut:] in known
+        if token[:cut] in vocabulary and token[cut:] in vocabulary
     ]
 
 

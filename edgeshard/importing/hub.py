@@ -267,10 +267,10 @@ class _Hub:
         return Path(path) if isinstance(path, str) else None
 
     def _file(self, repository: Repository, file: str) -> Path:
-        known = self.cached_file(repository, file)
-        if known is not None:
+        cached_path = self.cached_file(repository, file)
+        if cached_path is not None:
             self._tally.add(repository.sizes[file])
-            return known
+            return cached_path
         path = self._downloaded(file, repository.commit)
         expected = repository.sha256.get(file)
         if expected is not None and sha256_of(path) != expected:

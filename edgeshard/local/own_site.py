@@ -202,12 +202,12 @@ class OwnSite:
         from edgeshard.rpc.tls_files import write_private
 
         path = self._directory / "api-key"
-        known = next((key for key in await client.keys() if key.name == _KEY), None)
-        if known is not None and path.exists():
+        site_key = next((key for key in await client.keys() if key.name == _KEY), None)
+        if site_key is not None and path.exists():
             kept = path.read_text().strip()
-            if f"-{known.key_id}-" in kept:
+            if f"-{site_key.key_id}-" in kept:
                 return kept
-        if known is not None:
+        if site_key is not None:
             await client.revoke_key(_KEY)
         _, text = await client.create_key(_KEY)
         write_private(path, f"{text}\n".encode())

@@ -17,14 +17,14 @@ class OwnCondition:
         self._read = read
 
     def collect(self) -> Iterable[Metric]:
-        known = self._read()
-        if known is None:
+        condition = self._read()
+        if condition is None:
             return
         disk = "Of the disk with the state directory."
-        yield gauge("edgeshard_disk_size_bytes", disk, (), [((), known.disk_total_bytes)])
-        yield gauge("edgeshard_disk_free_bytes", disk, (), [((), known.disk_free_bytes)])
+        yield gauge("edgeshard_disk_size_bytes", disk, (), [((), condition.disk_total_bytes)])
+        yield gauge("edgeshard_disk_free_bytes", disk, (), [((), condition.disk_free_bytes)])
         written = "What that disk takes, flushed; 0 before it was measured."
-        yield gauge("edgeshard_disk_write_bytes_per_second", written, (), [((), known.disk_write_bps)])
-        if known.certificate_ends_s:
-            ends, meaning = [((), known.certificate_ends_s)], "When this daemon's certificate ends."
+        yield gauge("edgeshard_disk_write_bytes_per_second", written, (), [((), condition.disk_write_bps)])
+        if condition.certificate_ends_s:
+            ends, meaning = [((), condition.certificate_ends_s)], "When this daemon's certificate ends."
             yield gauge("edgeshard_certificate_expiry_timestamp_seconds", meaning, (), ends)

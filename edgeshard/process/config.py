@@ -179,10 +179,10 @@ def load_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] 
         parser.add_argument(
             option(name), metavar="VALUE", **form, help=f"{info.description or name} ({shown})".replace("%", "%%")
         )
-    known, unknown = parser.parse_known_args(arguments)
+    namespace, unknown = parser.parse_known_args(arguments)
     if unknown:
         raise _unknown_option(unknown[0].partition("=")[0], kind)
-    line = vars(known)
+    line = vars(namespace)
     config = line.pop("config", None)
     return build_settings(kind, given(kind, None if config is None else Path(config), line).merged())
 
@@ -216,9 +216,9 @@ def given(kind: type[DaemonSettings], file: Path | None, line: Mapping[str, Any]
     return Given(line, _read_environment(kind), values, file, kind.section)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     """The end of a message on an unknown name: the nearest known one, '' if none is near."""
-    matches = get_close_matches(name[:80], list(known), n=1)
+    matches = get_close_matches(name[:80], list(names), n=1)
     return f"; did you mean {matches[0]}?" if matches else ""
 
 

@@ -52,22 +52,22 @@ def problems(path: Path, kinds: Mapping[str, type[DaemonSettings]]) -> list[str]
 
 def _wrong(path: Path, kind: type[DaemonSettings], values: Mapping[str, Any]) -> list[str]:
     mistakes = [unknown_key(path, key, kind) for key in values if key not in kind.model_fields]
-    known = {key: value for key, value in values.items() if key in kind.model_fields}
-    known = _completed(kind, with_paths(path, kind, known))
+    valid_values = {key: value for key, value in values.items() if key in kind.model_fields}
+    valid_values = _completed(kind, with_paths(path, kind, valid_values))
     where = f"--config {path}: [{kind.section}]"
     while True:
         try:
-            kind(**known).check()
+            kind(**valid_values).check()
             return mistakes
         except ValidationError as error:
             wrong = {key: f"{key}: {one['msg'].lower()}" for one in error.errors() if (key := str(one["loc"][0]))}
         except EdgeShardError as error:
             wrong = {error.field.replace("-", "_"): error.message}
         mistakes += [f"{where} {why}" for why in wrong.values()]
-        if not wrong.keys() & known.keys():
+        if not wrong.keys() & valid_values.keys():
             return mistakes
         # The next pass checks the rest.
-        known = _completed(kind, {key: value for key, value in known.items() if key not in wrong})
+        valid_values = _completed(kind, {key: value for key, value in valid_values.items() if key not in wrong})
 
 
 def _completed(kind: type[DaemonSettings], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -111,8 +111,8 @@ class Arrivals:
 class LiveLink:
     """One probed link, and the newest samples of its traffic."""
 
-    def __init__(self, known: LinkProfile, now: float) -> None:
-        self._known = known
+    def __init__(self, profile: LinkProfile, now: float) -> None:
+        self._known = profile
         self._told_at = now
         self._heard: deque[LinkSample] = deque(maxlen=_REMEMBERED)
 
@@ -129,12 +129,12 @@ class LiveLink:
         return current
 
 
-def refreshed(known: LinkProfile, live: Iterable[LinkSample]) -> LinkProfile:
+def refreshed(profile: LinkProfile, live: Iterable[LinkSample]) -> LinkProfile:
     """The profile brought up to date by live traffic, without a probe: its bandwidth, from the samples of `Arrivals`.
 
     Latency stays as it was probed. With few samples nothing changes.
     """
     rates = [8 * sample.size_bytes / sample.seconds for sample in live]
     if len(rates) < FEWEST_TELLING:
-        return known
-    return replace(known, bandwidth_bps=statistics.median(rates), samples=known.samples + len(rates))
+        return profile
+    return replace(profile, bandwidth_bps=statistics.median(rates), samples=profile.samples + len(rates))

@@ -51,12 +51,12 @@ async def keep_announced(announced: Announced) -> None:
     from zeroconf.asyncio import AsyncZeroconf
 
     host, _ = split_address(announced.enrolment)
-    known: list[str] = []
+    addresses: list[str] = []
     sender: AsyncZeroconf | None = None
     try:
         while True:
-            if (own := _own_addresses(host)) != known:
-                known = own
+            if (own := _own_addresses(host)) != addresses:
+                addresses = own
                 if sender is not None:
                     await sender.async_close()
                     sender = None
@@ -66,7 +66,7 @@ async def keep_announced(announced: Announced) -> None:
                         await sender.async_register_service(_service(announced, own), allow_name_change=True)
                         log.info("site_announced", site=announced.site, addresses=own)
                 except (OSError, Error) as error:
-                    known = []
+                    addresses = []
                     log.warning("site_not_announced", error=str(error) or type(error).__name__)
             await asyncio.sleep(LOOK_AGAIN_S)
     finally:

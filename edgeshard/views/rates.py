@@ -46,8 +46,8 @@ def _heard(look: Look) -> Mapping[tuple[StageKey, int], tuple[StageStatus, float
     """Each stage, and the time of its node's report."""
     ages = {node.node_id: node.heartbeat_age_s for node in look.site.nodes}
     return {
-        (stage.key, stage.epoch): (stage, look.at_s - ages.get(known.placement.stages[stage.stage].node_id, 0.0))
-        for known in look.deployments
-        for stage in known.stages
-        if stage.stage < len(known.placement.stages)
+        (stage.key, stage.epoch): (stage, look.at_s - ages.get(deployment.placement.stages[stage.stage].node_id, 0.0))
+        for deployment in look.deployments
+        for stage in deployment.stages
+        if stage.stage < len(deployment.placement.stages)
     }

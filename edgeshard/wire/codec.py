@@ -122,13 +122,13 @@ def choice(
     return to_wire, from_wire
 
 
-def numbers(kind: type[EnumT], known: Any, field: str) -> tuple[Callable[[EnumT], Any], Callable[..., EnumT]]:
+def numbers(kind: type[EnumT], wire_enum: Any, field: str) -> tuple[Callable[[EnumT], Any], Callable[..., EnumT]]:
     """The functions for an enumeration whose number is in no value of its own, by default in `field`.
 
-    `known` is the messages' enumeration, such as `pb.DataType`. The second raises
+    `wire_enum` is the messages' enumeration, such as `pb.DataType`. The second raises
     InvalidArgumentError naming the field.
     """
-    form = cache(lambda: _enum_form(kind, known.DESCRIPTOR))
+    form = cache(lambda: _enum_form(kind, wire_enum.DESCRIPTOR))
 
     def to_wire(value: EnumT) -> Any:
         return form().write(value)
@@ -348,14 +348,14 @@ def _within(from_wire: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
 def _enum_form(kind: type[Enum], numbers: EnumDescriptor | None) -> MessageForm:
     """By the member's name if the message has an enumeration, such as STAGE_PHASE_READY; else by its text."""
     if numbers is None:
-        known: dict[Any, Any] = {member.value: member for member in kind}
+        member_by_value: dict[Any, Any] = {member.value: member for member in kind}
     else:
         prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", numbers.name).upper() + "_"
         by_name = {value.name.removeprefix(prefix): value.number for value in numbers.values}
-        known = {by_name[member.name]: member for member in kind if member.name in by_name}
+        member_by_value = {by_name[member.name]: member for member in kind if member.name in by_name}
         nothing = rules.UNSPECIFIED.get(kind)
-        known |= {0: nothing} if nothing is not None else {}
-    back = {member: written for written, member in known.items()}
+        member_by_value |= {0: nothing} if nothing is not None else {}
+    back = {member: written for written, member in member_by_value.items()}
     missing = [member for member in kind if member not in back]
     if missing:
         raise TypeError(f"{kind.__name__}: the message has no number for {missing}")
@@ -365,7 +365,7 @@ def _enum_form(kind: type[Enum], numbers: EnumDescriptor | None) -> MessageForm:
     unknown = rules.UNKNOWN.get(kind)
 
     def read(item: Any, name: str) -> Any:
-        member = known.get(item, unknown)
+        member = member_by_value.get(item, unknown)
         if member is None:
             raise _unknown(kind, name, item)
         return member

@@ -92,10 +92,10 @@ def _addresses_to_bytes(*addresses: str) -> list[bytes]:
         (host.removeprefix("[").removesuffix("]"), int(port))
         for host, _, port in (address.rpartition(":") for address in addresses)
     ]
-    known = [("", 0), *split]
+    endpoints = [("", 0), *split]
     return [
         (bytes([_SAME_HOST]) if host == before else _host_to_bytes(host)) + port.to_bytes(2)
-        for (before, _), (host, port) in pairwise(known)
+        for (before, _), (host, port) in pairwise(endpoints)
     ]
 
 

@@ -48,35 +48,35 @@ Answers = tuple[tuple[OperationId, EdgeShardError | None], ...]
 
 def asked(standbys: Standbys, operation_id: OperationId, command: KeepStandby) -> tuple[Standbys, Answers]:
     """A command arrived: the standbys with it, and the immediate answers."""
-    known = standbys.get(command.deployment)
-    if known is None:
+    standby = standbys.get(command.deployment)
+    if standby is None:
         return {**standbys, command.deployment: Standby(command, None, (operation_id,))}, ()
-    if operation_id in known.operations:
+    if operation_id in standby.operations:
         return standbys, ()
-    if command.epoch < known.wanted.epoch:
-        low = f"epoch {command.epoch} is below {known.wanted.epoch}"
+    if command.epoch < standby.wanted.epoch:
+        low = f"epoch {command.epoch} is below {standby.wanted.epoch}"
         return standbys, ((operation_id, StaleEpochError(low, field="epoch")),)
-    if known.is_done and command == known.wanted:
+    if standby.is_done and command == standby.wanted:
         return standbys, ((operation_id, None),)
     superseded = StaleEpochError("a newer command for this standby took its place", reason="SUPERSEDED")
-    if command == known.wanted:
-        return {**standbys, command.deployment: replace(known, operations=(*known.operations, operation_id))}, ()
-    changed = Standby(command, known.begun, (operation_id,))
-    return {**standbys, command.deployment: changed}, tuple((former, superseded) for former in known.operations)
+    if command == standby.wanted:
+        return {**standbys, command.deployment: replace(standby, operations=(*standby.operations, operation_id))}, ()
+    changed = Standby(command, standby.begun, (operation_id,))
+    return {**standbys, command.deployment: changed}, tuple((former, superseded) for former in standby.operations)
 
 
 def released(standbys: Standbys, deployment: DeploymentName, epoch: Epoch) -> tuple[Standbys, Answers]:
     """The deployment is released up to this epoch, and so are the weights kept for it."""
-    known = standbys.get(deployment)
-    if known is None or known.wanted.epoch > epoch or known.wanted.layers is None:
+    standby = standbys.get(deployment)
+    if standby is None or standby.wanted.epoch > epoch or standby.wanted.layers is None:
         return standbys, ()
     gone = StaleEpochError(f"deployment {deployment} was released", reason="SUPERSEDED")
-    nothing = replace(known, wanted=replace(known.wanted, layers=None), operations=())
-    return {**standbys, deployment: nothing}, tuple((operation, gone) for operation in known.operations)
+    nothing = replace(standby, wanted=replace(standby.wanted, layers=None), operations=())
+    return {**standbys, deployment: nothing}, tuple((operation, gone) for operation in standby.operations)
 
 
 def due(standbys: Standbys) -> list[SetStandby]:
-    return [SetStandby(known.wanted) for known in standbys.values() if known.begun != known.wanted]
+    return [SetStandby(standby.wanted) for standby in standbys.values() if standby.begun != standby.wanted]
 
 
 def begun(standbys: Standbys, action: SetStandby) -> Standbys:
@@ -87,10 +87,10 @@ def begun(standbys: Standbys, action: SetStandby) -> Standbys:
 def ended(standbys: Standbys, event: StandbySet) -> tuple[Standbys, Answers]:
     """The executor has finished a command. If the command was replaced meanwhile, nothing changes."""
     command = event.command
-    known = standbys.get(command.deployment)
-    if known is None or known.wanted != command:
+    standby = standbys.get(command.deployment)
+    if standby is None or standby.wanted != command:
         return standbys, ()
-    answers = tuple((operation, event.error) for operation in known.operations)
+    answers = tuple((operation, event.error) for operation in standby.operations)
     if event.error is not None or command.layers is None:
         return {name: other for name, other in standbys.items() if name != command.deployment}, answers
-    return {**standbys, command.deployment: replace(known, operations=())}, answers
+    return {**standbys, command.deployment: replace(standby, operations=())}, answers

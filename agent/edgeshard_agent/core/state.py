@@ -143,9 +143,9 @@ def _slot_action(deployment: DeploymentName, slot: Slot) -> Action | None:
 
 
 def _command(state: AgentState, event: events.CommandReceived) -> AgentState:
-    known = state.results.get(event.operation_id)
-    if known is not None:
-        return replace(state, unsent=(*state.unsent, known))
+    result = state.results.get(event.operation_id)
+    if result is not None:
+        return replace(state, unsent=(*state.unsent, result))
     match event.command:
         case commands.MeasureCompute() | commands.ProbeLinks():
             return _measure(state, MeasuringTask(event.operation_id, event.command))

@@ -80,8 +80,8 @@ class Drafter:
             self._forget(request)
         asked = {ask.request for ask in asks}
         for span in plan.spans:
-            if span.request not in asked and (known := self._known.get(span.request)) is not None:
-                known.answered_s = None
+            if span.request not in asked and (state := self._known.get(span.request)) is not None:
+                state.answered_s = None
 
     @torch.inference_mode()
     def guess(self, asks: Sequence[DraftAsk]) -> GuessedTokens:
@@ -91,8 +91,8 @@ class Drafter:
         made = {ask.request: tuple(guesses) for ask in asks if (guesses := self._of_one(ask, began_s))}
         ended_s = self._now()
         for ask in asks:
-            if (known := self._known.get(ask.request)) is not None:
-                known.told, known.answered_s = len(ask.tokens), ended_s
+            if (state := self._known.get(ask.request)) is not None:
+                state.told, state.answered_s = len(ask.tokens), ended_s
         self._drafting_s = ended_s - began_s
         return made
 
@@ -110,68 +110,68 @@ class Drafter:
         if room < 1:
             self._forget(ask.request)
             return []
-        known = self._known.get(ask.request) or self._taken(ask.request)
+        state = self._known.get(ask.request) or self._taken(ask.request)
         self._known.move_to_end(ask.request)
-        self._learn(known, ask, now_s)
-        known.guesses, known.probabilities = [], []
-        if known.trust.begins(self.prices) and max(ask.tokens[known.certain :], default=0) < self._steps.vocab_size:
-            self._draw(ask, known, min(ask.most, room))
-        return known.guesses
+        self._learn(state, ask, now_s)
+        state.guesses, state.probabilities = [], []
+        if state.trust.begins(self.prices) and max(ask.tokens[state.certain :], default=0) < self._steps.vocab_size:
+            self._draw(ask, state, min(ask.most, room))
+        return state.guesses
 
-    def _learn(self, known: _Known, ask: DraftAsk, now_s: float) -> None:
+    def _learn(self, state: _Known, ask: DraftAsk, now_s: float) -> None:
         """The guesses before were right, or not."""
-        came, right = ask.tokens[known.told :], 0
-        while right < min(len(known.guesses), len(came)) and known.guesses[right] == came[right]:
+        came, right = ask.tokens[state.told :], 0
+        while right < min(len(state.guesses), len(came)) and state.guesses[right] == came[right]:
             right += 1
-        known.trust.noted(known.probabilities, right)
+        state.trust.noted(state.probabilities, right)
         # With more tokens than one step brings there were steps between that had nothing to do with the draft.
-        if known.answered_s is not None and 0 < len(came) <= len(known.guesses) + 1:
-            self.prices.passed(len(known.guesses), len(came), now_s - known.answered_s, self._drafting_s)
+        if state.answered_s is not None and 0 < len(came) <= len(state.guesses) + 1:
+            self.prices.passed(len(state.guesses), len(came), now_s - state.answered_s, self._drafting_s)
 
-    def _draw(self, ask: DraftAsk, known: _Known, most: int) -> None:
+    def _draw(self, ask: DraftAsk, state: _Known, most: int) -> None:
         """Draw guesses until no other pays. If it has not read a text yet, it first reads a part of it."""
         began_s, tokens = self._now(), ask.tokens
-        read = known.read_of(tokens)
+        read = state.read_of(tokens)
         end = min(len(tokens), read + DRAFT_TOKENS)
-        known.certain, known.assumed = end, []
-        logits = self._steps.logits(known.place, read, tokens[read:end])
+        state.certain, state.assumed = end, []
+        logits = self._steps.logits(state.place, read, tokens[read:end])
         if end < len(tokens):
             return
         # Anew each time: penalties count no guess of the step before.
         sampler, chance = self._steps.sampler(ask.sampling, tokens, ask.prompt_count), 1.0
         while True:
-            position = len(tokens) + len(known.guesses)
+            position = len(tokens) + len(state.guesses)
             token, probability = self._steps.draw(logits, sampler, position)
-            chance *= known.trust.chance(probability)
-            if not (self._takes(ask, known, token, probability, chance) and len(known.guesses) < most):
+            chance *= state.trust.chance(probability)
+            if not (self._takes(ask, state, token, probability, chance) and len(state.guesses) < most):
                 break
             sampler.note(token)
-            known.assumed.append(token)
-            logits = self._steps.logits(known.place, position, [token])
+            state.assumed.append(token)
+            logits = self._steps.logits(state.place, position, [token])
         if end - read <= MOST_NEW:
-            self.prices.drew((self._now() - began_s) / (1 + len(known.assumed)))
+            self.prices.drew((self._now() - began_s) / (1 + len(state.assumed)))
 
-    def _takes(self, ask: DraftAsk, known: _Known, token: int, probability: float, chance: float) -> bool:
+    def _takes(self, ask: DraftAsk, state: _Known, token: int, probability: float, chance: float) -> bool:
         """Add a guess if it pays; return whether to draw another."""
-        trust, prices = known.trust, self.prices
+        trust, prices = state.trust, self.prices
         trust.drawn(probability)
         pays = not prices.are_known or trust.is_trial or is_kept(chance, prices)
         if not pays or token in ask.ends or token >= self._vocab_size:
             return False
-        known.guesses.append(token)
-        known.probabilities.append(probability)
+        state.guesses.append(token)
+        state.probabilities.append(probability)
         if trust.is_trial:
             return False
-        return goes_on(chance, trust.expected, prices) if prices.are_known else len(known.guesses) < FIRST_GUESSES
+        return goes_on(chance, trust.expected, prices) if prices.are_known else len(state.guesses) < FIRST_GUESSES
 
     def _taken(self, request: int) -> _Known:
         """A place for a request that has none."""
         if not self._free:
             self._forget(next(iter(self._known)))
-        known = self._known[request] = _Known(self._free.pop())
-        self._steps.begin(known.place)
-        return known
+        state = self._known[request] = _Known(self._free.pop())
+        self._steps.begin(state.place)
+        return state
 
     def _forget(self, request: int) -> None:
-        if (known := self._known.pop(request, None)) is not None:
-            self._free.append(known.place)
+        if (state := self._known.pop(request, None)) is not None:
+            self._free.append(state.place)

@@ -101,11 +101,11 @@ class Matchers:
         return messages.Path(tuple(masks), tuple(forced))
 
     def _next_forced(self, matcher: LLMatcher, message: Open | Advance) -> list[int]:
-        known = self._forced.get(message.request, [])
-        if not message.forced or known is None or matcher.is_stopped():
+        forced_tokens = self._forced.get(message.request, [])
+        if not message.forced or forced_tokens is None or matcher.is_stopped():
             return []
         drawn = list(message.tokens) if isinstance(message, Advance) else []
-        rest = known[len(drawn) :] if known[: len(drawn)] == drawn else []
+        rest = forced_tokens[len(drawn) :] if forced_tokens[: len(drawn)] == drawn else []
         if not rest:
             began_s = time.thread_time()
             rest = list(matcher.compute_ff_tokens())

@@ -379,9 +379,9 @@ async def _for_head(fetched: _Fetched, held: Sequence[HeldWeights]) -> ForHead |
     """The head's parts of the model, for layers that begin it."""
     if fetched.needs.layers.first:
         return None
-    known = next((item.for_head for item in held if item.for_head is not None), None)
-    if known is not None:
-        return known
+    for_head = next((item.for_head for item in held if item.for_head is not None), None)
+    if for_head is not None:
+        return for_head
     paths, tokenizer = fetched.paths, None
     if forms.TOKENIZER in paths:  # many megabytes of JSON
         tokenizer = await asyncio.to_thread(Tokenizer.load, paths[forms.TOKENIZER])

@@ -19,12 +19,12 @@ def read_facts(device: str, memory_limit_bytes: int | None, known_bits: str | No
     The fingerprint of a processor's bits takes a second or two; if given, `known_bits` replaces it,
     and the kernels' speed is left out.
     """
-    known = machine_facts(device, memory_limit_bytes)
+    facts = machine_facts(device, memory_limit_bytes)
     if device == "cpu":
         bits = bits_fingerprint() if known_bits is None else known_bits
         speed = kernel_speed() if known_bits is None else None
         return replace(
-            known,
+            facts,
             bits_fingerprint=bits,
             takes_guesses=bool(bits),
             keeps_states_of_guesses=bool(bits),
@@ -45,5 +45,5 @@ def read_facts(device: str, memory_limit_bytes: int | None, known_bits: str | No
         available = min(available, available_bytes())
     budget = budget_bytes(total, available, memory_limit_bytes)
     return replace(
-        known, model=properties.name, memory_total_bytes=total, memory_budget_bytes=budget, unified_memory=unified
+        facts, model=properties.name, memory_total_bytes=total, memory_budget_bytes=budget, unified_memory=unified
     )

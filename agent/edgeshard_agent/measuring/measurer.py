@@ -62,8 +62,8 @@ class Measurer:
         if node.emulation is not None:
             profile = node.emulation.profile(node.facts, command.config, command.dtype, command.quantisation)
             return ProfileReport(node.node_id, compute=(profile,))
-        known = None if command.again else await self._kept(command, command.effort, held is not None)
-        profile = known or await self._measured(command, held, tell)
+        stored_profile = None if command.again else await self._kept(command, command.effort, held is not None)
+        profile = stored_profile or await self._measured(command, held, tell)
         if held is not None:
             return ProfileReport(node.node_id, None, (profile,))
         # The node holds no stage now, so the free memory is what stages may have.
@@ -116,8 +116,8 @@ class Measurer:
     async def _disk(self, command: MeasureCompute, beside_stages: bool) -> DiskProfile | None:
         """If stages run, the known rates are used: this process reads and writes the file and yields to no step."""
         if beside_stages:
-            known = await self._kept(command, Effort.FIRST, True)
-            return None if known is None else known.disk
+            stored_profile = await self._kept(command, Effort.FIRST, True)
+            return None if stored_profile is None else stored_profile.disk
         return await asyncio.to_thread(measure_disk, self.node.state_dir, EXTENTS[command.effort])
 
     async def _links(self, peers: tuple[Peer, ...], tell: Tell) -> ProfileReport:

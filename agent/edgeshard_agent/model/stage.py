@@ -391,9 +391,9 @@ def _sampled_rows(
     for span in spans:
         end += span.token_count
         if span.sample:
-            known, first = guessed.get(span.request, ())[: span.guesses], span.certain_position
+            guesses, first = guessed.get(span.request, ())[: span.guesses], span.certain_position
             row = end - 1 - span.guesses
-            rows += range(row, row + len(known) + 1)
-            wanted += [(span.request, position) for position in range(first, first + len(known) + 1)]
-            assumed += [None, *known]
+            rows += range(row, row + len(guesses) + 1)
+            wanted += [(span.request, position) for position in range(first, first + len(guesses) + 1)]
+            assumed += [None, *guesses]
     return rows, wanted, assumed

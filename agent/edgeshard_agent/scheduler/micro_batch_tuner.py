@@ -69,11 +69,11 @@ class MeasuredSteps:
             return
         computed = [timing.compute_s for timing in timings]
         hops_s = max(0.0, round_s - sum(timing.wait_s + timing.compute_s for timing in timings))
-        known = self._stages.get(rows)
-        if known is None or len(known) != len(computed):
+        former_seconds = self._stages.get(rows)
+        if former_seconds is None or len(former_seconds) != len(computed):
             self._stages[rows] = computed
         else:
-            self._stages[rows] = [old + _NEW * (new - old) for old, new in zip(known, computed, strict=True)]
+            self._stages[rows] = [old + _NEW * (new - old) for old, new in zip(former_seconds, computed, strict=True)]
         self._hops_s = hops_s if self._hops_s is None else self._hops_s + _NEW * (hops_s - self._hops_s)
 
     def inter_token_s(self, rows: int, in_flight: int) -> float | None:
@@ -169,10 +169,10 @@ class MicroBatchTuner:
             self._is_due = True
 
     def _note(self, seconds: float, now_s: float) -> None:
-        known, times = self._measured.get((self.parts, self._count)), 1
-        if known is not None and now_s - known.at_s < MEASURED_FOR_S:
-            times = min(known.times + 1, MEANS_OVER)
-            seconds = known.seconds + (seconds - known.seconds) / times
+        measurement, times = self._measured.get((self.parts, self._count)), 1
+        if measurement is not None and now_s - measurement.at_s < MEASURED_FOR_S:
+            times = min(measurement.times + 1, MEANS_OVER)
+            seconds = measurement.seconds + (seconds - measurement.seconds) / times
         self._measured[self.parts, self._count] = _Measured(seconds, now_s, times)
 
     # -- choosing ------------------------------------------------------------------------------------------------
@@ -189,13 +189,13 @@ class MicroBatchTuner:
         expected = {parts: self._expected_s(parts, count, longest) for parts in range(least, most + 1)}
         self._before_trial = 0
         former = self.parts if self.parts in expected else most
-        known = {parts: seconds for parts, seconds in expected.items() if seconds is not None}
-        if not known:
+        seconds_by_parts = {parts: seconds for parts, seconds in expected.items() if seconds is not None}
+        if not seconds_by_parts:
             self._change(most, count)
             return
         # The largest of equal ones: smaller batches leave more room for prompts' chunks.
-        best = min(sorted(known, reverse=True), key=lambda parts: known[parts])
-        keeps = bool(self._measured) and former in known and known[best] > (1 - BETTER) * known[former]
+        best = min(sorted(seconds_by_parts, reverse=True), key=lambda parts: seconds_by_parts[parts])
+        keeps = bool(self._measured) and former in seconds_by_parts and seconds_by_parts[best] > (1 - BETTER) * seconds_by_parts[former]
         self._change(former if keeps else best, count)
 
     def _review(self, longest: Sequence[Piece], least: int, most: int) -> None:
@@ -251,8 +251,8 @@ class MicroBatchTuner:
             return seconds if nearest == count or modelled is None or not before else seconds * modelled / before
         if modelled is None:
             return None
-        known = [(measured.seconds, self._modelled_s(*key, longest)) for key, measured in self._measured.items()]
-        return modelled * min([1.0, *(seconds / before for seconds, before in known if before)])
+        measurements = [(measured.seconds, self._modelled_s(*key, longest)) for key, measured in self._measured.items()]
+        return modelled * min([1.0, *(seconds / before for seconds, before in measurements if before)])
 
     def _modelled_s(self, parts: int, count: int, longest: Sequence[Piece]) -> float | None:
         decodes = -(-count // parts)

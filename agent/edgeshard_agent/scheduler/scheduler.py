@@ -417,10 +417,10 @@ class Scheduler:
             if sequence.guessed is not None:
                 sequence.guessed.are_forced = sequence.guessed.are_drafted = False
             return (), None
-        known, generation = len(sequence.tokens), sequence.generation
-        most = min(most, sequence.longest - 1 - known, self.allocator.reach(sequence.number) - known)
+        length, generation = len(sequence.tokens), sequence.generation
+        most = min(most, sequence.longest - 1 - length, self.allocator.reach(sequence.number) - length)
         due = self._next_save(sequence)  # a span has to end there
-        most = min(most, (due if due > known else due + self.limits.save_every) - 1 - known)
+        most = min(most, (due if due > length else due + self.limits.save_every) - 1 - length)
         guessed = sequence.guessed = sequence.guessed or Guessed(self.guessing.proposer())
         guesses = self.guessing.guesses(guessed, sequence.tokens, most, sequence.forced)
         if asked := self.guessing.asked(guessed, guesses, most):
@@ -456,14 +456,14 @@ class Scheduler:
         """Schedule a request's positions up to `end`, then its guesses, or the number of guesses
         requested from the draft.
         """
-        first, known, number = sequence.scheduled, sequence.certain, sequence.number
+        first, certain_count, number = sequence.scheduled, sequence.certain, sequence.number
         last = end + (len(guesses) if ask is None else ask.most)
         is_saved = end == self._next_save(sequence)
         restore = self.allocator.restore(number)
         forming.add(sequence, end, self.allocator.extend(number, last), restore, guesses, ask)
         self._served_tokens.charge(sequence.client, last - first)
         if self.limits.prefix_cache:
-            self._publish(sequence, known, end)
+            self._publish(sequence, certain_count, end)
         if is_saved:
             save = self.allocator.save(number, end, sequence.keys[end // self.allocator.block_tokens - 1])
             self._saves += [] if save is None else [save]
@@ -653,11 +653,11 @@ class Scheduler:
             return False
         if sequence.number in self._swapped:
             return self._swap_in(sequence)
-        known = len(sequence.tokens)
+        length = len(sequence.tokens)
         keys: list[bytes] = []
         if self.limits.prefix_cache and not is_unscored(sequence):  # its whole prompt has to be run
-            extend_keys(sequence, size, known - 1)
-            keys = sequence.keys[: (known - 1) // size]  # the last position has to be run for its token
+            extend_keys(sequence, size, length - 1)
+            keys = sequence.keys[: (length - 1) // size]  # the last position has to be run for its token
         shared = allocator.admit(sequence.number, self._reservation.positions(sequence), keys)
         if shared is None:
             return False

@@ -69,10 +69,10 @@ class PackedUnits:
     @property
     def ids(self) -> tuple[int, ...]:
         """Ids of all packed files that are named as they should be, in order: `UnitForm.id` as numbers."""
-        known = self._known()
+        names = self._known()
         with self.lock:
             if self._ids is None:
-                matches = (_NAME.fullmatch(name) for name in known)
+                matches = (_NAME.fullmatch(name) for name in names)
                 self._ids = tuple(sorted({int(parts[4], 16) for parts in matches if parts}))
             return self._ids
 
@@ -90,7 +90,7 @@ class PackedUnits:
             self._changes += 1
             if self._sizes is None or self._sizes.get(name) == size:
                 return
-            self._sizes = {known: held for known, held in self._sizes.items() if known != name}
+            self._sizes = {other_name: held for other_name, held in self._sizes.items() if other_name != name}
             if size is not None:
                 self._sizes[name] = size
             self._ids = None

@@ -79,8 +79,8 @@ class Camera:
 
     def _unless_known(self, part: str, key: object, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """A part of the picture that is what it was while its key is."""
-        known, made = self._kept.get(part, (None, {}))
-        if known != key:
+        former_key, made = self._kept.get(part, (None, {}))
+        if former_key != key:
             made = make()
             self._kept[part] = key, made
         return made

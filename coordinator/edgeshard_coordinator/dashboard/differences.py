@@ -15,12 +15,12 @@ def difference(before: Json, after: Json) -> dict[str, Any]:
     """The patch that turns `before` into `after`; {} if they are equal. Identical objects are not compared."""
     changed: dict[str, Any] = {key: None for key in before if key not in after}
     for key, value in after.items():
-        known = before.get(key)
-        if value is known and key in before:
+        old_value = before.get(key)
+        if value is old_value and key in before:
             continue
-        if isinstance(value, Mapping) and isinstance(known, Mapping):
-            if inner := difference(known, value):
+        if isinstance(value, Mapping) and isinstance(old_value, Mapping):
+            if inner := difference(old_value, value):
                 changed[key] = inner
-        elif key not in before or value != known:
+        elif key not in before or value != old_value:
             changed[key] = value
     return changed

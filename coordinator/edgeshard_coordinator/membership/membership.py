@@ -131,8 +131,8 @@ class Membership:
         made here."""
         files = self._check_issues().files
         shown = files.cert.read_bytes()
-        known = ders_of(files.ca.read_bytes())
-        return tuple(sorted(known, key=lambda authority: not is_signed_by(shown, bundle_of([authority]))))
+        authorities = ders_of(files.ca.read_bytes())
+        return tuple(sorted(authorities, key=lambda authority: not is_signed_by(shown, bundle_of([authority]))))
 
     async def enrol(self, enrolment: Enrolment, address: str = "") -> tuple[bytes, bytes]:
         """A certificate for a token, and the authorities to trust, both in PEM; `address` is the joiner's, host:port.

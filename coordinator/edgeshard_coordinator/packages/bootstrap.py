@@ -116,8 +116,8 @@ class SiteClient:
     def asked(self, path: str, offset: int = 0) -> http.client.HTTPResponse:
         """The answer to a GET. Raises OSError if the server does not answer, and ends this program
         for a refusal."""
-        known = self._context
-        context = known or ssl._create_unverified_context()
+        site_context = self._context
+        context = site_context or ssl._create_unverified_context()
         plain = socket.create_connection((self._host, self._port), TIMEOUT_S)
         connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
         try:
@@ -128,7 +128,7 @@ class SiteClient:
                 f"clock: it shows {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC"
             )
         headers = {"Range": f"bytes={offset}-"} if offset else {}
-        if known is not None:
+        if site_context is not None:
             headers["Authorization"] = "EdgeShard " + self._token.secret.hex()
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()

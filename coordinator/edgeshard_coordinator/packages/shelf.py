@@ -91,14 +91,14 @@ class Shelf:
         Raises FailedPreconditionError for a folder whose wheels do not match its requirements.
         """
         try:
-            known = (folder.path / REQUIREMENTS).read_text(encoding="utf-8", errors="replace")
+            requirements = (folder.path / REQUIREMENTS).read_text(encoding="utf-8", errors="replace")
             files = [self._file(path) for path in sorted(folder.path.iterdir()) if _is_handed(path)]
         except OSError as error:
             raise FailedPreconditionError(
                 f"the site's wheels for {folder.name} cannot be read: {error.strerror}", field="wheels"
             ) from None
         for file in files:
-            if file.name.endswith(".whl") and f"sha256:{file.sha256}" not in known:
+            if file.name.endswith(".whl") and f"sha256:{file.sha256}" not in requirements:
                 raise FailedPreconditionError(
                     f"{file.name} is not the file that {REQUIREMENTS} of {folder.name} names: the site's operator "
                     "makes the folder again, with make wheels",
@@ -174,5 +174,5 @@ def _said(folders: Sequence[Folder]) -> str:
 
 
 def _pythons(versions: Iterable[str]) -> str:
-    known = sorted(version[:10] for version in versions)
-    return f"Python {' and '.join(known)}" if known else "no Python of 3.11 to 3.13"
+    releases = sorted(version[:10] for version in versions)
+    return f"Python {' and '.join(releases)}" if releases else "no Python of 3.11 to 3.13"

@@ -97,9 +97,9 @@ class ModelStore:
             raise errors.DataLossError(
                 f"the stored manifest of model {name_or_digest} is damaged: add the model again", field="model"
             )
-        known = ", ".join(sorted(names)) or "none yet"
+        known_names = ", ".join(sorted(names)) or "none yet"
         raise errors.NotFoundError(
-            f"model {name_or_digest[:80]!r} is unknown; known models: {known}", field="model", reason="MODEL_NOT_FOUND"
+            f"model {name_or_digest[:80]!r} is unknown; known models: {known_names}", field="model", reason="MODEL_NOT_FOUND"
         )
 
     def list(self) -> tuple[tuple[ModelManifest, Digest], ...]:

@@ -97,7 +97,7 @@ def node_rows(
     site: Site, outcomes: Mapping[str, NodeProgress], measured: Mapping[NodeId, StoredProfile]
 ) -> list[NodeRow]:
     """A row for each node that was to be measured: why it was not, or its profile."""
-    names = {known.node_id: str(known.name) for known in site.nodes}
+    names = {site_node.node_id: str(site_node.name) for site_node in site.nodes}
     links = link_rows(site.links, names)
     profiles = {names.get(node_id, node_id): stored for node_id, stored in measured.items()}
     return [

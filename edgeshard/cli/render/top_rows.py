@@ -68,7 +68,7 @@ def summary(look: Look) -> str:
 
 def _node(node: Node) -> Row:
     busy = [stage.busy_share for stage in node.stages if stage.phase is not StagePhase.STANDBY]
-    known = node.condition
+    condition = node.condition
     return (
         node.name,
         node_status(node),
@@ -76,7 +76,7 @@ def _node(node: Node) -> Row:
         str(len(node.stages)),
         human_bytes(node.facts.memory_budget_bytes),
         human_bytes(node.free_bytes),
-        human_bytes(known.memory_available_bytes) if known is not None else NONE,
+        human_bytes(condition.memory_available_bytes) if condition is not None else NONE,
         f"{node.heartbeat_age_s:.1f} s",
     )
 
@@ -122,12 +122,12 @@ def _stages(deployment: Deployment, rates: Rates) -> Iterator[Row]:
 
 def _links(deployment: Deployment, site: Site) -> Iterator[Row]:
     stages = deployment.placement.stages
-    known = {(stored.link.sender, stored.link.receiver): stored for stored in site.links}
+    stored_links = {(stored.link.sender, stored.link.receiver): stored for stored in site.links}
     for index, sender in enumerate(stages if len(stages) > 1 else ()):
         after = (index + 1) % len(stages)
         receiver = stages[after]
         why = [hop.why for hop in deployment.suspects if (hop.from_stage, hop.to_stage) == (index, after)]
-        measured = known.get((sender.node_id, receiver.node_id))
+        measured = stored_links.get((sender.node_id, receiver.node_id))
         state = f"suspect: {why[0]}" if why else "carries"
         yield (deployment.spec.name, sender.node_name, receiver.node_name, *_figures(measured), state)
 

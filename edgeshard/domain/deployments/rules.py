@@ -311,14 +311,14 @@ def _cap(rule: Rule, nodes: Collection[RuledNode]) -> Iterator[RuleCondition]:
     is_watts, text = rule.kind is RuleKind.MAX_WATTS, str(rule)
     label = WATTS_LABEL if is_watts else COST_LABEL
     figures = {node.name: (node.busy_w if is_watts else None) or _number(node.labels.get(label)) for node in nodes}
-    known = {name: figure for name, figure in figures.items() if figure is not None}
-    if not known:
+    known_figures = {name: figure for name, figure in figures.items() if figure is not None}
+    if not known_figures:
         measured = "nobody measured the watts of a node, and " if is_watts else ""
         why = f"{measured}no node has a number as its label {label}; {_remedy(f'{label}=NUMBER')}"
         raise InvalidArgumentError.about("limit", why, "UNKNOWN_FIGURE")
-    weights = {name: figure for name, figure in sorted(known.items()) if figure > 0}
+    weights = {name: figure for name, figure in sorted(known_figures.items()) if figure > 0}
     yield RuleCondition(text, ConditionKind.AT_MOST, weights, rule.limit or 0.0)
-    yield from _unusable(text, f"{label} is unknown", [name for name in figures if name not in known])
+    yield from _unusable(text, f"{label} is unknown", [name for name in figures if name not in known_figures])
 
 
 def _number(text: str | None) -> float | None:

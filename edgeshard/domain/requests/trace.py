@@ -125,8 +125,8 @@ def aligned(traces: Sequence[StageTrace]) -> tuple[StageTrace, ...]:
         return tuple(traces)
     gaps = [_least_gap(sender, receiver) for sender, receiver in pairwise(traces)]
     gaps.append(_least_return(traces[0], traces[-1]) if len(traces) > 1 else 0.0)
-    known = [gap for gap in gaps if gap is not None]
-    share = sum(known) / len(gaps) if len(known) == len(gaps) else 0.0
+    known_gaps = [gap for gap in gaps if gap is not None]
+    share = sum(known_gaps) / len(gaps) if len(known_gaps) == len(gaps) else 0.0
     offsets = [0.0]
     for gap in gaps[:-1]:
         offsets.append(offsets[-1] + ((gap - share) if gap is not None else 0.0))

@@ -263,8 +263,8 @@ class Costs:
 
     def _asked(self, question: Callable[[ComputeTimes], list[float] | float]) -> Floats:
         """[M, ...] the answer for each node; nodes that share their times are computed once."""
-        known = {id(times): times for times in self.times}
-        answers = {key: question(times) for key, times in known.items()}
+        distinct_times = {id(times): times for times in self.times}
+        answers = {key: question(times) for key, times in distinct_times.items()}
         return np.array([answers[id(times)] for times in self.times], dtype=np.float64)
 
     def _instance(self, load: Load, prefill: bool) -> Instance:

@@ -120,13 +120,13 @@ class PromptFloor:
     def of(cls, tables: StepTables) -> PromptFloor:
         costs = tables.costs
         prefill, apart = costs.prefill(Load()), not costs.problem.sliced
-        known: dict[int, tuple[Floats, Floats, Floats]] = {}
+        times_by_id: dict[int, tuple[Floats, Floats, Floats]] = {}
         rows = []
         for node in range(len(costs.nodes)):
             steps = tables.of(node)
-            if id(steps) not in known:
-                known[id(steps)] = _least_times(steps, costs.problem.model.blocks)
-            rows.append(known[id(steps)])
+            if id(steps) not in times_by_id:
+                times_by_id[id(steps)] = _least_times(steps, costs.problem.model.blocks)
+            rows.append(times_by_id[id(steps)])
         compute_s, embed_s, overhead_s = (np.stack(part, axis=1) for part in zip(*rows, strict=True))
         hop_s = costs.hop_s(tables.least_tokens * costs.hidden_bytes)
         first, last, whole = (

@@ -106,8 +106,8 @@ def site_cluster(  # noqa: PLR0913 - the site's figures, and the request
         _check_processors(usable, quantisation)
     devices: list[DeviceSpec | None] = []
     for node in usable:
-        known, profile = recognise(node.facts), profiles.get(node.node_id) or others.get(node.node_id)
-        devices.append(known if profile is None else _figures(profile, known))
+        spec, profile = recognise(node.facts), profiles.get(node.node_id) or others.get(node.node_id)
+        devices.append(spec if profile is None else _figures(profile, spec))
     unknown = [node.name for node, device in zip(usable, devices, strict=True) if device is None]
     if unknown:
         raise _not_measured(model, dtype, quantisation, [*unknown, *without_times])
@@ -230,12 +230,12 @@ def _links(
     return measured_links, tuple(pair for pair in pairs if pair not in measured_links)
 
 
-def _figures(profile: ComputeProfile, known: DeviceSpec | None) -> DeviceSpec:
+def _figures(profile: ComputeProfile, spec: DeviceSpec | None) -> DeviceSpec:
     """A measured node as the device that would take as long by the roofline. Solvers do not see it, baselines do.
 
     Its watts are measured too if it has a sensor; otherwise they are the catalogue's, if the node is in it.
     """
-    idle_w, busy_w = (known.idle_w, known.busy_w) if known is not None else (None, None)
+    idle_w, busy_w = (spec.idle_w, spec.busy_w) if spec is not None else (None, None)
     disk = profile.disk
     if profile.energy is not None:
         idle_w, busy_w = profile.energy.idle_w, profile.energy.working_w

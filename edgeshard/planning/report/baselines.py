@@ -88,7 +88,7 @@ def strategies(problem: PlanProblem, best: PlanResult, names: Sequence[str] = ST
     costs = Costs(problem)
     layers, source = problem.model.layer_count, costs.source
     chosen = list(best.prediction.cut.nodes) if best.prediction is not None else [source]
-    known: dict[str, Callable[[], PlanResult]] = {
+    planners: dict[str, Callable[[], PlanResult]] = {
         "edge-solo": lambda: _fixed(costs, lambda load: Cut((source,), (layers,))),
         "cloud-edge-even": lambda: _with_cloud(costs, _cloud_even),
         "cloud-edge-opt": lambda: _with_cloud(costs, _cloud_opt),
@@ -98,7 +98,7 @@ def strategies(problem: PlanProblem, best: PlanResult, names: Sequence[str] = ST
         "whole-fastest": lambda: whole_fastest(problem),
         "edgeshard": lambda: best,
     }
-    return {name: _kept(known[name](), rules) for name in names}
+    return {name: _kept(planners[name](), rules) for name in names}
 
 
 def _kept(result: PlanResult, rules: Sequence[RuleCondition]) -> PlanResult:

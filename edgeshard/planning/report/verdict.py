@@ -128,8 +128,8 @@ def _changes(problem: PlanProblem, nodes: Sequence[NodeAlone], pair: Pair) -> li
         return []
     better = "Not splitting would be as good or better" if pair.plan_wins else "Splitting would be better"
 
-    def other(changed: PlanProblem, known: Sequence[NodeAlone] | None) -> bool:
-        return plan_wins(changed, known) is not pair.plan_wins
+    def other(changed: PlanProblem, alone_nodes: Sequence[NodeAlone] | None) -> bool:
+        return plan_wins(changed, alone_nodes) is not pair.plan_wins
 
     sentences = [] if problem.goal.is_single else [_by_requests(problem, pair, better, other)]
     sentences.append(_by_links(problem, nodes, pair.plan_wins, better, other))

@@ -106,9 +106,9 @@ class _Sums:
                 continue
             bounds = [floor_j]
             for number, instance in enumerate(self._instances(low, high)):
-                known = bounded(instance, self._costs.decode(Load(low)), self._limit_s)
-                bounds.append(known.bound)
-                for cut in known.cuts:
+                answer = bounded(instance, self._costs.decode(Load(low)), self._limit_s)
+                bounds.append(answer.bound)
+                for cut in answer.cuts:
                     pool.offer(cut)
                 if number == 0 and (self._few or high == self._costs.problem.batch_limit):
                     self._offer_with_room(instance, low, pool)

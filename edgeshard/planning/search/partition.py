@@ -54,9 +54,9 @@ def partition(
     pipeline on some of these nodes, in that order, and returns None if there is none. Returns None
     if no choice is possible.
     """
-    known = cache(worth)
+    cached_worth = cache(worth)
     choose = _exact if len(nodes) <= MOST_EXACT else _some
-    return choose(tuple(nodes), known, count)
+    return choose(tuple(nodes), cached_worth, count)
 
 
 def _exact(nodes: Group, worth: Callable[[Group], Worth[FoundT] | None], count: int | None) -> Choice[FoundT] | None:

@@ -37,12 +37,12 @@ _BY_SLICE = ("compute_s", "embed_s", "overhead_s", "hop_s")
 
 @dataclass(slots=True)
 class _Range:
-    """Cuts with B in (low, high], and a lower bound of their R; `known` if it was queried under `high`."""
+    """Cuts with B in (low, high], and a lower bound of their R; `is_solved` if it was queried under `high`."""
 
     low: float
     high: float
     round_s: float
-    known: bool = False
+    is_solved: bool = False
 
     @property
     def bound_s(self) -> float:
@@ -105,8 +105,8 @@ def _beyond(whole: Instance, least: Instance, memory: Instance) -> Instance:
 
     def beyond(name: str) -> Floats:
         more, less = getattr(whole, name), getattr(least, name)
-        known = np.subtract(more, less, out=np.full_like(more, INFINITY), where=np.isfinite(more))
-        return np.asarray(np.maximum(0.0, known))
+        difference = np.subtract(more, less, out=np.full_like(more, INFINITY), where=np.isfinite(more))
+        return np.asarray(np.maximum(0.0, difference))
 
     once = {name: np.zeros_like(getattr(whole, name)) for name in ("head_s", "return_s", "latency_s")}
     seconds: dict[str, Any] = once | {name: beyond(name) for name in _BY_SLICE}

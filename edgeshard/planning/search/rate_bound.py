@@ -72,7 +72,7 @@ def asking(instance: Instance, kinds: Kinds | None) -> tuple[Kinds, bool, Effort
 class _Rectangle:
     """The cuts with P in (p_low, p_high] and Q in (q_low, q_high]: what their R and R_pre are at the least.
 
-    `known` and `known_prefill` mean that another query would find no more; `cut` has the least R,
+    `is_solved` and `known_prefill` mean that another query would find no more; `cut` has the least R,
     with its own P and Q.
     """
 
@@ -82,7 +82,7 @@ class _Rectangle:
     q_high: float = INFINITY
     round_s: float = 0.0
     prefill_s: float = 0.0
-    known: bool = False
+    is_solved: bool = False
     known_prefill: bool = False
     cut: Cut | None = None
     p: float = INFINITY

@@ -133,16 +133,16 @@ class ReplicaPlan:
 
 def nodes_alone(problem: PlanProblem) -> tuple[NodeAlone, ...]:
     """Every node that may be used, with the whole model on it; indistinguishable nodes are computed once."""
-    known: dict[tuple[object, ...], NodeAlone] = {}
+    alone_by_key: dict[tuple[object, ...], NodeAlone] = {}
     nodes = []
     for node in problem.cluster.nodes:
         if node.name in problem.exclude:
             continue
         asked = problem.reserve.get(node.name), problem.max_share.get(node.name)
         key = (id(node.device), id(problem.times.get(node.name)), *asked, node.name == problem.cluster.source)
-        if key not in known:
-            known[key] = _node_alone(problem, node)
-        nodes.append(replace(known[key], node=node.name))
+        if key not in alone_by_key:
+            alone_by_key[key] = _node_alone(problem, node)
+        nodes.append(replace(alone_by_key[key], node=node.name))
     return tuple(nodes)
 
 
@@ -198,9 +198,9 @@ def shared_out(rates: Sequence[Sequence[float]], requests: int | None, most_node
     for index, own in enumerate(rates):
         before = best.copy()
         for k, rate in enumerate(own[:requests], start=1):
-            with_it, known = before[: counts - step, :-k] + rate, best[step:, k:]
-            better = with_it > known * (1 + _ROUNDING)
-            known[better] = with_it[better]
+            with_it, without_it = before[: counts - step, :-k] + rate, best[step:, k:]
+            better = with_it > without_it * (1 + _ROUNDING)
+            without_it[better] = with_it[better]
             taken[index, step:, k:][better] = k
     split, used, left = [0] * len(rates), counts - 1, requests
     for index in reversed(range(len(rates))):

@@ -262,8 +262,8 @@ class _RuledLeast:
             low_s = walk_answer.bound_s
         self._asked += 1
         limits = tuple((GoalTerm(other, busiest=True), most_s) for other, most_s in kept if most_s < inf)
-        known, linear = tuple(self._pool.known), self._ruled.linear
-        question = Question(instance, ((GoalTerm(instance),),), limits, linear, known, ceiling_s)
+        known_cuts, linear = tuple(self._pool.known), self._ruled.linear
+        question = Question(instance, ((GoalTerm(instance),),), limits, linear, known_cuts, ceiling_s)
         answer = self._ruled.prover.ask(question)
         self._spent = answer.spent
         return ThresholdAnswer(answer.cut, min(ceiling_s, max(low_s, answer.bound_s)))

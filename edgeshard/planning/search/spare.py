@@ -24,8 +24,8 @@ def kinds_of(costs: Costs) -> Kinds | None:
 
     def number(node: int) -> int:
         times = costs.times[node]
-        for index, known in enumerate(distinct):
-            if times is known or (isinstance(times, Roofline) and times == known):
+        for index, other in enumerate(distinct):
+            if times is other or (isinstance(times, Roofline) and times == other):
                 return index
         distinct.append(times)
         return len(distinct) - 1

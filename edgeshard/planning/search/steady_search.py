@@ -138,12 +138,12 @@ class SteadyBound:
             region = max(regions, key=lambda one: one.most)
             if region.closed or region.most <= self._goal or self._is_exceeded:
                 break
-            before, known = self._pool.best.rate, len(self._pool.known)
+            before, cut_count = self._pool.best.rate, len(self._pool.known)
             self._ask(region)
             if self._pool.best.rate > before:
                 self._pool.climb()
             if region.most > self._goal:
-                again = self._asked.leaves_out and len(self._pool.known) > known
+                again = self._asked.leaves_out and len(self._pool.known) > cut_count
                 regions += self._split(region, again)
         most = max(region.most for region in regions)
         if self._target is None or self._pool.best.rate <= self._target < most:

@@ -69,15 +69,15 @@ def verify(result: PlanResult, prover: Prover) -> Verified:
     return Verified(gap=gap_of(bound, plan_cost, SAME), proven=bound >= plan_cost * (1 - SAME))
 
 
-def _best(ruled: Ruled, known: CutPrediction) -> tuple[CutPrediction, float]:
+def _best(ruled: Ruled, prediction: CutPrediction) -> tuple[CutPrediction, float]:
     """The best plan found, and a lower bound of the cost of all."""
     costs, goal = ruled.costs, ruled.costs.problem.goal
     if goal is Objective.THROUGHPUT:
-        rated, most = search_rate(ruled, known.cut, alone=True)
+        rated, most = search_rate(ruled, prediction.cut, alone=True)
         # A plan that was given may be one that has no load in time.
-        return (known if rated.cut is None else predict(costs, rated.load, rated.cut)), 1.0 / most
+        return (prediction if rated.cut is None else predict(costs, rated.load, rated.cut)), 1.0 / most
     if goal is Objective.LATENCY:
         answer = ruled.quickest()
-        return (known if answer.cut is None else predict(costs, Load(), answer.cut)), answer.bound_s
-    best = search_request(ruled, goal, known.cut)
+        return (prediction if answer.cut is None else predict(costs, Load(), answer.cut)), answer.bound_s
+    best = search_request(ruled, goal, prediction.cut)
     return predict(costs, Load(), best.cut), best.bound

@@ -64,10 +64,10 @@ def head_schedule(costs: Costs, cut: Cut, load: Load) -> Schedule:
 
 def _slices(stages: Sequence[StageCost]) -> Callable[[int], Sequence[int]]:
     """The slices of long prompts, searched once for each rounded length."""
-    known = cache(lambda tokens: prompt_slices(stages, tokens))
+    cached_slices = cache(lambda tokens: prompt_slices(stages, tokens))
 
     def lengths(tokens: int) -> Sequence[int]:
-        return with_rest(known(rounded_prompt(tokens)), tokens)
+        return with_rest(cached_slices(rounded_prompt(tokens)), tokens)
 
     return lengths
 

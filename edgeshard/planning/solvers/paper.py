@@ -58,19 +58,19 @@ def algorithm_1(instance: Instance, memory: MemoryModel = MemoryModel.LITERAL) -
     return _literal(costs) if memory is MemoryModel.LITERAL else _tracked(costs, memory is MemoryModel.DISTINCT)
 
 
-def algorithm_2(instance: Instance, known: Cut | None = None) -> Cut | None:
+def algorithm_2(instance: Instance, start_cut: Cut | None = None) -> Cut | None:
     """The paper's throughput DP: the cut of least bottleneck, the return left out; None when nothing fits.
 
     The paper's table over sets of nodes costs N^2 2^M M^2. Bisecting the bottleneck T with "least R
     with every station <= T" finds the same optimum. Of the plans of that bottleneck it is one of
-    least R, which the paper leaves open. `known`, a cut of a similar instance, saves some of that
+    least R, which the paper leaves open. `start_cut`, a cut of a similar instance, saves some of that
     if it is allowed here.
     """
     nothing = np.zeros_like(instance.hop_s)
     open_ring = replace(instance, return_s=nothing, latency_s=nothing, asynchronous=True)
-    if known is not None and violations(open_ring, known):
-        known = None
-    return thresholds.least_bottleneck(open_ring, round_oracle(open_ring), known)
+    if start_cut is not None and violations(open_ring, start_cut):
+        start_cut = None
+    return thresholds.least_bottleneck(open_ring, round_oracle(open_ring), start_cut)
 
 
 class _Costs:

@@ -103,11 +103,11 @@ def least_round(instance: Instance, oracle: Oracle, threshold_s: float) -> Solut
     return solution(instance, answer.cut, score(instance, answer.cut).round_s, answer.bound_s)
 
 
-def least_bottleneck(instance: Instance, oracle: Oracle, known: Cut | None = None) -> Cut | None:
+def least_bottleneck(instance: Instance, oracle: Oracle, start_cut: Cut | None = None) -> Cut | None:
     """The plan of least B, and among those one of least R: below this value no threshold leaves a
-    plan. None: no plan at all. A plan that is `known` already saves queries."""
+    plan. None: no plan at all. A plan that is `start_cut` already saves queries."""
     infinity = float("inf")
-    best, asked = known, known is None
+    best, asked = start_cut, start_cut is None
     if best is None:
         best = oracle(infinity, infinity).cut
     if best is None:

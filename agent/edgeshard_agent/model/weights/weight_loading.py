@@ -79,8 +79,8 @@ class Filled:
     @property
     def stores(self) -> list[WeightStore | ExpertStore]:
         """Those that read from the disk."""
-        known: tuple[WeightStore | ExpertStore | None, ...] = (self.store, self.experts)
-        return [store for store in known if store is not None]
+        candidates: tuple[WeightStore | ExpertStore | None, ...] = (self.store, self.experts)
+        return [store for store in candidates if store is not None]
 
 
 def fill(

@@ -53,11 +53,11 @@ class Replicas:
         if len(replicas) == 1:
             return replicas[0]
         former = self._requests.get(request_id)
-        known = None if former is None else former.deployment
+        deployment = None if former is None else former.deployment
         if resumed:
-            known = known or self._resumptions.deployment_of(request_id)
-        if known in by_name:
-            return by_name[known]
+            deployment = deployment or self._resumptions.deployment_of(request_id)
+        if deployment in by_name:
+            return by_name[deployment]
         if resumed and (unheard := self._unheard(replicas)):
             return by_name[unheard[0]]
         ready = [record for record in replicas if self._served.is_ready(record)]
@@ -94,9 +94,9 @@ class Replicas:
         for request in list(self._requests.values()):
             if request.standing is not Standing.AWAITING or request.deployment not in names:
                 continue
-            known = self._resumptions.deployment_of(request.request_id)
-            if known in names:
-                request.deployment = known
+            deployment = self._resumptions.deployment_of(request.request_id)
+            if deployment in names:
+                request.deployment = deployment
             elif unheard:
                 request.deployment = unheard[0]
                 continue

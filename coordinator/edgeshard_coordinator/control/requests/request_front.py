@@ -107,8 +107,8 @@ class RequestFront:
             if not item.over and self._is_over_here(item, deployment, instance):
                 attachment.outgoing.put_nowait(ForgetRequest(item.request_id))
         former = [item for item in held if item.instance != instance]
-        known = {id for id, request in self._requests.items() if request.standing is not Standing.AWAITING}
-        self._resumptions.reported(deployment, epoch, node_id, former, known, head_for_s)
+        settled_ids = {id for id, request in self._requests.items() if request.standing is not Standing.AWAITING}
+        self._resumptions.reported(deployment, epoch, node_id, former, settled_ids, head_for_s)
         for request in () if record is None else self._replicas.told_of(record):
             self._awaited(request)
             elsewhere = self._attachments.get(request.deployment)

@@ -154,12 +154,12 @@ class ResumptionBook:
         epoch: Epoch,
         node_id: NodeId,
         held: Iterable[HeldRequest],
-        known: Collection[RequestId],
+        settled_ids: Collection[RequestId],
         head_for_s: float | None = None,
     ) -> None:
         """Note the requests of former runs that a head has as it attaches, at most `MAX_HELD` of a deployment.
 
-        `known` are the requests here that wait for no word, and `head_for_s` the seconds that it has been the head,
+        `settled_ids` are the requests here that wait for no word, and `head_for_s` the seconds that it has been the head,
         None if it did not report them.
         """
         is_new = head_for_s is not None and head_for_s < COME_BACK_S and epoch > FIRST_EPOCH
@@ -168,7 +168,7 @@ class ResumptionBook:
             return
         left = MAX_HELD - sum(claim.deployment == deployment for claim, _ in self._held.values())
         for item in held:
-            if item.request_id in self._ended or item.request_id in known:
+            if item.request_id in self._ended or item.request_id in settled_ids:
                 continue
             claim = Claim(deployment, item.client, item.digest, item.tokens, item.scored)
             if not item.over and self.is_unwanted(item):

@@ -21,8 +21,8 @@ class TrafficBook:
         self._known: dict[TrafficKey, Traffic] = {}
         self._changed: set[TrafficKey] = set()
 
-    def restore(self, known: Mapping[TrafficKey, Traffic]) -> None:
-        self._known = dict(known)
+    def restore(self, traffic: Mapping[TrafficKey, Traffic]) -> None:
+        self._known = dict(traffic)
 
     def changed(self) -> dict[TrafficKey, Traffic]:
         """The traffic that is not on disk."""

@@ -66,7 +66,7 @@ class MeasureCalls:
 
         Raises ResourceExhaustedError when too many are under way.
         """
-        finished = [key for key, known in self._calls.items() if known.finished]
+        finished = [key for key, other in self._calls.items() if other.finished]
         if len(self._calls) - len(finished) >= MOST_CALLS:
             raise ResourceExhaustedError(
                 f"{MOST_CALLS} calls to measure nodes are under way; wait for one to end",

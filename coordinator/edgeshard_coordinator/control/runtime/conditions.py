@@ -50,7 +50,7 @@ class Conditions:
     def twin_came(self, node_id: NodeId, address: str) -> bool:
         """A second process with the identity of a node was refused. Return whether to log it."""
         now = self._utc()
-        self._twins = {known: twin for known, twin in self._twins.items() if now - twin.tried_at < TWIN_KEPT_S}
+        self._twins = {other: twin for other, twin in self._twins.items() if now - twin.tried_at < TWIN_KEPT_S}
         twin = self._twins.get(node_id)
         if twin is None:
             self._twins[node_id] = _Twin(address, now, now)

@@ -62,9 +62,9 @@ class HeartbeatBatches:
                 stream.heartbeat = newest[stream] = whole(stream, message)
             except InvalidArgumentError as error:
                 stream.fail(error)
-        known = tuple(heartbeat for stream, heartbeat in newest.items() if self._is_current(stream))
-        if known:
-            self._loop.post(HeartbeatsReceived(known, self._loop.now()))
+        heartbeats = tuple(heartbeat for stream, heartbeat in newest.items() if self._is_current(stream))
+        if heartbeats:
+            self._loop.post(HeartbeatsReceived(heartbeats, self._loop.now()))
 
     def flush_of(self, stream: ControlStream) -> None:
         """Post the heartbeats of a stream before another message of its node is posted, so that the order is the node's

@@ -31,7 +31,7 @@ class Registrations:
                 retry_after_s=debt_s,
             )
         if len(self._buckets) >= MAX_NAMES:
-            busy = {known: other for known, other in self._buckets.items() if not other.is_full(now)}
+            busy = {other_name: other for other_name, other in self._buckets.items() if not other.is_full(now)}
             newest = list(busy.items())[-(MAX_NAMES // 2) :]
             self._buckets = dict(newest)
         self._buckets[name] = bucket.charged(1.0, now)

@@ -185,10 +185,10 @@ class DeploymentAdminCalls(AdminCalls):
 
     def _pending(self, name: DeploymentName, operation: ServedOperation) -> ServedOperation | None:
         """The same call made before, which the disk has not answered yet."""
-        known = self._loop.state.pending_operation(name, operation.operation_id)
-        if known is not None:
-            check_same(operation.operation_id, known.fingerprint, operation.fingerprint)
-        return known
+        pending_operation = self._loop.state.pending_operation(name, operation.operation_id)
+        if pending_operation is not None:
+            check_same(operation.operation_id, pending_operation.fingerprint, operation.fingerprint)
+        return pending_operation
 
     async def _saved(self, name: DeploymentName, operation: ServedOperation) -> None:
         """Wait until the call is on disk. Raises the error with which the disk refused it; the call has changed nothing

@@ -97,10 +97,10 @@ class NodeCalls(AdminCalls):
     async def _measure(self, request: MeasureRequest, fingerprint: str) -> MeasureCall:
         """The call with this operation id, begun unless it is there already."""
         operation_id = request.operation_id
-        known = self._questions.calls.find(operation_id)
-        if known is not None:
-            check_same(operation_id, known.fingerprint, fingerprint)
-            return known
+        former_call = self._questions.calls.find(operation_id)
+        if former_call is not None:
+            check_same(operation_id, former_call.fingerprint, fingerprint)
+            return former_call
         compute = None
         if request.model:
             compute = self._measure_compute(request)

@@ -67,12 +67,12 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         check_wire_version(request.wire_version)
         registration = wire.registration_from_wire(request)
         check_acts_for_itself(context, registration.name, "name")
-        known = self._owned(context, registration.node_id)  # an id that another node has
+        node = self._owned(context, registration.node_id)  # an id that another node has
         self._check_is_alone(context, registration)
         self._registrations.take(registration.name, self._loop.now())
         split_address(registration.address)
         await self._loop.ask(events.NodeRegistered(registration, self._loop.now()))
-        if known is None or (known.name, known.address) != (registration.name, registration.address):
+        if node is None or (node.name, node.address) != (registration.name, registration.address):
             self._audit.note(call_from(context), "Register", registration.name)
         log.info("node_registered", node_id=registration.node_id, node=registration.name)
         answer = wire.term_to_wire(self._loop.state.term)
@@ -139,19 +139,19 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     def _check_is_alone(self, context: Any, registration: commands.Registration) -> None:
         """Raise UnavailableError for a second process with the identity of a node that is alive, and show it."""
-        known = self._loop.state.nodes.get(registration.node_id)
-        if known is None:
+        node = self._loop.state.nodes.get(registration.node_id)
+        if node is None:
             return
         try:
-            check_is_alone(known, registration, self._loop.now())
+            check_is_alone(node, registration, self._loop.now())
         except errors.UnavailableError:
             address = peer_address(context)
             if self._conditions.twin_came(registration.node_id, address):
                 log.warning(
                     "identity_in_use",
-                    node=known.name,
-                    node_id=known.node_id,
-                    connected=known.address,
+                    node=node.name,
+                    node_id=node.node_id,
+                    connected=node.address,
                     refused=address,
                 )
             raise

@@ -75,7 +75,7 @@ class SiteBackend:
         # Asked for by the deployment's name: another one of the same model may go away.
         wanted = (record.served_name, record.manifest_digest)
         if wanted not in self._words:
-            known = {(record.served_name, record.manifest_digest) for record in self._front.served.records()}
-            self._words = {kept: words for kept, words in self._words.items() if kept in known}
+            served_keys = {(record.served_name, record.manifest_digest) for record in self._front.served.records()}
+            self._words = {kept: words for kept, words in self._words.items() if kept in served_keys}
             self._words[wanted] = Words(partial(self._chats.texts, record.served_name))
         return self._words[wanted]

@@ -38,11 +38,11 @@ _STATUSES = ("connected", "starting", "away")
 
 
 _OF_CONDITION: tuple[tuple[str, str, Callable[[Condition], float]], ...] = (
-    ("memory_available_bytes", "Memory that the system could give out.", lambda known: known.memory_available_bytes),
-    ("swap_used_bytes", "Swap in use.", lambda known: known.swap_used_bytes),
-    ("disk_size_bytes", "Of the disk with the cache.", lambda known: known.disk_total_bytes),
-    ("disk_free_bytes", "Of the disk with the cache.", lambda known: known.disk_free_bytes),
-    ("clock_ahead_seconds", "By how much its clock is ahead of the coordinator's.", lambda known: known.clock_ahead_s),
+    ("memory_available_bytes", "Memory that the system could give out.", lambda condition: condition.memory_available_bytes),
+    ("swap_used_bytes", "Swap in use.", lambda condition: condition.swap_used_bytes),
+    ("disk_size_bytes", "Of the disk with the cache.", lambda condition: condition.disk_total_bytes),
+    ("disk_free_bytes", "Of the disk with the cache.", lambda condition: condition.disk_free_bytes),
+    ("clock_ahead_seconds", "By how much its clock is ahead of the coordinator's.", lambda condition: condition.clock_ahead_s),
 )
 _OF_DEPLOYMENT: tuple[tuple[str, str, Callable[[DeploymentRecord], float]], ...] = (
     ("edgeshard_deployment_ready", "1 if it answers requests.", lambda of: of.phase is DeploymentPhase.READY),
@@ -128,15 +128,15 @@ class CoordinatorMetrics:
         yield gauge("edgeshard_node_memory_budget_bytes", "What stages may use of a node's memory.", ("node",), budgets)
         yield gauge("edgeshard_node_memory_free_bytes", "Free part of that.", ("node",), free)
         said = [
-            (node.name, known)
+            (node.name, condition)
             for node in nodes
-            if node.connected and (known := self._conditions.of(node.node_id)) is not None
+            if node.connected and (condition := self._conditions.of(node.node_id)) is not None
         ]
         yield gauge(
             "edgeshard_node_info",
             "Always 1; the labels say what a node runs.",
             ("node", "version"),
-            [((name, known.version), 1) for name, known in said],
+            [((name, condition.version), 1) for name, condition in said],
         )
         yield from _conditions(said)
 
@@ -209,7 +209,7 @@ class CoordinatorMetrics:
         yield from _parts(counts, label, {name: (name,) for name in counts}, "vllm:")
 
     def _links(self, state: State) -> Iterator[Metric]:
-        suspect = Counter(known.deployment for known in state.suspects)
+        suspect = Counter(link.deployment for link in state.suspects)
         yield gauge(
             "edgeshard_links_suspect",
             "Stalled links: connected, but without traffic.",
@@ -245,9 +245,9 @@ def _of(record: DeploymentRecord) -> tuple[str, str]:
 
 def _conditions(said: list[tuple[NodeName, Condition]]) -> Iterator[Metric]:
     """The figures of the nodes' machines."""
-    ends = [((name,), known.certificate_ends_s) for name, known in said if known.certificate_ends_s]
+    ends = [((name,), condition.certificate_ends_s) for name, condition in said if condition.certificate_ends_s]
     for name, meaning, figure in _OF_CONDITION:
-        yield gauge(f"edgeshard_node_{name}", meaning, ("node",), [((of,), figure(known)) for of, known in said])
+        yield gauge(f"edgeshard_node_{name}", meaning, ("node",), [((of,), figure(condition)) for of, condition in said])
     yield gauge(
         "edgeshard_node_certificate_expiry_timestamp_seconds", "When a node's certificate ends.", ("node",), ends
     )

@@ -60,12 +60,12 @@ class Replans:
         """The result that `move` would have. Raises as that does."""
         state = self._loop.state
         record = _movable(state, name)
-        now, known = _planned(state, record, _as_it_is(record.placement)), self._known.get(name)
-        if known is None or not known.holds(now):
+        now, entry = _planned(state, record, _as_it_is(record.placement)), self._known.get(name)
+        if entry is None or not entry.holds(now):
             plan = await self._planner.replan(state, record)
             self._keep(record, replace(now, plan=plan))
             return judged(plan, force=force)
-        again = judged(known.plan, force=force)
+        again = judged(entry.plan, force=force)
         return again if again.reason is ReplanReason.WOULD_MOVE else replace(again, reason=ReplanReason.NOTHING_NEW)
 
     async def move(self, name: DeploymentName, operation: ServedOperation, *, force: bool) -> ServedOperation:
@@ -95,7 +95,7 @@ class Replans:
 
     def _keep(self, record: DeploymentRecord, planned: _Planned) -> None:
         there = self._loop.state.deployments
-        self._known = {name: known for name, known in self._known.items() if name in there}
+        self._known = {name: entry for name, entry in self._known.items() if name in there}
         self._known[record.name] = planned
 
 
@@ -123,14 +123,14 @@ def _same_figures(one: Mapping[NodeId, Measurements], other: Mapping[NodeId, Mea
     """Whether both have the same figures, whatever their times."""
     if one is other:
         return True
-    pairs = ((known, other[node_id]) for node_id, known in one.items() if node_id in other)
-    same = all(known is there or _figures(known) == _figures(there) for known, there in pairs)
+    pairs = ((measurements, other[node_id]) for node_id, measurements in one.items() if node_id in other)
+    same = all(measurements is there or _figures(measurements) == _figures(there) for measurements, there in pairs)
     return one.keys() == other.keys() and same
 
 
-def _figures(known: Measurements) -> object:
-    profiles = {key: reported.value for key, reported in known.profiles.items()}
-    return profiles, {receiver: reported.value for receiver, reported in known.links.items()}
+def _figures(measurements: Measurements) -> object:
+    profiles = {key: reported.value for key, reported in measurements.profiles.items()}
+    return profiles, {receiver: reported.value for receiver, reported in measurements.links.items()}
 
 
 def _as_it_is(placement: Placement) -> ReplanResult:

@@ -37,13 +37,13 @@ def node_details(state: State, node: KnownNode, models: Models, now: float) -> N
 
 def _node_view(state: State, node: KnownNode, unknown: Unknown, now: float) -> Node:
     profiles, links = len(unknown.profiles(node)), unknown.link_count(node)
-    known = state.measured.get(node.node_id, Measurements()).profiles.values()
+    stored_profiles = state.measured.get(node.node_id, Measurements()).profiles.values()
     return replace(
         node_view(state, node, now),
         unknown_profiles=profiles,
         unknown_links=links,
         measuring=any(job.node_id == node.node_id for job in state.jobs),
-        profiles_beside_stages=sum(profile.value.beside_stages for profile in known),
+        profiles_beside_stages=sum(profile.value.beside_stages for profile in stored_profiles),
     )
 
 
@@ -113,8 +113,8 @@ def all_links(state: State, now: float) -> tuple[StoredLink, ...]:
 
 def _links(state: State, wanted: Callable[[MeasuredLink], bool], now: float) -> tuple[StoredLink, ...]:
     stored_links = []
-    for sender, known in state.measured.items():
-        for receiver, reported in known.links.items():
+    for sender, measurements in state.measured.items():
+        for receiver, reported in measurements.links.items():
             link = MeasuredLink(sender, receiver, reported.value)
             if wanted(link):
                 stored_links.append(StoredLink(link, max(0.0, now - reported.reported_at)))

@@ -118,7 +118,7 @@ def planned(state: State, record: DeploymentRecord, event: StandbyPlanned) -> De
         return record
     if not all(state.standby_holds_still(record.name, choice, event.version) for choice in event.chosen):
         return replace(record, standby_for=-1)
-    known = {(entry.node_id, entry.layers): entry for entry in record.standbys if entry.epoch == record.epoch}
+    standbys = {(entry.node_id, entry.layers): entry for entry in record.standbys if entry.epoch == record.epoch}
     wanted: list[tuple[NodeId, LayerRange | None, int]] = [
         (choice.node_id, choice.layers, choice.reserved_bytes) for choice in event.chosen
     ]
@@ -126,7 +126,7 @@ def planned(state: State, record: DeploymentRecord, event: StandbyPlanned) -> De
     wanted += [(node_id, None, 0) for node_id in _keepers(state, record) if node_id not in chosen]
     entries, count = [], record.standby_count
     for node_id, layers, reserved in wanted:
-        entry = known.get((node_id, layers))
+        entry = standbys.get((node_id, layers))
         if entry is None:
             # Nodes remember commands by their number, also across runs of the coordinator.
             number = (zlib.crc32(state.instance.encode()) << 20) + count

@@ -335,7 +335,7 @@ def _sent(state: State, action: actions.SendCommand, now: float) -> State:
 
 
 def _model_deleted(state: State, event: events.ModelDeleted) -> State:
-    return replace(state, configs={shape: known for shape, known in state.configs.items() if shape != event.shape})
+    return replace(state, configs={shape: config for shape, config in state.configs.items() if shape != event.shape})
 
 
 def _standby_planned(state: State, event: events.StandbyPlanned) -> State:

@@ -39,18 +39,18 @@ def news(before: State, after: State) -> Iterator[SiteNews]:
 
 def _of_nodes(before: State, after: State) -> Iterator[SiteNews]:
     for node_id, node in after.nodes.items():
-        known = before.nodes.get(node_id)
-        if known is not node:
-            yield from _of_node(known, node)
+        former_node = before.nodes.get(node_id)
+        if former_node is not node:
+            yield from _of_node(former_node, node)
     for node_id, node in before.nodes.items():
         if node_id not in after.nodes and node.joined:
             yield SiteNews(Subject.NODE, node.name, "removed")
 
 
-def _of_node(known: KnownNode | None, node: KnownNode) -> Iterator[SiteNews]:
-    was_connected, was_placeable = (known.connected, known.placeable) if known is not None else (False, False)
+def _of_node(former_node: KnownNode | None, node: KnownNode) -> Iterator[SiteNews]:
+    was_connected, was_placeable = (former_node.connected, former_node.placeable) if former_node is not None else (False, False)
     if node.connected and not was_connected:
-        first = known is None or not known.joined
+        first = former_node is None or not former_node.joined
         yield SiteNews(Subject.NODE, node.name, "joined" if first else "connected", node.address)
     if node.placeable and not was_placeable:
         yield SiteNews(Subject.NODE, node.name, "ready", "layers can be placed on it")
@@ -63,7 +63,7 @@ def _of_node(known: KnownNode | None, node: KnownNode) -> Iterator[SiteNews]:
 def _of_measurements(before: State, after: State) -> Iterator[SiteNews]:
     """News when nothing is left to measure on the site; a node whose links arrive one by one makes
     no news for each."""
-    changed = [node_id for node_id, known in after.measured.items() if before.measured.get(node_id) is not known]
+    changed = [node_id for node_id, measurements in after.measured.items() if before.measured.get(node_id) is not measurements]
     nodes = [after.nodes[node_id] for node_id in changed if node_id in after.nodes]
     if nodes and is_whole(after, nodes) and is_whole(after, after.nodes.values()):
         for node in nodes:
@@ -76,29 +76,29 @@ def _of_links(before: State, after: State) -> Iterator[SiteNews]:
     for suspect in after.suspects:
         names = [after.nodes[end].name if end in after.nodes else end for end in reversed(suspect.ends)]
         ends = names if suspect.sender is not None else ["coordinator", *names]
-        if all((known.sender, known.receiver) != (suspect.sender, suspect.receiver) for known in before.suspects):
+        if all((former_suspect.sender, former_suspect.receiver) != (suspect.sender, suspect.receiver) for former_suspect in before.suspects):
             yield SiteNews(Subject.LINK, " -> ".join(ends), "suspect", suspect.why, warning=True)
 
 
 def _of_deployments(before: State, after: State) -> Iterator[SiteNews]:
     for name, record in after.deployments.items():
-        known = before.deployments.get(name)
-        if known is record:
+        former_record = before.deployments.get(name)
+        if former_record is record:
             continue
-        if known is None or known.uid != record.uid:
+        if former_record is None or former_record.uid != record.uid:
             yield SiteNews(Subject.DEPLOYMENT, name, "created", f"model {record.model}, {_layers(record)}")
-            known = None
-        yield from _of_deployment(known, record)
+            former_record = None
+        yield from _of_deployment(former_record, record)
     for name in before.deployments:
         if name not in after.deployments:
             yield SiteNews(Subject.DEPLOYMENT, name, "deleted")
 
 
-def _of_deployment(known: DeploymentRecord | None, record: DeploymentRecord) -> Iterator[SiteNews]:
-    if known is not None and known.placement is not record.placement and _layers(known) != _layers(record):
-        yield SiteNews(Subject.DEPLOYMENT, record.name, "moved", f"from {_layers(known)} to {_layers(record)}")
-    new_failure = record.failure is not None and (known is None or known.failure != record.failure)
-    if known is not None and known.phase is record.phase and not new_failure:
+def _of_deployment(former_record: DeploymentRecord | None, record: DeploymentRecord) -> Iterator[SiteNews]:
+    if former_record is not None and former_record.placement is not record.placement and _layers(former_record) != _layers(record):
+        yield SiteNews(Subject.DEPLOYMENT, record.name, "moved", f"from {_layers(former_record)} to {_layers(record)}")
+    new_failure = record.failure is not None and (former_record is None or former_record.failure != record.failure)
+    if former_record is not None and former_record.phase is record.phase and not new_failure:
         return
     detail = record.failure.message if record.failure is not None else ""
     if record.phase is DeploymentPhase.READY:

@@ -70,7 +70,7 @@ def on_stream_ended(state: State, node_id: NodeId, now: float) -> State:
     """The control stream of a node, which is away in the state already, ended by itself."""
     if now < state.frozen_until:
         return _awaiting(state, (node_id,), state.frozen_until, now)
-    recent = {known: at for known, at in state.vanished if now - at <= TOGETHER_S} | {node_id: now}
+    recent = {other_id: at for other_id, at in state.vanished if now - at <= TOGETHER_S} | {node_id: now}
     state = replace(state, vanished=tuple(recent.items()))
     connected = [node for node in state.nodes.values() if node.connected]
     vanished = recent.keys() | {node.node_id for node in connected if _is_overdue(node, now)}
@@ -78,7 +78,7 @@ def on_stream_ended(state: State, node_id: NodeId, now: float) -> State:
     if not too_many(len(vanished), len(nodes)):
         return state
     state = frozen(state, now)
-    away = [known for known in recent if known in state.nodes and not state.nodes[known].connected]
+    away = [other_id for other_id in recent if other_id in state.nodes and not state.nodes[other_id].connected]
     return _awaiting(state, away, state.frozen_until, now)
 
 
@@ -92,7 +92,7 @@ def not_awaited(state: State, node_ids: Collection[NodeId]) -> State:
 
 def died(state: State, node_id: NodeId) -> State:
     """The state after a node's process was replaced: it ended, and no other process was at fault."""
-    vanished = tuple((known, at) for known, at in state.vanished if known != node_id)
+    vanished = tuple((other_id, at) for other_id, at in state.vanished if other_id != node_id)
     return not_awaited(replace(state, vanished=vanished), (node_id,))
 
 

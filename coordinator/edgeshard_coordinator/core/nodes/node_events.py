@@ -35,9 +35,9 @@ def on_registered(state: State, event: events.NodeRegistered) -> State:
         )
     state = unconnected_nodes.without(state, {node.node_id for node in namesakes})
     state = unconnected_nodes.with_room(state, new.node_id)
-    known = state.nodes.get(new.node_id)
+    former_node = state.nodes.get(new.node_id)
     # While a node starts, its former facts are more accurate than its reports.
-    facts = known.facts if new.starting and known is not None else new.facts
+    facts = former_node.facts if new.starting and former_node is not None else new.facts
     node = KnownNode(
         node_id=new.node_id,
         name=new.name,
@@ -46,33 +46,33 @@ def on_registered(state: State, event: events.NodeRegistered) -> State:
         facts=facts,
         incarnation=new.incarnation,
         starting=new.starting,
-        joined=known is not None and known.joined,
+        joined=former_node is not None and former_node.joined,
         own_labels=new.labels,
         # A node whose agent lost its state directory is still that node.
-        set_labels=(known or namesakes[0]).set_labels if known or namesakes else {},
+        set_labels=(former_node or namesakes[0]).set_labels if former_node or namesakes else {},
     )
-    if known is not None and known.incarnation == new.incarnation:
-        state, node = _registered_again(state, known, node, event.now)
-    elif known is not None:
-        if known.incarnation:
+    if former_node is not None and former_node.incarnation == new.incarnation:
+        state, node = _registered_again(state, former_node, node, event.now)
+    elif former_node is not None:
+        if former_node.incarnation:
             state = lost_nodes.died(state, new.node_id)
-        state = away(state, known)
+        state = away(state, former_node)
         state = measuring.forget_tries(state, new.node_id)
-    return _checked_device(state.with_node(replace(node, heard_at=event.now)), known, facts)
+    return _checked_device(state.with_node(replace(node, heard_at=event.now)), former_node, facts)
 
 
-def check_is_alone(known: KnownNode, new: Registration, now: float) -> None:
+def check_is_alone(node: KnownNode, new: Registration, now: float) -> None:
     """Refuse a second process with the identity of a node that is alive. Raises UnavailableError IDENTITY_IN_USE.
 
     The stream of a process that was killed ends at once. After a power cut it stays open, and its
     heartbeats are missing: the next process returns as soon as one is late. The error lets an agent
     try again.
     """
-    is_silent = now - known.heard_at > lost_nodes.heartbeat_interval_s(known) + LATE_S
-    if not known.connected or known.incarnation == new.incarnation or is_silent:
+    is_silent = now - node.heard_at > lost_nodes.heartbeat_interval_s(node) + LATE_S
+    if not node.connected or node.incarnation == new.incarnation or is_silent:
         return
     raise UnavailableError(
-        f"another agent with the identity of node {known.name} is connected, from {known.address}: its state directory "
+        f"another agent with the identity of node {node.name} is connected, from {node.address}: its state directory "
         "was copied to this machine; stop one of the two, or remove --state-dir here and join this machine as a new "
         "node",
         field="node_id",
@@ -81,31 +81,31 @@ def check_is_alone(known: KnownNode, new: Registration, now: float) -> None:
     )
 
 
-def _registered_again(state: State, known: KnownNode, node: KnownNode, now: float) -> tuple[State, KnownNode]:
+def _registered_again(state: State, former_node: KnownNode, node: KnownNode, now: float) -> tuple[State, KnownNode]:
     """The state and node after the same process registered again. Its stages and its stream
     continue, and a started node does not start again."""
     node = replace(
         node,
-        starting=known.starting and node.starting,
-        connection=known.connection,
-        stages=known.stages,
-        released=known.released,
-        huge_pages=known.huge_pages,
-        packed=known.packed,
-        reported=known.reported,
-        others_at=known.others_at,
-        unknown_stages_told=known.unknown_stages_told,
-        saved=_same_identity(known, node),
+        starting=former_node.starting and node.starting,
+        connection=former_node.connection,
+        stages=former_node.stages,
+        released=former_node.released,
+        huge_pages=former_node.huge_pages,
+        packed=former_node.packed,
+        reported=former_node.reported,
+        others_at=former_node.others_at,
+        unknown_stages_told=former_node.unknown_stages_told,
+        saved=_same_identity(former_node, node),
     )
     # Links are not probed in the moment after a start, as after a connection.
-    return (replace(state, busy_at=now) if known.starting and not node.starting else state), node
+    return (replace(state, busy_at=now) if former_node.starting and not node.starting else state), node
 
 
-def _checked_device(state: State, known: KnownNode | None, facts: DeviceFacts) -> State:
+def _checked_device(state: State, former_node: KnownNode | None, facts: DeviceFacts) -> State:
     """Drop the node's times when it is another device than before."""
-    if known is None or known.node_id not in state.measured or same_device(known.facts, facts):
+    if former_node is None or former_node.node_id not in state.measured or same_device(former_node.facts, facts):
         return state
-    return with_measurements(state, known.node_id, state.measured[known.node_id].of_new_device())
+    return with_measurements(state, former_node.node_id, state.measured[former_node.node_id].of_new_device())
 
 
 def _same_identity(old: KnownNode, new: KnownNode) -> bool:
@@ -221,8 +221,8 @@ def on_measured(state: State, event: events.ProfileReported) -> State:
         state = _checked_device(state, node, report.facts)
         state = state.with_node(replace(node, facts=report.facts, saved=False))
     if report.compute or report.links:
-        known = state.measured.get(report.node_id, Measurements())
-        state = with_measurements(state, report.node_id, known.reported(report, event.now))
+        measurements = state.measured.get(report.node_id, Measurements())
+        state = with_measurements(state, report.node_id, measurements.reported(report, event.now))
     return state
 
 

@@ -83,7 +83,7 @@ def on_head_reported(state: State, event: HeadReported) -> State:
 def _others(state: State, deployment: str, from_stage: int, to_stage: int) -> tuple[SuspectLink, ...]:
     """The suspicions of other links than this."""
     link = (deployment, from_stage, to_stage)
-    return tuple(known for known in state.suspects if (known.deployment, known.from_stage, known.to_stage) != link)
+    return tuple(suspect for suspect in state.suspects if (suspect.deployment, suspect.from_stage, suspect.to_stage) != link)
 
 
 def _is_of(record: DeploymentRecord, event: LinkReported) -> bool:
@@ -174,13 +174,13 @@ def _without(state: State, silent: list[NodeId], suspect: SuspectLink, now: floa
 
 def forget_stale(state: State) -> State:
     """The state without suspicions of epochs that have ended."""
-    live = tuple(known for known in state.suspects if _is_live(state, known))
+    live = tuple(suspect for suspect in state.suspects if _is_live(state, suspect))
     return state if len(live) == len(state.suspects) else replace(state, suspects=live)
 
 
-def _is_live(state: State, known: SuspectLink) -> bool:
-    record = state.deployments.get(known.deployment)
-    return record is not None and record.is_live and record.epoch == known.epoch
+def _is_live(state: State, suspect: SuspectLink) -> bool:
+    record = state.deployments.get(suspect.deployment)
+    return record is not None and record.is_live and record.epoch == suspect.epoch
 
 
 def reconnected(state: State, node_id: NodeId) -> State:

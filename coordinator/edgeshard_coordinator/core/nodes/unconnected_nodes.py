@@ -55,7 +55,7 @@ def without(state: State, gone: Collection[NodeId]) -> State:
         return state
     nodes = {node_id: node for node_id, node in state.nodes.items() if node_id not in gone}
     retakes = tuple(item for item in state.retakes if item.node_id not in gone)
-    tries = {node_id: known for node_id, known in state.profile_tries.items() if node_id not in gone}
+    tries = {node_id: node_tries for node_id, node_tries in state.profile_tries.items() if node_id not in gone}
     state = replace(
         state, nodes=nodes, measured=without_nodes(state.measured, gone), retakes=retakes, profile_tries=tries
     )

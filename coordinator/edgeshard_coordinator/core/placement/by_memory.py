@@ -154,10 +154,10 @@ def _unit_sizes(
     for tensor in manifest.tensors:
         unit = unit_of(shape.architecture, tensor.name, config)
         if unit is not None:
-            known = sizes.get(unit, _UnitSize(dict.fromkeys(ways, 0), 0))
+            size = sizes.get(unit, _UnitSize(dict.fromkeys(ways, 0), 0))
             sizes[unit] = _UnitSize(
-                {way: known.bytes_as[way] + tensor_bytes(shape, tensor, nowhere, dtype, way) for way in ways},
-                max(known.largest_elements, tensor.element_count),
+                {way: size.bytes_as[way] + tensor_bytes(shape, tensor, nowhere, dtype, way) for way in ways},
+                max(size.largest_elements, tensor.element_count),
             )
     missing = next((layer for layer in range(shape.layer_count) if layer not in sizes), None)
     if missing is not None:

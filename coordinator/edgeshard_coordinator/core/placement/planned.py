@@ -449,8 +449,8 @@ def _token_cost(result: PlanResult) -> float:
 def _without_links(measured: Mapping[NodeId, Measurements], lost: Lost) -> Mapping[NodeId, Measurements]:
     """Stalled links count as not measured."""
     return {
-        sender: replace(known, links={to: link for to, link in known.links.items() if (sender, to) not in lost.links})
-        for sender, known in measured.items()
+        sender: replace(measurements, links={to: link for to, link in measurements.links.items() if (sender, to) not in lost.links})
+        for sender, measurements in measured.items()
     }
 
 

@@ -43,8 +43,8 @@ def first_jobs(
     (way,) = ways
     key = (config_hash(config), spec.dtype, way)
     for node_id in nodes:
-        known = state.measured.get(node_id)
-        lacks = known is None or key not in known.profiles
+        measurements = state.measured.get(node_id)
+        lacks = measurements is None or key not in measurements.profiles
         if node_id in at_it:
             continue
         if lacks and node_id not in busy and can_keep(state.nodes[node_id], way is not None):

@@ -136,7 +136,7 @@ def told(state: State, action: TellMeasured) -> State:
 def forget_tries(state: State, node_id: NodeId) -> State:
     """Forget a node's tries: it is another process now, and may do what failed before."""
     tries = {
-        sender: {receiver: known for receiver, known in pairs.items() if receiver != node_id}
+        sender: {receiver: probe_try for receiver, probe_try in pairs.items() if receiver != node_id}
         for sender, pairs in state.tries.items()
         if sender != node_id
     }
@@ -191,15 +191,15 @@ def restored(state: State, configs: Mapping[Digest, Mapping[str, Any]], now: flo
     shapes = {digest: config_hash(config) for digest, config in configs.items()}
     by_hash = {shape: configs[digest] for digest, shape in shapes.items()}
     retakes = [
-        Retake(node_id, _again(MeasureCompute(by_hash[shape], dtype, known.value.effort, True, quantisation)), 0, now)
+        Retake(node_id, _again(MeasureCompute(by_hash[shape], dtype, entry.value.effort, True, quantisation)), 0, now)
         for node_id, measured in state.measured.items()
-        for (shape, dtype, quantisation), known in measured.profiles.items()
-        if shape in by_hash and may_improve(known.value)
+        for (shape, dtype, quantisation), entry in measured.profiles.items()
+        if shape in by_hash and may_improve(entry.value)
     ]
     records = state.deployments.values()
     deployments = {r.name: replace(r, shape=shapes.get(r.manifest_digest, "")) for r in records}
     wanted = {record.shape for record in deployments.values()}
-    wanted.update(key[0] for known in state.measured.values() for key in known.profiles)
+    wanted.update(key[0] for entry in state.measured.values() for key in entry.profiles)
     kept = {shape: config for shape, config in by_hash.items() if shape in wanted}
     return replace(state, retakes=tuple(retakes), deployments=deployments, configs=kept)
 
@@ -278,14 +278,14 @@ def _judged(state: State, job: Job, command: MeasureCompute, failure: EdgeShardE
     """The state after a measurement of layers. It is due again if it was disturbed, up to a limit.
     It is due once more when the node does not serve, if the node held stages or the effort was the
     first."""
-    key, known = key_asked(command), state.measured.get(job.node_id)
+    key, measurements = key_asked(command), state.measured.get(job.node_id)
     kept = tuple(item for item in state.retakes if (item.node_id, key_asked(item.command)) != (job.node_id, key))
     before = next((item for item in state.retakes if item not in kept), None)
     if failure is not None:
         if job.own and before is not None and _interrupted(failure):
             return replace(state, retakes=(*kept, replace(before, attempts=before.attempts - 1)))
         return state
-    profile = known.profiles.get(key) if known is not None else None
+    profile = measurements.profiles.get(key) if measurements is not None else None
     if profile is None or not may_improve(profile.value):
         return replace(state, retakes=kept)
     if not job.own or before is None or not busy(profile.value):
@@ -316,8 +316,8 @@ def _left_alone(state: State, item: Retake, serves: bool, now: float) -> bool:
 
     If it serves, the site must be quiet too, and its next profile can only be one taken with stages.
     """
-    node, known = state.nodes.get(item.node_id), state.measured.get(item.node_id)
-    profile = None if known is None else known.profiles.get(key_asked(item.command))
+    node, measurements = state.nodes.get(item.node_id), state.measured.get(item.node_id)
+    profile = None if measurements is None else measurements.profiles.get(key_asked(item.command))
     if node is None or profile is None or not node.placeable:
         return False
     if serves and (not busy(profile.value) or now - state.busy_at < state.timings.probe_quiet_s):

@@ -29,22 +29,22 @@ class Unknown:
         self._deployed = [record for record in _lasting(state) if record.shape in state.configs]
         self._efforts: dict[ProfileKey, Effort] = {}
         """The profiles that nodes have, each with the most effort that one took."""
-        for known in state.measured.values():
-            for key, profile in known.profiles.items():
+        for measurements in state.measured.values():
+            for key, profile in measurements.profiles.items():
                 if key[0] in state.configs:
                     self._efforts[key] = at_least(self._efforts.get(key, Effort.QUICK), profile.value.effort)
 
     def profiles(self, node: KnownNode) -> list[MeasureCompute]:
         """The measurements to request from the node, deployed models first; in full if another node
         was measured in full."""
-        known = self._state.measured.get(node.node_id)
+        measurements = self._state.measured.get(node.node_id)
         wanted = dict.fromkeys(self._keys_deployed(node)) | dict.fromkeys(self._efforts)
         return [
             MeasureCompute(
                 self._state.configs[shape], dtype, self._efforts.get((shape, dtype, kept), Effort.QUICK), False, kept
             )
             for shape, dtype, kept in wanted
-            if (known is None or (shape, dtype, kept) not in known.profiles) and can_keep(node, kept is not None)
+            if (measurements is None or (shape, dtype, kept) not in measurements.profiles) and can_keep(node, kept is not None)
         ]
 
     def links(self, node: KnownNode) -> frozenset[NodeId]:
@@ -103,12 +103,12 @@ def begun(state: State, now: float) -> State:
 def ended(state: State, job: Job, command: MeasureCompute, interrupted: bool) -> State:
     """The state after a measurement of layers: one that gave a profile is over, and one that was `interrupted` was no
     attempt."""
-    tries, key, known = state.profile_tries.get(job.node_id, {}), key_asked(command), state.measured.get(job.node_id)
+    tries, key, measurements = state.profile_tries.get(job.node_id, {}), key_asked(command), state.measured.get(job.node_id)
     tried = tries.get(key)
     if tried is None:
         return state
     others = {other: item for other, item in tries.items() if other != key}
-    if known is not None and key in known.profiles:
+    if measurements is not None and key in measurements.profiles:
         return _with_tries(state, job.node_id, others)
     if job.own and interrupted:
         tried = replace(tried, attempts=tried.attempts - 1)
@@ -142,7 +142,7 @@ def retake_delay(state: State, attempts: int) -> float:
 
 
 def _with_tries(state: State, node_id: NodeId, tries: dict[ProfileKey, ProbeTry]) -> State:
-    others = {other: known for other, known in state.profile_tries.items() if other != node_id}
+    others = {other: node_tries for other, node_tries in state.profile_tries.items() if other != node_id}
     return replace(state, profile_tries={**others, node_id: tries} if tries else others)
 
 

@@ -49,10 +49,10 @@ class Measurements:
         """The measurements with a new report. Profiles of another fingerprint than the newest are of a former device,
         and dropped."""
         fresh = {key_of(profile): Reported(profile, now) for profile in report.compute}
-        kept = {key: known for key, known in self.profiles.items() if key not in fresh}
+        kept = {key: entry for key, entry in self.profiles.items() if key not in fresh}
         if report.compute:
             fingerprint = report.compute[-1].fingerprint
-            kept = {key: known for key, known in {**kept, **fresh}.items() if known.value.fingerprint == fingerprint}
+            kept = {key: entry for key, entry in {**kept, **fresh}.items() if entry.value.fingerprint == fingerprint}
             newest = list(kept.items())[-MAX_PROFILES:]
             kept = dict(newest)
         links = {link.receiver: Reported(link.profile, now) for link in report.links}
@@ -87,28 +87,28 @@ def same_device(old: DeviceFacts, new: DeviceFacts) -> bool:
 
 def profiles_for(measured: Mapping[NodeId, Measurements], key: ProfileKey) -> dict[NodeId, ComputeProfile]:
     """The profiles of one model with one sort of weights, by node."""
-    profiles = {node_id: known.profiles.get(key) for node_id, known in measured.items()}
+    profiles = {node_id: measurements.profiles.get(key) for node_id, measurements in measured.items()}
     return {node_id: profile.value for node_id, profile in profiles.items() if profile is not None}
 
 
-def disk_of(known: Measurements | None) -> DiskProfile | None:
+def disk_of(measurements: Measurements | None) -> DiskProfile | None:
     """A node's disk, from the newest of its profiles with one."""
-    profiles = () if known is None else known.profiles.values()
+    profiles = () if measurements is None else measurements.profiles.values()
     newest = max((p for p in profiles if p.value.disk is not None), key=lambda p: p.reported_at, default=None)
     return None if newest is None else newest.value.disk
 
 
-def busy_w_of(known: Measurements | None) -> float | None:
+def busy_w_of(measurements: Measurements | None) -> float | None:
     """A node's watts while it computes, from the newest of its profiles with a sensor."""
-    profiles = () if known is None else known.profiles.values()
+    profiles = () if measurements is None else measurements.profiles.values()
     newest = max((p for p in profiles if p.value.energy is not None), key=lambda p: p.reported_at, default=None)
     energy = None if newest is None else newest.value.energy
     return None if energy is None else energy.working_w
 
 
 def links_of(measured: Mapping[NodeId, Measurements]) -> Iterator[MeasuredLink]:
-    for sender, known in measured.items():
-        for receiver, link in known.links.items():
+    for sender, measurements in measured.items():
+        for receiver, link in measurements.links.items():
             yield MeasuredLink(sender, receiver, link.value)
 
 
@@ -117,11 +117,11 @@ def without_nodes(measured: Mapping[NodeId, Measurements], gone: Iterable[NodeId
     lost = frozenset(gone)
     if not lost:
         return measured
-    return {node_id: _without_links(known, lost) for node_id, known in measured.items() if node_id not in lost}
+    return {node_id: _without_links(measurements, lost) for node_id, measurements in measured.items() if node_id not in lost}
 
 
-def _without_links(known: Measurements, gone: frozenset[NodeId]) -> Measurements:
-    if gone.isdisjoint(known.links):
-        return known
-    kept = {receiver: link for receiver, link in known.links.items() if receiver not in gone}
-    return replace(known, links=kept, saved=False)
+def _without_links(measurements: Measurements, gone: frozenset[NodeId]) -> Measurements:
+    if gone.isdisjoint(measurements.links):
+        return measurements
+    kept = {receiver: link for receiver, link in measurements.links.items() if receiver not in gone}
+    return replace(measurements, links=kept, saved=False)

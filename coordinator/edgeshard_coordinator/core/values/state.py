@@ -419,8 +419,8 @@ class State:
 
     def links_from(self, node_id: NodeId) -> Mapping[NodeId, Reported[LinkProfile]]:
         """The measured links of a node, by receiver."""
-        known = self.measured.get(node_id)
-        return {} if known is None else known.links
+        measurements = self.measured.get(node_id)
+        return {} if measurements is None else measurements.links
 
     def is_connected(self, node_id: NodeId) -> bool:
         node = self.nodes.get(node_id)
@@ -619,9 +619,9 @@ def deployment_view(state: State, record: DeploymentRecord, active_requests: int
         if status.stage == placed.index and authority.speaks_for_stage(record, placed.node_id, status)
     ]
     suspects = tuple(
-        SuspectHop(known.from_stage, known.to_stage, known.why)
-        for known in state.suspects
-        if (known.deployment, known.epoch) == (record.name, record.epoch)
+        SuspectHop(suspect.from_stage, suspect.to_stage, suspect.why)
+        for suspect in state.suspects
+        if (suspect.deployment, suspect.epoch) == (record.name, record.epoch)
     )
     return Deployment(
         record.spec,
@@ -662,9 +662,9 @@ def _validate_jobs(state: State) -> None:
     for job in state.jobs:
         node = state.nodes.get(job.node_id)
         _hold(node is not None and node.connection == job.connection != 0, f"node {job.node_id} is away and measures")
-    for sender, known in state.measured.items():
+    for sender, measurements in state.measured.items():
         _hold(sender in state.nodes, f"there are measurements of {sender}, which is not a node")
-        _hold(sender not in known.links, f"node {sender} measured a link to itself")
+        _hold(sender not in measurements.links, f"node {sender} measured a link to itself")
 
 
 def _validate_record(state: State, record: DeploymentRecord) -> None:

@@ -259,11 +259,11 @@ def _fetch_site(context: typer.Context, model: str) -> Site:
 
 def _check_known(site: Site, option: str, names: Iterable[str]) -> None:
     """A node that is away may be named, one that there is not may not."""
-    known = sorted(str(node.name) for node in site.nodes)
+    site_names = sorted(str(node.name) for node in site.nodes)
     for name in names:
-        if name not in known:
+        if name not in site_names:
             raise InvalidArgumentError(
-                f"{option}: there is no node {name!r}; nodes are {', '.join(known)}",
+                f"{option}: there is no node {name!r}; nodes are {', '.join(site_names)}",
                 field=option,
                 reason="UNKNOWN_NODE",
             )
@@ -375,9 +375,9 @@ def read_model(name: str) -> ModelSpec:
     from edgeshard.importing.outlook import config_of
     from edgeshard.importing.sources import names_program, parse_source
 
-    known = built_in_model(name)
-    if known is not None:
-        return known
+    built_in_spec = built_in_model(name)
+    if built_in_spec is not None:
+        return built_in_spec
     source = parse_source(name) if names_program(name) else None
     with suppress(NotFoundError):
         source = source or parse_source(name)

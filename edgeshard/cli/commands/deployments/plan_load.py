@@ -137,10 +137,10 @@ def _pairs(items: list[str], text: str) -> dict[str, str]:
     return pairs
 
 
-def _only(values: Mapping[str, str], known: tuple[str, ...], what: str) -> None:
+def _only(values: Mapping[str, str], allowed_names: tuple[str, ...], what: str) -> None:
     for name in values:
-        if name not in known:
-            raise _wrong(name, f"is unknown with {what}; use one of {', '.join(known)}")
+        if name not in allowed_names:
+            raise _wrong(name, f"is unknown with {what}; use one of {', '.join(allowed_names)}")
 
 
 def _drawn(values: Mapping[str, str], problem: PlanProblem) -> AskedLoad:

@@ -240,17 +240,17 @@ def _node(node: Node, utc_s: float) -> Iterator[Finding]:
     if node.twin_address:
         where = f"two agents have its identity: {node.address} is connected, {node.twin_address} is refused"
         yield Finding(Fault.IDENTITY_COPIED, node.name, where)
-    known, pages, speed = node.condition, node.huge_pages, node.facts.kernels
+    condition, pages, speed = node.condition, node.huge_pages, node.facts.kernels
     if speed is not None and speed.name and (problem := kernel_problem(speed)):
         yield Finding(Fault.KERNELS_SLOW, node.name, problem)
-    if known is not None:
+    if condition is not None:
         # Figures of a node age: its times are of its own clock, which the coordinator compared.
-        yield from _machine(node.name, known, utc_s)
-        if abs(known.clock_ahead_s) > CLOCK_S:
-            yield _clock(node.name, known.clock_ahead_s)
+        yield from _machine(node.name, condition, utc_s)
+        if abs(condition.clock_ahead_s) > CLOCK_S:
+            yield _clock(node.name, condition.clock_ahead_s)
     if (
         pages is not None
-        and (known is None or known.huge_pages != "never")
+        and (condition is None or condition.huge_pages != "never")
         and pages.wanted_bytes >= HUGE_PAGE_BYTES
         and pages.held_bytes < HUGE_PAGE_SHARE * pages.wanted_bytes
     ):
@@ -258,31 +258,31 @@ def _node(node: Node, utc_s: float) -> Iterator[Finding]:
         yield Finding(Fault.HUGE_PAGES_OFF, node.name, held)
 
 
-def _machine(where: str, known: Condition, utc_s: float) -> Iterator[Finding]:
-    yield from _certificate(where, known, utc_s)
-    if known.disk_total_bytes and known.disk_free_bytes < max(DISK_BYTES, DISK_SHARE * known.disk_total_bytes):
-        free = f"{human_bytes(known.disk_free_bytes)} free of {human_bytes(known.disk_total_bytes)}"
+def _machine(where: str, condition: Condition, utc_s: float) -> Iterator[Finding]:
+    yield from _certificate(where, condition, utc_s)
+    if condition.disk_total_bytes and condition.disk_free_bytes < max(DISK_BYTES, DISK_SHARE * condition.disk_total_bytes):
+        free = f"{human_bytes(condition.disk_free_bytes)} free of {human_bytes(condition.disk_total_bytes)}"
         yield Finding(Fault.DISK_FULL, where, free)
-    if 0 < known.disk_write_bps < DISK_WRITE_BPS:
-        yield Finding(Fault.DISK_SLOW, where, f"{human_bytes(int(known.disk_write_bps))} a second written and flushed")
-    total, left = known.memory_total_bytes, known.memory_available_bytes
+    if 0 < condition.disk_write_bps < DISK_WRITE_BPS:
+        yield Finding(Fault.DISK_SLOW, where, f"{human_bytes(int(condition.disk_write_bps))} a second written and flushed")
+    total, left = condition.memory_total_bytes, condition.memory_available_bytes
     if total and left < max(MEMORY_BYTES, MEMORY_SHARE * total):
         yield Finding(Fault.MEMORY_LOW, where, f"{human_bytes(left)} left of {human_bytes(total)}")
-    if known.swap_used_bytes > max(SWAP_BYTES, SWAP_SHARE * total):
-        yield Finding(Fault.SWAP_IN_USE, where, f"{human_bytes(known.swap_used_bytes)} in swap")
-    if known.cuda is Support.MISSING:
+    if condition.swap_used_bytes > max(SWAP_BYTES, SWAP_SHARE * total):
+        yield Finding(Fault.SWAP_IN_USE, where, f"{human_bytes(condition.swap_used_bytes)} in swap")
+    if condition.cuda is Support.MISSING:
         yield Finding(Fault.CUDA_UNUSED, where, "a driver, and PyTorch without CUDA")
-    if known.kernels is Support.MISSING:
+    if condition.kernels is Support.MISSING:
         yield Finding(Fault.KERNELS_MISSING, where, "the agent has no kernel library")
-    if known.huge_pages == "never":
+    if condition.huge_pages == "never":
         yield Finding(Fault.HUGE_PAGES_OFF, where, "the system's mode is never")
-    if 0 < known.cpu_quota < known.cores:
-        yield Finding(Fault.CPU_QUOTA, where, f"{known.cpu_quota:g} of {known.cores} cores")
+    if 0 < condition.cpu_quota < condition.cores:
+        yield Finding(Fault.CPU_QUOTA, where, f"{condition.cpu_quota:g} of {condition.cores} cores")
 
 
-def _certificate(where: str, known: Condition, utc_s: float) -> Iterator[Finding]:
+def _certificate(where: str, condition: Condition, utc_s: float) -> Iterator[Finding]:
     """One that is due for half of the time it had left then does not renew itself."""
-    ends, due = known.certificate_ends_s, known.certificate_due_s
+    ends, due = condition.certificate_ends_s, condition.certificate_due_s
     if ends and ends < utc_s:
         yield Finding(Fault.CERTIFICATE_EXPIRED, where, f"{_span(utc_s - ends)} ago")
     elif ends and utc_s > (due + ends) / 2:
