@@ -61,7 +61,7 @@ async def located(invitation: Invitation, timeout_s: float = DISCOVERY_S) -> Inv
     if invitation.has_address:
         return invitation
     check_extras("a token without an address", "discovery")
-    asked: set[asyncio.Task[Invitation]] = set()
+    attempts: set[asyncio.Task[Invitation]] = set()
     proven: asyncio.Future[Invitation] = asyncio.get_running_loop().create_future()
 
     def heard(task: asyncio.Task[Invitation]) -> None:
@@ -71,7 +71,7 @@ async def located(invitation: Invitation, timeout_s: float = DISCOVERY_S) -> Inv
     async def look() -> None:
         async with aclosing(found(invitation.authority)) as places:
             async for coordinator, enrolment in places:
-                asked.add(task := asyncio.ensure_future(_proven(invitation, coordinator, enrolment)))
+                attempts.add(task := asyncio.ensure_future(_proven(invitation, coordinator, enrolment)))
                 task.add_done_callback(heard)
 
     looking = asyncio.ensure_future(look())
@@ -83,10 +83,10 @@ async def located(invitation: Invitation, timeout_s: float = DISCOVERY_S) -> Inv
         if proven.done():
             return proven.result()
     finally:
-        for task in (looking, *asked):
+        for task in (looking, *attempts):
             task.cancel()
-        await asyncio.gather(looking, *asked, return_exceptions=True)
-    others = f"; {len(asked)} that claim to be it are not" if asked else ""
+        await asyncio.gather(looking, *attempts, return_exceptions=True)
+    others = f"; {len(attempts)} that claim to be it are not" if attempts else ""
     raise UnavailableError(
         f"site {invitation.principal.site} does not answer on this machine's networks{others}: its "
         "coordinator needs --announce and must be on the same network; or use a token with an address",

@@ -60,10 +60,10 @@ def _any_address() -> str:
         names = [name for _, name in socket.if_nameindex()]
     except OSError:  # a sandbox without netlink
         return "127.0.0.1"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for name in names:
             with contextlib.suppress(OSError):  # an interface without an address
-                answer = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 address = socket.inet_ntoa(answer[20:24])
                 if not ipaddress.ip_address(address).is_loopback:
                     return address

@@ -78,9 +78,9 @@ class Drafter:
         """A step is about to run. The requests that it frees are forgotten here, too."""
         for request in plan.frees:
             self._forget(request)
-        asked = {ask.request for ask in asks}
+        requests = {ask.request for ask in asks}
         for span in plan.spans:
-            if span.request not in asked and (state := self._known.get(span.request)) is not None:
+            if span.request not in requests and (state := self._known.get(span.request)) is not None:
                 state.answered_s = None
 
     @torch.inference_mode()

@@ -71,13 +71,13 @@ class HeadStep:
 
     def with_drafted(self, drafted: GuessedTokens) -> HeadStep:
         """The step with the draft's guesses, by request, without the rows of guesses that it did not make."""
-        asked = {ask.request: ask.most for ask in self.asks}
+        ask_limits = {ask.request: ask.most for ask in self.asks}
         spans: list[Span] = []
         tokens: list[int] = []
         end = 0
         for span in self.plan.spans:
             begin, end = end, end + span.token_count
-            if span.request not in asked:
+            if span.request not in ask_limits:
                 spans.append(span)
                 tokens += self.tokens[begin:end]
                 continue
@@ -356,8 +356,8 @@ class Scheduler:
         number = self._next_step
         self._next_step += 1
         self._counts.steps += 1
-        asked = {ask.request for ask in forming.asks}
-        guesses = {of: got for of, got in guessed_tokens(forming.spans, forming.tokens).items() if of not in asked}
+        requests = {ask.request for ask in forming.asks}
+        guesses = {of: got for of, got in guessed_tokens(forming.spans, forming.tokens).items() if of not in requests}
         self._flight.begin(decodes > 0, Owed.of(forming.spans, guesses, frees, is_alone=forming.is_alone))
         prompt_tokens = len(forming.tokens) - decodes
         self._tuner.formed(decodes, prompt_tokens)
@@ -423,9 +423,9 @@ class Scheduler:
         most = min(most, (due if due > length else due + self.limits.save_every) - 1 - length)
         guessed = sequence.guessed = sequence.guessed or Guessed(self.guessing.proposer())
         guesses = self.guessing.guesses(guessed, sequence.tokens, most, sequence.forced)
-        if asked := self.guessing.asked(guessed, guesses, most):
+        if ask_count := self.guessing.asked(guessed, guesses, most):
             tokens, ends = tuple(sequence.tokens), self.guessing.ends.union(generation.stop_tokens)
-            return (), DraftAsk(sequence.number, tokens, sequence.prompt_count, generation.sampling, asked, ends)
+            return (), DraftAsk(sequence.number, tokens, sequence.prompt_count, generation.sampling, ask_count, ends)
         return tuple(takewhile(lambda token: token not in generation.stop_tokens, guesses)), None
 
     def _add_chunks(self, forming: FormingStep, decodes: int) -> None:

@@ -15,25 +15,25 @@ from edgeshard_coordinator.dashboard.operator import Action, Operator
 from edgeshard_coordinator.dashboard.picture import known, placement_picture, prediction_picture
 
 
-async def plan(operator: Operator, asked: Mapping[str, Any]) -> Any:
-    return placement_picture(await operator.plan(_spec(asked)))
+async def plan(operator: Operator, form: Mapping[str, Any]) -> Any:
+    return placement_picture(await operator.plan(_spec(form)))
 
 
-async def deploy(operator: Operator, asked: Mapping[str, Any]) -> Any:
-    return {"name": (await operator.deploy(_spec(asked), wait=False)).spec.name}
+async def deploy(operator: Operator, form: Mapping[str, Any]) -> Any:
+    return {"name": (await operator.deploy(_spec(form), wait=False)).spec.name}
 
 
-async def delete(operator: Operator, asked: Mapping[str, Any]) -> Any:
-    name = _text(asked, "name")
-    if _text(asked, "typed") != name:
+async def delete(operator: Operator, form: Mapping[str, Any]) -> Any:
+    name = _text(form, "name")
+    if _text(form, "typed") != name:
         raise InvalidArgumentError("typed: the typed name differs from the deployment's name", field="typed")
     await operator.delete_deployment(name, wait=False)
     return {}
 
 
-async def replan(operator: Operator, asked: Mapping[str, Any]) -> Any:
+async def replan(operator: Operator, form: Mapping[str, Any]) -> Any:
     """With `look` it only returns what a replan would do."""
-    result = await operator.replan(_text(asked, "name"), dry_run=asked.get("look") is True, wait=False)
+    result = await operator.replan(_text(form, "name"), dry_run=form.get("look") is True, wait=False)
     return known(
         reason=result.reason.value,
         changed=result.changed,
@@ -43,9 +43,9 @@ async def replan(operator: Operator, asked: Mapping[str, Any]) -> Any:
     )
 
 
-async def outlook(operator: Operator, asked: Mapping[str, Any]) -> Any:
+async def outlook(operator: Operator, form: Mapping[str, Any]) -> Any:
     """How a deployment does for the traffic it has seen, and what the death of each of its nodes would cost."""
-    forecast = (await operator.deployment(_text(asked, "name"), outlook=True)).outlook
+    forecast = (await operator.deployment(_text(form, "name"), outlook=True)).outlook
     if forecast is None:
         return {}
     return known(
@@ -58,8 +58,8 @@ async def outlook(operator: Operator, asked: Mapping[str, Any]) -> Any:
     )
 
 
-async def timeline(operator: Operator, asked: Mapping[str, Any]) -> Any:
-    return await operator.slice_of(DeploymentName(_text(asked, "name")))
+async def timeline(operator: Operator, form: Mapping[str, Any]) -> Any:
+    return await operator.slice_of(DeploymentName(_text(form, "name")))
 
 
 GET: Mapping[str, Action] = {"outlook": outlook, **member_actions.GET, **model_actions.GET}
@@ -74,15 +74,15 @@ POST: Mapping[str, Action] = {
 }
 
 
-def _text(asked: Mapping[str, Any], field: str) -> str:
-    value = asked.get(field)
+def _text(form: Mapping[str, Any], field: str) -> str:
+    value = form.get(field)
     if not isinstance(value, str) or not value:
         raise InvalidArgumentError(f"{field} is missing", field=field)
     return value
 
 
-def _spec(asked: Mapping[str, Any]) -> DeploymentSpec:
-    spec = asked.get("spec")
+def _spec(form: Mapping[str, Any]) -> DeploymentSpec:
+    spec = form.get("spec")
     if not isinstance(spec, dict):
         raise InvalidArgumentError("spec is missing", field="spec")
     return parse_spec(spec)

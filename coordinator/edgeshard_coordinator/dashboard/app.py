@@ -273,9 +273,9 @@ class Dashboard:
             raise NotFoundError(f"{request.url.path[:80]} does not exist here", reason="UNKNOWN_URL")
         _check_type(request)
         request.scope["state"]["caller"] = Caller(session.who, check=check)
-        asked = await read_body(request, _Asked)
+        body = await read_body(request, _Asked)
         operator = self._operator(session.who, _address(request), check)
-        return await self._done(check, session.who, act(operator, asked.root))
+        return await self._done(check, session.who, act(operator, body.root))
 
     async def _chat(self, request: Request) -> Response:
         """A conversation of the playground: the gateway's own answer, for the operator or the key."""

@@ -56,16 +56,16 @@ class TokenId:
 # Keys
 
 
-async def keys(operator: Operator, asked: Mapping[str, Any]) -> Any:
+async def keys(operator: Operator, form: Mapping[str, Any]) -> Any:
     """The API keys with their limits and their usage since the coordinator began. If a key has no
     limit, the coordinator's quota counts."""
     api_keys = await operator.keys()
     return {"keys": [_key(key) | {"usage": operator.usage_of(key)} for key in api_keys]}
 
 
-async def create_key(operator: Operator, asked: Mapping[str, Any]) -> Any:
+async def create_key(operator: Operator, form: Mapping[str, Any]) -> Any:
     """A new key, and its text, which no other answer has."""
-    body = FORMS.read(NewKey, asked)
+    body = FORMS.read(NewKey, form)
     key, text = await operator.create_key(
         body.name,
         body.models,
@@ -76,8 +76,8 @@ async def create_key(operator: Operator, asked: Mapping[str, Any]) -> Any:
     return {"key": _key(key), "text": text}
 
 
-async def revoke_key(operator: Operator, asked: Mapping[str, Any]) -> Any:
-    await operator.revoke_key(FORMS.read(Named, asked).name)
+async def revoke_key(operator: Operator, form: Mapping[str, Any]) -> Any:
+    await operator.revoke_key(FORMS.read(Named, form).name)
     return {}
 
 
@@ -95,20 +95,20 @@ def _key(key: ApiKey) -> dict[str, Any]:
 # Nodes
 
 
-async def label(operator: Operator, asked: Mapping[str, Any]) -> Any:
-    body = FORMS.read(Labelling, asked)
+async def label(operator: Operator, form: Mapping[str, Any]) -> Any:
+    body = FORMS.read(Labelling, form)
     labels, removed = parse_changes(body.changes, "changes")
     return {"labels": dict((await operator.label_node(body.name, labels, removed)).labels)}
 
 
-async def remove_node(operator: Operator, asked: Mapping[str, Any]) -> Any:
-    await operator.remove_node(FORMS.read(Removal, asked).name)
+async def remove_node(operator: Operator, form: Mapping[str, Any]) -> Any:
+    await operator.remove_node(FORMS.read(Removal, form).name)
     return {}
 
 
-async def unused(operator: Operator, asked: Mapping[str, Any]) -> Any:
+async def unused(operator: Operator, form: Mapping[str, Any]) -> Any:
     """Why deployments have no layers on a node, by deployment. It plans each of them again, and moves none."""
-    body = FORMS.read(Named, asked)
+    body = FORMS.read(Named, form)
     node = await operator.node(body.name)
     nodes = await operator.nodes()
     causes = {}
@@ -139,15 +139,15 @@ async def _cause(
 # Join tokens
 
 
-async def join(operator: Operator, asked: Mapping[str, Any]) -> Any:
+async def join(operator: Operator, form: Mapping[str, Any]) -> Any:
     """The lines by which one more node joins, with EdgeShard and without. They are shown this once."""
-    name = FORMS.read(Named, asked).name
+    name = FORMS.read(Named, form).name
     token = await operator.create_token(Role.AGENT, name, ttl_s=JOIN_TTL_S)
     line = f"edgectl join {invitation_to_text(token.invitation)}"
     return known(line=line, bare=line_without_edgeshard(token) or None)
 
 
-async def tokens(operator: Operator, asked: Mapping[str, Any]) -> Any:
+async def tokens(operator: Operator, form: Mapping[str, Any]) -> Any:
     """The open join tokens, without their secrets."""
     open_tokens = await operator.open_tokens()
     return {
@@ -165,8 +165,8 @@ async def tokens(operator: Operator, asked: Mapping[str, Any]) -> Any:
     }
 
 
-async def revoke_token(operator: Operator, asked: Mapping[str, Any]) -> Any:
-    await operator.revoke_token(FORMS.read(TokenId, asked).token_id)
+async def revoke_token(operator: Operator, form: Mapping[str, Any]) -> Any:
+    await operator.revoke_token(FORMS.read(TokenId, form).token_id)
     return {}
 
 

@@ -34,32 +34,32 @@ class AdditionNumber:
     number: int
 
 
-async def folders(operator: Operator, asked: Mapping[str, Any]) -> Any:
+async def folders(operator: Operator, form: Mapping[str, Any]) -> Any:
     """The models of the folders that the coordinator may add models from."""
     return {"folders": [listing_picture(listing) for listing in await operator.list_folders()]}
 
 
-async def add_model(operator: Operator, asked: Mapping[str, Any]) -> Any:
+async def add_model(operator: Operator, form: Mapping[str, Any]) -> Any:
     """Have the coordinator add a model; the stream has its progress."""
-    body = FORMS.read(NewModel, asked)
+    body = FORMS.read(NewModel, form)
     addition = await operator.add_at_coordinator(body.source, body.name, body.width)
     return {"number": addition.number, "name": addition.name}
 
 
-async def cancel_addition(operator: Operator, asked: Mapping[str, Any]) -> Any:
+async def cancel_addition(operator: Operator, form: Mapping[str, Any]) -> Any:
     """End an addition; answered when nothing of it is left."""
-    addition = await operator.cancel_addition(FORMS.read(AdditionNumber, asked).number)
+    addition = await operator.cancel_addition(FORMS.read(AdditionNumber, form).number)
     return {"phase": addition.phase.value}
 
 
-async def delete_model(operator: Operator, asked: Mapping[str, Any]) -> Any:
-    await operator.delete_model(FORMS.read(Removal, asked).name)
+async def delete_model(operator: Operator, form: Mapping[str, Any]) -> Any:
+    await operator.delete_model(FORMS.read(Removal, form).name)
     return {}
 
 
-async def fits(operator: Operator, asked: Mapping[str, Any]) -> Any:
+async def fits(operator: Operator, form: Mapping[str, Any]) -> Any:
     """The largest of `fitting_specs` that can be placed now, and its plan. Raises as `plan` does for the smallest."""
-    name = FORMS.read(Named, asked).name
+    name = FORMS.read(Named, form).name
     stored = await operator.stored_model(name)
     specs = fitting_specs(name, stored.max_context)
     for spec in specs:

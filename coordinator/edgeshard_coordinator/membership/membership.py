@@ -142,9 +142,9 @@ class Membership:
         """
         issuing = self._check_issues()
         async with self._attempt(enrolment.token_id, address) as now:
-            asked = key_digest(enrolment.request)
+            request_digest = key_digest(enrolment.request)
             token = await self._store.find(enrolment.token_id)
-            used = tokens.redeemed(token, enrolment.secret, asked, now)
+            used = tokens.redeemed(token, enrolment.secret, request_digest, now)
             # First: a token that is not on disk as used would be good for another.
             await self._store.save(used)
             certificate = issuing.authority.issue(used.principal, enrolment.request, self._now(), issuing.life)

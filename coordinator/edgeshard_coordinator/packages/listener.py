@@ -209,13 +209,13 @@ class PackagesListener:
     ) -> None:
         async with asyncio.timeout(TIME_LIMIT_S):
             try:
-                asked = await reader.readuntil(b"\r\n\r\n")
+                head = await reader.readuntil(b"\r\n\r\n")
             except (asyncio.LimitOverrunError, asyncio.IncompleteReadError):
                 return
         try:
             self._requests.check(one, monotonic())
             self._requests.count(one, monotonic())
-            answer = await self._answer(_request(asked, address, _certificate_of(writer)))
+            answer = await self._answer(_request(head, address, _certificate_of(writer)))
             if answer.file is not None:
                 async with self._transferring(one):
                     await _send(writer, answer)
@@ -268,8 +268,8 @@ class PackagesListener:
         served_file = next((file for file in files if file.name == name), None)
         if served_file is None:
             raise NotFoundError("the folder does not contain this file", field="name")
-        asked = _RANGE.fullmatch(request.headers.get("range", "bytes=0-"))
-        offset = min(int(asked[1]), served_file.size) if asked is not None else 0
+        range_match = _RANGE.fullmatch(request.headers.get("range", "bytes=0-"))
+        offset = min(int(range_match[1]), served_file.size) if range_match is not None else 0
         self._note(principal, "FetchWheel", name, request.address)
         status = "206 Partial Content" if offset else "200 OK"
         return _Answer(b"", "application/octet-stream", status, folder.path / served_file.name, offset, served_file.size)
@@ -301,9 +301,9 @@ def _certificate_of(writer: asyncio.StreamWriter) -> bytes:
     return ssl.DER_cert_to_PEM_cert(der).encode() if der is not None else b""
 
 
-def _request(asked: bytes, address: str, certificate: bytes) -> _Request:
+def _request(head: bytes, address: str, certificate: bytes) -> _Request:
     """Raises InvalidArgumentError if it is no GET of HTTP/1.1, or its target is malformed."""
-    line, *rest = asked.decode("latin-1").split("\r\n")
+    line, *rest = head.decode("latin-1").split("\r\n")
     method, _, target = line.partition(" ")
     target, _, version = target.partition(" ")
     if method != "GET" or not version.startswith("HTTP/1."):

@@ -58,8 +58,8 @@ class Origins:
 
     def preflight(self, headers: Headers) -> dict[str, str]:
         """The headers of the answer to a preflight. A page may send any header; unknown ones have no effect."""
-        asked = headers.get("access-control-request-headers", "")
-        named = [name.strip().lower() for name in asked.split(",")] if _NAMES.fullmatch(asked.strip()) else []
+        header_list = headers.get("access-control-request-headers", "")
+        named = [name.strip().lower() for name in header_list.split(",")] if _NAMES.fullmatch(header_list.strip()) else []
         return {
             "access-control-allow-methods": "GET, HEAD, POST",
             "access-control-allow-headers": ", ".join(dict.fromkeys((*_ALWAYS, *named))),

@@ -129,18 +129,18 @@ class ChatCompletions(AnswerRoutes):
     """The route of chat completions."""
 
     async def answer(self, request: Request) -> Response:
-        asked = await read_body(request, ChatRequest, self._backend.check_place)
-        if asked.stream:
+        body = await read_body(request, ChatRequest, self._backend.check_place)
+        if body.stream:
             request.state.stream_form = chunk_stream()
-        served = caller_of(request).find(self._backend, asked.model)
+        served = caller_of(request).find(self._backend, body.model)
         try:
-            tools, choice = asked.all_tools(), asked.tool_choice
-            made = await self._chat_answers(request, served, asked, asked.conversation, tools, choice)
-            words = self._backend.words(served.deployment) if asked.logprobs else None
-            run = ChatRun(asked, served.deployment, words, made)
-            return await self._respond(request, served, made.generations, run, bool(asked.stream))
+            tools, choice = body.all_tools(), body.tool_choice
+            made = await self._chat_answers(request, served, body, body.conversation, tools, choice)
+            words = self._backend.words(served.deployment) if body.logprobs else None
+            run = ChatRun(body, served.deployment, words, made)
+            return await self._respond(request, served, made.generations, run, bool(body.stream))
         except EdgeShardError as error:
-            raise renamed(error, asked.names, served.max_context) from None
+            raise renamed(error, body.names, served.max_context) from None
 
 
 @dataclass(slots=True)
@@ -155,10 +155,10 @@ class _Choice:
 class ChatRun(ChunkWriter):
     """The answers to one request, whole or in parts."""
 
-    def __init__(self, asked: ChatRequest, model: str, words: Words | None, made: ChatAnswers) -> None:
-        with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-        super().__init__(TokenUsage(asked.n or 1), words, "chatcmpl", "chat.completion.chunk", model, with_usage)
-        one_call = asked.parallel_tool_calls is False
+    def __init__(self, body: ChatRequest, model: str, words: Words | None, made: ChatAnswers) -> None:
+        with_usage = bool(body.stream_options and body.stream_options.include_usage)
+        super().__init__(TokenUsage(body.n or 1), words, "chatcmpl", "chat.completion.chunk", model, with_usage)
+        one_call = body.parallel_tool_calls is False
         self._choices = [_Choice(AnswerReader(made.parser(), one_call=one_call)) for _ in made.generations]
 
     def part(self, answer: int, event: GenerationEvent) -> str:

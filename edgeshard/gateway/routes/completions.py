@@ -113,25 +113,25 @@ class Completions(AnswerRoutes):
     """The route of text completions."""
 
     async def answer(self, request: Request) -> Response:
-        asked = await read_body(request, CompletionRequest, self._backend.check_place)
-        if asked.stream:
+        body = await read_body(request, CompletionRequest, self._backend.check_place)
+        if body.stream:
             request.state.stream_form = chunk_stream()
         caller = caller_of(request)
-        served = caller.find(self._backend, asked.model)
+        served = caller.find(self._backend, body.model)
         try:
-            generations = asked.generations()
+            generations = body.generations()
             for generation in generations:
                 generation.validate()
-            words = None if asked.logprobs is None else self._backend.words(served.deployment)
-            echoes = await self._echoes(asked, served.deployment, caller.identity)
-            run = CompletionRun(asked, served.deployment, words, echoes)
-            return await self._respond(request, served, generations, run, bool(asked.stream))
+            words = None if body.logprobs is None else self._backend.words(served.deployment)
+            echoes = await self._echoes(body, served.deployment, caller.identity)
+            run = CompletionRun(body, served.deployment, words, echoes)
+            return await self._respond(request, served, generations, run, bool(body.stream))
         except EdgeShardError as error:
-            raise renamed(error, {**NAMES, "guide": asked.guide_field()}, served.max_context) from None
+            raise renamed(error, {**NAMES, "guide": body.guide_field()}, served.max_context) from None
 
-    async def _echoes(self, asked: CompletionRequest, model: str, identity: str) -> tuple[str, ...]:
+    async def _echoes(self, body: CompletionRequest, model: str, identity: str) -> tuple[str, ...]:
         """The text of each prompt, if answers begin with it."""
-        prompts = asked.prompts() if asked.echo else ()
+        prompts = body.prompts() if body.echo else ()
         read = self._backend.detokenize
         return tuple([item if isinstance(item, str) else await read(model, item, identity) for item in prompts])
 
@@ -160,10 +160,10 @@ class _Choice:
 class CompletionRun(ChunkWriter):
     """The answers to one request, whole or in parts; `echoes` are the texts that they begin with, for each prompt."""
 
-    def __init__(self, asked: CompletionRequest, model: str, words: Words | None, echoes: tuple[str, ...]) -> None:
-        with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-        super().__init__(TokenUsage(asked.n or 1), words, "cmpl", "text_completion", model, with_usage)
-        self._asked = asked
+    def __init__(self, body: CompletionRequest, model: str, words: Words | None, echoes: tuple[str, ...]) -> None:
+        with_usage = bool(body.stream_options and body.stream_options.include_usage)
+        super().__init__(TokenUsage(body.n or 1), words, "cmpl", "text_completion", model, with_usage)
+        self._asked = body
         self._echoes = echoes
         self._choices: defaultdict[int, _Choice] = defaultdict(_Choice)
 

@@ -332,5 +332,5 @@ class FormedFields(GuidedFields):
     response_format: ResponseFormat | None = None
 
     def form(self) -> tuple[str, Guide | None]:
-        asked = self.response_format
-        return "response_format", None if asked is None else asked.guide(self.open_objects)
+        response_format = self.response_format
+        return "response_format", None if response_format is None else response_format.guide(self.open_objects)

@@ -256,8 +256,8 @@ class Ollama(AnswerRoutes):
         return json_response({"models": models})
 
     async def show(self, request: Request) -> Response:
-        asked = await read_body(request, ShowBody)
-        served = self._find(request, asked.model or asked.name or "")
+        body = await read_body(request, ShowBody)
+        served = self._find(request, body.model or body.name or "")
         return json_response(
             {
                 "details": _details(served, self._backend.stored(served.deployment)),
@@ -268,33 +268,33 @@ class Ollama(AnswerRoutes):
         )
 
     async def chat(self, request: Request) -> Response:
-        asked = await read_body(request, ChatBody, self._backend.check_place)
-        served = self._find(request, asked.model)
-        if not asked.messages:
-            return _loaded(asked.model, {"message": {"role": "assistant", "content": ""}})
-        making = self._chat_answers(request, served, asked.sampled(), asked.conversation, asked.tools, None)
-        return await self._answer(request, asked, served, making, is_chat=True)
+        body = await read_body(request, ChatBody, self._backend.check_place)
+        served = self._find(request, body.model)
+        if not body.messages:
+            return _loaded(body.model, {"message": {"role": "assistant", "content": ""}})
+        making = self._chat_answers(request, served, body.sampled(), body.conversation, body.tools, None)
+        return await self._answer(request, body, served, making, is_chat=True)
 
     async def generate(self, request: Request) -> Response:
-        asked = await read_body(request, GenerateBody, self._backend.check_place)
-        served = self._find(request, asked.model)
-        if not asked.prompt:
-            return _loaded(asked.model, {"response": ""})
-        making = self._as_it_is(asked, served) if asked.raw else self._by_template(request, asked, served)
-        return await self._answer(request, asked, served, making, is_chat=False)
+        body = await read_body(request, GenerateBody, self._backend.check_place)
+        served = self._find(request, body.model)
+        if not body.prompt:
+            return _loaded(body.model, {"response": ""})
+        making = self._as_it_is(body, served) if body.raw else self._by_template(request, body, served)
+        return await self._answer(request, body, served, making, is_chat=False)
 
-    async def _by_template(self, request: Request, asked: GenerateBody, served: ServedModel) -> ChatAnswers:
+    async def _by_template(self, request: Request, body: GenerateBody, served: ServedModel) -> ChatAnswers:
         try:
-            return await self._chat_answers(request, served, asked.sampled(), asked.conversation, None, None)
+            return await self._chat_answers(request, served, body.sampled(), body.conversation, None, None)
         except EdgeShardError as error:
             if error.reason != "NO_CHAT_TEMPLATE":
                 raise
-            return await self._as_it_is(asked, served)
+            return await self._as_it_is(body, served)
 
-    async def _as_it_is(self, asked: GenerateBody, served: ServedModel) -> ChatAnswers:
-        sampled = asked.sampled()
-        assert asked.prompt is not None
-        prompt = f"{asked.system}\n\n{asked.prompt}" if asked.system and not asked.raw else asked.prompt
+    async def _as_it_is(self, body: GenerateBody, served: ServedModel) -> ChatAnswers:
+        sampled = body.sampled()
+        assert body.prompt is not None
+        prompt = f"{body.system}\n\n{body.prompt}" if body.system and not body.raw else body.prompt
         (sampling,) = sampled.samplings(1, logprobs=False, top_logprobs=0)
         generation = sampled.generation(
             prompt,
@@ -311,19 +311,19 @@ class Ollama(AnswerRoutes):
     async def _answer(
         self,
         request: Request,
-        asked: OllamaFields,
+        body: OllamaFields,
         served: ServedModel,
         making: Coroutine[Any, Any, ChatAnswers],
         *,
         is_chat: bool,
     ) -> Response:
-        stream = asked.stream is not False
+        stream = body.stream is not False
         if stream:
             piece = _said(is_chat)
-            request.state.stream_form = StreamForm(LINES, _failed, lambda: _line(asked.model, piece, "false}\n"))
+            request.state.stream_form = StreamForm(LINES, _failed, lambda: _line(body.model, piece, "false}\n"))
         try:
             made = await making
-            run = OllamaRun(asked.model, made, is_chat=is_chat)
+            run = OllamaRun(body.model, made, is_chat=is_chat)
             return await self._respond(request, served, made.generations, run, stream)
         except EdgeShardError as error:
             raise renamed(error, NAMES, served.max_context) from None

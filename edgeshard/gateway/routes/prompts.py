@@ -95,7 +95,7 @@ class AnswerRoutes:
         self,
         request: Request,
         served: ServedModel,
-        asked: ChatRequestModel,
+        body: ChatRequestModel,
         conversation: Callable[[Sequence[Any]], Conversation],
         tools: Sequence[Any] | None,
         choice: ToolChoice | None,
@@ -105,9 +105,9 @@ class AnswerRoutes:
         Raises as `Backend.prompt` does, CancelledRequestError for a client that leaves, and InvalidArgumentError for
         fields that contradict each other.
         """
-        offer, guide = offer_of(tools, choice), asked.guide()
+        offer, guide = offer_of(tools, choice), body.guide()
         name_ignored(request, offer)
-        forced = forced_call(offer, asked.open_objects)
+        forced = forced_call(offer, body.open_objects)
         if forced is not None and guide is not None:
             raise InvalidArgumentError(
                 "tool_choice: another field already sets the answer's format; leave one of them out",
@@ -115,10 +115,10 @@ class AnswerRoutes:
             )
         making = self._backend.prompt(served.deployment, conversation(offer.tools), caller_of(request).identity)
         prompt = await unless_left(request.receive, making)
-        new_tokens = asked.within_context(len(prompt.tokens), asked.new_tokens() or max(1, prompt.room))
-        first = asked.generation(prompt.tokens, new_tokens, guide=forced or guide)
-        logprobs, top_logprobs = asked.scores()
-        samplings = asked.samplings(asked.choices(), prompt.defaults, logprobs=logprobs, top_logprobs=top_logprobs)
+        new_tokens = body.within_context(len(prompt.tokens), body.new_tokens() or max(1, prompt.room))
+        first = body.generation(prompt.tokens, new_tokens, guide=forced or guide)
+        logprobs, top_logprobs = body.scores()
+        samplings = body.samplings(body.choices(), prompt.defaults, logprobs=logprobs, top_logprobs=top_logprobs)
         generations = tuple(replace(first, sampling=sampling) for sampling in samplings)
         generations[0].validate()
         answer_format = PLAIN if guide is not None else prompt.format

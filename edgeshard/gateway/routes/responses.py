@@ -153,14 +153,14 @@ class ResponsesRequest(ChatRequestModel):
         return self.max_output_tokens
 
     def form(self) -> tuple[str, Guide | None]:
-        asked = None if self.text is None else self.text.format
-        if asked is None or asked.type == "text":
+        text_format = None if self.text is None else self.text.format
+        if text_format is None or text_format.type == "text":
             return "text.format", None
-        if asked.type == "json_object":
+        if text_format.type == "json_object":
             return "text.format", Guide(GuideKind.JSON_OBJECT)
-        if asked.schema_ is None:
+        if text_format.schema_ is None:
             raise InvalidArgumentError("text.format.schema is required", field="text.format.schema")
-        return "text.format", schema_guide(asked.schema_, self.open_objects, "text.format")
+        return "text.format", schema_guide(text_format.schema_, self.open_objects, "text.format")
 
     def chat_tools(self) -> list[dict[str, Any]]:
         """The tools in the form of chat completions."""
@@ -282,15 +282,15 @@ class Responses(AnswerRoutes):
     """The route of responses."""
 
     async def answer(self, request: Request) -> Response:
-        asked = await read_body(request, ResponsesRequest, self._backend.check_place)
-        if asked.stream:
+        body = await read_body(request, ResponsesRequest, self._backend.check_place)
+        if body.stream:
             request.state.stream_form = StreamForm(EVENT_STREAM, _failed_early)
-        served = caller_of(request).find(self._backend, asked.model)
+        served = caller_of(request).find(self._backend, body.model)
         try:
-            tools, choice = asked.chat_tools(), asked.tool_choice
-            made = await self._chat_answers(request, served, asked, asked.to_conversation, tools, choice)
-            run = ResponsesRun(asked, served.deployment, made)
-            return await self._respond(request, served, made.generations, run, bool(asked.stream))
+            tools, choice = body.chat_tools(), body.tool_choice
+            made = await self._chat_answers(request, served, body, body.to_conversation, tools, choice)
+            run = ResponsesRun(body, served.deployment, made)
+            return await self._respond(request, served, made.generations, run, bool(body.stream))
         except EdgeShardError as error:
             raise renamed(error, NAMES, served.max_context) from None
 
@@ -336,12 +336,12 @@ class _Item:
 class ResponsesRun(ResponseWriter):
     """The answer to one request, whole or as events."""
 
-    def __init__(self, asked: ResponsesRequest, model: str, made: ChatAnswers) -> None:
+    def __init__(self, body: ResponsesRequest, model: str, made: ChatAnswers) -> None:
         super().__init__(TokenUsage())
-        self._asked = asked
+        self._asked = body
         self._model = model
         self._sampling = made.generations[0].sampling
-        self._reading = AnswerReader(made.parser(), one_call=asked.parallel_tool_calls is False)
+        self._reading = AnswerReader(made.parser(), one_call=body.parallel_tool_calls is False)
         self._id = f"resp_{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._items: list[_Item] = []
@@ -376,7 +376,7 @@ class ResponsesRun(ResponseWriter):
 
     def record(self) -> dict[str, Any]:
         """The response as it is now."""
-        asked, choice, is_over = self._asked, self._asked.tool_choice, self._reading.finish_reason is not None
+        body, choice, is_over = self._asked, self._asked.tool_choice, self._reading.finish_reason is not None
         cut = self._reading.finish_reason == "length"
         status = "failed" if self._error else "incomplete" if cut else "completed" if is_over else "in_progress"
         items = [item for item in self._items if item is not self._open or is_over]
@@ -388,34 +388,34 @@ class ResponsesRun(ResponseWriter):
             "background": False,
             "error": self._error and {"code": "server_error", "message": self._error.message},
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "instructions": asked.instructions,
-            "max_output_tokens": asked.max_output_tokens,
-            "metadata": asked.metadata or {},
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
             "model": self._model,
             "output": [item.record("incomplete" if cut and item is self._items[-1] else "completed") for item in items],
-            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": asked.reasoning.effort if asked.reasoning else None, "summary": None},
+            "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
             "store": False,
             "temperature": self._sampling.temperature,
             "text": {"format": self._format()},
             "tool_choice": choice or "auto",
             "tools": [
                 {**tool.model_dump(), "strict": tool.strict is not False}
-                for tool in asked.tools or ()
+                for tool in body.tools or ()
                 if isinstance(tool, FunctionTool)
             ],
             "top_p": self._sampling.top_p,
             "truncation": "disabled",
             "usage": self._usage() if is_over else None,
-            "user": asked.user,
+            "user": body.user,
         }
 
     def _format(self) -> dict[str, Any]:
-        asked = None if self._asked.text is None else self._asked.text.format
-        if asked is None or asked.type != "json_schema":
-            return {"type": "text" if asked is None else asked.type}
-        return {**asked.model_dump(by_alias=True), "name": asked.name or "", "description": None}
+        text_format = None if self._asked.text is None else self._asked.text.format
+        if text_format is None or text_format.type != "json_schema":
+            return {"type": "text" if text_format is None else text_format.type}
+        return {**text_format.model_dump(by_alias=True), "name": text_format.name or "", "description": None}
 
     def _usage(self) -> dict[str, Any]:
         prompt, new = self.usage.prompt_tokens, self.usage.new_tokens

@@ -59,27 +59,27 @@ class Texts:
         self._backend = backend
 
     async def tokenize(self, request: Request) -> Response:
-        asked = await read_body(request, TokenizeRequest)
+        body = await read_body(request, TokenizeRequest)
         caller = caller_of(request)
-        served = caller.find(self._backend, asked.model)
-        name_ignored(request, offer_of(asked.tools, None))
+        served = caller.find(self._backend, body.model)
+        name_ignored(request, offer_of(body.tools, None))
         try:
-            tokens = await unless_left(request.receive, self._tokens(served.deployment, asked, caller.identity))
+            tokens = await unless_left(request.receive, self._tokens(served.deployment, body, caller.identity))
         except EdgeShardError as error:
             raise renamed(error, NAMES, served.max_context) from None
         caller.check()
         return json_response({"count": len(tokens), "max_model_len": served.max_context, "tokens": tokens})
 
     async def detokenize(self, request: Request) -> Response:
-        asked = await read_body(request, DetokenizeRequest)
+        body = await read_body(request, DetokenizeRequest)
         caller = caller_of(request)
-        served = caller.find(self._backend, asked.model)
-        detokenizing = self._backend.detokenize(served.deployment, asked.tokens, caller.identity)
+        served = caller.find(self._backend, body.model)
+        detokenizing = self._backend.detokenize(served.deployment, body.tokens, caller.identity)
         text = await unless_left(request.receive, detokenizing)
         caller.check()
         return json_response({"prompt": text})
 
-    async def _tokens(self, model: str, asked: TokenizeRequest, identity: str) -> tuple[int, ...]:
-        if asked.prompt is None:
-            return (await self._backend.count(model, asked.conversation(), identity)).tokens
-        return await self._backend.tokenize(model, asked.prompt, asked.add_special_tokens is not False, identity)
+    async def _tokens(self, model: str, body: TokenizeRequest, identity: str) -> tuple[int, ...]:
+        if body.prompt is None:
+            return (await self._backend.count(model, body.conversation(), identity)).tokens
+        return await self._backend.tokenize(model, body.prompt, body.add_special_tokens is not False, identity)

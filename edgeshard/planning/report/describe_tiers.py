@@ -98,10 +98,10 @@ def speeds(result: PlanResult) -> tuple[CutPrediction, CutPrediction | None]:
     if prediction.load.requests > 1:
         return alone, prediction
     for requests in _MANY:
-        asked = replace(problem, concurrency=requests, objective=Objective.THROUGHPUT, batch=_BATCH)
+        variant = replace(problem, concurrency=requests, objective=Objective.THROUGHPUT, batch=_BATCH)
         predictions = [
             predict_streaming(tables, load, prediction.cut)
-            for load in stream_loads(Costs(asked))
+            for load in stream_loads(Costs(variant))
             if load.load.requests == requests and _fits(tables, load.load, prediction.cut)
         ]
         if predictions:

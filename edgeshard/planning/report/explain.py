@@ -90,14 +90,14 @@ def explain(result: PlanResult) -> tuple[str, ...]:
     """The plan as short lines for a person."""
     problem = result.problem
     weights = weights_text(problem.dtype, problem.quantisation)
-    asked = (
+    task_line = (
         f"{problem.model.name} in {weights}, {problem.prompt_tokens} tokens in and {problem.new_tokens} out, "
         f"from {problem.cluster.source}: {_goal(result)}."
     )
     if result.prediction is None:
-        return (asked, f"There is no plan: {bottleneck(result)}.")
+        return (task_line, f"There is no plan: {bottleneck(result)}.")
     prediction = result.prediction
-    lines = [asked, _choice(result), f"What binds it: {bottleneck(result)}.", _where_time_goes(prediction)]
+    lines = [task_line, _choice(result), f"What binds it: {bottleneck(result)}.", _where_time_goes(prediction)]
     if prediction.joules_per_token is not None:
         lines.append(f"Energy: {prediction.joules_per_token:.2f} J per token, of its nodes only.")
     if not result.streams and (sliced := _sliced(result)):

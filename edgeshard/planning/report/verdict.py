@@ -144,8 +144,8 @@ def _quickly_searched(problem: PlanProblem) -> bool:
 
 def _by_requests(problem: PlanProblem, pair: Pair, better: str, other: Tried) -> str:
     """Powers of two up to the limit of memory or batch for both ways; between two that differ every number."""
-    asked = replace(problem, objective=Objective.THROUGHPUT)
-    free = replace(asked, concurrency=None)
+    rate_problem = replace(problem, objective=Objective.THROUGHPUT)
+    free = replace(rate_problem, concurrency=None)
     nodes = nodes_alone(free)
     now, whole = problem.request_limit, replicas(free, nodes)
     at_once = sum(item.requests for item in whole.replicas)
@@ -162,7 +162,7 @@ def _by_requests(problem: PlanProblem, pair: Pair, better: str, other: Tried) ->
     def wins(number: int) -> bool:
         if number == (tried[-1] if now is None else now) or (now is not None and hopeless and number > now):
             return False
-        return other(replace(asked, concurrency=number), [node.at_most(number) for node in nodes])
+        return other(replace(rate_problem, concurrency=number), [node.at_most(number) for node in nodes])
 
     won = [wins(number) for number in tried]
     shown = tried if len(tried) <= 4 else [*tried[:3], "...", tried[-1]]

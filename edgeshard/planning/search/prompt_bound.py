@@ -85,13 +85,13 @@ class PromptBound:
                 ranges.append(replace(lowest, low=middle))
                 lowest.high, lowest.known = middle, False
 
-    def _ask(self, asked: _Range, value_s: float) -> None:
+    def _ask(self, span: _Range, value_s: float) -> None:
         self._left -= 1
         problem = Problem(self.rounds, self._kinds, INFINITY)
-        if asked.high < INFINITY:
-            problem.restrict(Problem(self.stations, self._kinds, asked.high))
-        answer = self._oracle.answer(problem, value_s - asked.low)
-        asked.round_s = max(asked.round_s, answer.bound_s)
+        if span.high < INFINITY:
+            problem.restrict(Problem(self.stations, self._kinds, span.high))
+        answer = self._oracle.answer(problem, value_s - span.low)
+        span.round_s = max(span.round_s, answer.bound_s)
         if answer.cut is not None:
             self.cuts.append(answer.cut)
 

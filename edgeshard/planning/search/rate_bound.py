@@ -110,7 +110,7 @@ class _Region:
     low_m: int
     high_m: int
     rectangles: list[_Rectangle] = field(default_factory=lambda: [_Rectangle()])
-    asked: int = 0
+    queries: int = 0
     raised: bool = False
     closed: bool = False
 

@@ -138,8 +138,8 @@ def nodes_alone(problem: PlanProblem) -> tuple[NodeAlone, ...]:
     for node in problem.cluster.nodes:
         if node.name in problem.exclude:
             continue
-        asked = problem.reserve.get(node.name), problem.max_share.get(node.name)
-        key = (id(node.device), id(problem.times.get(node.name)), *asked, node.name == problem.cluster.source)
+        limits = problem.reserve.get(node.name), problem.max_share.get(node.name)
+        key = (id(node.device), id(problem.times.get(node.name)), *limits, node.name == problem.cluster.source)
         if key not in alone_by_key:
             alone_by_key[key] = _node_alone(problem, node)
         nodes.append(replace(alone_by_key[key], node=node.name))

@@ -308,16 +308,16 @@ class _RateSearch:
         self._pool, self._spent = pool, False
 
     def run(self) -> tuple[Best, float]:
-        number, asked, bound = count(), 0, 0.0
+        number, queries, bound = count(), 0, 0.0
         waiting = [(-self._most_rate, next(number), region) for region in self._first()]
         while waiting:
             most, _, region = heappop(waiting)
             if -most <= self._best_rate * (1 + ROUNDING):
                 break
-            if asked == MOST_ASKED or self._spent:
+            if queries == MOST_ASKED or self._spent:
                 bound = max(bound, -most)
                 break
-            asked += 1
+            queries += 1
             region_bound, fitting = self._ask(region)
             region_bound = min(region_bound, -most)
             if region_bound <= self._best_rate * (1 + ROUNDING):

@@ -190,8 +190,8 @@ class SteadyBound:
         decodes = self._rounds / region.high_b - many
         decode = self._costs.decode(Load(region.low_b, region.low_m))
         prompt = self._prompt(region, rooms, decode, alone=True)
-        asked = prompt if decodes >= 0 else self._prompt(region, rooms, decode, alone=False)
-        stations = with_tokens(asked, decode, max(0.0, decodes))
+        prompt_instance = prompt if decodes >= 0 else self._prompt(region, rooms, decode, alone=False)
+        stations = with_tokens(prompt_instance, decode, max(0.0, decodes))
         # T >= the rounds of all chunks together (1 / n + (1 - 1 / n) / w), since the full ones are
         # the longest. And T >= the time all chunks take a slow link, plus one round. Either is a
         # sum, and a part of the rounds.

@@ -98,8 +98,8 @@ def forecast(result: PlanResult, requests: Sequence[ServedRequest]) -> Forecast:
     assert result.prediction is not None
     for index, request in enumerate(requests):
         if request.prompt_tokens + request.new_tokens > result.problem.held_tokens:
-            asked = f"has {request.prompt_tokens} tokens in and {request.new_tokens} out"
-            raise invalid(f"requests[{index}]", f"{asked}; {most_held(result.problem)}")
+            demand = f"has {request.prompt_tokens} tokens in and {request.new_tokens} out"
+            raise invalid(f"requests[{index}]", f"{demand}; {most_held(result.problem)}")
     return _served(result, requests)[0]
 
 

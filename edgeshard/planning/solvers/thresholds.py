@@ -107,7 +107,7 @@ def least_bottleneck(instance: Instance, oracle: Oracle, start_cut: Cut | None =
     """The plan of least B, and among those one of least R: below this value no threshold leaves a
     plan. None: no plan at all. A plan that is `start_cut` already saves queries."""
     infinity = float("inf")
-    best, asked = start_cut, start_cut is None
+    best, was_queried = start_cut, start_cut is None
     if best is None:
         best = oracle(infinity, infinity).cut
     if best is None:
@@ -120,7 +120,7 @@ def least_bottleneck(instance: Instance, oracle: Oracle, start_cut: Cut | None =
         if cut is None:
             low = target
         else:
-            best, asked, high = cut, True, min(target, score(instance, cut).bottleneck_s)
-    if not asked:
+            best, was_queried, high = cut, True, min(target, score(instance, cut).bottleneck_s)
+    if not was_queried:
         best = oracle(high, score(instance, best).round_s).cut or best
     return best

@@ -185,12 +185,12 @@ class AuditLog:
 
     async def _answered(self, work: Callable[[], Any]) -> Any:
         self._tell_suppressed()
-        asked = _Question(work)
+        question = _Question(work)
         try:
-            if not self._put(asked):
+            if not self._put(question):
                 raise TimeoutError  # The queue is full.
             async with asyncio.timeout(_ANSWER_LIMIT_S):
-                return await asyncio.wrap_future(asked.answer)
+                return await asyncio.wrap_future(question.answer)
         except TimeoutError:
             raise DeadlineError(
                 f"the disk of --state-dir has not answered for {_ANSWER_LIMIT_S:g} s", field="state-dir"

@@ -38,19 +38,19 @@ async def measure_first(
     not repeated, and the placement continues without it.
     """
     chosen = usable(loop.state, spec)
-    asked: set[NodeId] = set()
+    queried_nodes: set[NodeId] = set()
     try:
         async with asyncio.timeout(limit_s):
             while True:
                 at_it = still_measuring(loop.state, chosen)
                 for compute, node_ids in first_jobs(loop.state, spec, config, active_requests):
-                    new = tuple(node_id for node_id in node_ids if node_id not in asked)
-                    asked.update(new)
+                    new = tuple(node_id for node_id in node_ids if node_id not in queried_nodes)
+                    queried_nodes.update(new)
                     if new:
                         with suppress(EdgeShardError):  # a node went away meanwhile
                             await loop.ask(MeasureRequested(uuid.uuid4().hex, new, compute, False, loop.now()))
                 await loop.until(lambda state: not still_measuring(state, chosen))
-                if at_it <= asked:
+                if at_it <= queried_nodes:
                     return
     except TimeoutError:
         late = sorted(loop.state.nodes[node_id].name for node_id in still_measuring(loop.state, chosen))

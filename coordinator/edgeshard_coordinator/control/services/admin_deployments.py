@@ -102,9 +102,9 @@ class DeploymentAdminCalls(AdminCalls):
         with its outcome; a call that is repeated before the disk has answered is not done again."""
 
         async def work(operation: ServedOperation) -> bytes:
-            asked = self._pending(name, operation) or await act(operation)
-            await self._saved(name, asked)
-            return asked.outcome
+            served_operation = self._pending(name, operation) or await act(operation)
+            await self._saved(name, served_operation)
+            return served_operation.outcome
 
         return await self.operations.once(request.operation_id, request, work)
 

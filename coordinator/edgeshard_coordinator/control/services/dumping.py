@@ -80,23 +80,23 @@ class Dumps:
 
     def came(self, node_id: NodeId, part: DumpPart) -> None:
         """Take a part that a node sent, if a caller waits for it."""
-        asked = self._asked.get(part.operation_id)
-        if asked is None or asked.node_id != node_id or asked.answer.done():
+        query = self._asked.get(part.operation_id)
+        if query is None or query.node_id != node_id or query.answer.done():
             return
-        asked.parts.append(part.part)
-        asked.size_bytes += len(part.part) + _BYTES_OF_A_PART
-        if asked.size_bytes > MOST_BYTES:
-            asked.answer.set_exception(ResourceExhaustedError(f"its dump is larger than {MOST_BYTES >> 20} MiB"))
+        query.parts.append(part.part)
+        query.size_bytes += len(part.part) + _BYTES_OF_A_PART
+        if query.size_bytes > MOST_BYTES:
+            query.answer.set_exception(ResourceExhaustedError(f"its dump is larger than {MOST_BYTES >> 20} MiB"))
         elif part.last:
-            asked.answer.set_result(b"".join(asked.parts))
+            query.answer.set_result(b"".join(query.parts))
 
     def refused(self, node_id: NodeId, result: CommandResult) -> bool:
         """Take the answer if it is one to a dump: a node of another version may know none."""
-        asked = self._asked.get(result.operation_id)
-        if asked is None or asked.node_id != node_id:
+        query = self._asked.get(result.operation_id)
+        if query is None or query.node_id != node_id:
             return False
-        if not asked.answer.done():
-            asked.answer.set_exception(result.failure or UnavailableError("it answered without a dump"))
+        if not query.answer.done():
+            query.answer.set_exception(result.failure or UnavailableError("it answered without a dump"))
         return True
 
     async def _own(self) -> bytes:
@@ -112,8 +112,8 @@ class Dumps:
 
     async def _ask(self, node: KnownNode) -> bytes:
         operation_id = OperationId(f"{uuid.uuid4().hex}/dump")
-        asked = self._asked[operation_id] = _Asked(node.node_id, asyncio.get_running_loop().create_future())
+        query = self._asked[operation_id] = _Asked(node.node_id, asyncio.get_running_loop().create_future())
         try:
-            return await self._node_requests.answer(node, operation_id, TakeDump(), asked.answer)
+            return await self._node_requests.answer(node, operation_id, TakeDump(), query.answer)
         finally:
             del self._asked[operation_id]

@@ -57,15 +57,15 @@ class Packed:
 
     def answered(self, node_id: NodeId, result: CommandResult) -> bool:
         """Take the answer if it is one to a question of this class."""
-        asked = self._asked.get(result.operation_id)
-        if asked is None or asked.node_id != node_id:
+        query = self._asked.get(result.operation_id)
+        if query is None or query.node_id != node_id:
             return False
-        if asked.answer.done():
+        if query.answer.done():
             return True
         if result.failure is not None:
-            asked.answer.set_exception(result.failure)
+            query.answer.set_exception(result.failure)
         else:
-            asked.answer.set_result(result.packed)
+            query.answer.set_result(result.packed)
         return True
 
     async def _ask(self, node: str, command: ListPacked | DropPacked) -> tuple[PackedUnit, ...]:

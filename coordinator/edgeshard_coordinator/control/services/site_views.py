@@ -51,8 +51,8 @@ def _unknown_figures(state: State, node: KnownNode, unknown: Unknown, models: Mo
     names = _names(models)
     return UnknownFigures(
         profiles=tuple(
-            UnknownProfile(tuple(names.get(config_hash(asked.config), ())), asked.dtype, asked.quantisation)
-            for asked in unknown.profiles(node)
+            UnknownProfile(tuple(names.get(config_hash(command.config), ())), command.dtype, command.quantisation)
+            for command in unknown.profiles(node)
         ),
         links=tuple(sorted(state.nodes[node_id].name for node_id in unknown.links(node))),
     )

@@ -47,7 +47,7 @@ class Traces:
 
     def under_way(self, name: DeploymentName) -> bool:
         """Whether a caller waits for a trace of this deployment, which another would displace."""
-        return any(asked.deployment == name for asked in self._asked.values())
+        return any(query.deployment == name for query in self._asked.values())
 
     async def take(self, name: DeploymentName, seconds: float) -> tuple[StageTrace, ...]:
         """The trace of every stage over the next `seconds`, in the order of the stages.
@@ -58,8 +58,8 @@ class Traces:
         """
         check_seconds(seconds)
         record = _ready(self._loop.state, name)
-        asked = self._ask(record, seconds)
-        answers = asyncio.gather(*(item.answer for item in asked.values()))
+        queries = self._ask(record, seconds)
+        answers = asyncio.gather(*(item.answer for item in queries.values()))
         ended = asyncio.create_task(self._loop.until(lambda state: not still_runs(state, record)))
         either: set[asyncio.Future[Any]] = {answers, ended}
         limit_s = seconds + self._answer_limit_s
@@ -70,10 +70,10 @@ class Traces:
             if ended.done():
                 ended.result()
                 raise _stopped(self._loop.state, record)
-            silent = ", ".join(item.stage.node_name for item in asked.values() if not item.answer.done())
+            silent = ", ".join(item.stage.node_name for item in queries.values() if not item.answer.done())
             raise DeadlineError(f"no trace arrived from {silent} within {limit_s:g} s", reason="NO_ANSWER")
         finally:
-            for operation_id in asked:
+            for operation_id in queries:
                 del self._asked[operation_id]
             answers.cancel()
             ended.cancel()
@@ -81,10 +81,10 @@ class Traces:
 
     def answered(self, node_id: NodeId, result: CommandResult) -> bool:
         """Take the answer if it is one to a trace."""
-        asked = self._asked.get(result.operation_id)
-        if asked is None or asked.stage.node_id != node_id:
+        query = self._asked.get(result.operation_id)
+        if query is None or query.stage.node_id != node_id:
             return False
-        stage, answer = asked.stage, asked.answer
+        stage, answer = query.stage, query.answer
         if answer.done():
             return True
         if result.failure is not None:
@@ -100,15 +100,15 @@ class Traces:
         uid, future = uuid.uuid4().hex, asyncio.get_running_loop().create_future
         stages = record.placement.stages
         keys = [CommandKey(uid, record.epoch, CommandKind.TRACE, stage.index) for stage in stages]
-        asked = {
+        queries = {
             key.operation_id: _Asked(record.name, stage, future()) for key, stage in zip(keys, stages, strict=True)
         }
-        self._asked |= asked
+        self._asked |= queries
         command = TraceSteps(record.name, record.epoch, seconds)
-        for operation_id, item in asked.items():
+        for operation_id, item in queries.items():
             connection = self._loop.state.nodes[item.stage.node_id].connection
             self._hub.send(item.stage.node_id, connection, operation_id, command)
-        return asked
+        return queries
 
 
 def _ready(state: State, name: DeploymentName) -> DeploymentRecord:

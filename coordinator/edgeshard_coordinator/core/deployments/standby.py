@@ -105,8 +105,8 @@ def _working_bytes(sizes: StageSizes, layers: LayerRange) -> int:
 
 
 def wants_plan(state: State, record: DeploymentRecord) -> bool:
-    asked = bool(record.spec.standby or record.standbys)
-    return asked and record.phase is DeploymentPhase.READY and record.standby_for != state.version
+    has_standbys = bool(record.spec.standby or record.standbys)
+    return has_standbys and record.phase is DeploymentPhase.READY and record.standby_for != state.version
 
 
 def planned(state: State, record: DeploymentRecord, event: StandbyPlanned) -> DeploymentRecord:

@@ -145,8 +145,8 @@ def _replan(state: State, event: events.ReplanRequested) -> State:
     deployments.check_movable(record)
     _check_fresh(state, record.spec, event.placement, event.snapshot_version)
     state = replace(state, refused=_without(state.refused, event.operation))
-    asked = deployments.asked_to_move(state, record, event.placement)
-    return state.with_record(replace(asked, operations=(*record.operations, event.operation)))
+    new_record = deployments.asked_to_move(state, record, event.placement)
+    return state.with_record(replace(new_record, operations=(*record.operations, event.operation)))
 
 
 def _without(refused: tuple[RefusedOperation, ...], operation: ServedOperation) -> tuple[RefusedOperation, ...]:
@@ -168,10 +168,10 @@ def _delete_one(state: State, record: DeploymentRecord, event: events.DeleteRequ
     # A new revision, so that the operation reaches the disk; also for a repeat under another operation id.
     operations = (*record.operations, event.operation)
     forced = record.forced or event.force
-    asked = replace(record, operations=operations, revision=record.revision + 1, forced=forced)
+    new_record = replace(record, operations=operations, revision=record.revision + 1, forced=forced)
     if record.phase is not DeploymentPhase.DELETING:
-        asked = replace(asked, delete_revision=record.delete_revision or asked.revision)
-    return state.with_record(asked)
+        new_record = replace(new_record, delete_revision=record.delete_revision or new_record.revision)
+    return state.with_record(new_record)
 
 
 # Nodes' answers

@@ -120,10 +120,10 @@ def on_answered(state: State, node_id: NodeId, key: CommandKey, failure: EdgeSha
         state = _judged(state, job, command, failure, now)
         following = replace(job, compute=None, sent=None)
     else:
-        asked = tuple(peer.node_id for peer in command.peers)
-        state = _tried(state, node_id, asked, now)
-        missed = frozenset(_not_measured(state, node_id, asked, job.sent.sent_at))
-        following = replace(job, asked=job.asked | frozenset(asked), missed=job.missed | missed, sent=None)
+        peer_ids = tuple(peer.node_id for peer in command.peers)
+        state = _tried(state, node_id, peer_ids, now)
+        missed = frozenset(_not_measured(state, node_id, peer_ids, job.sent.sent_at))
+        following = replace(job, asked=job.asked | frozenset(peer_ids), missed=job.missed | missed, sent=None)
     if failure is not None:
         return _end(state, job, failure)
     return replace(state, jobs=tuple(following if other is job else other for other in state.jobs))

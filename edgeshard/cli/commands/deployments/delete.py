@@ -74,14 +74,14 @@ def packed(
     if unused == bool(units):
         raise InvalidArgumentError("give the ids of packed units, or --unused for all not in use", field="units")
 
-    asked = ask(context, lambda client: client.drop_packed(node, None if unused else units))
-    gone = [unit for unit in asked if not unit.in_use]
+    packed_units = ask(context, lambda client: client.drop_packed(node, None if unused else units))
+    gone = [unit for unit in packed_units if not unit.in_use]
     if output in (Output.JSON, Output.YAML):
-        show_data(asked, output)
+        show_data(packed_units, output)
     else:
         freed = human_bytes(sum(unit.size_bytes for unit in gone))
         show_text(f"{len(gone)} packed unit{'s' * (len(gone) != 1)} of node {node} deleted: {freed} freed")
-    if kept := [f"{unit.id} ({unit.unit} of {unit.model_name or unit.model})" for unit in asked if unit.in_use]:
+    if kept := [f"{unit.id} ({unit.unit} of {unit.model_name or unit.model})" for unit in packed_units if unit.in_use]:
         raise FailedPreconditionError(
             f"node {node} uses {', '.join(kept)}; delete the deployment first", field="units", reason="PACKED_IN_USE"
         )

@@ -39,11 +39,11 @@ def dry_run(
     for note in notes_of(config) + further_notes(where, config):
         show_text(f"note: {note}", err=True)
     given = {} if source is None else {"source": source}
-    asked = Asked(spec.name, None if cluster is None else stored_as, given)
+    request = Asked(spec.name, None if cluster is None else stored_as, given)
     if cluster is not None:
-        problem, _ = planned_offline(cluster, spec, asked)
+        problem, _ = planned_offline(cluster, spec, request)
     else:
-        problem, notes = unstored_problem(context, spec, asked)
+        problem, notes = unstored_problem(context, spec, request)
         for note in notes:
             show_text(f"note: {note}", err=True)
     if not show_plan(problem, None, False, output):

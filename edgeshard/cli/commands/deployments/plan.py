@@ -132,22 +132,22 @@ class QuestionOptions:
 
         if self.verify:
             check_installed("verify", "--verify")
-        asked = changed(problem, self.what_if or ())
+        changed_problem = changed(problem, self.what_if or ())
         if self.what_if and rules:
-            asked = replace(asked, rules=asked.cluster.under(rules))
+            changed_problem = replace(changed_problem, rules=changed_problem.cluster.under(rules))
         with CpSat() as prover, CpSat(VERIFY_S, VERIFY_S, field="verify") as verifier:
             if self.sweep is not None:
-                show_sweep(asked, self.sweep, self.plot, output, prover)
+                show_sweep(changed_problem, self.sweep, self.plot, output, prover)
                 return True
             if self.compare:
-                show_comparison(asked, self.plot, output, prover)
+                show_comparison(changed_problem, self.plot, output, prover)
                 return True
             if self.simulate is not None:
                 from edgeshard.cli.commands.deployments.plan_load import show_simulation
 
-                return show_simulation(asked, self.simulate, self.plot, output, prover)
+                return show_simulation(changed_problem, self.simulate, self.plot, output, prover)
             earlier = problem if self.what_if else None
-            return show_plan(asked, earlier, self.explain, output, prover, verifier if self.verify else None, guesses)
+            return show_plan(changed_problem, earlier, self.explain, output, prover, verifier if self.verify else None, guesses)
 
 
 _SPEC = spec_options(
@@ -197,11 +197,11 @@ def plan(
     if mistakes:
         raise mistakes[0]
     quantisation = parse_quantisation(quantise, spec.pop("head_quantisation", None))
-    asked = Asked(model, quantisation, spec | own.given(), tuple(question.what_if or ()))
+    request = Asked(model, quantisation, spec | own.given(), tuple(question.what_if or ()))
     if cluster is not None:
-        (problem, notes), guesses = offline_problem(cluster, asked), None
+        (problem, notes), guesses = offline_problem(cluster, request), None
     else:
-        problem, notes, guesses = online_problem(context, asked)
+        problem, notes, guesses = online_problem(context, request)
     for note in notes:
         show_text(f"note: {note}", err=True)
     if question.is_of_other_nodes:

@@ -91,31 +91,31 @@ class Asked:
         return DType.parse(self.given["dtype"]) if "dtype" in self.given else default or DType.BFLOAT16
 
 
-def offline_problem(path: Path, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
+def offline_problem(path: Path, request: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
     """The nodes of a file and any model, and notes on the figures, in words.
 
     Raises InvalidArgumentError naming the mistake, and as `read_model` does.
     """
-    model = read_model(asked.model)
-    problem, notes = planned_offline(path, model, replace(asked, quantisation=_as_stored(asked, model)))
-    return problem, (*_format_notes(problem, asked), *notes)
+    model = read_model(request.model)
+    problem, notes = planned_offline(path, model, replace(request, quantisation=_as_stored(request, model)))
+    return problem, (*_format_notes(problem, request), *notes)
 
 
-def planned_offline(path: Path, model: ModelSpec, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
+def planned_offline(path: Path, model: ModelSpec, request: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
     """The same for a model that has been read."""
     cluster = read_cluster(path)
-    if asked.source is not None:
-        cluster.index(asked.source, "source")
-        cloud = None if cluster.cloud == asked.source else cluster.cloud
-        cluster = replace(cluster, source=asked.source, cloud=cloud)
-    fields = asked.fields(cluster.workload, cluster.dtype, cluster.kv_dtype)
-    rules = cluster.under(asked.given.get("rule", ()))
+    if request.source is not None:
+        cluster.index(request.source, "source")
+        cloud = None if cluster.cloud == request.source else cluster.cloud
+        cluster = replace(cluster, source=request.source, cloud=cloud)
+    fields = request.fields(cluster.workload, cluster.dtype, cluster.kv_dtype)
+    rules = cluster.under(request.given.get("rule", ()))
     problem = PlanProblem(model=model, cluster=cluster, rules=rules, **fields)
     problem.check()
-    return problem, _lengths_notes(problem, asked, NO_TRAFFIC) if cluster.workload.assumed else ()
+    return problem, _lengths_notes(problem, request, NO_TRAFFIC) if cluster.workload.assumed else ()
 
 
-def online_problem(context: typer.Context, asked: Asked) -> tuple[PlanProblem, tuple[str, ...], SiteGuesses | None]:
+def online_problem(context: typer.Context, request: Asked) -> tuple[PlanProblem, tuple[str, ...], SiteGuesses | None]:
     """A model on the site's connected nodes, notes on its figures, in words, and its counted draft tokens.
 
     A model outside of the store is planned as `unstored_problem` does.
@@ -129,16 +129,16 @@ def online_problem(context: typer.Context, asked: Asked) -> tuple[PlanProblem, t
     """
     from edgeshard.importing.sources import is_source
 
-    if is_source(asked.model):
-        return *unstored_problem(context, read_model(asked.model), asked), None
-    site = _fetch_site(context, asked.model)
-    model = model_from_config(asked.model, site.config)
-    problem, measured_site, asked = _on_site(site, model, asked)
+    if is_source(request.model):
+        return *unstored_problem(context, read_model(request.model), request), None
+    site = _fetch_site(context, request.model)
+    model = model_from_config(request.model, site.config)
+    problem, measured_site, request = _on_site(site, model, request)
     guesses = SiteGuesses({str(node.name): node.facts for node in site.nodes if node.placeable}, site.traffic.guesses)
-    return problem, (*_notes(measured_site, problem, asked), *_lengths_notes(problem, asked, site.traffic)), guesses
+    return problem, (*_notes(measured_site, problem, request), *_lengths_notes(problem, request, site.traffic)), guesses
 
 
-def unstored_problem(context: typer.Context, model: ModelSpec, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
+def unstored_problem(context: typer.Context, model: ModelSpec, request: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
     """A model that has been read, but that no node was measured for, on the site's connected nodes.
     They count with their times for other models, or by their data sheets.
 
@@ -151,9 +151,9 @@ def unstored_problem(context: typer.Context, model: ModelSpec, asked: Asked) -> 
         for measured_site in details
         if measured_site.profiles
     }
-    asked = replace(asked, model=model.name)
+    request = replace(request, model=model.name)
     try:
-        problem, measured_site, asked = _on_site(site, model, asked, others)
+        problem, measured_site, request = _on_site(site, model, request, others)
     except FailedPreconditionError as error:
         if error.reason != NOT_MEASURED:
             raise
@@ -164,11 +164,11 @@ def unstored_problem(context: typer.Context, model: ModelSpec, asked: Asked) -> 
             reason=error.reason,
         ) from None
     estimated = ", ".join(sorted(measured_site.estimated))
-    notes = [f"estimated by data sheets or by other models' measurements: {estimated}", *_link_notes(measured_site, asked)]
+    notes = [f"estimated by data sheets or by other models' measurements: {estimated}", *_link_notes(measured_site, request)]
     if measured_site.without_times:
         command = f"edgectl profile {' '.join(measured_site.without_times)} --model NAME"
         notes.append(f"{', '.join(measured_site.without_times)}: left out, not measured for any model; run `{command}`")
-    return problem, (*_format_notes(problem, asked), *notes, *_lengths_notes(problem, asked, NO_TRAFFIC))
+    return problem, (*_format_notes(problem, request), *notes, *_lengths_notes(problem, request, NO_TRAFFIC))
 
 
 async def _fetch_details(client: Client) -> tuple[Site, list[NodeDetails]]:
@@ -177,50 +177,50 @@ async def _fetch_details(client: Client) -> tuple[Site, list[NodeDetails]]:
 
 
 def _on_site(
-    site: Site, model: ModelSpec, asked: Asked, others: Mapping[NodeId, ComputeProfile] = MappingProxyType({})
+    site: Site, model: ModelSpec, request: Asked, others: Mapping[NodeId, ComputeProfile] = MappingProxyType({})
 ) -> tuple[PlanProblem, SiteCluster, Asked]:
     """The problem, its nodes, and the request with the weights as they would be deployed."""
-    if asked.given.get("head_on_source"):
+    if request.given.get("head_on_source"):
         raise InvalidArgumentError(
             "--head-on-source: a site runs the head on the last node only; leave it out, or plan a --cluster FILE",
             field="head_on_source",
         )
     for option in _BY_NODE:
-        _check_known(site, option, asked.given.get(option, ()))
-    dtype = asked.weights_dtype(None)
+        _check_known(site, option, request.given.get(option, ()))
+    dtype = request.weights_dtype(None)
     if all(node.facts.kind == "cpu" for node in site.nodes):
-        asked = replace(asked, quantisation=_as_stored(asked, model))
-    profiles = {key: stored.profile for key, stored in site.profiles_of(dtype, asked.quantisation).items()}
-    asked = _with_source(site, asked, profiles, others)
-    measured_site = _measured_cluster(site, asked, dtype, profiles, others)
-    fields = _of_nodes(measured_site.cluster, asked.fields(_seen_workload(site.traffic)))
+        request = replace(request, quantisation=_as_stored(request, model))
+    profiles = {key: stored.profile for key, stored in site.profiles_of(dtype, request.quantisation).items()}
+    request = _with_source(site, request, profiles, others)
+    measured_site = _measured_cluster(site, request, dtype, profiles, others)
+    fields = _of_nodes(measured_site.cluster, request.fields(_seen_workload(site.traffic)))
     energies = {stored.node_id: stored.profile.energy for stored in site.profiles}
     watts = {node_id: energy.working_w for node_id, energy in energies.items() if energy is not None}
     nodes = [RuledNode(node.name, node.labels, watts.get(node.node_id)) for node in site.nodes]
-    fields["rules"] = resolve(asked.given.get("rule", ()), nodes)
-    problem = site_problem(measured_site, model, held=_held(site, asked, dtype), **fields)
+    fields["rules"] = resolve(request.given.get("rule", ()), nodes)
+    problem = site_problem(measured_site, model, held=_held(site, request, dtype), **fields)
     problem.check()
-    return problem, measured_site, asked
+    return problem, measured_site, request
 
 
-def _as_stored(asked: Asked, model: ModelSpec) -> Quantisation | None:
+def _as_stored(request: Asked, model: ModelSpec) -> Quantisation | None:
     """The requested form, or else the store's, in which it would be deployed."""
-    return model.shape.stored_as if asked.quantisation is None else asked.quantisation
+    return model.shape.stored_as if request.quantisation is None else request.quantisation
 
 
-def _format_notes(problem: PlanProblem, asked: Asked) -> tuple[str, ...]:
+def _format_notes(problem: PlanProblem, request: Asked) -> tuple[str, ...]:
     """A note that weights are planned in the form of the store, if no form was requested."""
-    if problem.quantisation is None or asked.quantisation is not None:
+    if problem.quantisation is None or request.quantisation is not None:
         return ()
     return (f"its weights would be stored as {problem.quantisation}, and are planned so",)
 
 
-def _held(site: Site, asked: Asked, dtype: DType) -> dict[str, PackedParts]:
+def _held(site: Site, request: Asked, dtype: DType) -> dict[str, PackedParts]:
     """The packed parts of the model on each node, in the requested form."""
     if not (site.packed and site.manifest_digest):
         return {}
     names = {node.node_id: str(node.name) for node in site.nodes}
-    form = UnitForm(Digest(site.manifest_digest), dtype, asked.quantisation, parse_config(site.config))
+    form = UnitForm(Digest(site.manifest_digest), dtype, request.quantisation, parse_config(site.config))
     parts_by_node = {
         names[on.node_id]: held_of(form, site.config, frozenset(on.ids)) for on in site.packed if on.node_id in names
     }
@@ -234,15 +234,15 @@ def _seen_workload(traffic: Traffic) -> Workload:
     return Workload(math.floor(traffic.prompts.mean), math.floor(traffic.answers.mean))
 
 
-def _lengths_notes(problem: PlanProblem, asked: Asked, traffic: Traffic) -> tuple[str, ...]:
+def _lengths_notes(problem: PlanProblem, request: Asked, traffic: Traffic) -> tuple[str, ...]:
     """Lengths that were not given, and those that the plan uses instead."""
-    if not asked.lengths_missing:
+    if not request.lengths_missing:
         return ()
-    options = " and ".join("--" + key.replace("_", "-") for key in asked.lengths_missing)
-    taken = " and ".join(str(getattr(problem, key)) for key in asked.lengths_missing)
+    options = " and ".join("--" + key.replace("_", "-") for key in request.lengths_missing)
+    taken = " and ".join(str(getattr(problem, key)) for key in request.lengths_missing)
     why = "the default"
     if traffic.requests:
-        why = f"as in the latest of {traffic.requests} requests that deployments of {asked.model} served"
+        why = f"as in the latest of {traffic.requests} requests that deployments of {request.model} served"
     return (f"{options} not given: planned for {taken}, {why}",)
 
 
@@ -288,27 +288,27 @@ def _among(named: Any, names: Sequence[str]) -> Any:
 
 def _with_source(
     site: Site,
-    asked: Asked,
+    request: Asked,
     profiles: Mapping[NodeId, ComputeProfile],
     others: Mapping[NodeId, ComputeProfile],
 ) -> Asked:
     """The request, with the node of the most free memory as the source unless one is named: one
     that has figures, if any has. Raises UnavailableError if no node is there."""
-    if asked.source is not None:
-        return asked
-    there = [node for node in site.nodes if node.placeable and node.name not in asked.exclude]
+    if request.source is not None:
+        return request
+    there = [node for node in site.nodes if node.placeable and node.name not in request.exclude]
     if not there:
         raise UnavailableError(
             "no node of the site is connected: start one, or plan for a file of nodes with --cluster FILE"
         )
     candidates = [node for node in there if has_times(node, profiles, others)] or there
     largest = max(candidates, key=lambda node: node.free_bytes)
-    return replace(asked, given={**asked.given, "source": str(largest.name)})
+    return replace(request, given={**request.given, "source": str(largest.name)})
 
 
 def _measured_cluster(
     site: Site,
-    asked: Asked,
+    request: Asked,
     dtype: DType,
     profiles: Mapping[NodeId, ComputeProfile],
     others: Mapping[NodeId, ComputeProfile],
@@ -317,34 +317,34 @@ def _measured_cluster(
         site.nodes,
         [stored.link for stored in site.links],
         profiles,
-        model=asked.model,
+        model=request.model,
         dtype=dtype,
-        quantisation=asked.quantisation,
-        source=asked.source or "",
-        exclude=asked.exclude,
+        quantisation=request.quantisation,
+        source=request.source or "",
+        exclude=request.exclude,
         others=others,
         skip_unmeasured=True,
     )
 
 
-def _notes(measured_site: SiteCluster, problem: PlanProblem, asked: Asked) -> tuple[str, ...]:
-    notes, dtype = _link_notes(measured_site, asked), problem.dtype
+def _notes(measured_site: SiteCluster, problem: PlanProblem, request: Asked) -> tuple[str, ...]:
+    notes, dtype = _link_notes(measured_site, request), problem.dtype
     if measured_site.without_times:
-        command = profile_command(asked.model, dtype, asked.quantisation, measured_site.without_times)
-        notes.append(f"{', '.join(measured_site.without_times)}: left out, not measured for {asked.model}; run `{command}`")
+        command = profile_command(request.model, dtype, request.quantisation, measured_site.without_times)
+        notes.append(f"{', '.join(measured_site.without_times)}: left out, not measured for {request.model}; run `{command}`")
     if measured_site.estimated:
-        command = profile_command(asked.model, dtype, asked.quantisation, measured_site.estimated)
+        command = profile_command(request.model, dtype, request.quantisation, measured_site.estimated)
         notes.append(f"{', '.join(measured_site.estimated)}: not measured, figures are of data sheets; run `{command}`")
     if doubted := doubtful(problem):
-        command = profile_command(asked.model, dtype, asked.quantisation, tuple(doubted))
+        command = profile_command(request.model, dtype, request.quantisation, tuple(doubted))
         notes.append(f"doubtful figures of {doubts_line(doubted)}; run `{command} --again` when these nodes are idle")
     return tuple(notes)
 
 
-def _link_notes(measured_site: SiteCluster, asked: Asked) -> list[str]:
+def _link_notes(measured_site: SiteCluster, request: Asked) -> list[str]:
     """Notes on the nodes and links, which hold for any model."""
     notes = []
-    if any(change.lstrip().startswith("+") for change in asked.what_if):
+    if any(change.lstrip().startswith("+") for change in request.what_if):
         link = typical_link(measured_site.cluster)
         rate = human_rate(link.bandwidth_bps)
         notes.append(f"added nodes get the median of the site's links: {rate}, {human_seconds(link.latency_s)}")

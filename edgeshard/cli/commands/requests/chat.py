@@ -98,10 +98,10 @@ class Talk:
         the user's message is dropped, too. Raises EdgeShardError and KeyboardInterrupt.
         """
         message = {"role": "user", "content": text}
-        asked = [*([{"role": "system", "content": self.system}] if self.system else []), *self.said, message]
+        messages = [*([{"role": "system", "content": self.system}] if self.system else []), *self.said, message]
         pieces: list[str] = []
         try:
-            self._write(asked, pieces)
+            self._write(messages, pieces)
         except KeyboardInterrupt:
             write_text("\n")
             self.said += [message, {"role": "assistant", "content": "".join(pieces)}]

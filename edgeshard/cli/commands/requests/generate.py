@@ -77,10 +77,10 @@ def generate(  # noqa: PLR0913 - one parameter for each option
     if not echo:
         show_data(completion_record(completion), Output(output.value))
     else:
-        asked = list(zip(completion.prompt_token_ids[1:], completion.prompt_logprobs, strict=False))
+        prompt_rows = list(zip(completion.prompt_token_ids[1:], completion.prompt_logprobs, strict=False))
         made = list(zip(completion.token_ids, completion.logprobs, strict=False))
-        if asked or made:
-            stderr_console().print(table([*asked, *made], _LOGPROBS))
+        if prompt_rows or made:
+            stderr_console().print(table([*prompt_rows, *made], _LOGPROBS))
     if stats:
         show_text(summary(completion), err=True)
 
