@@ -286,13 +286,13 @@ def expert_groups(experts: Experts) -> Check:
     """The check of experts that are chosen out of `topk_group` of `n_group` groups."""
 
     def check(fields: ConfigFields, layer_count: int) -> None:
-        count, groups, kept = expert_count(experts, fields), fields.size("n_group"), fields.size("topk_group")
+        count, groups, kept_groups = expert_count(experts, fields), fields.size("n_group"), fields.size("topk_group")
         in_group = even_split(fields, experts.count[0], count, "n_group", groups)
         if in_group < 2:
             raise fields.refuse("n_group", f"is {groups}; a group is ranked by its best two experts, so it needs two")
-        if kept > groups:
-            raise fields.refuse("topk_group", f"is {kept}, more than the {groups} groups there are")
-        if (chosen := chosen_experts(experts, fields)) > kept * in_group:
-            raise fields.refuse(experts.chosen, f"is {chosen}, more than {kept} groups of {in_group} experts have")
+        if kept_groups > groups:
+            raise fields.refuse("topk_group", f"is {kept_groups}, more than the {groups} groups there are")
+        if (chosen := chosen_experts(experts, fields)) > kept_groups * in_group:
+            raise fields.refuse(experts.chosen, f"is {chosen}, more than {kept_groups} groups of {in_group} experts have")
 
     return check

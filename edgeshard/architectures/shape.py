@@ -26,9 +26,9 @@ class KvHeads:
     heads: int
     head_dim: int
 
-    def bytes_per_token(self, kept: KvFormat | DType) -> int:
+    def bytes_per_token(self, kv_format: KvFormat | DType) -> int:
         """Bytes of one token's keys and values."""
-        return 2 * self.heads * KvFormat(kept).head_bytes(self.head_dim)
+        return 2 * self.heads * KvFormat(kv_format).head_bytes(self.head_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +96,14 @@ class ModelShape:
         """Bytes of the states of one request in these layers."""
         return sum(size.bytes_in(dtype) for sizes in self.states_in(layers) for size in sizes)
 
-    def save_every(self, dtype: DType, kept: KvFormat | DType, block_tokens: int) -> int:
+    def save_every(self, dtype: DType, kv_format: KvFormat | DType, block_tokens: int) -> int:
         """Positions between two saves of a request's states, in whole KV blocks; 0 without states.
 
         Their keys and values take about as many bytes as a save, and they are at least a step's
         tokens: the head ends spans at the saves.
         """
         whole = LayerRange(0, self.layer_count)
-        alike = self.state_bytes(whole, dtype) // max(1, self.kv_bytes_per_token(whole, kept))
+        alike = self.state_bytes(whole, dtype) // max(1, self.kv_bytes_per_token(whole, kv_format))
         return -(-max(alike, STEP_TOKENS) // block_tokens) * block_tokens if self.states else 0
 
     def at(self, layer: int) -> ModelShape:
@@ -111,16 +111,16 @@ class ModelShape:
         own = self.kv_of(layer)
         return replace(self, kv_heads=own.heads, head_dim=own.head_dim)
 
-    def kv_bytes_per_token(self, layers: LayerRange, kept: KvFormat | DType) -> int:
+    def kv_bytes_per_token(self, layers: LayerRange, kv_format: KvFormat | DType) -> int:
         """Bytes of keys and values one token takes in these layers."""
-        return sum(own.bytes_per_token(kept) for own in self.kv_in(layers))
+        return sum(own.bytes_per_token(kv_format) for own in self.kv_in(layers))
 
     @property
     def kv_widths(self) -> tuple[int, ...]:
         """The widths of heads whose keys and values are kept, ascending, each once."""
         return tuple(sorted({own.head_dim for own in self.kv if own.heads} or {self.head_dim}))
 
-    def check_kv(self, kept: KvFormat) -> None:
+    def check_kv(self, kv_format: KvFormat) -> None:
         """Raise InvalidArgumentError naming `kv_dtype` if a block's heads cannot be stored in this format."""
         for head_dim in self.kv_widths:
-            kept.check_heads(head_dim)
+            kv_format.check_heads(head_dim)

@@ -145,9 +145,9 @@ class TensorWriter:
             halves = to_bfloat16(numbers)
             self.loss.add(numbers, from_bfloat16(halves))
             return halves.tobytes()
-        kept = numbers.astype(np.float16 if width is Width.FLOAT16 else np.float32)
-        self.loss.add(numbers, kept.astype(np.float32))
-        return kept.tobytes()
+        stored_numbers = numbers.astype(np.float16 if width is Width.FLOAT16 else np.float32)
+        self.loss.add(numbers, stored_numbers.astype(np.float32))
+        return stored_numbers.tobytes()
 
 
 def to_blocks(values: Integers, scales: Floats, integers: IntegerFormat) -> bytes:

@@ -131,29 +131,29 @@ def open_quantised(
     tensors = stored_tensors(model, notes, plain)
     check_layout({tensor.name for tensor in tensors})
     whole, modules = sorted_parts(experts_apart(plain, tensors))
-    kept = [tensor for tensor in whole if is_run(architecture, tensor.name, plain)]
+    used_tensors = [tensor for tensor in whole if is_run(architecture, tensor.name, plain)]
     left_out = [tensor for tensor in whole if not is_run(architecture, tensor.name, plain)]
     for module in [module for module in modules if not is_run(architecture, module, plain)]:
         left_out += modules.pop(module).values()
-    check_names(plain, [*(tensor.name for tensor in kept), *modules])
+    check_names(plain, [*(tensor.name for tensor in used_tensors), *modules])
     total, read = sum(part.size for parts in modules.values() for part in parts.values()), 0
-    read_bytes = total + sum(tensor.size for tensor in kept)
+    read_bytes = total + sum(tensor.size for tensor in used_tensors)
     with TensorWriter(scratch, _least_bytes(architecture, plain, modules)) as writer:
         converter = Converter(plain, check_method(settings), settings, width, writer)
         for module, parts in modules.items():
             progress(CONVERTING, read, total)
-            kept.append(converter.stored(module, parts))
+            used_tensors.append(converter.stored(module, parts))
             read += sum(part.size for part in parts.values())
     notes += converter.notes()
-    notes += size_notes(read_bytes, kept)
-    count = whole_matrices(plain, kept)
-    plain = with_stored(plain, kept)
+    notes += size_notes(read_bytes, used_tensors)
+    count = whole_matrices(plain, used_tensors)
+    plain = with_stored(plain, used_tensors)
     if STORED_AS in plain and count:
         notes.append(
             f"{count} matrices of its blocks are not quantised; they run as {Quantisation(plain[STORED_AS]).blocks} "
             "too, unless it is deployed with --quantise none"
         )
-    checkpoint = Checkpoint(model.root, json.dumps(plain, sort_keys=True), (*kept, *left_out), files)
+    checkpoint = Checkpoint(model.root, json.dumps(plain, sort_keys=True), (*used_tensors, *left_out), files)
     return Imported(checkpoint, tuple(notes))
 
 

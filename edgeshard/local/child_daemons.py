@@ -96,7 +96,7 @@ class ChildDaemon:
         self._ready_path.unlink(missing_ok=True)
         self.address = ""
         # The operator's own settings for daemons must not change a temporary site.
-        kept = {key: text for key, text in os.environ.items() if self._configured or not key.startswith("EDGESHARD__")}
+        environment = {key: text for key, text in os.environ.items() if self._configured or not key.startswith("EDGESHARD__")}
         listen = [word for option in self._listen.items() for word in option]
         self.starts += 1
         with contextlib.nullcontext() if self._in_view else _private_log(self.log_path) as log:
@@ -108,7 +108,7 @@ class ChildDaemon:
                 stdout=log,
                 stderr=log,
                 cwd=None if self._configured else self._directory,  # such settings may name files
-                env=kept,
+                env=environment,
                 pass_fds=self._holding,
                 # A Ctrl-C in the terminal is for the command, which then stops its children in order.
                 process_group=0,

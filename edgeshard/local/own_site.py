@@ -204,9 +204,9 @@ class OwnSite:
         path = self._directory / "api-key"
         site_key = next((key for key in await client.keys() if key.name == _KEY), None)
         if site_key is not None and path.exists():
-            kept = path.read_text().strip()
-            if f"-{site_key.key_id}-" in kept:
-                return kept
+            saved_text = path.read_text().strip()
+            if f"-{site_key.key_id}-" in saved_text:
+                return saved_text
         if site_key is not None:
             await client.revoke_key(_KEY)
         _, text = await client.create_key(_KEY)

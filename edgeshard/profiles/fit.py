@@ -187,14 +187,14 @@ def fit_link(samples: Sequence[LinkSample]) -> LinkProfile:
     intercept = float(np.median(medians - slope * distinct))
     # Relative to the time itself: a long transfer varies by more than a short one.
     deviation = np.abs(seconds - intercept - slope * sizes) / seconds
-    kept = deviation <= OUTLIER_DEVIATIONS * max(float(np.median(deviation)), LEAST_DEVIATION)
-    if len(np.unique(sizes[kept])) < 2:
-        kept = np.ones_like(kept)
-    design = np.column_stack([np.ones(int(kept.sum())), sizes[kept]]) / seconds[kept][:, None]
+    inliers = deviation <= OUTLIER_DEVIATIONS * max(float(np.median(deviation)), LEAST_DEVIATION)
+    if len(np.unique(sizes[inliers])) < 2:
+        inliers = np.ones_like(inliers)
+    design = np.column_stack([np.ones(int(inliers.sum())), sizes[inliers]]) / seconds[inliers][:, None]
     scale = np.linalg.norm(design, axis=0)
-    intercept, slope = np.linalg.lstsq(design / scale, np.ones(int(kept.sum())), rcond=None)[0] / scale
+    intercept, slope = np.linalg.lstsq(design / scale, np.ones(int(inliers.sum())), rcond=None)[0] / scale
     if slope * distinct[-1] <= LEAST_DEVIATION * medians[-1]:
         slope = float(medians[-1] / distinct[-1])
     latency = float(intercept if intercept > 0 else np.min(seconds[sizes == distinct[0]]))
-    residual = np.abs(seconds[kept] - latency - slope * sizes[kept]) / seconds[kept]
+    residual = np.abs(seconds[inliers] - latency - slope * sizes[inliers]) / seconds[inliers]
     return LinkProfile(latency, 8.0 / float(slope), float(np.median(residual)), len(samples), int(distinct[-1]))

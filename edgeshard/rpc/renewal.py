@@ -62,33 +62,33 @@ def adopted(given: TlsFiles, directory: Path) -> TlsFiles:
     one. The authorities are from the last renewal, unless others were given since. Raises
     InvalidArgumentError naming `state-dir` if nothing can be written.
     """
-    kept = TlsFiles(directory / "ca.pem", directory / "cert.pem", given.key)
-    if given.cert == kept.cert:
+    local_files = TlsFiles(directory / "ca.pem", directory / "cert.pem", given.key)
+    if given.cert == local_files.cert:
         return given
     given.check_form()
     try:
-        _keep(given, kept, directory)
+        _keep(given, local_files, directory)
     except OSError as error:
         raise InvalidArgumentError(f"--state-dir {directory.parent}: {error.strerror}", field="state-dir") from None
-    return kept
+    return local_files
 
 
-def _keep(given: TlsFiles, kept: TlsFiles, directory: Path) -> None:
+def _keep(given: TlsFiles, local_files: TlsFiles, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     seen = directory / "given-ca.sha256"
     authorities, certificate = given.ca.read_bytes(), given.cert.read_bytes()
     digest = sha256(authorities).hexdigest().encode()
-    if not kept.ca.exists() or not seen.exists() or seen.read_bytes() != digest:
-        write_private(kept.ca, authorities)
+    if not local_files.ca.exists() or not seen.exists() or seen.read_bytes() != digest:
+        write_private(local_files.ca, authorities)
         write_private(seen, digest)
-    if not _is_newer(kept, certificate):
-        write_private(kept.cert, certificate)
+    if not _is_newer(local_files, certificate):
+        write_private(local_files.cert, certificate)
 
 
-def _is_newer(kept: TlsFiles, certificate: bytes) -> bool:
+def _is_newer(local_files: TlsFiles, certificate: bytes) -> bool:
     """Whether the kept certificate is of the key and ends no earlier than this one."""
     try:
-        pem = kept.cert.read_bytes()
-        return is_of_key(pem, kept.key.read_bytes()) and validity_of(pem).ends >= validity_of(certificate).ends
+        pem = local_files.cert.read_bytes()
+        return is_of_key(pem, local_files.key.read_bytes()) and validity_of(pem).ends >= validity_of(certificate).ends
     except (OSError, ValueError):
         return False

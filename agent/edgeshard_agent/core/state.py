@@ -349,6 +349,6 @@ def _answer(
     """The state with the same answer to each of some operations."""
     for operation_id in operations:
         result = commands.CommandResult(operation_id, error, status)
-        kept = dict(list(state.results.items())[-(REMEMBERED_RESULTS - 1) :])
-        state = replace(state, results={**kept, operation_id: result}, unsent=(*state.unsent, result))
+        retained_results = dict(list(state.results.items())[-(REMEMBERED_RESULTS - 1) :])
+        state = replace(state, results={**retained_results, operation_id: result}, unsent=(*state.unsent, result))
     return state

@@ -192,9 +192,9 @@ class ForecastCache:
         before, _ = self._seen.of(len(chosen))
         forecast = self.table.forecast(following, chosen, before)
         # The experts of this step stay if possible: its reads and products overlap.
-        kept = experts if int(self.sizes[layer, experts].sum()) <= self.room else []
+        kept_experts = experts if int(self.sizes[layer, experts].sum()) <= self.room else []
         for expert in missing:
-            gone = self._load(layer, expert, following, forecast, [*kept, expert])
+            gone = self._load(layer, expert, following, forecast, [*kept_experts, expert])
             uses.append(Use((layer, expert), True, gone))
         share = self._share[layer]
         counted = np.bincount(chosen.ravel(), minlength=len(share)) / len(chosen)
@@ -203,18 +203,18 @@ class ForecastCache:
         return uses
 
     def _load(
-        self, layer: int, expert: int, following: int, forecast: NDArray[np.float32], kept: list[int]
+        self, layer: int, expert: int, following: int, forecast: NDArray[np.float32], kept_experts: list[int]
     ) -> tuple[Expert, ...]:
         """Make room for an expert; returns the experts that go."""
         size = int(self.sizes[layer, expert])
-        gone = self._let_go(size, following, forecast, layer, kept) if self._held + size > self.room else ()
+        gone = self._let_go(size, following, forecast, layer, kept_experts) if self._held + size > self.room else ()
         self._resident[layer, expert] = True
         self._held += size
         self.counts.bytes_read += size
         return gone
 
     def _let_go(
-        self, size: int, following: int, forecast: NDArray[np.float32], layer: int, kept: list[int]
+        self, size: int, following: int, forecast: NDArray[np.float32], layer: int, kept_experts: list[int]
     ) -> tuple[Expert, ...]:
         """Evict the resident experts whose next use is expected last, as many as necessary; counted
         in turns of layers.
@@ -228,7 +228,7 @@ class ForecastCache:
         # If it is not chosen in this round, it waits a whole round and the expected time from there on.
         rounds[following] = (1.0 - forecast) * (1.0 + rounds[following])
         expected = distance[:, None] + layers * rounds
-        expected[layer, kept] = np.minimum(expected[layer, kept], -1.0)
+        expected[layer, kept_experts] = np.minimum(expected[layer, kept_experts], -1.0)
         expected[~self._resident] = -2.0
         gone: list[Expert] = []
         while self._held + size > self.room and self._resident.any():

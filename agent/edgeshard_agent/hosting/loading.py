@@ -344,9 +344,9 @@ class _Needs:
     def blobs_in(self, packed: frozenset[str]) -> frozenset[Digest]:
         """Blobs whose numbers only these units need."""
         others = frozenset[str]().union(*(names for unit, names in self.units.items() if unit not in packed))
-        kept = {tensor.sha256 for name, tensor in self.wanted.items() if name in others}
-        kept |= {file.sha256 for file in self.files}
-        return frozenset(tensor.sha256 for tensor in self.wanted.values()) - kept
+        kept_blobs = {tensor.sha256 for name, tensor in self.wanted.items() if name in others}
+        kept_blobs |= {file.sha256 for file in self.files}
+        return frozenset(tensor.sha256 for tensor in self.wanted.values()) - kept_blobs
 
     def check_size(self, size: int) -> None:
         expected = self._held_bytes(self.tensors)

@@ -112,8 +112,8 @@ def _llama3(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, fl
     low, high = options["low_freq_factor"], options["high_freq_factor"]
     frequencies = 1.0 / periods
     rounds = options["original_max_position_embeddings"] * frequencies / (2 * math.pi)
-    kept = ((rounds - low) / (high - low)).clamp(0.0, 1.0)
-    return frequencies * (kept + (1.0 - kept) / options["factor"]), 1.0
+    kept_share = ((rounds - low) / (high - low)).clamp(0.0, 1.0)
+    return frequencies * (kept_share + (1.0 - kept_share) / options["factor"]), 1.0
 
 
 def _longrope(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, float]:

@@ -218,8 +218,8 @@ class ControlClient:
 
     def _drop_dumps(self) -> None:
         """Drop the remaining parts of dumps: no caller waits for them once the stream has ended."""
-        kept = [self._outgoing.get_nowait() for _ in range(self._outgoing.qsize())]
-        for message in kept:
+        queued_messages = [self._outgoing.get_nowait() for _ in range(self._outgoing.qsize())]
+        for message in queued_messages:
             if not isinstance(message, commands.DumpPart):
                 self._outgoing.put_nowait(message)
 

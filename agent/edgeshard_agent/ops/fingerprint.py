@@ -82,8 +82,8 @@ def _outputs() -> Iterator[torch.Tensor]:
         yield quick_gelu(wide * 4)
         yield softcap(wide * 4, 2.5)
         yield from _routed(wide[:, :60].contiguous() * 4)
-        for kept in _DTYPES:
-            yield from _attended(dtype, PanelArena(_SLOTS, 1, _HEAD_DIM, kept))
+        for kv_dtype in _DTYPES:
+            yield from _attended(dtype, PanelArena(_SLOTS, 1, _HEAD_DIM, kv_dtype))
         yield from _attended(dtype, Int4Arena(_SLOTS, 1, _HEAD_DIM))
 
 

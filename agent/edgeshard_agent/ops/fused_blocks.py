@@ -43,8 +43,8 @@ class NativeBlock:
 
     __slots__ = ("_kept", "_struct", "address")
 
-    def __init__(self, struct: _BlockStruct, *kept: object) -> None:
-        self._struct, self._kept = struct, kept
+    def __init__(self, struct: _BlockStruct, *references: object) -> None:
+        self._struct, self._kept = struct, references
         self.address = ctypes.addressof(struct)
 
     @property

@@ -80,7 +80,7 @@ class Int4Arena:
     def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [n, kv_heads, head_dim] of int64 slots [n], in float32."""
         page, at, groups = slots // PAGE, slots % PAGE, self._groups
-        kept = []
+        parts = []
         for part in (self.keys, self.values):
             minima, steps, words = self._parts(part)
             if part is self.keys:
@@ -90,8 +90,8 @@ class Int4Arena:
                 words = words >> _NIBBLES[at % 8].view(-1, 1, 1, 1)
             integers = (words & 15).flatten(-2)
             by_token = (header.view(*header.shape[:2], groups, PAGE)[page, :, :, at] for header in (minima, steps))
-            kept.append(restored(integers, *by_token))
-        return kept[0], kept[1]
+            parts.append(restored(integers, *by_token))
+        return parts[0], parts[1]
 
     def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Put keys and values [n, kv_heads, head_dim], rounded, into int64 slots [n], in the order given."""

@@ -70,12 +70,12 @@ class SpanStates:
             return
         for span, (first, end) in enumerate(pairwise(self.first_rows.tolist())):
             own, count = self.slots[span : span + 1].long(), end - first
-            into, kept = own.expand(count), [count - 1]
+            into, kept_tokens = own.expand(count), [count - 1]
             if self.row_slots is not None:
                 into = self.row_slots[first:end].long()
                 edges = pairwise([*into.tolist(), -1])
-                kept = [token for token, (slot, following) in enumerate(edges) if slot != following]
-            yield _Piece(own, slice(first, end), count, into.unsqueeze(0), kept)
+                kept_tokens = [token for token, (slot, following) in enumerate(edges) if slot != following]
+            yield _Piece(own, slice(first, end), count, into.unsqueeze(0), kept_tokens)
 
     def _check_slots(self, held: int) -> None:
         if not self.slots.is_cpu:
@@ -336,13 +336,13 @@ def _check_slot(refused: int) -> None:
 @dataclass(frozen=True, slots=True)
 class _Piece:
     """Spans of `count` tokens each, which are `rows` of the step. `sources` [spans] are the slots from which they go
-    on, and `into` [spans, count] those for what is behind their tokens; of `kept` tokens it is not overwritten."""
+    on, and `into` [spans, count] those for what is behind their tokens; of `kept_tokens` tokens it is not overwritten."""
 
     sources: Tensor
     rows: slice
     count: int
     into: Tensor
-    kept: list[int]
+    kept_tokens: list[int]
 
     def put(self, states: Tensor, token: int, state: Tensor) -> None:
         """Keep the states [spans, ...] behind a token, if they are to be kept."""

@@ -177,8 +177,8 @@ def candidates(logits: Floats, sampling: SamplingOptions) -> tuple[Ids, Floats]:
         scaled = scaled[tokens]
     probabilities = np.exp(scaled)
     if sampling.top_p < 1:
-        kept = _nucleus(logits[tokens], scaled, probabilities, sampling.top_p)
-        tokens, probabilities = tokens[kept], probabilities[kept]
+        nucleus = _nucleus(logits[tokens], scaled, probabilities, sampling.top_p)
+        tokens, probabilities = tokens[nucleus], probabilities[nucleus]
     return tokens, probabilities
 
 
@@ -209,9 +209,9 @@ def _cut(logits: Floats, scaled: Floats, probabilities: Floats, goal: float) -> 
     edge = edge[np.argsort(-logits[edge], kind="stable")]
     before = reached[last - 1] if last else 0.0
     count = int(np.searchsorted(before + probabilities[edge].cumsum(), goal)) + 1
-    kept = bins < last
-    kept[edge[:count]] = True
-    return np.flatnonzero(kept)
+    mask = bins < last
+    mask[edge[:count]] = True
+    return np.flatnonzero(mask)
 
 
 def logprobs(logits: Floats, sampling: SamplingOptions, token: int) -> tuple[float, LikelyTokens]:

@@ -147,9 +147,9 @@ class BlockAllocator:
             return None
         if not self.can_extend(request, tokens):
             raise InternalError(f"request {request} needs more KV than was reserved for it")
-        kept = min(missing, table.promised)
-        table.promised -= kept
-        self._promised -= kept
+        promised_blocks = min(missing, table.promised)
+        table.promised -= promised_blocks
+        self._promised -= promised_blocks
         first = len(table.blocks)
         blocks = [self._take() for _ in range(missing)]
         table.blocks += blocks

@@ -44,30 +44,30 @@ class Timeline:
         `Traces.take` does."""
         now = self._now()
         self._slices = {
-            key: kept for key, kept in self._slices.items() if now - kept.began_s < EVERY_S or not kept.recording.done()
+            key: time_slice for key, time_slice in self._slices.items() if now - time_slice.began_s < EVERY_S or not time_slice.recording.done()
         }
-        kept = self._slices.get(name)
-        if kept is None:
+        time_slice = self._slices.get(name)
+        if time_slice is None:
             recording = asyncio.create_task(self._record(name))
             recording.add_done_callback(_heard)
-            kept = self._slices[name] = _Slice(now, recording)
+            time_slice = self._slices[name] = _Slice(now, recording)
         self._note(source, name, now)
         try:
             # The others who wait for it get it even if one leaves.
-            traces = await asyncio.shield(kept.recording)
+            traces = await asyncio.shield(time_slice.recording)
         except EdgeShardError as error:
-            self._forget(name, kept)
+            self._forget(name, time_slice)
             if error.reason == "TRACE_REPLACED":
                 return TAKEN
             raise
         if traces is None:
-            self._forget(name, kept)
+            self._forget(name, time_slice)
             return TAKEN
-        kept.picture = kept.picture or timeline_picture(traces)
-        return kept.picture
+        time_slice.picture = time_slice.picture or timeline_picture(traces)
+        return time_slice.picture
 
-    def _forget(self, name: DeploymentName, kept: _Slice) -> None:
-        if self._slices.get(name) is kept:
+    def _forget(self, name: DeploymentName, time_slice: _Slice) -> None:
+        if self._slices.get(name) is time_slice:
             del self._slices[name]
 
     async def _record(self, name: DeploymentName) -> tuple[StageTrace, ...] | None:

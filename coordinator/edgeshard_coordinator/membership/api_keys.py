@@ -61,14 +61,14 @@ class KeyBook:
         return len(self._kept)
 
     def list(self) -> tuple[ApiKey, ...]:
-        return tuple(sorted((kept.key for kept in self._kept.values()), key=lambda key: key.name))
+        return tuple(sorted((entry.key for entry in self._kept.values()), key=lambda key: key.name))
 
     def quota_of(self, identity: str) -> Quota | None:
         """The limits of a key of its own; None if the identity is another, or the key has no limits."""
-        kept = self._kept.get(key_id_of(identity))
-        if kept is None or (kept.key.requests is None and kept.key.tokens_per_minute is None):
+        entry = self._kept.get(key_id_of(identity))
+        if entry is None or (entry.key.requests is None and entry.key.tokens_per_minute is None):
             return None
-        return Quota(kept.key.requests, kept.key.tokens_per_minute)
+        return Quota(entry.key.requests, entry.key.tokens_per_minute)
 
     async def create(self, wanted: ApiKey) -> tuple[ApiKey, str]:
         """A key like `wanted`, and its text, which is shown this once. Raises AlreadyExistsError naming `name`."""
@@ -81,9 +81,9 @@ class KeyBook:
                 raise ResourceExhaustedError(f"there are {MOST_KEYS} keys already: revoke some", field="name")
             key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(_SECRET_BYTES)
             key = replace(wanted, key_id=key_id, created_at=float(self._now()))
-            kept = KeptKey(key, digest_of(secret.encode()))
-            await self._store.save(kept.key, kept.digest)
-            self._kept[key_id] = kept
+            entry = KeptKey(key, digest_of(secret.encode()))
+            await self._store.save(entry.key, entry.digest)
+            self._kept[key_id] = entry
         log.info("key_created", name=key.name, key_id=key_id)
         return key, f"{PREFIX}{key_id}-{secret}"
 
@@ -101,10 +101,10 @@ class KeyBook:
     def find(self, text: str) -> ApiKey:
         """The key of this text. Raises UnauthenticatedError, which never reveals how much of it was right."""
         match = _TEXT.fullmatch(text)
-        kept = self._kept.get(match[1]) if match else None
-        if match is None or kept is None or not hmac.compare_digest(kept.digest, digest_of(match[2].encode())):
+        entry = self._kept.get(match[1]) if match else None
+        if match is None or entry is None or not hmac.compare_digest(entry.digest, digest_of(match[2].encode())):
             raise _unknown()
-        return kept.key
+        return entry.key
 
     def check(self, identity: str) -> None:
         """Raise UnauthenticatedError if the key with this identity was revoked."""
@@ -112,7 +112,7 @@ class KeyBook:
             raise _unknown()
 
     def _named(self, name: str) -> ApiKey | None:
-        return next((kept.key for kept in self._kept.values() if kept.key.name == name), None)
+        return next((entry.key for entry in self._kept.values() if entry.key.name == name), None)
 
 
 def _unknown() -> UnauthenticatedError:

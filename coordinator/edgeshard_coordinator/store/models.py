@@ -331,8 +331,8 @@ class ModelStore:
     def _remove_strays(self) -> None:
         """Remove manifests without a name, temporary files and left-over uploads: all of them where the disk is short,
         otherwise those given up long ago, since an upload goes on where it stopped."""
-        kept = {self._manifest_path(digest) for digest in self._names.values()}
-        strays = [path for path in (self._directory / "manifests").glob("*") if path not in kept]
+        manifests = {self._manifest_path(digest) for digest in self._names.values()}
+        strays = [path for path in (self._directory / "manifests").glob("*") if path not in manifests]
         for path in (*strays, *self._directory.glob(f"*{TEMPORARY}")):
             path.unlink()
         # The newest file counts where it is later: the machine's clock may be wrong after a cold start.

@@ -25,10 +25,10 @@ _EXPERTS = Experts(joined=joined_transposed(), transposed=True, both_layouts=Tru
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
     block = QWEN3_MOE.block(fields, shape, layer)
-    kept = {name: size for name, size in block.items() if not QWEN3_MOE.is_expert(name)}
-    if len(kept) == len(block):
+    non_experts = {name: size for name, size in block.items() if not QWEN3_MOE.is_expert(name)}
+    if len(non_experts) == len(block):
         return block
-    return kept | transposed_mlps(shape, expert_count(_EXPERTS, fields), fields.size("moe_intermediate_size"))
+    return non_experts | transposed_mlps(shape, expert_count(_EXPERTS, fields), fields.size("moe_intermediate_size"))
 
 
 def _check(fields: ConfigFields, layer_count: int) -> None:

@@ -46,12 +46,12 @@ class GuessCounts:
         places = zip_longest(*(item.steps for item in items), fillvalue=0.0)
         return cls(tuple(min(_MOST_STEPS, math.fsum(place)) for place in places))
 
-    def after(self, later: GuessCounts, kept: float) -> GuessCounts:
-        """The counts with later steps added; earlier ones weigh `kept` of their former weight.
+    def after(self, later: GuessCounts, decay: float) -> GuessCounts:
+        """The counts with later steps added; earlier ones weigh `decay` of their former weight.
         Unchanged if there are no later steps."""
         if not later.steps:
             return self
-        return GuessCounts.of_all((GuessCounts(tuple(kept * count for count in self.steps)), later))
+        return GuessCounts.of_all((GuessCounts(tuple(decay * count for count in self.steps)), later))
 
     def __iter__(self) -> Iterator[tuple[int, int, float]]:
         """(guessed, right, steps) of each kind of step that occurred."""

@@ -237,12 +237,12 @@ def conflicting(
 
     `impossible` returns whether no plan keeps some of them.
     """
-    kept = list(dict.fromkeys(condition.text for condition in conditions))
-    for text in tuple(kept):
-        fewer = [other for other in kept if other != text]
+    texts = list(dict.fromkeys(condition.text for condition in conditions))
+    for text in tuple(texts):
+        fewer = [other for other in texts if other != text]
         if impossible([condition for condition in conditions if condition.text in fewer]):
-            kept = fewer
-    return tuple(kept)
+            texts = fewer
+    return tuple(texts)
 
 
 def barred(conditions: Sequence[RuleCondition], name: str) -> bool:

@@ -27,10 +27,10 @@ class Lengths:
     def weight(self) -> float:
         return sum(self.counts)
 
-    def after(self, tokens: int, kept: float) -> Lengths:
-        """With one more length, earlier ones weighing `kept` of what they did."""
+    def after(self, tokens: int, decay: float) -> Lengths:
+        """With one more length, earlier ones weighing `decay` of what they did."""
         place = max(0, tokens - 1).bit_length()
-        counts = [kept * count for count in self.counts] + [0.0] * (place + 1 - len(self.counts))
+        counts = [decay * count for count in self.counts] + [0.0] * (place + 1 - len(self.counts))
         counts[place] += 1.0
         return Lengths(self.mean + (tokens - self.mean) / sum(counts), tuple(counts))
 
@@ -70,14 +70,14 @@ class Traffic:
         self, prompt_tokens: int, new_tokens: int, at_once: int = 1, guesses: GuessCounts = NO_GUESSES
     ) -> Traffic:
         """With one more request."""
-        kept = 1.0 - 1.0 / LATEST
-        prompts = self.prompts.after(prompt_tokens, kept)
+        decay = 1.0 - 1.0 / LATEST
+        prompts = self.prompts.after(prompt_tokens, decay)
         return Traffic(
             requests=self.requests + 1,
             prompts=prompts,
-            answers=self.answers.after(new_tokens, kept),
+            answers=self.answers.after(new_tokens, decay),
             at_once=self.at_once + (at_once - self.at_once) / prompts.weight,
-            guesses=self.guesses.after(guesses, kept),
+            guesses=self.guesses.after(guesses, decay),
         )
 
     @classmethod

@@ -279,8 +279,8 @@ _NOT_IN_TIMES = frozenset(
 
 def config_hash(config: Mapping[str, Any]) -> str:
     """A short hash of the parts of a decoded config.json that its profile depends on."""
-    kept = {key: value for key, value in config.items() if key not in _NOT_IN_TIMES}
-    return _short_hash(kept)
+    relevant_config = {key: value for key, value in config.items() if key not in _NOT_IN_TIMES}
+    return _short_hash(relevant_config)
 
 
 def _short_hash(value: Mapping[str, Any]) -> str:

@@ -35,9 +35,9 @@ class AnswerReader:
         return self._until_call(deltas) if self._one_call else deltas
 
     def _until_call(self, deltas: Sequence[AnswerDelta]) -> list[AnswerDelta]:
-        kept: list[AnswerDelta] = []
+        leading_deltas: list[AnswerDelta] = []
         for delta in deltas:
             if not self._closed:
-                kept.append(delta)
+                leading_deltas.append(delta)
             self._closed = self._closed or isinstance(delta, ToolCall)
-        return kept
+        return leading_deltas

@@ -56,9 +56,9 @@ class Roofline:
 
     def block_s(self, block: BlockSpec, phase: StepShape) -> float:
         phase, tokens = phase.within(block.window), phase.step_tokens
-        kept = phase.batch * phase.kv_tokens * block.kv.bytes_per_token(self.kv_dtype)
-        kept += 2 * phase.batch * block.state_bytes(self.dtype)  # read and written
-        read = block.read_bytes(tokens, self.dtype, self.quantisation) + kept
+        cache_bytes = phase.batch * phase.kv_tokens * block.kv.bytes_per_token(self.kv_dtype)
+        cache_bytes += 2 * phase.batch * block.state_bytes(self.dtype)  # read and written
+        read = block.read_bytes(tokens, self.dtype, self.quantisation) + cache_bytes
         operations = 2.0 * block.active_parameters * tokens + self.model.attention_flops(block, tokens, phase.context)
         return max(read / self.device.bandwidth_bytes_per_s, operations / self.flops)
 
@@ -195,9 +195,9 @@ class Costs:
     def sequence_kv_bytes(self) -> list[int]:
         """KV of one whole sequence in each block, in whole KV blocks, and its states."""
         rounded = -(-self.problem.held_tokens // KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS
-        kept, dtype = self.problem.effective_kv_dtype, self.problem.dtype
+        kv_dtype, dtype = self.problem.effective_kv_dtype, self.problem.dtype
         return [
-            rounded * block.kv.bytes_per_token(kept) + block.state_bytes(dtype) for block in self.problem.model.blocks
+            rounded * block.kv.bytes_per_token(kv_dtype) + block.state_bytes(dtype) for block in self.problem.model.blocks
         ]
 
     def stage_workspace(self, load: Load) -> int:

@@ -184,11 +184,11 @@ def _by_labels(times: SliceTimes, ceiling_s: float, limit: int) -> tuple[int, ..
             if seconds < ceiling_s * (1 - _SLACK):
                 best, ceiling_s = (*lengths[index], units - start), seconds
         bound = (after + rest[start + 1 :, None, :]).max(axis=2)
-        kept = bound[:-1] < ceiling_s * (1 - _SLACK)
-        made += int(kept.sum())
+        below_ceiling = bound[:-1] < ceiling_s * (1 - _SLACK)
+        made += int(below_ceiling.sum())
         if made > limit:
             return None
-        for length, chosen in enumerate(kept, start=1):
+        for length, chosen in enumerate(below_ceiling, start=1):
             places = np.flatnonzero(chosen)
             labels[start + length].add(after[length - 1, places], [(*lengths[one], length) for one in places])
     return best
@@ -211,11 +211,11 @@ class _Labels:
         finish = np.concatenate(self._finish)
         order = np.lexsort(finish.T[::-1])
         finish = finish[order]
-        kept = np.ones(len(finish), dtype=bool)
+        is_undominated = np.ones(len(finish), dtype=bool)
         for index in range(len(finish)):
-            if kept[index]:
-                kept[index + 1 :] &= (finish[index] > finish[index + 1 :]).any(axis=1)
-        return finish[kept], [self._lengths[one] for one in order[kept]]
+            if is_undominated[index]:
+                is_undominated[index + 1 :] &= (finish[index] > finish[index + 1 :]).any(axis=1)
+        return finish[is_undominated], [self._lengths[one] for one in order[is_undominated]]
 
 
 def _steps(times: SliceTimes, finish: Floats, start: int) -> Floats:

@@ -214,10 +214,10 @@ class StreamTables:
             held = self._held[count]  # [kept, starts], its last row is the whole range
             whole = held[-1]
             widest = np.array([self.weights[first : first + count].max() for first in starts])
-            kept = held[None, :-1] <= (room - SLOTS * widest)[:, None]  # [M, kept, starts]
-            most = count - 1 - np.argmax(kept[:, ::-1], axis=1)
+            fits = held[None, :-1] <= (room - SLOTS * widest)[:, None]  # [M, kept, starts]
+            most = count - 1 - np.argmax(fits[:, ::-1], axis=1)
             read = whole - np.take_along_axis(held[:-1][None], most[:, None], axis=1)[:, 0]
-            written, can = read, kept.any(axis=1)
+            written, can = read, fits.any(axis=1)
             if (largest := sliding_window_view(experts.largest, count).max(axis=1)).any():
                 alone, every = (sliding_window_view(one, count).sum(axis=1) for one in (experts.whole, experts.total))
                 spare = room - (whole - alone)
@@ -267,8 +267,8 @@ def _held_by_count(weights: Floats) -> list[Floats]:
     for count in range(1, layers + 1):
         starts = np.arange(layers + 1 - count)
         rows = [np.zeros(len(starts))]
-        for kept in range(1, count):
-            places = (2 * np.arange(kept) + 1) * count // (2 * kept)
+        for resident_count in range(1, count):
+            places = (2 * np.arange(resident_count) + 1) * count // (2 * resident_count)
             rows.append(weights[starts[:, None] + places[None]].sum(axis=1))
         rows.append(weights[starts[:, None] + np.arange(count)[None]].sum(axis=1))
         tables.append(np.array(rows))

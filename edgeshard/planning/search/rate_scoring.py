@@ -274,12 +274,12 @@ class Best:
                 left.append((places, figures.at_most(high)))
         if high == low:
             return
-        kept = [places.take(np.flatnonzero(most > self.rate * (1 + SAME))) for places, most in left]
-        if any(len(places) for places in kept):
+        survivors = [places.take(np.flatnonzero(most > self.rate * (1 + SAME))) for places, most in left]
+        if any(len(places) for places in survivors):
             middle = (low + 2 + high) // 2
-            self._range(rates, kept, middle, high)
+            self._range(rates, survivors, middle, high)
             if middle > low + 1:
-                self._range(rates, kept, low + 1, middle - 1)
+                self._range(rates, survivors, low + 1, middle - 1)
 
 
 _TIMES = ("prefill_round_s", "prefill_busiest_s", "decode_round_s", "decode_busiest_s")

@@ -122,17 +122,17 @@ class RequestSearch:
 
     def _among(self, floor: PromptFloor, parts: Iterable[Cuts]) -> BestCut | None:
         """The best of all cuts, examined in the order of their bounds."""
-        kept, bounds = list[Cuts](), list[Floats]()
+        cut_groups, bounds = list[Cuts](), list[Floats]()
         for part in parts:
             per_token_s, _ = scores(self._decode, part)
             bound = self._floors(floor, part, floor.seconds(part) + self._tokens * per_token_s)
             if self._limit_s is not None:
                 bound = np.where(per_token_s <= self._limit_s, bound, INFINITY)
-            kept.append(part)
+            cut_groups.append(part)
             bounds.append(bound)
-        if not kept:
+        if not cut_groups:
             return None
-        firsts = np.cumsum([0, *map(len, kept)])
+        firsts = np.cumsum([0, *map(len, cut_groups)])
         bound = np.concatenate(bounds)
         best: Cut | None = None
         value = INFINITY
@@ -140,7 +140,7 @@ class RequestSearch:
         def rising() -> Iterator[tuple[float, Cut]]:
             for place in np.argsort(bound, kind="stable").tolist():
                 number = int(np.searchsorted(firsts, place, side="right")) - 1
-                yield float(bound[place]), kept[number].cut(place - int(firsts[number]))
+                yield float(bound[place]), cut_groups[number].cut(place - int(firsts[number]))
 
         for number, (low, cut) in enumerate(self._by_closer_bounds(floor, rising())):
             if low >= value * (1 - _ROUNDING) or number == MOST_SCORED:

@@ -196,8 +196,8 @@ class _Kept:
         self.problem, self.least = rates.problem, rates.least
 
     def places(self, cuts: Cuts) -> CutTable:
-        kept = np.fromiter((self._ruled.keeps(nodes) for nodes in cuts.nodes.tolist()), dtype=np.bool_, count=len(cuts))
-        return self._rates.places(cuts.take(kept))
+        mask = np.fromiter((self._ruled.keeps(nodes) for nodes in cuts.nodes.tolist()), dtype=np.bool_, count=len(cuts))
+        return self._rates.places(cuts.take(mask))
 
     def figures(self, places: CutTable, batch: int) -> Scored:
         return self._rates.figures(places, batch)
@@ -251,17 +251,17 @@ class _RuledLeast:
     def is_spent(self) -> bool:
         return self._spent or self._asked >= _MOST_STEADY
 
-    def ask(self, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float) -> ThresholdAnswer:
+    def ask(self, instance: Instance, station_limits: Sequence[tuple[Instance, float]], ceiling_s: float) -> ThresholdAnswer:
         """As described at `Least`."""
         low_s = 0.0
         if self._walks is not None:
-            walk_answer = self._walks.ask(instance, kept, ceiling_s)
+            walk_answer = self._walks.ask(instance, station_limits, ceiling_s)
             is_new = walk_answer.cut is not None and walk_answer.cut not in self._pool.known and self._ruled.keeps(walk_answer.cut.nodes)
             if is_new or walk_answer.bound_s >= ceiling_s * STRICTLY:
                 return walk_answer
             low_s = walk_answer.bound_s
         self._asked += 1
-        limits = tuple((GoalTerm(other, busiest=True), most_s) for other, most_s in kept if most_s < inf)
+        limits = tuple((GoalTerm(other, busiest=True), most_s) for other, most_s in station_limits if most_s < inf)
         known_cuts, linear = tuple(self._pool.known), self._ruled.linear
         question = Question(instance, ((GoalTerm(instance),),), limits, linear, known_cuts, ceiling_s)
         answer = self._ruled.prover.ask(question)

@@ -39,9 +39,9 @@ def without_spare(costs: Costs, kinds: Kinds | None) -> tuple[Costs, Kinds | Non
     most = costs.problem.model.layer_count
     if kinds is None or max(map(len, kinds.members)) <= most:
         return costs, kinds, tuple(range(len(costs.nodes)))
-    kept = sorted(node for members in kinds.members for node in members[:most])
-    spare = set(range(len(costs.nodes))) - set(kept)
+    used_nodes = sorted(node for members in kinds.members for node in members[:most])
+    spare = set(range(len(costs.nodes))) - set(used_nodes)
     exclude = (*costs.problem.exclude, *(costs.names[node] for node in sorted(spare)))
-    index = {node: position for position, node in enumerate(kept)}
+    index = {node: position for position, node in enumerate(used_nodes)}
     fewer = Kinds(tuple(tuple(index[node] for node in members[:most]) for members in kinds.members))
-    return Costs(replace(costs.problem, exclude=exclude)), fewer, tuple(kept)
+    return Costs(replace(costs.problem, exclude=exclude)), fewer, tuple(used_nodes)

@@ -165,14 +165,14 @@ class SteadyRates:
         limit_s = self.problem.max_time_per_token_s
         if limit_s is None:
             return figures
-        kept = figures.micro_batches.copy()
-        late = np.flatnonzero(kept > 0)
+        micro_batches = figures.micro_batches.copy()
+        late = np.flatnonzero(micro_batches > 0)
         while len(late):
-            steady_figures = figures.take(late).steady(kept[late].astype(np.float64))
+            steady_figures = figures.take(late).steady(micro_batches[late].astype(np.float64))
             late = late[steady_figures.time_per_token_s > limit_s]
-            kept[late] -= 1
-            late = late[kept[late] > 0]
-        return replace(figures, micro_batches=kept)
+            micro_batches[late] -= 1
+            late = late[micro_batches[late] > 0]
+        return replace(figures, micro_batches=micro_batches)
 
     def _table(self, batch: int, chunk: int) -> Table:
         if (batch, chunk) not in self._tables:

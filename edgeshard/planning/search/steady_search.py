@@ -62,7 +62,7 @@ class Least(Protocol):
         """Whether cuts that the pool has are left out, so that asking again brings another one."""
         ...
 
-    def ask(self, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float) -> ThresholdAnswer:
+    def ask(self, instance: Instance, station_limits: Sequence[tuple[Instance, float]], ceiling_s: float) -> ThresholdAnswer:
         """The least R below the ceiling of an instance, of the cuts whose stations keep the thresholds of others."""
         ...
 
@@ -79,11 +79,11 @@ class Walks:
     def is_spent(self) -> bool:
         return self._left <= 0
 
-    def ask(self, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float) -> ThresholdAnswer:
+    def ask(self, instance: Instance, station_limits: Sequence[tuple[Instance, float]], ceiling_s: float) -> ThresholdAnswer:
         """As described at `Least`."""
         self._left -= 1
         problem = Problem(instance, self._kinds, INFINITY)
-        for stations, threshold_s in kept:
+        for stations, threshold_s in station_limits:
             if threshold_s < INFINITY:
                 problem.restrict(Problem(stations, self._kinds, threshold_s))
         return Oracle(instance, self._kinds, self._effort).answer(problem, ceiling_s)
@@ -204,10 +204,10 @@ class SteadyBound:
         parts += ((slow_s * (1 - 1 / many), 1 / many),) if slow_s else ()
         beside = 1.0 + (many - 1) / max(region.low_m, problem.min_nodes)
         requests = float(min(problem.request_limit or INFINITY, region.high_b * region.high_m))
-        kept, more, most_s = [(stations, threshold_s)], 0.0, threshold_s * requests
+        station_limits, more, most_s = [(stations, threshold_s)], 0.0, threshold_s * requests
         ceiling_s = min((most_s - beyond_s) / part for beyond_s, part in parts)
         for _ in range(2):  # the second time with the bound on a decode's stations from the first
-            answer = self._least(slow, prompt, kept, ceiling_s)
+            answer = self._least(slow, prompt, station_limits, ceiling_s)
             prompt_s, beyond_s, part = max((beyond + share * answer.bound_s, beyond, share) for beyond, share in parts)
             decoding = requests - prompt_s / threshold_s if prompt_s < INFINITY else 0.0
             if decoding <= 0:
@@ -218,10 +218,10 @@ class SteadyBound:
             busiest_s = (threshold_s - prompt_s) / (more * region.low_m)
             if busiest_s <= 0:
                 return threshold_s
-            kept = [(stations, threshold_s), (decode, busiest_s)]
+            station_limits = [(stations, threshold_s), (decode, busiest_s)]
             if answer.cut is not None and within(score(decode, answer.cut).bottleneck_s, busiest_s):
                 break  # it would be found again
-        joint = self._least(slow, with_tokens(prompt, decode, more / part), kept, (threshold_s - beyond_s) / part)
+        joint = self._least(slow, with_tokens(prompt, decode, more / part), station_limits, (threshold_s - beyond_s) / part)
         return min(threshold_s, beyond_s + part * joint.bound_s)
 
     def _slow(self, region: _Region) -> Booleans | None:
@@ -231,28 +231,28 @@ class SteadyBound:
         return (self._link_tokens >= region.budgets[0]) & (self._link_tokens <= region.budgets[-1])
 
     def _least(
-        self, slow: Booleans | None, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float
+        self, slow: Booleans | None, instance: Instance, station_limits: Sequence[tuple[Instance, float]], ceiling_s: float
     ) -> ThresholdAnswer:
         """The least R of an instance, of the cuts with one of the slow links whose stations keep
         the thresholds of others. The cut of the answer is offered, and may have none of these
         links."""
         if slow is None:
-            return self._answer(instance, kept, ceiling_s)
-        if any(_quickest_s(other, slow) > threshold_s for other, threshold_s in kept):
+            return self._answer(instance, station_limits, ceiling_s)
+        if any(_quickest_s(other, slow) > threshold_s for other, threshold_s in station_limits):
             return ThresholdAnswer(None, ceiling_s)
         # The least extra cost of one of these links over all others is paid here, and by no link again.
         paid_s = _quickest_s(instance, slow) - _quickest_s(instance, self._others & ~slow)
         if not 0 < paid_s < INFINITY:
-            return self._answer(instance, kept, ceiling_s)
+            return self._answer(instance, station_limits, ceiling_s)
         if paid_s >= ceiling_s:
             return ThresholdAnswer(None, ceiling_s)
         freed = replace(instance, hop_s=np.where(slow, instance.hop_s - paid_s, instance.hop_s))
-        answer = self._answer(freed, kept, ceiling_s - paid_s)
+        answer = self._answer(freed, station_limits, ceiling_s - paid_s)
         return ThresholdAnswer(answer.cut, answer.bound_s + paid_s)
 
-    def _answer(self, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float) -> ThresholdAnswer:
+    def _answer(self, instance: Instance, station_limits: Sequence[tuple[Instance, float]], ceiling_s: float) -> ThresholdAnswer:
         """The answer to a question; its cut is offered."""
-        answer = self._asked.ask(instance, kept, ceiling_s)
+        answer = self._asked.ask(instance, station_limits, ceiling_s)
         self._pool.offer(answer.cut)
         return answer
 

@@ -106,7 +106,7 @@ class KvDraft:
     saved: dict[int, int] = field(default_factory=dict)
     swap_outs: dict[int, KvTable] = field(default_factory=dict)
     swap_ins: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    kept: dict[int, int] = field(default_factory=dict)
+    swapped_lengths: dict[int, int] = field(default_factory=dict)
     """Positions of a request that are swapped out, 0 if there are none any more."""
 
 
@@ -114,7 +114,7 @@ class KvDraft:
 class KvMemory:
     """The memory for keys and values that a stage is given."""
 
-    kept: KvFormat | DType
+    kv_format: KvFormat | DType
     """How numbers are kept."""
     blocks: int
     block_tokens: int
@@ -311,10 +311,10 @@ class KvPool:
         """Change what blocks and slots hold, in the order of a step's parts."""
         for source, target in draft.saves:
             self.states.copy(source, target)
-        for request, kept in draft.swap_outs.items():
-            blocks = list(kept.blocks[: self._blocks_for(kept.certain)])
+        for request, table in draft.swap_outs.items():
+            blocks = list(table.blocks[: self._blocks_for(table.certain)])
             parts = [memory[:, blocks] for memory in self._by_block]
-            self.swap.put(request, kept.certain, len(blocks), parts + self.states.of(kept.slot))
+            self.swap.put(request, table.certain, len(blocks), parts + self.states.of(table.slot))
         self._clear(draft.anew)
         for slot in draft.anew_slots:
             self.states.clear(slot)
@@ -437,9 +437,9 @@ class KvPool:
                 field="grants.first_index",
                 reason="KV_GRANT_OUT_OF_ORDER",
             )
-        kept = self._kept_of(draft, grant.request)
-        if grant.swapped or kept:
-            self._check_swapped(grant, kept)
+        swapped_length = self._kept_of(draft, grant.request)
+        if grant.swapped or swapped_length:
+            self._check_swapped(grant, swapped_length)
         slot = self._draft_slot(draft, grant)
         if grant.filled:
             self._check_shared(draft, grant)
@@ -458,13 +458,13 @@ class KvPool:
                 )
             draft.holders[block] = self._holders_of(draft, block) + 1
             if grant.swapped:
-                draft.full[block] = (grant.blocks.index(block) + 1) * self.block_tokens <= kept
+                draft.full[block] = (grant.blocks.index(block) + 1) * self.block_tokens <= swapped_length
             elif not grant.filled:
                 draft.full[block] = False
                 draft.anew.append(block)
         length, shared = (grant.filled, grant.filled) if grant.filled else (table.length, table.shared)
         if grant.swapped:
-            length, draft.kept[grant.request] = kept, 0
+            length, draft.kept[grant.request] = swapped_length, 0
             draft.swap_ins[grant.request] = tuple(grant.blocks)
         blocks, source = table.blocks + tuple(grant.blocks), table.source if grant.first_index else slot
         draft.tables[grant.request] = replace(
@@ -501,11 +501,11 @@ class KvPool:
             draft.anew_slots.append(grant.slot)
         return grant.slot
 
-    def _check_swapped(self, grant: KvGrant, kept: int) -> None:
+    def _check_swapped(self, grant: KvGrant, swapped_length: int) -> None:
         """The table of a swapped-out request must begin with exactly the blocks for its kept positions."""
-        if not (grant.swapped and kept and len(grant.blocks) == self._blocks_for(kept) and not grant.filled):
+        if not (grant.swapped and swapped_length and len(grant.blocks) == self._blocks_for(swapped_length) and not grant.filled):
             raise FailedPreconditionError(
-                f"a grant to request {grant.request} has {len(grant.blocks)} blocks for {kept} positions kept aside",
+                f"a grant to request {grant.request} has {len(grant.blocks)} blocks for {swapped_length} positions kept aside",
                 field="grants.swapped",
                 reason="KV_SWAPPED",
             )

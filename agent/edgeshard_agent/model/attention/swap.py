@@ -58,33 +58,33 @@ class SwapSpace:
         Raises ResourceExhaustedError if the disk is full.
         """
         if self._directory is None:
-            kept = _Kept(length, count, [part.to("cpu", copy=True) for part in parts])
+            entry = _Kept(length, count, [part.to("cpu", copy=True) for part in parts])
         else:
             shapes = [torch.empty_like(part, device="meta") for part in parts]
-            kept = _Kept(length, count, shapes, _written(self._directory, parts))
-        self._kept[request] = kept
+            entry = _Kept(length, count, shapes, _written(self._directory, parts))
+        self._kept[request] = entry
         self.used += count
         self.swapped_out += 1
 
     def take(self, request: int) -> list[torch.Tensor]:
         """The parts that are kept of a request, on the CPU; they are kept no more."""
-        kept = self._kept.pop(request)
-        self.used -= kept.count
+        entry = self._kept.pop(request)
+        self.used -= entry.count
         self.swapped_in += 1
-        if kept.file is None:
-            return list(kept.parts)
-        with kept.file as file:
+        if entry.file is None:
+            return list(entry.parts)
+        with entry.file as file:
             file.seek(0)
-            return [_read(file, part) for part in kept.parts]
+            return [_read(file, part) for part in entry.parts]
 
     def drop(self, request: int) -> None:
         """Forget a request, which may not be here."""
-        kept = self._kept.pop(request, None)
-        if kept is None:
+        entry = self._kept.pop(request, None)
+        if entry is None:
             return
-        self.used -= kept.count
-        if kept.file is not None:
-            kept.file.close()
+        self.used -= entry.count
+        if entry.file is not None:
+            entry.file.close()
 
     def clear(self) -> None:
         for request in list(self._kept):

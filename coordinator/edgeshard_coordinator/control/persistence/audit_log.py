@@ -256,8 +256,8 @@ class AuditLog:
         shown = [entry for entry in refused if [entry.time] >= oldest]
         room = max((count + 1) // 2, count - len(done))
         shown = shown[max(0, len(shown) - room) :]
-        kept = [*done[max(0, len(done) - (count - len(shown))) :], *shown]
-        return tuple(sorted(kept, key=lambda entry: entry.time))
+        entries = [*done[max(0, len(done) - (count - len(shown))) :], *shown]
+        return tuple(sorted(entries, key=lambda entry: entry.time))
 
     def _next_items(self) -> list[_Item]:
         items = [self._queue.get()]

@@ -23,7 +23,7 @@ class RotatedLines:
     """
 
     def __init__(
-        self, directory: Path, name: str, limit_bytes: int = LIMIT_BYTES, kept: int = KEPT, key: SealKey | None = None
+        self, directory: Path, name: str, limit_bytes: int = LIMIT_BYTES, file_count: int = KEPT, key: SealKey | None = None
     ) -> None:
         self._directory = directory
         self._name = name
@@ -32,7 +32,7 @@ class RotatedLines:
         """The end of the open file; None if it is not open, or not sealed."""
         self._head: str | None = None
         """The newest seal of this process."""
-        numbers = ("", *(f".{number}" for number in range(1, kept)))
+        numbers = ("", *(f".{number}" for number in range(1, file_count)))
         self._paths = [directory / f"{name}{number}.jsonl" for number in numbers]
         self._limit_bytes = limit_bytes
         self._file = -1

@@ -74,9 +74,9 @@ class Admission:
         """
         is_checked = standing in (Standing.NEW, Standing.REPLAYED)
         others = [other for other in self._requests.values() if other is not itself]
-        kept = self._resumptions.reserved(request.request_id) if is_checked else []
+        claims = self._resumptions.reserved(request.request_id) if is_checked else []
         held = [other.deployment for other in others if other.client == request.client]
-        held += [claim.deployment for claim in kept if claim.client == request.client]
+        held += [claim.deployment for claim in claims if claim.client == request.client]
         self._quotas.check(request.client, request.generation.priority, replicas, held)
         if is_checked:
             self._quotas.check_debt(request.client)
@@ -84,7 +84,7 @@ class Admission:
             crowd = held
         else:
             crowd = [other.deployment for other in others if other.standing is not Standing.AWAITING]
-            crowd += [claim.deployment for claim in kept]
+            crowd += [claim.deployment for claim in claims]
         limit = most_requests(replicas[0].running_requests)
         if crowd.count(request.deployment) >= (limit if standing is Standing.NEW else 2 * limit):
             raise ResourceExhaustedError(

@@ -92,7 +92,7 @@ class QuotaBook:
             return
         now, bucket = self._now(), self._buckets.get(identity)
         if bucket is None:
-            self._buckets = {who: kept for who, kept in self._buckets.items() if not kept.is_full(now)}
+            self._buckets = {who: other for who, other in self._buckets.items() if not other.is_full(now)}
             bucket = TokenBucket(per_minute / 60, BURST_S)
         self._buckets[identity] = bucket.charged(tokens, now)
 

@@ -138,9 +138,9 @@ class ActionExecutor:
         except Exception:
             log.exception("standby_plan_crashed", deployment=record.name)
         else:
-            kept = ",".join(f"{choice.node_name}={choice.layers}" for choice in chosen)
+            layers = ",".join(f"{choice.node_name}={choice.layers}" for choice in chosen)
             if {(entry.node_id, entry.layers) for entry in record.standbys} != {(c.node_id, c.layers) for c in chosen}:
-                log.info("standby_planned", deployment=record.name, epoch=record.epoch, layers=kept)
+                log.info("standby_planned", deployment=record.name, epoch=record.epoch, layers=layers)
         self._loop.post(events.StandbyPlanned(record.name, record.uid, state.version, chosen, self._loop.now()))
 
     async def _forget(self, record: DeploymentRecord) -> None:

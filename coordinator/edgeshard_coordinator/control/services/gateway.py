@@ -76,6 +76,6 @@ class SiteBackend:
         wanted = (record.served_name, record.manifest_digest)
         if wanted not in self._words:
             served_keys = {(record.served_name, record.manifest_digest) for record in self._front.served.records()}
-            self._words = {kept: words for kept, words in self._words.items() if kept in served_keys}
+            self._words = {key: words for key, words in self._words.items() if key in served_keys}
             self._words[wanted] = Words(partial(self._chats.texts, record.served_name))
         return self._words[wanted]

@@ -78,8 +78,8 @@ def _versioned(before: State, after: State) -> State:
     version = before.version + 1
     moved = [node.node_id for node in other if _place_view(node) != _place_view(before.nodes.get(node.node_id))]
     versions = {**after.node_versions, **dict.fromkeys(moved, version)}
-    kept = {node_id: at for node_id, at in versions.items() if node_id in after.nodes}
-    return replace(after, version=version, node_versions=kept)
+    node_versions = {node_id: at for node_id, at in versions.items() if node_id in after.nodes}
+    return replace(after, version=version, node_versions=node_versions)
 
 
 def _memory_changed(before: State, after: State) -> bool:
@@ -251,8 +251,8 @@ def _save_failed(state: State, event: events.SaveFailed) -> State:
     state = replace(state, refused=(*state.refused, *refused)[-REFUSED_KEPT:])
     if not record.saved:
         # Nothing of it is on disk, so no node was notified of it.
-        kept = {name: other for name, other in state.deployments.items() if name != record.name}
-        return replace(state, deployments=kept)
+        other_records = {name: other for name, other in state.deployments.items() if name != record.name}
+        return replace(state, deployments=other_records)
     retry = replace(
         record,
         saving=record.saved,

@@ -230,10 +230,10 @@ def place_stages(
         guesses = 0
     guesses = min(guesses, max(fitting - fitting // 2, fitting - saved))
     saved = min(saved, fitting - guesses)
-    kept = saved + guesses
+    state_count = saved + guesses
     return Placement(
         stages=tuple(
-            replace(stage, workspace_bytes=stage.workspace_bytes + kept * sizes.state_bytes(stage.layers))
+            replace(stage, workspace_bytes=stage.workspace_bytes + state_count * sizes.state_bytes(stage.layers))
             for stage in placed
         ),
         kv_block_tokens=KV_BLOCK_TOKENS,

@@ -45,25 +45,25 @@ class Survivors:
     """A placement with holes: `stages` in order, None if the node is lost."""
 
     stages: tuple[ExplicitStage, ...]
-    kept: tuple[bool, ...]
+    is_kept: tuple[bool, ...]
     spares: tuple[NodeName, ...] = field(default=())
 
 
 def survivors(placement: Placement, candidates: Sequence[Candidate], lost: Lost, exclude: Collection[str]) -> Survivors:
     """The stages that stay, and the nodes that could take the others."""
     nodes: Mapping[NodeId, Candidate] = {node.node_id: node for node in candidates}
-    kept = tuple(
+    is_kept = tuple(
         stage.node_id in nodes and nodes[stage.node_id].placeable and stage.node_id not in lost.nodes
         for stage in placement.stages
     )
-    used = {stage.node_id for stage, stays in zip(placement.stages, kept, strict=True) if stays}
+    used = {stage.node_id for stage, stays in zip(placement.stages, is_kept, strict=True) if stays}
     spare = [
         node
         for node in candidates
         if node.placeable and node.node_id not in used | lost.nodes and node.name not in exclude
     ]
     spare.sort(key=lambda node: (node.warm is None, -node.free_bytes, node.name))
-    return Survivors(layers_of(placement), kept, tuple(node.name for node in spare[:MOST_SPARES]))
+    return Survivors(layers_of(placement), is_kept, tuple(node.name for node in spare[:MOST_SPARES]))
 
 
 def layers_of(placement: Placement) -> tuple[ExplicitStage, ...]:

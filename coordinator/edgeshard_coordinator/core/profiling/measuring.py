@@ -200,8 +200,8 @@ def restored(state: State, configs: Mapping[Digest, Mapping[str, Any]], now: flo
     deployments = {r.name: replace(r, shape=shapes.get(r.manifest_digest, "")) for r in records}
     wanted = {record.shape for record in deployments.values()}
     wanted.update(key[0] for entry in state.measured.values() for key in entry.profiles)
-    kept = {shape: config for shape, config in by_hash.items() if shape in wanted}
-    return replace(state, retakes=tuple(retakes), deployments=deployments, configs=kept)
+    needed_configs = {shape: config for shape, config in by_hash.items() if shape in wanted}
+    return replace(state, retakes=tuple(retakes), deployments=deployments, configs=needed_configs)
 
 
 def _probing(state: State, active_requests: int, now: float) -> State:
@@ -279,18 +279,18 @@ def _judged(state: State, job: Job, command: MeasureCompute, failure: EdgeShardE
     It is due once more when the node does not serve, if the node held stages or the effort was the
     first."""
     key, measurements = key_asked(command), state.measured.get(job.node_id)
-    kept = tuple(item for item in state.retakes if (item.node_id, key_asked(item.command)) != (job.node_id, key))
-    before = next((item for item in state.retakes if item not in kept), None)
+    other_retakes = tuple(item for item in state.retakes if (item.node_id, key_asked(item.command)) != (job.node_id, key))
+    before = next((item for item in state.retakes if item not in other_retakes), None)
     if failure is not None:
         if job.own and before is not None and _interrupted(failure):
-            return replace(state, retakes=(*kept, replace(before, attempts=before.attempts - 1)))
+            return replace(state, retakes=(*other_retakes, replace(before, attempts=before.attempts - 1)))
         return state
     profile = measurements.profiles.get(key) if measurements is not None else None
     if profile is None or not may_improve(profile.value):
-        return replace(state, retakes=kept)
+        return replace(state, retakes=other_retakes)
     if not job.own or before is None or not busy(profile.value):
         before = Retake(job.node_id, _again(command), 0, now + state.timings.retake_first_s)
-    return replace(state, retakes=(*kept, before))
+    return replace(state, retakes=(*other_retakes, before))
 
 
 def _again(command: MeasureCompute) -> MeasureCompute:

@@ -41,10 +41,10 @@ class Unknown:
         wanted = dict.fromkeys(self._keys_deployed(node)) | dict.fromkeys(self._efforts)
         return [
             MeasureCompute(
-                self._state.configs[shape], dtype, self._efforts.get((shape, dtype, kept), Effort.QUICK), False, kept
+                self._state.configs[shape], dtype, self._efforts.get((shape, dtype, quantisation), Effort.QUICK), False, quantisation
             )
-            for shape, dtype, kept in wanted
-            if (measurements is None or (shape, dtype, kept) not in measurements.profiles) and can_keep(node, kept is not None)
+            for shape, dtype, quantisation in wanted
+            if (measurements is None or (shape, dtype, quantisation) not in measurements.profiles) and can_keep(node, quantisation is not None)
         ]
 
     def links(self, node: KnownNode) -> frozenset[NodeId]:

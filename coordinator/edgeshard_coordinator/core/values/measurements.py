@@ -49,14 +49,14 @@ class Measurements:
         """The measurements with a new report. Profiles of another fingerprint than the newest are of a former device,
         and dropped."""
         fresh = {key_of(profile): Reported(profile, now) for profile in report.compute}
-        kept = {key: entry for key, entry in self.profiles.items() if key not in fresh}
+        profiles = {key: entry for key, entry in self.profiles.items() if key not in fresh}
         if report.compute:
             fingerprint = report.compute[-1].fingerprint
-            kept = {key: entry for key, entry in {**kept, **fresh}.items() if entry.value.fingerprint == fingerprint}
-            newest = list(kept.items())[-MAX_PROFILES:]
-            kept = dict(newest)
+            profiles = {key: entry for key, entry in {**profiles, **fresh}.items() if entry.value.fingerprint == fingerprint}
+            newest = list(profiles.items())[-MAX_PROFILES:]
+            profiles = dict(newest)
         links = {link.receiver: Reported(link.profile, now) for link in report.links}
-        return Measurements(kept, {**self.links, **links}, saved=False)
+        return Measurements(profiles, {**self.links, **links}, saved=False)
 
     def of_new_device(self) -> Measurements:
         """The measurements after the node's hardware or software changed: its times no longer hold."""
@@ -123,5 +123,5 @@ def without_nodes(measured: Mapping[NodeId, Measurements], gone: Iterable[NodeId
 def _without_links(measurements: Measurements, gone: frozenset[NodeId]) -> Measurements:
     if gone.isdisjoint(measurements.links):
         return measurements
-    kept = {receiver: link for receiver, link in measurements.links.items() if receiver not in gone}
-    return replace(measurements, links=kept, saved=False)
+    links = {receiver: link for receiver, link in measurements.links.items() if receiver not in gone}
+    return replace(measurements, links=links, saved=False)

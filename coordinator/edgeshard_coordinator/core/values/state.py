@@ -137,8 +137,8 @@ class KnownNode:
     def relabelled(self, given: Mapping[str, str], removed: Collection[str]) -> KnownNode:
         """The node with an operator's labels. Raises InvalidArgumentError naming `labels` if there are too many."""
         hidden = dict.fromkeys(key for key in removed if key in self.own_labels)
-        kept = {key: value for key, value in self.set_labels.items() if key not in removed}
-        node = replace(self, set_labels={**kept, **hidden, **given}, saved=False)
+        other_labels = {key: value for key, value in self.set_labels.items() if key not in removed}
+        node = replace(self, set_labels={**other_labels, **hidden, **given}, saved=False)
         check_labels(node.labels, "labels")
         return node
 

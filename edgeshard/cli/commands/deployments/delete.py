@@ -81,7 +81,7 @@ def packed(
     else:
         freed = human_bytes(sum(unit.size_bytes for unit in gone))
         show_text(f"{len(gone)} packed unit{'s' * (len(gone) != 1)} of node {node} deleted: {freed} freed")
-    if kept := [f"{unit.id} ({unit.unit} of {unit.model_name or unit.model})" for unit in packed_units if unit.in_use]:
+    if units_in_use := [f"{unit.id} ({unit.unit} of {unit.model_name or unit.model})" for unit in packed_units if unit.in_use]:
         raise FailedPreconditionError(
-            f"node {node} uses {', '.join(kept)}; delete the deployment first", field="units", reason="PACKED_IN_USE"
+            f"node {node} uses {', '.join(units_in_use)}; delete the deployment first", field="units", reason="PACKED_IN_USE"
         )

@@ -71,7 +71,7 @@ class Asked:
             raise InvalidArgumentError(
                 f"--objective {objective!r}: use one of {', '.join(Objective)}", field="objective"
             )
-        kept = KvFormat.parse(self.given["kv_dtype"]) if "kv_dtype" in self.given else kv_dtype
+        kv_format = KvFormat.parse(self.given["kv_dtype"]) if "kv_dtype" in self.given else kv_dtype
         fields = {
             **asdict(workload),
             **self.given,
@@ -79,7 +79,7 @@ class Asked:
             "quantisation": self.quantisation,
             "exclude": self.exclude,
             "dtype": self.weights_dtype(dtype),
-            "kv_dtype": kept,
+            "kv_dtype": kv_format,
         }
         return {name: value for name, value in fields.items() if name not in ("source", "assumed", "rule")}
 
@@ -275,8 +275,8 @@ _BY_NODE = ("exclude", "reserve", "max_share")
 def _of_nodes(cluster: Cluster, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields without settings for nodes that are away or left out. Only the source among these
     can be in the cluster, and is refused by name."""
-    kept = {option: _among(fields[option], cluster.names) for option in _BY_NODE if option in fields}
-    return {**fields, **kept}
+    node_fields = {option: _among(fields[option], cluster.names) for option in _BY_NODE if option in fields}
+    return {**fields, **node_fields}
 
 
 def _among(named: Any, names: Sequence[str]) -> Any:

@@ -343,20 +343,20 @@ async def _deploy(client: Client, options: ServeOptions, source: str, narrator: 
 
     with stderr_console().status("") as status:
         reporter = DeployReporter(status)
-        kept = {item.spec.name: item for item in await client.deployments()}.get(options.name)
-        if kept is None:
+        deployment = {item.spec.name: item for item in await client.deployments()}.get(options.name)
+        if deployment is None:
             # One node has nothing to choose; but the gain by a second one is not known unless it was measured.
             measures = options.grow or len(await client.nodes()) > 1
             spec = await _chosen(client, options, source, narrator)
             return await deploy_measured(client, spec, reporter, MEASURE_S if measures else 0.0)
-        if kept.spec.model != options.stored:
+        if deployment.spec.model != options.stored:
             raise InvalidArgumentError(
-                f"--name {options.name}: the site has a deployment of this name, of model {kept.spec.model}; choose "
+                f"--name {options.name}: the site has a deployment of this name, of model {deployment.spec.model}; choose "
                 f"another --name, or first run edgectl delete deployment {options.name}",
                 field="name",
             )
         narrator.say(f"{options.name} was served before: its nodes load it again")
-        if not options.agrees(kept.spec):
+        if not options.agrees(deployment.spec):
             narrator.say(
                 f"note: it is as it was deployed then; for --quantise, {', '.join(map(flag_of, LIMITS))} to count, "
                 f"first run edgectl delete deployment {options.name}"
