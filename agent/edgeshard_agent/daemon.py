@@ -102,7 +102,7 @@ async def serve(settings: AgentSettings, read: Callable[[], AgentSettings]) -> N
     if not settings.bf16_products:
         leave_out_bf16_products()
     node_id, tls = _identity(settings)
-    held = lock_state_dir(settings.state_dir)
+    lock = lock_state_dir(settings.state_dir)
     emulation, facts = _emulation(settings), machine_facts(settings.device, settings.memory)
     threads = settings.threads or compute_threads(facts.cores, cpu_quota())
     state_dir = settings.state_dir
@@ -130,7 +130,7 @@ async def serve(settings: AgentSettings, read: Callable[[], AgentSettings]) -> N
                 await node.close()
                 await ends.close()
         node.worker.close()
-        held.close()
+        lock.close()
 
 
 def _identity(settings: AgentSettings) -> tuple[NodeId, TlsFiles | None]:

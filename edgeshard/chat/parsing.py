@@ -266,8 +266,8 @@ def _split(text: str, markers: Sequence[str], over: bool) -> tuple[str, str, str
     if places:
         place, marker = min(places)
         return text[:place], marker, text[place + len(marker) :]
-    held = 0 if over else max((_overlap(text, marker) for marker in markers), default=0)
-    return text[: len(text) - held], "", text[len(text) - held :]
+    overlap = 0 if over else max((_overlap(text, marker) for marker in markers), default=0)
+    return text[: len(text) - overlap], "", text[len(text) - overlap :]
 
 
 def _overlap(text: str, marker: str) -> int:

@@ -50,8 +50,8 @@ class Turns(Generic[ItemT]):
         while len(self) >= self._most or self._bytes() + size > self._most_bytes:
             line = self._lines.get(identity)
             own = self._share(line.size + size, len(line.waiting) + 1) if line else self._share(size, 1)
-            held = [(self._share(other.size, len(other.waiting)), who) for who, other in self._lines.items()]
-            largest, heaviest = max(held, default=(0.0, identity))
+            shares = [(self._share(other.size, len(other.waiting)), who) for who, other in self._lines.items()]
+            largest, heaviest = max(shares, default=(0.0, identity))
             if heaviest == identity or own >= largest:
                 raise overloaded()
             gone.append(self._drop_newest(heaviest))

@@ -126,10 +126,10 @@ def _solved(
 class _Times:
     """Seconds of a part's stages and hops, its weight in them."""
 
-    def __init__(self, part: GoalTerm, held: Sequence[NodeBlocks], sent: Sequence[Sent]) -> None:
+    def __init__(self, part: GoalTerm, ranges: Sequence[NodeBlocks], sent: Sequence[Sent]) -> None:
         instance, weight = part.instance, part.weight
         done = np.concatenate([np.zeros((instance.nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1)
-        nodes, firsts, ends = np.array(held, dtype=np.int64).reshape(-1, 3).T
+        nodes, firsts, ends = np.array(ranges, dtype=np.int64).reshape(-1, 3).T
         stage = done[nodes, ends] - done[nodes, firsts] + instance.overhead_s[nodes]
         source = nodes == instance.source
         stage = stage + np.where(source, instance.embed_s[nodes], 0.0)
@@ -202,8 +202,8 @@ def walks_through(relaxed: _Relaxed, stage: Floats, hop: Floats, back: Floats, *
     nodes, layers = relaxed.memory.nodes, relaxed.memory.layers
     join = np.add if add else np.maximum
     cost = np.full((nodes, layers + 1, layers + 1), np.inf)  # [node, first, end]
-    held = np.array(relaxed.held, dtype=np.int64).reshape(-1, 3)
-    cost[held[:, 0], held[:, 1], held[:, 2]] = stage
+    ranges = np.array(relaxed.held, dtype=np.int64).reshape(-1, 3)
+    cost[ranges[:, 0], ranges[:, 1], ranges[:, 2]] = stage
     links = np.full((nodes, nodes), np.inf)
     sent = np.array(relaxed.sent, dtype=np.int64).reshape(-1, 3)
     links[sent[:, 0], sent[:, 1]] = hop
@@ -221,7 +221,7 @@ def walks_through(relaxed: _Relaxed, stage: Floats, hop: Floats, back: Floats, *
         begun[layer] = join(cost[:, layer, layer + 1 :], left[layer + 1 :].T).min(axis=1)
         if layer:
             left[layer] = join(links, begun[layer][None, :]).min(axis=1)
-    node, first, end = held.T
+    node, first, end = ranges.T
     through = join(join(coming[first, node], stage), left[end, node])
     sender, receiver, at = sent.T
     across = join(join(gone[at, sender], hop), begun[at, receiver])
@@ -242,8 +242,8 @@ class _Program:
         self.sent = {relaxed.sent[at]: self.model.new_bool_var("") for at in self._sent_at}
         self.returns = [self.model.new_bool_var("") for _ in range(self.instance.nodes)]
         self._of_node = defaultdict[int, list[cp_model.IntVar]](list)
-        for held, chosen in self.held.items():
-            self._of_node[held.node].append(chosen)
+        for blocks, chosen in self.held.items():
+            self._of_node[blocks.node].append(chosen)
         self._connect()
         for condition in question.conditions:
             self._keep(condition)
@@ -258,9 +258,9 @@ class _Program:
         """One path from the source's first block to the return."""
         instance, model = self.instance, self.model
         ending, beginning, leaving, coming = (defaultdict[tuple[int, int], list[cp_model.IntVar]](list) for _ in "1234")
-        for held, chosen in self.held.items():
-            ending[held.node, held.end].append(chosen)
-            beginning[held.node, held.first].append(chosen)
+        for blocks, chosen in self.held.items():
+            ending[blocks.node, blocks.end].append(chosen)
+            beginning[blocks.node, blocks.first].append(chosen)
         for sent, chosen in self.sent.items():
             leaving[sent.sender, sent.end].append(chosen)
             coming[sent.receiver, sent.end].append(chosen)
@@ -278,7 +278,7 @@ class _Program:
         for end in range(1, instance.layers):
             # Every block is held once. This follows from the rest, but makes the linear relaxation
             # closer if stated.
-            over = [chosen for held, chosen in self.held.items() if held.first < end <= held.end]
+            over = [chosen for blocks, chosen in self.held.items() if blocks.first < end <= blocks.end]
             model.add_exactly_one(over)
         model.add_exactly_one(self.returns)
         for node in np.flatnonzero(~self.relaxed.returns).tolist():
@@ -354,23 +354,23 @@ class _Program:
         def units(seconds: float) -> int:
             return math.floor(min(seconds / unit_s, MOST / 4))
 
-        held = [units(stage[at]) * self.held[self.relaxed.held[at]] for at in self._held_at]
+        stage_terms = [units(stage[at]) * self.held[self.relaxed.held[at]] for at in self._held_at]
         sent = [units(hop[at]) * self.sent[self.relaxed.sent[at]] for at in self._sent_at]
         returns = []
         for node, chosen in enumerate(self.returns):
             returns.append((units(back[node]) if self.relaxed.returns[node] else 0) * chosen)
-        return held, sent, returns
+        return stage_terms, sent, returns
 
     def hint(self, cut: Cut) -> None:
         """Begin at a cut that is known."""
         chosen = {NodeBlocks(*stage) for stage in zip(cut.nodes, (0, *cut.ends[:-1]), cut.ends, strict=True)}
-        for held, variable in self.held.items():
-            self.model.add_hint(variable, held in chosen)
+        for blocks, variable in self.held.items():
+            self.model.add_hint(variable, blocks in chosen)
 
     def cut(self, solver: cp_model.CpSolver) -> Cut:
         """The cut that was found."""
-        held = sorted((item for item, chosen in self.held.items() if solver.value(chosen)), key=lambda item: item.first)
-        return Cut(tuple(item.node for item in held), tuple(item.end for item in held))
+        stages = sorted((item for item, chosen in self.held.items() if solver.value(chosen)), key=lambda item: item.first)
+        return Cut(tuple(item.node for item in stages), tuple(item.end for item in stages))
 
 
 def _ranges(instance: Instance) -> list[NodeBlocks]:
@@ -383,13 +383,13 @@ def _ranges(instance: Instance) -> list[NodeBlocks]:
     return ranges
 
 
-def _fits(instance: Instance, held: NodeBlocks) -> bool:
-    first = held.node == instance.source
-    head = first if instance.head_on_source else held.end == instance.layers
-    need = instance.stage_bytes + float(instance.layer_bytes[held.first : held.end].sum())
+def _fits(instance: Instance, blocks: NodeBlocks) -> bool:
+    first = blocks.node == instance.source
+    head = first if instance.head_on_source else blocks.end == instance.layers
+    need = instance.stage_bytes + float(instance.layer_bytes[blocks.first : blocks.end].sum())
     need += first * instance.embed_bytes + head * instance.head_bytes - (first and head) * instance.tied_bytes
-    room = need <= instance.capacity_bytes[held.node] * (1 + SLACK)
-    return bool(room and held.end - held.first <= instance.max_layers[held.node])
+    room = need <= instance.capacity_bytes[blocks.node] * (1 + SLACK)
+    return bool(room and blocks.end - blocks.first <= instance.max_layers[blocks.node])
 
 
 def _scale(values: Sequence[float]) -> int:

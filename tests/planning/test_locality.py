@@ -35,7 +35,7 @@ def problem_of(held: dict[str, PackedParts], *nodes: ClusterNode, **changes: obj
     cluster = Cluster(nodes, Link(1e9, 1e-3), source="a")
     model = built_in_model("llama2-7b")
     assert model is not None
-    problem = PlanProblem(model, cluster, Objective.REQUEST, dtype=DType.FLOAT16, held=held)
+    problem = PlanProblem(model, cluster, Objective.REQUEST, dtype=DType.FLOAT16, packed_parts=held)
     return replace(problem, **changes)  # type: ignore[arg-type]
 
 

@@ -172,8 +172,8 @@ def _trace(state: AgentState, wanted: WantedTrace) -> AgentState:
     slot, former = state.slots.get(command.deployment), state.traces.get(command.deployment)
     if former is not None and former.operation_id == wanted.operation_id:
         return state  # being worked on; answered when done
-    held = slot is not None and slot.phase in (SlotPhase.READY, SlotPhase.ACTIVATING, SlotPhase.ACTIVE)
-    if slot is None or not held or slot.epoch != command.epoch:
+    has_stage = slot is not None and slot.phase in (SlotPhase.READY, SlotPhase.ACTIVATING, SlotPhase.ACTIVE)
+    if slot is None or not has_stage or slot.epoch != command.epoch:
         return _answer(state, wanted.operation_id, error=no_stage(command.deployment, command.epoch))
     if former is not None:
         state = _answer(state, former.operation_id, error=replaced(command.deployment))

@@ -123,7 +123,7 @@ class Journal:
 
     def held(self, now: float) -> tuple[HeldRequest, ...]:
         """Requests that are here, followed by requests that are over."""
-        over = [held for held, since in self._over.values() if since + OVER_S >= now]
+        over = [request for request, since in self._over.values() if since + OVER_S >= now]
         return (*(entry.held for entry in self._entries.values()), *over)
 
     def unfinished(self) -> list[JournalEntry]:

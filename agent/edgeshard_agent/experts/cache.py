@@ -92,7 +92,7 @@ class LeastRecentlyUsed:
     sizes: Sizes
     counts: CacheCounts = field(default_factory=CacheCounts)
     _resident: OrderedDict[Expert, None] = field(default_factory=OrderedDict)
-    _held: int = 0
+    _resident_bytes: int = 0
 
     def likely(self, layer: int, tokens: int = 1) -> Sequence[int]:
         return ()
@@ -152,7 +152,7 @@ class ForecastCache:
     counts: CacheCounts = field(default_factory=CacheCounts)
     _plain: LeastRecentlyUsed = field(init=False)
     _resident: NDArray[np.bool_] = field(init=False)
-    _held: int = 0
+    _resident_bytes: int = 0
     _share: NDArray[np.float64] = field(init=False)
     _seen: _Seen = field(default_factory=_Seen)
 

@@ -105,8 +105,8 @@ class Hosting:
 
     def statuses(self) -> tuple[StageStatus, ...]:
         loading = [entry.status() for entry in self._loading.values()]
-        held = [stage.status() for name, stage in self._stages.items() if name not in self._loading]
-        return (*loading, *held, *self._standbys.statuses())
+        stages = [stage.status() for name, stage in self._stages.items() if name not in self._loading]
+        return (*loading, *stages, *self._standbys.statuses())
 
     def stages(self) -> tuple[HostedStage, ...]:
         return tuple(self._stages.values())
@@ -210,8 +210,8 @@ class Hosting:
         former = await self._retired(prepare)
         try:
             await _end(self._tasks.get(_standby_task(prepare.deployment)))
-            held = [item for item in (former, self._standbys.usable(prepare)) if item is not None]
-            return await self._tools.load(prepare, loading.progress, held)
+            held_weights = [item for item in (former, self._standbys.usable(prepare)) if item is not None]
+            return await self._tools.load(prepare, loading.progress, held_weights)
         finally:
             if former is not None:
                 former.pin.release()
@@ -257,16 +257,16 @@ class Hosting:
         return events.StageClosed(deployment)
 
     async def _run_measuring(self, task: measuring.MeasuringTask) -> events.Event:
-        held = self._held_bytes()
-        error = await _tried(lambda: self._tools.measure(task, held), "measuring_crashed", "measuring")
+        held_bytes = self._held_bytes()
+        error = await _tried(lambda: self._tools.measure(task, held_bytes), "measuring_crashed", "measuring")
         return measuring.MeasuringEnded(task, error)
 
     def _held_bytes(self) -> int | None:
         """Memory of all stages, as planned, and of standbys; None if there are none."""
         placed = [stage.prepare.placed for stage in self._stages.values()]
-        held = [stage.parameter_bytes + stage.kv_bytes + stage.workspace_bytes for stage in placed]
-        held += [standby.parameter_bytes for standby in self._standbys.statuses()]
-        return sum(held) if held else None
+        sizes = [stage.parameter_bytes + stage.kv_bytes + stage.workspace_bytes for stage in placed]
+        sizes += [standby.parameter_bytes for standby in self._standbys.statuses()]
+        return sum(sizes) if sizes else None
 
     async def _stop_measuring(self) -> events.Event:
         return measuring.MeasuringStopped()  # the measuring itself was cancelled before this began

@@ -93,17 +93,17 @@ class StageLoader:
         self.packs = self.packs and self.device == "cpu"
 
     async def load(
-        self, prepare: PrepareStage, progress: LoadProgress, held: Sequence[HeldWeights] = ()
+        self, prepare: PrepareStage, progress: LoadProgress, held_weights: Sequence[HeldWeights] = ()
     ) -> LoadedModel:
         """Raises the store's and the model's typed errors; a failed load leaves nothing pinned or in memory."""
         began, layers = time.monotonic(), prepare.placed.layers
 
         async def fill(fetched: _Fetched) -> StageModel:
             guides = await asyncio.to_thread(_guides, fetched)
-            reuse = [item.weights for item in held]
+            reuse = [item.weights for item in held_weights]
             return await self._filled(prepare, fetched, reuse, guides, progress, self.idle_spin_s)
 
-        model, for_head, pin = await self._load(prepare, layers, held, progress, fill)
+        model, for_head, pin = await self._load(prepare, layers, held_weights, progress, fill)
         loaded = LoadedModel(model_key(prepare), model, for_head, pin, 0.0)
         try:
             drafter = await self._load_draft(prepare, model.shape.vocab_size, pin)
@@ -159,12 +159,12 @@ class StageLoader:
                 self.worker.submit(filling.result().release)
 
     async def load_standby(
-        self, command: KeepStandby, layers: LayerRange, progress: LoadProgress, held: Sequence[HeldWeights] = ()
+        self, command: KeepStandby, layers: LayerRange, progress: LoadProgress, held_weights: Sequence[HeldWeights] = ()
     ) -> HeldWeights:
         """Load weights as `load` does, but without memory for keys and values; cancelled, it stops at the next
         tensor."""
         began = time.monotonic()
-        reuse = [item.weights for item in held]
+        reuse = [item.weights for item in held_weights]
 
         async def fill(fetched: _Fetched) -> StageWeights:
             def load(go_on: Callable[[], None]) -> StageWeights:
@@ -176,28 +176,28 @@ class StageLoader:
 
             return await self.background.run(load)
 
-        weights, for_head, pin = await self._load(command, layers, held, progress, fill)
+        weights, for_head, pin = await self._load(command, layers, held_weights, progress, fill)
         return HeldWeights(weights_key(command), weights, for_head, pin, time.monotonic() - began)
 
     async def _load(
         self,
         command: PrepareStage | KeepStandby,
         layers: LayerRange,
-        held: Sequence[HeldWeights],
+        held_weights: Sequence[HeldWeights],
         progress: LoadProgress,
         fill: Callable[[_Fetched], Awaitable[T]],
         with_files: bool = True,
     ) -> tuple[T, ForHead | None, Pin]:
         """A stage that `fill` makes, with the parts of the model for its head, or without its files. Sources that do
         not serve are chosen again."""
-        needs = await self._needs(command, layers, held, with_files)
+        needs = await self._needs(command, layers, held_weights, with_files)
         damaged, most = set[str](), None
         while True:
             sources = UnitSources(self.cache.packed, needs.form, needs.units)
             try:
                 if (self.packs or needs.budget) and reads_packed(self.device):
                     await in_thread(sources.choose, most)
-                return await self._load_from(sources, needs, held, progress, fill)
+                return await self._load_from(sources, needs, held_weights, progress, fill)
             except BaseException as error:
                 sources.release()
                 if not isinstance(error, EdgeShardError):
@@ -217,7 +217,7 @@ class StageLoader:
         self,
         sources: UnitSources,
         needs: _Needs,
-        held: Sequence[HeldWeights],
+        held_weights: Sequence[HeldWeights],
         progress: LoadProgress,
         fill: Callable[[_Fetched], Awaitable[T]],
     ) -> tuple[T, ForHead | None, Pin]:
@@ -233,7 +233,7 @@ class StageLoader:
             if packing is not None and forms.EXPERT_TABLE in fetched.paths:
                 values = await asyncio.to_thread(_expert_table, fetched.paths[forms.EXPERT_TABLE])
                 fetched = replace(fetched, packing=replace(packing, expert_table=values))
-            for_head = await _for_head(fetched, held)
+            for_head = await _for_head(fetched, held_weights)
             loaded = await fill(fetched)
             needs.check_size(loaded.parameter_bytes)
             await pin.drop(needs.blobs_in(sources.kept))
@@ -243,13 +243,13 @@ class StageLoader:
         return loaded, for_head, pin
 
     async def _needs(
-        self, command: PrepareStage | KeepStandby, layers: LayerRange, held: Sequence[HeldWeights], with_files: bool
+        self, command: PrepareStage | KeepStandby, layers: LayerRange, held_weights: Sequence[HeldWeights], with_files: bool
     ) -> _Needs:
         digest, quantisation = command.manifest_digest, quantisation_of(command)
         manifest = await self._fetcher.manifest(digest)
         shape = parse_config(manifest.config)
         tensors = stage_tensors(manifest, layers)
-        there = frozenset[int]().union(*(item.weights.shareable(layers) for item in held))
+        there = frozenset[int]().union(*(item.weights.shareable(layers) for item in held_weights))
         wanted = {
             canonical_name(shape.architecture, tensor.name): tensor
             for tensor in tensors
@@ -375,11 +375,11 @@ class _Fetched:
         return {file.name: self.pin.location(file.sha256).path for file in self.needs.files}
 
 
-async def _for_head(fetched: _Fetched, held: Sequence[HeldWeights]) -> ForHead | None:
+async def _for_head(fetched: _Fetched, held_weights: Sequence[HeldWeights]) -> ForHead | None:
     """The head's parts of the model, for layers that begin it."""
     if fetched.needs.layers.first:
         return None
-    for_head = next((item.for_head for item in held if item.for_head is not None), None)
+    for_head = next((item.for_head for item in held_weights if item.for_head is not None), None)
     if for_head is not None:
         return for_head
     paths, tokenizer = fetched.paths, None

@@ -20,7 +20,7 @@ log = structlog.get_logger()
 class _Entry:
     command: KeepStandby
     layers: LayerRange
-    held: HeldWeights | None = None
+    held_weights: HeldWeights | None = None
     is_lent: bool = False
     """Whether the load of a stage may count on all that is held."""
     progress: LoadProgress = field(default_factory=LoadProgress)
@@ -100,16 +100,16 @@ def _same_weights(entry: _Entry, command: KeepStandby) -> bool:
 
 
 def _status(entry: _Entry) -> StageStatus:
-    held, command = entry.held, entry.command
+    held_weights, command = entry.held, entry.command
     return StageStatus(
         deployment=command.deployment,
         epoch=command.epoch,
         stage=0,
         layers=entry.layers,
         phase=StagePhase.STANDBY,
-        parameter_bytes=0 if held is None else held.weights.parameter_bytes,
+        parameter_bytes=0 if held_weights is None else held_weights.weights.parameter_bytes,
         fetched_bytes=entry.progress.fetched_bytes,
         total_bytes=entry.progress.total_bytes,
-        load_s=0.0 if held is None else held.load_s,
-        filling=entry.progress.filling if held is None else None,
+        load_s=0.0 if held_weights is None else held_weights.load_s,
+        filling=entry.progress.filling if held_weights is None else None,
     )

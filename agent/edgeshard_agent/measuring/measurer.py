@@ -39,8 +39,8 @@ class Measurer:
     def __post_init__(self) -> None:
         self._store = ProfileStore(self.node.state_dir)
 
-    async def run(self, task: MeasuringTask, held: int | None) -> None:
-        """`held` is the bytes that stages and standbys hold, None if the node has none.
+    async def run(self, task: MeasuringTask, held_bytes: int | None) -> None:
+        """`held_bytes` is the bytes that stages and standbys hold, None if the node has none.
 
         Raises the profiler's typed errors, and the coordinator's answer to the report.
         """
@@ -50,21 +50,21 @@ class Measurer:
 
         match task.command:
             case MeasureCompute():
-                await self.reports.report(await self._compute(task.command, held, tell))
+                await self.reports.report(await self._compute(task.command, held_bytes, tell))
             case ProbeLinks():
                 report = await self._links(task.command.peers, tell)
                 await self.reports.report(report)
                 self.reports.probed(report.links)
 
-    async def _compute(self, command: MeasureCompute, held: int | None, tell: Tell) -> ProfileReport:
+    async def _compute(self, command: MeasureCompute, held_bytes: int | None, tell: Tell) -> ProfileReport:
         parse_config(command.config)
         node = self.node
         if node.emulation is not None:
             profile = node.emulation.profile(node.facts, command.config, command.dtype, command.quantisation)
             return ProfileReport(node.node_id, compute=(profile,))
-        stored_profile = None if command.again else await self._kept(command, command.effort, held is not None)
-        profile = stored_profile or await self._measured(command, held, tell)
-        if held is not None:
+        stored_profile = None if command.again else await self._kept(command, command.effort, held_bytes is not None)
+        profile = stored_profile or await self._measured(command, held_bytes, tell)
+        if held_bytes is not None:
             return ProfileReport(node.node_id, None, (profile,))
         # The node holds no stage now, so the free memory is what stages may have.
         facts = await asyncio.to_thread(read_facts, node.device, node.memory, node.facts.bits_fingerprint)
@@ -79,9 +79,9 @@ class Measurer:
         marks = fingerprint(node.facts, node.threads), config_hash(command.config), command.dtype, command.quantisation
         return await asyncio.to_thread(self._store.find, *marks, effort, beside_stages)
 
-    async def _measured(self, command: MeasureCompute, held: int | None, tell: Tell) -> ComputeProfile:
+    async def _measured(self, command: MeasureCompute, held_bytes: int | None, tell: Tell) -> ComputeProfile:
         node = self.node
-        memory = node.memory if held is None else await asyncio.to_thread(self._left, held)
+        memory = node.memory if held_bytes is None else await asyncio.to_thread(self._left, held_bytes)
         job = MeasuringJob(
             command.config,
             command.dtype,
@@ -90,13 +90,13 @@ class Measurer:
             command.effort,
             memory,
             command.quantisation,
-            held is not None,
+            held_bytes is not None,
         )
         try:
             profile = await measure_apart(job, tell, self.worker)
         except ResourceExhaustedError as error:
-            raise error if held is None else _beside(error, held) from None
-        profile = replace(profile, disk=await self._disk(command, held is not None))
+            raise error if held_bytes is None else _beside(error, held_bytes) from None
+        profile = replace(profile, disk=await self._disk(command, held_bytes is not None))
         await asyncio.to_thread(self._store.keep, profile)
         log.info(
             "measured",
@@ -108,10 +108,10 @@ class Measurer:
         )
         return profile
 
-    def _left(self, held: int) -> int:
+    def _left(self, held_bytes: int) -> int:
         """Bytes that stages leave: as planned, and no more than is free now."""
         node = self.node
-        return max(0, min(node.facts.memory_budget_bytes - held, read_facts(node.device, None).memory_budget_bytes))
+        return max(0, min(node.facts.memory_budget_bytes - held_bytes, read_facts(node.device, None).memory_budget_bytes))
 
     async def _disk(self, command: MeasureCompute, beside_stages: bool) -> DiskProfile | None:
         """If stages run, the known rates are used: this process reads and writes the file and yields to no step."""
@@ -135,10 +135,10 @@ class Measurer:
         return ProfileReport(self.node.node_id, links=tuple(links))
 
 
-def _beside(error: ResourceExhaustedError, held: int) -> ResourceExhaustedError:
+def _beside(error: ResourceExhaustedError, held_bytes: int) -> ResourceExhaustedError:
     """The error of a measurement that had too little memory because of the stages."""
     return ResourceExhaustedError(
-        f"{error.message}; the node's stages hold {held >> 20} MiB: delete a deployment that it has a part of, or "
+        f"{error.message}; the node's stages hold {held_bytes >> 20} MiB: delete a deployment that it has a part of, or "
         "leave the node out",
         field=error.field,
         reason=error.reason,

@@ -170,9 +170,9 @@ class HeadStream:
             self._wake.set()
 
     async def _serve(self, call: Attach, head: Head) -> None:
-        held = head.held()[: messages.MAX_HELD]
+        requests = head.held()[: messages.MAX_HELD]
         hello = messages.HeadHello(
-            self._node_id, self._deployment, self._epoch, held, beacons=True, head_for_s=head.head_for_s
+            self._node_id, self._deployment, self._epoch, requests, beacons=True, head_for_s=head.head_for_s
         )
         await call.write(head_message_to_wire(hello))
         await call.initial_metadata()  # the coordinator sends it once it has taken the hello

@@ -60,10 +60,10 @@ class SpanStates:
         row_slots = None if self.row_slots is None else self.row_slots.data_ptr()
         return {"slots": self.slots.data_ptr(), "first_rows": self.first_rows.data_ptr(), "row_slots": row_slots}
 
-    def pieces(self, rows: int, held: int) -> Iterator[_Piece]:
+    def pieces(self, rows: int, slot_count: int) -> Iterator[_Piece]:
         """All spans at once where each has one token, so that nothing is read back from an accelerator; one span after
-        the other else. There are `held` slots."""
-        self._check_slots(held)
+        the other else. There are `slot_count` slots."""
+        self._check_slots(slot_count)
         if len(self.slots) == rows:
             into = self.slots if self.row_slots is None else self.row_slots
             yield _Piece(self.slots.long(), slice(0, rows), 1, into.long().unsqueeze(1), [0])
@@ -77,13 +77,13 @@ class SpanStates:
                 kept_tokens = [token for token, (slot, following) in enumerate(edges) if slot != following]
             yield _Piece(own, slice(first, end), count, into.unsqueeze(0), kept_tokens)
 
-    def _check_slots(self, held: int) -> None:
+    def _check_slots(self, slot_count: int) -> None:
         if not self.slots.is_cpu:
             return
-        outside = ((self.slots < 0) | (self.slots >= held)).nonzero()
+        outside = ((self.slots < 0) | (self.slots >= slot_count)).nonzero()
         _check_slot(int(outside[0]) if len(outside) else -1)
         if self.row_slots is not None:
-            outside = ((self.row_slots < 0) | (self.row_slots >= held)).nonzero()
+            outside = ((self.row_slots < 0) | (self.row_slots >= slot_count)).nonzero()
             _check_slot(int((self.first_rows <= outside[0]).sum()) - 1 if len(outside) else -1)
 
 

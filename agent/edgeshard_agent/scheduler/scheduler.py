@@ -387,12 +387,12 @@ class Scheduler:
         # then not in the step yet.
         most = self._most_guesses(len(decoding), len(chosen))
         forming.is_alone = most > 0 and len(decoding) == 1
-        held = {s.number: s.assumed for s in self._running.values()} if most else {}
+        held_slots = {s.number: s.assumed for s in self._running.values()} if most else {}
         for sequence in sorted(chosen, key=lambda s: s.standing):
             if sequence.number in self._ready and self._make_room(sequence):
-                guesses = self._guesses(sequence, min(most, self._free_slots(sequence, held)))
+                guesses = self._guesses(sequence, min(most, self._free_slots(sequence, held_slots)))
                 self._add_span(forming, sequence, len(sequence.tokens), *guesses)
-                held[sequence.number] = max(held.get(sequence.number, 0), sequence.assumed)
+                held_slots[sequence.number] = max(held_slots.get(sequence.number, 0), sequence.assumed)
                 del self._ready[sequence.number]
         return len(forming.spans)
 
@@ -402,13 +402,13 @@ class Scheduler:
             return 0
         return max(0, min(MOST_ROWS // decoding, self.chunking.step_tokens // chosen) - 1)
 
-    def _free_slots(self, sequence: Sequence, held: Mapping[int, int]) -> int:
+    def _free_slots(self, sequence: Sequence, held_slots: Mapping[int, int]) -> int:
         """The most guesses of a request after which the stages can keep states, if they have any.
-        Other requests hold the slots in `held`; slots of their previous guesses stay taken until
+        Other requests hold the slots in `held_slots`; slots of their previous guesses stay taken until
         the step is over."""
         if self.guessing is None or self.guessing.slots is None:
             return MOST_ROWS
-        return self.guessing.slots - sum(count for number, count in held.items() if number != sequence.number)
+        return self.guessing.slots - sum(count for number, count in held_slots.items() if number != sequence.number)
 
     def _guesses(self, sequence: Sequence, most: int) -> tuple[tuple[int, ...], DraftAsk | None]:
         """The draft tokens of a request, or the request for them to the draft model; never beyond its last token, nor
@@ -637,12 +637,12 @@ class Scheduler:
         """Take the place of another client's request that its guide holds up, for one that waits;
         False if no request was held up for long enough."""
         for number, late in self._late.items():
-            held = self._running.get(number)
-            if held is None or held.client == sequence.client or held.priority > sequence.priority:
+            victim = self._running.get(number)
+            if victim is None or victim.client == sequence.client or victim.priority > sequence.priority:
                 continue
             if self._now_s - late.since_s >= GIVES_WAY_S:
                 late.since_s = self._now_s  # if its KV is kept, it may come back with this number
-                self._preempt(held)
+                self._preempt(victim)
                 return True
         return False
 

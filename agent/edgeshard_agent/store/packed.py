@@ -151,13 +151,13 @@ def _laid_out_header(key: str, unit: UnitBytes) -> tuple[PackedHeader, bytes, in
 
 def _chunks(pieces: Iterable[memoryview], size: int) -> Iterator[bytes]:
     """The pieces in chunks of CHUNK_BYTES, followed by zeros: `size` bytes in all."""
-    held = bytearray()
+    buffer = bytearray()
     for piece in chain(pieces, (memoryview(bytes(ALIGNMENT)),)):
         for first in range(0, len(piece), CHUNK_BYTES):
-            held += piece[first : first + CHUNK_BYTES]
-            while size and len(held) >= min(size, CHUNK_BYTES):
-                chunk = bytes(held[: min(size, CHUNK_BYTES)])
-                del held[: len(chunk)]
+            buffer += piece[first : first + CHUNK_BYTES]
+            while size and len(buffer) >= min(size, CHUNK_BYTES):
+                chunk = bytes(buffer[: min(size, CHUNK_BYTES)])
+                del buffer[: len(chunk)]
                 size -= len(chunk)
                 yield chunk
     assert not size

@@ -191,8 +191,8 @@ def rough_seconds(seconds: float) -> str:
 def running_stages(deployment: Deployment) -> list[StagePart[StageStatus]]:
     """The stages that their nodes hold now, in the order of the pipeline."""
     nodes = {placed.index: str(placed.node_name) for placed in deployment.placement.stages}
-    held = sorted(deployment.stages, key=lambda status: status.stage)
-    return [StagePart(nodes[status.stage], status) for status in held if status.stage in nodes]
+    statuses = sorted(deployment.stages, key=lambda status: status.stage)
+    return [StagePart(nodes[status.stage], status) for status in statuses if status.stage in nodes]
 
 
 def percent(share: float) -> str:

@@ -29,9 +29,9 @@ def change_between(told: Heartbeat, now: Heartbeat) -> HeartbeatChange:
     A change cannot express a failed reading of huge pages; the last one stays.
     """
     before = {stage.key: stage for stage in told.stages}
-    held = {stage.key for stage in now.stages}
+    keys = {stage.key for stage in now.stages}
     changed = tuple(stage for stage in now.stages if before.get(stage.key) != stage)
-    removed = tuple(key for key in before if key not in held)
+    removed = tuple(key for key in before if key not in keys)
     memory, share = now.memory_available_bytes, now.others_share
     told_memory = told.memory_available_bytes
     return HeartbeatChange(
@@ -58,11 +58,11 @@ def with_change(told: Heartbeat, change: HeartbeatChange) -> Heartbeat:
         return told
     stages = told.stages
     if change.stages or change.removed:
-        held = {stage.key: stage for stage in stages}
+        stages_by_key = {stage.key: stage for stage in stages}
         for key in change.removed:
-            held.pop(key, None)
-        held.update((stage.key, stage) for stage in change.stages)
-        check_stage_count(len(held))
-        stages = tuple(held.values())
+            stages_by_key.pop(key, None)
+        stages_by_key.update((stage.key, stage) for stage in change.stages)
+        check_stage_count(len(stages_by_key))
+        stages = tuple(stages_by_key.values())
     figures = ((name, getattr(change, name)) for name in _FIGURES)
     return replace(told, stages=stages, **{name: figure for name, figure in figures if figure is not None})

@@ -91,8 +91,8 @@ def choose_residency(
             "WEIGHT_BUDGET",
         )
     resident = _spread(layers, budget - fixed)
-    held = sum(size for size, stays in zip(layers, resident, strict=True) if stays)
-    return Residency(resident, slots, fixed + held, whole - held)
+    resident_bytes = sum(size for size, stays in zip(layers, resident, strict=True) if stays)
+    return Residency(resident, slots, fixed + resident_bytes, whole - resident_bytes)
 
 
 def _spread(layers: Sequence[int], room: int) -> tuple[bool, ...]:

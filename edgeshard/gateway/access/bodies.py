@@ -69,17 +69,17 @@ class BodyBudget:
     most: int = MOST_BYTES
     most_of_one: int = MOST_OF_ONE_BYTES
     total: int = 0
-    _held: dict[str, int] = field(default_factory=dict)
+    _sizes: dict[str, int] = field(default_factory=dict)
 
     def take(self, identity: str, size: int) -> None:
         """Count `size` more bytes of an identity's body.
 
         Raises ResourceExhaustedError if the identity would have too many, UnavailableError if all together would.
         """
-        held = self._held.get(identity, 0) + size
+        own_bytes = self._held.get(identity, 0) + size
         # Without keys everyone is one identity, which has all there is.
         most = self.most_of_one if identity else self.most
-        if held > most:
+        if own_bytes > most:
             raise ResourceExhaustedError(
                 f"body: requests of {shown_identity(identity) or 'everyone together'} that are being read have {most} "
                 "bytes, the limit: send it again when one has been read",
@@ -87,14 +87,14 @@ class BodyBudget:
                 reason="TOO_MANY_BODIES",
                 retry_after_s=1.0,
             )
-        if self.total + size > self.most and held > ALWAYS_BYTES:
+        if self.total + size > self.most and own_bytes > ALWAYS_BYTES:
             raise UnavailableError(
                 f"body: all requests that are being read have {self.most} bytes, the limit: send it again",
                 field="body",
                 reason="TOO_MANY_BODIES",
                 retry_after_s=1.0,
             )
-        self._held[identity] = held
+        self._held[identity] = own_bytes
         self.total += size
 
     def give_back(self, identity: str, size: int) -> None:

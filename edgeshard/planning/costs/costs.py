@@ -171,11 +171,11 @@ class Costs:
 
     def memory(self, load: Load, cut: Cut) -> tuple[MemoryUse, ...]:
         """Memory of each stage with its parts."""
-        held, kv = self.block_bytes(), self.sequence_kv_bytes()
+        block_bytes, kv = self.block_bytes(), self.sequence_kv_bytes()
         uses = []
         for index, (node, first, end) in enumerate(stages(cut)):
             has_head = self.has_head(cut, index)
-            weights = sum(held[first:end]) + self.ends_bytes(index == 0, has_head)
+            weights = sum(block_bytes[first:end]) + self.ends_bytes(index == 0, has_head)
             workspace = self.stage_workspace(load) + self.logits_bytes(load) * has_head
             block_loading = self.loading_bytes(self.nodes[node])
             room = int(self._capacity[node]) + block_loading
@@ -246,8 +246,8 @@ class Costs:
 
     def _layer_bytes(self, load: Load) -> Floats:
         """[N] weights of each block and the KV of all requests in it."""
-        held = zip(self.block_bytes(), self.sequence_kv_bytes(), strict=True)
-        return np.array([float(weights + load.requests * kv) for weights, kv in held])
+        block_sizes = zip(self.block_bytes(), self.sequence_kv_bytes(), strict=True)
+        return np.array([float(weights + load.requests * kv) for weights, kv in block_sizes])
 
     def _layer_limits(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         layers = self.problem.model.layer_count

@@ -133,8 +133,8 @@ def _limited(room: _Room, instance: Instance) -> _Room:
 def _missing(instance: Instance, room: _Room, most_nodes: int | None = None) -> int:
     """Layers that do not fit on the best choice of nodes, 0 if all fit."""
     layers, source = instance.layers, instance.source
-    held = int(room.with_head[source])
-    best = min(layers, held) if held >= 1 else 0
+    source_layers = int(room.with_head[source])
+    best = min(layers, source_layers) if source_layers >= 1 else 0
     count = (instance.max_nodes if most_nodes is None else most_nodes) - 2
     others = np.array(instance.others, dtype=np.int64)
     if count < 0 or not len(others):
@@ -184,9 +184,9 @@ def _left_in_order(instance: Instance) -> list[float]:
         free[source] -= instance.head_bytes - instance.tied_bytes
     left = [float(size) for size in instance.layer_bytes]
     for room in (free[source], *sorted(free[list(instance.others)], reverse=True)):
-        held = 0.0
-        while left and held + left[0] <= room:
-            held += left.pop(0)
+        used_bytes = 0.0
+        while left and used_bytes + left[0] <= room:
+            used_bytes += left.pop(0)
     return left
 
 
@@ -197,8 +197,8 @@ def _one_more_node(costs: Costs, instance: Instance, missing: int, short: float,
         if size * GB - _SYSTEM_BYTES - unit - instance.stage_bytes >= short:
             return f"one more {size} GB node would do"
     size = next((s for s in (32, *_NODE_SIZES_GB) if s * GB > _SYSTEM_BYTES + unit + instance.stage_bytes + layer), 256)
-    held = max(1, int((size * GB - _SYSTEM_BYTES - unit - instance.stage_bytes) // layer))
-    count = -(-(missing + (1 if homeless else 0)) // held)
+    node_layers = max(1, int((size * GB - _SYSTEM_BYTES - unit - instance.stage_bytes) // layer))
+    count = -(-(missing + (1 if homeless else 0)) // node_layers)
     return f"{count} more {size} GB nodes would do"
 
 

@@ -211,12 +211,12 @@ class StreamTables:
             if not count:
                 streamed[:, starts, ends] = np.where(room >= 0, 0.0, np.inf)
                 continue
-            held = self._held[count]  # [kept, starts], its last row is the whole range
-            whole = held[-1]
+            resident_bytes = self._held[count]  # [kept, starts], its last row is the whole range
+            whole = resident_bytes[-1]
             widest = np.array([self.weights[first : first + count].max() for first in starts])
-            fits = held[None, :-1] <= (room - SLOTS * widest)[:, None]  # [M, kept, starts]
+            fits = resident_bytes[None, :-1] <= (room - SLOTS * widest)[:, None]  # [M, kept, starts]
             most = count - 1 - np.argmax(fits[:, ::-1], axis=1)
-            read = whole - np.take_along_axis(held[:-1][None], most[:, None], axis=1)[:, 0]
+            read = whole - np.take_along_axis(resident_bytes[:-1][None], most[:, None], axis=1)[:, 0]
             written, can = read, fits.any(axis=1)
             if (largest := sliding_window_view(experts.largest, count).max(axis=1)).any():
                 alone, every = (sliding_window_view(one, count).sum(axis=1) for one in (experts.whole, experts.total))

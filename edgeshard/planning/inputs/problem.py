@@ -153,7 +153,7 @@ class PlanProblem:
     passes all stages before the next begins."""
     times: Mapping[str, ComputeTimes] = field(default_factory=lambda: MappingProxyType({}))
     """Measured nodes by name; the others are estimated from their figures."""
-    held: Mapping[str, PackedParts] = field(default_factory=lambda: MappingProxyType({}))
+    packed_parts: Mapping[str, PackedParts] = field(default_factory=lambda: MappingProxyType({}))
     """The parts of the model that nodes keep packed on their disks, by node (`planning.search.locality`)."""
 
     @property

@@ -48,8 +48,8 @@ def describe_locality(result: PlanResult) -> str:
         return ""
     holds = []
     for stage in result.stages:
-        held = problem.held.get(stage.node, NOTHING_HELD).layers
-        if stage_layers := sorted(held & frozenset(range(stage.layers.first, stage.layers.end))):
+        packed_layers = problem.held.get(stage.node, NOTHING_HELD).layers
+        if stage_layers := sorted(packed_layers & frozenset(range(stage.layers.first, stage.layers.end))):
             holds.append(f"{stage.node} holds layers {_ranges(stage_layers)} packed")
     more = "more energy" if problem.goal is Objective.ENERGY else "slower"
     costs = f"{100 * locality.slower:.1f} % {more}" if locality.slower >= 0.0005 else "as good"

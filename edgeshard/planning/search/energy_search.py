@@ -133,8 +133,8 @@ class _Sums:
         most = most_micro_batches(self._costs, batch)
         for micro_batches in {most, most // 2, most // 4} - {0, 1}:
             room = self._costs.decode(Load(batch, micro_batches))
-            held = replace(instance, layer_bytes=room.layer_bytes, stage_bytes=room.stage_bytes)
-            solution = solve_latency(held)
+            variant = replace(instance, layer_bytes=room.layer_bytes, stage_bytes=room.stage_bytes)
+            solution = solve_latency(variant)
             pool.offer(None if solution is None else solution.cut)
 
     def _least_computing(self, low: int, high: int) -> float:

@@ -59,9 +59,9 @@ class Lacking:
         self._held = [problem.held.get(name, NOTHING_HELD) for name in costs.names]
         sizes = costs.block_bytes()
         self._upto = {
-            node: list(accumulate((0 if i in held.layers else size for i, size in enumerate(sizes)), initial=0))
-            for node, held in enumerate(self._held)
-            if held.layers
+            node: list(accumulate((0 if i in parts.layers else size for i, size in enumerate(sizes)), initial=0))
+            for node, parts in enumerate(self._held)
+            if parts.layers
         }
         self._all = list(accumulate(sizes, initial=0))
 
@@ -69,11 +69,11 @@ class Lacking:
         problem, total = self._costs.problem, 0
         model, formats = problem.model, problem.formats
         for index, (node, first, end) in enumerate(stages(cut)):
-            upto, held = self._upto.get(node, self._all), self._held[node]
+            upto, parts = self._upto.get(node, self._all), self._held[node]
             total += upto[end] - upto[first]
             has_head = self._costs.has_head(cut, index)
-            total += model.head_bytes(*formats) * (has_head and not held.head)
-            if index == 0 and not held.embedding:  # with the head it is one tensor, if that is kept once
+            total += model.head_bytes(*formats) * (has_head and not parts.head)
+            if index == 0 and not parts.embedding:  # with the head it is one tensor, if that is kept once
                 total += model.embedding_bytes(*formats) - model.shared_bytes(*formats) * has_head
         return total
 
@@ -81,8 +81,8 @@ class Lacking:
 def nearest_cut(costs: Costs, load: Load, best: Cut, cost: Cost) -> Cut:
     """The cut that lacks the fewest bytes, among those found that cost little more than `best`,
     which breaks no rule."""
-    held = costs.problem.held
-    holders = [node for node, name in enumerate(costs.names) if held.get(name, NOTHING_HELD) != NOTHING_HELD]
+    packed_parts = costs.problem.held
+    holders = [node for node, name in enumerate(costs.names) if packed_parts.get(name, NOTHING_HELD) != NOTHING_HELD]
     if not holders:
         return best
     lacking, instance = Lacking(costs), costs.decode(load)
@@ -116,18 +116,18 @@ def nearest_cut(costs: Costs, load: Load, best: Cut, cost: Cost) -> Cut:
 def _suggested(costs: Costs, best: Cut) -> Iterator[Cut]:
     """The cut of an earlier placement, inferred from the held blocks: each node gets as many layers
     as it holds in a row."""
-    held = [costs.problem.held.get(name, NOTHING_HELD).layers for name in costs.names]
+    packed_layers = [costs.problem.held.get(name, NOTHING_HELD).layers for name in costs.names]
     layer_count = costs.problem.model.layer_count
 
     def run(node: int, first: int) -> int:
         end = first
-        while end in held[node]:
+        while end in packed_layers[node]:
             end += 1
         return end
 
     nodes, ends = [costs.source], [max(run(costs.source, 0), 1)]
     while ends[-1] < layer_count:
-        others = [node for node in range(len(held)) if node not in nodes and run(node, ends[-1]) > ends[-1]]
+        others = [node for node in range(len(packed_layers)) if node not in nodes and run(node, ends[-1]) > ends[-1]]
         if not others:
             return
         nodes.append(max(others, key=lambda node: (run(node, ends[-1]), node in best.nodes, -node)))

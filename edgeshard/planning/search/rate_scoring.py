@@ -219,9 +219,9 @@ class CutRates:
     def fitting(self, places: CutTable, batch: int) -> Floats:
         """[K] the most micro-batches that memory holds; below 1 if it holds none."""
         one, two = self.costs.decode(Load(batch)), self.costs.decode(Load(batch, 2))
-        held = np.concatenate([[0.0], np.cumsum(one.layer_bytes)])
+        layer_sums = np.concatenate([[0.0], np.cumsum(one.layer_bytes)])
         starts, ends = places.cuts.starts.T, places.cuts.ends.T
-        need = one.stage_bytes + held.take(ends) - held.take(starts)
+        need = one.stage_bytes + layer_sums.take(ends) - layer_sums.take(starts)
         head = 0 if one.head_on_source else len(need) - 1
         need[0] += one.embed_bytes
         need[head] += one.head_bytes

@@ -303,10 +303,10 @@ def _result(path: _Path, traffic: SimulatedTraffic, run: _Run, mode: Mode) -> Si
     node_busy, link_busy = [0.0] * len(path.nodes), [0.0] * len(path.links)
     working = [0.0] * len(path.nodes)
     for hold, send in zip(path.hold_s, path.send_s, strict=True):
-        for stage, link, held, sent in zip(path.stage, path.link, hold, send, strict=True):
+        for stage, link, hold_s, sent in zip(path.stage, path.link, hold, send, strict=True):
             if stage is not None:
-                node_busy[stage] += count * held
-                working[stage] += count * (held - sent)
+                node_busy[stage] += count * hold_s
+                working[stage] += count * (hold_s - sent)
             if link is not None:
                 link_busy[link] += count * sent
     bubbles = tuple(max(0.0, makespan - value) for value in working)

@@ -105,8 +105,8 @@ def allowed(instance: Instance, cuts: Cuts) -> Booleans:
     if instance.stage_s is not None:
         room = np.isfinite(instance.stage_s[nodes, starts, ends])
     else:
-        held = np.concatenate([[0.0], np.cumsum(instance.layer_bytes)])
-        need = instance.stage_bytes + held[ends] - held[starts]
+        layer_sums = np.concatenate([[0.0], np.cumsum(instance.layer_bytes)])
+        need = instance.stage_bytes + layer_sums[ends] - layer_sums[starts]
         head = 0 if instance.head_on_source else nodes.shape[1] - 1
         need[:, 0] += instance.embed_bytes
         need[:, head] += instance.head_bytes

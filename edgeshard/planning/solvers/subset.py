@@ -78,9 +78,9 @@ class _Tables:
             first, last, single = middle[source, 0].copy(), middle[:, :, layers].copy(), middle[source, 0, layers]
         else:
             done = np.concatenate([np.zeros((instance.nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1)
-            held = np.concatenate([[0.0], np.cumsum(instance.layer_bytes)])
+            layer_sums = np.concatenate([[0.0], np.cumsum(instance.layer_bytes)])
             seconds = instance.overhead_s[:, None, None] + done[:, None, :] - done[:, :, None]
-            need = instance.stage_bytes + held[None, :] - held[:, None]
+            need = instance.stage_bytes + layer_sums[None, :] - layer_sums[:, None]
             limit = (instance.capacity_bytes * (1 + SLACK))[:, None, None]
 
             def fitting(extra: float) -> Floats:

@@ -47,7 +47,7 @@ def spec_of(**changes: Any) -> DeploymentSpec:
 
 def node(name: str, held: PackedParts = NOTHING_HELD, free: int = 1024 * MIB, **changes: Any) -> Candidate:
     facts = DeviceFacts("cpu", "some CPU", 2, 1024 * MIB, 1024 * MIB, False, "test")
-    node = Candidate(NodeId(f"id-{name}"), NodeName(name), f"{name}:7000", free, True, facts, held=held)
+    node = Candidate(NodeId(f"id-{name}"), NodeName(name), f"{name}:7000", free, True, facts, packed_parts=held)
     return replace(node, **changes)
 
 

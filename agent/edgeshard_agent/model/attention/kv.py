@@ -184,15 +184,15 @@ class KvPool:
         numbers: torch.dtype | Literal[KvFormat.INT4]
         numbers = self.kept if self.kept is KvFormat.INT4 else TORCH_DTYPES[DType(self.kept)]
         element = torch.uint8 if isinstance(numbers, KvFormat) else numbers
-        held = self.blocks + 1 if scratch else self.blocks
-        slots = held * self.block_tokens
+        block_count = self.blocks + 1 if scratch else self.blocks
+        slots = block_count * self.block_tokens
         arenas: dict[int, RowArena | NativeArena] = {}
         try:
             for own in dict.fromkeys(own for own in heads if own.heads):
                 alike = [index for index, other in enumerate(heads) if other == own]
                 elements = self.block_tokens * own.heads * self.kept.head_bytes(own.head_dim) // element.itemsize
-                taken = zeroed((len(alike), 2, held * elements), element, device)
-                self._by_block.append(taken.view(2 * len(alike), held, elements))
+                taken = zeroed((len(alike), 2, block_count * elements), element, device)
+                self._by_block.append(taken.view(2 * len(alike), block_count, elements))
                 for index, memory in zip(alike, taken, strict=True):
                     if scratch and not isinstance(numbers, KvFormat):  # what records steps gathers
                         arenas[index] = RowArena(slots, own.heads, own.head_dim, numbers, device, memory)

@@ -112,9 +112,9 @@ class ExpertStore:
         """Bytes taken for experts now: for present ones, and for one that is read ahead."""
         with self._changed:
             state = self._state
-            held = [*state.resident.values(), *state.ahead_done.values(), *(read.memory for read in state.reads)]
+            buffers = [*state.resident.values(), *state.ahead_done.values(), *(read.memory for read in state.reads)]
             flying = [state.in_flight.memory] if state.in_flight is not None else []
-            return sum(memory.nbytes for memory in (*held, *flying, *(m for some in state.free.values() for m in some)))
+            return sum(memory.nbytes for memory in (*buffers, *flying, *(m for some in state.free.values() for m in some)))
 
     @property
     def status(self) -> StageExperts:

@@ -92,8 +92,8 @@ class ParameterLoader:
 
     def _held_bytes(self, name: str, tensor: ExpectedTensor) -> int:
         context = self._modules.context
-        held = DType.FLOAT32 if keeps_float32(context.shape, name) else context.dtype
-        return prod(tensor.shape) * held.itemsize
+        dtype = DType.FLOAT32 if keeps_float32(context.shape, name) else context.dtype
+        return prod(tensor.shape) * dtype.itemsize
 
 
 def _is_want_of_memory(error: Exception) -> bool:

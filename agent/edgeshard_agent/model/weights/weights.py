@@ -72,7 +72,7 @@ class StageWeights:
                 f"layers {layers} are not a range of the model's layers 0:{shape.layer_count}", field="layers"
             )
         modules = build_modules(config, layers, dtype, device, quantisation)
-        shared = frozenset[str]().union(*(modules.share(held.modules) for held in reuse))
+        shared = frozenset[str]().union(*(modules.share(weights.modules) for weights in reuse))
         expected = expected_tensors(config, layers)
         wanted = {name: tensor for name, tensor in expected.items() if not modules.has(name, shared)}
         filled = fill(modules, config, source, wanted, packing, progress)

@@ -75,13 +75,13 @@ class Admission:
         is_checked = standing in (Standing.NEW, Standing.REPLAYED)
         others = [other for other in self._requests.values() if other is not itself]
         claims = self._resumptions.reserved(request.request_id) if is_checked else []
-        held = [other.deployment for other in others if other.client == request.client]
-        held += [claim.deployment for claim in claims if claim.client == request.client]
-        self._quotas.check(request.client, request.generation.priority, replicas, held)
+        own_deployments = [other.deployment for other in others if other.client == request.client]
+        own_deployments += [claim.deployment for claim in claims if claim.client == request.client]
+        self._quotas.check(request.client, request.generation.priority, replicas, own_deployments)
         if is_checked:
             self._quotas.check_debt(request.client)
         if standing is Standing.AWAITING:
-            crowd = held
+            crowd = own_deployments
         else:
             crowd = [other.deployment for other in others if other.standing is not Standing.AWAITING]
             crowd += [claim.deployment for claim in claims]

@@ -41,10 +41,10 @@ class QuotaBook:
         self._buckets = buckets
 
     def check(
-        self, identity: str, priority: int, records: Sequence[DeploymentRecord], held: Sequence[DeploymentName]
+        self, identity: str, priority: int, records: Sequence[DeploymentRecord], deployments: Sequence[DeploymentName]
     ) -> None:
         """Raise for a request beyond the share of its identity, which has one running or waiting at
-        each deployment of `held`. A resumed request counts, too. `records` are all replicas of the
+        each deployment of `deployments`. A resumed request counts, too. `records` are all replicas of the
         requested name, whose shares add up.
 
         Raises DeniedError naming `priority`, and ResourceExhaustedError naming `requests`, with reason QUOTA.
@@ -58,10 +58,10 @@ class QuotaBook:
                 field="priority",
                 reason="PRIORITY",
             )
-        self._check_count(identity, len(held))
+        self._check_count(identity, len(deployments))
         # In plaintext everyone is one identity, so no other identity would use the rest.
         share = sum(record.running_requests for record in records) * (1 + QUEUED_OF_ONE)
-        if quota.requests is None and identity and sum(held.count(record.name) for record in records) >= share:
+        if quota.requests is None and identity and sum(deployments.count(record.name) for record in records) >= share:
             name = records[0].served_name
             raise _too_many(f"{who} has {share} requests running or waiting at deployment {name}, its share")
 

@@ -121,9 +121,9 @@ class Replicas:
             return (active[record.name] + 1) / rates[record.name], self._given[record.name], record.spec.replica
 
         chosen = min(roomy or ready, key=wait)
-        held = next((record for record in roomy if record.name == holder), chosen)
-        if active[held.name] / rates[held.name] <= wait(chosen)[0]:
-            chosen = held
+        holder_record = next((record for record in roomy if record.name == holder), chosen)
+        if active[holder_record.name] / rates[holder_record.name] <= wait(chosen)[0]:
+            chosen = holder_record
         self._given[chosen.name] += 1
         return chosen
 

@@ -82,11 +82,11 @@ class RequestFront:
         epoch: Epoch,
         node_id: NodeId,
         node_name: NodeName,
-        held: Sequence[HeldRequest] = (),
+        held_requests: Sequence[HeldRequest] = (),
         head_for_s: float | None = None,
     ) -> Attachment:
         """Take a head's new stream; an older one of the deployment ends. The head continues all requests of the
-        deployment in their old order. It forgets a request of `held` that ended here or has no client any more.
+        deployment in their old order. It forgets a request of `held_requests` that ended here or has no client any more.
 
         Requests of an earlier run of the coordinator wait at the head for their clients. Requests
         whose clients reconnected before the head continue, or end with a typed error. `head_for_s`
@@ -103,10 +103,10 @@ class RequestFront:
         self._attachments[deployment] = attachment
         self.meter.head_back(deployment, epoch, self._now())
         instance = self._state().instance
-        for item in held:
+        for item in held_requests:
             if not item.over and self._is_over_here(item, deployment, instance):
                 attachment.outgoing.put_nowait(ForgetRequest(item.request_id))
-        former = [item for item in held if item.instance != instance]
+        former = [item for item in held_requests if item.instance != instance]
         settled_ids = {id for id, request in self._requests.items() if request.standing is not Standing.AWAITING}
         self._resumptions.reported(deployment, epoch, node_id, former, settled_ids, head_for_s)
         for request in () if record is None else self._replicas.told_of(record):

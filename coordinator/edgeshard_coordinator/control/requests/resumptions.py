@@ -98,7 +98,7 @@ class ResumptionBook:
     now: Callable[[], float]
     began_at: float = field(init=False)
     _ended: OrderedDict[RequestId, _Ended] = field(default_factory=OrderedDict)
-    _held: dict[RequestId, tuple[Claim, float]] = field(default_factory=dict)
+    _held_claims: dict[RequestId, tuple[Claim, float]] = field(default_factory=dict)
     """The requests that heads have of a former run, and since when that is known; without a digest from an older
     head."""
     _left: OrderedDict[RequestId, Claim] = field(default_factory=OrderedDict)
@@ -153,7 +153,7 @@ class ResumptionBook:
         deployment: DeploymentName,
         epoch: Epoch,
         node_id: NodeId,
-        held: Iterable[HeldRequest],
+        held_requests: Iterable[HeldRequest],
         settled_ids: Collection[RequestId],
         head_for_s: float | None = None,
     ) -> None:
@@ -167,7 +167,7 @@ class ResumptionBook:
         if self._is_late:
             return
         left = MAX_HELD - sum(claim.deployment == deployment for claim, _ in self._held.values())
-        for item in held:
+        for item in held_requests:
             if item.request_id in self._ended or item.request_id in settled_ids:
                 continue
             claim = Claim(deployment, item.client, item.digest, item.tokens, item.scored)
@@ -200,8 +200,8 @@ class ResumptionBook:
         # No client waits for that long.
         if self._is_late or claim.deployment not in self._served:
             raise _refused(request_id)
-        if (held := self._held.get(request_id)) is not None:
-            told, _ = held
+        if (entry := self._held.get(request_id)) is not None:
+            told, _ = entry
             if not told.digest and told.deployment == claim.deployment:
                 return Standing.REPLAYED, False
             if told.covers(claim):
@@ -235,8 +235,8 @@ class ResumptionBook:
         """The deployment that had a request last, as far as it was reported."""
         if (ended := self._ended.get(request_id)) is not None:
             return ended.claim.deployment
-        held = self._held.get(request_id)
-        return None if held is None else held[0].deployment
+        entry = self._held.get(request_id)
+        return None if entry is None else entry[0].deployment
 
     def has_heard(self, deployment: DeploymentName) -> bool:
         """Whether a head of it has attached in this run, and named its requests."""

@@ -265,14 +265,14 @@ def _held(state: State) -> Iterator[tuple[DeploymentRecord, NodeName, StageStatu
 
 
 def _stages(state: State) -> Iterator[Metric]:
-    held = [((*_of(record), str(stage.stage), node), stage) for record, node, stage in _held(state)]
+    stages = [((*_of(record), str(stage.stage), node), stage) for record, node, stage in _held(state)]
     for name, meaning, figure in _OF_STAGE:
-        yield gauge(f"edgeshard_stage_{name}", meaning, _STAGE, [(labels, figure(stage)) for labels, stage in held])
+        yield gauge(f"edgeshard_stage_{name}", meaning, _STAGE, [(labels, figure(stage)) for labels, stage in stages])
     for name, meaning, figure in _DONE_BY_STAGE:
-        yield counter(f"edgeshard_stage_{name}", meaning, _STAGE, [(labels, figure(stage)) for labels, stage in held])
-    experts = [(labels, stage.experts) for labels, stage in held if stage.experts is not None]
+        yield counter(f"edgeshard_stage_{name}", meaning, _STAGE, [(labels, figure(stage)) for labels, stage in stages])
+    experts = [(labels, stage.experts) for labels, stage in stages if stage.experts is not None]
     yield from EXPERTS.metrics("edgeshard_stage_experts", _STAGE, experts)
-    heads = [(labels, stage.guesses) for labels, stage in held if stage.guesses is not None]
+    heads = [(labels, stage.guesses) for labels, stage in stages if stage.guesses is not None]
     guessed = [(labels, guesses.guessed) for labels, guesses in heads]
     yield counter("edgeshard_stage_guesses", "Draft tokens of this head, in this epoch.", _STAGE, guessed)
     right = [(labels, guesses.right) for labels, guesses in heads]

@@ -91,14 +91,14 @@ def _unclaimed(state: State, node: KnownNode) -> tuple[tuple[HeldStage, ...], tu
     orphans: list[HeldStage] = []
     unknown_stages: list[HeldStage] = []
     for stage in node.stages:
-        held = (stage.deployment, stage.epoch)
+        stage_key = (stage.deployment, stage.epoch)
         if stage.deployment in state.deployments:
-            if is_left_over(state, node, stage) and held not in node.released:
-                orphans.append(held)
+            if is_left_over(state, node, stage) and stage_key not in node.released:
+                orphans.append(stage_key)
         elif stage.epoch > state.retired.get(stage.deployment, NO_EPOCH):
-            unknown_stages.append(held)
-        elif held not in node.released:
-            orphans.append(held)
+            unknown_stages.append(stage_key)
+        elif stage_key not in node.released:
+            orphans.append(stage_key)
     return tuple(orphans), tuple(unknown_stages)
 
 

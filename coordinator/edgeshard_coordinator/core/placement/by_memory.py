@@ -129,8 +129,8 @@ class StageSizes:
     def needed_bytes(self, layers: LayerRange, node: NodeName) -> int:
         """Bytes of a stage with the largest tensor once more in fp32, as it is in memory during loading."""
         largest = max((size.largest_elements for size in self._of(layers)), default=0)
-        held = self.parameter_bytes(layers, node) + self.kv_bytes(layers) + self.workspace_bytes(layers)
-        return held + 4 * largest
+        stage_bytes = self.parameter_bytes(layers, node) + self.kv_bytes(layers) + self.workspace_bytes(layers)
+        return stage_bytes + 4 * largest
 
     def _of(self, layers: LayerRange) -> list[_UnitSize]:
         return [self._units[unit] for unit in units_of_stage(layers, self.layer_count) if unit in self._units]

@@ -55,8 +55,8 @@ def nearest(
 
 def lacking_layers(placement: Placement, candidates: Sequence[Candidate]) -> int:
     """The number of layers that its nodes would have to fetch and pack."""
-    held = {node.node_id: node.held.layers for node in candidates}
+    packed_layers = {node.node_id: node.held.layers for node in candidates}
     return sum(
-        len(frozenset(range(stage.layers.first, stage.layers.end)) - held.get(stage.node_id, frozenset()))
+        len(frozenset(range(stage.layers.first, stage.layers.end)) - packed_layers.get(stage.node_id, frozenset()))
         for stage in placement.stages
     )

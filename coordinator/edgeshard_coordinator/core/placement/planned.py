@@ -86,14 +86,14 @@ class PlanningPlacer:
         return replace(placement, note=" ".join(note for note in notes if note))
 
     def outlook(self, problem: PlacementProblem, placement: Placement) -> Outlook:
-        held, nodes = repair.layers_of(placement), problem.candidates
+        current_layers, nodes = repair.layers_of(placement), problem.candidates
 
         def with_layers(layers: tuple[ExplicitStage, ...], candidates: Sequence[Candidate]) -> Placement:
             seen = problem.with_spec(prompt_tokens=None, new_tokens=None, layers=layers)
             return self._placed(_Site(replace(seen, candidates=candidates), self._provers))
 
         try:
-            here, best = with_layers(held, nodes), with_layers((), nodes)
+            here, best = with_layers(current_layers, nodes), with_layers((), nodes)
             if here.predicted is not None and best.predicted is not None:
                 # Packed units of nodes decide where to move, not whether.
                 small = here.predicted.gain_of(best.predicted) < WORTH_SAYING

@@ -94,11 +94,11 @@ def cold_layers(
     placement: Placement, former: Placement, candidates: Sequence[Candidate]
 ) -> list[tuple[PlacedStage, frozenset[int]]]:
     """The stages of a placement that are not of the former one, each with the layers that its node has to load."""
-    held = {stage.node_id: stage.layers for stage in former.stages}
+    former_layers = {stage.node_id: stage.layers for stage in former.stages}
     warm = {node.node_id: node.warm for node in candidates}
-    changed = [stage for stage in placement.stages if held.get(stage.node_id) != stage.layers]
+    changed = [stage for stage in placement.stages if former_layers.get(stage.node_id) != stage.layers]
     return [
-        (stage, _indices(stage.layers) - _indices(held.get(stage.node_id)) - _indices(warm.get(stage.node_id)))
+        (stage, _indices(stage.layers) - _indices(former_layers.get(stage.node_id)) - _indices(warm.get(stage.node_id)))
         for stage in changed
     ]
 

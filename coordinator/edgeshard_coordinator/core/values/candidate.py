@@ -19,7 +19,7 @@ class Candidate:
 
     Layers are placed on it when it is connected and not `starting` any more. It keeps the weights
     of the layers `warm` of the deployment in question in memory, and the units with the ids
-    `packed` on its disk. `held` are the units of the model and the form in question, if they were
+    `packed` on its disk. `packed_parts` are the units of the model and the form in question, if they were
     looked up (`core.placement.nearest_placement`). `disk` is None if it is unmeasured, and so is
     `busy_w`, its watts while it computes.
     """
@@ -33,7 +33,7 @@ class Candidate:
     starting: bool = False
     warm: LayerRange | None = None
     packed: tuple[int, ...] = ()
-    held: PackedParts = NOTHING_HELD
+    packed_parts: PackedParts = NOTHING_HELD
     disk: DiskProfile | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     busy_w: float | None = None

@@ -498,9 +498,9 @@ class State:
 
     def free_bytes(self, node: KnownNode, without: DeploymentName | None = None) -> int:
         """The node's memory budget less what deployments hold, except the deployment `without`."""
-        held = sum(held_bytes(stage) for stage in self._placed(without) if stage.node_id == node.node_id)
-        held += sum(entry.reserved_bytes for entry in self._standbys(without) if entry.node_id == node.node_id)
-        return max(0, node.facts.memory_budget_bytes - held)
+        used_bytes = sum(held_bytes(stage) for stage in self._placed(without) if stage.node_id == node.node_id)
+        used_bytes += sum(entry.reserved_bytes for entry in self._standbys(without) if entry.node_id == node.node_id)
+        return max(0, node.facts.memory_budget_bytes - used_bytes)
 
     def holds_still(self, spec: DeploymentSpec, placement: Placement, version: int) -> bool:
         """Whether a placement found in the state of `version` is right in this one. Its nodes are there as they were
@@ -529,11 +529,11 @@ class State:
 
         It takes a moment for many nodes: call it off the loop.
         """
-        held: dict[NodeId, int] = {}
+        used_bytes: dict[NodeId, int] = {}
         for stage in self._placed(without):
-            held[stage.node_id] = held.get(stage.node_id, 0) + held_bytes(stage)
+            used_bytes[stage.node_id] = used_bytes.get(stage.node_id, 0) + held_bytes(stage)
         for entry in self._standbys(without):
-            held[entry.node_id] = held.get(entry.node_id, 0) + entry.reserved_bytes
+            used_bytes[entry.node_id] = used_bytes.get(entry.node_id, 0) + entry.reserved_bytes
         own = self.deployments.get(without) if without is not None else None
         warm = {entry.node_id: entry.layers for entry in own.standbys if self._is_warm(entry)} if own else {}
         ordered = sorted(self.nodes.values(), key=lambda node: (node.name, node.node_id))
@@ -542,7 +542,7 @@ class State:
                 node_id=node.node_id,
                 name=node.name,
                 address=node.address,
-                free_bytes=max(0, node.facts.memory_budget_bytes - held.get(node.node_id, 0)),
+                free_bytes=max(0, node.facts.memory_budget_bytes - used_bytes.get(node.node_id, 0)),
                 connected=node.connected,
                 facts=node.facts,
                 starting=node.starting,

@@ -224,7 +224,7 @@ def _held(site: Site, request: Asked, dtype: DType) -> dict[str, PackedParts]:
     parts_by_node = {
         names[on.node_id]: held_of(form, site.config, frozenset(on.ids)) for on in site.packed if on.node_id in names
     }
-    return {name: held for name, held in parts_by_node.items() if held != NOTHING_HELD}
+    return {name: parts for name, parts in parts_by_node.items() if parts != NOTHING_HELD}
 
 
 def _seen_workload(traffic: Traffic) -> Workload:

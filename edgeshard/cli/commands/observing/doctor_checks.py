@@ -254,8 +254,8 @@ def _node(node: Node, utc_s: float) -> Iterator[Finding]:
         and pages.wanted_bytes >= HUGE_PAGE_BYTES
         and pages.held_bytes < HUGE_PAGE_SHARE * pages.wanted_bytes
     ):
-        held = f"{human_bytes(pages.held_bytes)} of {human_bytes(pages.wanted_bytes)} lie in huge pages"
-        yield Finding(Fault.HUGE_PAGES_OFF, node.name, held)
+        figures = f"{human_bytes(pages.held_bytes)} of {human_bytes(pages.wanted_bytes)} lie in huge pages"
+        yield Finding(Fault.HUGE_PAGES_OFF, node.name, figures)
 
 
 def _machine(where: str, condition: Condition, utc_s: float) -> Iterator[Finding]:
