@@ -176,9 +176,9 @@ def mixture_style(normalised: bool | None = None) -> Style:
     """
 
     def style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
-        chosen = fields.size("num_experts_per_tok")
+        top_k = fields.size("num_experts_per_tok")
         shares = fields.flag("norm_topk_prob") if normalised is None else normalised
-        return replace(llama_style(fields, shape, layer), routing=Routing(chosen, shares))
+        return replace(llama_style(fields, shape, layer), routing=Routing(top_k, shares))
 
     return style
 
@@ -277,9 +277,9 @@ def check_experts(experts: Experts, fields: ConfigFields, layer_count: int) -> N
         raise fields.refuse(
             experts.count[0], f"is {count} in {layer_count} layers; EdgeShard runs at most {MAX_EXPERTS_IN_ALL} in all"
         )
-    chosen = chosen_experts(experts, fields)
-    if chosen > count:
-        raise fields.refuse(experts.chosen, f"is {chosen}, more than the {count} experts there are")
+    top_k = chosen_experts(experts, fields)
+    if top_k > count:
+        raise fields.refuse(experts.chosen, f"is {top_k}, more than the {count} experts there are")
 
 
 def expert_groups(experts: Experts) -> Check:
@@ -292,7 +292,7 @@ def expert_groups(experts: Experts) -> Check:
             raise fields.refuse("n_group", f"is {groups}; a group is ranked by its best two experts, so it needs two")
         if kept_groups > groups:
             raise fields.refuse("topk_group", f"is {kept_groups}, more than the {groups} groups there are")
-        if (chosen := chosen_experts(experts, fields)) > kept_groups * in_group:
-            raise fields.refuse(experts.chosen, f"is {chosen}, more than {kept_groups} groups of {in_group} experts have")
+        if (top_k := chosen_experts(experts, fields)) > kept_groups * in_group:
+            raise fields.refuse(experts.chosen, f"is {top_k}, more than {kept_groups} groups of {in_group} experts have")
 
     return check

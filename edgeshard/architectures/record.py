@@ -97,7 +97,7 @@ class Experts:
     """
 
     count: tuple[str, ...] = ("num_experts", "num_local_experts")
-    chosen: str = "num_experts_per_tok"
+    top_k: str = "num_experts_per_tok"
     tensors: str = r"\bexperts\."
     switch: str = ""
     joined: tuple[Joined, ...] = ()
@@ -107,7 +107,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How a router's logits select the experts of a token: the `chosen` ones of the largest
+    """How a router's logits select the experts of a token: the `top_k` ones of the largest
     softmax. If it is `sigmoid`, the largest sigmoid plus a correction selects them; the shares do
     not include the correction.
 
@@ -116,7 +116,7 @@ class Routing:
     part. `float32` is the router's product.
     """
 
-    chosen: int
+    top_k: int
     normalised: bool = True
     sigmoid: bool = False
     scale: float = 1.0

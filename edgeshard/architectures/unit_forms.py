@@ -52,8 +52,8 @@ class UnitForm:
             return str(self.quantisation)
         if self.quantisation is None or unit == EMBEDDING_UNIT:
             return ""
-        chosen = self.quantisation.head if unit == HEAD_UNIT else self._width(unit) or self.quantisation.blocks
-        return "" if chosen is None else f"{chosen}/{self.shape.group_of(chosen)}"
+        width = self.quantisation.head if unit == HEAD_UNIT else self._width(unit) or self.quantisation.blocks
+        return "" if width is None else f"{width}/{self.shape.group_of(width)}"
 
 
 def held_of(form: UnitForm, config: Mapping[str, Any], ids: Collection[int]) -> PackedParts:

@@ -54,8 +54,8 @@ def configuration() -> Path:
 def access(target: str | None = None, tls: TlsFiles | None = None, plaintext: bool | None = None) -> Access:
     """The given access, else the configured one. Raises InvalidArgumentError naming a wrong or missing setting."""
     environment = {key: os.environ[_PREFIX + key.upper()] for key in KEYS if os.environ.get(_PREFIX + key.upper())}
-    chosen = plaintext if plaintext is not None or tls is not None else _plaintext(environment)
-    if chosen:
+    is_plaintext = plaintext if plaintext is not None or tls is not None else _plaintext(environment)
+    if is_plaintext:
         return Access(target or environment.get("coordinator") or DEFAULT_TARGET, tls, plaintext=True)
     file = _read(configuration())
     tls = tls or _tls(environment) or _tls(file, directory())

@@ -242,8 +242,8 @@ class _Program:
         self.sent = {relaxed.sent[at]: self.model.new_bool_var("") for at in self._sent_at}
         self.returns = [self.model.new_bool_var("") for _ in range(self.instance.nodes)]
         self._of_node = defaultdict[int, list[cp_model.IntVar]](list)
-        for blocks, chosen in self.held.items():
-            self._of_node[blocks.node].append(chosen)
+        for blocks, variable in self.held.items():
+            self._of_node[blocks.node].append(variable)
         self._connect()
         for condition in question.conditions:
             self._keep(condition)
@@ -258,12 +258,12 @@ class _Program:
         """One path from the source's first block to the return."""
         instance, model = self.instance, self.model
         ending, beginning, leaving, coming = (defaultdict[tuple[int, int], list[cp_model.IntVar]](list) for _ in "1234")
-        for blocks, chosen in self.held.items():
-            ending[blocks.node, blocks.end].append(chosen)
-            beginning[blocks.node, blocks.first].append(chosen)
-        for sent, chosen in self.sent.items():
-            leaving[sent.sender, sent.end].append(chosen)
-            coming[sent.receiver, sent.end].append(chosen)
+        for blocks, variable in self.held.items():
+            ending[blocks.node, blocks.end].append(variable)
+            beginning[blocks.node, blocks.first].append(variable)
+        for sent, variable in self.sent.items():
+            leaving[sent.sender, sent.end].append(variable)
+            coming[sent.receiver, sent.end].append(variable)
         for node in range(instance.nodes):
             if node == instance.source:
                 model.add_exactly_one(self._of_node[node])
@@ -278,7 +278,7 @@ class _Program:
         for end in range(1, instance.layers):
             # Every block is held once. This follows from the rest, but makes the linear relaxation
             # closer if stated.
-            over = [chosen for blocks, chosen in self.held.items() if blocks.first < end <= blocks.end]
+            over = [variable for blocks, variable in self.held.items() if blocks.first < end <= blocks.end]
             model.add_exactly_one(over)
         model.add_exactly_one(self.returns)
         for node in np.flatnonzero(~self.relaxed.returns).tolist():
@@ -289,13 +289,13 @@ class _Program:
     def _keep(self, condition: Linear) -> None:
         given = [*condition.weights, *(end for end in (condition.least, condition.most) if end is not None)]
         scale = _scale(given)
-        chosen = [
+        terms = [
             _whole(weight, scale, up=condition.most is not None) * variable
             for node, weight in enumerate(condition.weights)
             for variable in self._of_node[node]
             if weight
         ]
-        total = cp_model.LinearExpr.sum(chosen) if chosen else cp_model.LinearExpr.sum([])
+        total = cp_model.LinearExpr.sum(terms) if terms else cp_model.LinearExpr.sum([])
         if condition.most is not None:
             self.model.add(total <= _whole(condition.most, scale, up=False))
         if condition.least is not None:
@@ -357,19 +357,19 @@ class _Program:
         stage_terms = [units(stage[at]) * self.held[self.relaxed.held[at]] for at in self._held_at]
         sent = [units(hop[at]) * self.sent[self.relaxed.sent[at]] for at in self._sent_at]
         returns = []
-        for node, chosen in enumerate(self.returns):
-            returns.append((units(back[node]) if self.relaxed.returns[node] else 0) * chosen)
+        for node, variable in enumerate(self.returns):
+            returns.append((units(back[node]) if self.relaxed.returns[node] else 0) * variable)
         return stage_terms, sent, returns
 
     def hint(self, cut: Cut) -> None:
         """Begin at a cut that is known."""
-        chosen = {NodeBlocks(*stage) for stage in zip(cut.nodes, (0, *cut.ends[:-1]), cut.ends, strict=True)}
+        stages = {NodeBlocks(*stage) for stage in zip(cut.nodes, (0, *cut.ends[:-1]), cut.ends, strict=True)}
         for blocks, variable in self.held.items():
-            self.model.add_hint(variable, blocks in chosen)
+            self.model.add_hint(variable, blocks in stages)
 
     def cut(self, solver: cp_model.CpSolver) -> Cut:
         """The cut that was found."""
-        stages = sorted((item for item, chosen in self.held.items() if solver.value(chosen)), key=lambda item: item.first)
+        stages = sorted((item for item, variable in self.held.items() if solver.value(variable)), key=lambda item: item.first)
         return Cut(tuple(item.node for item in stages), tuple(item.end for item in stages))
 
 

@@ -131,8 +131,8 @@ class TensorWriter:
         if integers is not None and (len(shape) != 2 or shape[1] % STORED_GROUP):
             integers, width = None, Width.BFLOAT16
         if integers is not None:
-            chosen = integers
-            return self.integers(name, shape, (self._quantised(part, chosen) for part in parts), chosen)
+            integer_format = integers
+            return self.integers(name, shape, (self._quantised(part, integer_format) for part in parts), integer_format)
         return self.raw(name, _FLOATS[width], shape, (self._floats(part, width) for part in parts))
 
     def _quantised(self, weights: Floats, integers: IntegerFormat) -> tuple[Integers, Floats]:

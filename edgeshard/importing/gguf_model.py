@@ -115,14 +115,14 @@ def _planned(config: Mapping[str, Any], targets: TensorTargets, width: Width) ->
     opener, tensors = _Opener(config, width), []
     for target in targets.found:
         first = target.sources[0]
-        chosen = opener.kept_format(target)
-        if chosen is None and not opener.is_exact(target):
+        integer_format = opener.kept_format(target)
+        if integer_format is None and not opener.is_exact(target):
             matrix = _matrix_of(target)
             if len(matrix) == 2 and matrix[1] % STORED_GROUP == 0:
-                chosen = width.integers
-        shape = target.shape if chosen is None else _matrix_of(target)
+                integer_format = width.integers
+        shape = target.shape if integer_format is None else _matrix_of(target)
         size = sum(source.size for source in target.sources)
-        tensors.append(StoredTensor(target.name, "F32", shape, first.path, first.offset, size, chosen))
+        tensors.append(StoredTensor(target.name, "F32", shape, first.path, first.offset, size, integer_format))
     return tensors
 
 
@@ -279,10 +279,10 @@ def _numbers(tensor: GgufTensor, data: mmap.mmap, order: RowOrder | None) -> Ite
     rows = np.frombuffer(data, np.uint8, tensor.size, tensor.offset).reshape(count, -1)
     step = max(1, AT_ONCE // columns)
     for first in range(0, count, step):
-        chosen: Sequence[int] = range(first, min(first + step, count))
+        row_numbers: Sequence[int] = range(first, min(first + step, count))
         if order is not None:
-            chosen = [order.row_of_file(row) for row in chosen]
-        numbers = decode(rows[np.array(chosen)]).astype(np.float32, copy=False).reshape(len(chosen), columns)
+            row_numbers = [order.row_of_file(row) for row in row_numbers]
+        numbers = decode(rows[np.array(row_numbers)]).astype(np.float32, copy=False).reshape(len(row_numbers), columns)
         yield numbers if len(tensor.shape) > 1 else numbers.reshape(-1)
 
 

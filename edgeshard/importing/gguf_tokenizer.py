@@ -237,8 +237,8 @@ def _post(file: GgufFile, tokens: Sequence[str], default: bool) -> dict[str, Any
     """The post-processor that puts tokens before and behind each text, where the model wants them."""
     ends = []
     for flag, key, wanted in (("add_bos_token", "bos_token_id", default), ("add_eos_token", "eos_token_id", False)):
-        chosen = file.metadata.get(f"tokenizer.ggml.{flag}", wanted) is True
-        ends.append(_text_of(tokens, file.metadata.get(f"tokenizer.ggml.{key}")) if chosen else None)
+        is_added = file.metadata.get(f"tokenizer.ggml.{flag}", wanted) is True
+        ends.append(_text_of(tokens, file.metadata.get(f"tokenizer.ggml.{key}")) if is_added else None)
     if ends == [None, None]:
         return None
     before, behind = ([] if end is None else [{"SpecialToken": {"id": end, "type_id": 0}}] for end in ends)

@@ -136,9 +136,9 @@ def named_source(source: Path | str, name: str | None) -> tuple[Source, str]:
     Raises InvalidArgumentError for a name that is not valid, and as `parse_source` does.
     """
     where = parse_source(source) if isinstance(source, str) else Source(path=source)
-    chosen = where.name if name is None else name
-    check_name(chosen, "name")
-    return where, chosen
+    model_name = where.name if name is None else name
+    check_name(model_name, "name")
+    return where, model_name
 
 
 def open_directory(path: Path, scratch: Path, width: Width, progress: Progress) -> Imported:

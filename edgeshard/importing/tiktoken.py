@@ -123,11 +123,11 @@ def tokenizer_of(ranks: str, data: bytes, settings: Mapping[str, Any]) -> bytes:
 
 
 def _kind(ranks: str, settings: Mapping[str, Any]) -> _Kind:
-    chosen = settings.get(PATTERN_KEY)
-    name = chosen if isinstance(chosen, str) else _CLASSES.get(str(settings.get("tokenizer_class")))
+    pattern = settings.get(PATTERN_KEY)
+    name = pattern if isinstance(pattern, str) else _CLASSES.get(str(settings.get("tokenizer_class")))
     if name in _KINDS:
         return _KINDS[name]
-    at_fault = f"{PATTERN_KEY} {chosen[:40]!r}" if isinstance(chosen, str) else "its tokenizer_class"
+    at_fault = f"{PATTERN_KEY} {pattern[:40]!r}" if isinstance(pattern, str) else "its tokenizer_class"
     raise UnsupportedModelError(
         f"neither {ranks} nor {at_fault} names the pattern that splits text; put the model's "
         f"tokenizer.json next to it, or the name of its pattern into {TOKENIZER_SETTINGS} as "

@@ -134,8 +134,8 @@ def _memory(root: Path) -> dict[str, int]:
 
 
 def _huge_pages(root: Path) -> str:
-    chosen = re.search(r"\[(\w+)\]", text_of(root / "sys/kernel/mm/transparent_hugepage/enabled"))
-    return chosen[1] if chosen else ""
+    match = re.search(r"\[(\w+)\]", text_of(root / "sys/kernel/mm/transparent_hugepage/enabled"))
+    return match[1] if match else ""
 
 
 @cache

@@ -67,7 +67,7 @@ class ExpertCache(Protocol):
     def bring(self, layer: int, expert: int) -> Sequence[Expert]:
         """Keep an expert that was read ahead; returns the experts in whose room it is."""
 
-    def choose(self, layer: int, chosen: Chosen) -> Sequence[Use]:
+    def choose(self, layer: int, choices: Chosen) -> Sequence[Use]:
         """Uses of the experts that the routers of a step's tokens have chosen, each expert once: a prompt is computed
         expert by expert.
 
@@ -76,8 +76,8 @@ class ExpertCache(Protocol):
         """
 
 
-def _distinct(chosen: Chosen) -> list[int]:
-    experts: list[int] = np.unique(chosen).tolist()
+def _distinct(choices: Chosen) -> list[int]:
+    experts: list[int] = np.unique(choices).tolist()
     return experts
 
 
@@ -107,8 +107,8 @@ class LeastRecentlyUsed:
         self.counts.bytes_read += size
         return gone
 
-    def choose(self, layer: int, chosen: Chosen) -> Sequence[Use]:
-        experts = _distinct(chosen)
+    def choose(self, layer: int, choices: Chosen) -> Sequence[Use]:
+        experts = _distinct(choices)
         uses = [Use((layer, expert)) for expert in experts if (layer, expert) in self._resident]
         missing = [expert for expert in experts if (layer, expert) not in self._resident]
         self.counts.needed += len(experts)
@@ -181,25 +181,25 @@ class ForecastCache:
         forecast = self.table.forecast(layer, *self._seen.of(1))
         return self._load(layer, expert, layer, forecast, [expert])
 
-    def choose(self, layer: int, chosen: Chosen) -> Sequence[Use]:
-        self._plain.choose(layer, chosen)
-        experts = _distinct(chosen)
+    def choose(self, layer: int, choices: Chosen) -> Sequence[Use]:
+        self._plain.choose(layer, choices)
+        experts = _distinct(choices)
         uses = [Use((layer, expert)) for expert in experts if self._resident[layer, expert]]
         missing = [expert for expert in experts if not self._resident[layer, expert]]
         self.counts.needed += len(experts)
         self.counts.hits += len(uses)
         following = (layer + 1) % self.table.layers
-        before, _ = self._seen.of(len(chosen))
-        forecast = self.table.forecast(following, chosen, before)
+        before, _ = self._seen.of(len(choices))
+        forecast = self.table.forecast(following, choices, before)
         # The experts of this step stay if possible: its reads and products overlap.
         kept_experts = experts if int(self.sizes[layer, experts].sum()) <= self.room else []
         for expert in missing:
             gone = self._load(layer, expert, following, forecast, [*kept_experts, expert])
             uses.append(Use((layer, expert), True, gone))
         share = self._share[layer]
-        counted = np.bincount(chosen.ravel(), minlength=len(share)) / len(chosen)
-        share += (1.0 - (1.0 - _RECENT) ** len(chosen)) * (counted - share)
-        self._seen = _Seen(chosen, before)
+        counted = np.bincount(choices.ravel(), minlength=len(share)) / len(choices)
+        share += (1.0 - (1.0 - _RECENT) ** len(choices)) * (counted - share)
+        self._seen = _Seen(choices, before)
         return uses
 
     def _load(

@@ -173,10 +173,10 @@ class BlockRotation:
     def turn(self, count: int) -> None:
         """Let the next `run` use `count` copies, starting after the last one used."""
         start = self._next
-        chosen = [self._blocks[(start + offset) % self.copies] for offset in range(count)]
+        blocks = [self._blocks[(start + offset) % self.copies] for offset in range(count)]
         self._next = (start + count) % self.copies
         modules: Any = self.modules
-        modules._ordered = chosen
+        modules._ordered = blocks
 
     def step(self, batch: int, tokens: int, context: int) -> tuple[torch.Tensor, torch.Tensor, StepAttention]:
         """Hidden states, positions and attention of `batch` spans of `tokens` tokens, after `context` positions."""

@@ -155,9 +155,9 @@ class ExpertModules(nn.ModuleList):
         """Brings the layer's experts into memory; None if all of them are in memory."""
 
     def forward(
-        self, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor, on_inputs: bool = False
+        self, x: torch.Tensor, choices: torch.Tensor, shares: torch.Tensor, on_inputs: bool = False
     ) -> torch.Tensor:
-        """[T, hidden] from [T, hidden], with the experts `chosen` [T, per token] and their `shares`, of that shape.
+        """[T, hidden] from [T, hidden], with the experts `choices` [T, per token] and their `shares`, of that shape.
 
         Shares multiply outputs or, with `on_inputs`, the inputs of the experts.
 
@@ -166,19 +166,19 @@ class ExpertModules(nn.ModuleList):
         """
         result = torch.zeros_like(x)
         if self.source is None:
-            for index in sorted(set(chosen.flatten().tolist())):
-                result.index_add_(0, *self._part(index, x, chosen, shares, on_inputs))
+            for index in sorted(set(choices.flatten().tolist())):
+                result.index_add_(0, *self._part(index, x, choices, shares, on_inputs))
             return result
-        parts = {index: self._part(index, x, chosen, shares, on_inputs) for index in self.source(chosen)}
+        parts = {index: self._part(index, x, choices, shares, on_inputs) for index in self.source(choices)}
         for index in sorted(parts):
             result.index_add_(0, *parts[index])
         return result
 
     def _part(
-        self, index: int, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor, on_inputs: bool
+        self, index: int, x: torch.Tensor, choices: torch.Tensor, shares: torch.Tensor, on_inputs: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows that one expert computes, all at once, and the values it adds to them."""
-        rows, rank = (chosen == index).nonzero(as_tuple=True)
+        rows, rank = (choices == index).nonzero(as_tuple=True)
         share = shares[rows, rank, None]
         if on_inputs:
             return rows, self[index]((x[rows] * share).to(x.dtype))
@@ -246,8 +246,8 @@ class MixtureBeside(nn.Module):
     def forward(self, x: torch.Tensor, by_mlp: torch.Tensor) -> torch.Tensor:
         """[T, hidden] from the sum before the MLP and from the MLP's output, both [T, hidden]."""
         logits = self.router(bare_norm(x, self._eps) * self.input_scale * self._root)
-        chosen, shares = routed(logits, self.routing, None, torch.float32)
-        mixed = self.experts(self.input_norm(x), chosen, shares * self.expert_scale[chosen])
+        choices, shares = routed(logits, self.routing, None, torch.float32)
+        mixed = self.experts(self.input_norm(x), choices, shares * self.expert_scale[choices])
         result: torch.Tensor = self.mlp_norm(by_mlp) + self.output_norm(mixed)
         return result
 
@@ -262,7 +262,7 @@ def routed(
     logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The experts chosen for each token and their shares, both [T, chosen], from the router's logits [T, experts]."""
-    chosen, shares = route(
+    choices, shares = route(
         logits,
         routing.chosen,
         correction,
@@ -272,7 +272,7 @@ def routed(
         groups=routing.groups,
         kept_groups=routing.kept_groups,
     )
-    return chosen, shares if routing.sigmoid else shares.to(dtype)
+    return choices, shares if routing.sigmoid else shares.to(dtype)
 
 
 def _sigmoid(x: torch.Tensor) -> torch.Tensor:

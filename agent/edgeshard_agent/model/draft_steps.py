@@ -80,8 +80,8 @@ class DraftSteps:
     @staticmethod
     def draw(logits: torch.Tensor, sampler: RequestSampler, position: int) -> tuple[int, float]:
         """The token for a position, from its logits [1, vocab], and how likely the draft finds it."""
-        chosen = sample_rows(logits, [sampler], [position])[0]
-        return chosen.token, math.exp(chosen.logprob)
+        choice = sample_rows(logits, [sampler], [position])[0]
+        return choice.token, math.exp(choice.logprob)
 
     def release(self) -> None:
         """Give the memory back. It can run no step any more."""

@@ -70,7 +70,7 @@ class CudaGraphs:
 
 def recorder_for(device: str) -> Recorder | None:
     """The recorder of decode steps on this device; None if they are better run without recording."""
-    chosen = torch.device(device)
-    if chosen.type != "cuda" or os.environ.get(SWITCH) == "0":
+    torch_device = torch.device(device)
+    if torch_device.type != "cuda" or os.environ.get(SWITCH) == "0":
         return None
-    return CudaGraphs(chosen)
+    return CudaGraphs(torch_device)

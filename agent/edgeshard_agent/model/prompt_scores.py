@@ -39,9 +39,9 @@ def score(
         logits = head(hidden[begin : begin + size]).float()
         require_finite(logits)
         sums = logits.logsumexp(dim=-1, keepdim=True)
-        chosen = logits.gather(1, torch.tensor(tokens, device=logits.device).unsqueeze(1)) - sums
+        logprobs = logits.gather(1, torch.tensor(tokens, device=logits.device).unsqueeze(1)) - sums
         yield PromptLogprobs(
-            targets.position + begin, tuple(chosen.squeeze(1).tolist()), _likeliest(logits, sums, top_count)
+            targets.position + begin, tuple(logprobs.squeeze(1).tolist()), _likeliest(logits, sums, top_count)
         )
 
 

@@ -217,12 +217,12 @@ class Sampler:
             require_finite(logits)
             tokens = logits.argmax(dim=-1).tolist()
             return tuple(SampledToken(*place, token) for place, token in zip(wanted, tokens, strict=True))
-        chosen = sample_rows(logits.cpu(), samplers, [position for _, position in wanted])
-        for sampler, row in zip(samplers, chosen, strict=True):
+        choices = sample_rows(logits.cpu(), samplers, [position for _, position in wanted])
+        for sampler, row in zip(samplers, choices, strict=True):
             sampler.note(row.token)
         return tuple(
             SampledToken(*place, row.token, row.logprob, _allowed(row.top))
-            for place, row in zip(wanted, chosen, strict=True)
+            for place, row in zip(wanted, choices, strict=True)
         )
 
 

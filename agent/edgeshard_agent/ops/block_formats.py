@@ -65,9 +65,9 @@ class BlockWeight:
     def nbytes(self) -> int:
         return self.data.nbytes
 
-    def rows(self, chosen: slice | torch.Tensor) -> BlockWeight:
+    def rows(self, selection: slice | torch.Tensor) -> BlockWeight:
         """Some of its rows."""
-        return BlockWeight(self.data[chosen], self.format, self.columns)
+        return BlockWeight(self.data[selection], self.format, self.columns)
 
     def dequantize(self) -> torch.Tensor:
         """[rows, columns] float32."""

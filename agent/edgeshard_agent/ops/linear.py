@@ -119,26 +119,26 @@ class PackedLinear:
         scale. The weights may be dropped afterwards. Raises InvalidArgumentError for an unknown scheme or group, and
         for shapes that do not fit.
         """
-        chosen = Scheme.parse(scheme)
+        parsed_scheme = Scheme.parse(scheme)
         weights = [weight] if isinstance(weight, Tensor) else list(weight)
         biases = [bias] if bias is None or isinstance(bias, Tensor) else list(bias)
         _check_weights(weights)
-        size = DEFAULT_GROUPS.get(chosen, 0) if group is None else group
-        if size not in (GROUPS if chosen.is_quantized else (0,)):
-            allowed = f"use one of {GROUPS}" if chosen.is_quantized else "only the integer schemes have groups"
-            raise InvalidArgumentError(f"group is {size} for {chosen}: {allowed}", field="group")
+        size = DEFAULT_GROUPS.get(parsed_scheme, 0) if group is None else group
+        if size not in (GROUPS if parsed_scheme.is_quantized else (0,)):
+            allowed = f"use one of {GROUPS}" if parsed_scheme.is_quantized else "only the integer schemes have groups"
+            raise InvalidArgumentError(f"group is {size} for {parsed_scheme}: {allowed}", field="group")
         joined = weights[0].detach() if len(weights) == 1 else torch.cat([part.detach() for part in weights])
         with _one_thread():
-            return cls(joined, chosen, _joined_bias(weights, biases), size)
+            return cls(joined, parsed_scheme, _joined_bias(weights, biases), size)
 
     @classmethod
     def pack_stored(cls, weight: QuantizedWeight, scheme: str, bias: Tensor | None = None) -> PackedLinear:
         """The same for integers that there are already, of whole groups; nothing is rounded."""
-        chosen = Scheme.parse(scheme)
-        if Scheme.INT2 in (chosen, weight.scheme) or (chosen is not weight.scheme and chosen is not Scheme.INT8):
-            raise InvalidArgumentError(f"{weight.scheme} values do not fit {chosen}", field="scheme")
+        parsed_scheme = Scheme.parse(scheme)
+        if Scheme.INT2 in (parsed_scheme, weight.scheme) or (parsed_scheme is not weight.scheme and parsed_scheme is not Scheme.INT8):
+            raise InvalidArgumentError(f"{weight.scheme} values do not fit {parsed_scheme}", field="scheme")
         with _one_thread():
-            return cls(weight, chosen, bias, weight.group)
+            return cls(weight, parsed_scheme, bias, weight.group)
 
     @classmethod
     def pack_blocks(cls, weight: BlockWeight, bias: Tensor | None = None) -> PackedLinear:

@@ -103,9 +103,9 @@ class QuantizedWeight:
         """[out, in], padding included."""
         return self.values.shape
 
-    def rows(self, chosen: slice | torch.Tensor) -> QuantizedWeight:
+    def rows(self, selection: slice | torch.Tensor) -> QuantizedWeight:
         """Some of its rows."""
-        return replace(self, values=self.values[chosen], scales=self.scales[chosen])
+        return replace(self, values=self.values[selection], scales=self.scales[selection])
 
     def dequantize(self) -> torch.Tensor:
         """[out, in] float32, padding included."""

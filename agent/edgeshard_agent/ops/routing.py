@@ -47,12 +47,12 @@ def route(
         return _routed(logits, count, correction, sigmoid, normalised, scale, groups, kept_groups)
     logits = logits.contiguous()
     added = None if correction is None else correction.float().contiguous()
-    chosen = torch.empty((rows, count), dtype=torch.int64)
+    choices = torch.empty((rows, count), dtype=torch.int64)
     shares = torch.empty((rows, count))
     call = native.RoutingStruct(
         logits=logits.data_ptr(),
         correction=None if added is None else added.data_ptr(),
-        places=chosen.data_ptr(),
+        places=choices.data_ptr(),
         shares=shares.data_ptr(),
         scale=scale,
         rows=rows,
@@ -65,7 +65,7 @@ def route(
         element=native.ELEMENTS[logits.dtype],
     )
     library.edgeshard_route(ctypes.addressof(call), torch.get_num_threads())
-    return chosen, shares
+    return choices, shares
 
 
 def _routed(
@@ -85,8 +85,8 @@ def _routed(
         best = by_group.topk(2, dim=-1).values.sum(-1).topk(kept_groups, dim=-1).indices
         left_out = torch.ones(by_group.shape[:2], dtype=torch.bool, device=logits.device).scatter_(1, best, False)
         ranked = by_group.masked_fill(left_out.unsqueeze(-1), float("-inf")).view(ranked.shape)
-    chosen = ranked.topk(count, dim=-1).indices
-    shares = scores.gather(1, chosen)
+    choices = ranked.topk(count, dim=-1).indices
+    shares = scores.gather(1, choices)
     if normalised:
         shares = shares / (shares.sum(dim=-1, keepdim=True) + _MIN_SUM)
-    return chosen, shares * scale
+    return choices, shares * scale

@@ -127,9 +127,9 @@ def _native(
     most = max((sampler.sampling.top_logprobs for sampler in samplers), default=0)
     tokens = np.empty((rows, most), np.int32)
     logprobs = np.empty((rows, most), np.float64)
-    chosen = (native.SampledStruct * rows)()
+    samples = (native.SampledStruct * rows)()
     for row in range(rows if most else 0):
-        chosen[row].top_tokens, chosen[row].top_logprobs = tokens[row].ctypes.data, logprobs[row].ctypes.data
+        samples[row].top_tokens, samples[row].top_logprobs = tokens[row].ctypes.data, logprobs[row].ctypes.data
     choices = (ctypes.c_void_p * rows)(*(sampler.address for sampler in samplers))
     at = (ctypes.c_uint64 * rows)(*positions)
     call = native.SampledRowsStruct(
@@ -137,14 +137,14 @@ def _native(
         logits.stride(0),
         ctypes.addressof(choices),
         ctypes.addressof(at),
-        ctypes.addressof(chosen),
+        ctypes.addressof(samples),
         vocab,
         native.ELEMENTS[logits.dtype],
     )
     library.edgeshard_sample(ctypes.addressof(call), rows, torch.get_num_threads())
     result = []
     for row, sampler in enumerate(samplers):
-        token = chosen[row].token
+        token = samples[row].token
         if token == native.NOT_FINITE:
             raise _not_finite()
         if token == native.NOT_TAKEN:
@@ -154,7 +154,7 @@ def _native(
         else:
             count = min(sampler.sampling.top_logprobs, vocab)
             top = zip(tokens[row, :count].tolist(), logprobs[row, :count].tolist(), strict=True)
-            result.append(Chosen(token, chosen[row].logprob, tuple(top)))
+            result.append(Chosen(token, samples[row].logprob, tuple(top)))
     return result
 
 

@@ -382,13 +382,13 @@ class Scheduler:
         if self._flight.decode_steps >= parts:
             return 0
         size = -(-len(decoding) // parts)
-        chosen = list(self._ready.values())[:size]
+        batch = list(self._ready.values())[:size]
         # In the order of their standing: a request that may have to be preempted for another is
         # then not in the step yet.
-        most = self._most_guesses(len(decoding), len(chosen))
+        most = self._most_guesses(len(decoding), len(batch))
         forming.is_alone = most > 0 and len(decoding) == 1
         held_slots = {s.number: s.assumed for s in self._running.values()} if most else {}
-        for sequence in sorted(chosen, key=lambda s: s.standing):
+        for sequence in sorted(batch, key=lambda s: s.standing):
             if sequence.number in self._ready and self._make_room(sequence):
                 guesses = self._guesses(sequence, min(most, self._free_slots(sequence, held_slots)))
                 self._add_span(forming, sequence, len(sequence.tokens), *guesses)
@@ -396,11 +396,11 @@ class Scheduler:
                 del self._ready[sequence.number]
         return len(forming.spans)
 
-    def _most_guesses(self, decoding: int, chosen: int) -> int:
-        """For each of the `chosen` requests of a step, while `decoding` requests decode: 0 if others need its rows."""
+    def _most_guesses(self, decoding: int, batch_size: int) -> int:
+        """For each of the `batch_size` requests of a step, while `decoding` requests decode: 0 if others need its rows."""
         if self.guessing is None or self._prefilling or self._waiting:
             return 0
-        return max(0, min(MOST_ROWS // decoding, self.chunking.step_tokens // chosen) - 1)
+        return max(0, min(MOST_ROWS // decoding, self.chunking.step_tokens // batch_size) - 1)
 
     def _free_slots(self, sequence: Sequence, held_slots: Mapping[int, int]) -> int:
         """The most guesses of a request after which the stages can keep states, if they have any.

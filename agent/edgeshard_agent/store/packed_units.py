@@ -123,8 +123,8 @@ class PackedUnits:
         named_units = self._named()
         if unknown := sorted(set(ids) - {unit.id for _, unit in named_units}):
             raise NotFoundError(f"there are no packed units {', '.join(unknown)[:400]}", field="ids")
-        chosen = [(name, unit) for name, unit in named_units if (unit.id in ids if ids else not unit.in_use)]
-        dropped = tuple(replace(unit, in_use=not self._drop_unused(name)) for name, unit in chosen)
+        victims = [(name, unit) for name, unit in named_units if (unit.id in ids if ids else not unit.in_use)]
+        dropped = tuple(replace(unit, in_use=not self._drop_unused(name)) for name, unit in victims)
         for unit in dropped:
             if not unit.in_use:
                 log.info("packed_unit_dropped", model=unit.model, unit=unit.unit, form=unit.form)

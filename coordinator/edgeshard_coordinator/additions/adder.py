@@ -111,14 +111,14 @@ class ModelAdder:
                 reason="HUB_NOT_ALLOWED",
             )
         where = repository or Source(path=await asyncio.to_thread(self.folders.check, source))
-        chosen = check_name(name or where.name, "name")
-        if any(manifest.name == chosen for manifest, _ in self._store.list()):
+        model_name = check_name(name or where.name, "name")
+        if any(manifest.name == model_name for manifest, _ in self._store.list()):
             raise AlreadyExistsError(
-                f"name: model {chosen} exists: choose another name, or first run `edgectl delete model {chosen}`",
+                f"name: model {model_name} exists: choose another name, or first run `edgectl delete model {model_name}`",
                 field="name",
                 reason="MODEL_EXISTS",
             )
-        return where, chosen
+        return where, model_name
 
     def queue(self, source: Source, name: str, width: str, who: str) -> Addition:
         """Queue a model that was `checked`. Raises as `Additions.queued` does."""

@@ -68,9 +68,9 @@ class OperatorAdding:
         adder = self.adding.adder
         try:
             self.check()
-            where, chosen = await adder.checked(source, name, width)
+            where, model_name = await adder.checked(source, name, width)
             self.check()
-            addition = adder.queue(where, chosen, width, self.who)
+            addition = adder.queue(where, model_name, width, self.who)
         except EdgeShardError as error:
             self._note_failure(ADD, name or source, error)
             raise

@@ -26,8 +26,8 @@ class Addresses:
     def for_joiner(self, host: str = "") -> tuple[str, str]:
         """The first two addresses with the host that a joiner is to dial. Raises InvalidArgumentError for a text that
         is no host."""
-        chosen = host or self.advertise
-        return self._with_host(self.coordinator, chosen), self._with_host(self.enrolment, chosen)
+        joiner_host = host or self.advertise
+        return self._with_host(self.coordinator, joiner_host), self._with_host(self.enrolment, joiner_host)
 
     def packages_for(self, host: str = "") -> str:
         """`packages` with that host. Raises as `for_joiner`."""
@@ -45,10 +45,10 @@ class Addresses:
         is_shared = bool(self.advertise) or host in WILDCARDS or host == own
         return WheelServer("" if is_shared else host, port)
 
-    def _with_host(self, address: str, chosen: str) -> str:
+    def _with_host(self, address: str, host: str) -> str:
         own, port = split_address(address)
-        if not chosen:
-            chosen = own if own not in WILDCARDS else outgoing_address()
-        if any(character in chosen for character in " /[]") or len(chosen) > 253:
-            raise InvalidArgumentError(f"host {chosen[:80]!r} is not a host: give a name or an address", field="host")
-        return join_address(chosen, port)
+        if not host:
+            host = own if own not in WILDCARDS else outgoing_address()
+        if any(character in host for character in " /[]") or len(host) > 253:
+            raise InvalidArgumentError(f"host {host[:80]!r} is not a host: give a name or an address", field="host")
+        return join_address(host, port)

@@ -22,7 +22,7 @@ from edgeshard.architectures.parts import (
 from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes
 from edgeshard.architectures.shape import ModelShape
 
-_EXPERTS = Experts(count=("moe_num_experts",), chosen="moe_k")
+_EXPERTS = Experts(count=("moe_num_experts",), top_k="moe_k")
 _COUNTS = (
     "num_key_value_heads",
     "moe_num_shared_experts",

@@ -43,7 +43,7 @@ from edgeshard.architectures.windows import FULL, SLIDING, Windows
 
 _EXPERTS = Experts(
     count=("num_experts",),
-    chosen="top_k_experts",
+    top_k="top_k_experts",
     switch="enable_moe_block",
     joined=joined_mlps("experts"),
 )

@@ -12,7 +12,7 @@ from edgeshard.architectures.parts import expert_count, expert_mlps, fixed_value
 from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes
 from edgeshard.architectures.shape import ModelShape
 
-_EXPERTS = Experts(count=("num_experts",), chosen="moe_topk")
+_EXPERTS = Experts(count=("num_experts",), top_k="moe_topk")
 _NAMES = {"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"}
 _BY_LAYER = ("moe_topk", "num_experts", "moe_intermediate_size", "num_shared_expert")
 

@@ -58,8 +58,8 @@ def _current(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(other := config.get(_OTHER), Mapping) and "num_attention_heads" in other:
         config.setdefault("num_sliding_attention_heads", other["num_attention_heads"])
     if isinstance(listed := config.pop("moe_layers_enum", None), str | list | tuple) and type(layers) is int:
-        chosen = {str(item).strip() for item in (listed.split(",") if isinstance(listed, str) else listed)}
-        kinds = ["sparse" if str(layer) in chosen else "dense" for layer in range(min(layers, 1024))]
+        sparse_layers = {str(item).strip() for item in (listed.split(",") if isinstance(listed, str) else listed)}
+        kinds = ["sparse" if str(layer) in sparse_layers else "dense" for layer in range(min(layers, 1024))]
         config["mlp_layer_types"] = config.get("mlp_layer_types") or kinds
     return config if config.get("rope_parameters") else config | {"rope_parameters": _rotary(config)}
 

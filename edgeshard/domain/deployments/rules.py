@@ -259,12 +259,12 @@ def _conditions(rule: Rule, nodes: Collection[RuledNode]) -> Iterator[RuleCondit
     elif rule.kind is RuleKind.TOGETHER:
         yield RuleCondition(text, ConditionKind.ALL_OR_NONE, nodes=_chosen(rule, nodes))
     elif rule.kind is RuleKind.USE:
-        chosen = _chosen(rule, nodes)
-        if not chosen:
+        names = _chosen(rule, nodes)
+        if not names:
             raise InvalidArgumentError.about(
                 "label", f"no node has {rule.label}; {_remedy(rule.label)}", "UNKNOWN_LABEL"
             )
-        yield RuleCondition(text, ConditionKind.AT_LEAST, limit=1 if rule.label else len(chosen), nodes=chosen)
+        yield RuleCondition(text, ConditionKind.AT_LEAST, limit=1 if rule.label else len(names), nodes=names)
     else:
         limit = {RuleKind.APART: 1.0, RuleKind.AVOID: 0.0}.get(rule.kind, rule.limit or 0.0)
         yield RuleCondition(text, ConditionKind.AT_MOST, dict.fromkeys(sorted(_chosen(rule, nodes)), 1.0), limit)

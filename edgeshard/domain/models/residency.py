@@ -98,7 +98,7 @@ def choose_residency(
 def _spread(layers: Sequence[int], room: int) -> tuple[bool, ...]:
     """As many layers as fit into `room` if spread evenly: the largest count for which they do."""
     for count in range(len(layers) - 1, 0, -1):
-        chosen = {(2 * index + 1) * len(layers) // (2 * count) for index in range(count)}
-        if sum(layers[index] for index in chosen) <= room:
-            return tuple(index in chosen for index in range(len(layers)))
+        indices = {(2 * index + 1) * len(layers) // (2 * count) for index in range(count)}
+        if sum(layers[index] for index in indices) <= room:
+            return tuple(index in indices for index in range(len(layers)))
     return (False,) * len(layers)

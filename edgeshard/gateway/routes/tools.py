@@ -79,12 +79,12 @@ def _type_of(tool: Any) -> str:
     return kind if isinstance(kind, str) else "unknown"
 
 
-def _names(chosen: Any) -> frozenset[str]:
+def _names(tools: Any) -> frozenset[str]:
     """The names of the functions among chosen tools. Raises InvalidArgumentError if there is none."""
-    functions = [tool for tool in _of_type(chosen, list) if _type_of(_of_type(tool, dict)) == "function"]
-    if chosen and not functions:
+    functions = [tool for tool in _of_type(tools, list) if _type_of(_of_type(tool, dict)) == "function"]
+    if tools and not functions:
         raise InvalidArgumentError(
-            f"tool_choice: a tool of type {_type_of(chosen[0])[:40]!r} is not run here; choose a function, or auto",
+            f"tool_choice: a tool of type {_type_of(tools[0])[:40]!r} is not run here; choose a function, or auto",
             field="tool_choice",
             reason="UNSUPPORTED_VALUE",
         )

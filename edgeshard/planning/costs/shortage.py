@@ -145,8 +145,8 @@ def _missing(instance: Instance, room: _Room, most_nodes: int | None = None) -> 
         if room.with_head[last] < 1:
             continue
         # The largest others in between, not counting the last one.
-        chosen = order[:count] if position not in order[:count] else order[: count + 1]
-        between = int(plain[chosen].sum()) - (int(plain[position]) if position in chosen else 0)
+        positions = order[:count] if position not in order[:count] else order[: count + 1]
+        between = int(plain[positions].sum()) - (int(plain[position]) if position in positions else 0)
         best = max(best, int(room.plain[source]) + between + int(room.with_head[last]))
     return max(0, layers - best)
 

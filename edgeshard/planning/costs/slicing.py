@@ -141,9 +141,9 @@ def _before(longest: Floats, ceilings: Floats) -> npt.NDArray[np.int64]:
         allowed = longest[None, :end, end] <= ceilings[:, None]
         costs = np.where(allowed, total[:, :end] + longest[None, :end, end], np.inf)
         # The first of equal ones starts earliest: the longest last slice, so the fewest slices.
-        chosen = np.argmin(costs, axis=1)
-        total[:, end] = costs[rows, chosen]
-        before[:, end] = np.where(np.isfinite(total[:, end]), chosen, -1)
+        starts = np.argmin(costs, axis=1)
+        total[:, end] = costs[rows, starts]
+        before[:, end] = np.where(np.isfinite(total[:, end]), starts, -1)
     return before
 
 
@@ -188,8 +188,8 @@ def _by_labels(times: SliceTimes, ceiling_s: float, limit: int) -> tuple[int, ..
         made += int(below_ceiling.sum())
         if made > limit:
             return None
-        for length, chosen in enumerate(below_ceiling, start=1):
-            places = np.flatnonzero(chosen)
+        for length, row in enumerate(below_ceiling, start=1):
+            places = np.flatnonzero(row)
             labels[start + length].add(after[length - 1, places], [(*lengths[one], length) for one in places])
     return best
 

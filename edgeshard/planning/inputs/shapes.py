@@ -111,7 +111,7 @@ class BlockSpec:
     expert_parameters: int = 0
     """The part of `parameters` that belongs to experts."""
     experts: int = 0
-    chosen: int = 0
+    experts_per_token: int = 0
     """Experts that a token uses."""
     kv: KvHeads = _NOTHING
     """The keys and values it keeps of a token."""
@@ -270,16 +270,16 @@ def model_from_config(name: str, config: Mapping[str, Any]) -> ModelSpec:
         expert, index = architecture.is_expert(inside), architecture.expert_index(inside)
         layers[tensor.unit].add(shape, tensor, expert=expert, index=index)
         inner = max((inner, *tensor.shape))
-    experts = chosen = 0
+    experts = experts_per_token = 0
     if architecture.experts is not None:
         experts = expert_count(architecture.experts, fields)
-        chosen = chosen_experts(architecture.experts, fields)
+        experts_per_token = chosen_experts(architecture.experts, fields)
     blocks = tuple(
         BlockSpec(
             parameters=sums.parameters,
             expert_parameters=sums.expert_parameters,
             experts=experts if sums.expert_parameters else 0,
-            chosen=chosen if sums.expert_parameters else 0,
+            experts_per_token=experts_per_token if sums.expert_parameters else 0,
             kv=shape.kv_of(layer),
             states=shape.states[layer] if shape.states else (),
             window=window,

@@ -87,12 +87,12 @@ def strategies(problem: PlanProblem, best: PlanResult, names: Sequence[str] = ST
     rules, problem = problem.rules, replace(problem, rules=())
     costs = Costs(problem)
     layers, source = problem.model.layer_count, costs.source
-    chosen = list(best.prediction.cut.nodes) if best.prediction is not None else [source]
+    plan_nodes = list(best.prediction.cut.nodes) if best.prediction is not None else [source]
     planners: dict[str, Callable[[], PlanResult]] = {
         "edge-solo": lambda: _fixed(costs, lambda load: Cut((source,), (layers,))),
         "cloud-edge-even": lambda: _with_cloud(costs, _cloud_even),
         "cloud-edge-opt": lambda: _with_cloud(costs, _cloud_opt),
-        "edgeshard-even": lambda: _fixed(costs, lambda load: _even_cut(costs, load, chosen)),
+        "edgeshard-even": lambda: _fixed(costs, lambda load: _even_cut(costs, load, plan_nodes)),
         "edgeshard-paper": lambda: _paper(costs),
         "memory-proportional": lambda: _fixed(costs, lambda load: memory_proportional(costs, load)),
         "whole-fastest": lambda: whole_fastest(problem),
@@ -196,10 +196,10 @@ def _filled(instance: Instance, order: Sequence[int]) -> Cut | None:
     return cut_of(shares) if first == instance.layers else None
 
 
-def _even_cut(costs: Costs, load: Load, chosen: Sequence[int]) -> Cut | None:
+def _even_cut(costs: Costs, load: Load, plan_nodes: Sequence[int]) -> Cut | None:
     """Equal shares over the plan's nodes; if they do not fit, over the fewest nodes for which they do."""
     instance = costs.decode(load)
-    cut = cut_of(even(chosen, instance.layers))
+    cut = cut_of(even(plan_nodes, instance.layers))
     if not violations(instance, cut):
         return cut
     others = sorted(instance.others, key=lambda i: -float(instance.capacity_bytes[i]))

@@ -101,16 +101,16 @@ def nearest_cut(costs: Costs, load: Load, best: Cut, cost: Cost) -> Cut:
             weighed[cut] = (lacking.of(cut), spent) if spent <= limit else None
         return weighed[cut]
 
-    chosen, least = best, (lacking.of(best), cost(best))
+    choice, least = best, (lacking.of(best), cost(best))
     for begin in (best, *_suggested(costs, best)):
         at, here = begin, rank(begin)
         while here is not None:
             if here < least:
-                chosen, least = at, here
+                choice, least = at, here
             steps = (step for step in dict.fromkeys(neighbours(at, kinds)) if len(step.nodes) <= len(best.nodes))
             ranks = ((step, rank(step)) for step in sorted(steps, key=lacking.of) if lacking.of(step) <= here[0])
             at, here = next(((step, step_rank) for step, step_rank in ranks if step_rank is not None and step_rank < here), (at, None))
-    return chosen
+    return choice
 
 
 def _suggested(costs: Costs, best: Cut) -> Iterator[Cut]:

@@ -423,8 +423,8 @@ def _better(resident: PlanResult, streaming: PlanResult | None) -> PlanResult:
     goal = resident.problem.goal
     stays, streams = resident.prediction.cost(goal), streaming.prediction.cost(goal)
     bound = min(stays * (1.0 - (resident.gap or 0.0)), streams * (1.0 - (streaming.gap or 0.0)))
-    chosen = streaming if streams < stays * (1 - _SAME_ENERGY) else resident
-    return replace(chosen, gap=gap_of(bound, min(stays, streams), _SAME_ENERGY))
+    winner = streaming if streams < stays * (1 - _SAME_ENERGY) else resident
+    return replace(winner, gap=gap_of(bound, min(stays, streams), _SAME_ENERGY))
 
 
 def _nearest(
@@ -450,11 +450,11 @@ def _nearest(
     left = lacking.of(cut)
     if left >= lacking.of(best.cut):
         return result
-    chosen = predict(costs, best.load, cut)
-    least, most = best.cost(problem.goal), chosen.cost(problem.goal)
+    prediction = predict(costs, best.load, cut)
+    least, most = best.cost(problem.goal), prediction.cost(problem.goal)
     gap = gap_of(least * (1.0 - (result.gap or 0.0)), most, _SAME_ENERGY)
     return replace(
-        result_of(costs, chosen, gap, result.gap_objective),
+        result_of(costs, prediction, gap, result.gap_objective),
         locality=Locality(result.placement, max(0.0, most / least - 1.0), lacking.of(best.cut) - left, left),
     )
 

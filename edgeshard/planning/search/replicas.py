@@ -169,15 +169,15 @@ def replicas(problem: PlanProblem, nodes: Sequence[NodeAlone] | None = None) -> 
     able = [node for node in nodes if node.figures]
     left_out = tuple(node for node in nodes if not node.figures)
     if not able:
-        chosen = []
+        plan_replicas = []
     elif problem.goal.is_single or problem.goal is Objective.ENERGY:
         best = _best(problem, able)
-        chosen = [Replica(best.node, best.figures[-1])]
+        plan_replicas = [Replica(best.node, best.figures[-1])]
     else:
         rates = [[figure.throughput_tps for figure in node.figures] for node in able]
         split = shared_out(rates, problem.request_limit, problem.max_nodes)
-        chosen = [Replica(node.node, node.figures[k - 1]) for node, k in zip(able, split, strict=True) if k]
-    return ReplicaPlan(problem.model.layer_count, tuple(chosen), left_out)
+        plan_replicas = [Replica(node.node, node.figures[k - 1]) for node, k in zip(able, split, strict=True) if k]
+    return ReplicaPlan(problem.model.layer_count, tuple(plan_replicas), left_out)
 
 
 def shared_out(rates: Sequence[Sequence[float]], requests: int | None, most_nodes: int | None = None) -> list[int]:

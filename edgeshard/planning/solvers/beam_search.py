@@ -212,8 +212,8 @@ class Search:
         alive = np.flatnonzero(bound < self._ceiling)
         labels, bound = labels.take(alive), bound[alive]
         if len(labels):
-            chosen = self._distinct(labels)
-            labels, bound = labels.take(chosen), bound[chosen]
+            indices = self._distinct(labels)
+            labels, bound = labels.take(indices), bound[indices]
             if self._fill is not None:
                 bound = np.maximum(bound, labels.cost + self._fill.to_go(labels, start, arrived))
                 alive = np.flatnonzero(bound < self._ceiling)
@@ -305,9 +305,9 @@ class Search:
         problem = self._problem
         left = problem.reach[arrived.kind, start] - start
         for width in range(1, int(left.max(initial=0)) + 1):
-            chosen = arrived.take(np.flatnonzero(left >= width))
-            station = problem.windows[start, width - 1, chosen.kind]
-            worked = Labels(chosen.cost + station, chosen.price, station, chosen.kind, chosen.keys, chosen.parent)
+            reaching_labels = arrived.take(np.flatnonzero(left >= width))
+            station = problem.windows[start, width - 1, reaching_labels.kind]
+            worked = Labels(reaching_labels.cost + station, reaching_labels.price, station, reaching_labels.kind, reaching_labels.keys, reaching_labels.parent)
             alive = self._bound(worked, self._relaxed.worked[start + width]) < self._ceiling
             if alive.any():
                 self._waiting[start + width].append(worked.take(np.flatnonzero(alive)))

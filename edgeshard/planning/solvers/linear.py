@@ -95,5 +95,5 @@ class Prover(Protocol):
 
 def ones(nodes: Sequence[int], count: int, weight: float = 1.0) -> tuple[float, ...]:
     """Weights of `count` nodes that count only these."""
-    chosen = set(nodes)
-    return tuple(weight if node in chosen else 0.0 for node in range(count))
+    node_set = set(nodes)
+    return tuple(weight if node in node_set else 0.0 for node in range(count))

@@ -122,10 +122,10 @@ def _literal(costs: _Costs) -> Assignment | None:
     last = int(np.argmin(value[-1]))
     if not np.isfinite(value[-1, last]):
         return None
-    chosen = [last]
+    path = [last]
     for layer in range(layers - 1, 0, -1):
-        chosen.append(int(choice[layer, chosen[-1]]))
-    return Assignment(tuple(reversed(chosen)), float(value[-1, last]))
+        path.append(int(choice[layer, path[-1]]))
+    return Assignment(tuple(reversed(path)), float(value[-1, last]))
 
 
 def _tracked(costs: _Costs, distinct: bool) -> Assignment | None:

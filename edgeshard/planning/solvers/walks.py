@@ -68,15 +68,15 @@ def _swappable(instance: Instance, one: int, others: Integers) -> Booleans:
     for table in (instance.embed_s, instance.head_s, instance.overhead_s, instance.capacity_bytes, instance.max_layers):
         same &= table[others] == table[one]
     same &= (instance.compute_s[others] == instance.compute_s[one]).all(axis=1)
-    chosen, rows = others[same], np.flatnonzero(same)
+    peers, rows = others[same], np.flatnonzero(same)
     back = instance.return_s[:, instance.source]
-    equal = back[chosen] == back[one]
+    equal = back[peers] == back[one]
     for table in (instance.hop_s, instance.latency_s):
         for links in (table, table.T):
-            different = links[chosen] != links[one]
-            count = different.sum(axis=1) - different[:, one] - different[np.arange(len(chosen)), chosen]
-            equal &= (count == 0) & ((links[chosen, one] == links[one, chosen]) | (chosen == one))
-    equal[chosen == one] = True
+            different = links[peers] != links[one]
+            count = different.sum(axis=1) - different[:, one] - different[np.arange(len(peers)), peers]
+            equal &= (count == 0) & ((links[peers, one] == links[one, peers]) | (peers == one))
+    equal[peers == one] = True
     same[rows[~equal]] = False
     return same
 
@@ -97,12 +97,12 @@ class Problem:
         self.layers, self.count = instance.layers, len(kinds.members)
         self.representative = np.array([nodes[0] for nodes in kinds.members], dtype=np.int64)
         self.sizes = kinds.sizes
-        chosen = self.representative
+        first_nodes = self.representative
         self.done: Floats = np.concatenate(
-            [np.zeros((self.count, 1)), np.cumsum(instance.compute_s[chosen], axis=1)], axis=1
+            [np.zeros((self.count, 1)), np.cumsum(instance.compute_s[first_nodes], axis=1)], axis=1
         )
         self._held = np.concatenate([[0.0], np.cumsum(instance.layer_bytes)])
-        self.overhead: Floats = instance.overhead_s[chosen]
+        self.overhead: Floats = instance.overhead_s[first_nodes]
         self._links()
         self._stages()
 

@@ -83,14 +83,14 @@ class ExpertStore:
         self._thread = threading.Thread(target=self._run, name="experts", daemon=True)
         self._thread.start()
 
-    def use(self, layer: int, chosen: torch.Tensor) -> Iterator[int]:
+    def use(self, layer: int, choices: torch.Tensor) -> Iterator[int]:
         """The chosen experts of a layer, each once; one stays in memory until the next is
         requested.
 
-        `layer` is its number among the mixtures; `chosen` is [tokens, per token].
+        `layer` is its number among the mixtures; `choices` is [tokens, per token].
         Raises DataLossError if a file is damaged.
         """
-        uses = self._choose(layer, chosen)
+        uses = self._choose(layer, choices)
         pending = {use.expert for use in uses}
         loads = deque(use for use in uses if use.load)
         looked_ahead = False
@@ -98,7 +98,7 @@ class ExpertStore:
             for use in uses:
                 self._request(loads, pending)
                 if not loads and not looked_ahead:  # the disk would stand still while the last ones compute
-                    self._look_ahead(layer, len(chosen))
+                    self._look_ahead(layer, len(choices))
                     looked_ahead = True
                 self._wait(use.expert)
                 yield use.expert[1]
@@ -143,10 +143,10 @@ class ExpertStore:
             self.units[layer][expert].place(None)
         self._state = _State(closed=True)
 
-    def _choose(self, layer: int, chosen: torch.Tensor) -> Sequence[Use]:
+    def _choose(self, layer: int, choices: torch.Tensor) -> Sequence[Use]:
         """The cache's uses, after reads ahead are settled: kept if they are needed, otherwise abandoned."""
-        numbers = chosen.numpy()
-        wanted = {(layer, expert) for expert in set(chosen.flatten().tolist())}
+        numbers = choices.numpy()
+        wanted = {(layer, expert) for expert in set(choices.flatten().tolist())}
         state = self._state
         with self._changed:
             state.ahead.clear()

@@ -64,9 +64,9 @@ class Replicas:
         if not ready:
             return replicas[0]
         marks = self._prefixes.marks(ready[0].served_name, client, prompt) if ready[0].spec.prefix_cache else []
-        chosen = self._least_wait(ready, self._prefixes.holder(marks))
-        self._prefixes.went_to(marks, chosen.name)
-        return chosen
+        replica = self._least_wait(ready, self._prefixes.holder(marks))
+        self._prefixes.went_to(marks, replica.name)
+        return replica
 
     def heir_of(self, request: RunningRequest) -> DeploymentRecord | None:
         """The replica that is to continue a parked request whose own one is lost; None if it has to wait."""
@@ -120,12 +120,12 @@ class Replicas:
         def wait(record: DeploymentRecord) -> tuple[float, int, int]:
             return (active[record.name] + 1) / rates[record.name], self._given[record.name], record.spec.replica
 
-        chosen = min(roomy or ready, key=wait)
-        holder_record = next((record for record in roomy if record.name == holder), chosen)
-        if active[holder_record.name] / rates[holder_record.name] <= wait(chosen)[0]:
-            chosen = holder_record
-        self._given[chosen.name] += 1
-        return chosen
+        best = min(roomy or ready, key=wait)
+        holder_record = next((record for record in roomy if record.name == holder), best)
+        if active[holder_record.name] / rates[holder_record.name] <= wait(best)[0]:
+            best = holder_record
+        self._given[best.name] += 1
+        return best
 
 
 def _rates_of(records: Sequence[DeploymentRecord]) -> dict[DeploymentName, float]:

@@ -130,18 +130,18 @@ class ActionExecutor:
         record = state.deployments.get(action.deployment)
         if record is None or record.uid != action.uid:
             return
-        chosen: tuple[StandbyChoice, ...] = ()
+        choices: tuple[StandbyChoice, ...] = ()
         try:
-            chosen = await self._planner.standbys(state, record)
+            choices = await self._planner.standbys(state, record)
         except EdgeShardError as error:
             log.warning("standby_not_planned", deployment=record.name, reason=error.reason, why=error.message)
         except Exception:
             log.exception("standby_plan_crashed", deployment=record.name)
         else:
-            layers = ",".join(f"{choice.node_name}={choice.layers}" for choice in chosen)
-            if {(entry.node_id, entry.layers) for entry in record.standbys} != {(c.node_id, c.layers) for c in chosen}:
+            layers = ",".join(f"{choice.node_name}={choice.layers}" for choice in choices)
+            if {(entry.node_id, entry.layers) for entry in record.standbys} != {(c.node_id, c.layers) for c in choices}:
                 log.info("standby_planned", deployment=record.name, epoch=record.epoch, layers=layers)
-        self._loop.post(events.StandbyPlanned(record.name, record.uid, state.version, chosen, self._loop.now()))
+        self._loop.post(events.StandbyPlanned(record.name, record.uid, state.version, choices, self._loop.now()))
 
     async def _forget(self, record: DeploymentRecord) -> None:
         failure = await _failure_of(self._store.forget(record))

@@ -37,21 +37,21 @@ async def measure_first(
     measurement. A measurement that fails is only the node's failure: its log has the reason, it is
     not repeated, and the placement continues without it.
     """
-    chosen = usable(loop.state, spec)
+    usable_nodes = usable(loop.state, spec)
     queried_nodes: set[NodeId] = set()
     try:
         async with asyncio.timeout(limit_s):
             while True:
-                at_it = still_measuring(loop.state, chosen)
+                at_it = still_measuring(loop.state, usable_nodes)
                 for compute, node_ids in first_jobs(loop.state, spec, config, active_requests):
                     new = tuple(node_id for node_id in node_ids if node_id not in queried_nodes)
                     queried_nodes.update(new)
                     if new:
                         with suppress(EdgeShardError):  # a node went away meanwhile
                             await loop.ask(MeasureRequested(uuid.uuid4().hex, new, compute, False, loop.now()))
-                await loop.until(lambda state: not still_measuring(state, chosen))
+                await loop.until(lambda state: not still_measuring(state, usable_nodes))
                 if at_it <= queried_nodes:
                     return
     except TimeoutError:
-        late = sorted(loop.state.nodes[node_id].name for node_id in still_measuring(loop.state, chosen))
+        late = sorted(loop.state.nodes[node_id].name for node_id in still_measuring(loop.state, usable_nodes))
         log.info("placed_without_measurements", deployment=spec.name, nodes=late)

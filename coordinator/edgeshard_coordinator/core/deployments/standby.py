@@ -55,7 +55,7 @@ def choose(
         named = {node.name: node for node in usable}
         usable = [named[NodeName(name)] for name in spec.standby if name in named]
     everything = range(len(placement.stages))
-    uncovered, chosen = set(everything), list[StandbyChoice]()
+    uncovered, choices = set(everything), list[StandbyChoice]()
     for node in usable:
         if not uncovered and auto:
             break
@@ -64,8 +64,8 @@ def choose(
         if choice is not None:
             run, layers, reserved = choice
             uncovered -= set(run)
-            chosen.append(StandbyChoice(node.node_id, node.name, layers, reserved))
-    return tuple(chosen)
+            choices.append(StandbyChoice(node.node_id, node.name, layers, reserved))
+    return tuple(choices)
 
 
 def _may_take_over(conditions: Sequence[RuleCondition], placement: Placement, name: NodeName, index: int) -> bool:
@@ -122,8 +122,8 @@ def planned(state: State, record: DeploymentRecord, event: StandbyPlanned) -> De
     wanted: list[tuple[NodeId, LayerRange | None, int]] = [
         (choice.node_id, choice.layers, choice.reserved_bytes) for choice in event.chosen
     ]
-    chosen = {choice.node_id for choice in event.chosen}
-    wanted += [(node_id, None, 0) for node_id in _keepers(state, record) if node_id not in chosen]
+    node_ids = {choice.node_id for choice in event.chosen}
+    wanted += [(node_id, None, 0) for node_id in _keepers(state, record) if node_id not in node_ids]
     entries, count = [], record.standby_count
     for node_id, layers, reserved in wanted:
         entry = standbys.get((node_id, layers))

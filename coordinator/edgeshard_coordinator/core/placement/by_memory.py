@@ -329,9 +329,9 @@ def _chosen(
         refused: errors.EdgeShardError | None = None
         allowed = itertools.islice(allowed_sets(under, by_room, spec.source), MOST_SETS)
         for names in sorted((names for names in allowed if len(names) <= layer_count), key=len):
-            chosen = [node for node in usable if node.name in names]
+            candidates = [node for node in usable if node.name in names]
             try:
-                return _proportional(spec, sizes_on(len(names)), chosen, allow_streaming=True, each=True)
+                return _proportional(spec, sizes_on(len(names)), candidates, allow_streaming=True, each=True)
             except errors.ResourceExhaustedError as error:
                 refused = refused or error
         raise refused or errors.ResourceExhaustedError("no set of nodes meets the rules", field="rule")
@@ -369,11 +369,11 @@ def _on_fewest(
 
 
 def _proportional(
-    spec: DeploymentSpec, sizes: StageSizes, chosen: Sequence[Candidate], *, allow_streaming: bool, each: bool = False
+    spec: DeploymentSpec, sizes: StageSizes, candidates: Sequence[Candidate], *, allow_streaming: bool, each: bool = False
 ) -> tuple[ExplicitStage, ...]:
     """Stages with the source first and the others by name; shares by free memory, or as much as fits when those do
     not. With `each` every node gets a layer."""
-    usable = sorted(chosen, key=lambda node: (node.name != spec.source, node.name))
+    usable = sorted(candidates, key=lambda node: (node.name != spec.source, node.name))
     rooms = [(node.name, _room(spec, node)) for node in usable]
     own = int(each)
     shares = [own + share for share in _shares([room for _, room in rooms], sizes.layer_count - own * len(rooms))]

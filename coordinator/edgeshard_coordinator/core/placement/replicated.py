@@ -47,12 +47,12 @@ def place_replicas(spec: DeploymentSpec, candidates: Sequence[Candidate], place:
         return Worth(placement, 0.0 if placement.predicted is None else placement.predicted.throughput_tps, len(placement.stages))
 
     count = None if spec.replicas == AUTO_REPLICAS else spec.replicas
-    chosen = partition([str(node.name) for node in usable], worth, count)
-    if chosen is None:
+    best_partition = partition([str(node.name) for node in usable], worth, count)
+    if best_partition is None:
         raise _why_not(spec, len(usable), everywhere)
-    if len(chosen.pipelines) == 1:
+    if len(best_partition.pipelines) == 1:
         return (single or place(candidates),)
-    return tuple(one.found for one in chosen.pipelines)
+    return tuple(one.found for one in best_partition.pipelines)
 
 
 def only_on(candidates: Sequence[Candidate], names: Collection[str]) -> tuple[Candidate, ...]:

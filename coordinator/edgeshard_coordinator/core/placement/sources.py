@@ -51,14 +51,14 @@ def place_from_any(spec: DeploymentSpec, candidates: Sequence[Candidate], place:
         raise error
     rank = _rank_among(placements)
     best = min(placements, key=rank)
-    chosen, why = best, f"the best of the {len(placements)} nodes that could be it"
+    placement, why = best, f"the best of the {len(placements)} nodes that could be it"
     if plain is not candidates:
-        chosen = _nearest(best, placements, lambda one: place(_from(spec, one), candidates), candidates)
-        if chosen.head.node_id != best.head.node_id:
+        placement = _nearest(best, placements, lambda one: place(_from(spec, one), candidates), candidates)
+        if placement.head.node_id != best.head.node_id:
             why = f"whose plan has less to fetch and pack than that of {best.head.node_name}, the best of {len(placements)}"
     if len(placements) == 1:
-        return chosen
-    return replace(chosen, note=f"{chosen.note} Source: {chosen.head.node_name}, {why}.".strip())
+        return placement
+    return replace(placement, note=f"{placement.note} Source: {placement.head.node_name}, {why}.".strip())
 
 
 def _nearest(

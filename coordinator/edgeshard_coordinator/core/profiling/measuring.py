@@ -55,15 +55,15 @@ def chosen_nodes(state: State, names: Sequence[str]) -> dict[NodeId, NodeName]:
                 raise _not_placeable(starting)
             raise UnavailableError("nodes: no node is connected; start an agent first", field="nodes", reason="NO_NODE")
         return {node.node_id: node.name for node in sorted(placeable, key=lambda node: node.name)}
-    chosen = {}
+    nodes = {}
     for name in names:
         node = state.find_node(name)
         if node is None:
             raise NotFoundError(f"nodes: there is no node {name[:80]!r}", field="nodes", reason="UNKNOWN_NODE")
         if not node.placeable:
             raise _not_placeable(node)
-        chosen[node.node_id] = node.name
-    return chosen
+        nodes[node.node_id] = node.name
+    return nodes
 
 
 # Events

@@ -75,17 +75,17 @@ def add(
     """Add a model to the store: read it, hash every tensor and send those that the store lacks. An interrupted
     download or upload resumes. If weights are rounded, the output reports the loss.
     """
-    chosen = chosen_width(width)
+    weight_width = chosen_width(width)
     if dry_run:
         from edgeshard.cli.commands.deployments import model_plan
 
-        model_plan.dry_run(context, model, chosen, cluster, source, output)
+        model_plan.dry_run(context, model, weight_width, cluster, source, output)
     elif cluster is not None or source is not None:
         raise InvalidArgumentError("--cluster and --source go with --dry-run", field="dry_run")
     else:
         from edgeshard.cli.render.views import MODEL_COLUMNS
 
-        stored = ask(context, lambda client: _added(client, model, name, chosen))
+        stored = ask(context, lambda client: _added(client, model, name, weight_width))
         show_list(stored, output, MODEL_COLUMNS, lambda model: model.name, stored[0])
 
 

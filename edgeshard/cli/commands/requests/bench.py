@@ -144,8 +144,8 @@ async def _measured(
     from edgeshard.process.clock import SystemClock
 
     clock = SystemClock()
-    chosen = await _chosen(client, deployment)
-    room = chosen.max_context or PROMPT_TOKENS + NEW_TOKENS
+    served_model = await _chosen(client, deployment)
+    room = served_model.max_context or PROMPT_TOKENS + NEW_TOKENS
     prompts, answers = wanted
     if prompts is None:
         prompts = LengthRange(*(min(PROMPT_TOKENS, max(1, room // 2)),) * 2)
@@ -155,15 +155,15 @@ async def _measured(
     if isinstance(prompts, LengthRange) and prompts.high + answers.high > room:
         raise InvalidArgumentError(
             f"--prompt-tokens: {prompts.high} tokens in and {answers.high} out exceed the {room} that deployment "
-            f"{chosen.deployment} takes together; give fewer",
+            f"{served_model.deployment} takes together; give fewer",
             field="prompt-tokens",
         )
     requests = drawn(seed, prompts, answers)
-    first = await served(client, chosen.deployment, next(requests), 0.0, timeout_s, clock)
+    first = await served(client, served_model.deployment, next(requests), 0.0, timeout_s, clock)
     if first.error:
         raise FailedPreconditionError(
-            f"deployment {chosen.deployment} did not answer the warm-up request ({first.error}): run "
-            f"edgectl generate {chosen.deployment} to see why",
+            f"deployment {served_model.deployment} did not answer the warm-up request ({first.error}): run "
+            f"edgectl generate {served_model.deployment} to see why",
             reason=first.error,
         )
     with stderr_console().status("") as line:
@@ -175,11 +175,11 @@ async def _measured(
             load,
             requests,
             seed,
-            lambda request, began: served(client, chosen.deployment, request, began, timeout_s, clock),
+            lambda request, began: served(client, served_model.deployment, request, began, timeout_s, clock),
             clock,
             told,
         )
-    return chosen.deployment, loading
+    return served_model.deployment, loading
 
 
 async def _chosen(client: Client, name: str) -> ServedModel:
