@@ -164,11 +164,11 @@ class DeploymentCalls(Calls):
                 on_change(deployment)
 
         ready = await self._until_ready((await self.deployment(name),), timeout_s, changed)
-        wanted, got = (
+        target_layers, got = (
             [(stage.node_name, stage.layers) for stage in placement.stages]
             for placement in (replan.found, ready.placement)
         )
-        if got != wanted:
+        if got != target_layers:
             where = ",".join(f"{node}={layers}" for node, layers in got)
             why = failed[0].message if failed else "a node failed"
             raise AbortedError(

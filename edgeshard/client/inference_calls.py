@@ -131,15 +131,15 @@ class InferenceCalls(Calls):
             if ends_at is None or self._clock.now() < ends_at:
                 raise
             raise _late(timeout_s) from None
-        wanted = cast("GenerateOptions", {**prompt.defaults.given(), **options})
+        generate_options = cast("GenerateOptions", {**prompt.defaults.given(), **options})
         if prompt.room and not {"max_new_tokens", "max_tokens"} & options.keys():
-            wanted["max_new_tokens"] = max(1, prompt.room)
+            generate_options["max_new_tokens"] = max(1, prompt.room)
         if ends_at is not None:
-            wanted["timeout_s"] = left_s = ends_at - self._clock.now()
+            generate_options["timeout_s"] = left_s = ends_at - self._clock.now()
             if left_s <= 0:
                 raise _late(timeout_s)
         parser = AnswerParser(prompt.format, tools or ())
-        async with aclosing(self.generate(model, prompt.tokens, **wanted)) as events:
+        async with aclosing(self.generate(model, prompt.tokens, **generate_options)) as events:
             async for event in events:
                 match event:
                     case Started():
@@ -206,8 +206,8 @@ class InferenceCalls(Calls):
 
     async def tokenize(self, model: str, text: str, special: bool = True) -> tuple[int, ...]:
         """The token ids of a text, by the tokenizer of a served model; `special` adds those around it."""
-        wanted = TokenizeCall(checked("model", model, str), checked("text", text, str), special)
-        response = await self._inference("Tokenize", tokenize_request_to_wire(wanted))
+        call = TokenizeCall(checked("model", model, str), checked("text", text, str), special)
+        response = await self._inference("Tokenize", tokenize_request_to_wire(call))
         return tuple(response.tokens)
 
     async def detokenize(self, model: str, tokens: Sequence[int]) -> str:

@@ -105,9 +105,9 @@ class SiteCalls(Calls):
         `models` are the deployments and models it may use (all, when none is named); `requests` are those at once.
         With `metrics` it reads all metrics of the site. Raises AlreadyExistsError for a name that has a key.
         """
-        wanted = ApiKey(name, tuple(models), tokens_per_minute, requests, metrics=metrics)
-        wanted.check()
-        request = identity_pb2.CreateKeyRequest(key=api_key_to_wire(wanted))
+        api_key = ApiKey(name, tuple(models), tokens_per_minute, requests, metrics=metrics)
+        api_key.check()
+        request = identity_pb2.CreateKeyRequest(key=api_key_to_wire(api_key))
         response = await self._identity("CreateKey", request)
         return api_key_from_wire(response.key), str(response.text)
 

@@ -236,8 +236,8 @@ def _added(tokens: Sequence[str], types: Sequence[int]) -> list[dict[str, Any]]:
 def _post(file: GgufFile, tokens: Sequence[str], default: bool) -> dict[str, Any] | None:
     """The post-processor that puts tokens before and behind each text, where the model wants them."""
     ends = []
-    for flag, key, wanted in (("add_bos_token", "bos_token_id", default), ("add_eos_token", "eos_token_id", False)):
-        is_added = file.metadata.get(f"tokenizer.ggml.{flag}", wanted) is True
+    for flag, key, fallback in (("add_bos_token", "bos_token_id", default), ("add_eos_token", "eos_token_id", False)):
+        is_added = file.metadata.get(f"tokenizer.ggml.{flag}", fallback) is True
         ends.append(_text_of(tokens, file.metadata.get(f"tokenizer.ggml.{key}")) if is_added else None)
     if ends == [None, None]:
         return None

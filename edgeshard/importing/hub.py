@@ -96,17 +96,17 @@ def fetch(name: str, revision: str, progress: Progress, tag: str = "") -> Path:
     with _translated(name, revision):
         first = hub.config(repository, revision)
     _check_config(first)
-    wanted = [file for file in (*SMALL_FILES, *OLDER_FILES) if file in repository.sizes]
+    files = [file for file in (*SMALL_FILES, *OLDER_FILES) if file in repository.sizes]
     with _translated(name, revision):
-        wanted += _ranks(hub, repository)
+        files += _ranks(hub, repository)
     with _translated(name, revision):
         if _SINGLE in repository.sizes:
-            wanted.append(_SINGLE)
+            files.append(_SINGLE)
         else:
             hub.download(repository, [_INDEX])
-            wanted += [_INDEX, *_shards(first, repository)]
-        hub.progress_of(repository, wanted)
-        return hub.download(repository, wanted)[0].parent
+            files += [_INDEX, *_shards(first, repository)]
+        hub.progress_of(repository, files)
+        return hub.download(repository, files)[0].parent
 
 
 def _is_gguf(repository: Repository, tag: str) -> bool:

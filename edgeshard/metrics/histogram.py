@@ -46,12 +46,12 @@ class Histogram:
         the bucket's width. For a figure beyond the last bound that bound is returned, which is too little.
         """
         counts = [now - then for now, then in zip_longest(self._counts, before, fillvalue=0)]
-        wanted, reached, low = share * sum(counts), 0, 0.0
+        rank, reached, low = share * sum(counts), 0, 0.0
         if not any(counts):
             return None
         for bound, count in zip(self._bounds, counts, strict=False):
-            if count and reached + count >= wanted:
-                return min(bound, low + (bound - low) * (wanted - reached) / count)  # rounding may pass it
+            if count and reached + count >= rank:
+                return min(bound, low + (bound - low) * (rank - reached) / count)  # rounding may pass it
             reached, low = reached + count, bound
         return low
 

@@ -18,11 +18,11 @@ def raise_descriptor_limit() -> int:
     import resource  # missing if only edgectl runs, on a system without it
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    limit = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft == resource.RLIM_INFINITY or soft >= limit:
         return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return wanted
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit
 
 
 def connection_cap(descriptors: int, part: float, most: int) -> int:

@@ -205,13 +205,13 @@ def install_steps(daemon: Daemon, options: InstallOptions, record: Record | None
     """Steps that install missing files and renew those that were not changed by hand; empty if
     nothing is missing."""
     before = record or Record(options, user=not system.user)
-    wanted = files(daemon, options)
-    parents = {str(parent) for path in wanted for parent in PurePosixPath(path).parents}
+    contents = files(daemon, options)
+    parents = {str(parent) for path in contents for parent in PurePosixPath(path).parents}
     missing = sorted(parents - system.directories)
     steps: list[Step] = [MakeDirectory(path) for path in missing]
     made = {*before.directories, *missing, *(system.shared & parents)}
     digests = dict(before.files)
-    for path, content in wanted.items():
+    for path, content in contents.items():
         seen, new = system.files.get(path), digest(content)
         if seen not in (None, new, before.files.get(path)):
             steps.append(Leave(path, "it was changed by hand; remove it to have it written again"))

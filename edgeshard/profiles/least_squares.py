@@ -10,8 +10,8 @@ Floats = npt.NDArray[np.float64]
 _ROUNDING = 1e-12
 
 
-def non_negative(design: Floats, wanted: Floats) -> Floats:
-    """The x >= 0 of least |design x - wanted|; `design` [N, K] has no column of zeros, `wanted` is [N].
+def non_negative(design: Floats, target: Floats) -> Floats:
+    """The x >= 0 of least |design x - wanted|; `design` [N, K] has no column of zeros, `target` is [N].
 
     Lawson and Hanson's active sets (Solving Least Squares Problems, 1974, chapter 23): columns join one by one, the
     steepest first, and leave where the solution would turn negative.
@@ -21,15 +21,15 @@ def non_negative(design: Floats, wanted: Floats) -> Floats:
     count = columns.shape[1]
     solution, free = np.zeros(count), np.zeros(count, dtype=bool)
     for _ in range(3 * count):
-        gradient = columns.T @ (wanted - columns @ solution)
+        gradient = columns.T @ (target - columns @ solution)
         gradient[free] = -np.inf
         entering = int(np.argmax(gradient))
-        if gradient[entering] <= _ROUNDING * np.linalg.norm(wanted):
+        if gradient[entering] <= _ROUNDING * np.linalg.norm(target):
             break
         free[entering] = True
         while True:
             tried = np.zeros(count)
-            tried[free] = np.linalg.lstsq(columns[:, free], wanted, rcond=None)[0]
+            tried[free] = np.linalg.lstsq(columns[:, free], target, rcond=None)[0]
             falling = np.flatnonzero(free & (tried <= 0))
             if not len(falling):
                 break

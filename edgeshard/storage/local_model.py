@@ -51,19 +51,19 @@ def check_places(model: LocalModel) -> None:
         raise _misplaced("puts a tensor into a small file")
 
 
-def open_local(wanted: LocalFile) -> BinaryIO:
+def open_local(local_file: LocalFile) -> BinaryIO:
     """The open file that a client described, when it is the same one here.
 
     Raises FailedPreconditionError with reason NOT_THIS_MACHINE where there is none, or another, or it may not be read:
     the client sends the bytes then.
     """
     try:
-        if not wanted.path.startswith("/"):
+        if not local_file.path.startswith("/"):
             raise not_this_machine()
-        file = open_regular(Path(wanted.path))
+        file = open_regular(Path(local_file.path))
     except (EdgeShardError, ValueError):  # a path with a zero byte
         raise not_this_machine() from None
-    if _described(Path(wanted.path), file) != replace(wanted, stays=False):
+    if _described(Path(local_file.path), file) != replace(local_file, stays=False):
         file.close()
         raise not_this_machine()
     return file

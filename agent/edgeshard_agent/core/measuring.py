@@ -65,12 +65,12 @@ class StopMeasuring:
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """`wanted` is still to be answered; `running` is the executor's, which may be an earlier one that is ending.
+    """`pending_task` is still to be answered; `running` is the executor's, which may be an earlier one that is ending.
 
     `stopping`: the executor has been ordered to end it.
     """
 
-    wanted: MeasuringTask | None = None
+    pending_task: MeasuringTask | None = None
     running: MeasuringTask | None = None
     stopping: bool = False
 

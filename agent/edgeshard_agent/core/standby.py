@@ -16,9 +16,9 @@ from edgeshard.domain.ids import DeploymentName, Epoch, OperationId
 
 @dataclass(frozen=True, slots=True)
 class Standby:
-    """`wanted` is the newest command, `begun` the newest that the executor was given. `operations` wait for it."""
+    """`command` is the newest command, `begun` the newest that the executor was given. `operations` wait for it."""
 
-    wanted: KeepStandby
+    command: KeepStandby
     begun: KeepStandby | None = None
     operations: tuple[OperationId, ...] = ()
 

@@ -49,9 +49,9 @@ class SlotPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One deployment on this node: `wanted` is the newest prepare, None once released; `epoch` is the held stage's."""
+    """One deployment on this node: `command` is the newest prepare, None once released; `epoch` is the held stage's."""
 
-    wanted: commands.PrepareStage | None = None
+    command: commands.PrepareStage | None = None
     activate: bool = False
     phase: SlotPhase = SlotPhase.EMPTY
     epoch: Epoch = NO_EPOCH
@@ -158,8 +158,8 @@ def _command(state: AgentState, event: events.CommandReceived) -> AgentState:
 
 
 def _measure(state: AgentState, task: MeasuringTask) -> AgentState:
-    wanted = state.measuring.wanted
-    if wanted is not None and wanted.operation_id == task.operation_id:
+    pending_task = state.measuring.wanted
+    if pending_task is not None and pending_task.operation_id == task.operation_id:
         return state  # being worked on; answered when done
     refused = state.measuring.refusal(task, any(slot.loads for slot in state.slots.values()))
     if refused is not None:
@@ -167,17 +167,17 @@ def _measure(state: AgentState, task: MeasuringTask) -> AgentState:
     return replace(state, measuring=replace(state.measuring, wanted=task))
 
 
-def _trace(state: AgentState, wanted: WantedTrace) -> AgentState:
-    command = wanted.command
+def _trace(state: AgentState, trace_request: WantedTrace) -> AgentState:
+    command = trace_request.command
     slot, former = state.slots.get(command.deployment), state.traces.get(command.deployment)
-    if former is not None and former.operation_id == wanted.operation_id:
+    if former is not None and former.operation_id == trace_request.operation_id:
         return state  # being worked on; answered when done
     has_stage = slot is not None and slot.phase in (SlotPhase.READY, SlotPhase.ACTIVATING, SlotPhase.ACTIVE)
     if slot is None or not has_stage or slot.epoch != command.epoch:
-        return _answer(state, wanted.operation_id, error=no_stage(command.deployment, command.epoch))
+        return _answer(state, trace_request.operation_id, error=no_stage(command.deployment, command.epoch))
     if former is not None:
         state = _answer(state, former.operation_id, error=replaced(command.deployment))
-    return replace(state, traces={**state.traces, command.deployment: wanted})
+    return replace(state, traces={**state.traces, command.deployment: trace_request})
 
 
 def _stage_command(state: AgentState, operation_id: OperationId, command: commands.StageCommand) -> AgentState:
@@ -214,9 +214,9 @@ def _prepare(state: AgentState, slot: Slot, operation_id: OperationId, command: 
         slot = replace(slot, prepares=(*slot.prepares, operation_id))
         return _with_slot(state, command.deployment, slot)
     state = _answer(state, *slot.prepares, *slot.activates, error=_superseded())
-    wanted = state.measuring.wanted
-    if wanted is not None and isinstance(wanted.command, commands.MeasureCompute):
-        state = _answer(state, wanted.operation_id, error=stage_came())
+    pending_task = state.measuring.wanted
+    if pending_task is not None and isinstance(pending_task.command, commands.MeasureCompute):
+        state = _answer(state, pending_task.operation_id, error=stage_came())
         state = replace(state, measuring=replace(state.measuring, wanted=None))
     slot = replace(slot, wanted=command, activate=False, prepares=(operation_id,), activates=())
     return _with_slot(state, command.deployment, slot)
@@ -279,8 +279,8 @@ def _measuring_event(state: AgentState, event: MeasuringEvent) -> AgentState:
 
 
 def _traced(state: AgentState, event: TraceEnded) -> AgentState:
-    wanted = state.traces.get(event.deployment)
-    if wanted is None or wanted.operation_id != event.operation_id:
+    trace_request = state.traces.get(event.deployment)
+    if trace_request is None or trace_request.operation_id != event.operation_id:
         return state  # replaced, or wanted no more
     others = {name: other for name, other in state.traces.items() if name != event.deployment}
     # Not kept among the results: it is large, and used once.

@@ -86,9 +86,9 @@ class ExpertTable:
     @classmethod
     def of_values(cls, values: Mapping[str, list[Any]], layers: int, experts: int) -> ExpertTable:
         """Raises InvalidArgumentError if they do not fit a model with this number of mixtures and experts."""
-        wanted = {_BASE: (layers, experts), _LAST: (layers, experts, experts), _EARLIER: (layers, experts, experts)}
+        shapes = {_BASE: (layers, experts), _LAST: (layers, experts, experts), _EARLIER: (layers, experts, experts)}
         parts: list[Floats] = []
-        for name, shape in wanted.items():
+        for name, shape in shapes.items():
             try:
                 with np.errstate(over="ignore"):  # an infinity is refused below
                     part = np.array(values[name], dtype=np.float32) / np.float32(100)

@@ -250,13 +250,13 @@ class StageLoader:
         shape = parse_config(manifest.config)
         tensors = stage_tensors(manifest, layers)
         there = frozenset[int]().union(*(item.weights.shareable(layers) for item in held_weights))
-        wanted = {
+        missing_tensors = {
             canonical_name(shape.architecture, tensor.name): tensor
             for tensor in tensors
             if unit_of(shape.architecture, tensor.name, manifest.config) not in there
         }
         units = tensors_of_units(manifest.config, layers, quantisation)
-        units = {unit: names for unit, names in units.items() if not names.isdisjoint(wanted)}
+        units = {unit: names for unit, names in units.items() if not names.isdisjoint(missing_tensors)}
         budget = command.placed.weight_budget_bytes if isinstance(command, PrepareStage) else 0
         at_end = with_files and (layers.first == 0 or layers.end == shape.layer_count)
         files = [file for file in manifest.files if file.name in _HEAD_FILES] if at_end else []
@@ -265,7 +265,7 @@ class StageLoader:
         if budget:
             files += [file for file in manifest.files if file.name == forms.EXPERT_TABLE]
         form = UnitForm(digest, command.spec.dtype, quantisation, shape)
-        return _Needs(manifest, layers, command.spec.max_context, tensors, wanted, files, form, units, budget or None)
+        return _Needs(manifest, layers, command.spec.max_context, tensors, missing_tensors, files, form, units, budget or None)
 
     def _load_stage(
         self,
@@ -311,7 +311,7 @@ class StageLoader:
 class _Needs:
     """The parts of a model that a stage needs: its tensors, the ones in no memory yet, and the head's files.
 
-    `wanted` are by canonical name; `units` are the units that have some of them. `budget` is given
+    `missing_tensors` are by canonical name; `units` are the units that have some of them. `budget` is given
     for a stage that streams.
     """
 
@@ -319,7 +319,7 @@ class _Needs:
     layers: LayerRange
     max_context: int
     tensors: tuple[TensorInfo, ...]
-    wanted: dict[str, TensorInfo]
+    missing_tensors: dict[str, TensorInfo]
     files: list[FileInfo]
     form: UnitForm
     units: dict[str, frozenset[str]]

@@ -38,12 +38,12 @@ class ProfileStore:
         """The profile of exactly this node and model, or None. A profile with less than `effort`
         does not count. A profile that was measured while stages ran counts only with
         `beside_stages`."""
-        wanted = (fingerprint, model_hash, dtype, quantisation)
+        key = (fingerprint, model_hash, dtype, quantisation)
         try:
-            profile = parse_profile(ComputeProfile, self.path(*wanted).read_text(encoding="utf-8"))
+            profile = parse_profile(ComputeProfile, self.path(*key).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, InvalidArgumentError):
             return None
-        is_same = (profile.fingerprint, profile.model_hash, profile.dtype, profile.quantisation) == wanted
+        is_same = (profile.fingerprint, profile.model_hash, profile.dtype, profile.quantisation) == key
         counts = profile.effort.reaches(effort) and (beside_stages or not profile.beside_stages)
         return profile if is_same and counts else None
 

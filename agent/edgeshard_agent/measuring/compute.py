@@ -203,13 +203,13 @@ class Profiler:
         blocks = sum(block.weight_bytes(form.dtype, form.quantisation) for block in model.blocks)
         return blocks + model.head_bytes(form.dtype, form.quantisation)
 
-    def _copies(self, what: str, wanted: int, parameters: int, weights_bytes: int, kv_bytes: int = 0) -> int:
+    def _copies(self, what: str, copies: int, parameters: int, weights_bytes: int, kv_bytes: int = 0) -> int:
         """Copies that together exceed the caches, or as many as fit."""
         # Until they are packed, the weights of one copy exist in the dtype as well.
         whole_bytes = parameters * self.form.dtype.itemsize + kv_bytes
         if whole_bytes > self._room_bytes:
             raise _no_memory(f"{what} takes {whole_bytes >> 20} MiB, there is room for {self._room_bytes >> 20} MiB")
-        return min(wanted, max(1, (self._room_bytes - whole_bytes) // (weights_bytes + kv_bytes)))
+        return min(copies, max(1, (self._room_bytes - whole_bytes) // (weights_bytes + kv_bytes)))
 
     def _time(self, rotation: BlockRotation, point: Point, first: bool) -> None:
         """One pass over one point."""
@@ -268,8 +268,8 @@ class Profiler:
         sampler = Sampler(self._shape.vocab_size)
         for request in range(rows):
             sampler.open(request, Sampling(), ())
-        wanted = [(request, 1) for request in range(rows)]
-        return self._warm_measure(lambda: sampler.draw(rotation.take().head(hidden), wanted), len(rotation))
+        row_places = [(request, 1) for request in range(rows)]
+        return self._warm_measure(lambda: sampler.draw(rotation.take().head(hidden), row_places), len(rotation))
 
     def _warm_measure(self, work: Callable[[], object], copies: int) -> Measurement:
         for _ in range(copies + 1):

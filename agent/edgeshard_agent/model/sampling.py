@@ -92,7 +92,7 @@ class Sampler:
         return bool(self._late)
 
     def draw_behind_guesses(
-        self, logits: torch.Tensor | None, wanted: Sequence[Wanted], assumed: Sequence[int | None]
+        self, logits: torch.Tensor | None, row_places: Sequence[Wanted], assumed: Sequence[int | None]
     ) -> StepResult:
         """As `draw`, but a row's own token may be `assumed`: a guess of the token that the previous
         row draws.
@@ -104,12 +104,12 @@ class Sampler:
         """
         first = [row for row, token in enumerate(assumed) if token is None]
         if logits is None or len(first) == len(assumed):
-            return self._with_forced(self.draw(logits, wanted))
-        result = self.draw(logits[first], [wanted[row] for row in first])
+            return self._with_forced(self.draw(logits, row_places))
+        result = self.draw(logits[first], [row_places[row] for row in first])
         drawn, tokens = {(token.request, token.position): token.token for token in result.tokens}, [*result.tokens]
         until_s = time.monotonic() + PATIENCE_S
-        while rows := [row for row in self._confirmed(wanted, assumed, drawn) if self._knows(wanted[row], until_s)]:
-            more = self.draw(logits[rows], [wanted[row] for row in rows], with_late=False)
+        while rows := [row for row in self._confirmed(row_places, assumed, drawn) if self._knows(row_places[row], until_s)]:
+            more = self.draw(logits[rows], [row_places[row] for row in rows], with_late=False)
             drawn = {(token.request, token.position): token.token for token in more.tokens}
             tokens += more.tokens
         return self._with_forced(replace(result, tokens=tuple(tokens)))
@@ -127,10 +127,10 @@ class Sampler:
 
     @staticmethod
     def _confirmed(
-        wanted: Sequence[Wanted], assumed: Sequence[int | None], drawn: Mapping[Wanted, int]
+        row_places: Sequence[Wanted], assumed: Sequence[int | None], drawn: Mapping[Wanted, int]
     ) -> Iterator[int]:
         """The rows whose own token equals the one just drawn."""
-        for row, ((request, position), token) in enumerate(zip(wanted, assumed, strict=True)):
+        for row, ((request, position), token) in enumerate(zip(row_places, assumed, strict=True)):
             if token is not None and drawn.get((request, position - 1)) == token:
                 yield row
 
@@ -139,7 +139,7 @@ class Sampler:
         guided = self._guided.get(place[0])
         return guided is None or guided.is_due(until_s - time.monotonic())
 
-    def draw(self, logits: torch.Tensor | None, wanted: Sequence[Wanted], with_late: bool = True) -> StepResult:
+    def draw(self, logits: torch.Tensor | None, row_places: Sequence[Wanted], with_late: bool = True) -> StepResult:
         """A token for each (request, position), from its row of `logits` [R, vocab], and for late ones.
 
         Tokens that guides ban are taken from the rows first. A row whose guide does not know yet waits here; those that
@@ -149,20 +149,20 @@ class Sampler:
         if (
             logits is not None
             and not (self._late and with_late)
-            and not any(request in self._guided for request, _ in wanted)
+            and not any(request in self._guided for request, _ in row_places)
         ):
-            return StepResult(self._choose(logits, wanted))
+            return StepResult(self._choose(logits, row_places))
         rows: list[torch.Tensor] = []
         places: list[Wanted] = []
         if logits is not None:
             require_finite(logits)  # before tokens are taken away: a row without any is then the guide's fault
-            rows, places = list(logits), list(wanted)
+            rows, places = list(logits), list(row_places)
         pending = self._wait_for_guides(rows, places) if with_late else ()
         failures = tuple(self._take_banned(rows, places))
         if not rows:
             return StepResult(guide_failures=failures, pending=pending)
         # Unchanged if no row was added or removed: a copy takes as long as a choice.
-        chosen_from = logits if logits is not None and places == list(wanted) else torch.stack(rows)
+        chosen_from = logits if logits is not None and places == list(row_places) else torch.stack(rows)
         tokens = self._choose(chosen_from, places)
         for token in tokens:
             guided = self._guided.get(token.request)
@@ -211,18 +211,18 @@ class Sampler:
         row.masked_fill_(banned.to(row.device), -math.inf)
         return "" if bool(torch.isfinite(row.amax())) else "the model gives no token that may follow any probability"
 
-    def _choose(self, logits: torch.Tensor, wanted: Sequence[Wanted]) -> tuple[SampledToken, ...]:
-        samplers = [self._requests[request] for request, _ in wanted]
+    def _choose(self, logits: torch.Tensor, row_places: Sequence[Wanted]) -> tuple[SampledToken, ...]:
+        samplers = [self._requests[request] for request, _ in row_places]
         if not logits.is_cpu and all(sampler.is_plain_greedy for sampler in samplers):
             require_finite(logits)
             tokens = logits.argmax(dim=-1).tolist()
-            return tuple(SampledToken(*place, token) for place, token in zip(wanted, tokens, strict=True))
-        choices = sample_rows(logits.cpu(), samplers, [position for _, position in wanted])
+            return tuple(SampledToken(*place, token) for place, token in zip(row_places, tokens, strict=True))
+        choices = sample_rows(logits.cpu(), samplers, [position for _, position in row_places])
         for sampler, row in zip(samplers, choices, strict=True):
             sampler.note(row.token)
         return tuple(
             SampledToken(*place, row.token, row.logprob, _allowed(row.top))
-            for place, row in zip(wanted, choices, strict=True)
+            for place, row in zip(row_places, choices, strict=True)
         )
 
 

@@ -226,7 +226,7 @@ class StageModel:
             return StageOutput()
         tokens = inputs if isinstance(inputs, np.ndarray) else None
         guessed = step.told() if tokens is None else guessed_tokens(plan.spans, tokens.tolist())
-        rows, wanted, assumed = _sampled_rows(plan.spans, guessed)
+        rows, row_places, assumed = _sampled_rows(plan.spans, guessed)
         try:
             prompt_logprobs = () if hidden is None else tuple(self._score(plan.spans, hidden))
             if not rows and not self._sampler.has_late:
@@ -236,7 +236,7 @@ class StageModel:
             logits = None
             if hidden is not None and rows:
                 logits = self._modules.head(hidden if len(rows) == len(hidden) else hidden[rows])
-            drawn = self._sampler.draw_behind_guesses(logits, wanted, assumed)
+            drawn = self._sampler.draw_behind_guesses(logits, row_places, assumed)
         except InternalError as error:
             raise self._blamed(error, inputs) from None
         return StageOutput(result=replace(drawn, prompt_logprobs=prompt_logprobs))
@@ -385,7 +385,7 @@ def _sampled_rows(
     Each has the (request, position) that it samples for, and its own token if that is a guess.
     """
     rows: list[int] = []
-    wanted: list[Wanted] = []
+    row_places: list[Wanted] = []
     assumed: list[int | None] = []
     end = 0
     for span in spans:
@@ -394,6 +394,6 @@ def _sampled_rows(
             guesses, first = guessed.get(span.request, ())[: span.guesses], span.certain_position
             row = end - 1 - span.guesses
             rows += range(row, row + len(guesses) + 1)
-            wanted += [(span.request, position) for position in range(first, first + len(guesses) + 1)]
+            row_places += [(span.request, position) for position in range(first, first + len(guesses) + 1)]
             assumed += [None, *guesses]
-    return rows, wanted, assumed
+    return rows, row_places, assumed

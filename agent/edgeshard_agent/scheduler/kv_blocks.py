@@ -126,8 +126,8 @@ class BlockAllocator:
         """A free slot, or the least recently used slot of saved states, unless a request is to begin from them."""
         if self._free_slots:
             return self._free_slots.popleft()
-        wanted = {other_than, *(table.source for table in self._tables.values())}
-        key = next((key for key, slot in self._saved.items() if slot not in wanted), None)
+        needed_slots = {other_than, *(table.source for table in self._tables.values())}
+        key = next((key for key, slot in self._saved.items() if slot not in needed_slots), None)
         return None if key is None else self._saved.pop(key)
 
     def reach(self, request: int) -> int:

@@ -93,13 +93,13 @@ class ChunkReader:
         arrived: Callable[[int, memoryview], None],
         *,
         cached: bool | None = None,
-        wanted: Wanted | None = None,
+        is_wanted: Wanted | None = None,
     ) -> None:
         """Fill `into` with the file's bytes from `offset` on, in chunks of these sizes.
 
         Offset, address and sizes are in whole blocks. `arrived` is called by the reading thread
         with each chunk and its index; an exception from it ends the read. `cached`: read through
-        the page cache or past it; by default, whichever is faster. `wanted` is called before each
+        the page cache or past it; by default, whichever is faster. `is_wanted` is called before each
         piece of 512 KiB. Raises OSError, EOFError if the file ends before, and ReadAbandonedError
         once it is not wanted.
         """
@@ -117,7 +117,7 @@ class ChunkReader:
                             return
                         index, (place, size) = item
                         chunk = into[place : place + size]
-                        self._read_chunk(file, chunk, offset + place, wanted)
+                        self._read_chunk(file, chunk, offset + place, is_wanted)
                         arrived(index, chunk)
                 except BaseException:
                     stopped = True
@@ -131,11 +131,11 @@ class ChunkReader:
             if errors:
                 raise errors[0]
 
-    def _read_chunk(self, file: int, chunk: memoryview, offset: int, wanted: Wanted | None) -> None:
-        """Read a chunk at once; with `wanted` in pieces, and no more once it is not wanted."""
-        most = _PIECE_BYTES if wanted is not None else max(1, len(chunk))
+    def _read_chunk(self, file: int, chunk: memoryview, offset: int, is_wanted: Wanted | None) -> None:
+        """Read a chunk at once; with `is_wanted` in pieces, and no more once it is not wanted."""
+        most = _PIECE_BYTES if is_wanted is not None else max(1, len(chunk))
         for at in range(0, len(chunk), most):
-            if wanted is not None and not wanted():
+            if is_wanted is not None and not is_wanted():
                 raise ReadAbandonedError
             piece = chunk[at : at + most]
             if self._pace is not None:

@@ -184,13 +184,13 @@ class PackedFile:
         self._read(reader, into[: self.header.small_bytes], 0, None)
 
     def read_large(
-        self, reader: ChunkReader, into: memoryview, *, cached: bool | None = None, wanted: Wanted | None = None
+        self, reader: ChunkReader, into: memoryview, *, cached: bool | None = None, is_wanted: Wanted | None = None
     ) -> None:
-        """Fill `into` with the data of the large tensors, checked. ReadAbandonedError once that is not `wanted`."""
-        self._read(reader, into[: self.header.large_bytes], 1, cached, wanted)
+        """Fill `into` with the data of the large tensors, checked. ReadAbandonedError once that is not `is_wanted`."""
+        self._read(reader, into[: self.header.large_bytes], 1, cached, is_wanted)
 
     def _read(
-        self, reader: ChunkReader, into: memoryview, first: int, cached: bool | None, wanted: Wanted | None = None
+        self, reader: ChunkReader, into: memoryview, first: int, cached: bool | None, is_wanted: Wanted | None = None
     ) -> None:
         """Read the chunks from number `first` on: chunk 0 has the small tensors, chunk 1 begins the large ones."""
         header = self.header
@@ -206,7 +206,7 @@ class PackedFile:
                 raise packed_damage(self.path, f"chunk {first + index} does not match its checksum")
 
         try:
-            reader.read(self.path, self._first + offset, into, sizes, check, cached=cached, wanted=wanted)
+            reader.read(self.path, self._first + offset, into, sizes, check, cached=cached, is_wanted=is_wanted)
         except (OSError, EOFError, DataLossError) as error:
             self.path.unlink(missing_ok=True)  # the next load makes it again
             if isinstance(error, DataLossError):

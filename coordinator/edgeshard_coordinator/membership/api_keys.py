@@ -70,17 +70,17 @@ class KeyBook:
             return None
         return Quota(entry.key.requests, entry.key.tokens_per_minute)
 
-    async def create(self, wanted: ApiKey) -> tuple[ApiKey, str]:
-        """A key like `wanted`, and its text, which is shown this once. Raises AlreadyExistsError naming `name`."""
+    async def create(self, template: ApiKey) -> tuple[ApiKey, str]:
+        """A key like `template`, and its text, which is shown this once. Raises AlreadyExistsError naming `name`."""
         async with self._lock:
-            if self._named(wanted.name) is not None:
+            if self._named(template.name) is not None:
                 raise AlreadyExistsError(
-                    f"name: there is a key {wanted.name}; revoke it first, or choose another name", field="name"
+                    f"name: there is a key {template.name}; revoke it first, or choose another name", field="name"
                 )
             if len(self._kept) >= MOST_KEYS:
                 raise ResourceExhaustedError(f"there are {MOST_KEYS} keys already: revoke some", field="name")
             key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(_SECRET_BYTES)
-            key = replace(wanted, key_id=key_id, created_at=float(self._now()))
+            key = replace(template, key_id=key_id, created_at=float(self._now()))
             entry = KeptKey(key, digest_of(secret.encode()))
             await self._store.save(entry.key, entry.digest)
             self._kept[key_id] = entry

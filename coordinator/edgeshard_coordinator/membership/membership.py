@@ -86,15 +86,15 @@ class Membership:
         await self._store.close()
 
     async def create_token(
-        self, wanted: TokenRequest, coordinator: str, enrolment: str, creator: str = ""
+        self, request: TokenRequest, coordinator: str, enrolment: str, creator: str = ""
     ) -> JoinToken:
         """A token that lets one process in; `creator` is the operator's name.
 
         Raises FailedPreconditionError if no certificates are made here, InvalidArgumentError for another `ttl_s` than
         10 s to 7 days, ResourceExhaustedError if too many tokens are open.
         """
-        authorities, ttl_s = self.authorities(), tokens.check_ttl(wanted.ttl_s)
-        principal, secret = Principal(self.site, wanted.role, wanted.id), secrets.token_bytes(SECRET_BYTES)
+        authorities, ttl_s = self.authorities(), tokens.check_ttl(request.ttl_s)
+        principal, secret = Principal(self.site, request.role, request.id), secrets.token_bytes(SECRET_BYTES)
         now = self._now().timestamp()
         if await self._store.count(now) >= tokens.MOST_TOKENS:
             raise ResourceExhaustedError(

@@ -193,9 +193,9 @@ def folder_for(files: list[dict[str, Any]]) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_uid != os.geteuid():
         fail(f"{folder} belongs to somebody else: remove it")
-    wanted = {file["name"] for file in files}
+    names = {file["name"] for file in files}
     for path in folder.iterdir():
-        if path.name not in wanted and path.name[: -len(".part")] not in wanted:
+        if path.name not in names and path.name[: -len(".part")] not in names:
             path.unlink()  # of another version
     missing = sum(file["size"] for file in files) - sum(path.stat().st_size for path in folder.iterdir())
     free = shutil.disk_usage(folder).free

@@ -63,8 +63,8 @@ class Shelf:
     def folder_for(self, machine: WheelTarget) -> Folder:
         """The folder for machines with an accelerator, or for those without one, whichever the machine is; else the
         other, which works as well. Raises FailedPreconditionError naming what there is, and what the machine is."""
-        wanted = machine.accelerator != PROCESSOR
-        for accelerated in (wanted, not wanted):
+        has_accelerator = machine.accelerator != PROCESSOR
+        for accelerated in (has_accelerator, not has_accelerator):
             for python in machine.pythons:
                 for folder in self.folders:
                     fits = (folder.platform, folder.python) == (machine.platform, python)
@@ -117,8 +117,8 @@ class Shelf:
 
 
 def _is_handed(path: Path) -> bool:
-    wanted = path.suffix == ".whl" or path.name in (INSTALLER, REQUIREMENTS)
-    return wanted and bool(_FILE.fullmatch(path.name)) and path.is_file()
+    is_package_file = path.suffix == ".whl" or path.name in (INSTALLER, REQUIREMENTS)
+    return is_package_file and bool(_FILE.fullmatch(path.name)) and path.is_file()
 
 
 def _digest(path: Path) -> str:

@@ -39,9 +39,9 @@ def spec_options(*keys: str, **helps: str) -> OptionGroup:
 
     `helps` are further keys with texts that a command needs in place of their own.
     """
-    wanted = [item for item in KEYS.values() if item.flags and (not keys or item.name in (*keys, *helps))]
+    items = [item for item in KEYS.values() if item.flags and (not keys or item.name in (*keys, *helps))]
     return OptionGroup(
-        [_parameter(item, helps.get(item.name, "")) for item in wanted],
+        [_parameter(item, helps.get(item.name, "")) for item in items],
         lambda values: {key: value for key, value in values.items() if value is not None and value is not False},
     )
 

@@ -36,10 +36,10 @@ class Lengths:
 
     def up_to(self, share: float) -> int:
         """The power of two that this share of the lengths, in (0, 1], do not exceed. 0 if there are none."""
-        reached, wanted = 0.0, share * self.weight
+        reached, target = 0.0, share * self.weight
         for place, count in enumerate(self.counts):
             reached += count
-            if count and reached >= wanted * (1 - 1e-9):
+            if count and reached >= target * (1 - 1e-9):
                 return 1 << place
         return 0
 

@@ -218,16 +218,16 @@ class SamplingFields(ChoiceFields):
         """The sampling of each of `count` answers, which differ in their seeds. A field that is not given has the
         model's `defaults`, or OpenAI's."""
         given = {item.name: getattr(self, item.name, None) for item in option_fields(Sampling)}
-        wanted: dict[str, Any] = {"temperature": 1.0, "top_k": 0} | defaults.given()
-        wanted |= {name: value for name, value in given.items() if value is not None}
+        values: dict[str, Any] = {"temperature": 1.0, "top_k": 0} | defaults.given()
+        values |= {name: value for name, value in given.items() if value is not None}
         own: dict[str, Any] = {
-            "top_k": max(0, wanted["top_k"]),
+            "top_k": max(0, values["top_k"]),
             "logit_bias": tuple(sorted((int(token), bias) for token, bias in (self.logit_bias or {}).items())),
             "logprobs": logprobs,
             "top_logprobs": top_logprobs,
         }
         seed = secrets.randbits(63) if self.seed is None else self.seed
-        first = Sampling(**{**wanted, **own, "seed": seed % 2**64})
+        first = Sampling(**{**values, **own, "seed": seed % 2**64})
         return tuple(replace(first, seed=(seed + number) % 2**64) for number in range(count))
 
     def generation(self, prompt: str | tuple[int, ...], new_tokens: int, **more: Any) -> Generation:

@@ -109,13 +109,13 @@ def forced_call(offer: Offer, open_objects: bool | None) -> Guide | None:
     """
     if not offer.is_forced:
         return None
-    wanted = [_function(tool) for tool in offer.tools]
+    functions = [_function(tool) for tool in offer.tools]
     if offer.names is not None:
-        wanted = [function for function in wanted if _name(function) in offer.names]
-        if not wanted:
+        functions = [function for function in functions if _name(function) in offer.names]
+        if not functions:
             raise InvalidArgumentError("tool_choice: names a function that is not among the tools", field="tool_choice")
-    check_schema([part for function in wanted for part in (_name(function), function.get("parameters"))], "tools")
-    named = {f"tool{number}": function for number, function in enumerate(wanted)}
+    check_schema([part for function in functions for part in (_name(function), function.get("parameters"))], "tools")
+    named = {f"tool{number}": function for number, function in enumerate(functions)}
     calls = [
         {
             "type": "object",

@@ -15,11 +15,11 @@ _LARGEST_COUNT = 2**31 - 1
 
 def check_number(value: object, field: str, least: float, above: bool = False) -> float:
     """`value` as a finite number >= `least` (> `least` with `above`)."""
-    wanted = f"it must be a finite number {'above' if above else 'of at least'} {least:g}"
+    requirement = f"it must be a finite number {'above' if above else 'of at least'} {least:g}"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise invalid(field, f"is {value!r}; {wanted}")
+        raise invalid(field, f"is {value!r}; {requirement}")
     if not least <= value <= sys.float_info.max or (above and value == least):
-        raise invalid(field, f"is {value}; {wanted}")
+        raise invalid(field, f"is {value}; {requirement}")
     return float(value)
 
 

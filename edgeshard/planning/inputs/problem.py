@@ -192,8 +192,8 @@ class PlanProblem:
 
     @property
     def batch_limit(self) -> int:
-        wanted = self.batch or DEFAULT_BATCH
-        return wanted if self.request_limit is None else min(wanted, self.request_limit)
+        batch = self.batch or DEFAULT_BATCH
+        return batch if self.request_limit is None else min(batch, self.request_limit)
 
     def check(self) -> None:
         """Raise InvalidArgumentError, or UnsupportedModelError for quantisation, naming the field at fault."""

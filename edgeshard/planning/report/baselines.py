@@ -131,9 +131,9 @@ def _cloud_opt(costs: Costs, cloud: int) -> PlanResult:
 def cloud_of(costs: Costs) -> int | None:
     """The node to offload to: the cluster's own choice, or the fastest memory except the source.
     None if there is only one node."""
-    wanted = costs.problem.cluster.cloud
-    if wanted is not None and wanted in costs.names:
-        return costs.names.index(wanted)
+    cloud_name = costs.problem.cluster.cloud
+    if cloud_name is not None and cloud_name in costs.names:
+        return costs.names.index(cloud_name)
     others = [i for i in range(len(costs.nodes)) if i != costs.source]
     return max(others, key=lambda i: costs.nodes[i].device.bandwidth_bytes_per_s, default=None)
 

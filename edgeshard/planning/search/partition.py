@@ -61,19 +61,19 @@ def partition(
 
 def _exact(nodes: Group, worth: Callable[[Group], Worth[FoundT] | None], count: int | None) -> Choice[FoundT] | None:
     @cache
-    def best(left: Group, wanted: int | None) -> Choice[FoundT] | None:
-        """The best on the nodes that are left, with `wanted` pipelines."""
-        if wanted == 0 or not left:
-            return Choice() if not wanted else None
+    def best(left: Group, pipeline_count: int | None) -> Choice[FoundT] | None:
+        """The best on the nodes that are left, with `pipeline_count` pipelines."""
+        if pipeline_count == 0 or not left:
+            return Choice() if not pipeline_count else None
         first, rest = left[0], left[1:]
         tried: list[Choice[FoundT] | None] = []
         for others in _subsets(rest):
             one = worth((first, *others))
             unused = tuple(node for node in rest if node not in others)
-            behind = None if one is None else best(unused, None if wanted is None else wanted - 1)
+            behind = None if one is None else best(unused, None if pipeline_count is None else pipeline_count - 1)
             if one is not None and behind is not None:
                 tried.append(behind.beside(one))
-        tried.append(best(rest, wanted))  # the first node serves nothing
+        tried.append(best(rest, pipeline_count))  # the first node serves nothing
         return max((choice for choice in tried if choice is not None), key=lambda choice: choice.rank, default=None)
 
     best_choice = best(nodes, count)

@@ -105,9 +105,9 @@ def check_hops(stages: int, hops: Sequence[HopTimes]) -> None:
     """Raise InvalidArgumentError unless `hops` close a ring of `stages` stages."""
     if not stages:
         raise invalid("stages", "is empty; a pipeline has at least one stage")
-    wanted = 0 if stages == 1 else stages
-    if len(hops) != wanted:
-        raise invalid("hops", f"are {len(hops)} for {stages} stages; there must be {wanted}, the return included")
+    hop_count = 0 if stages == 1 else stages
+    if len(hops) != hop_count:
+        raise invalid("hops", f"are {len(hops)} for {stages} stages; there must be {hop_count}, the return included")
     for index, hop in enumerate(hops):
         check_number(hop.latency_s, f"hops[{index}].latency_s", 0.0)
 

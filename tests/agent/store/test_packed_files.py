@@ -53,7 +53,7 @@ def test_what_is_read_is_what_was_written(
     assert bytes(whole) == first + second
     file.read_small(reader, alone)
     assert bytes(alone) == first
-    file.read_large(reader, behind, cached=cached, wanted=lambda: True)
+    file.read_large(reader, behind, cached=cached, is_wanted=lambda: True)
     assert bytes(behind) == second
 
 
@@ -99,7 +99,7 @@ def test_a_read_that_nobody_wants_any_more_ends_early(tmp_path: Path) -> None:
     sizes: list[int] = []
     reader = ChunkReader(checksum, threads=1, pace=sizes.append)
     with pytest.raises(ReadAbandonedError):
-        file.read_large(reader, room(len(second)), wanted=lambda: len(sizes) < 3)
+        file.read_large(reader, room(len(second)), is_wanted=lambda: len(sizes) < 3)
     reader.close()
     assert len(sizes) == 3, "it is asked before each piece"
     assert sum(sizes) < CHUNK_BYTES

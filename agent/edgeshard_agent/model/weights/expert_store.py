@@ -26,11 +26,11 @@ from edgeshard_agent.store.direct import ChunkReader, ReadAbandonedError
 
 @dataclass(slots=True)
 class _Read:
-    """An expert that is being read into memory. `wanted` may be taken back while it is read ahead."""
+    """An expert that is being read into memory. `is_wanted` may be taken back while it is read ahead."""
 
     expert: Expert
     memory: torch.Tensor
-    wanted: bool = True
+    is_wanted: bool = True
     is_done: bool = False
 
 
@@ -146,22 +146,22 @@ class ExpertStore:
     def _choose(self, layer: int, choices: torch.Tensor) -> Sequence[Use]:
         """The cache's uses, after reads ahead are settled: kept if they are needed, otherwise abandoned."""
         numbers = choices.numpy()
-        wanted = {(layer, expert) for expert in set(choices.flatten().tolist())}
+        needed_experts = {(layer, expert) for expert in set(choices.flatten().tolist())}
         state = self._state
         with self._changed:
             state.ahead.clear()
             for expert in list(state.ahead_done):
                 memory = state.ahead_done.pop(expert)
-                self.counts.ahead_used += expert in wanted
-                self.counts.ahead_wasted += expert not in wanted
-                if expert in wanted:
+                self.counts.ahead_used += expert in needed_experts
+                self.counts.ahead_wasted += expert not in needed_experts
+                if expert in needed_experts:
                     self._let_go(self.cache.bring(*expert))
                     self._place(expert, memory)
                 else:
                     state.free.setdefault(len(memory), []).append(memory)
                     self.cache.counts.bytes_read += self.units[layer][expert[1]].large_bytes
             flying = state.in_flight
-            if flying is not None and flying.expert not in wanted:
+            if flying is not None and flying.expert not in needed_experts:
                 flying.wanted = False
                 self.counts.ahead_wasted += 1
             return self.cache.choose(layer, numbers)
@@ -252,8 +252,8 @@ class ExpertStore:
     def _read(self, read: _Read) -> None:
         layer, expert = read.expert
         unit, began = self.units[layer][expert], time.monotonic()
-        wanted = (lambda: read.wanted) if self._state.in_flight is read else None
-        unit.file.read_large(self.reader, read.memory.numpy().data, cached=False, wanted=wanted)
+        is_wanted = (lambda: read.wanted) if self._state.in_flight is read else None
+        unit.file.read_large(self.reader, read.memory.numpy().data, cached=False, is_wanted=is_wanted)
         if (observer := self.observer) is not None:
             observer.read(self.layers[layer], unit.large_bytes, began, time.monotonic(), expert)
         with self._changed:

@@ -87,11 +87,11 @@ def fill(
     modules: StageModules,
     config: Mapping[str, Any],
     source: TensorSource,
-    wanted: Mapping[str, ExpectedTensor],
+    missing_tensors: Mapping[str, ExpectedTensor],
     packing: Packing | None,
     progress: Callable[[StageFilling], None] = lambda filling: None,
 ) -> Filled:
-    """Give every parameter of `modules`, made from `config`, its numbers; `wanted` are the tensors that no other stage
+    """Give every parameter of `modules`, made from `config`, its numbers; `missing_tensors` are the tensors that no other stage
     shares.
 
     `progress` is called after every tensor and every unit, by this thread.
@@ -103,13 +103,13 @@ def fill(
         if packing is not None and packing.budget is not None:
             _refuse_streaming(modules)
         loader = ParameterLoader(modules, source, meter.done)
-        meter.expect(loader.total_bytes(wanted), read=False)
-        loader.load(wanted)
+        meter.expect(loader.total_bytes(missing_tensors), read=False)
+        loader.load(missing_tensors)
         check_filled(modules)
         return Filled()
     # A unit counts once it is packed: its tensors in memory do not show when it will be packed.
     loader = ParameterLoader(modules, source, lambda size: meter.say())
-    loading = _WeightLoading(modules, config, loader, wanted, packing, meter)
+    loading = _WeightLoading(modules, config, loader, missing_tensors, packing, meter)
     try:
         return loading.run()
     finally:
@@ -148,12 +148,12 @@ class _WeightLoading:
     modules: DecoderModules
     config: Mapping[str, Any]
     loader: ParameterLoader
-    wanted: Mapping[str, ExpectedTensor]
+    missing_tensors: Mapping[str, ExpectedTensor]
     packing: Packing
     meter: WeightLoadingMeter
 
     def __post_init__(self) -> None:
-        modules, wanted = self.modules, self.wanted
+        modules, missing_tensors = self.modules, self.wanted
         self.reader = ChunkReader(unit_checksum)
         self._sizes: dict[str, int] = {}
         self._sources = sources = self.packing.sources
@@ -161,11 +161,11 @@ class _WeightLoading:
         self._lacking = {
             unit
             for unit, names in sources.tensors.items()
-            if unit not in modules.ends_there and not names.isdisjoint(wanted)
+            if unit not in modules.ends_there and not names.isdisjoint(missing_tensors)
         }
         read = self._lacking & sources.sizes.keys()
         loaded = frozenset[str]().union(*(sources.tensors[unit] for unit in self._lacking - read))
-        self._left = {name: tensor for name, tensor in wanted.items() if name in loaded}
+        self._left = {name: tensor for name, tensor in missing_tensors.items() if name in loaded}
         # A tensor of both ends goes into the other one only.
         modules.ends_there |= read & {EMBEDDING_UNIT, HEAD_UNIT}
         self._filled = Filled()

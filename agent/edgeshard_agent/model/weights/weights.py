@@ -74,8 +74,8 @@ class StageWeights:
         modules = build_modules(config, layers, dtype, device, quantisation)
         shared = frozenset[str]().union(*(modules.share(weights.modules) for weights in reuse))
         expected = expected_tensors(config, layers)
-        wanted = {name: tensor for name, tensor in expected.items() if not modules.has(name, shared)}
-        filled = fill(modules, config, source, wanted, packing, progress)
+        missing_tensors = {name: tensor for name, tensor in expected.items() if not modules.has(name, shared)}
+        filled = fill(modules, config, source, missing_tensors, packing, progress)
         if filled.store is not None:
             assert isinstance(modules, DecoderModules)
             modules.store = filled.store

@@ -73,9 +73,9 @@ class SiteBackend:
     def words(self, model: str) -> Words:
         record = self._front.served.find(model)
         # Asked for by the deployment's name: another one of the same model may go away.
-        wanted = (record.served_name, record.manifest_digest)
-        if wanted not in self._words:
+        model_key = (record.served_name, record.manifest_digest)
+        if model_key not in self._words:
             served_keys = {(record.served_name, record.manifest_digest) for record in self._front.served.records()}
             self._words = {key: words for key, words in self._words.items() if key in served_keys}
-            self._words[wanted] = Words(partial(self._chats.texts, record.served_name))
-        return self._words[wanted]
+            self._words[model_key] = Words(partial(self._chats.texts, record.served_name))
+        return self._words[model_key]

@@ -59,7 +59,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
     """Makes a link to the dashboard for an operator; None if there is no dashboard."""
 
     async def CreateToken(self, request: pb.CreateTokenRequest, context: Any) -> pb.CreateTokenResponse:
-        wanted = token_request_from_wire(request)
+        token_request = token_request_from_wire(request)
         membership = self._checked()
         if self.addresses is None:
             raise FailedPreconditionError(
@@ -67,12 +67,12 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
                 field="enrol-listen",
                 reason="NO_ENROLMENT",
             )
-        coordinator, enrolment = self.addresses.for_joiner(wanted.host)
+        coordinator, enrolment = self.addresses.for_joiner(token_request.host)
         creator = operator_name(caller(context))
-        token = await membership.create_token(wanted, coordinator, enrolment, creator)
+        token = await membership.create_token(token_request, coordinator, enrolment, creator)
         token = replace(
             token,
-            packages=self.addresses.packages_for(wanted.host),
+            packages=self.addresses.packages_for(token_request.host),
             bootstrap_sha256=self.addresses.bootstrap_sha256,
         )
         return pb.CreateTokenResponse(token=token_to_wire(token))

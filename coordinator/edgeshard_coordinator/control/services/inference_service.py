@@ -41,32 +41,32 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._listeners = Listeners()
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
-        wanted = generate_request_from_wire(request)
-        request_id = RequestId(check_id(wanted.request_id or uuid.uuid4().hex, "request_id"))
+        generate_request = generate_request_from_wire(request)
+        request_id = RequestId(check_id(generate_request.request_id or uuid.uuid4().hex, "request_id"))
         left_s = context.time_remaining()
         running = self._front.start(
-            wanted.model,
-            wanted.generation,
+            generate_request.model,
+            generate_request.generation,
             request_id,
             client_of(context),
             deadline=None if left_s is None else self._loop.now() + left_s,
-            emitted=wanted.emitted,
-            scored=wanted.scored,
+            emitted=generate_request.emitted,
+            scored=generate_request.scored,
         )
         # Disconnect, deadline and cancel alike end the call; so does its ordinary end, which changes nothing more.
         context.add_done_callback(lambda _: self._front.abandon(running))
         first = await running.first()
         # Not before the head's answer: the listener's stream was opened at the same moment, and may arrive later.
-        listens = isinstance(first, Started) and not wanted.generation.prompt_logprobs
-        stream = self._listeners.find(_owner(context), wanted.listener) if listens else None
-        if stream is None or wanted.listener is None or not isinstance(first, Started):
+        listens = isinstance(first, Started) and not generate_request.generation.prompt_logprobs
+        stream = self._listeners.find(_owner(context), generate_request.listener) if listens else None
+        if stream is None or generate_request.listener is None or not isinstance(first, Started):
             yield event_to_wire(first)
             if not isinstance(first, Finished):  # cancelled before it started
                 async for event in running.events():
                     yield event_to_wire(event)
             return
         yield event_to_wire(replace(first, listened=True))
-        followed = stream.follow(wanted.listener.number, running)
+        followed = stream.follow(generate_request.listener.number, running)
         try:
             await followed.ended.wait()
         finally:
@@ -120,10 +120,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return pb.RenderChatResponse(prompt=chat_prompt_to_wire(prompt))
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
-        wanted = tokenize_request_from_wire(request)
+        tokenize_request = tokenize_request_from_wire(request)
         client = client_of(context)
         self._front.quotas.check_debt(client)
-        tokens = await self._chats.tokenize(wanted.model, wanted.text, wanted.special, client)
+        tokens = await self._chats.tokenize(tokenize_request.model, tokenize_request.text, tokenize_request.special, client)
         self._front.quotas.charge(client, len(tokens))
         return pb.TokenizeResponse(tokens=tokens)
 

@@ -81,7 +81,7 @@ def site_details(state: State, models: Models, model: str, now: float) -> Site:
 
 
 def _profiles(
-    state: State, node_ids: Iterable[NodeId], models: Models, wanted: Callable[[ProfileKey], bool], now: float
+    state: State, node_ids: Iterable[NodeId], models: Models, predicate: Callable[[ProfileKey], bool], now: float
 ) -> tuple[StoredProfile, ...]:
     names = _names(models)
     return tuple(
@@ -94,7 +94,7 @@ def _profiles(
         for node_id in node_ids
         if node_id in state.measured
         for key, reported in state.measured[node_id].profiles.items()
-        if wanted(key)
+        if predicate(key)
     )
 
 
@@ -111,11 +111,11 @@ def all_links(state: State, now: float) -> tuple[StoredLink, ...]:
     return _links(state, lambda link: True, now)
 
 
-def _links(state: State, wanted: Callable[[MeasuredLink], bool], now: float) -> tuple[StoredLink, ...]:
+def _links(state: State, predicate: Callable[[MeasuredLink], bool], now: float) -> tuple[StoredLink, ...]:
     stored_links = []
     for sender, measurements in state.measured.items():
         for receiver, reported in measurements.links.items():
             link = MeasuredLink(sender, receiver, reported.value)
-            if wanted(link):
+            if predicate(link):
                 stored_links.append(StoredLink(link, max(0.0, now - reported.reported_at)))
     return tuple(stored_links)

@@ -59,8 +59,8 @@ def choose(
     for node in usable:
         if not uncovered and auto:
             break
-        wanted = {index for index in uncovered or everything if _may_take_over(conditions, placement, node.name, index)}
-        choice = _best_run(node, own.get(node.node_id), wanted, rooms, placement, sizes)
+        stage_indices = {index for index in uncovered or everything if _may_take_over(conditions, placement, node.name, index)}
+        choice = _best_run(node, own.get(node.node_id), stage_indices, rooms, placement, sizes)
         if choice is not None:
             run, layers, reserved = choice
             uncovered -= set(run)
@@ -77,7 +77,7 @@ def _may_take_over(conditions: Sequence[RuleCondition], placement: Placement, na
 def _best_run(
     node: Candidate,
     own: int | None,
-    wanted: set[int],
+    stage_indices: set[int],
     rooms: dict[NodeId, int],
     placement: Placement,
     sizes: StageSizes,
@@ -87,7 +87,7 @@ def _best_run(
     for length in range(count, 0, -1):
         for first in range(count - length + 1):
             run = range(first, first + length)
-            if not wanted.issuperset(run) or own in run:
+            if not stage_indices.issuperset(run) or own in run:
                 continue
             if own is not None and (length > 1 or abs(own - first) != 1):
                 continue
@@ -119,13 +119,13 @@ def planned(state: State, record: DeploymentRecord, event: StandbyPlanned) -> De
     if not all(state.standby_holds_still(record.name, choice, event.version) for choice in event.chosen):
         return replace(record, standby_for=-1)
     standbys = {(entry.node_id, entry.layers): entry for entry in record.standbys if entry.epoch == record.epoch}
-    wanted: list[tuple[NodeId, LayerRange | None, int]] = [
+    targets: list[tuple[NodeId, LayerRange | None, int]] = [
         (choice.node_id, choice.layers, choice.reserved_bytes) for choice in event.chosen
     ]
     node_ids = {choice.node_id for choice in event.chosen}
-    wanted += [(node_id, None, 0) for node_id in _keepers(state, record) if node_id not in node_ids]
+    targets += [(node_id, None, 0) for node_id in _keepers(state, record) if node_id not in node_ids]
     entries, count = [], record.standby_count
-    for node_id, layers, reserved in wanted:
+    for node_id, layers, reserved in targets:
         entry = standbys.get((node_id, layers))
         if entry is None:
             # Nodes remember commands by their number, also across runs of the coordinator.

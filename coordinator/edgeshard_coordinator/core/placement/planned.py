@@ -313,9 +313,9 @@ class _Site:
     def _streaming(self, site: SiteCluster, result: PlanResult, costs: Costs) -> Placement:
         """A plan whose nodes stream, with a KV pool for the requests that it is for: more of them would stream more."""
         assert result.prediction is not None
-        if wanted := self.spec.micro_batches:
+        if micro_batches := self.spec.micro_batches:
             # If no load with the spec's own number of micro-batches fits the cut, the plan stays as it is.
-            matching_loads = [load for load in stream_loads(costs) if load.load.micro_batches == wanted]
+            matching_loads = [load for load in stream_loads(costs) if load.load.micro_batches == micro_batches]
             result = _fastest(costs, result.prediction.cut, matching_loads) or result
         assert result.prediction is not None
         load = result.prediction.load
@@ -407,11 +407,11 @@ class _Site:
 
     def _loads(self, costs: Costs) -> list[Load]:
         """The loads to consider, the smallest first; with the spec's own number of micro-batches only such."""
-        wanted = self.spec.micro_batches
-        if not wanted:
+        micro_batches = self.spec.micro_batches
+        if not micro_batches:
             return loads(costs)
-        most = max(1, self.spec.concurrency // wanted)
-        return [Load(batch, wanted) for batch in sorted({min(load.batch, most) for load in loads(costs)})]
+        most = max(1, self.spec.concurrency // micro_batches)
+        return [Load(batch, micro_batches) for batch in sorted({min(load.batch, most) for load in loads(costs)})]
 
     def _without_plan(self, site: SiteCluster, shortage: Shortage, offer: str) -> Placement:
         """A placement by memory, if there is one: the planner wants measured links."""

@@ -198,9 +198,9 @@ def restored(state: State, configs: Mapping[Digest, Mapping[str, Any]], now: flo
     ]
     records = state.deployments.values()
     deployments = {r.name: replace(r, shape=shapes.get(r.manifest_digest, "")) for r in records}
-    wanted = {record.shape for record in deployments.values()}
-    wanted.update(key[0] for entry in state.measured.values() for key in entry.profiles)
-    needed_configs = {shape: config for shape, config in by_hash.items() if shape in wanted}
+    needed_shapes = {record.shape for record in deployments.values()}
+    needed_shapes.update(key[0] for entry in state.measured.values() for key in entry.profiles)
+    needed_configs = {shape: config for shape, config in by_hash.items() if shape in needed_shapes}
     return replace(state, retakes=tuple(retakes), deployments=deployments, configs=needed_configs)
 
 

@@ -38,12 +38,12 @@ class Unknown:
         """The measurements to request from the node, deployed models first; in full if another node
         was measured in full."""
         measurements = self._state.measured.get(node.node_id)
-        wanted = dict.fromkeys(self._keys_deployed(node)) | dict.fromkeys(self._efforts)
+        keys = dict.fromkeys(self._keys_deployed(node)) | dict.fromkeys(self._efforts)
         return [
             MeasureCompute(
                 self._state.configs[shape], dtype, self._efforts.get((shape, dtype, quantisation), Effort.QUICK), False, quantisation
             )
-            for shape, dtype, quantisation in wanted
+            for shape, dtype, quantisation in keys
             if (measurements is None or (shape, dtype, quantisation) not in measurements.profiles) and can_keep(node, quantisation is not None)
         ]
 

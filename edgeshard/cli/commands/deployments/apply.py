@@ -132,18 +132,18 @@ def specs_of(files: list[Path]) -> list[DeploymentSpec]:
     return list(specs.values())
 
 
-def differences(current: DeploymentSpec, wanted: DeploymentSpec) -> tuple[Difference, ...]:
+def differences(current: DeploymentSpec, target: DeploymentSpec) -> tuple[Difference, ...]:
     """The fields that differ. A source that is not given is whichever was chosen, and so is a number of replicas."""
     if current.replica:
         current = dataclasses.replace(current, name=current.served_name, replica=0, source="")
-    if wanted.replicas == AUTO_REPLICAS:
-        wanted = dataclasses.replace(wanted, replicas=current.replicas)
-    if not wanted.source:
-        wanted = dataclasses.replace(wanted, source=current.source)
+    if target.replicas == AUTO_REPLICAS:
+        target = dataclasses.replace(target, replicas=current.replicas)
+    if not target.source:
+        target = dataclasses.replace(target, source=current.source)
     return tuple(
-        Difference(name, plain(getattr(current, name)), plain(getattr(wanted, name)))
-        for name in type(wanted).__match_args__
-        if getattr(current, name) != getattr(wanted, name)
+        Difference(name, plain(getattr(current, name)), plain(getattr(target, name)))
+        for name in type(target).__match_args__
+        if getattr(current, name) != getattr(target, name)
     )
 
 

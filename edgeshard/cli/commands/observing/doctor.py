@@ -138,12 +138,12 @@ def _addresses(target: str, site: Site | None, near: bool) -> list[TriedPort]:
     """The coordinator's port, and the nodes' ports that can be dialled from here."""
     from edgeshard.rpc.tls import is_loopback, split_address
 
-    wanted = [TriedPort(COORDINATOR, target)] if target else []
+    ports = [TriedPort(COORDINATOR, target)] if target else []
     for node in site.nodes if site is not None else ():
         with contextlib.suppress(EdgeShardError):
             if node.connected and (near or not is_loopback(split_address(node.address)[0])):
-                wanted.append(TriedPort(node.name, node.address))
-    return wanted
+                ports.append(TriedPort(node.name, node.address))
+    return ports
 
 
 async def _tried(ports: Iterable[TriedPort]) -> tuple[TriedPort, ...]:

@@ -123,8 +123,8 @@ def bench(
         raise InvalidArgumentError(f"--picture {picture}: end the name in .svg", field="picture")
     if picture is not None:
         check_matplotlib()
-    wanted = options.wanted()
-    name, loading = ask(context, lambda client: _measured(client, load, options.seed, wanted, deployment, timeout))
+    workload = options.wanted()
+    name, loading = ask(context, lambda client: _measured(client, load, options.seed, workload, deployment, timeout))
     goal = bench_report.Goal(slo_ttft, slo_itl)
     report = bench_report.report(name, str(load), options.seed, loading.served, loading.unfinished, goal)
     if picture is not None:
@@ -137,7 +137,7 @@ def bench(
 
 
 async def _measured(
-    client: Client, load: OfferedLoad, seed: int, wanted: _Wanted, deployment: str, timeout_s: float
+    client: Client, load: OfferedLoad, seed: int, workload: _Wanted, deployment: str, timeout_s: float
 ) -> tuple[str, Loading]:
     """The deployment's name, and the result of the load."""
     from edgeshard.cli.commands.requests.bench_load import LengthRange, drawn, put_on, served
@@ -146,7 +146,7 @@ async def _measured(
     clock = SystemClock()
     served_model = await _chosen(client, deployment)
     room = served_model.max_context or PROMPT_TOKENS + NEW_TOKENS
-    prompts, answers = wanted
+    prompts, answers = workload
     if prompts is None:
         prompts = LengthRange(*(min(PROMPT_TOKENS, max(1, room // 2)),) * 2)
     if answers is None:

@@ -106,7 +106,7 @@ Serve = Callable[[Wanted, float], Awaitable[Served]]
 
 
 async def put_on(
-    load: OfferedLoad, wanted: Iterator[Wanted], seed: int, serve: Serve, clock: Clock, told: Callable[[Loading], None]
+    load: OfferedLoad, requests: Iterator[Wanted], seed: int, serve: Serve, clock: Clock, told: Callable[[Loading], None]
 ) -> Loading:
     """Put the whole load on. Cancelled, it ends the running requests and returns its results so
     far; `told` receives each answer."""
@@ -119,7 +119,7 @@ async def put_on(
 
     async def begin() -> None:
         async for _ in _turns(load, seed, clock, began, running):
-            task = asyncio.create_task(one(next(wanted)))
+            task = asyncio.create_task(one(next(requests)))
             running.add(task)
             task.add_done_callback(running.discard)
         while running:
@@ -157,11 +157,11 @@ async def _turns(
         yield
 
 
-async def served(client: Client, model: str, wanted: Wanted, began_s: float, timeout_s: float, clock: Clock) -> Served:
+async def served(client: Client, model: str, request: Wanted, began_s: float, timeout_s: float, clock: Clock) -> Served:
     """Run one request to its end. An error is its result."""
     called, times, prompt_tokens, error = clock.now(), list[float](), 0, ""
     events = client.generate(
-        model, wanted.prompt, max_new_tokens=wanted.new_tokens, ignore_eos=True, timeout_s=timeout_s
+        model, request.prompt, max_new_tokens=request.new_tokens, ignore_eos=True, timeout_s=timeout_s
     )
     try:
         async with aclosing(events):

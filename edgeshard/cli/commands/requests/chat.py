@@ -51,10 +51,10 @@ def chat(
     """Chat with a model. Piped input is one message. The conversation is not stored. If you leave out an option of
     sampling, it takes the value that the model recommends. If the model recommends none, it takes the default below.
     """
-    wanted = cast("GenerateOptions", {**_given(context, options), "timeout_s": timeout})
+    generate_options = cast("GenerateOptions", {**_given(context, options), "timeout_s": timeout})
     try:
         with connect_of(context).sync_client() as client:
-            talk = Talk(client, model or _only_model(client), wanted, system)
+            talk = Talk(client, model or _only_model(client), generate_options, system)
             if sys.stdin.isatty():
                 converse(talk)
             else:

@@ -69,11 +69,11 @@ def generate(  # noqa: PLR0913 - one parameter for each option
     it takes the default below, even if the model recommends another value; `edgectl chat` uses the model's.
     """
     call = {"guide": guide.guide(), "request_id": request_id, "timeout_s": timeout}
-    wanted = cast("GenerateOptions", {**options, **call})
+    generate_options = cast("GenerateOptions", {**options, **call})
     text = prompt_of(prompt, prompt_option)
 
     echo = output is TextOutput.TEXT
-    completion = ask(context, lambda client: stream(client, model, text, wanted, echo=echo))
+    completion = ask(context, lambda client: stream(client, model, text, generate_options, echo=echo))
     if not echo:
         show_data(completion_record(completion), Output(output.value))
     else:
