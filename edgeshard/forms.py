@@ -244,9 +244,9 @@ class _Walk:
 
         what = f"an object of type {name}" if has_tag else "an object"
         form = self._objects[kind, has_tag] = self._form(what, write, read)
-        given = dict(zip(getattr(origin, "__parameters__", ()), get_args(kind), strict=False))
+        type_arguments = dict(zip(getattr(origin, "__parameters__", ()), get_args(kind), strict=False))
         for field, hint in policy.hints(origin, where).items():
-            parts[field] = self.of(given.get(hint, hint), f"{where}: {name}.{field}")
+            parts[field] = self.of(type_arguments.get(hint, hint), f"{where}: {name}.{field}")
         return form
 
     def _check(self, value: Any, path: str) -> None:

@@ -192,14 +192,14 @@ def _site(settings: CoordinatorSettings) -> _Site:
                 "--announce needs --enrol-listen, the address where processes join", field="announce"
             )
         check_extras("--announce", "discovery")
-    given, denials = settings.tls(), Denials()
+    files, denials = settings.tls(), Denials()
     keys = KeyBook(ApiKeyStore(settings.state_dir / "keys.sqlite"), lambda: now().timestamp())
-    if given is None:
+    if files is None:
         if settings.ca_key is not None or settings.enrol_listen is not None:
             raise InvalidArgumentError("--ca-key and --enrol-listen need TLS files", field="tls-cert")
         return _Site(None, None, denials, AuditLog(settings.state_dir / "audit", SystemClock()), keys)
-    given.check_is(Role.COORDINATOR, "coordinator")
-    tls = adopted(given, settings.state_dir / "pki")
+    files.check_is(Role.COORDINATOR, "coordinator")
+    tls = adopted(files, settings.state_dir / "pki")
     issuing = None
     if settings.ca_key is not None:
         check_private(settings.ca_key, "ca-key")

@@ -124,9 +124,9 @@ def expanded_head_dim(fields: ConfigFields) -> int:
     else:
         inner = fields.size(key)
     head_dim = even_split(fields, key, inner, "mamba_n_heads", fields.size("mamba_n_heads"))
-    given = fields.values.get("mamba_d_head")
-    if given not in (None, "auto", head_dim) or isinstance(given, bool):
-        raise fields.refuse("mamba_d_head", f"is {shown(given)}; by {key} and mamba_n_heads it is {head_dim}")
+    config_dim = fields.values.get("mamba_d_head")
+    if config_dim not in (None, "auto", head_dim) or isinstance(config_dim, bool):
+        raise fields.refuse("mamba_d_head", f"is {shown(config_dim)}; by {key} and mamba_n_heads it is {head_dim}")
     return head_dim
 
 

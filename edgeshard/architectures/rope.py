@@ -108,10 +108,10 @@ class Rope:
             entry = self._with_factors(self._entry(fields), max_context, context)
             return {"": self._rotation(fields, entry, "rope_theta", self.theta, head_dim, max_context)}
         scaling = values.get("rope_scaling") or {}
-        given = values.get("rope_parameters")
-        given = self.assumed if given is None else given
-        full = {"rope_type": "default"} if not given else given.get(FULL) or {"rope_type": "default"}
-        sliding = given.get(SLIDING) or {}
+        parameters = values.get("rope_parameters")
+        parameters = self.assumed if parameters is None else parameters
+        full = {"rope_type": "default"} if not parameters else parameters.get(FULL) or {"rope_type": "default"}
+        sliding = parameters.get(SLIDING) or {}
         of_full, of_sliding = widths.get(FULL, head_dim), widths.get(SLIDING, head_dim)
         return {
             FULL: self._rotation(fields, {**full, **scaling}, "rope_theta", self.theta, of_full, max_context),
@@ -121,8 +121,8 @@ class Rope:
     def _entry(self, fields: ConfigFields) -> dict[str, Any]:
         """The entry of all layers, and in it the first training's context that config.json may have outside."""
         values = fields.values
-        given = values.get("rope_parameters")
-        entry = dict(values.get("rope_scaling") or (self.assumed if given is None else given))
+        parameters = values.get("rope_parameters")
+        entry = dict(values.get("rope_scaling") or (self.assumed if parameters is None else parameters))
         trained = values.get(_TRAINED) or fields.defaults.get(_TRAINED)
         return entry if trained is None else entry | {_TRAINED: trained}
 

@@ -159,8 +159,8 @@ def _content(content: Any, where: str, *, is_past: bool) -> str:
 def _take_calls(message: dict[str, Any]) -> None:
     """Put a message's calls into one form. A call without a function's name becomes a part of the message's text."""
     older = message.pop("function_call", None)
-    given = message.pop("tool_calls", [])
-    calls = given if isinstance(given, list) else [given]
+    raw_calls = message.pop("tool_calls", [])
+    calls = raw_calls if isinstance(raw_calls, list) else [raw_calls]
     if older is not None:
         calls = [*calls, {"function": older}]
     functions: list[dict[str, Any]] = []

@@ -155,12 +155,12 @@ def hoist_global_options(args: list[str]) -> list[str]:
     """The arguments with the global options first, wherever they stood before a `--`."""
     front: list[str] = []
     rest: list[str] = []
-    given = iter(args)
-    for argument in given:
+    arguments = iter(args)
+    for argument in arguments:
         if argument == "--":
-            rest += [argument, *given]
+            rest += [argument, *arguments]
         elif argument in _GLOBAL_OPTIONS:
-            value = next(given, None)
+            value = next(arguments, None)
             if value is None:
                 # Hoisted, it would swallow the command as its value.
                 raise typer.BadParameter(f"{argument} needs a value")

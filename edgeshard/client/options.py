@@ -63,8 +63,8 @@ def _by_keyword(options: GenerateOptions) -> GenerateOptions:
 
 def _given(owner: type[Sampling] | type[Generation], options: GenerateOptions) -> dict[str, Any]:
     """The options that are given, by their fields' names."""
-    given: dict[str, Any] = dict(options)
-    return {item.name: _value(item, given[item.keyword]) for item in option_fields(owner) if item.keyword in given}
+    values: dict[str, Any] = dict(options)
+    return {item.name: _value(item, values[item.keyword]) for item in option_fields(owner) if item.keyword in values}
 
 
 def _value(item: OptionField, value: Any) -> Any:

@@ -287,8 +287,8 @@ class _Program:
         model.add_linear_constraint(sum(self.held.values()), instance.min_nodes, most)
 
     def _keep(self, condition: Linear) -> None:
-        given = [*condition.weights, *(end for end in (condition.least, condition.most) if end is not None)]
-        scale = _scale(given)
+        numbers = [*condition.weights, *(end for end in (condition.least, condition.most) if end is not None)]
+        scale = _scale(numbers)
         terms = [
             _whole(weight, scale, up=condition.most is not None) * variable
             for node, weight in enumerate(condition.weights)

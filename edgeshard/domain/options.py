@@ -101,8 +101,8 @@ def option(default: Any, help: str, **more: Any) -> Any:
 def check_bounds(value: Any, reason: str = "") -> None:
     """Raise InvalidArgumentError naming the first option of a value that is out of its bounds."""
     for item in option_fields(type(value)):
-        given = getattr(value, item.name)
-        if item.option.rule and given is not None and not item.option.allows(given):
+        setting = getattr(value, item.name)
+        if item.option.rule and setting is not None and not item.option.allows(setting):
             raise invalid(item.name, item.option.rule, reason)
 
 

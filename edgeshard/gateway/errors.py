@@ -124,11 +124,11 @@ def refusal_of(error: ValidationError) -> InvalidArgumentError:
             return InvalidArgumentError(f"{name} is required", field=name, reason="MISSING_REQUIRED_PARAMETER")
         case "json_invalid":
             return InvalidArgumentError("the body is not JSON", reason="INVALID_JSON")
-    given, message = first.get("ctx", {}).get("error"), first["msg"].removeprefix("Value error, ")
+    cause, message = first.get("ctx", {}).get("error"), first["msg"].removeprefix("Value error, ")
     reason = "INVALID_VALUE"
-    if isinstance(given, Refused):
-        reason = given.reason
-        name = ".".join(part for part in (name, given.field) if part)
+    if isinstance(cause, Refused):
+        reason = cause.reason
+        name = ".".join(part for part in (name, cause.field) if part)
     return InvalidArgumentError(f"{name or 'the body'}: {message[:1].lower()}{message[1:]}", field=name, reason=reason)
 
 

@@ -136,12 +136,12 @@ class ChildDaemon:
         """Take the last ports at the next start, too, so that peers that know the address find it again."""
         from edgeshard.rpc.tls import join_address, split_address
 
-        given = dict(pairwise(self._command)) | self._listen
+        options = dict(pairwise(self._command)) | self._listen
         last = {"--listen": self.address, "--enrol-listen": self._enrolment, "--http-listen": self.gateway}
         for option, address in last.items():
             if address:
                 at = address.rpartition("/")[2]
-                self._listen[option] = join_address(split_address(given.get(option, at))[0], split_address(at)[1])
+                self._listen[option] = join_address(split_address(options.get(option, at))[0], split_address(at)[1])
 
     async def wait_ready(self, timeout_s: float) -> str:
         """Wait until the daemon listens; returns its address.

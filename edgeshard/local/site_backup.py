@@ -100,15 +100,15 @@ def of_installed() -> SiteFiles:
     config = Path(installation.config_path(Daemon.COORDINATOR))
     record_path = Path(installation.record_path(Daemon.COORDINATOR))
     credentials = str(config.parent / "tls")  # of the Debian package's unit
-    given: dict[str, str] = {}
+    tls: dict[str, str] = {}
     if record_path.exists():
         options = installation.from_text(record_path.read_text(encoding="utf-8"), str(record_path)).options
         credentials = options.credentials
         if options.ca_key:
-            given["ca_key"] = options.ca_key
+            tls["ca_key"] = options.ca_key
     if credentials and Path(credentials, CREDENTIALS[0]).is_file():
-        given |= {f"tls_{name.removesuffix('.pem')}": f"{credentials}/{name}" for name in CREDENTIALS}
-    return of_config(config, given, Path(installation.state_directory(Daemon.COORDINATOR)))
+        tls |= {f"tls_{name.removesuffix('.pem')}": f"{credentials}/{name}" for name in CREDENTIALS}
+    return of_config(config, tls, Path(installation.state_directory(Daemon.COORDINATOR)))
 
 
 def of_served(folder: Path) -> SiteFiles:

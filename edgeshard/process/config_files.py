@@ -75,10 +75,10 @@ def _completed(kind: type[DaemonSettings], values: Mapping[str, Any]) -> dict[st
     return {name: "-" for name, field in kind.model_fields.items() if field.is_required()} | dict(values)
 
 
-def settings_of(kind: type[DaemonSettings], given: Given) -> list[Setting]:
+def settings_of(kind: type[DaemonSettings], sources: Given) -> list[Setting]:
     """Each setting of a daemon with the value that it would have. Raises InvalidArgumentError as
     `build_settings`, except for a missing required one."""
-    values = given.merged()
+    values = sources.merged()
     absent = [name for name, field in kind.model_fields.items() if field.is_required() and name not in values]
     built = build_settings(kind, _completed(kind, values)).model_dump(mode="json")
     return [
@@ -87,7 +87,7 @@ def settings_of(kind: type[DaemonSettings], given: Given) -> list[Setting]:
             option(name),
             variable(kind.section, name),
             None if name in absent else built[name],
-            "missing" if name in absent else given.source_of(name),
+            "missing" if name in absent else sources.source_of(name),
             None if (default := field.get_default(call_default_factory=True)) is PydanticUndefined else default,
             field.is_required(),
             name in kind.reloaded,

@@ -164,8 +164,8 @@ def drop_ins(daemon: Daemon) -> str:
 def files(daemon: Daemon, options: InstallOptions) -> dict[str, str]:
     """The files of an installation, by path. Raises InvalidArgumentError for programs that no unit can run."""
     check_visible(options.programs)
-    given = {"credentials": options.credentials, "ca-key": options.ca_key, "wheels": options.wheels}
-    paths = {"bin": options.programs, **{name: path or "/" for name, path in given.items()}}
+    option_paths = {"credentials": options.credentials, "ca-key": options.ca_key, "wheels": options.wheels}
+    paths = {"bin": options.programs, **{name: path or "/" for name, path in option_paths.items()}}
     for name, text in paths.items():
         # Characters that mean something to systemd in a command or a path.
         if not text.startswith("/") or set(text) & set("\"'\\%$:; \t\n"):

@@ -29,11 +29,11 @@ class Notifier:
 
         Raises FailedPreconditionError if no process listens there.
         """
-        given = {name: environment.pop(name, "") for name in _OURS}
-        address, microseconds = given["NOTIFY_SOCKET"], given["WATCHDOG_USEC"]
+        variables = {name: environment.pop(name, "") for name in _OURS}
+        address, microseconds = variables["NOTIFY_SOCKET"], variables["WATCHDOG_USEC"]
         if not address:
             return cls()
-        for_us = given["WATCHDOG_PID"] in ("", str(os.getpid()))
+        for_us = variables["WATCHDOG_PID"] in ("", str(os.getpid()))
         watched = for_us and microseconds.isdecimal() and int(microseconds) > 0
         to = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         to.setblocking(False)

@@ -55,28 +55,28 @@ async def renew_now(files: TlsFiles, renew: Renew) -> None:
     log.info("the certificate was renewed, until %s", validity_of(certificate).ends)
 
 
-def adopted(given: TlsFiles, directory: Path) -> TlsFiles:
+def adopted(source_files: TlsFiles, directory: Path) -> TlsFiles:
     """The files that a daemon uses and renews: they are in `directory`, since the given ones may be read-only.
 
     A certificate in `directory` is used while it belongs to the key and is newer than the given
     one. The authorities are from the last renewal, unless others were given since. Raises
     InvalidArgumentError naming `state-dir` if nothing can be written.
     """
-    local_files = TlsFiles(directory / "ca.pem", directory / "cert.pem", given.key)
-    if given.cert == local_files.cert:
-        return given
-    given.check_form()
+    local_files = TlsFiles(directory / "ca.pem", directory / "cert.pem", source_files.key)
+    if source_files.cert == local_files.cert:
+        return source_files
+    source_files.check_form()
     try:
-        _keep(given, local_files, directory)
+        _keep(source_files, local_files, directory)
     except OSError as error:
         raise InvalidArgumentError(f"--state-dir {directory.parent}: {error.strerror}", field="state-dir") from None
     return local_files
 
 
-def _keep(given: TlsFiles, local_files: TlsFiles, directory: Path) -> None:
+def _keep(source_files: TlsFiles, local_files: TlsFiles, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     seen = directory / "given-ca.sha256"
-    authorities, certificate = given.ca.read_bytes(), given.cert.read_bytes()
+    authorities, certificate = source_files.ca.read_bytes(), source_files.cert.read_bytes()
     digest = sha256(authorities).hexdigest().encode()
     if not local_files.ca.exists() or not seen.exists() or seen.read_bytes() != digest:
         write_private(local_files.ca, authorities)

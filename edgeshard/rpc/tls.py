@@ -196,10 +196,10 @@ def _kept_by_systemd(path: Path) -> bool:
 
 def tls_from_options(ca: Path | None, cert: Path | None, key: Path | None) -> TlsFiles | None:
     """The files of three options, None without any. Raises InvalidArgumentError naming one that is missing."""
-    given = {"tls-ca": ca, "tls-cert": cert, "tls-key": key}
-    if not any(given.values()):
+    paths = {"tls-ca": ca, "tls-cert": cert, "tls-key": key}
+    if not any(paths.values()):
         return None
-    for name, path in given.items():
+    for name, path in paths.items():
         if path is None:
             raise InvalidArgumentError(
                 f"--{name} is missing: --tls-ca, --tls-cert and --tls-key go together", field=name

@@ -49,7 +49,7 @@ def test_each_card_is_planned_or_refused_by_its_config_alone(name: str, cluster:
         with pytest.raises(UnsupportedModelError, match=why.partition(" is ")[0]):
             read_model(str(path))
         return
-    problem, _ = offline_problem(cluster, Asked(str(path), given={"objective": "latency"}))
+    problem, _ = offline_problem(cluster, Asked(str(path), options={"objective": "latency"}))
     found = best_plan(problem)
     assert found.prediction is not None and found.prediction.cut.ends[-1] == problem.model.layer_count
 

@@ -124,9 +124,9 @@ def _longrope(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def _longrope_scaling(options: Mapping[str, float]) -> float:
-    given = options.get("attention_factor")
-    if given is not None:
-        return given
+    attention_factor = options.get("attention_factor")
+    if attention_factor is not None:
+        return attention_factor
     factor, trained = options["factor"], options["original_max_position_embeddings"]
     return 1.0 if factor <= 1 else math.sqrt(1.0 + _log(factor) / _log(trained))
 
@@ -153,9 +153,9 @@ def _yarn(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, floa
 
 
 def _yarn_scaling(options: Mapping[str, float], factor: float) -> float:
-    given = options.get("attention_factor")
-    if given is not None:
-        return given
+    attention_factor = options.get("attention_factor")
+    if attention_factor is not None:
+        return attention_factor
 
     def scale(share: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * share * _log(factor) + 1.0

@@ -39,10 +39,10 @@ class SpanStates:
     def check(self, rows: int) -> None:
         """Raise InvalidArgumentError unless each of the step's rows is in one span."""
         slots, first_rows = self.slots, self.first_rows
-        given = (slots, first_rows) if self.row_slots is None else (slots, first_rows, self.row_slots)
+        tensors = (slots, first_rows) if self.row_slots is None else (slots, first_rows, self.row_slots)
         fits = slots.dim() == 1 and first_rows.shape == (len(slots) + 1,) and 0 < len(slots) <= rows
         fits = fits and (self.row_slots is None or self.row_slots.shape == (rows,))
-        if not fits or any(x.dtype is not torch.int32 or not x.is_contiguous() for x in given):
+        if not fits or any(x.dtype is not torch.int32 or not x.is_contiguous() for x in tensors):
             raise InvalidArgumentError(
                 "slots, first_rows and row_slots must be contiguous int32, [spans], [spans + 1] and [rows]",
                 field="slots",
@@ -109,8 +109,8 @@ def short_convolution(
             field="tails",
         )
     spans.check(len(x))
-    given = (weight,) if bias is None else (weight, bias)
-    library = _library(x, tails, *given) if taps <= native.MOST_TAPS else None
+    parameters = (weight,) if bias is None else (weight, bias)
+    library = _library(x, tails, *parameters) if taps <= native.MOST_TAPS else None
     if library is None:
         return _convolved(x, weight, tails, spans, bias, activated)
     x = x if x.stride(1) == 1 else x.contiguous()

@@ -298,8 +298,8 @@ def _state_of(request: RunningRequest) -> str:
 
 def _limit_of(request: RunningRequest, context: int) -> int | None:
     """The most new tokens of a request; None if it may fill its context, which few answers do."""
-    given = request.generation.prompt
-    prompt = request.prompt_tokens or (() if isinstance(given, str) else given)
+    raw_prompt = request.generation.prompt
+    prompt = request.prompt_tokens or (() if isinstance(raw_prompt, str) else raw_prompt)
     most = request.generation.max_new_tokens
     return None if context and most >= context - len(prompt) else most
 

@@ -161,12 +161,12 @@ def _own_heads(fields: ConfigFields) -> dict[int, dict[str, int]]:
 
 
 def _check_rope(fields: ConfigFields, types: tuple[str, ...]) -> None:
-    given = fields.values.get("rope_parameters")
-    if given is None:
+    parameters = fields.values.get("rope_parameters")
+    if parameters is None:
         return
     for kind in sorted(set(types)):
         for key in ("rope_type", "rope_theta"):
-            if not isinstance(given.get(kind), Mapping) or given[kind].get(key) is None:
+            if not isinstance(parameters.get(kind), Mapping) or parameters[kind].get(key) is None:
                 raise fields.refuse(f"rope_parameters.{kind}.{key}", "is missing; use the checkpoint's config.json")
 
 

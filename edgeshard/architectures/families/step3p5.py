@@ -72,16 +72,16 @@ def _rotary(config: dict[str, Any]) -> dict[str, Any]:
     entries: dict[str, Any] = {}
     for kind in sorted({kind for kind in types if isinstance(kind, str)}) if isinstance(types, list) else ():
         entry: dict[str, Any] = {"rope_type": "default", "rope_theta": 10_000.0}
-        for key, given, name in (
+        for key, setting, name in (
             ("rope_theta", thetas, "rope_theta"),
             ("partial_rotary_factor", shares, "partial_rotary_factors"),
         ):
-            if given is None:
+            if setting is None:
                 continue
-            of_kind = [given]
-            if isinstance(given, list):
-                of_kind = [value for value, other in zip(given, types, strict=False) if other == kind]
-                if len(given) != len(types) or any(value != of_kind[0] for value in of_kind):
+            of_kind = [setting]
+            if isinstance(setting, list):
+                of_kind = [value for value, other in zip(setting, types, strict=False) if other == kind]
+                if len(setting) != len(types) or any(value != of_kind[0] for value in of_kind):
                     raise refuse(name, f"must be a number for each layer, the same for all of {kind}")
             entry[key] = of_kind[0]
         if kind == FULL and isinstance(scaling, Mapping):

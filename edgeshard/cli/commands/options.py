@@ -107,7 +107,7 @@ def _group_of(annotation: Any) -> OptionGroup | None:
     made: Any = annotation
     kinds = get_type_hints(made, include_extras=True)
     parameters = [named_only(item.name, kinds[item.name], item.default) for item in fields(made)]
-    return OptionGroup(parameters, lambda given: made(**given))
+    return OptionGroup(parameters, lambda values: made(**values))
 
 
 def named_only(name: str, kind: Any, default: Any = MISSING) -> Parameter:

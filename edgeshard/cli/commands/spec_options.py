@@ -58,11 +58,11 @@ def _parameter(item: OptionField, help: str) -> Parameter:
     return named_only(item.name, Annotated[kind | None, declared(item, help)], None)
 
 
-def read_texts(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[InvalidArgumentError]]:
+def read_texts(texts: Mapping[str, Any]) -> tuple[dict[str, Any], list[InvalidArgumentError]]:
     """The spec's values of options from their texts, and the mistakes in some."""
     values: dict[str, Any] = {}
     mistakes: list[InvalidArgumentError] = []
-    for key, value in given.items():
+    for key, value in texts.items():
         reader = _READERS.get(KEYS[key].metavar)
         try:
             values[key] = value if reader is None else reader(value, key)

@@ -61,8 +61,8 @@ class GatewayMiddleware:
             await self._app(scope, receive, send)
             return
         method, headers = scope["method"], Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        client_request_id = headers.get("x-request-id", "")
+        request_id = client_request_id if _REQUEST_ID.fullmatch(client_request_id) else f"req_{uuid.uuid4().hex}"
         began, status = time.monotonic(), 0
         is_page = False
 

@@ -217,9 +217,9 @@ class SamplingFields(ChoiceFields):
     ) -> tuple[Sampling, ...]:
         """The sampling of each of `count` answers, which differ in their seeds. A field that is not given has the
         model's `defaults`, or OpenAI's."""
-        given = {item.name: getattr(self, item.name, None) for item in option_fields(Sampling)}
+        field_values = {item.name: getattr(self, item.name, None) for item in option_fields(Sampling)}
         values: dict[str, Any] = {"temperature": 1.0, "top_k": 0} | defaults.given()
-        values |= {name: value for name, value in given.items() if value is not None}
+        values |= {name: value for name, value in field_values.items() if value is not None}
         own: dict[str, Any] = {
             "top_k": max(0, values["top_k"]),
             "logit_bias": tuple(sorted((int(token), bias) for token, bias in (self.logit_bias or {}).items())),
@@ -300,18 +300,18 @@ class GuidedFields(SamplingFields):
 
     def guide(self) -> Guide | None:
         """The guide of the answer. Raises InvalidArgumentError if several are given."""
-        given = self._guides()
-        if len(given) > 1:
+        guides = self._guides()
+        if len(guides) > 1:
             raise InvalidArgumentError(
-                f"{given[1][0]}: another field already sets the answer's format; leave one of them out",
-                field=given[1][0],
+                f"{guides[1][0]}: another field already sets the answer's format; leave one of them out",
+                field=guides[1][0],
             )
-        return given[0][1] if given else None
+        return guides[0][1] if guides else None
 
     def guide_field(self) -> str:
         """The name of the field that sets a guide."""
-        given = (name for name in _GUIDED if getattr(self, name) is not None)
-        return next(given, "response_format")
+        names = (name for name in _GUIDED if getattr(self, name) is not None)
+        return next(names, "response_format")
 
     def _guides(self) -> list[tuple[str, Guide]]:
         schema = self.guided_json
@@ -323,9 +323,9 @@ class GuidedFields(SamplingFields):
             "guided_regex": (GuideKind.REGEX, self.guided_regex),
             "guided_grammar": (GuideKind.GRAMMAR, self.guided_grammar),
         }
-        given = [(name, Guide(kind, text)) for name, (kind, text) in texts.items() if text is not None]
+        guides = [(name, Guide(kind, text)) for name, (kind, text) in texts.items() if text is not None]
         name, guide = self.form()
-        return given if guide is None else [(name, guide), *given]
+        return guides if guide is None else [(name, guide), *guides]
 
 
 class FormedFields(GuidedFields):

@@ -65,8 +65,8 @@ class FunctionTool(RequestModel):
     strict: bool | None = None
 
     def for_chat(self) -> dict[str, Any]:
-        given = {"name": self.name, "description": self.description, "parameters": self.parameters}
-        return {"type": "function", "function": {name: value for name, value in given.items() if value is not None}}
+        function_fields = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": {name: value for name, value in function_fields.items() if value is not None}}
 
 
 class OtherTool(RequestModel):

@@ -132,8 +132,8 @@ def parse_cluster(values: Mapping[str, Any]) -> Cluster:
 def _workload(values: Fields) -> Workload:
     names = ("prompt_tokens", "new_tokens", "batch", "concurrency")
     values.only(*names)
-    given: dict[str, Any] = {name: values.count(name, None) for name in names if values.given(name)}
-    return Workload(**given, assumed="prompt_tokens" not in given and "new_tokens" not in given)
+    counts: dict[str, Any] = {name: values.count(name, None) for name in names if values.given(name)}
+    return Workload(**counts, assumed="prompt_tokens" not in counts and "new_tokens" not in counts)
 
 
 _FIGURES = (

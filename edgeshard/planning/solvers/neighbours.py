@@ -80,8 +80,8 @@ def _replaced(nodes: list[int], shares: list[int], unused: list[int]) -> Iterato
 def _added(nodes: list[int], shares: list[int], unused: list[int]) -> Iterator[_Stages]:
     """After each stage, with one of its layers or half of them."""
     for at, share in enumerate(shares):
-        for given in {1, share // 2}:
-            if 0 < given < share:
-                counts = [*shares[:at], share - given, given, *shares[at + 1 :]]
+        for portion in {1, share // 2}:
+            if 0 < portion < share:
+                counts = [*shares[:at], share - portion, portion, *shares[at + 1 :]]
                 for node in unused:
                     yield [*nodes[: at + 1], node, *nodes[at + 1 :]], counts

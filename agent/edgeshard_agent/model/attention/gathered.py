@@ -255,7 +255,7 @@ class GatheredSpans:
         return attended.permute(2, 0, 1, 3).reshape(count, heads, head_dim)
 
     def _explicit(
-        self, chunk: _Chunk, window: int | None, query: Tensor, keys: Tensor, values: Tensor, given: Scoring
+        self, chunk: _Chunk, window: int | None, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring
     ) -> Tensor:
         """Attention shaped as `query` [KV heads, group, count, head dim], from keys and values [seen, KV heads, head
         dim].
@@ -264,14 +264,14 @@ class GatheredSpans:
         """
         kv_heads, group, count, _ = query.shape
         rows = max(1, MOST_SCORE_BYTES // (_BYTES_OF_A_SCORE * group * len(keys)))
-        sinks = None if given.sinks is None else given.sinks.view(kv_heads, group, 1, 1)
+        sinks = None if scoring.sinks is None else scoring.sinks.view(kv_heads, group, 1, 1)
         result = torch.empty_like(query)
         for first in range(0, count, rows):
             piece = slice(first, min(first + rows, count))
             mask = _mask(chunk, chunk.end - len(keys), window, query, piece)
             for head in range(kv_heads):
                 some, of_head = query[head, :, piece], None if sinks is None else sinks[head]
-                attended = explicit_attention(some, keys[:, head], values[:, head], mask, given, of_head)
+                attended = explicit_attention(some, keys[:, head], values[:, head], mask, scoring, of_head)
                 result[head, :, piece] = attended
         return result
 

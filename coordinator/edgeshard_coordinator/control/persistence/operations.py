@@ -83,9 +83,9 @@ def fingerprint_of(request: Message) -> str:
     return hashlib.sha256(kind + b"\0" + request.SerializeToString(deterministic=True)).hexdigest()
 
 
-def check_same(key: OperationId, former_fingerprint: str, given: str) -> None:
+def check_same(key: OperationId, former_fingerprint: str, fingerprint: str) -> None:
     """Raise InvalidArgumentError naming operation_id unless both requests are the same."""
-    if former_fingerprint != given:
+    if former_fingerprint != fingerprint:
         raise InvalidArgumentError(
             f"operation_id {key} was used for another request; use a new one for each", field="operation_id"
         )

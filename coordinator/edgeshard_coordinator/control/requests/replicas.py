@@ -33,7 +33,7 @@ class Replicas:
     _served: ServedDeployments
     _requests: RequestTable
     _resumptions: ResumptionBook
-    _given: Counter[DeploymentName] = field(default_factory=Counter)
+    _request_counts: Counter[DeploymentName] = field(default_factory=Counter)
     """Requests that were given to each replica there is, so that equal ones take turns."""
     _prefixes: PrefixBook = field(default_factory=PrefixBook)
 

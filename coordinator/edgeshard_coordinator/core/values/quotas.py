@@ -52,9 +52,9 @@ class Quotas:
     def max_priority_of(self, identity: str) -> int:
         """The highest priority of an identity. A client with a higher one would make all others
         wait, so it needs a quota for it."""
-        given = self.of(identity).max_priority
-        if given is not None:
-            return given
+        priority = self.of(identity).max_priority
+        if priority is not None:
+            return priority
         is_client = identity.startswith((f"{Role.CLIENT}/", f"{KEY_ROLE}/"))
         return 0 if is_client else _LIMITS["max_priority"][1]
 

@@ -134,11 +134,11 @@ class KnownNode:
         both = {**self.own_labels, **self.set_labels}
         return {key: value for key, value in both.items() if value is not None}
 
-    def relabelled(self, given: Mapping[str, str], removed: Collection[str]) -> KnownNode:
+    def relabelled(self, labels: Mapping[str, str], removed: Collection[str]) -> KnownNode:
         """The node with an operator's labels. Raises InvalidArgumentError naming `labels` if there are too many."""
         hidden = dict.fromkeys(key for key in removed if key in self.own_labels)
         other_labels = {key: value for key, value in self.set_labels.items() if key not in removed}
-        node = replace(self, set_labels={**other_labels, **hidden, **given}, saved=False)
+        node = replace(self, set_labels={**other_labels, **hidden, **labels}, saved=False)
         check_labels(node.labels, "labels")
         return node
 

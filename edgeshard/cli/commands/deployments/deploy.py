@@ -85,8 +85,8 @@ def spec_of(file: Path | None, options: dict[str, Any]) -> DeploymentSpec:
     """The spec of `--file`, or of options by key. Raises InvalidArgumentError naming the key or option at fault."""
     if file is not None:
         if options:
-            given = ", ".join(flag_of(key) for key in options)
-            raise InvalidArgumentError(f"--file holds the whole spec: leave out {given}", field="file")
+            flags = ", ".join(flag_of(key) for key in options)
+            raise InvalidArgumentError(f"--file holds the whole spec: leave out {flags}", field="file")
         return parse_spec(read_spec(file))
     values, mistakes = read_texts(options)
     for key in ("name", "model"):

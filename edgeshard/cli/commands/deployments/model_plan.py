@@ -38,8 +38,8 @@ def dry_run(
     )
     for note in notes_of(config) + further_notes(where, config):
         show_text(f"note: {note}", err=True)
-    given = {} if source is None else {"source": source}
-    request = Asked(spec.name, None if cluster is None else stored_as, given)
+    options = {} if source is None else {"source": source}
+    request = Asked(spec.name, None if cluster is None else stored_as, options)
     if cluster is not None:
         problem, _ = planned_offline(cluster, spec, request)
     else:

@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The request for a plan. `given` are the options by the names of PlanProblem's fields, and the
+    """The request for a plan. `options` are the options by the names of PlanProblem's fields, and the
     source; a missing one is the cluster's own, or the planner's default."""
 
     model: str
     quantisation: Quantisation | None = None
-    given: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     what_if: tuple[str, ...] = ()
 
     @property

@@ -59,8 +59,8 @@ def profile(  # noqa: PLR0913 - one parameter for each option
             "quick": quick or None,
             "again": again or None,
         }
-        for option, given in about_layers.items():
-            if given is not None:
+        for option, value in about_layers.items():
+            if value is not None:
                 raise InvalidArgumentError(f"--{option} is about measuring for a model: give --model too", field=option)
     kind, quantisation = DType.parse(dtype or DEFAULT_DTYPE), parse_quantisation(quantise, head_quantisation)
 

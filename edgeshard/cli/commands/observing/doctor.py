@@ -96,8 +96,8 @@ async def _gathered(connect: Connect) -> Facts:
     deployments: tuple[Deployment, ...] = ()
     ahead_s = 0.0
     try:
-        given = tls_from_options(connect.tls_ca, connect.tls_cert, connect.tls_key)
-        site_access = access(connect.coordinator, given, connect.plaintext)
+        tls_files = tls_from_options(connect.tls_ca, connect.tls_cert, connect.tls_key)
+        site_access = access(connect.coordinator, tls_files, connect.plaintext)
         target, tls = site_access.target, site_access.tls
         async with connect.client() as client, asyncio.timeout(ANSWER_S):
             asked_s = utc_s()

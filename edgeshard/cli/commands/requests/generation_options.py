@@ -35,11 +35,11 @@ def generation_option(name: str, help: str = "", **more: Any) -> Any:
     return declared(OPTIONS[name], help, **more)
 
 
-def _value_of(given: dict[str, Any]) -> dict[str, Any]:
+def _value_of(options: dict[str, Any]) -> dict[str, Any]:
     """The values by the SDK's keywords, without those that can be repeated and were not given."""
     return {
         OPTIONS[name].keyword: _biases(value) if OPTIONS[name].kind == Biases else value
-        for name, value in given.items()
+        for name, value in options.items()
         if value is not None
     }
 

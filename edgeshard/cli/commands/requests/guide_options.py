@@ -22,9 +22,9 @@ class GuideOptions:
 
     def guide(self) -> Guide | None:
         """Raises InvalidArgumentError naming the option for a second guide, or a file that cannot be read."""
-        given = [item.name for item in fields(self) if getattr(self, item.name) not in (None, False)]
-        if len(given) > 1:
-            flag = f"--{given[-1].replace('_', '-')}"
+        names = [item.name for item in fields(self) if getattr(self, item.name) not in (None, False)]
+        if len(names) > 1:
+            flag = f"--{names[-1].replace('_', '-')}"
             raise InvalidArgumentError(f"{flag}: an answer has one guide; leave out the others", field=flag)
         if self.json_schema is not None:
             return _guide_of_file(GuideKind.JSON_SCHEMA, self.json_schema, "--json-schema")

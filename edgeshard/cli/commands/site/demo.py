@@ -108,10 +108,10 @@ def demo(  # noqa: PLR0913 - one parameter for each option
 
 
 @contextlib.contextmanager
-def model_directory(given: Path | None) -> Iterator[Path]:
+def model_directory(model_dir: Path | None) -> Iterator[Path]:
     """The model's directory: the given one, or the model that ships inside the package."""
-    if given is not None:
-        yield given.resolve()
+    if model_dir is not None:
+        yield model_dir.resolve()
         return
     shipped = resources.files("edgeshard") / "demo_model"
     if not shipped.is_dir():

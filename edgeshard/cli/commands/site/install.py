@@ -68,9 +68,9 @@ def install_agent(
     """Install this node's agent for the site of --coordinator as a systemd service. Options that you leave out keep
     their earlier values.
     """
-    given = {"name": name, "coordinator": _said_here(context, "coordinator"), "listen": listen}
-    given |= _directories(credentials, programs)
-    install_daemon(Daemon.AGENT, root, dry_run, given, plaintext=bool(_said_here(context, "plaintext")))
+    settings = {"name": name, "coordinator": _said_here(context, "coordinator"), "listen": listen}
+    settings |= _directories(credentials, programs)
+    install_daemon(Daemon.AGENT, root, dry_run, settings, plaintext=bool(_said_here(context, "plaintext")))
 
 
 @app.command("coordinator")
@@ -95,16 +95,16 @@ def install_coordinator(
     dry_run: DryRun = False,
 ) -> None:
     """Install the site's coordinator as a systemd service. Options that you leave out keep their earlier values."""
-    given: dict[str, str | None] = {"listen": listen} | _directories(credentials, programs)
-    given["wheels"] = None if wheels is None else str(wheels.absolute())
+    settings: dict[str, str | None] = {"listen": listen} | _directories(credentials, programs)
+    settings["wheels"] = None if wheels is None else str(wheels.absolute())
     if site is not None:
-        given |= {
+        settings |= {
             "listen": listen or "0.0.0.0:7600",
             "enrol_listen": "0.0.0.0:7601",
-            "credentials": given["credentials"] or str((site / "coordinator").absolute()),
+            "credentials": settings["credentials"] or str((site / "coordinator").absolute()),
             "ca_key": str((site / "ca.key").absolute()),
         }
-    install_daemon(Daemon.COORDINATOR, root, dry_run, given, plaintext=bool(_said_here(context, "plaintext")))
+    install_daemon(Daemon.COORDINATOR, root, dry_run, settings, plaintext=bool(_said_here(context, "plaintext")))
 
 
 @uninstall_app.callback()
@@ -141,8 +141,8 @@ def uninstall_coordinator(root: Root = MACHINE, purge: Purge = False, dry_run: D
 
 
 def _directories(credentials: Path | None, programs: Path | None) -> dict[str, str | None]:
-    given = {"credentials": credentials, "programs": programs}
-    return {name: None if path is None else str(path.absolute()) for name, path in given.items()}
+    directories = {"credentials": credentials, "programs": programs}
+    return {name: None if path is None else str(path.absolute()) for name, path in directories.items()}
 
 
 def _said_here(context: typer.Context, option: str) -> Any:
@@ -166,13 +166,13 @@ def systemctl(*arguments: str) -> None:
 
 
 def install_daemon(
-    daemon: Daemon, root: Path, dry_run: bool, given: Mapping[str, str | None], *, plaintext: bool = False
+    daemon: Daemon, root: Path, dry_run: bool, settings: Mapping[str, str | None], *, plaintext: bool = False
 ) -> None:
-    """Lay a daemon out. A setting that is not `given` stays as at the last time. A daemon without
+    """Lay a daemon out. A setting that is not `settings` stays as at the last time. A daemon without
     credentials uses plaintext, which must be set explicitly the first time."""
     _check_may(root, dry_run)
     record = _record(daemon, root)
-    options = _options(daemon, record, given)
+    options = _options(daemon, record, settings)
     if record is None and not options.credentials and not plaintext:
         raise InvalidArgumentError(
             "--credentials DIR is required, with ca.pem, cert.pem and key.pem of edgectl certificate (as "
@@ -208,13 +208,13 @@ def _uninstall(daemon: Daemon, root: Path, purge: bool, dry_run: bool) -> None:
     )
 
 
-def _options(daemon: Daemon, record: Record | None, given: Mapping[str, str | None]) -> InstallOptions:
+def _options(daemon: Daemon, record: Record | None, settings: Mapping[str, str | None]) -> InstallOptions:
     """The given options, else the last ones, else the defaults for a site on one machine."""
     # Without following links: the interpreter of a virtual environment is one.
     beside = _lasting(Path(sys.executable).absolute().parent)
     coordinator = "" if daemon == "coordinator" else _LOOPBACK["coordinator"]
     before = record.options if record is not None else InstallOptions(_LOOPBACK[daemon], str(beside), "", coordinator)
-    return replace(before, **{name: value for name, value in given.items() if value is not None})
+    return replace(before, **{name: value for name, value in settings.items() if value is not None})
 
 
 def _lasting(programs: Path) -> Path:

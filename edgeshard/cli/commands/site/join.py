@@ -129,7 +129,7 @@ def _join_user(token: Invitation, force: bool) -> None:
 
 def _join_service(token: Invitation, listen: str | None, extra: dict[str, str]) -> None:
     name = token.principal.id
-    given: dict[str, str | None] = {
+    settings: dict[str, str | None] = {
         "name": name,
         "coordinator": token.coordinator,
         "listen": listen or _own_address(token, ports=1),
@@ -137,7 +137,7 @@ def _join_service(token: Invitation, listen: str | None, extra: dict[str, str]) 
         **extra,
     }
     _enrol_once(token, _SERVICE_FILES)
-    install.install_daemon(Unit.AGENT, install.MACHINE, False, given)
+    install.install_daemon(Unit.AGENT, install.MACHINE, False, settings)
     install.systemctl("enable", Unit.AGENT.unit)
     install.systemctl("restart", Unit.AGENT.unit)  # one that ran before takes the certificate up
     show_text(f"node {name} runs as {Unit.AGENT.unit}.service; edgectl get nodes shows it", err=True)

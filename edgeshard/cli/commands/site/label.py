@@ -30,6 +30,6 @@ def node(
     select nodes by labels (`edgectl deploy --rule`). These labels override those in the agent's settings. A running
     deployment stays until it is placed again.
     """
-    given, removed = parse_changes(labels)
-    labelled_node = ask(context, lambda client: client.label_node(name, given, removed))
+    new_labels, removed = parse_changes(labels)
+    labelled_node = ask(context, lambda client: client.label_node(name, new_labels, removed))
     show_text(f"node {labelled_node.name} has labels {labels_text(labelled_node.labels) or '-'}")
