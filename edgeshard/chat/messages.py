@@ -84,9 +84,9 @@ def parse_variables(text: str) -> dict[str, Any]:
     variables = _present(_parsed(text, "variables")) if text else {}
     if not isinstance(variables, dict):
         raise _wrong("variables", "is not an object")
-    taken = sorted(_RESERVED & variables.keys())
-    if taken:
-        raise _wrong(f"variables.{taken[0]}", "has an argument of its own")
+    conflicts = sorted(_RESERVED & variables.keys())
+    if conflicts:
+        raise _wrong(f"variables.{conflicts[0]}", "has an argument of its own")
     return variables
 
 

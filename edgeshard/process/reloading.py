@@ -22,8 +22,8 @@ def changes(old: SettingsT, new: SettingsT) -> tuple[SettingsT, tuple[str, ...],
     """`old` with the settings of `new` that can be applied now; their names, and the names of
     settings that need a restart."""
     changed = [name for name in type(old).model_fields if getattr(old, name) != getattr(new, name)]
-    taken = {name: getattr(new, name) for name in changed if name in old.reloaded}
-    return old.model_copy(update=taken), tuple(taken), tuple(name for name in changed if name not in taken)
+    updates = {name: getattr(new, name) for name in changed if name in old.reloaded}
+    return old.model_copy(update=updates), tuple(updates), tuple(name for name in changed if name not in updates)
 
 
 class Reloading(Generic[SettingsT]):
@@ -42,7 +42,7 @@ class Reloading(Generic[SettingsT]):
     def reload(self) -> None:
         """Log what was taken up and what needs a restart, or why nothing was taken up."""
         try:
-            settings, taken, waiting = changes(self.settings, self._read())
+            settings, applied_names, waiting = changes(self.settings, self._read())
             take_up = self._prepare(settings)
         except EdgeShardError as error:
             log.error("settings_not_reloaded", error=error.message, field=error.field)
@@ -50,7 +50,7 @@ class Reloading(Generic[SettingsT]):
         set_level(settings.log_level)
         take_up()
         self.settings = settings
-        log.warning("settings_reloaded", changed=list(taken), need_a_restart=list(waiting))
+        log.warning("settings_reloaded", changed=list(applied_names), need_a_restart=list(waiting))
 
     def on_hangup(self, stop: Callable[[], object]) -> None:
         """From now on SIGHUP reloads. If SIGHUP means that the process's own terminal is gone, it

@@ -35,14 +35,14 @@ class ProbeSchedule:
         """Bytes to send now, None when enough is known."""
         while self._index < len(SIZES):
             size = SIZES[self._index]
-            taken = self.answers.get(size, [])
-            if not taken and (self._index < 2 or self._may_grow(size)):
+            times = self.answers.get(size, [])
+            if not times and (self._index < 2 or self._may_grow(size)):
                 return size
-            if not taken:
+            if not times:
                 return None
-            slow = statistics.median(taken) >= ENOUGH_S
+            slow = statistics.median(times) >= ENOUGH_S
             affordable = self.sent_bytes + size <= self.most_bytes
-            if len(taken) < (2 if slow else REPEATS) and affordable:
+            if len(times) < (2 if slow else REPEATS) and affordable:
                 return size
             self._index += 1
         return None
@@ -64,8 +64,8 @@ def one_way(answers: dict[int, list[float]]) -> list[LinkSample]:
     back = statistics.median(answers[0]) / 2
     return [
         LinkSample(size, max(seconds - back, seconds / 1e3))
-        for size, taken in sorted(answers.items())
-        for seconds in taken
+        for size, times in sorted(answers.items())
+        for seconds in times
     ]
 
 

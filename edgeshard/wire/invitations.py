@@ -146,8 +146,8 @@ class _Reader:
         return host, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def _take(self, count: int) -> bytes:
-        taken = self._content[self._at : self._at + count]
-        if len(taken) != count:
+        chunk = self._content[self._at : self._at + count]
+        if len(chunk) != count:
             raise ValueError
         self._at += count
-        return taken
+        return chunk

@@ -277,12 +277,12 @@ class Head:
         """Take a step that has been through every stage."""
         try:
             now = self._now()
-            taken = self._scheduler.on_result(step.number, step.result, now)
+            items = self._scheduler.on_result(step.number, step.result, now)
             if step.result.tokens:
                 self._ask_s = ASK_S
             # The stages first: texts are made and messages are written while they compute.
             self._pump()
-            self._say(*self._scheduler.events(taken, now))
+            self._say(*self._scheduler.events(items, now))
         except errors.InternalError as error:
             self.fail(error)
         except Exception as error:

@@ -249,8 +249,8 @@ class Guides:
                 ended, self._ended = self._ended, deque()
                 if not ended:
                     now_s = time.monotonic()
-                    if taken := self._turns.take(lambda party: not self._shares.wait_s(party, now_s)):  # noqa: B023
-                        return taken[1]
+                    if turn := self._turns.take(lambda party: not self._shares.wait_s(party, now_s)):  # noqa: B023
+                        return turn[1]
                     waits = [self._shares.wait_s(party, now_s) for party in self._turns.waiting()]
                     self._changed.wait(min(waits, default=None))
             for number in ended:

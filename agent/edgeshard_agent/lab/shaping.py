@@ -82,8 +82,8 @@ class EmulatedLink(LinkShape):
         loop, flight = asyncio.get_running_loop(), deque[_InFlight]()
         while not stream.ended():
             stream.wake.clear()
-            while (taken := stream.outbox.take()) is not None:
-                await self._put(stream, flight, *taken)
+            while (item := stream.outbox.take()) is not None:
+                await self._put(stream, flight, *item)
             while flight and flight[0].due <= loop.time() + TIMER_S:
                 arrived = flight.popleft()
                 time.sleep(max(0.0, arrived.due - loop.time()))  # noqa: ASYNC251 (see TIMER_S)

@@ -94,7 +94,7 @@ class Point:
     context: int
     batch: int
     tokens: int
-    taken: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -274,10 +274,10 @@ class Profiler:
     def _warm_measure(self, work: Callable[[], object], copies: int) -> Measurement:
         for _ in range(copies + 1):
             work()
-        taken: list[float] = []
+        durations: list[float] = []
         for _ in range(self._grid.repeats.passes):
-            taken += self._watch.collect(work, self._grid.repeats)
-        return summarise(taken)
+            durations += self._watch.collect(work, self._grid.repeats)
+        return summarise(durations)
 
     def _tell(self, what: str) -> None:
         self.progress(what, min(self._done, self._total), self._total)

@@ -41,9 +41,9 @@ def others_share(before: Reading, after: Reading, threads: int) -> float:
     if before.cores != after.cores or elapsed <= 0:
         return 0.0
     count = len(after.cores)
-    taken = count * (after.busy_s - before.busy_s - (after.own_s - before.own_s)) / elapsed
+    busy_cores = count * (after.busy_s - before.busy_s - (after.own_s - before.own_s)) / elapsed
     threads = min(threads, count)
-    return min(1.0, max(0.0, taken - (count - threads)) / threads)
+    return min(1.0, max(0.0, busy_cores - (count - threads)) / threads)
 
 
 class CoreMeter:

@@ -126,17 +126,17 @@ class _Bench:
     stops: Stops
 
     async def measure(self, tokens: int) -> Measurement:
-        taken: list[float] = []
+        durations: list[float] = []
         number, ends = 0, time.monotonic() + _LIMIT_S
         reader = FrameReader(FrameContract(NAME, 1, self.model.dtype, self.model.shape.frame_width, tokens, 8))
-        while len(taken) < _WARM_UPS + _REPEATS and (len(taken) < 2 * _WARM_UPS or time.monotonic() < ends):
+        while len(durations) < _WARM_UPS + _REPEATS and (len(durations) < 2 * _WARM_UPS or time.monotonic() < ends):
             # The sender's encoding is counted at the end of the previous stage, which does it.
             frames = [raw.SerializeToString() for raw in encode_step(NAME, 1, self._step(number, tokens))]
             number, stops, seconds = number + 1, self.stops(), await self._once(reader, frames)
             if stops == self.stops():
-                taken.append(seconds)
+                durations.append(seconds)
         self.model.reset()
-        return summarise(taken[_WARM_UPS:])
+        return summarise(durations[_WARM_UPS:])
 
     async def _once(self, reader: FrameReader, frames: list[bytes]) -> float:
         self.around.result = asyncio.get_running_loop().create_future()

@@ -115,12 +115,12 @@ class Stopwatch:
 
     def collect(self, work: Callable[[], object], repeats: Repeats, parts: int = 1) -> list[float]:
         """One pass: seconds of one of the `parts` equal pieces a call consists of, for each repeat. Warm up before."""
-        taken: list[float] = []
+        durations: list[float] = []
         left_s = repeats.limit_s
-        while len(taken) < repeats.most:
+        while len(durations) < repeats.most:
             seconds = self.once(work)
             left_s -= seconds
-            taken.append(seconds / parts)
-            if len(taken) >= repeats.least and (is_steady(taken) or left_s < 0.0):
+            durations.append(seconds / parts)
+            if len(durations) >= repeats.least and (is_steady(durations) or left_s < 0.0):
                 break
-        return taken
+        return durations

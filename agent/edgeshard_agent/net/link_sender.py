@@ -262,8 +262,8 @@ class LinkSender:
         ends: set[asyncio.Future[None]] = {ended, failure}
 
         def next_write() -> Write | None:
-            taken = self._outbox.take()
-            return None if taken is None else self._write_step(call, *taken)
+            item = self._outbox.take()
+            return None if item is None else self._write_step(call, *item)
 
         writer = self._writer = PromptWriter(next_write, failure.set_exception)
         try:

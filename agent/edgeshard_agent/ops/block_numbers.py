@@ -60,8 +60,8 @@ def _with_minima(blocks: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """[n, 256] from values [n, 8, 32] and the 16 bytes that begin a block of Q4_K and of Q5_K."""
     scales, minima = scales_and_minima(blocks[:, 4:16])
     by_group = (_half(blocks[:, :2]) * scales.float()).unsqueeze(-1)
-    taken = (_half(blocks[:, 2:4]) * minima.float()).unsqueeze(-1)
-    return (by_group * values.float() - taken).view(-1, 256)
+    offsets = (_half(blocks[:, 2:4]) * minima.float()).unsqueeze(-1)
+    return (by_group * values.float() - offsets).view(-1, 256)
 
 
 def _q4_k(blocks: torch.Tensor) -> torch.Tensor:

@@ -397,13 +397,13 @@ def _scanned(
     raw = step.float() + own.step_bias
     steps = torch.where(raw > 20, raw, raw.exp().log1p()).clamp(*own.step_limits)
     decays = (-steps * own.log_rate.exp())[..., None, None].exp()
-    taken, out = values * steps.unsqueeze(-1), values * own.skip.unsqueeze(-1)
+    scaled_inputs, out = values * steps.unsqueeze(-1), values * own.skip.unsqueeze(-1)
     into, outof = (one.float().repeat_interleave(group, dim=1).unsqueeze(-1) for one in (b, c))
     for piece in spans.pieces(len(x), len(states)):
         state = states[piece.sources]
         for token in range(piece.count):
             at = slice(piece.rows.start + token, piece.rows.stop, piece.count)  # a row of each state
-            state = state * decays[at] + into[at] * taken[at].unsqueeze(-2)
+            state = state * decays[at] + into[at] * scaled_inputs[at].unsqueeze(-2)
             out[at] += (state * outof[at]).sum(-2)
             piece.put(states, token, state)
     return out

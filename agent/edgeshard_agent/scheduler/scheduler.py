@@ -501,12 +501,12 @@ class Scheduler:
         self._note_guesses(owed, result)
         self._chunks.returned(sum(timing.compute_s for timing in result.timings))
         self._tuner.returned(result.timings, now_s)
-        taken: list[TakenItem] = [*self._take_scores(result), *self._take_failures(result), *self._take_read(owed)]
+        items: list[TakenItem] = [*self._take_scores(result), *self._take_failures(result), *self._take_read(owed)]
         for sampled in result.tokens:
             sequence = self._known.get(sampled.request)
             if sequence is not None:  # otherwise cancelled or preempted while the step was under way
-                taken.append(self._take_token(sequence, sampled, result))
-        return taken
+                items.append(self._take_token(sequence, sampled, result))
+        return items
 
     def _note_late(self, owed: Owed, result: StepResult) -> None:
         came = [token.request for token in result.tokens] + [failed.request for failed in result.guide_failures]
@@ -541,14 +541,14 @@ class Scheduler:
         self._asks = self.must_ask
 
     @staticmethod
-    def events(taken: Iterable[TakenItem], now: float = 0.0) -> list[HeadEvent]:
+    def events(items: Iterable[TakenItem], now: float = 0.0) -> list[HeadEvent]:
         """Tokens with their text, and ends. Call it once for all items of a result, before the next
         result.
 
         `now` is when it came, in seconds of a steady clock.
         """
         events: list[HeadEvent] = []
-        for item in taken:
+        for item in items:
             if not isinstance(item, Taken):
                 events.append(item)
                 continue

@@ -83,10 +83,10 @@ class TokenContent:
             fail("the token is damaged: take the whole line that edgectl token create printed")
 
     def _take(self, count: int) -> bytes:
-        taken, self._rest = self._rest[:count], self._rest[count:]
-        if len(taken) != count:
+        chunk, self._rest = self._rest[:count], self._rest[count:]
+        if len(chunk) != count:
             raise ValueError
-        return taken
+        return chunk
 
 
 class SiteClient:

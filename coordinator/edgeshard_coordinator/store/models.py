@@ -150,28 +150,28 @@ class ModelStore:
         check_places(model)
         linked = self.blobs.linked
         of_weights = {place.file for place in model.places[: len(draft.tensors)]}
-        taken: list[BlobLocation] = []
+        blobs: list[BlobLocation] = []
         try:
             self._check_room_for_copies([Path(file.path) for file in model.files if not file.stays], draft.name)
             for index, file in enumerate(model.files):
                 with open_local(file) as opened:
                     if index in of_weights:
-                        taken.append(linked.take(Path(file.path), opened, self.room_bytes, stays=file.stays))
+                        blobs.append(linked.take(Path(file.path), opened, self.room_bytes, stays=file.stays))
                     else:
-                        taken.append(linked.copy(opened, self.room_bytes))
+                        blobs.append(linked.copy(opened, self.room_bytes))
             locations = [
-                replace(taken[place.file], offset=place.offset, size=blob_size(item), order=place.order)
+                replace(blobs[place.file], offset=place.offset, size=blob_size(item), order=place.order)
                 for place, item in zip(model.places, manifest_items(draft), strict=True)
             ]
-            before = [at.path.stat().st_mtime_ns for at in taken]
+            before = [at.path.stat().st_mtime_ns for at in blobs]
             manifest = hash_manifest(draft, locations, progress)
-            if before != [at.path.stat().st_mtime_ns for at in taken]:
+            if before != [at.path.stat().st_mtime_ns for at in blobs]:
                 raise errors.AbortedError(
                     f"the files of model {draft.name} were written to while they were read: try again"
                 )
             return self._register_linked(manifest, locations)
         finally:
-            linked.drop_unused([at.path for at in taken])
+            linked.drop_unused([at.path for at in blobs])
 
     def _check_room_for_copies(self, files: Sequence[Path], name: ModelName) -> None:
         """Check the room for files of other disks, which must be copied, before the first of them is."""

@@ -168,8 +168,8 @@ LOSS_COLUMNS: list[Column[Loss]] = [
 
 
 def _loss_text(loss: Loss) -> str:
-    taken = ", ".join(f"{stage.node}={stage.layers}" for stage in loss.taken_by)
-    return " ".join(part for part in (taken, "in memory already" if loss.warm and taken else "", loss.note) if part)
+    successors = ", ".join(f"{stage.node}={stage.layers}" for stage in loss.taken_by)
+    return " ".join(part for part in (successors, "in memory already" if loss.warm and successors else "", loss.note) if part)
 
 
 def stage_text(stage: StageStatus) -> str:

@@ -237,20 +237,20 @@ class Bodies:
 
         Both raise as `BodyBudget.take` does.
         """
-        taken = max(LEAST_BYTES, declared)
-        self._budget.take(identity, taken)
+        reserved_bytes = max(LEAST_BYTES, declared)
+        self._budget.take(identity, reserved_bytes)
 
         def grow(size: int) -> None:
-            nonlocal taken
-            if size > taken:
-                more = max(size - taken, LEAST_BYTES)
+            nonlocal reserved_bytes
+            if size > reserved_bytes:
+                more = max(size - reserved_bytes, LEAST_BYTES)
                 self._budget.take(identity, more)
-                taken += more
+                reserved_bytes += more
 
         try:
             yield grow
         finally:
-            self._budget.give_back(identity, taken)
+            self._budget.give_back(identity, reserved_bytes)
 
     async def parsed(self, identity: str, body: bytearray, form: type[FormT]) -> FormT:
         """The body as `form`, in its turn if it is large. Raises as `parse` does."""

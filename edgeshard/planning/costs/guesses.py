@@ -56,7 +56,7 @@ def expected_times(counts: GuessCounts, cost: InterTokenSeconds, position: int) 
     pays, seconds = cache(partial(that_pay, cost, position)), cache(partial(rows_s, cost, position))
     spent_s = 0.0
     for guessed, right, steps in counts:
-        taken = pays(guessed)
-        parts = -(-(1 + right) // (1 + taken))
-        spent_s += steps * parts * seconds(taken)
+        draft_tokens = pays(guessed)
+        parts = -(-(1 + right) // (1 + draft_tokens))
+        spent_s += steps * parts * seconds(draft_tokens)
     return counts.tokens * row_s / spent_s if spent_s else 1.0

@@ -295,8 +295,8 @@ def with_nodes(cluster: Cluster, kind: str, count: int, field_name: str) -> Clus
         raise invalid(field_name, f"requests {count} more nodes; a cluster has at most {MAX_NODES}")
     device = like.device if like is not None else CATALOGUE[kind]
     base = ClusterNode("", device, f"{kind}-new") if like is None else replace(like, group=f"{kind}-new")
-    names, taken = (f"{kind}-new-{number}" for number in numbers(1)), set(cluster.names)
-    free = islice((name for name in names if name not in taken), count)
+    names, used_names = (f"{kind}-new-{number}" for number in numbers(1)), set(cluster.names)
+    free = islice((name for name in names if name not in used_names), count)
     added = (replace(base, name=name) for name in free)
     return replace(cluster, nodes=(*cluster.nodes, *added))
 

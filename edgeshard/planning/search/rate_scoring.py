@@ -53,12 +53,12 @@ class CutTable:
         return len(self.cuts)
 
     def take(self, index: Integers | Booleans) -> CutTable:
-        taken = object.__new__(CutTable)
-        taken.cuts = self.cuts.take(index)
+        table = object.__new__(CutTable)
+        table.cuts = self.cuts.take(index)
         for name in ("nodes", "start_at", "end_at", "hop_at"):
-            setattr(taken, name, np.ascontiguousarray(getattr(self, name)[:, index]))
-        taken.delay_s = self.delay_s[index]
-        return taken
+            setattr(table, name, np.ascontiguousarray(getattr(self, name)[:, index]))
+        table.delay_s = self.delay_s[index]
+        return table
 
     def stages(self, table: Table) -> Floats:
         """[S, K] seconds that each stage computes."""

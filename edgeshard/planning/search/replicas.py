@@ -194,17 +194,17 @@ def shared_out(rates: Sequence[Sequence[float]], requests: int | None, most_node
     # number is limited.
     counts, step = (most_nodes + 1, 1) if limited and most_nodes is not None else (1, 0)
     best = np.zeros((counts, requests + 1))
-    taken = np.zeros((len(rates), *best.shape), dtype=np.int32)
+    shares = np.zeros((len(rates), *best.shape), dtype=np.int32)
     for index, own in enumerate(rates):
         before = best.copy()
         for k, rate in enumerate(own[:requests], start=1):
             with_it, without_it = before[: counts - step, :-k] + rate, best[step:, k:]
             better = with_it > without_it * (1 + _ROUNDING)
             without_it[better] = with_it[better]
-            taken[index, step:, k:][better] = k
+            shares[index, step:, k:][better] = k
     split, used, left = [0] * len(rates), counts - 1, requests
     for index in reversed(range(len(rates))):
-        split[index] = int(taken[index, used, left])
+        split[index] = int(shares[index, used, left])
         left -= split[index]
         used -= step * (split[index] > 0)
     return split

@@ -128,9 +128,9 @@ class Fill:
         for index in np.argsort(rate):
             kind = int(usable[index])
             left = self._problem.sizes[kind] - self._counters.used(keys, kind)
-            taken = np.minimum(need, left * self._room[kind])
-            seconds += taken * rate[index]
-            need -= taken
+            portion = np.minimum(need, left * self._room[kind])
+            seconds += portion * rate[index]
+            need -= portion
         seconds[need > 0] = INFINITY
         return seconds - self._enter[labels.kind] if arrived else seconds
 

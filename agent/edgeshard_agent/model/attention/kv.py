@@ -191,9 +191,9 @@ class KvPool:
             for own in dict.fromkeys(own for own in heads if own.heads):
                 alike = [index for index, other in enumerate(heads) if other == own]
                 elements = self.block_tokens * own.heads * self.kept.head_bytes(own.head_dim) // element.itemsize
-                taken = zeroed((len(alike), 2, block_count * elements), element, device)
-                self._by_block.append(taken.view(2 * len(alike), block_count, elements))
-                for index, memory in zip(alike, taken, strict=True):
+                storage = zeroed((len(alike), 2, block_count * elements), element, device)
+                self._by_block.append(storage.view(2 * len(alike), block_count, elements))
+                for index, memory in zip(alike, storage, strict=True):
                     if scratch and not isinstance(numbers, KvFormat):  # what records steps gathers
                         arenas[index] = RowArena(slots, own.heads, own.head_dim, numbers, device, memory)
                     else:
@@ -304,7 +304,7 @@ class KvPool:
             else:
                 self._full.discard(block)
         self._taken_slots.difference_update(draft.slots)
-        self._taken_slots.update(slot for slot, taken in draft.slots.items() if taken)
+        self._taken_slots.update(slot for slot, is_taken in draft.slots.items() if is_taken)
         self._saved.update(draft.saved)
 
     def _move(self, draft: KvDraft) -> None:
@@ -586,8 +586,8 @@ class KvPool:
             return replace(table, source=source)
         # A span may start from one of its request's slots while it writes to them, since it works
         # token by token.
-        taken = {*table.guess_slots, *self._guess_slots_of_others(draft, span.request)}
-        free = (slot for slot in self.states.guess_slots if slot not in taken)
+        used_slots = {*table.guess_slots, *self._guess_slots_of_others(draft, span.request)}
+        free = (slot for slot in self.states.guess_slots if slot not in used_slots)
         slots = (*table.guess_slots, *free)[: span.guesses]
         if len(slots) < span.guesses:
             raise FailedPreconditionError(

@@ -99,8 +99,8 @@ class HeadReports:
             case Token():
                 return self._on_token(attachment, request, event)
             case LastToken():
-                taken = self._on_token(attachment, request, event.token)
-                return taken and self._on_end(attachment, request, event.end)
+                is_counted = self._on_token(attachment, request, event.token)
+                return is_counted and self._on_end(attachment, request, event.end)
             case PromptLogprobs():
                 return self._on_prompt_logprobs(attachment, request, event)
             case RequestAccepted():

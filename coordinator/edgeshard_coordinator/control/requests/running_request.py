@@ -164,13 +164,13 @@ class RunningRequest:
         """At most `most` events of `most_characters`, and the error that the request ended with,
         which follows the last event. Finished counts as no event: it arrives with the token before
         it."""
-        unread, taken = self._unread, list[GenerationEvent]()
-        while unread and (len(taken) < most or isinstance(unread[0], Finished)):
+        unread, events = self._unread, list[GenerationEvent]()
+        while unread and (len(events) < most or isinstance(unread[0], Finished)):
             most_characters -= characters_of(unread[0])
             if most_characters < 0:
                 break
-            taken.append(unread.popleft())
-        return taken, None if unread else self._error
+            events.append(unread.popleft())
+        return events, None if unread else self._error
 
     @property
     def next_characters(self) -> int:

@@ -117,9 +117,9 @@ def _deploy(state: State, event: events.DeployRequested) -> State:
     if joins and not any(other.phase is not DeploymentPhase.DELETING for other in state.siblings_of(event.record.spec)):
         raise NotFoundError(f"name: deployment {event.record.served_name} no longer exists", field="name")
     for record in records:
-        if taken := state.replicas_of(record.name) or (() if joins else state.replicas_of(record.served_name)):
+        if namesakes := state.replicas_of(record.name) or (() if joins else state.replicas_of(record.served_name)):
             raise AlreadyExistsError(
-                f"name: there is a deployment {taken[0].name} already; delete it first or choose another name",
+                f"name: there is a deployment {namesakes[0].name} already; delete it first or choose another name",
                 field="name",
             )
     for record in records:

@@ -63,10 +63,10 @@ def only_on(candidates: Sequence[Candidate], names: Collection[str]) -> tuple[Ca
 def without_siblings(state: State, spec: DeploymentSpec, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """The candidates for a replica: nodes of the other replicas of its name are not for it, since a node that is lost
     would take both."""
-    taken: set[NodeId] = set()
+    sibling_ids: set[NodeId] = set()
     for other in state.siblings_of(spec):
-        taken |= {stage.node_id for stage in other.placement.stages}
-    return tuple(replace(node, connected=False) if node.node_id in taken else node for node in candidates)
+        sibling_ids |= {stage.node_id for stage in other.placement.stages}
+    return tuple(replace(node, connected=False) if node.node_id in sibling_ids else node for node in candidates)
 
 
 def check_joins(spec: DeploymentSpec, digest: Digest, others: Sequence[DeploymentRecord]) -> None:

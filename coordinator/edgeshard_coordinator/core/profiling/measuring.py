@@ -299,10 +299,10 @@ def _again(command: MeasureCompute) -> MeasureCompute:
 
 def _retaking(state: State, now: float) -> State:
     """Begin with the first that is due, of nodes that do not serve if there is one."""
-    taken = missing_profiles.serving(state)
-    for item in sorted(state.retakes, key=lambda item: item.node_id in taken):
+    serving_nodes = missing_profiles.serving(state)
+    for item in sorted(state.retakes, key=lambda item: item.node_id in serving_nodes):
         due = item.attempts < state.timings.retake_attempts and now >= item.not_before
-        if due and _left_alone(state, item, item.node_id in taken, now):
+        if due and _left_alone(state, item, item.node_id in serving_nodes, now):
             attempts = item.attempts + 1
             later = replace(item, attempts=attempts, not_before=now + missing_profiles.retake_delay(state, attempts))
             others = tuple(other for other in state.retakes if other is not item)

@@ -65,10 +65,10 @@ class Unknown:
 def is_whole(state: State, nodes: Iterable[KnownNode]) -> bool:
     """Whether nothing is left to measure of these nodes: their links, and the layers of nodes that
     do not serve. The site may never be quiet enough to measure nodes that serve."""
-    unknown, taken = Unknown(state), serving(state)
+    unknown, serving_nodes = Unknown(state), serving(state)
 
     def lacks(node: KnownNode) -> bool:
-        return unknown.link_count(node) > 0 or (node.node_id not in taken and bool(unknown.profiles(node)))
+        return unknown.link_count(node) > 0 or (node.node_id not in serving_nodes and bool(unknown.profiles(node)))
 
     return not any(node.placeable and lacks(node) for node in nodes)
 
@@ -87,8 +87,8 @@ def begun(state: State, now: float) -> State:
     """
     if not state.configs:
         return state
-    unknown, taken = Unknown(state), serving(state)
-    for node_id in sorted(state.nodes, key=lambda node_id: (node_id in taken, node_id)):
+    unknown, serving_nodes = Unknown(state), serving(state)
+    for node_id in sorted(state.nodes, key=lambda node_id: (node_id in serving_nodes, node_id)):
         node = state.nodes[node_id]
         if not node.placeable:
             continue

@@ -239,11 +239,11 @@ def _lengths_notes(problem: PlanProblem, request: Asked, traffic: Traffic) -> tu
     if not request.lengths_missing:
         return ()
     options = " and ".join("--" + key.replace("_", "-") for key in request.lengths_missing)
-    taken = " and ".join(str(getattr(problem, key)) for key in request.lengths_missing)
+    lengths = " and ".join(str(getattr(problem, key)) for key in request.lengths_missing)
     why = "the default"
     if traffic.requests:
         why = f"as in the latest of {traffic.requests} requests that deployments of {request.model} served"
-    return (f"{options} not given: planned for {taken}, {why}",)
+    return (f"{options} not given: planned for {lengths}, {why}",)
 
 
 def _fetch_site(context: typer.Context, model: str) -> Site:

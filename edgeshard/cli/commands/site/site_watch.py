@@ -110,11 +110,11 @@ class SiteWatch:
             await self._offer(self._known)
         await self._growth.consider(nodes)
 
-    async def _offer(self, taken: set[str]) -> None:
+    async def _offer(self, used_names: set[str]) -> None:
         """The line that joins one more node."""
         from edgeshard.client.joining import invitation_to_text, line_without_edgeshard
 
-        name = self._next_name(taken)
+        name = self._next_name(used_names)
         token = await self._client.create_token(Role.AGENT, name, _TOKEN_TTL_S)
         self._offered = name
         text = invitation_to_text(token.invitation)
