@@ -72,7 +72,7 @@ class Mamba:
         even_split(fields, keys.heads, heads, keys.groups, groups)
         if taps < 2:
             raise fields.refuse(keys.taps, "is 1; it must be 2 or more")
-        made = cls(
+        mamba = cls(
             heads,
             head_dim,
             groups,
@@ -83,10 +83,10 @@ class Mamba:
             fields.flag(keys.output_bias),
             normed,
         )
-        if made.inner + made.channels + heads > MAX_SIZE:
+        if mamba.inner + mamba.channels + heads > MAX_SIZE:
             why = f"is {heads}, of {head_dim} numbers each; a layer's input may have {MAX_SIZE} numbers with its gate"
             raise fields.refuse(keys.heads, why)
-        return made
+        return mamba
 
     @property
     def inner(self) -> int:

@@ -94,8 +94,8 @@ def option(default: Any, help: str, **more: Any) -> Any:
     Pydantic, which reads `Field`'s arguments out of the metadata, holds the bounds as well.
     """
     declared = Option(help, **more)
-    made: dict[str, Any] = {"default_factory": dict} if default is dict else {"default": default}
-    return field(**made, metadata={"option": declared, **declared.constraints})
+    defaults: dict[str, Any] = {"default_factory": dict} if default is dict else {"default": default}
+    return field(**defaults, metadata={"option": declared, **declared.constraints})
 
 
 def check_bounds(value: Any, reason: str = "") -> None:

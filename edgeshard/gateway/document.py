@@ -174,16 +174,16 @@ def describe(app: FastAPI, bodies: Iterable[type[BaseModel]]) -> None:
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
-            made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
             _, definitions = models_json_schema([(form, "validation") for form in bodies], ref_template=_REF)
-            components = made.setdefault("components", {})
+            components = schema.setdefault("components", {})
             components.setdefault("schemas", {}).update(definitions.get("$defs", {}))
             components["securitySchemes"] = {
                 "key": {"type": "http", "scheme": "bearer"},
                 "key_header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
             }
-            made["security"] = [{"key": []}, {"key_header": []}]
-            app.openapi_schema = _with_schema_names(made)
+            schema["security"] = [{"key": []}, {"key_header": []}]
+            app.openapi_schema = _with_schema_names(schema)
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]

@@ -230,8 +230,8 @@ def _share_scratch(checkpoint: Checkpoint, scratch: Path, source: Path | None) -
     """
     named = set() if source is None else {source}
     sources = {*named, *(item.file for item in checkpoint.tensors), *(item.path for item in checkpoint.files)}
-    made = [path for path in sources if path.is_relative_to(scratch)]
-    if all(path.stat().st_mode & stat.S_IROTH for path in sources.difference(made)):
-        for path in made:
+    scratch_files = [path for path in sources if path.is_relative_to(scratch)]
+    if all(path.stat().st_mode & stat.S_IROTH for path in sources.difference(scratch_files)):
+        for path in scratch_files:
             path.chmod(0o644)
         scratch.chmod(0o755)

@@ -228,17 +228,17 @@ def restore_site(backup: Backup, directory: Path, state_dir: Path, prepare_state
         prepare_state(roots["state"] / "state.sqlite")
         if not backup.served:
             _write_settings(backup, roots["site"], directory, state_dir)
-        for target, made in staged.items():
-            sync(made)
-            made.rename(target)  # over an empty directory, or none
+        for target, staging_dir in staged.items():
+            sync(staging_dir)
+            staging_dir.rename(target)  # over an empty directory, or none
             sync(target.parent)
     finally:
-        for made in staged.values():
-            shutil.rmtree(made, ignore_errors=True)
+        for staging_dir in staged.values():
+            shutil.rmtree(staging_dir, ignore_errors=True)
     return state_dir if backup.served else directory / _CONFIG
 
 
-def _write_settings(backup: Backup, made: Path, directory: Path, state_dir: Path) -> None:
+def _write_settings(backup: Backup, site_root: Path, directory: Path, state_dir: Path) -> None:
     """The coordinator's settings, with the paths that its files have now."""
     from edgeshard.rpc.tls_files import write_private
 
@@ -246,7 +246,7 @@ def _write_settings(backup: Backup, made: Path, directory: Path, state_dir: Path
     for key, member in _PATHS.items():
         if member in backup.archive.files:
             values[key] = path_from(directory, directory / member.removeprefix("site/"))
-    write_private(made / _CONFIG, to_toml("coordinator", values).encode())
+    write_private(site_root / _CONFIG, to_toml("coordinator", values).encode())
 
 
 def _staging(target: Path) -> Path:

@@ -209,7 +209,7 @@ def install_steps(daemon: Daemon, options: InstallOptions, record: Record | None
     parents = {str(parent) for path in contents for parent in PurePosixPath(path).parents}
     missing = sorted(parents - system.directories)
     steps: list[Step] = [MakeDirectory(path) for path in missing]
-    made = {*before.directories, *missing, *(system.shared & parents)}
+    directories = {*before.directories, *missing, *(system.shared & parents)}
     digests = dict(before.files)
     for path, content in contents.items():
         seen, new = system.files.get(path), digest(content)
@@ -219,7 +219,7 @@ def install_steps(daemon: Daemon, options: InstallOptions, record: Record | None
         digests[path] = new
         if seen != new:
             steps.append(Write(path, content))
-    after = replace(before, options=options, files=digests, directories=tuple(sorted(made)))
+    after = replace(before, options=options, files=digests, directories=tuple(sorted(directories)))
     if system.files.get(record_path(daemon)) != digest(to_text(after)):
         steps.append(Write(record_path(daemon), to_text(after)))
     if system.live and not system.user:

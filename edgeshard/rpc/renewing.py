@@ -64,14 +64,14 @@ class RenewingChannel(grpc.aio.Channel):
         task.add_done_callback(self._closing.discard)
 
     def _begin(self, kind: str, method: str, arguments: dict[str, Any]) -> Callable[..., Any]:
-        made: tuple[_Generation, Any] | None = None
+        binding: tuple[_Generation, Any] | None = None
 
         def call(*values: Any, **options: Any) -> Any:
-            nonlocal made
+            nonlocal binding
             generation = self._current()
-            if made is None or made[0] is not generation:
-                made = generation, getattr(generation.channel, kind)(method, **arguments)
-            begun = made[1](*values, **options)
+            if binding is None or binding[0] is not generation:
+                binding = generation, getattr(generation.channel, kind)(method, **arguments)
+            begun = binding[1](*values, **options)
             generation.calls += 1
             begun.add_done_callback(lambda _: self._ended(generation))
             return begun

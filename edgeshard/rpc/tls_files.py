@@ -33,9 +33,9 @@ def write_files(directory: Path, ca: bytes, certificate: bytes, key: bytes) -> T
 
 def write_private(path: Path, content: bytes) -> None:
     """Write a file, whole or not at all, that only its owner can read from its first byte on. Raises OSError."""
-    made = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    staging_path = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(staging_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    made.replace(path)
+    staging_path.replace(path)

@@ -65,9 +65,9 @@ def write_archive(
     archived: dict[str, ArchivedFile] = {}
     total_bytes = 0
     with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=f".{path.name}.") as scratch:
-        made = Path(scratch) / "archive"
+        staging_path = Path(scratch) / "archive"
         with (
-            open(made, "xb", opener=_private) as raw,
+            open(staging_path, "xb", opener=_private) as raw,
             tarfile.open(fileobj=raw, mode="w:", format=tarfile.USTAR_FORMAT) as tar,
         ):
             for name, source in files.items():
@@ -82,12 +82,12 @@ def write_archive(
                 total_bytes += archived[name].size
                 _check_size(len(archived), total_bytes, path)
             _add_manifest(tar, about, archived)
-        sync(made)
+        sync(staging_path)
         if force:
-            made.replace(path)
+            staging_path.replace(path)
         else:
             try:
-                os.link(made, path)
+                os.link(staging_path, path)
             except FileExistsError:
                 raise _exists(path) from None
     sync(path.absolute().parent)

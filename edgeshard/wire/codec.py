@@ -160,7 +160,7 @@ def _object(kind: Any, message: Any) -> MessageForm:
     return MessageForm(_writer(fields, GetMessageClass(message)), _reader(fields, kind))
 
 
-def _writer(fields: list[_Field], made: Callable[..., Message]) -> Callable[[Any], Message]:
+def _writer(fields: list[_Field], make: Callable[..., Message]) -> Callable[[Any], Message]:
     values = _getter([field.name for field in fields])
     wires = [field.wire for field in fields]
     converted = [(field.wire, field.form.write) for field in fields if field.form is not None]
@@ -170,7 +170,7 @@ def _writer(fields: list[_Field], made: Callable[..., Message]) -> Callable[[Any
         for name, to_wire in converted:
             if items[name] is not None:
                 items[name] = to_wire(items[name])
-        return made(**items)
+        return make(**items)
 
     return write
 
@@ -322,9 +322,9 @@ def _one_form(hint: Any, field: FieldDescriptor, where: str) -> MessageForm | No
     message: Any = field.message_type
     if message is not None and get_origin(hint) is tuple:
         # For several different values: the message's fields, in their order.
-        made, names = GetMessageClass(message), [item.name for item in message.fields]
+        message_class, names = GetMessageClass(message), [item.name for item in message.fields]
         values = attrgetter(*names)
-        return MessageForm(lambda value: made(**dict(zip(names, value, strict=True))), lambda wire_message, _: values(wire_message))
+        return MessageForm(lambda value: message_class(**dict(zip(names, value, strict=True))), lambda wire_message, _: values(wire_message))
     if message is not None:
         form = _form_of(hint, message)
         return MessageForm(form.write, _within(form.read))

@@ -88,13 +88,13 @@ class Drafter:
         """The guesses that follow the tokens of each request, in the order of the tokens. Empty if
         guessing does not pay, or while the draft still reads the request."""
         began_s, asks = self._now(), asks[: self._places]
-        made = {ask.request: tuple(guesses) for ask in asks if (guesses := self._of_one(ask, began_s))}
+        drafts = {ask.request: tuple(guesses) for ask in asks if (guesses := self._of_one(ask, began_s))}
         ended_s = self._now()
         for ask in asks:
             if (state := self._known.get(ask.request)) is not None:
                 state.told, state.answered_s = len(ask.tokens), ended_s
         self._drafting_s = ended_s - began_s
-        return made
+        return drafts
 
     def reset(self) -> None:
         """Forget every request."""

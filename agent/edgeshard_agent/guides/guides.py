@@ -76,7 +76,7 @@ class _Making:
 
     party: str
     make: Callable[[], Path | None]
-    made: Future[Any] = field(default_factory=Future)
+    future: Future[Any] = field(default_factory=Future)
 
 
 class Guided:
@@ -140,12 +140,12 @@ class Guided:
 
     def _known(self, wait_s: float) -> Path | None:
         """The possible continuation, if there are forced tokens in it."""
-        made = self._making.made
-        if wait_s > 0 and self.most_forced and not made.done() and not self._was_late:
-            wait([made], wait_s)
-        if not made.done() or made.exception() is not None:
+        future = self._making.made
+        if wait_s > 0 and self.most_forced and not future.done() and not self._was_late:
+            wait([future], wait_s)
+        if not future.done() or future.exception() is not None:
             return None
-        path: Path = made.result()
+        path: Path = future.result()
         return path if path.forced else None
 
     def close(self) -> None:

@@ -31,8 +31,8 @@ def replace_experts(layer: nn.Module, context: StageContext, index: int) -> None
     gating = _gating(getattr(owner, leaf), context, gated)
     forms = context.block_forms(index)
     kinds = [mlp_forms(forms, f"{runs.experts}.{expert}") for expert in range(count)]
-    made = (GatedMlp(inner, hidden, gating, bias=bias, gated=gated, forms=kind) for kind in kinds)
-    setattr(owner, leaf, ExpertModules(made))
+    mlps = (GatedMlp(inner, hidden, gating, bias=bias, gated=gated, forms=kind) for kind in kinds)
+    setattr(owner, leaf, ExpertModules(mlps))
 
 
 def _gating(theirs: Any, context: StageContext, gated: bool) -> Gating:

@@ -37,11 +37,11 @@ def make_layer(context: StageContext, index: int) -> nn.Module:
     """transformers' decoder layer of this global index, on the meta device, with mixers of ours."""
     runs = context.architecture.runs
     mixers = runs.mixers if isinstance(runs, Plugged) else {}
-    made: Any = getattr(context.library, context.architecture.library.layer_class)
+    layer_class: Any = getattr(context.library, context.architecture.library.layer_class)
     # Some classes get the type of the layer as an argument, others look it up.
-    told = {"layer_type": context.config.layer_types[index]} if "layer_type" in signature(made).parameters else {}
+    told = {"layer_type": context.config.layer_types[index]} if "layer_type" in signature(layer_class).parameters else {}
     with torch.device("meta"):
-        layer: nn.Module = made(context.config, layer_idx=index, **told)
+        layer: nn.Module = layer_class(context.config, layer_idx=index, **told)
         for part, kind in mixers.items():
             if (theirs := getattr(layer, part, None)) is not None:
                 setattr(layer, part, MIXERS[kind](theirs, context.config))
@@ -103,9 +103,9 @@ class PluggedBlock(nn.Module):
             layer_chunk=self._chunk,
             layer_positions=positions,
         )
-        made: torch.Tensor = result[0] if isinstance(result, tuple) else result
+        output: torch.Tensor = result[0] if isinstance(result, tuple) else result
         # Some layers add in float32. Between two of them is the dtype of frames, so that a cut there changes nothing.
-        return made.to(hidden.dtype)
+        return output.to(hidden.dtype)
 
 
 class _NoPositions(nn.Module):
@@ -169,8 +169,8 @@ class PluggedModules(DecoderModules):
         context, rope = self.context, self.context.architecture.rope
         if rope is None or not rope.turns(context.decoder.fields):
             return _NoPositions()
-        made: nn.Module = getattr(context.library, context.architecture.library.rotary_class)(context.config)
-        return made
+        embedding: nn.Module = getattr(context.library, context.architecture.library.rotary_class)(context.config)
+        return embedding
 
     def _final_norm(self) -> nn.Module:
         name = self.context.architecture.library.norm_class

@@ -156,24 +156,24 @@ class PackedLinear:
         """
         if not native.native_available():
             raise FailedPreconditionError("packed weights need the native kernels, which are missing or switched off")
-        made = cls.__new__(cls)
-        made.scheme, made.group, made._next = Scheme.parse(form.scheme), form.group, None
-        made.out_features, made.in_features = form.out_features, form.in_features
+        layer = cls.__new__(cls)
+        layer.scheme, layer.group, layer._next = Scheme.parse(form.scheme), form.group, None
+        layer.out_features, layer.in_features = form.out_features, form.in_features
         if bias is not None and (bias.dtype, bias.numel()) != (torch.float32, form.padded_rows):
             raise InvalidArgumentError("bias does not fit the packed matrix", field="bias")
         if memory is not None and (memory.dtype, memory.numel()) != (torch.uint8, form.size):
             raise InvalidArgumentError(
                 f"{memory.numel()} bytes are not the {form.size} of a packed matrix", field="memory"
             )
-        made._held = _NativeWeight(form, memory, bias)
-        return made
+        layer._held = _NativeWeight(form, memory, bias)
+        return layer
 
     def copied(self) -> PackedLinear:
         """The same layer, with its weights in memory of its own."""
-        made = PackedLinear.__new__(PackedLinear)
-        made.scheme, made.group, made._next, made._held = self.scheme, self.group, None, self._held.copied()
-        made.out_features, made.in_features = self.out_features, self.in_features
-        return made
+        layer = PackedLinear.__new__(PackedLinear)
+        layer.scheme, layer.group, layer._next, layer._held = self.scheme, self.group, None, self._held.copied()
+        layer.out_features, layer.in_features = self.out_features, self.in_features
+        return layer
 
     @property
     def _native(self) -> _NativeWeight | _BlockReference | None:
@@ -362,10 +362,10 @@ class _ReferenceWeight:
         return bias + self._weight.nbytes
 
     def copied(self) -> _ReferenceWeight:
-        made, weight = _ReferenceWeight.__new__(_ReferenceWeight), self._weight
-        made._group, made._bias = self._group, self._bias
-        made._weight = weight.clone() if isinstance(weight, Tensor) else replace(weight, values=weight.values.clone())
-        return made
+        copy, weight = _ReferenceWeight.__new__(_ReferenceWeight), self._weight
+        copy._group, copy._bias = self._group, self._bias
+        copy._weight = weight.clone() if isinstance(weight, Tensor) else replace(weight, values=weight.values.clone())
+        return copy
 
     def rows(self, indices: Tensor, _: Scheme) -> Tensor:
         if isinstance(self._weight, Tensor):

@@ -79,11 +79,11 @@ class Camera:
 
     def _unless_known(self, part: str, key: object, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """A part of the picture that is what it was while its key is."""
-        former_key, made = self._kept.get(part, (None, {}))
+        former_key, view = self._kept.get(part, (None, {}))
         if former_key != key:
-            made = make()
-            self._kept[part] = key, made
-        return made
+            view = make()
+            self._kept[part] = key, view
+        return view
 
     def _site_of(self, state: State) -> dict[str, Any]:
         keys = 0 if self._keys is None else self._keys.count

@@ -104,10 +104,10 @@ def _group_of(annotation: Any) -> OptionGroup | None:
         return next((item for item in get_args(annotation) if isinstance(item, OptionGroup)), None)
     if not is_dataclass(annotation):
         return None
-    made: Any = annotation
-    kinds = get_type_hints(made, include_extras=True)
-    parameters = [named_only(item.name, kinds[item.name], item.default) for item in fields(made)]
-    return OptionGroup(parameters, lambda values: made(**values))
+    option_class: Any = annotation
+    kinds = get_type_hints(option_class, include_extras=True)
+    parameters = [named_only(item.name, kinds[item.name], item.default) for item in fields(option_class)]
+    return OptionGroup(parameters, lambda values: option_class(**values))
 
 
 def named_only(name: str, kind: Any, default: Any = MISSING) -> Parameter:

@@ -21,9 +21,9 @@ def canonical(scope: Scope) -> Scope:
     target replaces Host. Raises InvalidArgumentError naming `target` for an authority that is not a
     host and a port.
     """
-    made = dict(scope)
+    copy = dict(scope)
     if scope["method"] == "HEAD":
-        made["method"] = "GET"
+        copy["method"] = "GET"
     raw = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
     path = scope["path"]
     if (absolute := _ABSOLUTE.fullmatch(raw)) is not None:
@@ -33,10 +33,10 @@ def canonical(scope: Scope) -> Scope:
                 "target: its authority is not HOST or HOST:PORT", field="target", reason="BAD_TARGET"
             )
         others = [(name, value) for name, value in scope["headers"] if name != b"host"]
-        made["headers"] = [(b"host", authority.encode("latin-1")), *others]
+        copy["headers"] = [(b"host", authority.encode("latin-1")), *others]
         path = unquote(absolute[2] or "/")
     if path.startswith("/"):
         path = "/" + "/".join(part for part in path.split("/") if part)
-    made["path"] = path
-    made["raw_path"] = path.encode()
-    return made
+    copy["path"] = path
+    copy["raw_path"] = path.encode()
+    return copy

@@ -135,10 +135,10 @@ class ChatCompletions(AnswerRoutes):
         served = caller_of(request).find(self._backend, body.model)
         try:
             tools, choice = body.all_tools(), body.tool_choice
-            made = await self._chat_answers(request, served, body, body.conversation, tools, choice)
+            answers = await self._chat_answers(request, served, body, body.conversation, tools, choice)
             words = self._backend.words(served.deployment) if body.logprobs else None
-            run = ChatRun(body, served.deployment, words, made)
-            return await self._respond(request, served, made.generations, run, bool(body.stream))
+            run = ChatRun(body, served.deployment, words, answers)
+            return await self._respond(request, served, answers.generations, run, bool(body.stream))
         except EdgeShardError as error:
             raise renamed(error, body.names, served.max_context) from None
 
@@ -155,11 +155,11 @@ class _Choice:
 class ChatRun(ChunkWriter):
     """The answers to one request, whole or in parts."""
 
-    def __init__(self, body: ChatRequest, model: str, words: Words | None, made: ChatAnswers) -> None:
+    def __init__(self, body: ChatRequest, model: str, words: Words | None, answers: ChatAnswers) -> None:
         with_usage = bool(body.stream_options and body.stream_options.include_usage)
         super().__init__(TokenUsage(body.n or 1), words, "chatcmpl", "chat.completion.chunk", model, with_usage)
         one_call = body.parallel_tool_calls is False
-        self._choices = [_Choice(AnswerReader(made.parser(), one_call=one_call)) for _ in made.generations]
+        self._choices = [_Choice(AnswerReader(answers.parser(), one_call=one_call)) for _ in answers.generations]
 
     def part(self, answer: int, event: GenerationEvent) -> str:
         if isinstance(event, Started):

@@ -322,9 +322,9 @@ class Ollama(AnswerRoutes):
             piece = _said(is_chat)
             request.state.stream_form = StreamForm(LINES, _failed, lambda: _line(body.model, piece, "false}\n"))
         try:
-            made = await making
-            run = OllamaRun(body.model, made, is_chat=is_chat)
-            return await self._respond(request, served, made.generations, run, stream)
+            answers = await making
+            run = OllamaRun(body.model, answers, is_chat=is_chat)
+            return await self._respond(request, served, answers.generations, run, stream)
         except EdgeShardError as error:
             raise renamed(error, NAMES, served.max_context) from None
 
@@ -332,11 +332,11 @@ class Ollama(AnswerRoutes):
 class OllamaRun(ResponseWriter):
     """An answer as lines of JSON, or as one object."""
 
-    def __init__(self, model: str, made: ChatAnswers, *, is_chat: bool) -> None:
+    def __init__(self, model: str, answers: ChatAnswers, *, is_chat: bool) -> None:
         super().__init__(TokenUsage())
         self._model = model
         self._is_chat = is_chat
-        self._reading = AnswerReader(made.parser())
+        self._reading = AnswerReader(answers.parser())
         self._gathered = Gathered()
         self._began, self._first = time.monotonic(), 0.0
 

@@ -288,9 +288,9 @@ class Responses(AnswerRoutes):
         served = caller_of(request).find(self._backend, body.model)
         try:
             tools, choice = body.chat_tools(), body.tool_choice
-            made = await self._chat_answers(request, served, body, body.to_conversation, tools, choice)
-            run = ResponsesRun(body, served.deployment, made)
-            return await self._respond(request, served, made.generations, run, bool(body.stream))
+            answers = await self._chat_answers(request, served, body, body.to_conversation, tools, choice)
+            run = ResponsesRun(body, served.deployment, answers)
+            return await self._respond(request, served, answers.generations, run, bool(body.stream))
         except EdgeShardError as error:
             raise renamed(error, NAMES, served.max_context) from None
 
@@ -336,12 +336,12 @@ class _Item:
 class ResponsesRun(ResponseWriter):
     """The answer to one request, whole or as events."""
 
-    def __init__(self, body: ResponsesRequest, model: str, made: ChatAnswers) -> None:
+    def __init__(self, body: ResponsesRequest, model: str, answers: ChatAnswers) -> None:
         super().__init__(TokenUsage())
         self._asked = body
         self._model = model
-        self._sampling = made.generations[0].sampling
-        self._reading = AnswerReader(made.parser(), one_call=body.parallel_tool_calls is False)
+        self._sampling = answers.generations[0].sampling
+        self._reading = AnswerReader(answers.parser(), one_call=body.parallel_tool_calls is False)
         self._id = f"resp_{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._items: list[_Item] = []

@@ -174,7 +174,7 @@ def _by_labels(times: SliceTimes, ceiling_s: float, limit: int) -> tuple[int, ..
     labels = [_Labels(times.work_s.shape[2]) for _ in range(units + 1)]
     labels[0].add(np.zeros((1, times.work_s.shape[2])), [()])
     best: tuple[int, ...] = ()
-    made = 0
+    label_count = 0
     for start in range(units):
         finish, lengths = labels[start].undominated()
         if not lengths:
@@ -185,8 +185,8 @@ def _by_labels(times: SliceTimes, ceiling_s: float, limit: int) -> tuple[int, ..
                 best, ceiling_s = (*lengths[index], units - start), seconds
         bound = (after + rest[start + 1 :, None, :]).max(axis=2)
         below_ceiling = bound[:-1] < ceiling_s * (1 - _SLACK)
-        made += int(below_ceiling.sum())
-        if made > limit:
+        label_count += int(below_ceiling.sum())
+        if label_count > limit:
             return None
         for length, row in enumerate(below_ceiling, start=1):
             places = np.flatnonzero(row)

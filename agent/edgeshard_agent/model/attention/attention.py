@@ -48,8 +48,8 @@ class StepAttention:
         on_cpu = device.type == "cpu"
         self._tables = _tables(pool, spans) if on_cpu else None
         self._gathered = None if on_cpu else GatheredSpans(pool, spans, device)
-        made = _tables if on_cpu else partial(GatheredSpans, device=device)
-        self._in_chunks: SpansInChunks | None = SpansInChunks(pool, spans, made)
+        factory = _tables if on_cpu else partial(GatheredSpans, device=device)
+        self._in_chunks: SpansInChunks | None = SpansInChunks(pool, spans, factory)
         self._layer_states = pool.layer_states
         self.span_states = _span_states(pool, spans, device) if pool.states.slots else None
         """The places of the spans' states; None if the model has no states."""

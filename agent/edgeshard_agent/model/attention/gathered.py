@@ -40,8 +40,8 @@ def causal_lower_right(queries: int, keys: int) -> Tensor:
     # Its module imports torch's compiler: a second, and 80 MB that a node on the CPU's kernels never uses.
     from torch.nn.attention import bias
 
-    made: Tensor = bias.causal_lower_right(queries, keys)
-    return made
+    causal_bias: Tensor = bias.causal_lower_right(queries, keys)
+    return causal_bias
 
 
 def prepare_causal(device: str) -> None:

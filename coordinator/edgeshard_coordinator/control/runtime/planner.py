@@ -98,7 +98,7 @@ class Planner:
         state, spec, placement = self._state(), record.spec, record.placement
         manifest, _ = self._models.get(record.manifest_digest)
         typical = typical_request(spec, spec.max_context or checked_shape(spec, manifest).max_context, traffic)
-        made = self._problem(state, record, traffic)
+        problem_factory = self._problem(state, record, traffic)
 
         def repaired(node_id: NodeId, name: NodeName, problem: PlacementProblem) -> Repaired:
             began = time.monotonic()
@@ -111,7 +111,7 @@ class Planner:
             return Repaired(name, outcome, time.monotonic() - began)
 
         def weighed() -> tuple[Loss, ...]:
-            problem = made()
+            problem = problem_factory()
             return tuple(
                 loss_of(state, record, repaired(stage.node_id, stage.node_name, problem), problem.candidates, typical)
                 for stage in placement.stages
@@ -137,14 +137,14 @@ class Planner:
 
         One that could not move goes back to what it had, whose nodes failed it only with other layers.
         """
-        made = self._problem(state, record)
+        problem_factory = self._problem(state, record)
         broken, avoided = record.placement, record.avoided
         if record.former is not None:
             broken = record.former
             avoided -= {stage.node_id for stage in broken.stages}
 
         def repaired() -> Placement:
-            problem = made()
+            problem = problem_factory()
             return without_most(
                 lambda links: self._placer.repair(problem, broken, Lost(avoided, frozenset(links))), state.bad_links
             )

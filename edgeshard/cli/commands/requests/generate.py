@@ -78,9 +78,9 @@ def generate(  # noqa: PLR0913 - one parameter for each option
         show_data(completion_record(completion), Output(output.value))
     else:
         prompt_rows = list(zip(completion.prompt_token_ids[1:], completion.prompt_logprobs, strict=False))
-        made = list(zip(completion.token_ids, completion.logprobs, strict=False))
-        if prompt_rows or made:
-            stderr_console().print(table([*prompt_rows, *made], _LOGPROBS))
+        answer_rows = list(zip(completion.token_ids, completion.logprobs, strict=False))
+        if prompt_rows or answer_rows:
+            stderr_console().print(table([*prompt_rows, *answer_rows], _LOGPROBS))
     if stats:
         show_text(summary(completion), err=True)
 

@@ -105,8 +105,8 @@ def restore(
 
 
 def _show_restored(backup: Backup, file: Path) -> None:
-    made = datetime.fromtimestamp(backup.made_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    show_text(f"site {backup.site or '(plaintext)'} is restored from {file}, as of {made}")
+    backup_time = datetime.fromtimestamp(backup.made_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    show_text(f"site {backup.site or '(plaintext)'} is restored from {file}, as of {backup_time}")
     if (backup.version, backup.wire_version) != (__version__, WIRE_VERSION):
         show_text(
             f"the backup was made by EdgeShard {backup.version} (wire version {backup.wire_version}), "
@@ -114,10 +114,10 @@ def _show_restored(backup: Backup, file: Path) -> None:
             "they are upgraded"
         )
     show_text("Remaining steps:")
-    show_text(f"- Nodes, clients, operators and API keys that were revoked after {made} are valid again:")
+    show_text(f"- Nodes, clients, operators and API keys that were revoked after {backup_time} are valid again:")
     show_text("  revoke them again with edgectl node revoke NAME and edgectl key revoke NAME.")
     show_text(
-        f"- Keys and deployments that were created after {made} are unknown, and those deleted since exist again."
+        f"- Keys and deployments that were created after {backup_time} are unknown, and those deleted since exist again."
     )
     for name, digest in sorted(backup.models.items()):
         show_text(f"- Add model {name} again: edgectl model add SOURCE --name {name} (manifest sha256 {digest})")
