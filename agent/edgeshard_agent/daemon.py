@@ -205,8 +205,8 @@ class _Node:
         self._process = process = Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES)
         self._dumps = DumpRequests(self._hosting, process.about, self.client.send_dump, self.client.send_results)
         self._packed = PackedRequests(cache.packed, self.client.send_results)
-        told = Metrics(AgentMetrics(self._hosting, cache).collect, OwnCondition(self._machine.condition).collect)
-        self.metrics = MetricsListener(settings.metrics_listen, own.tls, told, ends.server.denials)
+        metrics = Metrics(AgentMetrics(self._hosting, cache).collect, OwnCondition(self._machine.condition).collect)
+        self.metrics = MetricsListener(settings.metrics_listen, own.tls, metrics, ends.server.denials)
 
     def prepared(self, settings: AgentSettings) -> Callable[[], None]:
         """A function that applies the settings when they are read again."""

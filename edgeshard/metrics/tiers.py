@@ -27,12 +27,12 @@ class TierFigures(Generic[Part]):
     since: _Told[Part]
 
     def metrics(
-        self, prefix: str, labels: Sequence[str], told: Sequence[tuple[Sequence[str], Part]]
+        self, prefix: str, labels: Sequence[str], parts: Sequence[tuple[Sequence[str], Part]]
     ) -> Iterator[Metric]:
         """Metrics whose names begin with `prefix`, of parts by the values of their `labels`."""
         for family, figures in ((gauge, self.now), (counter, self.since)):
             for name, meaning, figure in figures:
-                yield family(f"{prefix}_{name}", meaning, labels, [(of, figure(part)) for of, part in told])
+                yield family(f"{prefix}_{name}", meaning, labels, [(of, figure(part)) for of, part in parts])
 
 
 STREAMING: TierFigures[StageStreaming] = TierFigures(

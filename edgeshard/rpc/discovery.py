@@ -119,9 +119,9 @@ def _service(announced: Announced, addresses: list[str]) -> ServiceInfo:
 
 def _places(info: ServiceInfo, authority: bytes) -> list[tuple[str, str]]:
     """The content of an announcement for this authority's site; empty if it is for another site, or malformed."""
-    told = info.decoded_properties
-    port = told.get("coordinator") or ""
-    if told.get("authority") != authority.hex() or not port.isdecimal() or not 0 < int(port) < 65536 or not info.port:
+    properties = info.decoded_properties
+    port = properties.get("coordinator") or ""
+    if properties.get("authority") != authority.hex() or not port.isdecimal() or not 0 < int(port) < 65536 or not info.port:
         return []
     return [
         (join_address(address, int(port)), join_address(address, info.port))

@@ -36,7 +36,7 @@ class _Known:
     guesses: list[int] = field(default_factory=list)
     """The newest ones, which a step has, each with its probability under the draft."""
     probabilities: list[float] = field(default_factory=list)
-    told: int = 0
+    token_count: int = 0
     """The request's tokens when they were made."""
     trust: Trust = field(default_factory=Trust)
     answered_s: float | None = None

@@ -263,8 +263,8 @@ class StageRunner:
         Each counts as its part of the time that they took.
         """
         began = self.clock.now()
-        told = [partial(self.told.take, step.number) for step, _ in steps]
-        outputs = self.model.execute_sweep([(step.plan, self._inputs(step)) for step, _ in steps], told)
+        guess_sources = [partial(self.told.take, step.number) for step, _ in steps]
+        outputs = self.model.execute_sweep([(step.plan, self._inputs(step)) for step, _ in steps], guess_sources)
         results, share = [], 0.0
         for (step, arrived_s), output in zip(steps, outputs, strict=False):
             waited_s = began - arrived_s

@@ -190,9 +190,9 @@ class HostedStage:
             self._receiver.tell(encode_guesses(self.prepare.deployment, self.prepare.epoch, step.number, guessed))
 
     def _told(self, frame: Frame) -> None:
-        told = decode_guesses(frame, self.prepare.deployment, self.prepare.epoch)
-        if told is not None and self.loaded.model.is_last:
-            self._runner.told.put(*told)
+        step_guesses = decode_guesses(frame, self.prepare.deployment, self.prepare.epoch)
+        if step_guesses is not None and self.loaded.model.is_last:
+            self._runner.told.put(*step_guesses)
 
     def _received(self, step: WireStep) -> None:
         if self._stopped:

@@ -46,13 +46,13 @@ class Timers(Protocol):
 class GivingWay:
     """While entered, a process is sent SIGSTOP whenever steps come, and SIGCONT later. All of it is on the event loop.
 
-    `told` is called with True when it is stopped and with False when it continues.
+    `listener` is called with True when it is stopped and with False when it continues.
     """
 
     worker: StepThread
     timers: Timers
     send: Callable[[signal.Signals], None]
-    told: Callable[[bool], None]
+    listener: Callable[[bool], None]
     gave_up: bool = field(default=False, init=False)
     """Whether it was stopped for too long, and killed."""
 

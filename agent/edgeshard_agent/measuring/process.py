@@ -37,15 +37,15 @@ async def measure_apart(job: MeasuringJob, tell: Tell, worker: ComputeThread) ->
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LONGEST_LINE,
         start_new_session=True,  # a Ctrl-C at the agent's terminal is for the agent, which ends this process
     )  # fmt: skip
-    told = 0, 1, "start"
+    last_progress = 0, 1, "start"
 
     def tell_and_keep(*progress: *tuple[int, int, str]) -> None:
-        nonlocal told
-        told = progress
+        nonlocal last_progress
+        last_progress = progress
         tell(*progress)
 
     def tell_stopped(stopped: bool) -> None:
-        done, total, what = told
+        done, total, what = last_progress
         tell(done, total, "waits while requests run" if stopped else what)
 
     def send(number: signal.Signals) -> None:
@@ -73,10 +73,10 @@ async def measure_apart(job: MeasuringJob, tell: Tell, worker: ComputeThread) ->
 async def _outcome(process: asyncio.subprocess.Process, tell: Tell) -> ComputeProfile | EdgeShardError:
     assert process.stdout is not None
     while line := await process.stdout.readline():
-        told = OWN.from_text(Told, line)
-        if told.progress is not None:
-            tell(*told.progress)
-        if (outcome := told.profile or told.error) is not None:
+        message = OWN.from_text(Told, line)
+        if message.progress is not None:
+            tell(*message.progress)
+        if (outcome := message.profile or message.error) is not None:
             return outcome
     code = await process.wait()
     if code == -signal.SIGKILL:

@@ -95,8 +95,8 @@ def _throttled(out: TextIO) -> Callable[[str, int, int], None]:
     return tell
 
 
-def _say(out: TextIO, told: Told) -> None:
-    out.write(OWN.to_text(Told, told) + "\n")
+def _say(out: TextIO, message: Told) -> None:
+    out.write(OWN.to_text(Told, message) + "\n")
     out.flush()
 
 

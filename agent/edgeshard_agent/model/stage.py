@@ -58,7 +58,7 @@ class _Begun:
 
     plan: StepPlan
     inputs: StageInputs
-    told: TellGuesses
+    guess_source: TellGuesses
     batch: Batch | None = None
     hidden: torch.Tensor | None = None
 
@@ -179,23 +179,23 @@ class StageModel:
         return weights
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan, inputs: StageInputs = None, told: TellGuesses = dict) -> StageOutput:
+    def execute(self, plan: StepPlan, inputs: StageInputs = None, guess_source: TellGuesses = dict) -> StageOutput:
         """Run one step.
 
         `inputs` are token ids [T] (int64) on the first stage, and hidden states [T, width] in the
         stage's dtype on the others. They may be None if the step has no spans. A guess counts only
-        if it was `told`, or is among the token ids. Everything is validated first: a step refused
+        if it was `guess_source`, or is among the token ids. Everything is validated first: a step refused
         with InvalidArgumentError or FailedPreconditionError has changed nothing.
         """
-        return self.execute_sweep([(plan, inputs)], [told])[0]
+        return self.execute_sweep([(plan, inputs)], [guess_source])[0]
 
     @torch.inference_mode()
     def execute_sweep(
-        self, steps: Sequence[tuple[StepPlan, StageInputs]], told: Sequence[TellGuesses] = ()
+        self, steps: Sequence[tuple[StepPlan, StageInputs]], guess_sources: Sequence[TellGuesses] = ()
     ) -> list[StageOutput]:
         """Run consecutive steps layer by layer, so that streamed weights are read once for all of them.
 
-        The results are the same as from `execute`, one by one, each with the guesses that `told`
+        The results are the same as from `execute`, one by one, each with the guesses that `guess_sources`
         returned for it. Returns the results of as many steps as could run together, at least one. A
         step that frees, swaps out or saves a request of another step begins a new sweep, and so
         does a refused step. Raises as `execute` does, for the first step.
@@ -206,7 +206,7 @@ class StageModel:
             if requests.intersection((*plan.frees, *plan.swap_outs, *(copy.request for copy in plan.saves))):
                 break
             try:
-                begun.append(self._begin(plan, inputs, told[index] if told else dict))
+                begun.append(self._begin(plan, inputs, guess_sources[index] if guess_sources else dict))
             except EdgeShardError:
                 if not begun:
                     raise
@@ -285,7 +285,7 @@ class StageModel:
             for step, hidden in zip(through, self._modules.run_sweep(batches), strict=True):
                 step.hidden = hidden.squeeze(0)
 
-    def _begin(self, plan: StepPlan, inputs: StageInputs, told: TellGuesses) -> _Begun:
+    def _begin(self, plan: StepPlan, inputs: StageInputs, guess_source: TellGuesses) -> _Begun:
         """Validate and commit a step, and make its blocks' inputs. Raises as `execute` does, changing nothing."""
         tensor = self._check_inputs(plan.token_count, inputs)
         self._check_spans(plan)
@@ -294,14 +294,14 @@ class StageModel:
         if self.is_last:
             self._apply_sampling(plan)
         if not plan.spans:
-            return _Begun(plan, inputs, told)
+            return _Begun(plan, inputs, guess_source)
         if self._static is not None and self._static.takes(plan.spans):
-            return _Begun(plan, inputs, told, hidden=self._static.run(plan.spans, tensor))
+            return _Begun(plan, inputs, guess_source, hidden=self._static.run(plan.spans, tensor))
         step = StepAttention(self.pool, plan.spans, self._device)
         positions = _positions(plan.spans, self._device)
         tensor = tensor.to(self._device).unsqueeze(0)
         hidden = self._modules.embed(tensor, positions) if self.is_first else tensor
-        return _Begun(plan, inputs, told, (hidden, positions, step))
+        return _Begun(plan, inputs, guess_source, (hidden, positions, step))
 
     def _check_inputs(self, token_count: int, inputs: StageInputs) -> torch.Tensor:
         if inputs is None:

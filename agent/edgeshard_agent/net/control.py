@@ -226,7 +226,7 @@ class ControlClient:
     async def _send_heartbeats(self, call: Control) -> None:
         """The first of the stream whole, then what changed. Each is made when it can be written,
         and so is never old. After the answer to a stage's release, no heartbeat names the stage."""
-        told: commands.Heartbeat | None = None
+        last_heartbeat: commands.Heartbeat | None = None
         while True:
             if not (self._told_started or self.registration.starting):
                 await self._register()
@@ -234,11 +234,11 @@ class ControlClient:
             async with self._writing:
                 now = self._heartbeat(huge_pages)
                 said: commands.Heartbeat | commands.HeartbeatChange = now
-                if told is None:
-                    told = now
+                if last_heartbeat is None:
+                    last_heartbeat = now
                 else:
-                    said = heartbeats.change_between(told, now)
-                    told = heartbeats.with_change(told, said)
+                    said = heartbeats.change_between(last_heartbeat, now)
+                    last_heartbeat = heartbeats.with_change(last_heartbeat, said)
                 await call.write(wire.agent_message_to_wire(said))
             try:
                 longest_s = heartbeats.HOLDING_INTERVAL_S if now.stages else heartbeats.IDLE_INTERVAL_S

@@ -26,11 +26,11 @@ def digest() -> str:
 def kernel_set() -> str:
     """By what the library beside this file was made: compiler, version, options that decide about bits; "" without."""
     try:
-        told = ctypes.CDLL(str(LIBRARY)).edgeshard_kernel_set
+        function = ctypes.CDLL(str(LIBRARY)).edgeshard_kernel_set
     except (OSError, AttributeError):  # not built, of another machine, or older than the function
         return ""
-    told.restype = ctypes.c_char_p
-    name: bytes = told()
+    function.restype = ctypes.c_char_p
+    name: bytes = function()
     return name.decode()
 
 

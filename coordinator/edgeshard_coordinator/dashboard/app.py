@@ -243,8 +243,8 @@ class Dashboard:
     async def _events(self, request: Request, feed: Feed) -> AsyncGenerator[bytes]:
         """Pictures and changes, until the session ends."""
         said_at = self._now()
-        async with aclosing(feed.follow()) as told:
-            async for kind, text in told:
+        async with aclosing(feed.follow()) as updates:
+            async for kind, text in updates:
                 try:
                     self._session_of(request)
                 except EdgeShardError:

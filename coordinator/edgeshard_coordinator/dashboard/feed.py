@@ -37,18 +37,18 @@ class Feed:
             if self._ticking is None:
                 self._look()
                 self._ticking = asyncio.create_task(self._tick())
-            told = 0
+            last_version = 0
             while True:
-                if told != self._version:
-                    kind = CHANGE if told and told + 1 == self._version else WHOLE
+                if last_version != self._version:
+                    kind = CHANGE if last_version and last_version + 1 == self._version else WHOLE
                     text = self._change if kind == CHANGE else self._encoded()
-                    told = self._version
+                    last_version = self._version
                     yield kind, text
                     continue
                 await self._ticked.wait()
                 if self._ticking.done():
                     self._ticking.result()  # raises what the newest picture failed at
-                if told == self._version:
+                if last_version == self._version:
                     yield "", b""
         finally:
             self.viewers -= 1

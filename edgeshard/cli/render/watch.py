@@ -50,8 +50,8 @@ async def follow(
     """Print a line for each item as it arrives, until the stream ends or is left."""
     check_lines(output)
     rows = Rows(columns)
-    async with aclosing(items) as told:
-        async for item in told:
+    async with aclosing(items) as stream:
+        async for item in stream:
             print_item(item, output, rows, name)
             sys.stdout.flush()
 

@@ -23,24 +23,24 @@ _FIGURES = ("memory_available_bytes", "huge_pages", "others_share", "packed")
 """Fields of a heartbeat that a change contains if they differ."""
 
 
-def change_between(told: Heartbeat, now: Heartbeat) -> HeartbeatChange:
-    """The change that turns `told` into `now`, without figures that hardly differ.
+def change_between(base: Heartbeat, now: Heartbeat) -> HeartbeatChange:
+    """The change that turns `base` into `now`, without figures that hardly differ.
 
     A change cannot express a failed reading of huge pages; the last one stays.
     """
-    before = {stage.key: stage for stage in told.stages}
+    before = {stage.key: stage for stage in base.stages}
     keys = {stage.key for stage in now.stages}
     changed = tuple(stage for stage in now.stages if before.get(stage.key) != stage)
     removed = tuple(key for key in before if key not in keys)
     memory, share = now.memory_available_bytes, now.others_share
-    told_memory = told.memory_available_bytes
+    told_memory = base.memory_available_bytes
     return HeartbeatChange(
         stages=changed,
         removed=removed,
         memory_available_bytes=memory if abs(memory - told_memory) > MEMORY_NOTICED * told_memory else None,
-        huge_pages=now.huge_pages if now.huge_pages != told.huge_pages else None,
-        others_share=share if abs(share - told.others_share) > SHARE_NOTICED else None,
-        packed=now.packed if now.packed != told.packed else None,
+        huge_pages=now.huge_pages if now.huge_pages != base.huge_pages else None,
+        others_share=share if abs(share - base.others_share) > SHARE_NOTICED else None,
+        packed=now.packed if now.packed != base.packed else None,
         urgent=bool(removed) or any(_is_news(before.get(stage.key), stage) for stage in changed),
     )
 
@@ -49,14 +49,14 @@ def _is_news(before: StageStatus | None, now: StageStatus) -> bool:
     return before is None or (before.epoch, before.phase) != (now.epoch, now.phase)
 
 
-def with_change(told: Heartbeat, change: HeartbeatChange) -> Heartbeat:
-    """The whole heartbeat; `told` itself if nothing changed.
+def with_change(base: Heartbeat, change: HeartbeatChange) -> Heartbeat:
+    """The whole heartbeat; `base` itself if nothing changed.
 
     Raises InvalidArgumentError naming `stages` when the node would hold more than it can.
     """
     if change == NOTHING:
-        return told
-    stages = told.stages
+        return base
+    stages = base.stages
     if change.stages or change.removed:
         stages_by_key = {stage.key: stage for stage in stages}
         for key in change.removed:
@@ -65,4 +65,4 @@ def with_change(told: Heartbeat, change: HeartbeatChange) -> Heartbeat:
         check_stage_count(len(stages_by_key))
         stages = tuple(stages_by_key.values())
     figures = ((name, getattr(change, name)) for name in _FIGURES)
-    return replace(told, stages=stages, **{name: figure for name, figure in figures if figure is not None})
+    return replace(base, stages=stages, **{name: figure for name, figure in figures if figure is not None})

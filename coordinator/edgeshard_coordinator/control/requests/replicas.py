@@ -130,5 +130,5 @@ class Replicas:
 
 def _rates_of(records: Sequence[DeploymentRecord]) -> dict[DeploymentName, float]:
     """The weight of each replica: its predicted tokens/s, or the same for all if one has no prediction."""
-    rates = [0.0 if (told := record.placement.predicted) is None else told.throughput_tps for record in records]
+    rates = [0.0 if (prediction := record.placement.predicted) is None else prediction.throughput_tps for record in records]
     return {record.name: rate if min(rates) > 0 else 1.0 for record, rate in zip(records, rates, strict=True)}

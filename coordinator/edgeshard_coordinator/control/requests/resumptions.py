@@ -201,12 +201,12 @@ class ResumptionBook:
         if self._is_late or claim.deployment not in self._served:
             raise _refused(request_id)
         if (entry := self._held.get(request_id)) is not None:
-            told, _ = entry
-            if not told.digest and told.deployment == claim.deployment:
+            reported_claim, _ = entry
+            if not reported_claim.digest and reported_claim.deployment == claim.deployment:
                 return Standing.REPLAYED, False
-            if told.covers(claim):
+            if reported_claim.covers(claim):
                 return Standing.BELIEVED, True
-            if self._went_on_elsewhere(told, claim):
+            if self._went_on_elsewhere(reported_claim, claim):
                 return Standing.REPLAYED, False
             raise _refused(request_id)
         if claim.deployment not in self._lost_heads:
@@ -215,9 +215,9 @@ class ResumptionBook:
             raise _refused(request_id)
         return Standing.REPLAYED, False
 
-    def _went_on_elsewhere(self, told: Claim, claim: Claim) -> bool:
+    def _went_on_elsewhere(self, reported_claim: Claim, claim: Claim) -> bool:
         """Whether the head that reported a request may have been its head before the one that was lost."""
-        return told.is_of_one(claim) and self._lost_heads.get(claim.deployment, False)
+        return reported_claim.is_of_one(claim) and self._lost_heads.get(claim.deployment, False)
 
     def take(self, request_id: RequestId) -> None:
         """Strike out a request that runs here now: its resumption is accepted only once."""

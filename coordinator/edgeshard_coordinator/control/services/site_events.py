@@ -37,14 +37,14 @@ class SiteEvents:
 
     async def follow(self, count: int) -> AsyncGenerator[SiteEvent, None]:
         """The newest `count`, then each as it happens. A reader so slow that the ring passed it misses some."""
-        told = self._last
+        last_number = self._last
         for event in self.newest(count):
             yield event
         while True:
-            for event in [event for event in self._events if event.number > told]:
-                told = event.number
+            for event in [event for event in self._events if event.number > last_number]:
+                last_number = event.number
                 yield event
-            if self._last == told:
+            if self._last == last_number:
                 if self._closed is not None:
                     raise self._closed
                 if self._changed.is_set():

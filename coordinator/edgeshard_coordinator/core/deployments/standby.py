@@ -138,13 +138,13 @@ def planned(state: State, record: DeploymentRecord, event: StandbyPlanned) -> De
 
 def _keepers(state: State, record: DeploymentRecord) -> list[NodeId]:
     """Nodes that keep something for the deployment, or were commanded to."""
-    told = [entry.node_id for entry in record.standbys if entry.layers is not None]
+    commanded_ids = [entry.node_id for entry in record.standbys if entry.layers is not None]
     say = [
         node_id
         for node_id, node in state.nodes.items()
         if any(stage.phase is StagePhase.STANDBY and stage.deployment == record.name for stage in node.stages)
     ]
-    return list(dict.fromkeys([*told, *say]))
+    return list(dict.fromkeys([*commanded_ids, *say]))
 
 
 def due(state: State, record: DeploymentRecord) -> Iterator[Standby]:

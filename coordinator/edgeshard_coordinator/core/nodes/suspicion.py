@@ -31,26 +31,26 @@ STOOD_STILL_S = 1.0
 def on_link_reported(state: State, event: LinkReported) -> State:
     """The state with a node's report on its link to the next stage. A report that is not of a live epoch changes
     nothing."""
-    told = event.suspected
-    record, node = state.deployments.get(told.deployment), state.nodes.get(event.node_id)
+    report = event.suspected
+    record, node = state.deployments.get(report.deployment), state.nodes.get(event.node_id)
     if record is None or node is None or not _is_of(record, event):
         return state
     stages = record.placement.stages
-    sender, receiver = event.node_id, stages[told.to_stage].node_id
-    others = _others(state, told.deployment, told.from_stage, told.to_stage)
+    sender, receiver = event.node_id, stages[report.to_stage].node_id
+    others = _others(state, report.deployment, report.from_stage, report.to_stage)
     state = replace(state.with_node(replace(node, heard_at=event.now)), suspects=others)
-    if told.recovered:
+    if report.recovered:
         return state
     suspect = SuspectLink(
-        deployment=told.deployment,
-        epoch=told.epoch,
-        from_stage=told.from_stage,
-        to_stage=told.to_stage,
+        deployment=report.deployment,
+        epoch=report.epoch,
+        from_stage=report.from_stage,
+        to_stage=report.to_stage,
         sender=sender,
         receiver=receiver,
         since=event.now,
         checked_at=event.now,
-        why=told.why,
+        why=report.why,
     )
     bad_links = dict(state.bad_links)
     if (sender, receiver) in bad_links:
@@ -88,12 +88,12 @@ def _others(state: State, deployment: str, from_stage: int, to_stage: int) -> tu
 
 def _is_of(record: DeploymentRecord, event: LinkReported) -> bool:
     """Whether it is of the live epoch, and of a link that begins at the node which reports it."""
-    told, stages = event.suspected, record.placement.stages
+    report, stages = event.suspected, record.placement.stages
     return (
         record.is_live
-        and record.epoch == told.epoch
-        and told.to_stage == (told.from_stage + 1) % len(stages) != told.from_stage
-        and authority.may_set(LinkSuspected, "recovered", record, event.node_id, told.from_stage)
+        and record.epoch == report.epoch
+        and report.to_stage == (report.from_stage + 1) % len(stages) != report.from_stage
+        and authority.may_set(LinkSuspected, "recovered", record, event.node_id, report.from_stage)
     )
 
 

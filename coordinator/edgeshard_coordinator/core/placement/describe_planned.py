@@ -66,9 +66,9 @@ def mixed_bits(placement: Placement, candidates: Sequence[Candidate]) -> str:
     prints = {stage.node_name: facts[stage.node_id].bits_fingerprint for stage in placement.stages}
     if len(set(prints.values())) < 2:
         return ""
-    told = ", ".join(f"{name} {bits or 'none'}" for name, bits in sorted(prints.items()))
+    fingerprints = ", ".join(f"{name} {bits or 'none'}" for name, bits in sorted(prints.items()))
     note = (
-        f"Bits fingerprints differ ({told}): if layers move to another node, an answer may continue "
+        f"Bits fingerprints differ ({fingerprints}): if layers move to another node, an answer may continue "
         "with another token when two tokens are nearly equally likely."
     )
     own = sorted({stage.node_name for stage in placement.stages if facts[stage.node_id].has_bf16_products})

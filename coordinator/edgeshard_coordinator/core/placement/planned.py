@@ -341,12 +341,12 @@ class _Site:
     ) -> Placement:
         """The placement with the figures of a plan that streams; `requests` of full length fit the KV pool."""
         assert result.prediction is not None
-        told = [f"Streams weights: {'; '.join(describe_streaming(result))}."]
-        told += [f"{advice[0].upper()}{advice[1:]}."] if advice else []
+        sentences = [f"Streams weights: {'; '.join(describe_streaming(result))}."]
+        sentences += [f"{advice[0].upper()}{advice[1:]}."] if advice else []
         return replace(
             placement,
             predicted=describe_planned.prediction_of(result, self._typical.source),
-            note=" ".join([*told, describe_planned.placed_note(self.spec, site, result, requests)]).rstrip(),
+            note=" ".join([*sentences, describe_planned.placed_note(self.spec, site, result, requests)]).rstrip(),
             costs=streaming_costs(costs, result),
             sweep=result.prediction.sweep,
         )

@@ -107,8 +107,8 @@ def moved_bits(former: Placement, new_placement: Placement, candidates: Sequence
     """A note whether the nodes of a placement compute the bits of the one before."""
     prints = {node.node_id: node.facts.bits_fingerprint for node in candidates}
     before, after = ({stage.node_id for stage in placement.stages} for placement in (former, new_placement))
-    told = {prints.get(node_id, "") for node_id in before | after}
-    if len(told) == 1 and "" not in told:
+    fingerprints = {prints.get(node_id, "") for node_id in before | after}
+    if len(fingerprints) == 1 and "" not in fingerprints:
         return "Answers continue with the same bits."
     return (
         "Other nodes compute other bits: an answer may continue with another token when two tokens "

@@ -353,5 +353,5 @@ def _not_measured(state: State, sender: NodeId, receivers: Sequence[NodeId], sin
 
 def _end(state: State, job: Job, failure: EdgeShardError | None) -> State:
     missed = tuple(sorted(state.nodes[node_id].name for node_id in job.missed if node_id in state.nodes))
-    told = state.told if job.own else (*state.told, Measured(job.uid, job.node_id, failure, missed))
-    return replace(state, jobs=tuple(other for other in state.jobs if other is not job), told=told)
+    outcomes = state.told if job.own else (*state.told, Measured(job.uid, job.node_id, failure, missed))
+    return replace(state, jobs=tuple(other for other in state.jobs if other is not job), told=outcomes)

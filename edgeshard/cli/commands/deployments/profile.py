@@ -65,10 +65,10 @@ def profile(  # noqa: PLR0913 - one parameter for each option
     kind, quantisation = DType.parse(dtype or DEFAULT_DTYPE), parse_quantisation(quantise, head_quantisation)
 
     async def work(client: Client) -> tuple[list[NodeRow], list[Node]]:
-        told = client.profile(
+        progress = client.profile(
             model or "", tuple(nodes or ()), dtype=kind, quick=quick, again=again, quantisation=quantisation
         )
-        outcomes = await _outcomes(told)
+        outcomes = await _outcomes(progress)
         site = await client.site(model or "")
         rows = node_rows(site, outcomes, site.profiles_of(kind, quantisation))
         return rows, [node for node in site.nodes if str(node.name) in outcomes]
@@ -89,14 +89,14 @@ def show_kernels(nodes: Sequence[Node]) -> None:
         show_text(line, err=True)
 
 
-async def _outcomes(told: AsyncGenerator[NodeProgress, None]) -> dict[str, NodeProgress]:
+async def _outcomes(progress: AsyncGenerator[NodeProgress, None]) -> dict[str, NodeProgress]:
     """The last word of each node."""
     import asyncio
 
     outcomes: dict[str, NodeProgress] = {}
     with progress_on(stderr_console()) as reporter:
         try:
-            async with aclosing(told) as events:
+            async with aclosing(progress) as events:
                 async for event in events:
                     outcomes[event.node] = event
                     reporter.show(event)

@@ -106,16 +106,16 @@ Serve = Callable[[Wanted, float], Awaitable[Served]]
 
 
 async def put_on(
-    load: OfferedLoad, requests: Iterator[Wanted], seed: int, serve: Serve, clock: Clock, told: Callable[[Loading], None]
+    load: OfferedLoad, requests: Iterator[Wanted], seed: int, serve: Serve, clock: Clock, on_progress: Callable[[Loading], None]
 ) -> Loading:
     """Put the whole load on. Cancelled, it ends the running requests and returns its results so
-    far; `told` receives each answer."""
+    far; `on_progress` receives each answer."""
     loading, running = Loading([]), set[asyncio.Task[None]]()
     began = clock.now()
 
     async def one(request: Wanted) -> None:
         loading.served.append(await serve(request, clock.now() - began))
-        told(loading)
+        on_progress(loading)
 
     async def begin() -> None:
         async for _ in _turns(load, seed, clock, began, running):
