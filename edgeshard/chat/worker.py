@@ -46,9 +46,9 @@ class ChatWorker:
             model = self._model(question["model"], question["files"])
         match question["do"]:
             case "prompt":
-                said = {name: _text(parts[name]) for name in TEXTS}
+                texts = {name: _text(parts[name]) for name in TEXTS}
                 with limited_memory(RENDER_LIMIT_BYTES), limited_time(RENDER_LIMIT_S):
-                    conversation = Conversation(**said, generation_prompt=question["generation_prompt"])
+                    conversation = Conversation(**texts, generation_prompt=question["generation_prompt"])
                     text, answer_format = model.render(conversation)
                 tokens = _tokens(model, text, question["max_context"], "messages", special=False)
                 return OWN.write(ChatPrompt, ChatPrompt((), answer_format, model.defaults)), packed(tokens)

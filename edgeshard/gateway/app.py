@@ -97,8 +97,8 @@ _Posts = tuple[tuple[str, Any, type[BaseModel], str], ...]
 
 
 def _add_posts(app: FastAPI, posts: _Posts) -> None:
-    for path, route, said, stream in posts:
-        responses = answers_of(said, stream=stream, ollama=path.startswith(OLLAMA))
+    for path, route, answer_form, stream in posts:
+        responses = answers_of(answer_form, stream=stream, ollama=path.startswith(OLLAMA))
         answer = in_time(route) if stream else route
         app.add_api_route(path, answer, methods=["POST"], responses=responses, openapi_extra=body_of(FORMS[path]))
 

@@ -183,10 +183,10 @@ def event_from_wire(message: inference_pb2.GenerateResponse) -> GenerationEvent:
         case "prompt_logprobs":
             return prompt_logprobs_from_wire(message.prompt_logprobs)
         case "started":
-            said = message.started
-            tokens, placement = tuple(said.prompt_tokens), placement_from_wire(said.placement)
+            started = message.started
+            tokens, placement = tuple(started.prompt_tokens), placement_from_wire(started.placement)
             return Started(
-                RequestId(said.request_id), DeploymentName(said.deployment), tokens, placement, message.listened
+                RequestId(started.request_id), DeploymentName(started.deployment), tokens, placement, message.listened
             )
         case _:
             return finished_from_wire(message.finished)

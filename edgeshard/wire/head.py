@@ -92,8 +92,8 @@ def head_message_from_wire(message: pb.AttachRequest) -> HeadMessage | None:
         case "beacon":
             return _beacon_from_wire(message.beacon)
         case str(kind) if kind in _READ:
-            said = getattr(message, kind)
-            return HeadEvents(Epoch(said.epoch), (HeadEvent(RequestId(said.request_id), _READ[kind](said)),))
+            payload = getattr(message, kind)
+            return HeadEvents(Epoch(payload.epoch), (HeadEvent(RequestId(payload.request_id), _READ[kind](payload)),))
         case _:
             return None
 
@@ -118,13 +118,13 @@ def _event_fields(event: RequestEvent) -> tuple[str, dict[str, Any]]:
 
 def _tokens_to_wire(message: HeadEvents) -> pb.HeadTokens:
     """Tokens of one step have its timings and its time in common; a token of another step has its own."""
-    tokens = [_split(said.event)[0] for said in message.events]
+    tokens = [_split(head_event.event)[0] for head_event in message.events]
     timings = tokens[0].timings if all(token.timings for token in tokens) else ()
     at_s = tokens[0].at_s if all(token.at_s for token in tokens) else 0.0
     return pb.HeadTokens(
         tokens=[
-            pb.HeadToken(request_id=said.request_id, epoch=message.epoch, **_token_fields(said.event, timings, at_s))
-            for said in message.events
+            pb.HeadToken(request_id=head_event.request_id, epoch=message.epoch, **_token_fields(head_event.event, timings, at_s))
+            for head_event in message.events
         ],
         timings=timings_to_wire(timings),
         at_s=at_s,
@@ -187,10 +187,10 @@ def _accepted_from_wire(message: pb.HeadAccepted) -> RequestAccepted:
 
 _READ: dict[str, Callable[[Any], RequestEvent]] = {
     "token": _token_from_wire,
-    "prompt_logprobs": lambda said: prompt_logprobs_from_wire(said.prompt_logprobs),
+    "prompt_logprobs": lambda message: prompt_logprobs_from_wire(message.prompt_logprobs),
     "accepted": _accepted_from_wire,
-    "admitted": lambda said: RequestAdmitted(said.read),
-    "finished": lambda said: RequestEnd(reason_from_wire(said.reason), said.text, _guesses_from_wire(said.guesses)),
-    "failed": lambda said: from_failure(said.failure),
+    "admitted": lambda message: RequestAdmitted(message.read),
+    "finished": lambda message: RequestEnd(reason_from_wire(message.reason), message.text, _guesses_from_wire(message.guesses)),
+    "failed": lambda message: from_failure(message.failure),
 }
 """The event of a message that is about one request, by the message's kind."""

@@ -193,8 +193,8 @@ class Head:
         self.cancel(request_id)
 
     def _follow(self, entry: JournalEntry, start: StartRequest) -> None:
-        for said in entry.events_behind(len(start.emitted_tokens), start.scored):
-            self._epoch.emit(said)
+        for head_event in entry.events_behind(len(start.emitted_tokens), start.scored):
+            self._epoch.emit(head_event)
         entry.followed = True
 
     # Requests
@@ -318,19 +318,19 @@ class Head:
         self._pump()
 
     def _say(self, *events: HeadEvent) -> None:
-        for said in events:
-            if self._journal.record(said, self._now()):
-                self._epoch.emit(said)
-            if isinstance(said.event, RequestEnd):
-                log.info("request_ended", request=said.request_id, reason=said.event.reason.value)
+        for head_event in events:
+            if self._journal.record(head_event, self._now()):
+                self._epoch.emit(head_event)
+            if isinstance(head_event.event, RequestEnd):
+                log.info("request_ended", request=head_event.request_id, reason=head_event.event.reason.value)
 
     def _read(self, start: StartRequest, emitted: tuple[int, ...], prompt_count: int, text: TextStream) -> list[Token]:
         """The request's tokens that were emitted before, with the texts that `text` gave them then."""
-        said = []
+        tokens = []
         for index, token in enumerate(emitted):
             piece = "" if self._scheduler.is_end(start.generation, token) else text.push(token)
-            said.append(Token(prompt_count + index, token, piece))
-        return said
+            tokens.append(Token(prompt_count + index, token, piece))
+        return tokens
 
     def _clipped(self, generation: Generation, prompt_count: int) -> Generation:
         """The generation, limited to the new tokens that fit if the request allows that, but to at

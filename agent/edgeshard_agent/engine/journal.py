@@ -91,12 +91,12 @@ class Journal:
         self._entries[start.request_id] = entry
         return entry
 
-    def record(self, said: HeadEvent, now: float) -> bool:
+    def record(self, head_event: HeadEvent, now: float) -> bool:
         """Keep an event; return whether it goes to the stream. One of a request that is forgotten goes nowhere."""
-        entry = self._entries.get(said.request_id)
+        entry = self._entries.get(head_event.request_id)
         if entry is None or entry.end is not None:
             return False
-        match said.event:
+        match head_event.event:
             case Token() as token:
                 entry.tokens.append(token)
             case PromptLogprobs() as scores:

@@ -84,12 +84,12 @@ class HeadStream:
     async def stop(self) -> None:
         await end(self._task, self._channel)
 
-    def emit(self, said: messages.HeadEvent) -> None:
+    def emit(self, head_event: messages.HeadEvent) -> None:
         """Queue an event for the coordinator; never blocks."""
         if len(self._unsent) >= MAX_UNSENT:
             self._overflow.set()
             return
-        self._unsent.append(said)
+        self._unsent.append(head_event)
         self._wake.set()
 
     async def _run(self, head: Head) -> None:
@@ -201,16 +201,16 @@ class HeadStream:
             return messages.HeadEvents(self._epoch, (first,))
         events, characters = [first], len(first.event.text)
         while self._unsent and len(events) < MAX_TOKENS:
-            last, said = events[-1], self._unsent[0]
-            match last.event, said.event:
+            last, next_event = events[-1], self._unsent[0]
+            match last.event, next_event.event:
                 case _, Token() as token:
                     characters += len(token.text)
                     if characters > MAX_CHARACTERS:
                         break
-                    events.append(said)
-                case Token() as token, messages.RequestEnd() as ending if said.request_id == last.request_id:
+                    events.append(next_event)
+                case Token() as token, messages.RequestEnd() as ending if next_event.request_id == last.request_id:
                     characters += len(ending.text)
-                    events[-1] = messages.HeadEvent(said.request_id, messages.LastToken(token, ending))
+                    events[-1] = messages.HeadEvent(next_event.request_id, messages.LastToken(token, ending))
                 case _:
                     break
             self._unsent.popleft()
@@ -221,9 +221,9 @@ class HeadStream:
         request = head_message_to_wire(message)
         if is_sendable(request) or len(message.events) > 1:
             return request
-        size, (said,) = request.ByteSize(), message.events
-        request_id = said.request_id
-        log.error("message_not_sent", request=request_id, kind=type(said.event).__name__, size=size)
+        size, (head_event,) = request.ByteSize(), message.events
+        request_id = head_event.request_id
+        log.error("message_not_sent", request=request_id, kind=type(head_event.event).__name__, size=size)
         # The coordinator orders the head to forget it, and ignores the head's outputs for it until then.
         why = InternalError(
             f"the head's answer has {size} bytes, more than a message holds; request less at once",

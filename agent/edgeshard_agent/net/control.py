@@ -233,13 +233,13 @@ class ControlClient:
             huge_pages = await self.huge_pages(self.statuses())
             async with self._writing:
                 now = self._heartbeat(huge_pages)
-                said: commands.Heartbeat | commands.HeartbeatChange = now
+                message: commands.Heartbeat | commands.HeartbeatChange = now
                 if last_heartbeat is None:
                     last_heartbeat = now
                 else:
-                    said = heartbeats.change_between(last_heartbeat, now)
-                    last_heartbeat = heartbeats.with_change(last_heartbeat, said)
-                await call.write(wire.agent_message_to_wire(said))
+                    message = heartbeats.change_between(last_heartbeat, now)
+                    last_heartbeat = heartbeats.with_change(last_heartbeat, message)
+                await call.write(wire.agent_message_to_wire(message))
             try:
                 longest_s = heartbeats.HOLDING_INTERVAL_S if now.stages else heartbeats.IDLE_INTERVAL_S
                 await asyncio.wait_for(self._changed.wait(), longest_s)

@@ -102,11 +102,11 @@ class Failures:
         self,
         most: int = FAILURES_PER_MINUTE,
         most_addresses: int = MOST_ADDRESSES,
-        said: str = "attempts to join from your address failed",
+        subject: str = "attempts to join from your address failed",
     ) -> None:
         self._most = most
         self._most_addresses = most_addresses
-        self._said = said
+        self._said = subject
         self._times: dict[str, deque[float]] = {}
         """The times by subscriber, the one that failed last at the end."""
 

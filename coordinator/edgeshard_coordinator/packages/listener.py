@@ -348,10 +348,10 @@ def _secret_of(request: _Request) -> bytes:
 
 
 def _refusal(error: EdgeShardError) -> _Answer:
-    said = {"message": error.message, "field": error.field, "reason": error.reason}
+    body = {"message": error.message, "field": error.field, "reason": error.reason}
     if error.retry_after_s is not None:
-        said["retry_after_s"] = str(round(error.retry_after_s, 1))
-    return _Answer(json.dumps(said).encode(), status=_STATUS.get(error.code, "500 Internal Server Error"))
+        body["retry_after_s"] = str(round(error.retry_after_s, 1))
+    return _Answer(json.dumps(body).encode(), status=_STATUS.get(error.code, "500 Internal Server Error"))
 
 
 async def _send(writer: asyncio.StreamWriter, answer: _Answer) -> None:

@@ -96,8 +96,8 @@ def show_plan(
             _warn_of_streaming(result)
             show_text(result.placement)
     else:
-        said = {} if guessed is None else {"speculation": speculation_text(*guessed)}
-        _show_tables(result, earlier, with_explanation, output, said)
+        extra_fields = {} if guessed is None else {"speculation": speculation_text(*guessed)}
+        _show_tables(result, earlier, with_explanation, output, extra_fields)
     if verified is not None and output not in (Output.JSON, Output.YAML):
         show_text(f"verified: {verified.text}", err=output is Output.NAME)
     if not result.feasible and output not in TABLES:
@@ -106,11 +106,11 @@ def show_plan(
 
 
 def _show_tables(
-    result: PlanResult, earlier: PlanResult | None, with_explanation: bool, output: Output, said: dict[str, str]
+    result: PlanResult, earlier: PlanResult | None, with_explanation: bool, output: Output, extra_fields: dict[str, str]
 ) -> None:
-    """`said` are further fields."""
+    """`extra_fields` are further fields."""
     if not with_explanation or not result.feasible:
-        show_fields(_fields(result, earlier) | said)
+        show_fields(_fields(result, earlier) | extra_fields)
     if result.feasible:
         if with_explanation:
             lines = (*explain(result), *(f"Streaming: {line}." for line in describe_streaming(result)))
@@ -160,8 +160,8 @@ def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
         fields |= {"streaming": "; ".join(describe_speed(result)), "disk": "; ".join(describe_daily(result))}
     if problem.rules:
         fields["rules"] = "; ".join(dict.fromkeys(rule.text for rule in problem.rules))
-    said = {"packed": describe_locality(result), "advice": _advice(result)}
-    fields |= {name: words for name, words in said.items() if words}
+    remarks = {"packed": describe_locality(result), "advice": _advice(result)}
+    fields |= {name: words for name, words in remarks.items() if words}
     measured, estimated = _measured_nodes(result)
     if measured:
         sheets = f"; data sheets for {', '.join(estimated)}" if estimated else ""

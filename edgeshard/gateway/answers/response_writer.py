@@ -81,9 +81,9 @@ class ChunkWriter(ResponseWriter):
         self._begin = f'data: {json_text(self.head)[:-1]},"choices":[{{"index":'
         self._end = '],"usage":null}\n\n' if with_usage else "]}\n\n"
 
-    def chunk(self, answer: int, said: str, scores: str, reason: str) -> str:
-        """The chunk with a choice; `said` is a JSON key and its value."""
-        return f'{self._begin}{answer},{said},"logprobs":{scores},"finish_reason":{reason}}}{self._end}'
+    def chunk(self, answer: int, member: str, scores: str, reason: str) -> str:
+        """The chunk with a choice; `member` is a JSON key and its value."""
+        return f'{self._begin}{answer},{member},"logprobs":{scores},"finish_reason":{reason}}}{self._end}'
 
     def last_part(self) -> str:
         return sse({**self.head, "choices": [], "usage": self.usage.record()}) if self._with_usage else ""

@@ -354,8 +354,8 @@ class OllamaRun(ResponseWriter):
 
     def record(self) -> dict[str, Any]:
         answer = self._gathered
-        said = self._said(answer.content, answer.reasoning, answer.calls)
-        record: dict[str, Any] = json.loads(self._line(said, f"true{self._end()}}}"))
+        member = self._said(answer.content, answer.reasoning, answer.calls)
+        record: dict[str, Any] = json.loads(self._line(member, f"true{self._end()}}}"))
         return record
 
     def _take(self, answer: int, event: GenerationEvent) -> Sequence[AnswerDelta]:
@@ -368,8 +368,8 @@ class OllamaRun(ResponseWriter):
                 self._first = self._first or time.monotonic()
         return self._reading.take(event)
 
-    def _line(self, said: str, end: str) -> str:
-        return _line(self._model, said, end)
+    def _line(self, member: str, end: str) -> str:
+        return _line(self._model, member, end)
 
     def _delta(self, delta: AnswerDelta) -> str:
         match delta:
@@ -403,9 +403,9 @@ def _failed(error: EdgeShardError) -> str:
     return json_text({"error": error.message}) + "\n"
 
 
-def _line(model: str, said: str, end: str) -> str:
-    """A line of a stream; `said` is a JSON key and its value, and `end` the text from the value of `done` on."""
-    return f'{{"model":{json.dumps(model)},"created_at":"{_time()}",{said},"done":{end}'
+def _line(model: str, member: str, end: str) -> str:
+    """A line of a stream; `member` is a JSON key and its value, and `end` the text from the value of `done` on."""
+    return f'{{"model":{json.dumps(model)},"created_at":"{_time()}",{member},"done":{end}'
 
 
 def _said(is_chat: bool, content: str = "", thinking: str = "", calls: Sequence[ToolCall] = ()) -> str:
@@ -423,9 +423,9 @@ def _said(is_chat: bool, content: str = "", thinking: str = "", calls: Sequence[
     return f'"message":{json_text(message)}'
 
 
-def _loaded(model: str, said: dict[str, Any]) -> Response:
+def _loaded(model: str, members: dict[str, Any]) -> Response:
     """The response to a request without a prompt, by which Ollama's clients load a model: this one is there."""
-    return json_response({"model": model, "created_at": _time(), **said, "done": True, "done_reason": "load"})
+    return json_response({"model": model, "created_at": _time(), **members, "done": True, "done_reason": "load"})
 
 
 def _described(served: ServedModel, stored: StoredModel | None) -> dict[str, Any]:

@@ -74,11 +74,11 @@ class HeadReports:
     dropped_messages: int = 0
     """Tokens and other messages of heads that arrived too late, twice or out of order."""
 
-    def take(self, attachment: Attachment, said: HeadEvents) -> None:
+    def take(self, attachment: Attachment, message: HeadEvents) -> None:
         """Process a head's messages from its stream. A message of another epoch than the stream's
         does not count."""
-        for item in said.events:
-            request = attachment.requests.get(item.request_id) if said.epoch == attachment.epoch else None
+        for item in message.events:
+            request = attachment.requests.get(item.request_id) if message.epoch == attachment.epoch else None
             if request is None or not self._on_event(attachment, request, item.event):
                 self.dropped_messages += 1
 

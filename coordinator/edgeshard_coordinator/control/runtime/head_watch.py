@@ -92,6 +92,6 @@ class HeadWatch:
                     self._tell(head.attachment, why, recovered=False)
 
     def _tell(self, of: Attachment, why: str, *, recovered: bool) -> None:
-        said = log.info if recovered else log.warning
-        said("head_reported", deployment=of.deployment, node=of.node_name, recovered=recovered, why=why)
+        log_method = log.info if recovered else log.warning
+        log_method("head_reported", deployment=of.deployment, node=of.node_name, recovered=recovered, why=why)
         self._loop.post(HeadReported(of.deployment, of.epoch, recovered, why, self._loop.now()))

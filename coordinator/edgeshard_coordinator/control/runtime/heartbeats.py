@@ -82,11 +82,11 @@ class HeartbeatBatches:
 
 def whole(stream: ControlStream, message: pb.ControlRequest) -> Heartbeat:
     """The whole heartbeat after a message. Raises InvalidArgumentError for one that no agent sends."""
-    said = agent_message_from_wire(message)
-    if isinstance(said, Heartbeat):
-        if (said.node_id, said.incarnation) != (stream.node_id, stream.incarnation):
+    agent_message = agent_message_from_wire(message)
+    if isinstance(agent_message, Heartbeat):
+        if (agent_message.node_id, agent_message.incarnation) != (stream.node_id, stream.incarnation):
             raise InvalidArgumentError("node_id: the heartbeat names another node than its stream", field="node_id")
-        return said
-    if stream.heartbeat is None or not isinstance(said, HeartbeatChange):
+        return agent_message
+    if stream.heartbeat is None or not isinstance(agent_message, HeartbeatChange):
         raise InvalidArgumentError("heartbeat: the first heartbeat of a stream must be complete", field="heartbeat")
-    return with_change(stream.heartbeat, said)
+    return with_change(stream.heartbeat, agent_message)

@@ -213,9 +213,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     def _suspected(self, node_id: NodeId, link: LinkSuspected) -> None:
         if not link.recovered and link.deployment in self._loop.state.deployments:
             self.suspicions[link.deployment] += 1
-        said = log.info if link.recovered else log.warning
+        log_method = log.info if link.recovered else log.warning
         hop = f"{link.from_stage}->{link.to_stage}"
-        said(
+        log_method(
             "link_reported",
             node_id=node_id,
             deployment=link.deployment,

@@ -130,9 +130,9 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
             async for message in messages:
                 if watched is not None:
                     self._watch.heard(watched)
-                said = head_message_from_wire(message)
-                if isinstance(said, head.HeadEvents):
-                    self._front.reports.take(attachment, said)
+                head_message = head_message_from_wire(message)
+                if isinstance(head_message, head.HeadEvents):
+                    self._front.reports.take(attachment, head_message)
         except grpc.aio.UsageError:
             pass  # The call ended while this was reading.
         except errors.InvalidArgumentError as error:

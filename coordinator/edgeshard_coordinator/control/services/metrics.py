@@ -127,7 +127,7 @@ class CoordinatorMetrics:
         free = [((node.name,), float(state.free_bytes(node))) for node in nodes]
         yield gauge("edgeshard_node_memory_budget_bytes", "What stages may use of a node's memory.", ("node",), budgets)
         yield gauge("edgeshard_node_memory_free_bytes", "Free part of that.", ("node",), free)
-        said = [
+        conditions = [
             (node.name, condition)
             for node in nodes
             if node.connected and (condition := self._conditions.of(node.node_id)) is not None
@@ -136,9 +136,9 @@ class CoordinatorMetrics:
             "edgeshard_node_info",
             "Always 1; the labels say what a node runs.",
             ("node", "version"),
-            [((name, condition.version), 1) for name, condition in said],
+            [((name, condition.version), 1) for name, condition in conditions],
         )
-        yield from _conditions(said)
+        yield from _conditions(conditions)
 
     def _deployments(self, state: State) -> Iterator[Metric]:
         phases = Counter(record.phase for record in state.deployments.values())
@@ -243,11 +243,11 @@ def _of(record: DeploymentRecord) -> tuple[str, str]:
     return record.served_name, str(record.spec.replica or "")
 
 
-def _conditions(said: list[tuple[NodeName, Condition]]) -> Iterator[Metric]:
+def _conditions(conditions: list[tuple[NodeName, Condition]]) -> Iterator[Metric]:
     """The figures of the nodes' machines."""
-    ends = [((name,), condition.certificate_ends_s) for name, condition in said if condition.certificate_ends_s]
+    ends = [((name,), condition.certificate_ends_s) for name, condition in conditions if condition.certificate_ends_s]
     for name, meaning, figure in _OF_CONDITION:
-        yield gauge(f"edgeshard_node_{name}", meaning, ("node",), [((of,), figure(condition)) for of, condition in said])
+        yield gauge(f"edgeshard_node_{name}", meaning, ("node",), [((of,), figure(condition)) for of, condition in conditions])
     yield gauge(
         "edgeshard_node_certificate_expiry_timestamp_seconds", "When a node's certificate ends.", ("node",), ends
     )

@@ -89,7 +89,7 @@ class Talk:
     model: str
     options: GenerateOptions
     system: str = ""
-    said: list[dict[str, str]] = field(default_factory=list)
+    history: list[dict[str, str]] = field(default_factory=list)
 
     def answer(self, text: str) -> None:
         """Send a message, and write the answer as it arrives.
